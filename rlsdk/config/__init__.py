@@ -1,4 +1,4 @@
-"""The configuration of a run: typed, loaded from YAML and the command line, refused with every problem named."""
+"""The configuration of a run: typed, loaded from YAML and the command line; an error lists every problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sections on the algorithm: how rewards become a gradient."""
+"""Sections of the algorithm: how rewards become a gradient."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from rlsdk.config.problem import Problem
 
 
 class CorrectionConfig(Section):
-    """What is done about samples that another policy made than the one whose log-probs an update takes as old: another
-    engine's rounding and kernels, or older weights."""
+    """Correction for samples from another policy than the one whose log-probs an update takes as old: because of
+    another engine's rounding and kernels, or of older weights."""
 
     mode: Literal["none", "truncate", "mask"] = "none"
-    """Each response token's loss is weighed with old / rollout. truncate: the ratio, cut to the bounds; mask: the ratio
-    within the bounds, 0 outside."""
+    """Weights each response token's loss by the ratio of old to rollout probability. truncate: the ratio, clipped to
+    the bounds; mask: the ratio within the bounds, 0 outside."""
     level: Literal["token", "sequence", "geometric"] = "token"
-    """Of each token; of the whole response (the product); or the mean over a response's tokens."""
+    """Ratio of each token; of the whole response (the product of its tokens' ratios); or their geometric mean."""
     upper: PositiveFloat = 2.0
-    """Largest ratio."""
+    """Upper bound of the ratio."""
     lower: NonNegativeFloat = 0.0
-    """Smallest ratio."""
+    """Lower bound of the ratio."""
     reject: Literal["none", "token", "sequence", "geometric"] = "none"
-    """Leaves out rows whose ratio at this level is outside the bounds below; their score still counts for the group."""
+    """Drops rows whose ratio at this level is outside `reject_lower` and `reject_upper`; their score still counts for
+    the group."""
     reject_upper: PositiveFloat = 1.001
-    """Largest ratio of a row that is kept; for `token` think of 1e4, for `sequence` of 2."""
+    """Largest ratio of a row that is kept. Typical values: 1e4 for `token`, 2 for `sequence`."""
     reject_lower: NonNegativeFloat = 0.999
     """Smallest ratio of a row that is kept."""
 
@@ -43,16 +44,16 @@ class CorrectionConfig(Section):
 
 
 class LengthConfig(Section):
-    """What the length of a response does to its score and its loss."""
+    """Effects of a response's length on its score and its loss."""
 
     overlong_filter: bool = False
-    """Truncated responses carry no loss; their score counts for the group."""
+    """Excludes truncated responses from the loss; their score still counts for the group."""
     soft_tokens: PositiveInt | None = None
-    """Width in tokens of DAPO's soft punishment below `rollout.max_response_tokens`; null: none."""
+    """Width in tokens of DAPO's soft overlong punishment below `rollout.max_response_tokens`; null: none."""
     soft_factor: PositiveFloat = 1.0
-    """Largest soft punishment, in units of reward."""
+    """Largest soft overlong punishment, in units of reward."""
     penalty: NonNegativeFloat = 0.0
-    """Taken from the score for each response token beyond `free_tokens`."""
+    """Subtracted from the score for each response token beyond `free_tokens`."""
     free_tokens: NonNegativeInt = 0
     """Response tokens without a penalty."""
     shorter_reward: NonNegativeFloat = 0.0
@@ -60,31 +61,33 @@ class LengthConfig(Section):
 
 
 class DynamicSamplingConfig(Section):
-    """Groups whose samples all have the same score teach a group estimator nothing: other prompts take their place."""
+    """Dynamic sampling: groups whose samples all have the same score give a group estimator no gradient; groups of
+    other prompts replace them."""
 
     enabled: bool = False
-    """Starts another group for each that has no signal, so that a step trains `trainer.prompts_per_step` with some."""
+    """Starts a replacement for each group without signal, so that a step trains `trainer.prompts_per_step` groups with
+    signal."""
     min_spread: NonNegativeFloat = 0.0
-    """Largest less smallest score of a group must be more than this."""
+    """A group has signal if its largest minus its smallest score is more than this."""
     max_groups: PositiveFloat = 3.0
-    """Most groups that are started for a step, in units of `trainer.prompts_per_step`; past it groups without signal
-    are trained on."""
+    """Most groups started for a step, in units of `trainer.prompts_per_step`; after that, groups without signal are
+    trained on."""
 
 
 class PtxConfig(Section):
-    """A supervised term beside the policy gradient (PPO-ptx, arXiv 2203.02155): given answers are learned in the same
-    optimizer steps, so that the policy keeps what it was trained on before."""
+    """A supervised loss term in addition to the policy gradient (PPO-ptx, arXiv 2203.02155): reference answers are
+    trained on in the same optimizer steps, so that the policy does not forget them."""
 
     coef: NonNegativeFloat = 0.0
-    """Weight of the mean negative log-likelihood (nats per token) of the answers; 0: no such term."""
+    """Weight of the mean negative log-likelihood (nats per token) of the answers; 0: off."""
     rows_per_update: PositiveInt = 16
-    """Answers in each optimizer step; all come before one comes again."""
+    """Answers in each optimizer step; every answer is used once before one is used again."""
     source: str | None = None
-    """As `data.train`; null: the answers of the training prompts."""
+    """Data source, in the form of `data.train`; null: the answers of the training prompts."""
     source_options: Options = empty_mapping()
     """Parameters of the source."""
     answer_template: str = "{answer}"
-    """Text that is learned; `{answer}` and `{any_field_of_the_row}` are filled in."""
+    """Text to train on; `{answer}` and `{any_field_of_the_row}` are filled in."""
 
     def problems(self) -> Iterator[Problem]:
         if self.source is not None and not self.coef:
@@ -95,15 +98,16 @@ class AlgorithmConfig(Section):
     """How rewards become a gradient."""
 
     recipe: str | None = None
-    """Name of the parts that these fields begin with, also `--algorithm NAME`; `rlsdk algorithms list` shows them."""
+    """Recipe whose values are the defaults of these fields, also `--algorithm NAME`; `rlsdk algorithms list` shows
+    them."""
     name: str = "policy_gradient"
     """Registered algorithm, `pkg.mod:Class`, or `file.py:Class` (see `rlsdk.interfaces.Algorithm`). policy_gradient is
-    composed of the fields below; another reads of them what it likes."""
+    composed of the fields below; another algorithm may ignore them."""
     options: Options = empty_mapping()
     """Options of an algorithm of your own (`AlgorithmContext.options`)."""
     roles: tuple[Literal["ref", "critic"], ...] = empty_tuple()
-    """Models that it asks, beside those that the fields below need. Filled in from what an algorithm or an estimator of
-    your own declares."""
+    """Models that the algorithm needs in addition to those that the fields below need. Set from what your own algorithm
+    or estimator declares."""
     advantage: str = "grpo"
     """Registered advantage estimator, `pkg.mod:fn`, or `file.py:fn`."""
     advantage_options: Options = empty_mapping()
@@ -113,49 +117,53 @@ class AlgorithmConfig(Section):
     loss_options: Options = empty_mapping()
     """Keyword arguments of the loss, for instance `clip_low` and `clip_high`."""
     loss_aggregation: str = "token_mean"
-    """Registered aggregation, or `pkg.mod:fn`, over one mini-batch: token_mean, every response token weighs the same
-    (long answers weigh more); sequence_mean, mean over tokens in a row, then over rows; sequence_sum, sum over tokens
-    divided by `rollout.max_response_tokens`, then mean over rows."""
+    """Registered aggregation, or `pkg.mod:fn`, over one mini-batch. token_mean: every response token has the same
+    weight (long responses weigh more); sequence_mean: mean over the tokens of a row, then over rows; sequence_sum: sum
+    over tokens divided by `rollout.max_response_tokens`, then mean over rows."""
     kl_coef: NonNegativeFloat = 0.0
     """Weight of the KL divergence (nats) from the reference policy; 0: no reference model is loaded."""
     kl_estimator: str = "k3"
-    """Registered estimator, or `pkg.mod:fn`, of the KL at one token in the loss, from d = log_probs - ref: k2 d^2/2,
-    k3 exp(-d) - 1 + d. One whose gradient is not that of a KL (k1) is refused."""
+    """Registered estimator, or `pkg.mod:fn`, of the KL at one token in the loss, from d = log_probs - ref_log_probs: k2
+    is d^2/2, k3 is exp(-d) - 1 + d. An estimator whose gradient is not that of a KL (k1) is refused."""
     kl_reward_estimator: str = "k1"
-    """Registered estimator, or `pkg.mod:fn`, of the KL at one token in the reward: k1 d, and those above."""
+    """Registered estimator, or `pkg.mod:fn`, of the KL at one token in the reward: k1 is d; or those of
+    `kl_estimator`."""
     kl_in_reward: bool = False
-    """True: the KL is taken from the tokens' rewards; false: added to the loss."""
+    """True: subtracts the KL from the tokens' rewards; false: adds it to the loss."""
     kl_target: PositiveFloat | None = None
-    """Nats of KL per token that `kl_coef` is steered towards, where the KL is in the reward; null: it stays."""
+    """Target KL in nats per token: `kl_coef` is adapted towards it, if the KL is in the reward; null: `kl_coef` is
+    constant."""
     kl_horizon: PositiveFloat = 10_000.0
-    """Samples after which a KL of 20 % off target has moved the coefficient by about 20 %."""
+    """Samples after which a KL 20 % off the target has changed `kl_coef` by about 20 %."""
     entropy_coef: float = 0.0
     """Weight of the mean entropy (nats) that is subtracted from the loss."""
     entropy_share: float | None = Field(default=None, gt=0.0, le=1.0)
-    """Share of each mini-batch's tokens, the most uncertain ones, that carry loss; null: all."""
+    """Share of each mini-batch's tokens, those with the highest entropy, that contribute to the loss; null: all."""
     value_clip: PositiveFloat | None = 0.2
-    """How far a value may move from the old one before its error stops pushing, in units of reward; null: no clip."""
+    """Clips the change of a value from the old one in the value loss, in units of reward; null: no clip."""
     old_log_probs: Literal["auto", "always", "rollout", "decoupled"] = "auto"
-    """Where the ratio's denominator comes from. auto: recomputed by the train engine unless the step makes one
-    update, where it equals the current one; always: recomputed; rollout: as the rollout engine gave them; decoupled:
-    recomputed, and the distance to the sampler is a weight (see `correction`)."""
+    """Log-probs in the ratio's denominator. auto: recomputed by the train engine, except in steps with one update,
+    where they equal the current ones; always: recomputed; rollout: those of the rollout engine; decoupled: recomputed,
+    and the ratio to the rollout log-probs is a weight (see `correction`)."""
     correction: CorrectionConfig = CorrectionConfig()
-    """What is done about samples of another policy."""
+    """Correction for samples from another policy."""
     lengths: LengthConfig = LengthConfig()
-    """What the length of a response does."""
+    """Effects of a response's length."""
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
-    """What is done about prompts that teach nothing."""
+    """Replaces groups without signal."""
     ptx: PtxConfig = PtxConfig()
-    """A supervised term on given answers."""
+    """A supervised loss term on reference answers."""
     skip_zero_advantage: bool = True
-    """Leaves rows whose advantage is 0 out of updates, where loss and coefficients are such that they have no gradient:
-    the same update for less work."""
+    """Skips rows with advantage 0 in updates if, with this loss and these coefficients, they have no gradient: the same
+    update with less computation."""
 
     def problems(self) -> Iterator[Problem]:
         if self.kl_in_reward and self.kl_coef == 0:
             yield Problem("kl_in_reward", "True needs algorithm.kl_coef above 0, but it is 0.0")
         if self.kl_target is not None and not self.kl_in_reward:
-            yield Problem("kl_target", f"{self.kl_target} steers the KL of the reward; set kl_in_reward true as well")
+            yield Problem(
+                "kl_target", f"{self.kl_target} is the target of the KL in the reward; set kl_in_reward true too"
+            )
         if self.old_log_probs == "rollout" and self.correction.is_on:
             yield Problem(
                 "correction",

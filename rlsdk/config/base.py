@@ -1,4 +1,4 @@
-"""What every section of the configuration is made of."""
+"""Base class and field helpers of the sections of the configuration."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, mo
 from rlsdk.config.problem import Problem, rejected
 
 Options = dict[str, JsonValue]
-"""Parameters that only the named component or backend knows; validated by it."""
+"""Parameters that the named component or backend defines and validates."""
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 FIELDS_ONLY = {"fields_only": True}
-"""Context of a validation that looks at each field alone; `problems_in` says the rest."""
+"""Validation context: check each field alone; `problems_in` reports problems between fields."""
 
 
 class Section(BaseModel):
-    """Base of every section: immutable, closed, strictly typed, described by the docstrings under its fields."""
+    """Base of every section: immutable, strictly typed, unknown keys refused; docstrings under fields describe them."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -30,7 +30,7 @@ class Section(BaseModel):
     )
 
     def problems(self) -> Iterator[Problem]:
-        """Yields what is wrong between fields of this section; paths are relative to it."""
+        """Yields problems between fields of this section; paths are relative to it."""
         return iter(())
 
     @model_validator(mode="after")
@@ -41,14 +41,14 @@ class Section(BaseModel):
 
 
 def problems_in(section: Section, path: str = "") -> Iterator[Problem]:
-    """Yields what is wrong between the fields of a section and of all sections in it, those within first."""
+    """Yields problems between the fields of a section and of all sections in it, the inner ones first."""
     within = [found for name in type(section).model_fields for found in _in_value(getattr(section, name), name)]
     try:
         own = list(section.problems())
     except (ArithmeticError, LookupError, TypeError, ValueError):
         if not within:
             raise
-        own = []  # What follows from values that are refused already.
+        own = []  # Caused by values that are already refused.
     for problem in (*within, *own):
         yield replace(problem, path=f"{path}.{problem.path}" if path and problem.path else path or problem.path)
 
@@ -65,10 +65,10 @@ def _in_value(value: object, path: str) -> Iterator[Problem]:
 
 
 def empty_tuple() -> Any:
-    """An empty tuple by default, also read from a YAML list."""
+    """A field with an empty tuple as default; accepts a YAML list."""
     return Field(default=(), strict=False)
 
 
 def empty_mapping() -> Any:
-    """An empty mapping by default."""
+    """A field with an empty mapping as default."""
     return Field(default_factory=dict)

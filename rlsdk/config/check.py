@@ -1,4 +1,4 @@
-"""What a configuration asks of the installed plugins, checked before a device is taken."""
+"""Checks a configuration against the installed plugins, before a device is taken."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from rlsdk.interfaces import Algorithm, BackendKind, Capability, ChecksPlace, He
 from rlsdk.registry import ComponentKind, Registry, Requirements, explain_lack, lacks
 
 SCORING = ("ForSequenceClassification", "ForTokenClassification")
-"""Ends of the names of architectures that have a head of labels."""
+"""Suffixes of architecture names that have a classification head."""
 
 NIXL = ("nixl", "nixl_cu13", "nixl_cu12")
-"""Packages that hold the library of the transport of that name: one for each version of CUDA."""
+"""Packages that contain the library of the transport of that name, one per CUDA version."""
 
 
 def check_run(
@@ -117,13 +117,13 @@ def _missing_head(role: Role, model: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def check_backend(needed: Requirements, name: str, registry: Registry, *, field: str | None = None) -> list[Problem]:
-    """What is wrong with a backend for these needs; each problem stands at the field that asks.
+    """Problems of a backend with these requirements, each at the field that causes the requirement.
 
     Args:
-        needed: by the role that it is to serve.
-        name: of the backend.
+        needed: requirements of the role.
+        name: name of the backend.
         registry: what is installed.
-        field: that names the backend; None: that of its kind.
+        field: field that names the backend; None: that of its kind.
     """
     field = field or f"{needed.kind}.backend"
     try:
@@ -150,7 +150,7 @@ def _missing_rewards(config: RunConfig) -> Iterator[Problem]:
 
 
 def _watched(config: RunConfig) -> Iterator[Problem]:
-    """Metrics that are waited for, and that no evaluation gives."""
+    """Problems of metrics that something depends on but no evaluation reports."""
     measures = config.eval.measures()
     for path, metric in watched(config):
         if config.eval.every_steps is None:
@@ -162,13 +162,13 @@ def _watched(config: RunConfig) -> Iterator[Problem]:
 
 
 def watched(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Field and metric of everything that follows from the value of a metric."""
+    """Field and metric of everything that depends on the value of a metric."""
     fields = {"checkpoint.best": config.checkpoint.best, "eval.early_stopping": config.eval.early_stopping}
     return ((f"{path}.metric", watch.metric) for path, watch in fields.items() if watch.metric is not None)
 
 
 def _transport(config: RunConfig, device: str | None) -> Iterator[Problem]:
-    """Ways for weights that cannot reach, wherever the ranks come to stand; the planner refuses the others."""
+    """Problems of transports that cannot work for any placement of ranks; the planner refuses the others."""
     chosen, placement = config.sharding.transport, config.placement
     given = placement.roles
     together = placement.preset == "colocate_all" or (given and given.get(ACTOR) == given.get(ROLLOUT))
@@ -210,7 +210,8 @@ def _options(needed: Requirements, role: Role, registry: Registry, model: Mappin
 
 
 def _log_prob_kind(config: RunConfig, registry: Registry) -> Iterator[Problem]:
-    """Rollout log-probs that mean something else may not enter the loss, nor be held against the train engine's."""
+    """Problems of rollout log-probs that are not comparable: they may not enter the loss, nor be compared with the
+    train engine's."""
     if config.rollout.backend not in registry.usable(BackendKind.ROLLOUT):
         return
     spec = registry.backend(BackendKind.ROLLOUT, config.rollout.backend)
@@ -230,7 +231,7 @@ def _log_prob_kind(config: RunConfig, registry: Registry) -> Iterator[Problem]:
 
 
 def _differs(kind: LogProbKind, rollout: RolloutConfig) -> str:
-    """The settings under which log-probs of this kind are not those of the contract; empty when they are."""
+    """The settings under which log-probs of this kind differ from the contract's; empty if there are none."""
     cuts = {"top_p": rollout.top_p < 1, "top_k": rollout.top_k > 0, "min_p": rollout.min_p > 0}
     if kind is LogProbKind.RAW and rollout.temperature != 1:
         return f"rollout.temperature {rollout.temperature}"
@@ -240,7 +241,7 @@ def _differs(kind: LogProbKind, rollout: RolloutConfig) -> str:
 
 
 def comparable_log_probs(kind: LogProbKind, rollout: RolloutConfig) -> bool:
-    """Whether rollout log-probs of this kind are those of the contract, under these settings."""
+    """Whether rollout log-probs of this kind equal those of the contract under these settings."""
     return not _differs(kind, rollout)
 
 
@@ -281,7 +282,7 @@ def _components(config: RunConfig, registry: Registry) -> Iterator[Problem]:
 
 
 def _algorithm(registry: Registry, name: str, options: Options) -> Iterator[Problem]:
-    """A class of the interface, whose methods are all there; only one of your own has options."""
+    """Problems of the algorithm: it must be a complete subclass of `Algorithm`; only your own can have options."""
     if options and name == POLICY_GRADIENT:
         yield Problem("algorithm.options", f"{shown(options)}: {name!r} has none; its parts are the fields beside it")
     if registry.is_own(ComponentKind.ALGORITHM, name):
@@ -301,7 +302,7 @@ def _algorithm(registry: Registry, name: str, options: Options) -> Iterator[Prob
 
 
 def _schedule(config: RunConfig, registry: Registry) -> Iterator[Problem]:
-    """What the rollout backend cannot do for this schedule."""
+    """Problems of the rollout backend with this schedule."""
     schedule, name = config.schedule, config.rollout.backend
     if not schedule.overlaps or name not in registry.usable(BackendKind.ROLLOUT):
         return
@@ -316,14 +317,14 @@ def _schedule(config: RunConfig, registry: Registry) -> Iterator[Problem]:
     if schedule.on_new_weights == "keep" and not {Capability.PARTIAL_ROLLOUT, Capability.STALE_CACHE} <= can:
         yield Problem(
             "schedule.on_new_weights",
-            f"'keep' needs a rollout backend that goes on with keys and values of older weights; {name!r} does not "
+            f"'keep' needs a rollout backend that continues with a KV cache of older weights; {name!r} does not "
             "claim 'stale_cache'. Use 'recompute'",
         )
     yield from _stale_samples(config, registry, _differs(spec.log_prob_kind, config.rollout), spec.log_prob_kind)
 
 
 def _stale_samples(config: RunConfig, registry: Registry, differs: str, kind: LogProbKind) -> Iterator[Problem]:
-    """Stale samples need a correction, or `schedule.uncorrected`, which is refused where it changes nothing."""
+    """Stale samples need a correction or `schedule.uncorrected`, which is refused if it has no effect."""
     algorithm, schedule = config.algorithm, config.schedule
     choice, at = algorithm.old_log_probs, f"at schedule.max_staleness {schedule.max_staleness}"
     has_no_ratio = (
@@ -356,7 +357,7 @@ def _stale_samples(config: RunConfig, registry: Registry, differs: str, kind: Lo
 
 
 def _ignores_ratio(registry: Registry, loss: str) -> bool:
-    """Whether this loss does not read `old_log_probs`. False for one that is not found, which `_components` reports."""
+    """Whether this loss does not read `old_log_probs`. False for an unknown loss, which `_components` reports."""
     try:
         return bool(getattr(registry.function(ComponentKind.LOSS, loss), "on_policy_only", False))
     except RlsdkError:
@@ -371,8 +372,8 @@ def _registered(registry: Registry, kind: ComponentKind, path: str, name: str) -
 
 
 def _function(registry: Registry, kind: ComponentKind, path: str, name: str, options: Options) -> Iterator[Problem]:
-    """Looks a function up, and its options among its keyword parameters: one that it does not take is an error.
-    Rewards are always imported: some need packages of their own."""
+    """Problems of a function and its options: options must be keyword parameters of it. Rewards are always imported, as
+    some need packages of their own."""
     if not options and kind is not ComponentKind.REWARD and registry.is_own(kind, name):
         return
     try:
@@ -387,7 +388,7 @@ def _function(registry: Registry, kind: ComponentKind, path: str, name: str, opt
 
 
 def keyword_parameters(function: Any) -> dict[str, inspect.Parameter] | None:
-    """Keyword parameters after the first, positional one; None when it takes any, or has no signature."""
+    """Keyword parameters after the first, positional one; None if it accepts any, or has no signature."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""How many tokens a model's positions reach, and whether a run goes beyond."""
+"""Context length of models, and runs that exceed it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from rlsdk.config.schema import RunConfig
 
 _LENGTHS = ("max_position_embeddings", "n_positions")
 _STRETCHED = ("linear", "dynamic", "yarn")
-"""Kinds of rotary scaling whose factor comes on top; of the others (llama3, longrope) the length holds it already."""
+"""Kinds of rotary scaling that multiply the length by their factor; for others (llama3, longrope) the length includes
+it."""
 
 
 def context_tokens(fields: Mapping[str, Any]) -> int | None:
-    """Most tokens that a model has positions for, by its `config.json`, scaling of rotary positions included; None
-    where the file does not say."""
+    """Context length of a model by its `config.json`, including scaling of rotary positions; None if the file does not
+    say."""
     for part in (fields, fields.get("text_config")):
         found = _of_text_model(part) if isinstance(part, Mapping) else None
         if found is not None:
@@ -34,11 +35,11 @@ def _of_text_model(fields: Mapping[str, Any]) -> int | None:
 
 
 def _stretched(length: int, scaling: Any) -> int:
-    """What a scaling of rotary positions makes of a length; 0 where there is none."""
+    """Length after scaling of rotary positions; 0 without scaling."""
     if not isinstance(scaling, Mapping):
         return 0
     kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
-    if kind is None:  # by kind of layer
+    if kind is None:  # one scaling per kind of layer
         return max((_stretched(length, part) for part in scaling.values()), default=0)
     if kind not in _STRETCHED or isinstance(factor, bool) or not isinstance(factor, int | float):
         return 0
@@ -51,15 +52,15 @@ def _is_length(value: Any) -> bool:
 
 
 def context_problems(config: RunConfig, role: Role, fields: Mapping[str, Any]) -> Iterator[Problem]:
-    """A run whose rows are longer than a role's model has positions for: what it says there is noise, or an error deep
-    in an engine.
+    """Problems of rows longer than the context length of a role's model: its outputs there are noise, or an engine
+    fails.
 
     Args:
         config: the run.
-        role: that reads or makes the rows.
+        role: reads or generates the rows.
         fields: of its model's `config.json`.
     """
-    # A rollout engine serves the actor's model, which is looked at once.
+    # A rollout engine serves the actor's model, which is checked once.
     context = None if role.is_rollout else context_tokens(fields)
     if context is None or config.max_model_tokens <= context:
         return

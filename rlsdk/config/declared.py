@@ -1,4 +1,4 @@
-"""What a run's own algorithm and functions say of themselves, filled into its configuration before anything starts."""
+"""Fills in what a run's own algorithm and functions declare about themselves, before anything starts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from rlsdk.interfaces import RlsdkError, reads_of
 from rlsdk.registry import ComponentKind, Registry
 
 ROLE_OF_FIELD = {"values": CRITIC, "ref_log_probs": REF}
-"""Fields of the batch that a model makes."""
+"""Fields of the batch that a model computes."""
 
 
 def with_declared_roles(config: RunConfig, registry: Registry) -> RunConfig:
-    """The same with `algorithm.roles` as far as an algorithm, an estimator or a loss declares more than the fields of
-    the configuration ask for. Imports those that are not rlsdk's own, of which
-    `needed_roles` knows: a command is refused before torch is imported. What cannot be imported is `check_run`'s to
-    say."""
+    """A copy with the roles that an algorithm, an estimator or a loss declares in addition to those that the fields
+    need. Imports functions that are not built in; `needed_roles` knows the built-in ones, so that a command can be
+    refused before torch is imported. `check_run` reports what cannot be imported."""
     here = needed_roles(config)
     wanted = [role for role in dict.fromkeys(_declared(config, registry)) if role not in here]
     if not wanted:

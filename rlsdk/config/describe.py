@@ -1,4 +1,4 @@
-"""What every option is: dotted path, type, default and documentation, read from dataclasses and pydantic models."""
+"""Describes options: dotted path, type, default and documentation, read from dataclasses and pydantic models."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from rlsdk.registry import DOC
 
 @dataclass(frozen=True, kw_only=True)
 class OptionDoc:
-    """One option as a person sees it."""
+    """One option, as shown to users."""
 
     path: str
-    """Dotted, relative to what was described."""
+    """Dotted path, relative to the described class."""
     type: str
     default: str
-    """In the notation of YAML; empty for one that is required."""
+    """Default as YAML; empty for a required option."""
     doc: str
 
 
 def option_paths(options: type[Any], prefix: str = "") -> Iterator[str]:
-    """Dotted paths of what `describe_options` yields, without reading any source."""
+    """Dotted paths of the options that `describe_options` yields, without reading source code."""
     for name, annotation in option_fields(options).items():
         section = section_of(annotation)
         if section is None:
@@ -43,7 +43,8 @@ def option_paths(options: type[Any], prefix: str = "") -> Iterator[str]:
 
 
 def describe_options(options: type[Any], prefix: str = "") -> Iterator[OptionDoc]:
-    """Yields every option of a dataclass or pydantic model in the order of its fields, sections opened up."""
+    """Yields every option of a dataclass or pydantic model, in the order of its fields; nested sections are
+    expanded."""
     docs = option_texts(options)
     defaults = option_defaults(options)
     for name, annotation in option_fields(options).items():
@@ -60,7 +61,7 @@ def describe_options(options: type[Any], prefix: str = "") -> Iterator[OptionDoc
 
 
 def type_text(annotation: Any) -> str:
-    """A type as a person writes it: `int`, `text or null`, `list of int`, `'auto' or 'always'`."""
+    """A type as shown to users: `int`, `text or null`, `list of int`, `'auto' or 'always'`."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return type_text(arguments[0])
@@ -80,7 +81,7 @@ def type_text(annotation: Any) -> str:
 
 
 def option_defaults(options: type[Any]) -> dict[str, Any]:
-    """Default of each field that has one."""
+    """Defaults of the fields that have one."""
     if dataclasses.is_dataclass(options):
         found = {f.name: f.default for f in dataclasses.fields(options) if f.default is not dataclasses.MISSING}
         made = {f.name: f.default_factory for f in dataclasses.fields(options)}
@@ -98,8 +99,8 @@ def _value_text(value: object) -> str:
 
 
 def option_texts(options: type[Any]) -> dict[str, str]:
-    """Texts that stand under the fields of a class and of its bases, in pydantic's `description`, or, in a class that
-    was made from a description, in the fields' metadata."""
+    """Docstrings under the fields of a class and of its bases, from pydantic's `description` or, for a class that was
+    built from a description, from the fields' metadata."""
     docs: dict[str, str] = {}
     for base in reversed(options.__mro__[:-1]):
         docs |= _source_docstrings(base)
@@ -116,7 +117,7 @@ def _source_docstrings(options: type[Any]) -> dict[str, str]:
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(options)))
         except (OSError, TypeError, SyntaxError):
-            return {}  # No source at hand: the options are shown without their texts.
+            return {}  # Without source, options are shown without documentation.
         found = tree.body[0] if tree.body and isinstance(tree.body[0], ast.ClassDef) else None
     return {
         field.target.id: text.value.value
@@ -128,8 +129,7 @@ def _source_docstrings(options: type[Any]) -> dict[str, str]:
 
 @functools.cache
 def _classes_of(module: str) -> Mapping[str, ast.ClassDef]:
-    """Classes of a module's source by qualified name; a module is read once, and not again for each of its classes.
-    Empty where there is no source."""
+    """Classes in a module's source by qualified name, parsed once per module. Empty without source."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (KeyError, OSError, TypeError, SyntaxError):

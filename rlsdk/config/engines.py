@@ -16,42 +16,43 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 
 
 class ModelConfig(Section):
-    """Which model is trained."""
+    """The model to train."""
 
     path: str | None = None
-    """Folder in Hugging Face form, or a name on the hub."""
+    """Folder in Hugging Face format, or a name on the hub."""
     revision: str | None = None
     """Branch, tag or commit of a hub name; null: its main branch."""
     dtype: Literal["auto", DtypeName] = "auto"
-    """Of the parameters that training and rollout compute with; the optimizer keeps its own copy in float32.
-    auto: bfloat16 where the actor is on a GPU, float32 on a CPU."""
+    """Dtype of the parameters that training and rollout compute with; the optimizer keeps a float32 copy. auto:
+    bfloat16 if the actor is on a GPU, float32 on a CPU."""
     trust_remote_code: bool = False
-    """Runs code that comes with the model. Off unless asked for."""
+    """Allows code that comes with the model to run."""
     tokenizer: str | None = None
     """Folder or hub name of the tokenizer; null: the model's own."""
     init_from_config: bool = False
-    """Starts from random weights drawn with `trainer.seed`; only `config.json` and the tokenizer are read."""
+    """Initialises random weights with `trainer.seed`; reads only `config.json` and the tokenizer."""
 
 
 class OptimConfig(Section):
-    """AdamW and its schedule, spelled the same for every train backend."""
+    """AdamW and its learning-rate schedule, with the same names for every train backend."""
 
     lr: PositiveFloat = 1e-6
     """Peak learning rate."""
     betas: tuple[float, float] = Field(default=(0.9, 0.999), strict=False)
-    """Decay rates of the two moments."""
+    """Decay rates of the first and second moment."""
     eps: PositiveFloat = 1e-8
     """Added to the denominator."""
     weight_decay: NonNegativeFloat = 0.0
-    """Decoupled; of parameters of two or more dimensions only."""
+    """Decoupled weight decay, only for parameters with two or more dimensions."""
     max_grad_norm: PositiveFloat | None = 1.0
-    """Clips the global 2-norm of the gradient; null: never."""
+    """Largest global 2-norm of the gradient; larger gradients are clipped. null: no clipping."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up: constant, or linear or cosine to `min_lr_ratio`, over all optimizer steps of the run."""
+    """Learning rate after the warm-up: constant, or a linear or cosine decay to `min_lr_ratio` over all optimizer steps
+    of the run."""
     warmup_steps: NonNegativeInt = 0
     """Optimizer steps of linear warm-up."""
     min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Where cosine ends, as a share of `lr`."""
+    """Final learning rate of a decay, as a fraction of `lr`."""
 
     def problems(self) -> Iterator[Problem]:
         if not all(0 <= beta < 1 for beta in self.betas):
@@ -66,19 +67,19 @@ class TrainConfig(Section):
     optim: OptimConfig = OptimConfig()
     """Optimizer and schedule."""
     micro_batch_tokens: PositiveInt | None = 16384
-    """Most tokens in one forward and backward pass on one device; a longer row goes alone. Setting
-    `micro_batch_rows` replaces it."""
+    """Most tokens in one forward and backward pass on one device; a longer row is a pass of its own. Setting
+    `micro_batch_rows` replaces this limit."""
     micro_batch_rows: PositiveInt | None = None
     """Most rows in one forward and backward pass on one device."""
     activation_checkpointing: bool = False
     """Recomputes activations in the backward pass: less memory, about a third more time."""
     ema_decay: float | None = Field(default=None, gt=0.0, lt=1.0)
-    """Keeps an exponential moving average of the actor's weights, of which this share stays at each trainer step (0.99
-    looks back over about 100 steps); float32 in main memory, `model_average/` in each checkpoint. null: none."""
+    """Decay per trainer step of an exponential moving average of the actor's weights (0.99 averages over about 100
+    steps); kept in float32 in main memory, and as `model_average/` in each checkpoint. null: no average."""
     options: Options = empty_mapping()
     """The backend's own options; also written `train.BACKEND.OPTION`. `rlsdk plugins info BACKEND` lists them."""
     engine_kwargs: Options = empty_mapping()
-    """Passed to the engine's own constructor untouched."""
+    """Passed to the engine's constructor unchanged."""
 
     @model_validator(mode="before")
     @classmethod
@@ -94,12 +95,12 @@ class TrainConfig(Section):
 
 
 class RolloutConfig(Section):
-    """The rollout engine, and how training samples are drawn."""
+    """The rollout engine, and sampling settings for training."""
 
     backend: str = "transformers"
     """Registered rollout backend; `rlsdk plugins list` shows them."""
     temperature: PositiveFloat = 1.0
-    """Logits are divided by it, in sampling and in training."""
+    """Logits are divided by the temperature, in sampling and in training."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     """Nucleus sampling: the smallest set of tokens with a total probability of at least `top_p`; 1: all."""
     top_k: NonNegativeInt = 0
@@ -107,38 +108,39 @@ class RolloutConfig(Section):
     min_p: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Samples from tokens whose probability is at least `min_p` times that of the most probable one; 0: all."""
     max_response_tokens: PositiveInt = 1024
-    """Tokens, the stop token included; longer responses are cut and marked truncated. Of one turn at most, with a
-    rollouter that has several."""
+    """Most tokens of a response, including the stop token; longer responses are truncated and marked as such. With a
+    multi-turn rollouter: of one turn."""
     rollouter: str = "single_turn"
-    """Makes each sample of its prompt: a registered rollouter, `pkg.mod:fn`, or `file.py:fn`."""
+    """Generates each sample from its prompt: a registered rollouter, `pkg.mod:fn`, or `file.py:fn`."""
     rollouter_options: Options = empty_mapping()
     """Keyword arguments of the rollouter."""
     stop_strings: tuple[str, ...] = empty_tuple()
-    """Texts that end a response, besides the stop tokens."""
+    """Strings that end a response, in addition to the stop tokens."""
     stop_token_ids: tuple[NonNegativeInt | str, ...] | None = Field(default=None, strict=False)
-    """Tokens that end a response, as ids or as the tokenizer writes them; null: the tokenizer's end-of-sequence token
-    and those of the model's generation_config.json."""
+    """Tokens that end a response, as ids or as the tokenizer's strings; null: the tokenizer's end-of-sequence token and
+    those in the model's generation_config.json."""
     max_model_tokens: PositiveInt | None = None
-    """Longest prompt plus response that the engine makes room for; null: `data.max_prompt_tokens` plus
-    `max_response_tokens`. Must be given with a rollouter of one's own: all turns and tool answers of an episode."""
+    """Context length of the engine: longest prompt plus response, in tokens; null: `data.max_prompt_tokens` plus
+    `max_response_tokens`. Required for your own rollouter: all turns and tool outputs of an episode."""
     max_running_samples: PositiveInt = 256
-    """Samples that one replica decodes at once, at most; the engine makes room for so many."""
+    """Most samples that one replica decodes at once; the engine allocates memory for this many."""
     concurrency: Literal["auto", "adapt", "fixed"] = "auto"
-    """Samples that one replica has under way. adapt: as few as give its best measured throughput, at most
-    `max_running_samples`; fixed: `max_running_samples`; auto: adapt where a run depends on time anyway
-    (schedule.on_new_weights recompute or keep), otherwise fixed, so that the same run gives the same numbers."""
+    """Number of concurrent samples per replica. adapt: the fewest that give its best measured throughput, at most
+    `max_running_samples`; fixed: `max_running_samples`; auto: adapt if the run depends on timing anyway
+    (schedule.on_new_weights recompute or keep), otherwise fixed, so that repeated runs give equal numbers."""
     tp_size: PositiveInt = 1
-    """Devices over which one replica is split (tensor parallel)."""
+    """Tensor-parallel size of one replica."""
     pp_size: PositiveInt = 1
     """Pipeline stages of one replica, each of `tp_size * dp_size` devices."""
     dp_size: PositiveInt = 1
-    """Copies of attention inside one replica, which share the experts of a mixture (data-parallel attention)."""
+    """Copies of the attention layers in one replica, which share the experts of a mixture (data-parallel attention)."""
     ep_size: PositiveInt = 1
-    """Devices over which a replica deals out whole experts; 1 splits each expert as dense layers are split."""
+    """Expert-parallel size: devices over which whole experts are distributed; 1: each expert is split like dense
+    layers."""
     options: Options = empty_mapping()
     """The backend's own options; also written `rollout.BACKEND.OPTION`."""
     engine_kwargs: Options = empty_mapping()
-    """Passed to the engine's own constructor untouched."""
+    """Passed to the engine's constructor unchanged."""
 
     def problems(self) -> Iterator[Problem]:
         if "" in self.stop_strings:
@@ -161,9 +163,9 @@ class PoolConfig(Section):
     """A set of devices."""
 
     devices_per_node: tuple[NonNegativeInt, ...] = Field(strict=False)
-    """Devices taken on each node, one number per node: [8, 8] is sixteen devices on two nodes."""
+    """Devices to use on each node, one number per node: [8, 8] is sixteen devices on two nodes."""
     device: DeviceChoice = "auto"
-    """What a device is; on cpu, one process with `placement.cpus_per_device` processors."""
+    """Kind of device; on cpu, a device is one process with `placement.cpus_per_device` processors."""
 
     def problems(self) -> Iterator[Problem]:
         if not any(self.devices_per_node):
@@ -171,38 +173,38 @@ class PoolConfig(Section):
 
 
 class PlacementConfig(Section):
-    """Which role runs where."""
+    """Placement of roles on devices."""
 
     preset: Literal["colocate_all", "colocate_actor_ref", "colocate_critic_reward", "disaggregated"] | None = (
         "colocate_all"
     )
-    """How roles share devices. colocate_all: every role on every device, taking turns; colocate_actor_ref,
-    colocate_critic_reward: these roles share a pool, every other has its own; disaggregated: a pool for each role.
-    Setting `pools` replaces it."""
+    """How roles share devices. colocate_all: all roles on all devices, taking turns; colocate_actor_ref,
+    colocate_critic_reward: these roles share a pool, every other role has its own; disaggregated: a pool for each role.
+    Setting `pools` replaces the preset."""
     num_nodes: PositiveInt = 1
-    """Machines that the preset spreads over."""
+    """Number of nodes that the preset uses."""
     devices_per_node: PositiveInt = 1
-    """Devices on each machine that the preset uses."""
+    """Devices per node that the preset uses."""
     device: DeviceChoice = "auto"
-    """auto: cuda where the cluster has it."""
+    """auto: cuda if the cluster has GPUs."""
     cpus_per_device: PositiveInt = 1
-    """Processors, and threads, of each device's process."""
+    """Processors, and threads, of the process of each device."""
     devices: dict[str, PositiveInt] = empty_mapping()
-    """Devices in total of the pool of each of these roles (actor, rollout, ref, critic, reward or reward.NAME), where
-    the preset makes several pools; pools that are given none share the rest evenly."""
+    """Total number of devices of the pool of each role (actor, rollout, ref, critic, reward or reward.NAME), for
+    presets with several pools; pools without a number share the remaining devices evenly."""
     pools: dict[str, PoolConfig] = empty_mapping()
     """Pools by name, in place of a preset."""
     roles: dict[str, str] = empty_mapping()
-    """Role (actor, rollout, ref, critic, reward or reward.NAME) to the name of its pool; several may share one.
-    `reward` stands for every reward model that is not named itself. A role without a pool runs beside the actor."""
+    """Role (actor, rollout, ref, critic, reward or reward.NAME) -> name of its pool; several roles may share one.
+    `reward` applies to every reward model that is not listed. A role without a pool shares the actor's."""
     ray_address: str | None = None
-    """Of a running Ray cluster (`auto` finds it); null: starts one on this machine for the run."""
+    """Address of a running Ray cluster (`auto` finds it); null: starts a cluster on this machine for the run."""
     forward_env: tuple[str, ...] = Field(default=("NCCL_*", "GLOO_*", "HF_*"), strict=False)
-    """Environment variables of this process that workers of the cluster at `ray_address` get: names, or patterns. What
-    holds TOKEN, KEY, SECRET, PASSWORD or CREDENTIAL in its name goes only where it is named in full."""
+    """Environment variables that this process passes to workers of the cluster at `ray_address`: names, or patterns.
+    Variables with TOKEN, KEY, SECRET, PASSWORD or CREDENTIAL in their name are passed only if named in full."""
     network_interface: str | None = None
-    """Network interface (eth0) of every rendezvous between nodes, of NCCL and of gloo; null: the address by which Ray
-    knows a node, and each library's own choice."""
+    """Network interface (eth0) for every rendezvous between nodes, for NCCL and gloo; null: the node addresses known to
+    Ray, and each library's own choice."""
 
     @model_validator(mode="before")
     @classmethod
@@ -225,7 +227,7 @@ class PlacementConfig(Section):
                 if not is_role(role):
                     known = [*ROLES, f"{REWARD}.NAME", f"{JUDGE}.LABEL"]
                     yield Problem(
-                        f"{field}.{role}", f"{role!r} is no role{nearest(role, known)}; expected one of {known}"
+                        f"{field}.{role}", f"{role!r} is not a role{nearest(role, known)}; expected one of {known}"
                     )
         for role, pool in self.roles.items():
             if pool not in self.pools:
@@ -233,10 +235,10 @@ class PlacementConfig(Section):
 
 
 class ShardingConfig(Section):
-    """How weights go from the train to the rollout engine."""
+    """Weight transfer from the train to the rollout engine."""
 
     manager: str = "auto"
-    """auto: the one registered for this pair of backends, else the generic one; or a registered name
+    """auto: the manager registered for this pair of backends, else the generic one; or a registered name
     (`TRAIN+ROLLOUT`)."""
     transport: Literal[
         "auto",
@@ -249,11 +251,11 @@ class ShardingConfig(Section):
         "cuda_ipc",
         "nixl",
     ] = "auto"
-    """How bytes go between a training and a rollout process. auto: for each pair the quickest that reaches, by where
-    the two stand: in_process; cuda_ipc between two processes on one GPU; process_group (NCCL) between two GPUs;
-    shared_memory, shared_file (files in /dev/shm), object_store (Ray's; works everywhere). inline: in the answers of
-    calls. process_group between CPUs: gloo. nixl: the target reads the source's memory, by RDMA or TCP (needs
-    `rlsdk[nixl]`; never chosen by auto). cuda_ipc, NCCL, and nixl on GPUs have not been run. What stays in one process
-    is viewed there where the one that is named does not reach."""
+    """Transport between a training and a rollout process. auto: for each pair the fastest that can connect them:
+    in_process; cuda_ipc between two processes on one GPU; process_group (NCCL) between two GPUs; shared_memory,
+    shared_file (files in /dev/shm), object_store (Ray's; works everywhere). inline: in the results of calls.
+    process_group between CPUs uses gloo. nixl: the target reads the source's memory, by RDMA or TCP (needs
+    `rlsdk[nixl]`; never chosen by auto). cuda_ipc, NCCL, and nixl on GPUs are untested. Within one process weights are
+    viewed in place if the named transport does not apply there."""
     bucket_mb: PositiveInt = 64
-    """MiB: bound of the extra memory that a transfer takes on each side."""
+    """Bucket size in MiB: bounds the extra memory of a transfer on each side."""

@@ -1,4 +1,4 @@
-"""How the policy is measured on rows that are never trained on, and what follows from it."""
+"""Sections of evaluation on rows that are never trained on, and of what depends on its metrics."""
 
 from __future__ import annotations
 
@@ -14,55 +14,57 @@ from rlsdk.config.problem import Problem
 from rlsdk.config.rewards import RewardConfig, own_engine_problems, reward_problems
 
 SET_NAME = re.compile(r"[A-Za-z][\w.-]{0,63}")
-"""Of an evaluation set: it stands in names of metrics and of files."""
+"""Pattern of an evaluation set's name, which is part of metric and file names."""
 SAMPLED, GREEDY = "sampled", "greedy"
 """The two measures of an evaluation without named sets."""
 FIGURES = ("accuracy", "accuracy_se", "reward", "reward_se", "tokens", "tokens_max", "truncated_share", "log_prob",
            "entropy", "invalid_share")  # fmt: skip
-"""What is measured of every set; pass@k, maj@k, reward/NAME and rollout/NAME come beside them."""
+"""Metrics of every set; pass@k, maj@k, reward/NAME and rollout/NAME are added to them."""
 _AT_K = re.compile(r"(pass|maj)@[1-9]\d*")
 _NAMED = re.compile(r"(reward|rollout)/.+")
 
 
 class EvalSetConfig(Section):
-    """One evaluation set: its rows, how they are asked, and how responses to them are sampled and graded."""
+    """One evaluation set: its rows, its prompts, and the sampling and grading of its responses."""
 
     data: str | None = None
-    """As `data.train`; null: the run's own evaluation rows, which are those of `data.eval`, or held out of training."""
+    """Data source, in the form of `data.train`; null: the evaluation rows of the run (of `data.eval`, or held out of
+    training)."""
     options: Options = empty_mapping()
     """Parameters of the source."""
     num_rows: PositiveInt | None = None
-    """Rows; uses the first so many; null: all that there are."""
+    """Number of rows, the first ones; null: all."""
     prompt_field: str | None = None
-    """Null: as `data.prompt_field`. The same holds for the other fields about rows."""
+    """Field of a row that holds the prompt; null: as `data.prompt_field`. The other fields about rows default to those
+    of `data` too."""
     answer_field: str | None = None
     """Field of a row that holds the reference answer."""
     prompt_template: str | None = None
     """Text of the user message."""
     system_prompt: str | None = None
-    """Text of the system message; '' for none."""
+    """Text of the system message; '': none."""
     chat_template_kwargs: Options | None = None
     """Variables of the chat template, for instance `{enable_thinking: false}`."""
     max_prompt_tokens: PositiveInt | None = None
-    """Tokens; longer prompts are left out and counted."""
+    """Most tokens of a prompt; longer prompts are dropped, and counted."""
     samples_per_prompt: PositiveInt = 1
-    """Responses to each prompt: n of pass@k and maj@k."""
+    """Responses to each prompt (n in pass@k and maj@k)."""
     temperature: NonNegativeFloat = 1.0
-    """0: greedy."""
+    """Sampling temperature; 0: greedy."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     """Nucleus sampling: the smallest set of tokens with a total probability of at least `top_p`."""
     top_k: NonNegativeInt = 0
-    """The most probable tokens, by number; 0: all."""
+    """Samples from the `top_k` most probable tokens; 0: all."""
     min_p: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Tokens whose probability is at least `min_p` times that of the most probable one."""
+    """Samples from tokens whose probability is at least `min_p` times that of the most probable one; 0: all."""
     max_response_tokens: PositiveInt | None = None
-    """Tokens; null: as `rollout.max_response_tokens`."""
+    """Most tokens of a response; null: as `rollout.max_response_tokens`."""
     rewards: tuple[RewardConfig, ...] = empty_tuple()
-    """Terms of the score; none: those of the run."""
+    """Terms of the score; empty: those of the run."""
     correct_reward: str | None = None
-    """The reward that says whether a sample is correct, by its name; null: the first."""
+    """Name of the reward that decides whether a sample is correct; null: the first."""
     correct_from: float = 1.0
-    """A sample counts as correct where that reward is so much or more."""
+    """A sample is correct if that reward is at least this value."""
 
     def problems(self) -> Iterator[Problem]:
         if self.temperature == 0 and self.samples_per_prompt > 1:
@@ -80,43 +82,43 @@ class EvalSetConfig(Section):
 
 
 class WatchConfig(Section):
-    """A metric of the evaluations, and which way is better."""
+    """An evaluation metric, and whether a higher or lower value is better."""
 
     metric: str | None = None
-    """For instance `eval/accuracy_greedy`, or `eval/NAME/accuracy` of a set; null: off."""
+    """Name of the metric, for instance `eval/accuracy_greedy`, or `eval/NAME/accuracy` of a set; null: off."""
     mode: Literal["max", "min"] = "max"
     """Whether a higher or a lower value is better."""
 
 
 class EarlyStoppingConfig(WatchConfig):
-    """Ends a run, after a save, when a metric has not got better for some evaluations."""
+    """Ends the run, after saving, if a metric does not improve for some evaluations."""
 
     patience: PositiveInt = 3
-    """Evaluations in a row without a better value, the one before the first step included."""
+    """Consecutive evaluations without improvement, counting from the one before the first step."""
     min_delta: NonNegativeFloat = 0.0
-    """A value is better where it differs from the best one by more than this."""
+    """An improvement is a change from the best value by more than this."""
 
 
 class CheckpointConfig(Section):
     """How checkpoints are written, and which are kept besides the newest `trainer.keep_checkpoints`."""
 
     best: WatchConfig = WatchConfig()
-    """The checkpoint with the best value of a metric: it is written when the value is measured, and kept."""
+    """The checkpoint with the best value of a metric: written when the value is measured, and kept."""
     background: bool = False
-    """Writes checkpoints while the next step's samples are made: only its first update waits for the training ranks'
-    part, and nothing for the checksums and the disk. One at a time; a run that dies meanwhile continues from the one
-    before. Only where no other role takes turns on the training ranks' devices."""
+    """Writes checkpoints while the next step samples: only its first update waits until the training ranks have written
+    their parts; nothing waits for checksums and the disk. One checkpoint at a time; a run that dies meanwhile resumes
+    from the previous one. Requires that no other role takes turns on the training ranks' devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """One way in which samples are drawn in an evaluation, under the name that its metrics, seeds and files have."""
+    """One kind of sampling in an evaluation; its name is part of metrics, seeds and files."""
 
     name: str
     pattern: str
-    """Of its metrics' names; `{}` is the figure."""
+    """Pattern of its metrics' names; `{}` is the metric."""
     field: str
-    """Of the configuration, for messages."""
+    """Field of the configuration, for messages."""
     config: EvalSetConfig
 
     def metric(self, figure: str) -> str:
@@ -124,33 +126,34 @@ class Measure:
 
 
 HELD_OUT = Measure(name="held_out", pattern="eval/{}", field="eval", config=EvalSetConfig())
-"""The run's own evaluation rows as they are: what stages that sample nothing look at."""
+"""The evaluation rows of the run without sampling: used by stages that generate no samples."""
 
 
 class EvalConfig(Section):
-    """Figures on rows that are never trained on: of one set of rows, or of several under names."""
+    """Evaluation on rows that are never trained on: one set of rows, or several named sets."""
 
     every_steps: PositiveInt | None = 20
-    """Trainer steps between evaluations, the last step always included; null: never."""
+    """Trainer steps between evaluations; the last step is always evaluated. null: no evaluation."""
     temperature: PositiveFloat = 1.0
-    """Of the sampled figures."""
+    """Temperature of the sampled responses."""
     samples_per_prompt: NonNegativeInt = 1
-    """Samples at `temperature`; 0: greedy only."""
+    """Sampled responses per prompt; 0: greedy only."""
     greedy: bool = True
-    """Also one greedy response per prompt."""
+    """Also generates one greedy response per prompt."""
     at_start: bool = True
-    """Also before the first step."""
+    """Also evaluates before the first step."""
     correct_reward: str | None = None
-    """The reward that says whether a sample is correct, by its name; null: the first."""
+    """Name of the reward that decides whether a sample is correct; null: the first."""
     correct_from: float = 1.0
-    """A sample counts as correct where that reward is so much or more."""
+    """A sample is correct if that reward is at least this value."""
     sets: dict[str, EvalSetConfig] = empty_mapping()
     """Evaluation sets by name, in place of `temperature`, `samples_per_prompt`, `greedy` and `correct_*`; their metrics
-    are `eval/NAME/...`."""
+    are named `eval/NAME/...`."""
     save_samples: Literal["gzip", "plain", "never"] = "gzip"
-    """Every sample of an evaluation, one JSON object a line, in `eval_samples/step_N/NAME.jsonl.gz` of the run."""
+    """Whether and how to save all samples of an evaluation, one JSON object per line, in
+    `eval_samples/step_N/NAME.jsonl.gz` of the run."""
     early_stopping: EarlyStoppingConfig = EarlyStoppingConfig()
-    """Ends the run when a metric has not got better for some evaluations."""
+    """Ends the run if a metric does not improve for some evaluations."""
 
     def problems(self) -> Iterator[Problem]:
         if self.every_steps is not None and not self.sets and not self.greedy and self.samples_per_prompt == 0:
@@ -166,7 +169,7 @@ class EvalConfig(Section):
                 yield Problem(field, f"{getattr(self, field)!r} has no effect beside eval.sets; each has its own")
 
     def measures(self) -> Sequence[Measure]:
-        """All that an evaluation draws samples for, in order."""
+        """The measures of an evaluation, in order."""
         if self.sets:
             return [
                 Measure(name=name, pattern=f"eval/{name}/{{}}", field=f"eval.sets.{name}", config=part)
@@ -186,7 +189,7 @@ class EvalConfig(Section):
 
 
 def is_measured(metric: str, measures: Sequence[Measure]) -> bool:
-    """Whether evaluations give a metric of this name, as far as that can be told before the first."""
+    """Whether evaluations report a metric of this name, as far as the name shows before the first evaluation."""
     for measure in measures:
         before, _, after = measure.pattern.partition("{}")
         if metric.startswith(before) and metric.endswith(after):

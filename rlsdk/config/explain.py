@@ -1,4 +1,4 @@
-"""pydantic's errors in the words of this project: path, value, what was expected, nearest valid name, origin."""
+"""Translates pydantic's errors into problems: path, value, what was expected, nearest valid name, origin."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def shown(value: object, limit: int = 120) -> str:
 
 
 def _real_path(location: Sequence[str | int], tree: Any) -> Path:
-    """The location without pydantic's own marks (union branches, `[key]`), which name nothing in the data."""
+    """The location without pydantic's own parts (union branches, `[key]`), which are not in the data."""
     path: list[str | int] = []
     for position, part in enumerate(location):
         last = position == len(location) - 1

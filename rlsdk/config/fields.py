@@ -1,4 +1,4 @@
-"""Walks types by dotted path: what a field is declared as, and which keys a mapping may have."""
+"""Looks up types by dotted path: the annotation of a field, and the keys that a mapping may have."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def option_fields(options: type[Any]) -> dict[str, Any]:
 
 
 def is_section(annotation: Any) -> bool:
-    """True for a dataclass or a pydantic model."""
+    """Whether a type is a dataclass or a pydantic model."""
     return isinstance(annotation, type) and (
         dataclasses.is_dataclass(annotation) or hasattr(annotation, "model_fields")
     )
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
-    """The alternatives of a union, or the annotation alone; `Annotated` is looked through."""
+    """The members of a union, or the annotation itself; `Annotated` is unwrapped."""
     if typing.get_origin(annotation) is typing.Annotated:
         return members(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
@@ -37,12 +37,12 @@ def members(annotation: Any) -> tuple[Any, ...]:
 
 
 def section_of(annotation: Any) -> type[Any] | None:
-    """The dataclass or pydantic model among the alternatives, if there is one."""
+    """The dataclass or pydantic model among the members of a union, if any."""
     return next((member for member in members(annotation) if is_section(member)), None)
 
 
 def annotation_at(annotation: Any, path: Path) -> Any:
-    """What stands at `path` below something of type `annotation`; `Any` where that is not declared."""
+    """Annotation at `path` below a value of type `annotation`; `Any` if it is not declared."""
     for part in path:
         section = section_of(annotation)
         if section is not None:
@@ -53,7 +53,7 @@ def annotation_at(annotation: Any, path: Path) -> Any:
 
 
 def keys_at(annotation: Any, path: Path) -> Sequence[str]:
-    """The keys that a mapping at `path` may have; empty where any may be."""
+    """The keys that a mapping at `path` may have; empty if any key is allowed."""
     section = section_of(annotation_at(annotation, path))
     return sorted(option_fields(section)) if section is not None else ()
 

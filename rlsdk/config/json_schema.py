@@ -1,4 +1,4 @@
-"""The configuration as a JSON schema: what an editor completes, explains and underlines in a YAML file."""
+"""The configuration as a JSON schema, with which an editor completes, explains and checks a YAML file."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rlsdk.registry import Registry
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SECTIONS = {BackendKind.TRAIN: ("TrainConfig", "RefConfig", "CriticConfig"), BackendKind.ROLLOUT: ("RolloutConfig",)}
-"""Kind of backend -> the sections that may hold its own options under its name."""
+"""Kind of backend -> sections that may contain its options under its name."""
 
 
 def config_schema(registry: Registry) -> dict[str, Any]:
-    """The schema of a run's configuration, with the options of every backend that is installed here.
+    """The schema of a run's configuration, with the options of every installed backend.
 
-    A value that depends on another one, and a name that must be registered, are checked by `rlsdk plan`, not here.
+    `rlsdk plan`, not the schema, checks values that depend on others and names that must be registered.
     """
     schema = RunConfig.model_json_schema()
     definitions: dict[str, Any] = schema["$defs"]
@@ -42,8 +42,8 @@ def _backends(registry: Registry, kind: BackendKind) -> Iterator[BackendSpec]:
 
 
 def _options(spec: BackendSpec, registry: Registry, definitions: dict[str, Any]) -> Mapping[str, Any] | None:
-    """Schema of a backend's own options; what it refers to goes into `definitions`. None: it has none, or they cannot
-    be read here."""
+    """Schema of a backend's own options; its definitions are added to `definitions`. None: it has no options, or they
+    cannot be read."""
     try:
         options = registry.load_options(spec)
         if options is None:

@@ -1,4 +1,4 @@
-"""From YAML files and dotted overrides to a `RunConfig`, or to one error that lists every problem."""
+"""Loads a `RunConfig` from YAML files and dotted overrides, or raises one error that lists every problem."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SECTIONS: Mapping[str, BackendKind] = {
     "ref": BackendKind.TRAIN,
     "critic": BackendKind.TRAIN,
 }
-"""Sections that may choose a backend, and of which kind. Those without one of their own take that of their kind."""
+"""Sections that may choose a backend, and its kind. A section without a backend uses that of its kind."""
 FOREIGN_NAMES: Mapping[str, str] = {
     "batch_size": "trainer.prompts_per_step",
     "train_batch_size": "trainer.prompts_per_step",
@@ -47,15 +47,15 @@ FOREIGN_NAMES: Mapping[str, str] = {
     "output_dir": "trainer.run_dir",
     "beta": "algorithm.kl_coef",
 }
-"""Names that other trainers give to fields -> where they stand here: a path, or its end."""
+"""Field names of other trainers -> the field here: a path, or its end."""
 USUAL = ("train.optim.lr",)
-"""Named first where several fields go by one name."""
+"""Suggested first if several fields have the same name."""
 MOST_ELSEWHERE = 4
 SHIPPED = "the default of"
-"""Begins the origin of a value that a recipe of this package sets."""
+"""Prefix of the origin of values that a recipe of this package sets."""
 PACKAGE = Path(__file__).parents[1]
 FROM_PYTHON = "the call"
-"""Where values come from that a program gives, in messages."""
+"""Origin, in messages, of values that a Python program passes."""
 
 
 def load_config(
@@ -97,14 +97,14 @@ def read_config(
     values: Mapping[str, Any] | None = None,
     sections: Collection[str] | None = None,
 ) -> tuple[RunConfig | None, list[Problem]]:
-    """As `load_config`, with what is wrong as a list: so that a command can go on looking, and say all of it together.
+    """As `load_config`, but returns problems as a list, so that a command can add further problems to one message.
 
     Returns:
-        The configuration, for looking at it only where the list is not empty; None where a field cannot be read, or
-        where it asks for code that it may not ask for. And what is wrong.
+        The configuration and its problems. If there are problems the configuration is for inspection only; it is None
+        if a field cannot be read, or if a run asks for code that it may not run.
 
     Raises:
-        ConfigError: a file cannot be read; or nothing is wrong but code that a run asks for.
+        ConfigError: a file cannot be read; or the only problem is code that a run asks for.
     """
     overrides, trusted = take_trust_flag(overrides)
     more, flags = split_arguments(overrides)
@@ -118,7 +118,7 @@ def read_config(
     known = {problem.path for problem in (*problems, *found)}
     found += [problem for problem in variable_problems(tree.data) if problem.path not in known]
     problems = [_as_written(problem, tree, backends) for problem in (*problems, *found)]
-    problems.sort(key=lambda problem: problem.origin.startswith(SHIPPED))  # What a person gave comes first.
+    problems.sort(key=lambda problem: problem.origin.startswith(SHIPPED))  # Values that the user gave come first.
     if config is not None and not trusted:
         try:
             _check_trust(config, tree, [Path(file) for file in (*files, *more)], flags, sections)
@@ -130,10 +130,10 @@ def read_config(
 
 
 def _merged(files: Sequence[Path], more: Sequence[Path], flags: Sequence[Override], values: Mapping[str, Any]) -> Tree:
-    """The files, later over earlier, and `values` over them, on the recipe of the algorithm where there is one.
+    """Merges the recipe of the algorithm (if any), the files, later ones over earlier ones, and `values`.
 
-    A recipe that is typed lies over `files` and under `more`, the files that were typed with it; one that a file names
-    lies under all of them: so every part of it can be overridden.
+    A recipe on the command line overrides `files`, and `more`, the files on the command line, override it. A recipe
+    that a file names is overridden by every file, so that each of its parts can be changed.
 
     Raises:
         ConfigError: a file cannot be read, or there is no recipe of this name.
@@ -162,7 +162,7 @@ def dump_config(config: RunConfig) -> str:
 def _check_trust(
     config: RunConfig, tree: Tree, files: Sequence[Path], flags: Sequence[Override], sections: Collection[str] | None
 ) -> None:
-    """Refuses code that comes from a file of a run; from flags and from other files it is the person's own word."""
+    """Refuses code that a file of a run asks for; code in flags and in other files is the user's own choice."""
     resumed = tree.section("trainer").get("resume")
     typed = {flag.flag for flag in flags}
     written = {str(file) for file in files if not is_of_run(file, str(resumed or "auto"))}
@@ -175,7 +175,7 @@ def _check_trust(
 
 
 class _Backend:
-    """The backend chosen by one section, and its own options."""
+    """The backend that a section chooses, and its own options."""
 
     def __init__(self, section: str, kind: BackendKind, name: str, registry: Registry) -> None:
         self.section = section
@@ -190,7 +190,7 @@ class _Backend:
             self.failure = str(error)
 
     def take_options(self, tree: Tree) -> list[Problem]:
-        """Moves `train.BACKEND` to `train.options`; says which options belong to a backend that is not in use."""
+        """Moves `train.BACKEND` to `train.options`; reports options of a backend that is not in use."""
         section, fields = tree.section(self.section), keys_at(RunConfig, (self.section,))
         free = isinstance(section.get("options"), dict | None)
         if free and isinstance(section.get(self.name), dict) and self.name not in fields:
@@ -201,7 +201,7 @@ class _Backend:
         return unread
 
     def not_in_use(self, key: str) -> Problem | None:
-        """The problem with a key that is named as another backend; None when no backend has that name."""
+        """The problem of a key with the name of another backend; None if no backend has that name."""
         for kind in BackendKind:
             rows = self.registry.rows()
             if key in FIRST_PARTY[kind] or any(row.kind == kind and row.name == key for row in rows):
@@ -210,14 +210,14 @@ class _Backend:
         return None
 
     def check_options(self, tree: Tree) -> list[Problem]:
-        """Says what is wrong with the backend, or with the options it is given."""
+        """Problems of the backend, or of its options."""
         if self.failure:
-            # Said once, by the section that made the choice.
+            # Reported once, by the section that chose the backend.
             chosen = self.section == self.kind.value or tree.section(self.section).get("backend") is not None
             return [Problem(f"{self.section}.backend", self.failure)] if chosen else []
         raw = tree.section(self.section).get("options", {})
         if not isinstance(raw, dict):
-            return []  # Found by the schema.
+            return []  # Reported by the schema.
         if self.options is None:
             return [Problem(f"{self.section}.options.{key}", f"backend {self.name!r} has no options") for key in raw]
         try:
@@ -228,7 +228,7 @@ class _Backend:
 
 
 def _chosen(section: str, kind: BackendKind, tree: Tree, flags: Sequence[Override]) -> str:
-    """Name of the backend that a section of the finished configuration will have."""
+    """Name of the backend that a section will have in the final configuration."""
     typed = [flag.text for flag in flags if flag.path == (section, "backend")]
     own = (typed[-1] if typed else None) or tree.section(section).get("backend")
     if own is not None and own != "null":
@@ -239,7 +239,7 @@ def _chosen(section: str, kind: BackendKind, tree: Tree, flags: Sequence[Overrid
 
 
 def _apply(flag: Override, tree: Tree, backends: Sequence[_Backend]) -> list[Problem]:
-    """Puts a flag's value at its place."""
+    """Sets a flag's value at its path."""
     if flag.flag == "--reward":
         earlier = tree.data["rewards"] if tree.origin("rewards") == flag.flag else []
         tree.put(("rewards",), [*earlier, {"name": flag.text}], flag.flag)
@@ -261,7 +261,7 @@ def _apply(flag: Override, tree: Tree, backends: Sequence[_Backend]) -> list[Pro
 
 
 def _place(parts: Sequence[str]) -> Place:
-    """The path with whole numbers as list positions, and dashes as underscores where that is a field's name."""
+    """The path with integers as list positions, and dashes as underscores where a field is named so."""
     place: list[str | int] = []
     for part in parts:
         spelled = part.replace("-", "_")
@@ -270,7 +270,7 @@ def _place(parts: Sequence[str]) -> Place:
 
 
 def _typed(text: str | None, annotation: Any) -> object:
-    """The value that a flag's text stands for in a field declared as `annotation`: a text stays as it was typed."""
+    """The value of a flag's text for a field of type `annotation`; text fields keep the text as typed."""
     if text is None:
         return True
     value = read_value(text)
@@ -288,7 +288,7 @@ def _validate(tree: Tree, backends: Sequence[_Backend]) -> tuple[RunConfig | Non
         config = RunConfig.model_validate(tree.data, context=FIELDS_ONLY)
         return config, list(problems_in(config))
     except ValidationError:
-        pass  # Asked again with what is wrong between the fields of other sections.
+        pass  # Reported later, with problems between the fields of other sections.
     try:
         return RunConfig.model_validate(tree.data), []
     except ValidationError as error:
@@ -296,7 +296,7 @@ def _validate(tree: Tree, backends: Sequence[_Backend]) -> tuple[RunConfig | Non
 
 
 def _as_written(problem: Problem, tree: Tree, backends: Sequence[_Backend]) -> Problem:
-    """Adds where the value came from, and writes a backend's options as the user does: `train.BACKEND.option`."""
+    """Adds the origin of the value, and writes a backend's options as the user does: `train.BACKEND.option`."""
     origin = problem.origin or tree.origin(problem.path)
     path = problem.path
     names: Mapping[str, str] = {
@@ -313,13 +313,13 @@ def _as_written(problem: Problem, tree: Tree, backends: Sequence[_Backend]) -> P
 
 
 def _of_recipe(origin: str) -> str:
-    """In place of a file of this package: nobody typed what it says."""
+    """Origin shown instead of a file of this package, which no user wrote."""
     file = Path(origin.rpartition(":")[0])
     return f"{SHIPPED} {file.stem}" if file.is_relative_to(PACKAGE) else origin
 
 
 def _sections_with(key: str) -> str:
-    """Fields that hold what a key of this name means; empty where there is none, or too many to help."""
+    """Fields that other trainers call by this name; empty if there is none, or if there are too many to help."""
     name = FOREIGN_NAMES.get(key, key)
     parts = (path.split(".") for path in option_paths(RunConfig))
     places = {".".join(steps[: at + 1]) for steps in parts for at in range(1, len(steps))}

@@ -1,4 +1,4 @@
-"""A backend's own options: from plain data to an instance of the class that its plugin declares."""
+"""A backend's own options: converts plain data to an instance of the class that its plugin declares."""
 
 from __future__ import annotations
 
@@ -14,12 +14,7 @@ from rlsdk.registry import Registry
 
 
 def backend_options(spec: BackendSpec, raw: Mapping[str, Any], registry: Registry) -> object | None:
-    """The instance that goes into `TrainSpec.options` or `RolloutSpec.options`; None for a backend without options.
-
-    Raises:
-        ConfigError: an option that the backend does not have, or a value of the wrong type; lists all of them.
-        PluginLoadError: the options' class cannot be imported, or its types cannot be read.
-    """
+    """The instance for `TrainSpec.options` or `RolloutSpec.options`; None for a backend without options."""
     if problems := options_problems(spec, raw, registry):
         raise config_error(problems)
     options = registry.load_options(spec)
@@ -29,7 +24,7 @@ def backend_options(spec: BackendSpec, raw: Mapping[str, Any], registry: Registr
 def options_problems(
     spec: BackendSpec, raw: Mapping[str, Any], registry: Registry, *, prefix: str | None = None
 ) -> list[Problem]:
-    """What is wrong with the options given to a backend, below `prefix` (None: `train.BACKEND`)."""
+    """Problems of a backend's options, below `prefix` (None: `train.BACKEND`)."""
     options = registry.load_options(spec)
     prefix = prefix or f"{spec.kind}.{spec.name}"
     if options is None:
@@ -46,7 +41,7 @@ def build_options(options: type[Any], raw: Mapping[str, Any]) -> tuple[object | 
 
     try:
         problems = list(_unknown(options, raw, ()))
-        # As JSON, because strict types then still take a list for a tuple and a text for an enum or a path.
+        # As JSON: strict types then still accept a list for a tuple, and a string for an enum or a path.
         return TypeAdapter(options).validate_json(json.dumps(raw), strict=True), problems
     except ValidationError as error:
         return None, problems + [
@@ -58,7 +53,7 @@ def build_options(options: type[Any], raw: Mapping[str, Any]) -> tuple[object | 
 
 
 def _unknown(options: type[Any], raw: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[Problem]:
-    """A dataclass ignores keys that it does not have; an option that nobody reads is an error here."""
+    """Problems of unknown keys, which a dataclass would ignore."""
     fields = option_fields(options)
     for key, value in raw.items():
         if key not in fields:

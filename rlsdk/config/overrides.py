@@ -31,7 +31,7 @@ class Override:
 
     path: tuple[str, ...]
     text: str | None
-    """As typed; None for a flag without a value, which stands for true."""
+    """Text as typed; None for a flag without a value, which means true."""
     flag: str
     """As typed, for messages."""
 
@@ -45,7 +45,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[Override]
     Raises:
         ConfigError: an argument that belongs to no flag, with every such argument.
     """
-    # What a shell passes on that is not UTF-8 arrives as halves of surrogate pairs.
+    # Bytes in arguments that are not UTF-8 arrive as surrogates.
     if odd := [argument for argument in arguments if argument != argument.encode("utf-8", "replace").decode()]:
         raise config_error([Problem("", f"argument {argument!r}: expected UTF-8 text") for argument in odd])
     files: list[str] = []
@@ -75,7 +75,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[Override]
 
 
 def _expected(argument: str) -> str:
-    """In place of an argument that belongs to no flag."""
+    """Replaces an argument that belongs to no flag."""
     meant = f"-{argument}"
     is_flag = meant.partition("=")[0].removeprefix("--") in ALIASES or "." in meant
     if argument.startswith("-") and is_flag:

@@ -1,4 +1,4 @@
-"""The roles of training from pairs: a model of scores, or a policy with the reference that it starts from."""
+"""The roles of training from preference pairs: a reward model, or a policy and its reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlsdk.interfaces import Head, OptimSpec
 
 
 class PairTraining(StrEnum):
-    """What is trained from pairs. The value is the command's name."""
+    """What is trained from pairs; the value is the name of the command."""
 
     REWARD_MODEL = "reward-model"
     DPO = "dpo"
@@ -31,13 +31,12 @@ class PairTraining(StrEnum):
 
     @property
     def role_names(self) -> tuple[str, ...]:
-        """Of the table, in the order in which devices are dealt out."""
+        """Its roles, in the order in which they get devices."""
         return (ACTOR, REF) if self is PairTraining.DPO else (ACTOR,)
 
 
 def pair_roles(config: RunConfig, kind: PairTraining, table: Sequence[Role]) -> tuple[Role, ...]:
-    """The lines of `kind.role_names` with what this training asks of them: the actor's optimizer, and a reward model's
-    head."""
+    """The rows of `kind.role_names` for this training: with the actor's optimizer and a reward model's head."""
     optim = preference_optim_spec(config)
     return tuple(_trained(role, kind, optim) if role.name == ACTOR else role for role in table)
 
@@ -50,14 +49,14 @@ def _trained(role: Role, kind: PairTraining, optim: OptimSpec) -> Role:
 
 
 def preference_optim_spec(config: RunConfig) -> OptimSpec:
-    """Of training from pairs: the run's optimizer with its own learning rate and schedule."""
+    """Optimizer specification for training from pairs: that of the run with its own learning rate and schedule."""
     own = config.preferences
     update = {"lr": own.lr, "warmup_steps": own.warmup_steps, "schedule": own.schedule}
     return optim_spec(config.train.optim.model_copy(update=update), own.steps)
 
 
 def pair_problems(config: RunConfig, kind: PairTraining) -> Iterator[Problem]:
-    """Settings that this command does not read: silence would be taken for obedience."""
+    """Problems of settings that this command does not use; ignoring them silently would mislead."""
     own, defaults = config.preferences, type(config.preferences)()
     of_reward_model = ("margin_field", "center_coef")
     of_dpo = ("loss", "beta", "label_smoothing", "sft_coef")

@@ -1,4 +1,5 @@
-"""A backend's options class in plain JSON; `rlsdk.registry.portable` makes a class of it again, without the plugin."""
+"""Describes a backend's options class in plain JSON; `rlsdk.registry.portable` rebuilds the class without the
+plugin."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from rlsdk.registry import PLAIN_TYPES
 
 
 def plain_options(options: type[Any]) -> dict[str, Any]:
-    """Name and fields of a dataclass or pydantic model: type, default, text of each."""
+    """Name and fields of a dataclass or pydantic model: type, default and docstring of each."""
     return {"name": options.__name__, "fields": list(_fields(options))}
 
 
@@ -29,7 +30,7 @@ def _fields(options: type[Any]) -> Iterator[dict[str, Any]]:
 
 
 def plain_type(annotation: Any) -> Any:
-    """A type in the words of `rlsdk.registry.portable`; `any` for one that has no word there."""
+    """A type in the notation of `rlsdk.registry.portable`; `any` if the notation has none."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return plain_type(arguments[0])

@@ -1,4 +1,4 @@
-"""One thing that is wrong with a configuration, and the error that lists all of them."""
+"""A problem of a configuration, and the error that lists several."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Problem:
     """One line of the message."""
 
     path: str
-    """Dotted path of the field; empty when it is not about one field."""
+    """Dotted path of the field; empty if it is not about one field."""
     message: str
-    """The value in repr, what was expected, and the nearest valid name where there is one."""
+    """The repr of the value, what was expected, and the nearest valid name if there is one."""
     origin: str = ""
-    """Which file or flag the value came from; empty for a default."""
+    """File or flag that the value came from; empty for a default."""
 
     def __str__(self) -> str:
         where = f" ({self.origin})" if self.origin else ""
@@ -32,7 +32,7 @@ class Problem:
 
 
 def config_error(problems: Sequence[Problem]) -> ConfigError:
-    """The error that says all of `problems`, one line each."""
+    """The error that lists all `problems`, one per line."""
     if len(problems) == 1:
         return ConfigError(str(problems[0]))
     lines = "".join(f"\n  {problem}" for problem in problems)

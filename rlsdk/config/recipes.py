@@ -1,4 +1,4 @@
-"""Named beginnings of a configuration: `--algorithm NAME` expands into parts, each of which can be overridden."""
+"""Recipes: `--algorithm NAME` sets several fields, each of which can be overridden."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FOLDER = Path(str(files("rlsdk.config") / "recipe_files"))
 
 
 def recipe_names() -> list[str]:
-    """All of them, sorted."""
+    """Names of all recipes, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
@@ -31,7 +31,7 @@ def recipe_file(name: str) -> Path:
 
 
 def recipe_text(name: str) -> str:
-    """What it sets, as written: YAML with a comment on top."""
+    """The recipe's file as written: YAML with a comment on top."""
     return recipe_file(name).read_text(encoding="utf-8")
 
 

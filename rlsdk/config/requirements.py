@@ -12,7 +12,7 @@ from rlsdk.interfaces import Capability
 from rlsdk.registry import Requirements
 
 REPLICA_AXES = ("tp_size", "pp_size", "dp_size", "ep_size")
-"""Fields that split a replica. A backend claims that it spreads one over devices; its engine says along which axes."""
+"""Fields that split a replica. A backend claims that it can use several devices; its engine knows along which axes."""
 
 
 def role_requirements(
@@ -57,7 +57,7 @@ def role_requirements(
 
 
 def _capabilities(config: RunConfig, role: Role) -> Iterator[tuple[Capability, str]]:
-    """What a role asks of its backend beyond the required methods, and the field that asks."""
+    """Capabilities that a role needs from its backend, and the field that causes each."""
     rollout = config.rollout
     if role.has_own_weights:
         if role.devices_per_rank > 1:
@@ -83,18 +83,18 @@ def _capabilities(config: RunConfig, role: Role) -> Iterator[tuple[Capability, s
 
 
 def _exporting_field(config: RunConfig, role: Role, *, leaves_model: bool) -> str | None:
-    """The field for which the actor must write a model, without which the run cannot go on or end; None: nothing asks.
-    Checkpoints of `rlsdk train` also do without."""
+    """The field because of which the actor must be able to export a model, or None. `rlsdk train` can save checkpoints
+    without one."""
     if leaves_model:
         return role.fields["backend"]
-    # The reference policy is built from what the warm start came to.
+    # The reference policy is built from the result of the warm start.
     if config.sft.is_asked and config.ref.path is None and REF in needed_roles(config):
         return "sft.steps" if config.sft.epochs is None else "sft.epochs"
     return None
 
 
 def devices_of(placement: PlacementConfig, role: str) -> int | None:
-    """Devices of a role, as far as the configuration says it without dealing any out."""
+    """Number of devices of a role, if the configuration says it without assigning devices."""
     if placement.preset is None:
         pool = _pool_of(placement, role)
         return None if pool is None else sum(pool.devices_per_node)
@@ -102,14 +102,14 @@ def devices_of(placement: PlacementConfig, role: str) -> int | None:
 
 
 def _pool_of(placement: PlacementConfig, role: str) -> PoolConfig | None:
-    """The pool of a role among those that are spelled out; one that was given none runs beside the actor."""
+    """The pool of a role if pools are given; a role without a pool shares the actor's."""
     given = placement.roles
     name = given.get(role) or given.get(base_role(role)) or given.get(ACTOR)
     return placement.pools.get(name) if name is not None else None
 
 
 def device_of(placement: PlacementConfig, role: str, device: str | None) -> str | None:
-    """What a role runs on: its pool's own device, the placement's, or what `auto` came out as."""
+    """Device of a role: its pool's, the placement's, or the resolved value of `auto`."""
     pool = _pool_of(placement, role)
     if pool is not None and pool.device != "auto":
         return pool.device

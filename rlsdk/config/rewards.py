@@ -1,4 +1,4 @@
-"""Sections on rewards: which there are, for which rows, and what they may cost."""
+"""Sections of rewards: which rewards, for which rows, and their resource limits."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ RowValues = Annotated[tuple[str | int | float | bool | None, ...], Field(strict=
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 TAKEN = frozenset({"accuracy", "groups_with_signal", "invalid_share", "mean", "std"})
-"""What a run logs under `reward/` itself."""
+"""Names under `reward/` that every run logs."""
 
 
 class RemoteRewardConfig(Section):
-    """How a reward is asked that is named by a URL. Redirects are not followed, and proxies not used."""
+    """Requests to a reward service, for a reward named by a URL. Redirects are not followed and proxies not used."""
 
     batch_size: PositiveInt = 64
     """Most samples in one request."""
     batch_wait_s: NonNegativeFloat = 0.02
-    """Seconds that a sample waits for others to go with."""
+    """Seconds that a sample waits to be batched with others."""
     max_concurrent: PositiveInt = 4
-    """Requests under way at once."""
+    """Most concurrent requests."""
     timeout_s: PositiveFloat = 60.0
-    """Seconds for one attempt, from the connection to the last byte."""
+    """Seconds per attempt, from connecting to the last byte."""
     retries: NonNegativeInt = 3
-    """Further attempts after a connection error or a status of 500 and above; nothing else is tried again."""
+    """Retries after a connection error or a status of 500 and above; other errors are not retried."""
     retry_wait_s: NonNegativeFloat = 0.5
-    """Seconds before the first of them; each next one waits twice as long."""
+    """Seconds before the first retry; doubled for each further one."""
     max_response_bytes: PositiveInt = 8 << 20
-    """Bytes of one answer."""
+    """Largest size of one response in bytes."""
     send_tokens: bool = False
-    """Sends the token ids of responses, for services that score tokens."""
+    """Also sends the token ids of responses, for services that score tokens."""
     token_env: str | None = None
     """Environment variable whose value is sent as `Authorization: Bearer VALUE`."""
     headers_from_env: dict[str, str] = empty_mapping()
-    """Header -> environment variable that holds its value: secrets never stand in a configuration."""
+    """Header -> environment variable with its value, so that the configuration holds no secrets."""
     check_at_start: bool = True
-    """Asks the service for the scores of no samples before the run takes a device."""
+    """Sends an empty request to the service before the run takes a device."""
 
     def problems(self) -> Iterator[Problem]:
         for header in self.headers_from_env:
@@ -53,62 +53,62 @@ class RemoteRewardConfig(Section):
 
 
 class JudgeEngineConfig(Section):
-    """A rollout engine of the run that judges: its role is `judge`, or `judge.LABEL`. Its weights are those of its
-    model, and never change."""
+    """A rollout engine of the run as judge; its role is `judge`, or `judge.LABEL`. Its weights are those of its model
+    and never change."""
 
     path: str
-    """Folder in Hugging Face form, or a name on the hub."""
+    """Folder in Hugging Face format, or a name on the hub."""
     revision: str | None = None
     """Branch, tag or commit of a hub name; null: its main branch."""
     dtype: DtypeName | None = None
-    """Of its parameters; null: as `model.dtype`."""
+    """Dtype of its parameters; null: as `model.dtype`."""
     backend: str | None = None
     """Registered rollout backend; null: as `rollout.backend`."""
     options: Options | None = None
-    """The backend's own options; null: those of `rollout`, where the backend is the same."""
+    """The backend's own options; null: those of `rollout` if the backend is the same."""
     engine_kwargs: Options | None = None
-    """Passed to the engine's own constructor untouched; null: those of `rollout`, where the backend is the same."""
+    """Passed to the engine's constructor unchanged; null: those of `rollout` if the backend is the same."""
     tp_size: PositiveInt = 1
-    """Devices that one replica spans."""
+    """Tensor-parallel size of one replica."""
     max_running_samples: PositiveInt = 64
-    """Samples that one replica decodes at once."""
+    """Most samples that one replica decodes at once."""
     max_model_tokens: PositiveInt = 4096
-    """Longest question plus reply, in tokens; a longer question fails its sample."""
+    """Longest question plus reply, in tokens; a sample with a longer question fails."""
 
 
 class JudgeConfig(Section):
-    """A model that is asked about every response: a rollout engine of the run (`engine`), or one that is served by
-    anything that speaks the OpenAI chat protocol (`url` and `model`; time, retries and secrets stand in `remote`)."""
+    """A model that judges every response: a rollout engine of the run (`engine`), or a service with the OpenAI chat API
+    (`url` and `model`; timeouts, retries and secrets are in `remote`)."""
 
     engine: JudgeEngineConfig | None = None
-    """The engine of the run that judges."""
+    """The judge as an engine of the run."""
     url: str | None = None
-    """In its place a service, up to `/v1`: `http://127.0.0.1:8000/v1`."""
+    """The judge as a service: its URL up to `/v1`, `http://127.0.0.1:8000/v1`."""
     model: str | None = None
-    """As the service names it."""
+    """Name of the model at the service."""
     template: str
     """Text of the question; `{prompt}`, `{response}`, `{answer}` and `{any_field_of_the_row}` are filled in."""
     system_prompt: str | None = None
     """Text of the system message."""
     pattern: str | None = None
-    """Regular expression with one group, whose last match in the reply is the verdict; null: what follows `Score:`,
+    """Regular expression with one group; its last match in the reply is the verdict. null: the text after `Score:`,
     `Rating:` or `Verdict:`."""
     choices: dict[str, float] = empty_mapping()
-    """Verdict -> score, `{yes: 1, no: 0}`, capitals aside; empty: the verdict is a number."""
+    """Verdict -> score, `{yes: 1, no: 0}`, case-insensitive; empty: the verdict is a number."""
     lowest: float = 0.0
-    """Smallest verdict that is a number, which gives 0."""
+    """Smallest numeric verdict; its score is 0."""
     highest: float = 1.0
-    """Largest one, which gives 1; others outside of the two are failures."""
+    """Largest numeric verdict; its score is 1. A verdict outside of `lowest` and `highest` is a failure."""
     temperature: NonNegativeFloat = 0.0
-    """Of the judge's reply."""
+    """Sampling temperature of the judge's reply."""
     max_tokens: PositiveInt = 1024
-    """Tokens of the judge's reply."""
+    """Most tokens of the judge's reply."""
     seed: NonNegativeInt = 0
-    """Sent along, for services that sample with a seed."""
+    """Seed in requests, for services that sample with a seed."""
 
     def problems(self) -> Iterator[Problem]:
         if "{response}" not in self.template:
-            yield Problem("template", "expected the place {response}: what the judge is to look at")
+            yield Problem("template", "expected the placeholder {response}, the text to judge")
         if (self.engine is None) == (self.url is None):
             yield Problem("engine", "expected one of `engine` (a model of the run) and `url` (of a service)")
         if (self.url is None) != (self.model is None):
@@ -127,34 +127,34 @@ class JudgeConfig(Section):
 
 
 class RewardConfig(Section):
-    """One term of the reward; a sample's score is the weighted sum of all that apply to it. A text alone is its
-    name."""
+    """One term of the reward; a sample's score is the weighted sum of all terms that apply to it. A string is short for
+    `name`."""
 
     name: str
     """A registered reward, `pkg.mod:fn`, `file.py:fn`, the URL of a service (`http://host:8700/score`), or `judge`."""
     label: str | None = None
-    """Its name in metrics: letters, digits, `-`, `_` and `.`; needed where two entries have the same `name`."""
+    """Name in metrics: letters, digits, `-`, `_` and `.`; required if two entries have the same `name`."""
     weight: float = 1.0
-    """Factor of this term in the score; 0: measured and logged, its failures cost no sample."""
+    """Factor of this term in the score; 0: only measured and logged, and its failures fail no sample."""
     options: Options = empty_mapping()
     """Keyword arguments of the function."""
     rows: dict[str, RowValues] = empty_mapping()
-    """Field of the data row -> values with which this reward is used, `{source: [gsm8k, math]}`; all fields must match,
-    null stands for a row without the field, `metadata.task` looks into nested objects. Empty: every row."""
+    """Field of the data row -> values for which this reward applies, `{source: [gsm8k, math]}`. All fields must match;
+    null matches rows without the field; `metadata.task` reads nested objects. Empty: every row."""
 
     remote: RemoteRewardConfig | None = None
-    """How the service is asked, where `name` is a URL or `judge`; null: as the defaults say."""
+    """Request settings if `name` is a URL or `judge`; null: the defaults."""
     judge: JudgeConfig | None = None
-    """The model that is asked, where `name` is `judge`."""
+    """The judge if `name` is `judge`."""
 
     @property
     def is_remote(self) -> bool:
-        """Whether a service computes it."""
+        """Whether a service computes this reward."""
         return self.judge is not None or self.name.startswith(("http://", "https://"))
 
     @property
     def title(self) -> str:
-        """Its name in metrics: that of the function where it is named by file or module."""
+        """Name in metrics: the label, or the function's name if it is named by file or module."""
         short = self.name.rpartition(":")[2]
         return self.label or (self.name if short in TAKEN or "://" in self.name else short)
 
@@ -184,52 +184,53 @@ class RewardConfig(Section):
 
 
 class RewardLimitsConfig(Section):
-    """What rewards may cost. Past a limit the sample has failed: it is counted, and `on_failure` says what it gets."""
+    """Resource limits of rewards. A sample that exceeds a limit has failed: it is counted, and `on_failure` sets its
+    score."""
 
     on_failure: Literal["drop"] | float = "drop"
-    """What a sample gets to which a reward of non-zero weight failed, or to which none applies. drop: no score and no
-    gradient; a number: this score, with which it is trained on. It counts as failed either way."""
+    """Score of a sample for which a reward of non-zero weight failed, or no reward applies. drop: no score and no
+    gradient; a number: this score, with which it is trained on. In both cases it counts as failed."""
     max_failure_share: float = Field(default=0.5, ge=0.0, le=1.0)
-    """Share of a step's samples; when more fail, the run stops with the counts by kind."""
+    """If a larger share of a step's samples fails, the run stops and reports the counts by kind."""
     timeout_s: PositiveFloat = 10.0
-    """Seconds per sample."""
+    """Seconds for grading one sample."""
     memory_mb: PositiveInt = 1024
-    """MiB of address space that grading may add to one grading process."""
+    """MiB of address space that grading may add to a grading process."""
     num_workers: PositiveInt | None = None
-    """Grading processes; null: by the number of processors."""
+    """Number of grading processes; null: depends on the number of processors."""
     start_timeout_s: PositiveFloat = 120.0
-    """Seconds to start a grading process: imports of reward modules and their `prepare`."""
+    """Seconds to start a grading process, including imports of reward modules and their `prepare`."""
     batched_timeout_s: PositiveFloat = 60.0
-    """Seconds for one call of a batched reward; past it, its samples are tried one by one."""
+    """Seconds for one call of a batched reward; after that its samples are graded one by one."""
     batch_timeout_s: PositiveFloat = 600.0
-    """Seconds for all samples that are graded together; what is not graded then counts as timed out."""
+    """Seconds for all samples of one submission; samples not graded by then count as timed out."""
     max_batch_samples: PositiveInt | None = None
     """Most samples in one call of a batched reward; null: all that finished together."""
     max_losses_in_a_row: PositiveInt = 5
-    """Grading processes lost without a sample graded in between; what is not graded then counts as crashed."""
+    """Grading processes lost in a row without grading a sample; after that the remaining samples count as crashed."""
     max_attempts: PositiveInt = 3
-    """At a sample whose grading process is killed or stopped from outside."""
+    """Attempts at grading a sample if its grading process is killed or stopped from outside."""
     max_value: PositiveFloat = 1e30
-    """Largest size of a score, a token score or a metric."""
+    """Largest absolute value of a score, a token score or a metric."""
     max_record_bytes: PositiveInt = 1 << 20
-    """Bytes that a reward may return for one sample: 4 for each token score, and the metrics."""
+    """Most bytes that a reward may return for one sample: 4 per token score, plus the metrics."""
     max_metrics: PositiveInt = 32
-    """Metrics that a reward may return for one sample."""
+    """Most metrics that a reward may return for one sample."""
     log_mb: PositiveFloat = 4.0
-    """MiB of `logs/rewards.log`, to which rewards print; what comes after is dropped, and a note says so."""
+    """Largest size in MiB of `logs/rewards.log`, the output of rewards; later output is dropped, with a note."""
     allow_network: bool = False
-    """Lets rewards open sockets, for instance to ask a judge. False: the system refuses it, where it can."""
+    """Allows rewards to open sockets, for instance to call a judge. False: the system refuses it if it can."""
     allow_writes: bool = False
-    """Lets rewards write files outside their folder for temporary files. False: the system refuses it, where it can."""
+    """Allows rewards to write files outside their temporary folder. False: the system refuses it if it can."""
     isolation: Literal["auto", "always", "never"] = "auto"
-    """Grade every sample in a forked process of its own: auto, with rewards that evaluate text as Python; always, with
-    all rewards, which costs milliseconds a sample and forgets what a reward keeps from call to call."""
+    """Grades every sample in its own forked process. auto: for rewards that evaluate text as Python; always: for all
+    rewards, which costs milliseconds per sample, and rewards cannot keep state between calls."""
     environment: tuple[str, ...] = empty_tuple()
-    """Environment variables that rewards get besides the ordinary ones (an API key, for instance)."""
+    """Environment variables that rewards get in addition to the standard ones (an API key, for instance)."""
 
 
 def own_engine_problems(rewards: tuple[RewardConfig, ...]) -> Iterator[Problem]:
-    """Judges that only the rewards of training may have."""
+    """Problems of judges that only training rewards may have."""
     for at, reward in enumerate(rewards):
         if reward.judge is not None and reward.judge.engine is not None:
             yield Problem(
@@ -242,7 +243,7 @@ def own_engine_problems(rewards: tuple[RewardConfig, ...]) -> Iterator[Problem]:
 def judge_pool_problems(
     rewards: tuple[RewardConfig, ...], placement: PlacementConfig, max_staleness: int
 ) -> Iterator[Problem]:
-    """Judges that take turns with models that train while samples wait for them."""
+    """Problems of judges that take turns on devices with models that train while samples wait for them."""
     given = placement.roles
     if not max_staleness or placement.preset is not None:
         return
@@ -259,7 +260,7 @@ def judge_pool_problems(
 
 
 def reward_problems(rewards: tuple[RewardConfig, ...]) -> Iterator[Problem]:
-    """Terms that would share a name in metrics."""
+    """Problems of terms with the same name in metrics."""
     first: dict[str, int] = {}
     for at, reward in enumerate(rewards):
         if first.setdefault(reward.title, at) != at:

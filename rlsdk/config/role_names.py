@@ -1,27 +1,27 @@
-"""The names of the roles: the one place that spells them."""
+"""The names of the roles, defined only here."""
 
 from __future__ import annotations
 
 ACTOR = "actor"
 """The policy that is trained."""
 ROLLOUT = "rollout"
-"""What samples from the policy."""
+"""The rollout engine, which samples from the policy."""
 REF = "ref"
-"""The frozen policy that the KL is measured from."""
+"""The frozen reference policy of the KL."""
 CRITIC = "critic"
-"""What estimates values."""
+"""The critic, which estimates values."""
 REWARD = "reward"
 """A reward model; with a name, `reward.NAME`."""
 JUDGE = "judge"
-"""A rollout engine with its own weights, that is asked about responses; with a label, `judge.LABEL`."""
+"""A rollout engine with its own weights that judges responses; with a label, `judge.LABEL`."""
 ROLES = (ACTOR, ROLLOUT, REF, CRITIC, REWARD, JUDGE)
-"""In the order in which devices are dealt out."""
+"""All roles, in the order in which they get devices."""
 REQUIRED_ROLES = (ACTOR, ROLLOUT)
-"""What a placement by pools must give a place."""
+"""Roles that a placement by pools must list."""
 
 
 def is_role(name: str) -> bool:
-    """True for a role's name, that of one reward model or judge included."""
+    """Whether this is the name of a role, including `reward.NAME` and `judge.LABEL`."""
     base, _, own = name.partition(".")
     return name in ROLES or (base in (REWARD, JUDGE) and own != "")
 

@@ -1,5 +1,5 @@
-"""Sections on the models beside the actor: the reference, the critic, reward models. What they leave null is as `train`
-and `model` say."""
+"""Sections of the models besides the actor: reference, critic, reward models. Null fields default to those of `train`
+and `model`."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 class ModelRoleConfig(Section):
-    """What every model beside the actor has."""
+    """Fields of every model besides the actor."""
 
     path: str | None = None
-    """Folder in Hugging Face form, or a name on the hub."""
+    """Folder in Hugging Face format, or a name on the hub."""
     revision: str | None = None
-    """Branch, tag or commit of a hub name; null: its main branch, or `model.revision` where the path is the model's."""
+    """Branch, tag or commit of a hub name; null: its main branch, or `model.revision` if the path is that of
+    `model`."""
     dtype: DtypeName | None = None
-    """Of parameters as computed with; null: as `model.dtype`."""
+    """Dtype of the parameters in computation; null: as `model.dtype`."""
     backend: str | None = None
     """Registered train backend; null: as `train.backend`."""
     micro_batch_tokens: PositiveInt | None = None
-    """Most tokens in one pass on one device; null, with `micro_batch_rows` null: both as in `train`."""
+    """Most tokens in one pass on one device; if this and `micro_batch_rows` are null, both are as in `train`."""
     micro_batch_rows: PositiveInt | None = None
     """Most rows in one pass on one device."""
     options: Options | None = None
-    """The backend's own options; null: those of `train`, where the backend is the same."""
+    """The backend's own options; null: those of `train` if the backend is the same."""
     engine_kwargs: Options | None = None
-    """Passed to the engine's own constructor untouched; null: those of `train`, where the backend is the same."""
+    """Passed to the engine's constructor unchanged; null: those of `train` if the backend is the same."""
 
     def problems(self) -> Iterator[Problem]:
         if self.micro_batch_tokens is not None and self.micro_batch_rows is not None:
@@ -42,42 +43,43 @@ class ModelRoleConfig(Section):
 
 
 class RefConfig(ModelRoleConfig):
-    """The reference: a frozen policy that the KL is measured from. Loaded where `algorithm.kl_coef` is above 0."""
+    """The reference: a frozen policy for the KL. Loaded if `algorithm.kl_coef` is above 0."""
 
     path: str | None = None
-    """Folder in Hugging Face form, or a name on the hub; null: the policy that reinforcement learning starts from."""
+    """Folder in Hugging Face format, or a name on the hub; null: the policy at the start of reinforcement learning."""
 
 
 class CriticOptimConfig(OptimConfig):
-    """The critic's AdamW and its schedule."""
+    """The critic's AdamW and its learning-rate schedule."""
 
     lr: PositiveFloat = 1e-5
     """Peak learning rate."""
 
 
 class CriticConfig(ModelRoleConfig):
-    """The critic: a model of values that is trained beside the policy. Loaded where `algorithm.advantage` is `gae`."""
+    """The critic: a value model that is trained with the policy. Loaded if `algorithm.advantage` is `gae`."""
 
     path: str | None = None
-    """Folder in Hugging Face form, or a name on the hub, with a value head or without (a new one is drawn with
+    """Folder in Hugging Face format, or a name on the hub, with or without a value head (a new head is initialised with
     `trainer.seed`); null: as `model.path`."""
     optim: CriticOptimConfig = CriticOptimConfig()
     """Optimizer and schedule."""
     activation_checkpointing: bool | None = None
     """Recomputes activations in the backward pass; null: as in `train`."""
     warmup_steps: NonNegativeInt = 0
-    """Trainer steps at the start in which only the critic is updated."""
+    """First trainer steps, in which only the critic is updated."""
 
 
 class RewardModelConfig(ModelRoleConfig):
-    """One reward model: it reads the tokens of a whole row and gives it a score, which is added to those of `rewards`.
-    Its tokenizer must be the policy's."""
+    """One reward model: it scores the tokens of a whole row, and the score is added to those of `rewards`. Its
+    tokenizer must be that of the policy."""
 
     path: str
-    """Folder in Hugging Face form, or a name on the hub, with a head of one label (`...ForSequenceClassification`)."""
+    """Folder in Hugging Face format, or a name on the hub, with a head of one label
+    (`...ForSequenceClassification`)."""
     name: str | None = None
-    """Letters, digits, `-` and `_`: its role is `reward.NAME`, its metrics carry the name. Null, for a single one: the
-    role is `reward`."""
+    """Name, in letters, digits, `-` and `_`: the role is `reward.NAME`, and metrics contain it. Null, for a single
+    reward model: the role is `reward`."""
     weight: float = 1.0
     """Factor of its score in a sample's score."""
 
@@ -88,7 +90,7 @@ class RewardModelConfig(ModelRoleConfig):
 
 
 def reward_model_problems(models: tuple[RewardModelConfig, ...]) -> Iterator[Problem]:
-    """Names that would give two reward models one role."""
+    """Problems of reward models with the same role."""
     seen: dict[str, int] = {}
     for at, model in enumerate(models):
         if model.name is None and len(models) > 1:
@@ -99,7 +101,7 @@ def reward_model_problems(models: tuple[RewardModelConfig, ...]) -> Iterator[Pro
 
 
 def critic_warmup_problems(critic: CriticConfig, steps: int, updates: int) -> Iterator[Problem]:
-    """A warm-up that leaves nothing to do afterwards."""
+    """Problem of a warm-up that takes the whole run."""
     optim = critic.optim
     if critic.warmup_steps >= steps > 0:
         yield Problem(

@@ -1,4 +1,4 @@
-"""The table of a run's roles: which there are, and what each is built from. Everything else iterates it."""
+"""The table of a run's roles and of what each is built from. All code that handles roles iterates it."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from rlsdk.config.schema import RunConfig
 from rlsdk.interfaces import BackendKind, Capability, Head, ModelSpec, OptimSpec, RolloutSpec, TrainSpec
 
 HEAD_CAPABILITY = {Head.VALUE: Capability.VALUE_HEAD, Head.SCORE: Capability.SCORE_HEAD}
-"""What a backend must claim to end a model in this."""
+"""Capability that a backend needs for this head."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """One line of the table."""
+    """One row of the table."""
 
     name: str
     kind: BackendKind
     backend: str
     """Name of a registered backend of this kind."""
     spec: TrainSpec | RolloutSpec
-    """What its engine is built from, less the backend's own options."""
+    """Specification of its engine, without the backend's own options."""
     options: Options = field(default_factory=dict)
-    """The backend's own options, as they were written."""
+    """The backend's own options, as written in the configuration."""
     devices_per_rank: int = 1
-    """Devices that a rank spans: of one node, or all of several nodes."""
+    """Devices per rank: all on one node, or all those of several nodes."""
     pool: str = ""
     """Name of its pool; empty until the run is placed."""
     fields: Mapping[str, str] = field(default_factory=dict)
-    """Where the configuration says it: field by `backend`, `options`, `path`, `dtype`."""
+    """Fields of the configuration that set `backend`, `options`, `path` and `dtype`."""
 
     @property
     def model(self) -> ModelSpec:
@@ -58,26 +58,26 @@ class Role:
 
     @property
     def is_trained(self) -> bool:
-        """It has an optimizer, so that a checkpoint must hold it."""
+        """Whether it has an optimizer, so that a checkpoint must contain it."""
         return self.optim is not None
 
     @property
     def is_rollout(self) -> bool:
-        """It samples: the policy's rollout engine, or a judge."""
+        """Whether it samples: the policy's rollout engine, or a judge."""
         return self.kind is BackendKind.ROLLOUT
 
     @property
     def has_own_weights(self) -> bool:
-        """A rollout engine whose weights are its model's, and never the actor's: a judge."""
+        """Whether it is a judge: a rollout engine with the weights of its own model."""
         return base_role(self.name) == JUDGE
 
     def with_model(self, path: str) -> Role:
-        """The same with the weights of another folder."""
+        """A copy with the weights of another folder."""
         spec = replace(self.spec, model=replace(self.model, path=path, revision=None))
         return replace(self, spec=replace(spec, init_from_config=False) if isinstance(spec, TrainSpec) else spec)
 
     def loading_weights(self) -> Role:
-        """The same rollout role, which reads its model's weights from disk and waits for no sync."""
+        """A copy of this rollout role that loads its model's weights from disk and waits for no sync."""
         spec = self.spec
         return replace(self, spec=replace(spec, load_weights=True) if isinstance(spec, RolloutSpec) else spec)
 
@@ -93,7 +93,7 @@ class Role:
 
 
 def needed_roles(config: RunConfig, *, train_only: bool = False) -> tuple[str, ...]:
-    """Names of the roles that a run needs, in the order in which devices are dealt out."""
+    """Names of the roles that a run needs, in the order in which they get devices."""
     if train_only:
         return (ACTOR,)
     wanted = {
@@ -117,7 +117,7 @@ def roles(config: RunConfig, *, needed: Sequence[str] | None = None) -> tuple[Ro
 
 
 def role_of(table: Sequence[Role], name: str) -> Role:
-    """The line of that name."""
+    """The row of that name."""
     return next(role for role in table if role.name == name)
 
 
@@ -139,7 +139,7 @@ def actor_role(config: RunConfig) -> Role:
 
 
 def rollout_role(config: RunConfig) -> Role:
-    """What samples; its weights come by the first sync."""
+    """The rollout engine; it gets its weights by the first sync."""
     rollout = config.rollout
     return Role(
         name=ROLLOUT,
@@ -189,12 +189,12 @@ def _rewards(config: RunConfig) -> list[Role]:
 
 
 def _judging(config: RunConfig) -> list[tuple[int, RewardConfig]]:
-    """Rewards, with their places, whose judge is an engine of the run."""
+    """Rewards whose judge is an engine of the run, with their indices."""
     return [(at, reward) for at, reward in enumerate(config.rewards) if reward.judge and reward.judge.engine]
 
 
 def _judges(config: RunConfig) -> list[Role]:
-    """Rollout engines that load weights of their own, and take none from the actor."""
+    """The judges: rollout engines that load their own weights and get none from the actor."""
     found = []
     for at, reward in _judging(config):
         own = reward.judge.engine if reward.judge is not None else None
@@ -234,7 +234,7 @@ def _judges(config: RunConfig) -> list[Role]:
 def _beside(
     config: RunConfig, own: ModelRoleConfig, name: str, section: str, head: Head, optim: OptimSpec | None
 ) -> Role:
-    """A role with its own section, which takes the rest from `train` and `model`."""
+    """A role with its own section, whose null fields are taken from `train` and `model`."""
     model = model_spec(config) if own.path is None else replace(model_spec(config), path=own.path, revision=None)
     model = replace(model, head=head, revision=own.revision or model.revision, dtype=own.dtype or model.dtype)
     role = _train_role(config, name, section, model, optim)
@@ -263,7 +263,7 @@ def _beside(
 
 
 def _options_key(section: str, backend: str) -> str:
-    """`critic.BACKEND.OPTION` as it is typed; the items of a list have `options` only."""
+    """Path of options as the user writes it, `critic.BACKEND.OPTION`; list items have `options` only."""
     return "options" if "." in section else backend
 
 
@@ -319,7 +319,7 @@ def model_spec(config: RunConfig) -> ModelSpec:
 
 
 def optim_spec(optim: OptimConfig, total_steps: int) -> OptimSpec:
-    """An optimizer whose schedule ends after `total_steps` optimizer steps."""
+    """Optimizer specification whose schedule ends after `total_steps` optimizer steps."""
     return OptimSpec(
         lr=optim.lr,
         betas=optim.betas,
@@ -334,7 +334,7 @@ def optim_spec(optim: OptimConfig, total_steps: int) -> OptimSpec:
 
 
 def sft_optim_spec(config: RunConfig) -> OptimSpec:
-    """Of supervised training: the run's optimizer at its own learning rate."""
+    """Optimizer specification of supervised training: that of the run with another learning rate."""
     own = config.train.optim.model_copy(
         update={"lr": config.sft.lr, "warmup_steps": config.sft.warmup_steps, "schedule": "constant"}
     )

@@ -1,4 +1,4 @@
-"""Section on the schedule: when groups are made, with which weights, and what a step may be trained on."""
+"""The section of the schedule: when samples are generated, with which weights, and which a step may train on."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ if TYPE_CHECKING:
 
 
 class ScheduleConfig(Section):
-    """When groups are made. One law: a group for step k starts once the weights of step k - 1 - `max_staleness` are
-    served, and nothing older is trained on."""
+    """When samples are generated. The rule: a group for step k starts once the weights of step k - 1 - `max_staleness`
+    are served, and no older samples are trained on."""
 
     max_staleness: NonNegativeInt = 0
-    """Trainer steps by which the weights that begin a group may be older than those of a synchronous run. 0: each step
-    makes its groups, then trains; 1: the next step's groups are made while this one trains; more: asynchronous."""
+    """Trainer steps by which a group's first weights may be older than in a synchronous run. 0: each step generates,
+    then trains; 1: the next step's groups are generated while this one trains; more: asynchronous."""
     order: Literal["prompt", "finish"] = "prompt"
-    """Which groups a step trains. prompt: its own, in order of prompts; finish: those that finished first, unless a
-    group left behind would exceed the bound."""
+    """Which groups a step trains on. prompt: its own, in the order of prompts; finish: those that finished first,
+    unless a skipped group would then exceed `max_staleness`."""
     on_new_weights: Literal["drain", "recompute", "keep"] = "drain"
-    """What running samples do when new weights come. drain: they finish first; recompute: they pause, and continue
-    under the new weights with keys and values made again; keep: the same with the old keys and values."""
+    """What happens to running samples if new weights arrive. drain: they finish first; recompute: they pause, and
+    continue under the new weights with a recomputed KV cache; keep: the same with the old KV cache."""
     journal: Literal["none", "resume", "all"] = "resume"
-    """What is written of the run as it goes. resume: all that a resumed run need not make again, as far as checkpoints
-    that are kept go back; all: the whole run, so that `rlsdk replay` can repeat it; none."""
+    """What the journal keeps. resume: the samples that a resumed run can reuse, back to the oldest kept checkpoint;
+    all: the whole run, so that `rlsdk replay` can repeat it; none."""
     uncorrected: bool = False
-    """Trains on stale samples without weighing their distance to the sampler, where `algorithm.old_log_probs` is
-    `always` without a correction, or the engines' log-probs cannot be compared."""
+    """Allows training on stale samples without correction, if `algorithm.old_log_probs` is `always` without
+    `algorithm.correction`, or if log-probs of the engines are not comparable."""
 
     @property
     def overlaps(self) -> bool:
-        """Groups are made while a step trains."""
+        """Whether samples are generated while a step trains."""
         return self.max_staleness > 0
 
     @property
     def keeps(self) -> Literal["resume", "all"]:
-        """Which segments of the journal stay."""
+        """Which segments of the journal are kept."""
         return "all" if self.journal == "all" else "resume"
 
     def problems(self) -> Iterator[Problem]:
@@ -75,15 +75,15 @@ class ScheduleConfig(Section):
 def schedule_problems(
     schedule: ScheduleConfig, placement: PlacementConfig, algorithm: AlgorithmConfig
 ) -> Iterator[Problem]:
-    """What other sections say against a schedule."""
+    """Problems between the schedule and other sections."""
     if not schedule.overlaps:
         return
     sharing = _beside_rollout(placement)
     if sharing:
         yield Problem(
             "schedule.max_staleness",
-            f"{schedule.max_staleness} makes groups while a step trains, but placement gives the rollout the devices "
-            f"of {sharing}, which take turns; expected 0, or devices of its own: `--placement.preset "
+            f"{schedule.max_staleness} generates samples while a step trains, but placement gives the rollout the "
+            f"devices of {sharing}, which take turns; expected 0, or devices of its own: `--placement.preset "
             "colocate_actor_ref` with `--placement.devices '{rollout: N}'`",
         )
     naive = algorithm.old_log_probs == "always" and not algorithm.correction.is_on
@@ -99,7 +99,7 @@ def schedule_problems(
 
 
 def _beside_rollout(placement: PlacementConfig) -> str:
-    """The roles that share the rollout's devices, in words; empty: none."""
+    """The roles that share the rollout's devices, as text; empty: none."""
     if placement.preset is not None:
         return "every other role (preset colocate_all)" if placement.preset == "colocate_all" else ""
     own = placement.roles.get(ROLLOUT)

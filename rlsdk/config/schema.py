@@ -1,7 +1,7 @@
-"""The configuration of a run: one frozen model per section, every field with its unit or meaning.
+"""The configuration of a run: one frozen model per section; docstrings give the meaning and unit of every field.
 
-Values are strictly typed (no text taken for a number). Checks between fields of one section stand beside it, those
-between sections in `RunConfig`; what depends on the installed backends is checked by `rlsdk.config.check_run`.
+Values are strictly typed (no string is accepted as a number). Checks between fields of one section are in that section,
+those between sections in `RunConfig`; `rlsdk.config.check_run` checks what depends on installed backends.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from rlsdk.config.role_sections import (
 from rlsdk.config.schedule import ScheduleConfig, schedule_problems
 
 NEEDS_GROUP = frozenset({"grpo", "dr_grpo", "grpo_passk", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline"})
-"""Built-in estimators that compare the samples of one prompt, and see nothing in a single one."""
+"""Built-in estimators that compare the samples of one prompt, and need at least two."""
 SINGLE_TURN = "single_turn"
-"""The rollouter that calls the policy once for each sample."""
+"""The rollouter that makes one request per sample."""
 POLICY_GRADIENT = "policy_gradient"
 """The algorithm that is composed of the other fields of `algorithm`."""
 NEEDS_VALUES = frozenset({"gae"})
@@ -40,22 +40,22 @@ NEEDS_VALUES = frozenset({"gae"})
 
 
 OWN_TEMPLATE_ARGUMENTS = frozenset({"conversation", "messages", "tokenize", "add_generation_prompt", "return_dict"})
-"""Of `apply_chat_template`, which a run passes itself."""
+"""Arguments of `apply_chat_template` that rlsdk sets itself."""
 
 
 class MixtureConfig(Section):
     """One source of a mixture."""
 
     source: str
-    """As `data.train`."""
+    """Data source, in the form of `data.train`."""
     weight: PositiveFloat = 1.0
     """Share of the prompts that are drawn from this source, relative to the other weights."""
     options: Options = empty_mapping()
     """Parameters of the source."""
     num_rows: PositiveInt | None = None
-    """Rows; uses the first so many, or generates so many; null: all that there are."""
+    """Number of rows: the first ones, or as many generated ones; null: all."""
     fields: Options = empty_mapping()
-    """Fields that every row of this source gets, `{task: gsm8k}`, for instance for the `rows` of a reward."""
+    """Fields that are added to every row of this source, `{task: gsm8k}`, for instance for the `rows` of a reward."""
 
 
 class DataConfig(Section):
@@ -65,9 +65,9 @@ class DataConfig(Section):
     """`SOURCE:REST` of a registered source (`reasoning_gym:chain_sum`), a file (.jsonl, .json, .parquet, .csv), or a
     data set's folder or hub name."""
     mixture: tuple[MixtureConfig, ...] = empty_tuple()
-    """In place of `train`: several sources, from which prompts are drawn by weight. Each has its own epochs."""
+    """Several sources in place of `train`; prompts are drawn from them by weight. Each source has its own epochs."""
     eval: str | None = None
-    """As `train`, for evaluation; null: rows are held out of `train`, `num_eval_rows` of them."""
+    """Source of evaluation rows, in the form of `train`; null: `num_eval_rows` rows are held out of `train`."""
     options: Options = empty_mapping()
     """Parameters of the train source, for instance those of a reasoning-gym task, or `split` of a hub data set."""
     eval_options: Options = empty_mapping()
@@ -75,27 +75,27 @@ class DataConfig(Section):
     prompt_field: str = "question"
     """Field of a row that holds the prompt: a text, or a list of chat messages."""
     answer_field: str = "answer"
-    """Field of a row that holds the reference answer; rows may lack it."""
+    """Field of a row that holds the reference answer; it may be missing."""
     system_prompt: str | None = None
     """Text of the system message; used with a chat template only."""
     prompt_template: str = "{prompt}"
     """Text of the user message; `{prompt}` and `{any_field_of_the_row}` are filled in."""
     chat_template: Literal["auto", "always", "never"] = "auto"
-    """auto: the tokenizer's chat template where it has one."""
+    """auto: uses the tokenizer's chat template if it has one."""
     chat_template_kwargs: Options = empty_mapping()
-    """Variables of the chat template, for instance `{enable_thinking: false}` for models that can think or not."""
+    """Variables of the chat template, for instance `{enable_thinking: false}` for models with optional thinking."""
     allow_special_tokens: bool = False
-    """True: special tokens in the text of a row become control tokens, so a row can end its turn and open another.
-    False: they are encoded as text and counted. Those of `system_prompt` and `prompt_template` always count."""
+    """True: special tokens in the text of a row act as control tokens, so a row can end its turn and open another.
+    False: they are encoded as plain text, and counted. Those in `system_prompt` and `prompt_template` always act."""
     max_prompt_tokens: PositiveInt = 1024
-    """Tokens; longer prompts are left out and counted."""
+    """Most tokens of a prompt; longer prompts are dropped, and their number is reported."""
     shuffle: bool = True
-    """Takes rows in an order drawn with `trainer.seed`, a new one each epoch."""
+    """Shuffles rows with `trainer.seed`, anew in each epoch."""
     num_train_rows: PositiveInt | None = None
-    """Rows; uses the first so many, or generates so many; null: all that there are (the source's own default where
-    rows are generated)."""
+    """Number of training rows: the first ones, or as many generated ones; null: all (if rows are generated, the
+    source's own default)."""
     num_eval_rows: PositiveInt | None = 256
-    """Rows; null: all that there are."""
+    """Number of evaluation rows; null: all."""
 
     def problems(self) -> Iterator[Problem]:
         if self.system_prompt is not None and self.chat_template == "never":
@@ -120,41 +120,41 @@ class DataConfig(Section):
 
 
 class TrainerConfig(Section):
-    """The loop."""
+    """The training loop."""
 
     steps: NonNegativeInt = 200
-    """Trainer steps; each is one rollout, then updates."""
+    """Trainer steps; each samples once, then makes its updates."""
     epochs: PositiveFloat | None = None
-    """In place of `steps`: passes over the training prompts, rounded up to whole steps; of a mixture, draws of as many
-    prompts as all its sources have. null: `steps` counts."""
+    """Passes over the training prompts, in place of `steps`; rounded up to whole steps. For a mixture: draws of as many
+    prompts as all sources have. null: `steps` is used."""
     prompts_per_step: PositiveInt = 64
     """Prompts in one step."""
     samples_per_prompt: PositiveInt = 8
-    """Responses to each prompt: the group."""
+    """Responses to each prompt (group size)."""
     updates_per_step: PositiveInt = 1
-    """Optimizer steps into which a step's samples are cut (mini-batches), per epoch."""
+    """Mini-batches (optimizer steps) into which a step's samples are split, per epoch of the step."""
     epochs_per_step: PositiveInt = 1
-    """Times that the samples of a step are gone through."""
+    """Epochs over the samples of one step."""
     seed: NonNegativeInt = 0
-    """Of data order, sampling and random weights."""
+    """Seed of data order, sampling and random initial weights."""
     run_dir: str = "runs"
-    """Folder under which every run has its own."""
+    """Folder that contains a folder for every run."""
     run_name: str | None = None
-    """Name of the run's folder; null: made from date and time."""
+    """Name of the run's folder; null: date and time."""
     save_every_steps: PositiveInt | None = 50
-    """Trainer steps between checkpoints, the last step always included; null: none at all."""
+    """Trainer steps between checkpoints; the last step is always saved. null: no checkpoints."""
     export_every_steps: PositiveInt | None = None
-    """Trainer steps between checkpoints that also hold the model in Hugging Face form, a multiple of
-    `save_every_steps`; the last one and the best one always do. null: every checkpoint."""
+    """Trainer steps between checkpoints that also contain the model in Hugging Face format; a multiple of
+    `save_every_steps`. The last and the best checkpoint always contain it. null: every checkpoint."""
     keep_checkpoints: PositiveInt = 3
-    """Newest checkpoints that are kept, and besides them the newest that holds the model."""
+    """Number of newest checkpoints to keep; the newest one that contains the model is kept as well."""
     resume: str = "auto"
-    """auto: from the newest whole checkpoint of this run's folder, if there is one; never; or the path of a
-    checkpoint or run."""
+    """auto: from the newest complete checkpoint of this run's folder, if any; never; or the path of a checkpoint or
+    run."""
     parity_threshold: PositiveFloat = 0.05
-    """Nats: largest mean difference between the log-probs of rollout and train engine on the same tokens."""
+    """Largest mean difference in nats between log-probs of the rollout and the train engine for the same tokens."""
     parity_action: Literal["warn", "error"] = "warn"
-    """What happens past `parity_threshold`."""
+    """Action if `parity_threshold` is exceeded."""
     callbacks: tuple[str, ...] = empty_tuple()
     """Registered step callbacks, `pkg.mod:fn`, or `file.py:fn`."""
 
@@ -189,19 +189,19 @@ class TrainerConfig(Section):
 
 
 class DeadlinesConfig(Section):
-    """Seconds without an answer, and without progress of those that are waited for, after which a wait is an error.
-    Each phase has its own; raising one does not blunt the others."""
+    """Deadlines in seconds: a wait fails after this time without an answer and without progress. Each phase has its
+    own."""
 
     start_s: PositiveFloat = 600.0
-    """Starting the workers and building an engine; while tensors are read, from one to the next."""
+    """Starting workers and building an engine; while weights are read, the time from one tensor to the next."""
     rollout_s: PositiveFloat = 600.0
-    """Without a single token from a replica that has samples to make: progress, not the whole generation."""
+    """Time without any token from a replica that has samples to generate, not the time of the whole generation."""
     update_s: PositiveFloat = 1800.0
-    """One micro-batch of a forward pass or of an optimizer step, not the whole of it."""
+    """One micro-batch of a forward pass or an optimizer step, not the whole pass or step."""
     sync_s: PositiveFloat = 600.0
-    """Each stage of a weight sync, and each offload or wake."""
+    """Each stage of a weight sync, each offload, and each wake."""
     save_s: PositiveFloat = 1800.0
-    """One role's part of a checkpoint, written or read; of an exported model, one tensor."""
+    """Writing or reading one role's part of a checkpoint, or one tensor of an exported model."""
     collective_s: PositiveFloat = 600.0
     """Each collective between the ranks of an engine."""
 
@@ -210,40 +210,40 @@ class SftConfig(Section):
     """Supervised training on the reference answers: the warm start of `rlsdk train`, and all of `rlsdk sft`."""
 
     steps: NonNegativeInt = 0
-    """Optimizer steps; 0: no warm start."""
+    """Optimizer steps; 0: no supervised training."""
     epochs: PositiveFloat | None = None
-    """In place of `steps`: passes over the rows that are learned, rounded up to whole steps. null: `steps` counts."""
+    """Passes over the rows, in place of `steps`; rounded up to whole steps. null: `steps` is used."""
     rows_per_step: PositiveInt = 64
     """Rows in one optimizer step."""
     lr: PositiveFloat = 1e-5
-    """Peak learning rate; the rest of the optimizer is as in `train.optim`, with fresh moments afterwards."""
+    """Peak learning rate. The other settings are those of `train.optim`; the optimizer is reset afterwards."""
     warmup_steps: NonNegativeInt = 0
     """Optimizer steps of linear warm-up."""
     save_every_steps: PositiveInt | None = 100
-    """Optimizer steps between checkpoints, from which a run that was killed goes on; null: none at all."""
+    """Optimizer steps between checkpoints, from which an interrupted run resumes; null: no checkpoints."""
     answer_template: str = "{answer}"
     """Text that is learned; `{answer}` and `{any_field_of_the_row}` are filled in."""
     long_answers: Literal["drop", "cut"] = "drop"
-    """Answers longer than `rollout.max_response_tokens`. drop: the row is left out and counted; cut: its first tokens
-    are learned, without an end-of-sequence token, so the model does not learn to stop early."""
+    """Answers longer than `rollout.max_response_tokens`. drop: the row is dropped, and counted; cut: trains on the
+    first tokens, without an end-of-sequence token, so that the model does not learn to stop early."""
 
     @property
     def is_asked(self) -> bool:
-        """There is supervised training, of so many steps or epochs."""
+        """Whether supervised training is configured."""
         return self.steps > 0 or self.epochs is not None
 
 
 class TrackingConfig(Section):
-    """Where the run's numbers go."""
+    """Where metrics are logged."""
 
     trackers: tuple[str, ...] = Field(default=("jsonl", "tensorboard"), strict=False)
     """Registered trackers."""
     options: dict[str, Options] = empty_mapping()
     """Parameters by tracker name."""
     samples_per_step: NonNegativeInt = 4
-    """Samples whose text is logged each step: the best and the worst of some prompts."""
+    """Samples whose text is logged each step: the best and worst samples of some prompts."""
     tokens_per_sample: NonNegativeInt = 512
-    """First tokens of a logged sample that are logged one by one, with their log-probs; 0: text only."""
+    """Number of first tokens of a logged sample that are logged individually with their log-probs; 0: only text."""
 
     def problems(self) -> Iterator[Problem]:
         for name in self.options:
@@ -252,50 +252,50 @@ class TrackingConfig(Section):
 
 
 class RunConfig(Section):
-    """All that defines a run."""
+    """The whole configuration of a run."""
 
     model: ModelConfig = ModelConfig()
     """Which model is trained."""
     data: DataConfig = DataConfig()
     """Where prompts come from."""
     rewards: tuple[RewardConfig, ...] = empty_tuple()
-    """Terms of the reward; the weighted sum of those that apply to a sample is its score."""
+    """Terms of the reward; a sample's score is the weighted sum of those that apply to it."""
     reward_limits: RewardLimitsConfig = RewardLimitsConfig()
-    """What rewards may cost, and what becomes of samples that failed."""
+    """Resource limits of rewards, and what happens to samples whose grading failed."""
     reward_models: tuple[RewardModelConfig, ...] = empty_tuple()
-    """Models whose scores are terms of the reward, beside `rewards`."""
+    """Reward models: their scores are terms of the reward, in addition to `rewards`."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
     """How rewards become a gradient."""
     train: TrainConfig = TrainConfig()
-    """The train engine: the actor's, and what the other models take where their own section says nothing."""
+    """The train engine of the actor, and the defaults for the other models' sections."""
     ref: RefConfig = RefConfig()
-    """The frozen policy that the KL is measured from."""
+    """The frozen reference policy of the KL."""
     critic: CriticConfig = CriticConfig()
-    """The model of values that is trained beside the policy."""
+    """The value model, trained with the policy."""
     rollout: RolloutConfig = RolloutConfig()
-    """The rollout engine, and how training samples are drawn."""
+    """The rollout engine, and sampling settings for training."""
     eval: EvalConfig = EvalConfig()
-    """Figures on rows that are never trained on."""
+    """Evaluation on rows that are never trained on."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """Which checkpoints are kept besides the newest."""
+    """How checkpoints are written, and which are kept besides the newest."""
     placement: PlacementConfig = PlacementConfig()
     """Which role runs where."""
     trainer: TrainerConfig = TrainerConfig()
-    """The loop."""
+    """The training loop."""
     schedule: ScheduleConfig = ScheduleConfig()
-    """When groups are made, and with which weights."""
+    """When samples are generated, and with which weights."""
     deadlines: DeadlinesConfig = DeadlinesConfig()
-    """Seconds after which a wait is an error."""
+    """Deadlines in seconds, after which a wait fails."""
     faults: FaultsConfig = FaultsConfig()
-    """What a run does by itself when a process of it is lost."""
+    """Automatic restarts after a process is lost."""
     sft: SftConfig = SftConfig()
     """Supervised training on the reference answers."""
     preferences: PreferencesConfig = PreferencesConfig()
     """Training from pairs of answers: a reward model, or DPO."""
     sharding: ShardingConfig = ShardingConfig()
-    """How weights go from the train to the rollout engine."""
+    """Weight transfer from the train to the rollout engine."""
     tracking: TrackingConfig = TrackingConfig()
-    """Where the run's numbers go."""
+    """Where metrics are logged."""
 
     @property
     def max_model_tokens(self) -> int:
@@ -304,13 +304,14 @@ class RunConfig(Section):
 
     @property
     def adapts_concurrency(self) -> bool:
-        """Samples under way at each replica follow its measured throughput (`rollout.concurrency`)."""
+        """Whether the number of concurrent samples per replica is adapted to measured throughput
+        (`rollout.concurrency`)."""
         depends_on_time = self.schedule.on_new_weights != "drain"
         return self.rollout.concurrency == "adapt" or (self.rollout.concurrency == "auto" and depends_on_time)
 
     @property
     def needs_values(self) -> bool:
-        """True where the advantage, or the algorithm, reads the values of a critic."""
+        """Whether the advantage estimator or the algorithm needs a critic's values."""
         own = self.algorithm
         return CRITIC in own.roles or (own.name == POLICY_GRADIENT and own.advantage in NEEDS_VALUES)
 
@@ -373,7 +374,7 @@ class RunConfig(Section):
     def _schedule_problems(self) -> Iterator[Problem]:
         optim, total = self.train.optim, self.trainer.optimizer_steps
         if self.trainer.epochs is not None:
-            return  # Steps follow from the data: asked again once it was read.
+            return  # The number of steps depends on the data; checked again once it is read.
         if optim.schedule != "constant" and optim.warmup_steps >= total > 0:
             yield Problem(
                 "train.optim.warmup_steps",

@@ -1,4 +1,4 @@
-"""Nested plain data, with the file and line or the flag that each value came from."""
+"""Nested plain data with the origin of each value: file and line, or flag."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Tree:
         self._origins: dict[Place, str] = {}
 
     def merge_file(self, file: Path) -> None:
-        """Lays a YAML file over what is there: mappings merge, everything else is replaced.
+        """Merges a YAML file into the tree: mappings merge, other values are replaced.
 
         Raises:
-            ConfigError: it cannot be read, is not YAML, or not a mapping.
+            ConfigError: the file cannot be read, is not YAML, or not a mapping.
         """
         try:
             text = file.read_text(encoding="utf-8")
@@ -47,19 +47,19 @@ class Tree:
         self._origins.update({place: f"{file}:{line}" for place, line in lines.items() if place})
 
     def merge(self, values: Mapping[str, Any], origin: str) -> None:
-        """Lays nested plain data over what is there, as `merge_file` does."""
+        """Merges nested plain data into the tree, as `merge_file` does."""
         _merge(self.data, copy.deepcopy(dict(values)))
         for place in _places(values, ()):
             self._forget(place)
             self._origins[place] = origin
 
     def section(self, name: str) -> dict[str, Any]:
-        """The mapping of that name at the top; an empty one where there is none."""
+        """The top-level mapping of that name; empty if there is none."""
         section = self.data.get(name)
         return section if isinstance(section, dict) else {}
 
     def put(self, place: Place, value: object, origin: str) -> Problem | None:
-        """Sets one value, making mappings on the way; says why where that cannot be done."""
+        """Sets one value, creating mappings on the way; returns the reason if that is impossible."""
         inside: Any = self.data
         for depth, part in enumerate(place):
             above = dotted(place[:depth])
@@ -77,7 +77,7 @@ class Tree:
         return None
 
     def move(self, old: Place, new: Place) -> None:
-        """Lays the mapping at `old`, a key of a top section, over the one at `new`."""
+        """Merges the mapping at `old`, a key of a top-level section, into the one at `new`."""
         above = self.data[str(old[0])].pop(old[1])
         section = self.data[str(new[0])]
         section[new[1]] = section.get(new[1]) or {}
@@ -86,7 +86,7 @@ class Tree:
             self._origins[(*new, *place[len(old) :])] = self._origins.pop(place)
 
     def value(self, path: str) -> Any:
-        """What stands at a dotted path; None where nothing does."""
+        """The value at a dotted path; None if there is none."""
         value: Any = self.data
         for part in path.split("."):
             if isinstance(value, Mapping):
@@ -98,11 +98,12 @@ class Tree:
         return value
 
     def origin(self, path: str) -> str:
-        """Where the value at a dotted path came from: its own origin, that of what is in it, or of what it is in."""
+        """Origin of the value at a dotted path: its own, that of a value in it, or that of the mapping that contains
+        it."""
         return self.origin_at(tuple(int(part) if part.isdigit() else part for part in path.split(".")))
 
     def origin_at(self, place: Place) -> str:
-        """As `origin`, for keys that hold dots."""
+        """As `origin`, for keys that contain dots."""
         if place in self._origins:
             return self._origins[place]
         inside = [origin for known, origin in self._origins.items() if known[: len(place)] == place]
@@ -115,7 +116,7 @@ class Tree:
 
 
 def _places(values: Mapping[str, Any], above: Place) -> Iterator[Place]:
-    """Of every value that is no mapping."""
+    """Origin of every value that is not a mapping."""
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from _places(value, (*above, key))

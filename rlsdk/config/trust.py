@@ -1,9 +1,9 @@
-"""What a run's own configuration may not do unless the person asks for it: run code, or send data elsewhere.
+"""Refuses what a run's own configuration may not do without permission: run code, or send data elsewhere.
 
-A run's folder can come from anybody: a colleague, a hub, an archive. Its `config.yaml` names rewards, losses and
-callbacks by file or module, and those are run; and trackers, which send prompts and answers to where their options
-say. So what a file of a run says of these counts only with `--trust-run` on the command line. A file that the person
-wrote and names with `--config` is their own word, and so is every flag.
+The folder of a run can come from anybody: a colleague, a hub, an archive. Its `config.yaml` names rewards, losses and
+callbacks by file or module, which are executed, and trackers, which send prompts and answers where their options say.
+Such values in a file of a run need `--trust-run` on the command line. A file that the user wrote and names with
+`--config`, and every flag, is trusted.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ FUNCTION_FIELDS = ("rewards.*.name", "algorithm.name", "algorithm.advantage", "a
                    "rollout.rollouter", "trainer.callbacks.*")  # fmt: skip
 """Fields that take `pkg.mod:fn` besides registered names; `*` is a position in a list."""
 LOCAL_TRACKERS = ("jsonl", "tensorboard")
-"""They write into the run's folder, and nowhere else."""
+"""Trackers that write only into the run's folder."""
 _IN_FILE = re.compile(r"\.py:\w+\s*$")
 _RUN_MARKS = ("checkpoints", "metrics.jsonl", ".lock")
-"""One of them stands beside the `config.yaml` of every run."""
+"""Files of which one is next to the `config.yaml` of every run."""
 _CHECKPOINT_MARK = "manifest.json"
 
 
@@ -37,7 +37,7 @@ def take_trust_flag(arguments: Sequence[str]) -> tuple[list[str], bool]:
 
 
 def is_of_run(file: Path, resumed: str | None = None) -> bool:
-    """Whether a configuration file lies in the folder of a run or of a checkpoint, or in the one that is resumed."""
+    """Whether a configuration file is in the folder of a run or of a checkpoint, or in the one that is resumed."""
     folders = (*file.absolute().parents, *file.resolve().parents)
     if resumed is not None and resumed not in ("auto", "never") and Path(resumed).resolve() in folders:
         return True
@@ -53,13 +53,13 @@ def _is_run(folder: Path) -> bool:
 def check_trust(
     fields: dict[str, Any], origin: Callable[[Place], str], own: Callable[[str], bool], sections: Collection[str] | None
 ) -> None:
-    """Refuses code, and trackers of other places, that a run asks for by itself.
+    """Refuses code and external trackers that the configuration of a run asks for.
 
     Args:
         fields: the whole configuration, as plain data.
-        origin: file and line, or flag, that the value at a place comes from.
-        own: whether such an origin is the person's own.
-        sections: top sections that will be acted on; None: all.
+        origin: returns the file and line, or the flag, from which the value at a path comes.
+        own: whether an origin is the user's own.
+        sections: top-level sections that will be used; None: all.
 
     Raises:
         ConfigError: lists every such field, and the flag.
@@ -79,8 +79,8 @@ def check_trust(
 
 
 def code_in(fields: dict[str, Any]) -> Iterator[tuple[Place, Any]]:
-    """Every place whose value makes a command run code that rlsdk and its plugins do not bring, or send data to where a
-    tracker's options say."""
+    """Paths of values that make a command run code outside rlsdk and its plugins, or send data to where a tracker's
+    options say."""
     for place, value in _leaves(fields, ()):
         name = re.sub(r"\.\d+\b", ".*", dotted(place))
         if (
@@ -88,10 +88,10 @@ def code_in(fields: dict[str, Any]) -> Iterator[tuple[Place, Any]]:
             or (isinstance(value, str) and _IN_FILE.search(value))
             or (name in FUNCTION_FIELDS and ":" in str(value))
             or (_is_set_reward(place) and ":" in str(value))
-            # An engine takes class names, hooks and files there; a Ray cluster sends code to all that join it.
+            # Engine arguments can name classes, hooks and files; a Ray cluster sends code to its nodes.
             or "engine_kwargs" in place[1:-1]
             or (place == ("placement", "ray_address") and value)
-            # They send samples, and what the environment holds, to a server.
+            # They send samples, and values of environment variables, to a server.
             or place[-2:] == ("judge", "url")
             or (place[-1] == "token_env" and value)
             or "headers_from_env" in place[:-1]
@@ -102,7 +102,7 @@ def code_in(fields: dict[str, Any]) -> Iterator[tuple[Place, Any]]:
 
 
 def _is_set_reward(place: Place) -> bool:
-    """Whether it is the name of a reward of an evaluation set: `eval.sets.NAME.rewards.0.name`."""
+    """Whether the path is the name of a reward of an evaluation set: `eval.sets.NAME.rewards.0.name`."""
     return place[:2] == ("eval", "sets") and place[3:4] == ("rewards",) and place[-1] == "name"
 
 

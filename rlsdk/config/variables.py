@@ -1,4 +1,4 @@
-"""Environment variables in a configuration (`${DATA}/rows.jsonl`): nothing replaces them, and that is said."""
+"""Finds environment variables in a configuration (`${DATA}/rows.jsonl`), which are not expanded, to report them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from rlsdk.config.explain import dotted, shown
 from rlsdk.config.problem import Problem
 
 VARIABLE = re.compile(r"\$\{\w+\}|\$[A-Z_][A-Z0-9_]*\b")
-"""As a shell writes them; `$x` of a formula is none."""
+"""Variables in shell syntax; `$x` in a formula is not one."""
 NAMES = frozenset({
     "path", "tokenizer", "revision", "train", "eval", "source", "run_dir", "run_name", "resume", "ray_address", "name",
     "backend",
 })  # fmt: skip
-"""Last names of the fields that hold a path, an address or a name; texts for a model may hold a dollar sign."""
+"""Last parts of the paths of fields that hold a path, an address or a name; texts for a model may contain a dollar
+sign."""
 
 
 def variable_problems(data: Mapping[str, object]) -> Iterator[Problem]:
-    """Paths and names that hold a variable: they would be taken as they stand, and a folder be made of that name."""
+    """Problems of paths and names with a variable: they would be used literally, as the name of a folder."""
     for place, value in _texts(data, ()):
         named = [part for part in place if isinstance(part, str)]
         if named and named[-1] in NAMES and (hint := variable_hint(dotted(place), value)):
@@ -26,7 +27,7 @@ def variable_problems(data: Mapping[str, object]) -> Iterator[Problem]:
 
 
 def variable_hint(path: str, value: object) -> str:
-    """What to do about a variable in the value of a field; empty where there is none."""
+    """Advice on a variable in the value of a field; empty without one."""
     if not isinstance(value, str) or not VARIABLE.search(value):
         return ""
     return f'environment variables are not replaced; leave the field out, and let the shell do it: --{path} "{value}"'

@@ -1,4 +1,4 @@
-"""What is wrong with a text that is no YAML, in words of a person who writes one."""
+"""Explains errors of YAML text in plain words."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _WORDS = (
     (r"unknown escape character", "a backslash in double quotes that means nothing; use single quotes"),
     (r"expected a single document", "more than one document: '---' may stand at the top only"),
 )  # fmt: skip
-"""What PyYAML says -> what it most often is."""
+"""Message of PyYAML -> the most frequent cause."""
 VARIABLE = re.compile(r"\$\{\w+")
 _SHOWN = 80
 
 
 def explain_syntax(error: yaml.MarkedYAMLError, text: str) -> str:
-    """The mistake in plain words, and the line that it was noticed on.
+    """The mistake in plain words, and the line at which it was detected.
 
     Args:
         error: of PyYAML.
-        text: what it read.
+        text: the text that PyYAML read.
     """
     said = f"{error.context or ''} {error.problem or ''}"
     mark = error.problem_mark or error.context_mark

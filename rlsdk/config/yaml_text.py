@@ -1,4 +1,4 @@
-"""YAML in and out. The scalars of YAML 1.2: `1e-6` is a number, `no` and `2024-01-01` are texts."""
+"""Reads and writes YAML with the scalars of YAML 1.2: `1e-6` is a number, `no` and `2024-01-01` are strings."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _SCALARS = (
 
 
 MAX_DEPTH = 64
-"""Of mappings and lists in each other."""
+"""Deepest nesting of mappings and lists."""
 MAX_VALUES = 100_000
-"""Of one document. Aliases of aliases make billions out of a few lines."""
+"""Largest number of nodes of one document: aliases of aliases expand a few lines to billions."""
 MAX_INT_DIGITS = 1000
-"""Python writes and reads at most 4,300."""
+"""Most digits of a number; Python's own limit is 4,300."""
 _TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
 _PLAIN = frozenset({"map", "seq", "str", "int", "float", "bool", "null"})
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe: builds plain data only, and refuses a key that stands twice."""
+    """A safe loader: builds only plain data, and refuses duplicate keys."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own design
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes exactly what `_Loader` would not read as text."""
+    """Quotes exactly the strings that `_Loader` would not read as strings."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own design
 
@@ -56,7 +56,7 @@ def _int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    # PyYAML writes these as line breaks, which read back as another one; inside double quotes it escapes them.
+    # PyYAML writes these as line breaks, which are read back as another one; in double quotes it escapes them.
     style = '"' if set(text) & set("\x85\u2028\u2029\ufeff") else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -105,7 +105,7 @@ def read_yaml(text: str, name: str) -> tuple[Any, dict[Path, int]]:
 
 
 def read_value(text: str) -> Any:
-    """The value that a text on the command line stands for; a text that is no YAML stands for itself."""
+    """The value of a text on the command line; text that is not YAML is returned as a string."""
     try:
         value, _ = read_yaml(text, "value")
     except ConfigError:
@@ -119,7 +119,7 @@ def write_yaml(data: Any) -> str:
 
 
 def _is_text(value: str) -> bool:
-    """False where it cannot be written as UTF-8."""
+    """Whether the text can be encoded as UTF-8."""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:

@@ -44,12 +44,13 @@ def reports(
 def run_suites(kind: str, names: Collection[str], report: Path) -> list[SuiteReport]:
     """Runs the suites of these engines of one kind, in a process of their own."""
     classes = " or ".join(f"Test_{kind}_{name}" for name in names) if len(names) < FEW else f"Test_{kind}"
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [
             sys.executable, "-m", "pytest", str(HERE / "broken" / "suites.py"), "-c", os.devnull, "-q", "--no-summary",
             "-p", "no:cacheprovider", "--rootdir", str(HERE), "-k", classes, "--rlsdk-report", str(report),
         ],
-        env={**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
         timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
     assert report.exists(), done.stdout[-3000:] + done.stderr[-3000:]
