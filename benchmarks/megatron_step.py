@@ -131,8 +131,8 @@ def bare_step(engine: Any, rows: Tensor, micro_batch_rows: int) -> Callable[[], 
     from megatron.core.models.gpt import GPTModel
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
+    from rlsdk_megatron.cpu_shim import device_scope
     from rlsdk_megatron.modeling import Stage
-    from rlsdk_megatron.shim import device_scope
 
     length = rows.shape[1]
     positions = torch.arange(length)

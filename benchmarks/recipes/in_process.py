@@ -19,16 +19,16 @@ from rlsdk.config import Role, RunConfig, dump_config, pair_roles, sft_optim_spe
 from rlsdk.config.role_names import ACTOR, ROLLOUT
 from rlsdk.registry import Registry
 from rlsdk.trainer.assemble import rl_stage
+from rlsdk.trainer.device_turns import DeviceTurns, shared_pools
 from rlsdk.trainer.events import RunView
 from rlsdk.trainer.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.loop import Trainer
-from rlsdk.trainer.materials import Materials, build_materials
 from rlsdk.trainer.roles import placement_of, roles
+from rlsdk.trainer.run_inputs import RunInputs, build_run_inputs
 from rlsdk.trainer.session import Session, sharding_manager, start_roles
 from rlsdk.trainer.stage import Stage
 from rlsdk.trainer.start import export_model
 from rlsdk.trainer.supervised import pair_stage, read_pairs, sft_stage
-from rlsdk.trainer.turns import DeviceTurns, shared_pools
 
 
 def main(training: Training, arguments: Sequence[str]) -> None:
@@ -39,14 +39,14 @@ def main(training: Training, arguments: Sequence[str]) -> None:
     run.mkdir(parents=True)
     session = start(config, table_of(training, config), registry)
     rewarded, supervised = training is Training.RL, training is Training.SFT
-    made = build_materials(config, registry, run, RunView(), rewarded=rewarded, supervised=supervised)
-    with closing(made) as materials:
-        stage = stage_of(training, registry, materials, session)
+    made = build_run_inputs(config, registry, run, RunView(), rewarded=rewarded, supervised=supervised)
+    with closing(made) as run_inputs:
+        stage = stage_of(training, registry, run_inputs, session)
         with closing(stage):
             text = dump_config(config)
-            Trainer(stage, session, tokenizer=materials.tokenizer, config_text=text, keep_checkpoints=1).fit()
+            Trainer(stage, session, tokenizer=run_inputs.tokenizer, config_text=text, keep_checkpoints=1).fit()
         if training is not Training.RL:
-            export_model(session, materials.tokenizer, run / "model")
+            export_model(session, run_inputs.tokenizer, run / "model")
 
 
 def table_of(training: Training, config: RunConfig) -> Sequence[Role]:
@@ -69,12 +69,12 @@ def start(config: RunConfig, table: Sequence[Role], registry: Registry) -> Sessi
     return Session(roles=groups, turns=turns, cluster=store, manager=manager)
 
 
-def stage_of(training: Training, registry: Registry, materials: Materials, session: Session) -> Stage:
+def stage_of(training: Training, registry: Registry, run_inputs: RunInputs, session: Session) -> Stage:
     if training is Training.RL:
-        return rl_stage(materials.config, registry, materials, session)
+        return rl_stage(run_inputs.config, registry, run_inputs, session)
     if training.pairs is None:
-        return sft_stage(materials.config, materials, session)
-    return pair_stage(training.pairs, materials, read_pairs(materials), session)
+        return sft_stage(run_inputs.config, run_inputs, session)
+    return pair_stage(training.pairs, run_inputs, read_pairs(run_inputs), session)
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.api.given import Reward, Rows, written
 from rlsdk.api.models import file_problems, model_fields
 from rlsdk.api.paths import with_absolute_paths
+from rlsdk.api.python_inputs import Reward, Rows, written
 from rlsdk.api.settings import Settings, from_keywords
 from rlsdk.api.table import Table
 from rlsdk.api.words import shown_in

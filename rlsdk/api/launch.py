@@ -18,7 +18,7 @@ from rlsdk.config import RunConfig
 from rlsdk.interfaces import ConfigError, RlsdkError, WorkerError
 
 if TYPE_CHECKING:
-    from rlsdk.cluster import Cluster, ClusterAhead
+    from rlsdk.cluster import BackgroundCluster, Cluster
     from rlsdk.trainer.events import RunView
     from rlsdk.trainer.start import RunResult
     from rlsdk.trainer.stopping import StopFlag
@@ -129,14 +129,14 @@ def _filled(resolved: Resolved, run_dir: Path, bring: Callable[[RunConfig, Path]
 
 
 @contextmanager
-def _cluster_ahead(resolved: Resolved, run_dir: Path) -> Iterator[ClusterAhead | None]:
+def _cluster_ahead(resolved: Resolved, run_dir: Path) -> Iterator[BackgroundCluster | None]:
     """The run's own cluster, which comes up while the rest is imported and data is read; None where others use it, too:
     that one is asked for devices when nothing else can fail.
 
     Raises:
         ConfigError: another process is writing into the folder.
     """
-    from rlsdk.cluster import ClusterAhead
+    from rlsdk.cluster import BackgroundCluster
     from rlsdk.trainer.devices import start_cluster
     from rlsdk.trainer.run_folder import run_lock
 
@@ -161,7 +161,7 @@ def _cluster_ahead(resolved: Resolved, run_dir: Path) -> Iterator[ClusterAhead |
             before_workers=before_workers,
         )
 
-    with ClusterAhead(start) as ahead:
+    with BackgroundCluster(start) as ahead:
         # Ray's daemons, which are processes of their own, come up meanwhile. This process connects to them after it:
         # that looks into torch, and of two threads that import it at a time one gets parts of it.
         try:
@@ -175,7 +175,7 @@ def _cluster_ahead(resolved: Resolved, run_dir: Path) -> Iterator[ClusterAhead |
 
 
 def _train(
-    resolved: Resolved, config: RunConfig, run_dir: Path, view: RunView, stop: StopFlag, ahead: ClusterAhead | None
+    resolved: Resolved, config: RunConfig, run_dir: Path, view: RunView, stop: StopFlag, ahead: BackgroundCluster | None
 ) -> RunResult:
     from rlsdk.trainer.pair_run import run_pairs
     from rlsdk.trainer.run import run_train

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.api.given import Reward, Rows, written
+from rlsdk.api.python_inputs import Reward, Rows, written
 from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings, from_keywords
 from rlsdk.api.table import Table

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.api.given import Reward, Rows, written
+from rlsdk.api.python_inputs import Reward, Rows, written
 from rlsdk.api.run import Run
 from rlsdk.api.settings import Settings, from_keywords
 

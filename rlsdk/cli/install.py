@@ -29,7 +29,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 import rlsdk
 from rlsdk.cli.installer import Installer, Wanted, applicable, find_uv, installer_for, make_environment, run
-from rlsdk.cluster.keeper import MARK, Keeper
+from rlsdk.cluster.ray_watchdog import MARK, RayWatchdog
 from rlsdk.diagnosis.examine import count_gpus
 from rlsdk.interfaces import ConfigError, PluginError, PluginLoadError, PluginNotFoundError
 from rlsdk.kit.atomic import atomic_write_json
@@ -386,16 +386,16 @@ def _only_one(distribution: str) -> Iterator[None]:
 def _gone_unless_finished(folder: Path) -> Iterator[None]:
     """Ends installers that were started inside, and removes what they wrote, unless the end is reached: also when this
     program is killed, by its own process that watches it."""
-    keeper = Keeper(str(folder))
+    watchdog = RayWatchdog(str(folder))
     os.environ[MARK] = str(folder)
     try:
         yield
     except BaseException:
-        keeper.end(_CLEAR_TIMEOUT_S)
+        watchdog.end(_CLEAR_TIMEOUT_S)
         shutil.rmtree(folder, ignore_errors=True)
         raise
     else:
-        keeper.release(_CLEAR_TIMEOUT_S)
+        watchdog.release(_CLEAR_TIMEOUT_S)
     finally:
         del os.environ[MARK]
 

@@ -65,7 +65,7 @@ def prepare(path: Path, repo: str, *, checkpoint: str | None, licence: str | Non
     Raises:
         ConfigError: no model there, no weights in it, or no such name.
     """
-    from rlsdk.trainer.card import FILE, with_licence
+    from rlsdk.trainer.model_card import FILE, with_licence
     from rlsdk.trainer.model_source import find_model
 
     if not HUB_NAME.fullmatch(repo) or "/" not in repo:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlsdk.cluster.ahead import ClusterAhead
+from rlsdk.cluster.background_start import BackgroundCluster
 from rlsdk.cluster.batch_ref import BatchRef
 from rlsdk.cluster.cluster import Cluster
 from rlsdk.cluster.dispatch import Join, MethodSpec, Split, dispatch
@@ -13,9 +13,9 @@ from rlsdk.cluster.placement import PRESETS, PlacementSpec, PoolSpec, preset_pla
 
 __all__ = [
     "PRESETS",
+    "BackgroundCluster",
     "BatchRef",
     "Cluster",
-    "ClusterAhead",
     "Join",
     "MethodSpec",
     "Pending",

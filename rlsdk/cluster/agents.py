@@ -19,7 +19,7 @@ from typing import Any
 
 DASHBOARD_FLAG = "--dashboard_agent_command="
 ENVIRONMENTS_FLAG = "--runtime_env_agent_command="
-_STAND_IN = Path(__file__).with_name("stand_in.py")
+_AGENT_STUB = Path(__file__).with_name("agent_stub.py")
 _PORTS = range(20_000, 32_000)
 """Below the ephemeral ports, so that no process takes one by accident between the check and its use."""
 _NOT_SERVED = -1
@@ -52,16 +52,16 @@ def light_agents(session_dir: str, node_id: str, *, environments_port: int, envi
     """
     from ray._private import services
 
-    stand_in: str | None = subprocess.list2cmdline([sys.executable, "-I", "-S", str(_STAND_IN)])
+    agent_stub: str | None = subprocess.list2cmdline([sys.executable, "-I", "-S", str(_AGENT_STUB)])
     lower = None if environments_first or not environments_port else shutil.which("nice")
     ports: dict[str, int] = {} if lower is None else {"RUNTIME_ENV_AGENT_PORT_NAME": environments_port}
     ports |= dict.fromkeys(_DASHBOARD_PORTS, _NOT_SERVED)
     if not _tell_ports(session_dir, node_id, ports):
-        stand_in = lower = None
+        agent_stub = lower = None
     start = services.start_ray_process
 
     def lighter(command: Sequence[str], *args: Any, **kwargs: Any) -> Any:
-        return start(lighter_command(command, stand_in, lower), *args, **kwargs)
+        return start(lighter_command(command, agent_stub, lower), *args, **kwargs)
 
     services.start_ray_process = lighter
     try:
@@ -102,17 +102,17 @@ def _tell_ports(session_dir: str, node_id: str, ports: Mapping[str, int]) -> boo
     return True
 
 
-def lighter_command(command: Sequence[str], stand_in: str | None, lower: str | None) -> list[str]:
+def lighter_command(command: Sequence[str], agent_stub: str | None, lower: str | None) -> list[str]:
     """Returns the raylet's command with other agents; None keeps an agent as it is.
 
     Args:
         command: the raylet's command from Ray.
-        stand_in: command of a placeholder for the dashboard agent, without which a raylet does not start.
+        agent_stub: command of a placeholder for the dashboard agent, without which a raylet does not start.
         lower: program that lowers the priority of the environment agent.
     """
     changes: dict[str, Callable[[str], str]] = {}
-    if stand_in is not None:
-        changes[DASHBOARD_FLAG] = lambda _: stand_in
+    if agent_stub is not None:
+        changes[DASHBOARD_FLAG] = lambda _: agent_stub
     if lower is not None:
         changes[ENVIRONMENTS_FLAG] = lambda own: f"{lower} -n {_LOWEST_PRIORITY} {own}"
     return [_changed(part, changes) for part in command]

@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Any
 
 from rlsdk.cluster.batch_ref import BatchRef
-from rlsdk.cluster.contexts import WorkerSettings, leading_devices, rank_contexts, rendezvous_address
 from rlsdk.cluster.daemons import check_daemons, dead_daemon
 from rlsdk.cluster.environment import forwarded
 from rlsdk.cluster.group import Member, WorkerGroup
@@ -24,6 +23,7 @@ from rlsdk.cluster.object_store import RayObjectStore
 from rlsdk.cluster.pending import Pending, Request
 from rlsdk.cluster.placement import PlacementSpec
 from rlsdk.cluster.pools import WorkerPools
+from rlsdk.cluster.rank_contexts import WorkerSettings, leading_devices, rank_contexts, rendezvous_address
 from rlsdk.cluster.shared_folder import check_shared_folder
 from rlsdk.cluster.stored_fields import StoredFields
 from rlsdk.interfaces import Batch, ConfigError, RankContext, WorkerError

@@ -19,8 +19,8 @@ from rlsdk.cluster.access import LOOPBACK, closed_to_strangers, environment, rea
 from rlsdk.cluster.agents import free_port, light_agents, own_process_groups
 from rlsdk.cluster.capacity import NodeCapacity, assign_nodes
 from rlsdk.cluster.daemons import dead_daemon, watch_daemons
-from rlsdk.cluster.keeper import MARK, Keeper
 from rlsdk.cluster.placement import PlacementSpec
+from rlsdk.cluster.ray_watchdog import MARK, RayWatchdog
 from rlsdk.interfaces import RlsdkError, WorkerError
 
 _log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class LocalRay:
         assign_nodes(placement, [node])
         self.folder = tempfile.mkdtemp(prefix="rlsdk-", dir=temporary_parent())
         """Private folder with all files of the cluster."""
-        self._keeper = Keeper(self.folder)
+        self._watchdog = RayWatchdog(self.folder)
         self._node: Any = None
         atexit.register(self.stop)
         try:
@@ -104,9 +104,9 @@ class LocalRay:
         atexit.unregister(self.stop)
         if dead_daemon() is None and self._is_reachable():
             ray.shutdown()
-            self._keeper.end(_STOP_TIMEOUT_S)
+            self._watchdog.end(_STOP_TIMEOUT_S)
         else:  # Ray would ask it for a minute.
-            self._keeper.end(_STOP_TIMEOUT_S)
+            self._watchdog.end(_STOP_TIMEOUT_S)
             ray.shutdown()
         watch_daemons({})
         if self._node is not None:
@@ -132,7 +132,7 @@ class LocalRay:
         ray_folder = str(Path(self.folder) / "ray")  # Ray lets everybody write into the folder that it is given
         try:
             with environment(mark):
-                self._node = _start_lean_node(cpus, gpus, ray_folder, self._keeper, environments_first)
+                self._node = _start_lean_node(cpus, gpus, ray_folder, self._watchdog, environments_first)
         except (ImportError, AttributeError, TypeError) as error:
             # Ray's private classes have changed: the public API gives the same cluster, slower to start.
             _log.info("starting Ray the long way, because of %s: %s", type(error).__name__, error)
@@ -155,7 +155,7 @@ class LocalRay:
             watch_daemons({name: started[0].process for name, started in self._node.all_processes.items()})
 
 
-def _start_lean_node(cpus: int, gpus: int, folder: str, keeper: Keeper, environments_first: bool) -> Any:
+def _start_lean_node(cpus: int, gpus: int, folder: str, watchdog: RayWatchdog, environments_first: bool) -> Any:
     """Starts gcs and raylet without the dashboard server and its agent, autoscaler and log forwarder that `ray.init`
     brings along.
 
@@ -185,7 +185,7 @@ def _start_lean_node(cpus: int, gpus: int, folder: str, keeper: Keeper, environm
 
         def _hand_over(self) -> None:
             for started in self.all_processes.values():
-                keeper.watch(started[0].process.pid)
+                watchdog.watch(started[0].process.pid)
 
     port = free_port(LOOPBACK)
     params = RayParams(

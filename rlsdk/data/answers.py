@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rlsdk.data.literal import LiteralEncoder
+from rlsdk.data.control_tokens import LiteralEncoder
 from rlsdk.data.prompts import TOKENIZER_BATCH, longest_token
 
 

@@ -12,7 +12,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsdk.data.literal import LiteralEncoder
+from rlsdk.data.control_tokens import LiteralEncoder
 from rlsdk.data.mixture import MixturePart, exact_weight
 from rlsdk.data.render import PromptFormat, Tokenizer, render
 from rlsdk.data.rows import DataRow, JsonValue

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from rlsdk.data.literal import LiteralEncoder
+from rlsdk.data.control_tokens import LiteralEncoder
 from rlsdk.data.rows import DataRow, JsonValue, Messages, lookup, missing_field
 from rlsdk.interfaces import ConfigError, DataError
 

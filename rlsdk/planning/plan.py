@@ -17,8 +17,8 @@ from rlsdk.planning.memory import CountedRole, PhaseMemory, by_phase, on_host
 from rlsdk.planning.places import Places, place
 from rlsdk.planning.reshard import ReshardSummary, layouts_of, summarize
 from rlsdk.registry import Registry
+from rlsdk.trainer.device_turns import shared_pools
 from rlsdk.trainer.roles import placement_of, resolve_device, roles
-from rlsdk.trainer.turns import shared_pools
 from rlsdk.trainer.watch import setting_notices
 
 Layouts = tuple[Sequence[WeightLayout], Sequence[WeightLayout]]

@@ -8,7 +8,7 @@ from functools import lru_cache
 from rlsdk.interfaces import RewardSample
 from rlsdk.rewards.answer import NO_ANSWER, announced, final_answer, has_mark, parse_number, without_thoughts
 from rlsdk.rewards.load import checks_rows
-from rlsdk.rewards.notation import plain, unwrap
+from rlsdk.rewards.normalization import plain, unwrap
 from rlsdk.rewards.quantity import Quantity, parse_quantity
 from rlsdk.rewards.structure import split_name
 

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from rlsdk.interfaces import ConfigError, DataError, RewardSample
-from rlsdk.rewards.booking import Booking
 from rlsdk.rewards.definitions import FailureKind, RewardDef, RewardLimits
 from rlsdk.rewards.http import HttpClient, RemoteError, RemoteOptions, check_url, shown
+from rlsdk.rewards.result_builder import ResultBuilder
 from rlsdk.rewards.results import RewardResult
 from rlsdk.rewards.routing import applies_to
 from rlsdk.rewards.service import ScoreReply, ScoreRequest, SentSample, SentScore, describe
@@ -145,7 +145,7 @@ class RemoteScorer:
         Raises:
             DataError: a row, or what a rollouter handed over, holds more than JSON types.
         """
-        asked = _Asked(Booking([self._reward], samples, self._limits))
+        asked = _Asked(ResultBuilder([self._reward], samples, self._limits))
         rows = self._reward.rows
         items = [at for at, sample in enumerate(samples) if not rows or applies_to(rows, sample.row)]
         for at in items:
@@ -216,38 +216,38 @@ class RemoteScorer:
 
     async def _ask(self, batch: Sequence[tuple[_Asked, int]]) -> None:
         try:
-            results = await self._client.score([asked.booking.samples[at] for asked, at in batch])
+            results = await self._client.score([asked.builder.samples[at] for asked, at in batch])
         except RemoteError as error:
             for asked, at in batch:
-                asked.booking.fail((0, at), error.kind, str(error))
+                asked.builder.fail((0, at), error.kind, str(error))
         except Exception as error:  # nobody may wait for ever
             message = f"{self._client.name}: {type(error).__name__}: {error}"
             for asked, at in batch:
-                asked.booking.fail((0, at), FailureKind.SERVICE, message)
+                asked.builder.fail((0, at), FailureKind.SERVICE, message)
         else:
             for (asked, at), given in zip(batch, results, strict=True):
                 if given.error is not None:
                     message = f"{self._client.name}: {given.error[:_SHOWN]}"
-                    asked.booking.fail((0, at), FailureKind.SERVICE, message)
+                    asked.builder.fail((0, at), FailureKind.SERVICE, message)
                 else:
-                    asked.booking.take((0, at), given.score, given.token_scores, given.metrics)
+                    asked.builder.take((0, at), given.score, given.token_scores, given.metrics)
         for asked in {asked for asked, _ in batch}:
             self._settle(asked)
 
     def _settle(self, asked: _Asked) -> None:
         """Hands the result out once nothing is left."""
-        if asked.booking.left and not asked.future.cancelled():
+        if asked.builder.left and not asked.future.cancelled():
             return
         self._asked.discard(asked)
         with suppress(InvalidStateError):  # cancelled meanwhile
-            asked.future.set_result(asked.booking.result())
+            asked.future.set_result(asked.builder.result())
 
 
 @dataclass(eq=False)
 class _Asked:
     """One `submit` call."""
 
-    booking: Booking
+    builder: ResultBuilder
     future: Future[RewardResult] = field(default_factory=Future)
 
 

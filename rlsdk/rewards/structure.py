@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from rlsdk.rewards.notation import top_level, unwrap
+from rlsdk.rewards.normalization import top_level, unwrap
 
 MAX_PARTS = 32
 

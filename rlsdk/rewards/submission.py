@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlsdk.interfaces import DataError, RewardSample
-from rlsdk.rewards.booking import Booking
 from rlsdk.rewards.definitions import FailureKind, RewardDef, RewardLimits
 from rlsdk.rewards.protocol import NONCE_BYTES, Record, Tag, encode_message
+from rlsdk.rewards.result_builder import ResultBuilder
 from rlsdk.rewards.results import RewardResult, name_inapplicable
 from rlsdk.rewards.routing import applies_to
 
@@ -62,7 +62,7 @@ class Task:
         return encode_message(header, [self.submission.contexts[at] for at in contexts])
 
 
-class Submission(Booking):
+class Submission(ResultBuilder):
     """One `submit` call: values and failures of its items as they come, and the future of the whole."""
 
     def __init__(

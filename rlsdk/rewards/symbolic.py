@@ -10,7 +10,7 @@ from rlsdk.interfaces import RewardSample
 from rlsdk.rewards.algebra import MAX_CHARS, MAX_DEPTH, depth, equal, import_math_verify, objection
 from rlsdk.rewards.answer import NO_ANSWER, announced, final_answer, has_mark, parse_number, without_thoughts
 from rlsdk.rewards.load import checks_rows, prepared_by
-from rlsdk.rewards.notation import plain
+from rlsdk.rewards.normalization import plain
 from rlsdk.rewards.quantity import Quantity, parse_based, parse_quantity, same_unit, split_unit
 from rlsdk.rewards.structure import Answer, Part, is_relation, read
 

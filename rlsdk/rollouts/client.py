@@ -20,9 +20,9 @@ from rlsdk.rollouts.collector import LOOK_S, Collector
 from rlsdk.rollouts.concurrency import ConcurrencyMeter
 from rlsdk.rollouts.flights import Flight, Flights, Kept, SampleSeed, Waiter, fail, reissued
 from rlsdk.rollouts.health import Event, State
-from rlsdk.rollouts.lines import Line, NoRestarts, Replica, Restarts
 from rlsdk.rollouts.partial import joined, unfinished
 from rlsdk.rollouts.pump import Collected
+from rlsdk.rollouts.replica_state import NoRestarts, Replica, ReplicaState, Restarts
 
 
 class GenerationClient:
@@ -48,12 +48,12 @@ class GenerationClient:
             restarts: restarts lost replicas; None: they stay lost.
         """
         self._restarts = restarts or NoRestarts(len(replicas))
-        self._lines = [
-            Line(replica, health, meter=ConcurrencyMeter(replica.max_running) if adapts else None)
+        self._states = [
+            ReplicaState(replica, health, meter=ConcurrencyMeter(replica.max_running) if adapts else None)
             for replica, health in zip(replicas, self._restarts.health, strict=True)
         ]
         self._collectors = [
-            Collector(at, line, self, self._restarts, progress_s=progress_s) for at, line in enumerate(self._lines)
+            Collector(at, state, self, self._restarts, progress_s=progress_s) for at, state in enumerate(self._states)
         ]
         self._limits = adapts or len(replicas) > 1
         self._max_attempts = max_attempts
@@ -70,28 +70,30 @@ class GenerationClient:
     def busy_s(self) -> float:
         """Seconds in which replicas had samples to make, summed over replicas. Thread-safe."""
         now = time.monotonic()
-        return sum(line.busy_s + (now - since if (since := line.since) is not None else 0.0) for line in self._lines)
+        return sum(
+            state.busy_s + (now - since if (since := state.since) is not None else 0.0) for state in self._states
+        )
 
     def concurrency(self) -> float:
         """Samples that a replica may run at once, averaged over live replicas. Thread-safe."""
-        limits = [line.limit for line in self._lines if line.error is None]
+        limits = [state.limit for state in self._states if state.error is None]
         return sum(limits) / max(len(limits), 1)
 
     @property
     def num_replicas(self) -> int:
         """Number of replicas, lost ones included."""
-        return len(self._lines)
+        return len(self._states)
 
     async def interrupt(self) -> None:
         """Pauses all decoding for a weight update; requests wait meanwhile."""
         self.is_interrupted = True
-        await asyncio.gather(*(self._interrupt(at) for at in range(len(self._lines))))
+        await asyncio.gather(*(self._interrupt(at) for at in range(len(self._states))))
 
     async def go_on(self, *, keep_cache: bool) -> None:
         """Resumes what `interrupt` paused; `keep_cache`: keep the KV cache of the older weights."""
-        await asyncio.gather(*(self._resume(at, keep_cache) for at in range(len(self._lines))))
-        for line in self._lines:
-            line.moved = time.monotonic()
+        await asyncio.gather(*(self._resume(at, keep_cache) for at in range(len(self._states))))
+        for state in self._states:
+            state.moved = time.monotonic()
         self.is_interrupted = self._halted
         self._flush_soon()
 
@@ -106,11 +108,11 @@ class GenerationClient:
         """
         self.is_interrupted = self._halted = True
         end = time.monotonic() + timeout_s
-        while time.monotonic() < end and any(line.samples and line.error is None for line in self._lines):
-            for at, line in enumerate(self._lines):
-                if (names := self._flights.names_at(at)) and line.error is None:
+        while time.monotonic() < end and any(state.samples and state.error is None for state in self._states):
+            for at, state in enumerate(self._states):
+                if (names := self._flights.names_at(at)) and state.error is None:
                     with contextlib.suppress(Exception):  # its own loop learns of it
-                        await asyncio.wait_for(line.replica.abort(names), end - time.monotonic())
+                        await asyncio.wait_for(state.replica.abort(names), end - time.monotonic())
             await asyncio.sleep(LOOK_S / 10)
         return [*self._kept, *self._flights.begun()]
 
@@ -119,26 +121,26 @@ class GenerationClient:
         self._begun.update(begun)
 
     async def _resume(self, at: int, keep_cache: bool) -> None:
-        line = self._lines[at]
-        if line.paused and line.error is None:
-            life, line.paused = line.life, False
+        state = self._states[at]
+        if state.paused and state.error is None:
+            life, state.paused = state.life, False
             try:
-                await line.replica.resume(keep_cache)
+                await state.replica.resume(keep_cache)
             except Exception as error:
                 self.line_failed(at, life, error)
 
     async def _interrupt(self, at: int) -> None:
-        line = self._lines[at]
+        state = self._states[at]
         while self._sending:  # Sent requests must have arrived: an abort applies only to requests that an engine has.
             await asyncio.wait(set(self._sending))
-        life = line.life
+        life = state.life
         try:
-            if line.error is None and line.replica.keeps_unfinished:
-                line.paused = True
-                await line.replica.pause()
+            if state.error is None and state.replica.keeps_unfinished:
+                state.paused = True
+                await state.replica.pause()
                 return
-            while line.samples and line.error is None:
-                await line.replica.abort(self._flights.names_at(at))
+            while state.samples and state.error is None:
+                await state.replica.abort(self._flights.names_at(at))
                 await asyncio.sleep(LOOK_S / 50)
         except Exception as error:
             self.line_failed(at, life, error)
@@ -189,13 +191,13 @@ class GenerationClient:
         end, prefix = time.monotonic() + timeout_s, f"{source}/"
         self._flights.cancel(prefix)
         while time.monotonic() < end:
-            left = [self._flights.names_at(at, prefix) for at in range(len(self._lines))]
+            left = [self._flights.names_at(at, prefix) for at in range(len(self._states))]
             if not any(left):
                 return True
-            for line, names in zip(self._lines, left, strict=True):
-                if names and line.error is None:
+            for state, names in zip(self._states, left, strict=True):
+                if names and state.error is None:
                     with contextlib.suppress(Exception):  # its own loop learns of it
-                        await asyncio.wait_for(line.replica.abort(names), end - time.monotonic())
+                        await asyncio.wait_for(state.replica.abort(names), end - time.monotonic())
             await asyncio.sleep(LOOK_S / 50)
         return False
 
@@ -207,9 +209,9 @@ class GenerationClient:
 
     def abort_all(self) -> None:
         """Aborts all requests: cancels futures and tells replicas to stop."""
-        for at, line in enumerate(self._lines):
+        for at, state in enumerate(self._states):
             if names := self._flights.names_at(at):
-                self._background(line.replica.abort(names))
+                self._background(state.replica.abort(names))
         self._flights.cancel_all()
 
     def _enqueue(self, flight: Flight) -> None:
@@ -226,56 +228,58 @@ class GenerationClient:
         self._flush_is_due = False
         if self.is_interrupted:
             return
-        errors = [line.error for line in self._lines if line.error is not None and line.health.state is State.RETIRED]
-        if len(errors) == len(self._lines):
+        errors = [
+            state.error for state in self._states if state.error is not None and state.health.state is State.RETIRED
+        ]
+        if len(errors) == len(self._states):
             self._flights.fail_all(errors[-1])
         while self._flights.are_waiting and (at := self._choose()) is not None:
             self._assign(self._flights.next(), at)
-        for at, line in enumerate(self._lines):
-            if line.to_send:
-                requests, line.to_send = line.to_send, []
+        for at, state in enumerate(self._states):
+            if state.to_send:
+                requests, state.to_send = state.to_send, []
                 self._background(self._send(at, requests))
                 self._collectors[at].wake()
 
     def _choose(self) -> int | None:
         """The replica with the least outstanding tokens among those with a free slot."""
-        healthy = [line.error is None and line.health.state is State.HEALTHY for line in self._lines]
+        healthy = [state.error is None and state.health.state is State.HEALTHY for state in self._states]
         alive = [at for at, is_healthy in enumerate(healthy) if is_healthy]
         if self._limits:
-            alive = [at for at in alive if self._lines[at].samples < self._lines[at].limit]
-        return min(alive, key=lambda at: (self._lines[at].tokens, at), default=None)
+            alive = [at for at in alive if self._states[at].samples < self._states[at].limit]
+        return min(alive, key=lambda at: (self._states[at].tokens, at), default=None)
 
     def _assign(self, flight: Flight, at: int) -> None:
-        line = self._lines[at]
-        if not line.samples:
-            line.moved, line.life = time.monotonic(), line.health.life
+        state = self._states[at]
+        if not state.samples:
+            state.moved, state.life = time.monotonic(), state.health.life
         flight.replica = at
         flight.attempts += 1
-        line.count(len(flight.samples))
-        line.tokens += flight.tokens
-        line.to_send.append(flight.request)
+        state.count(len(flight.samples))
+        state.tokens += flight.tokens
+        state.to_send.append(flight.request)
 
     async def _send(self, at: int, requests: Sequence[GenerationRequest]) -> None:
-        life = self._lines[at].life
+        life = self._states[at].life
         try:
-            await self._lines[at].replica.submit(requests)
+            await self._states[at].replica.submit(requests)
         except Exception as error:
             self.line_failed(at, life, error)
 
     # Of `Front`, what `Collector` calls:
 
     def take(self, at: int, came: Collected) -> None:
-        line = self._lines[at]
+        state = self._states[at]
         for output in came.outputs.unpack():
             self._finish(at, output)
         for lost in came.lost:
             for name in lost.request_ids:
                 self._request_lost(at, name, lost.error)
-        line.measure(came, waiting=self._flights.are_waiting and not self.is_interrupted)
-        progress = (came.num_decoded, line.seen[1] + len(came.outputs))
-        if progress != line.seen or came.lost:
-            line.seen, line.moved = progress, time.monotonic()
-            line.health.handle(Event.ANSWERED, line.life)
+        state.measure(came, waiting=self._flights.are_waiting and not self.is_interrupted)
+        progress = (came.num_decoded, state.seen[1] + len(came.outputs))
+        if progress != state.seen or came.lost:
+            state.seen, state.moved = progress, time.monotonic()
+            state.health.handle(Event.ANSWERED, state.life)
         else:
             self._collectors[at].check_progress()
         if self._flights.are_waiting:
@@ -286,14 +290,14 @@ class GenerationClient:
 
     def line_failed(self, at: int, life: int, error: BaseException) -> None:
         """Reissues the requests of a lost process to other replicas."""
-        line = self._lines[at]
-        if line.error is not None or line.life != life:
+        state = self._states[at]
+        if state.error is not None or state.life != life:
             return
-        line.error = error
-        line.health.handle(Event.FAILED, life)
-        line.count(-line.samples)
-        line.tokens = 0
-        line.to_send.clear()
+        state.error = error
+        state.health.handle(Event.FAILED, life)
+        state.count(-state.samples)
+        state.tokens = 0
+        state.to_send.clear()
         self._collectors[at].wake()
         for flight in self._flights.take_from(at):
             if flight.attempts < self._max_attempts:
@@ -308,11 +312,11 @@ class GenerationClient:
         future = flight.samples.pop(output.sample_index, None) if flight is not None else None
         if flight is None or future is None:
             return  # aborted meanwhile, or from a replica that was considered dead
-        line = self._lines[at]
-        line.count(-1)
-        line.tokens -= flight.request.sampling.max_tokens - len(flight.request.response_ids)
+        state = self._states[at]
+        state.count(-1)
+        state.tokens -= flight.request.sampling.max_tokens - len(flight.request.response_ids)
         if not flight.samples:
-            line.tokens -= len(flight.request.prompt_ids)
+            state.tokens -= len(flight.request.prompt_ids)
             self._flights.remove(output.request_id)
         if (begun := flight.begun.get(output.sample_index)) is not None:
             output = joined(begun, output)
@@ -338,8 +342,8 @@ class GenerationClient:
         """Handles a request that an engine refused or dropped; the replica does not count as lost."""
         flight = self._flights.remove(name)
         if flight is not None:
-            self._lines[at].count(-len(flight.samples))
-            self._lines[at].tokens -= flight.tokens
+            self._states[at].count(-len(flight.samples))
+            self._states[at].tokens -= flight.tokens
             fail(flight, error)
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:

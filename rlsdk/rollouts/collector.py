@@ -10,8 +10,8 @@ from typing import Protocol
 from rlsdk.interfaces import DeadlineError, WorkerError
 from rlsdk.rollouts.concurrency import ConcurrencyMeter
 from rlsdk.rollouts.health import Event, State
-from rlsdk.rollouts.lines import Line, Restarts
 from rlsdk.rollouts.pump import Collected
+from rlsdk.rollouts.replica_state import ReplicaState, Restarts
 
 LOOK_S = 0.5
 """Longest time, in seconds, that a replica waits for a sample before it answers with none."""
@@ -41,9 +41,9 @@ class Front(Protocol):
 class Collector:
     """Polls one replica while it has work."""
 
-    def __init__(self, at: int, line: Line, front: Front, restarts: Restarts, *, progress_s: float) -> None:
+    def __init__(self, at: int, state: ReplicaState, front: Front, restarts: Restarts, *, progress_s: float) -> None:
         """`progress_s`: seconds after which a replica that has work and decodes no token counts as lost."""
-        self._at, self._line, self._front, self._restarts = at, line, front, restarts
+        self._at, self._state, self._front, self._restarts = at, state, front, restarts
         self._progress_s = progress_s
         self._work = asyncio.Event()
 
@@ -53,21 +53,21 @@ class Collector:
 
     async def run(self) -> None:
         """Runs until it is cancelled or its replica is given up."""
-        line = self._line
+        state = self._state
         while True:
-            while not line.samples and line.error is None:
+            while not state.samples and state.error is None:
                 self._work.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._work.wait(), LOOK_S)
-                if line.health.state is State.RETIRED:  # lost while it had no work, as in a sync
-                    line.error = WorkerError(f"{line.replica.name} was lost and stays away")
-            life = line.life
-            if line.error is None:
+                if state.health.state is State.RETIRED:  # lost while it had no work, as in a sync
+                    state.error = WorkerError(f"{state.replica.name} was lost and stays away")
+            life = state.life
+            if state.error is None:
                 try:
                     self._front.take(self._at, await self._answer())
                 except Exception as error:
                     self._front.line_failed(self._at, life, error)
-            if line.error is not None and not await self._is_revived():
+            if state.error is not None and not await self._is_revived():
                 return
 
     async def _answer(self) -> Collected:
@@ -76,33 +76,33 @@ class Collector:
         Raises:
             DeadlineError: it did not answer, or decoded nothing, within the deadline.
         """
-        line = self._line
-        asked = asyncio.ensure_future(line.replica.collect(LOOK_S))
+        state = self._state
+        asked = asyncio.ensure_future(state.replica.collect(LOOK_S))
         try:
-            while line.error is None:
+            while state.error is None:
                 done, _ = await asyncio.wait({asked}, timeout=LOOK_S * 2)
                 if done:
                     return asked.result()
                 self.check_progress()
-            raise line.error
+            raise state.error
         finally:
             asked.cancel()
 
     async def _is_revived(self) -> bool:
         """Waits for a new process in place of a lost one; False if there will be none."""
-        line = self._line
-        assert line.error is not None
+        state = self._state
+        assert state.error is not None
         try:
-            await self._restarts.revive(self._at, line.life, line.error)
+            await self._restarts.revive(self._at, state.life, state.error)
         except Exception as error:
-            line.error = error
+            state.error = error
         else:
-            line.error, line.paused, line.seen = None, False, (None, 0)
-            line.life, line.moved = line.health.life, time.monotonic()
-            if line.meter is not None:
-                line.meter = ConcurrencyMeter(line.replica.max_running)
+            state.error, state.paused, state.seen = None, False, (None, 0)
+            state.life, state.moved = state.health.life, time.monotonic()
+            if state.meter is not None:
+                state.meter = ConcurrencyMeter(state.replica.max_running)
         self._front.revived(self._at)
-        return line.error is None
+        return state.error is None
 
     def check_progress(self) -> None:
         """Marks a replica that has work and makes no progress as suspect.
@@ -110,14 +110,14 @@ class Collector:
         Raises:
             DeadlineError: there was no progress for `progress_s`.
         """
-        line = self._line
-        silent_s = time.monotonic() - line.moved
-        if not line.samples or self._front.is_interrupted:
+        state = self._state
+        silent_s = time.monotonic() - state.moved
+        if not state.samples or self._front.is_interrupted:
             return
         if silent_s > self._progress_s:
             raise DeadlineError(
-                f"{line.replica.name} has {line.samples} samples to make and decoded no token for "
+                f"{state.replica.name} has {state.samples} samples to make and decoded no token for "
                 f"{self._progress_s:g} s (deadlines.rollout_s)"
             )
         if silent_s > min(self._progress_s * SUSPECT_SHARE, SUSPECT_S):
-            line.health.handle(Event.LATE, line.life)
+            state.health.handle(Event.LATE, state.life)

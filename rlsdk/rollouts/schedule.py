@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from rlsdk.rollouts.events import Command, Event, Finished, Hold, Publish, Published, Sampled, Start, Train, Updated
-from rlsdk.rollouts.orders import FinishOrder, Limits, Order, PromptOrder
+from rlsdk.rollouts.training_order import FinishOrder, Limits, Order, PromptOrder
 
 __all__ = [
     "Command", "Event", "Finished", "Hold", "Publish", "Published", "Sampled", "Schedule", "Start", "Train", "Updated",

@@ -26,7 +26,7 @@ from rlsdk.rollouts.collecting import GREEDY, CollectedGroup, Deliver, Delivery,
 from rlsdk.rollouts.flights import Kept, Receiver, SampleSeed
 from rlsdk.rollouts.grading import Codec, Grader, Grading
 from rlsdk.rollouts.group import Failure, Grade, Group, GroupTask, Sample
-from rlsdk.rollouts.lines import Replica, Restarts
+from rlsdk.rollouts.replica_state import Replica, Restarts
 from rlsdk.rollouts.rollouter import GroupRequests, SampleGenerate, single_turn
 
 Rollout = Callable[..., Awaitable[Trajectory]]

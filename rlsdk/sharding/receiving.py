@@ -14,7 +14,7 @@ from rlsdk.interfaces import Box, Bucket, Transfer, WeightShard, WeightSyncError
 from rlsdk.sharding.fetching import Feed, OpenTransports
 from rlsdk.sharding.forwarding import teed
 from rlsdk.sharding.gathering import Gathering
-from rlsdk.sharding.signs import counted
+from rlsdk.sharding.worker_progress import counted
 
 RECEIVER = "rlsdk.sharding.receiving:receive"
 """`Delivery.receiver`."""
@@ -38,7 +38,7 @@ def parcel(
         order: position of each tensor: the order in which the plan brings them.
         version: for messages.
         timeout_s: longest wait without anything that comes.
-        sign: where the worker says that something came (`Signs.of`).
+        sign: where the worker says that something came (`WorkerProgress.of`).
     """
     names = sorted({transfer.name for bucket in buckets for transfer in bucket.transfers}, key=order.__getitem__)
     number = {name: at for at, name in enumerate(names)}

@@ -23,7 +23,7 @@ from rlsdk.sharding.devices import on_physical_device
 from rlsdk.sharding.fetching import PASS_ON_METHOD, Feed, OpenTransports
 from rlsdk.sharding.forwarding import Forwarder, merged_rounds, teed
 from rlsdk.sharding.gathering import Gathering
-from rlsdk.sharding.passing import PassingOn, from_parent
+from rlsdk.sharding.relay_source import RelaySource, from_parent
 from rlsdk.sharding.workers import WorkerPull
 
 
@@ -38,7 +38,7 @@ class WeightTarget:
         self._transports = OpenTransports()
         self._instead: dict[tuple[str, int], str] = {}
         self._workers = WorkerPull(engine)
-        self._passing = PassingOn()
+        self._passing = RelaySource()
         self._layouts: tuple[WeightLayout, ...] = ()
         self._last: Sequence[Bucket] = ()
 

@@ -15,9 +15,9 @@ from rlsdk.sharding.forwarding import Forwarder, merged_rounds, teed
 from rlsdk.sharding.gathering import Gathering, MakeFeed, feeds_of
 from rlsdk.sharding.process_group import ProcessGroupTransport
 from rlsdk.sharding.receiving import RECEIVER, parcel
-from rlsdk.sharding.signs import Signs
 from rlsdk.sharding.transport import Transport
 from rlsdk.sharding.transports import InProcessTransport, SharedMemoryTransport, named_transports
+from rlsdk.sharding.worker_progress import WorkerProgress
 
 _log = logging.getLogger(__name__)
 HOST = -1
@@ -30,7 +30,7 @@ class WorkerPull:
     def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine
         self._ways: dict[int, Transport] = {}
-        self._signs: Signs | None = None
+        self._signs: WorkerProgress | None = None
         self._all_by_host = False
         """Workers could not open the memory of their sources."""
 
@@ -123,9 +123,9 @@ class WorkerPull:
             self._signs.close()
             self._signs = None
 
-    def _signs_of(self, count: int) -> Signs:
+    def _signs_of(self, count: int) -> WorkerProgress:
         if self._signs is None or self._signs.count != count:
-            self._signs = Signs(count)
+            self._signs = WorkerProgress(count)
         return self._signs
 
     def _way(self, target: int, worker: WeightLayout) -> Transport:

@@ -19,7 +19,6 @@ from rlsdk.rollouts.rollouter import without_stop
 from rlsdk.trainer.average import PolicyAverage
 from rlsdk.trainer.fleet import Fleet, fleet_of
 from rlsdk.trainer.history import History
-from rlsdk.trainer.materials import Materials
 from rlsdk.trainer.parts import build_algorithm
 from rlsdk.trainer.phases import RolloutPhase
 from rlsdk.trainer.policy import LearnerOptions, PolicyLearner
@@ -27,6 +26,7 @@ from rlsdk.trainer.pool_times import FILE as TIMES_FILE
 from rlsdk.trainer.publishing import OverlappedPublisher, Publisher, TurnsPublisher
 from rlsdk.trainer.ranks import RememberedLayouts
 from rlsdk.trainer.rl import RlOptions, RlStage
+from rlsdk.trainer.run_inputs import RunInputs
 from rlsdk.trainer.sampler import Draw, scores_of
 from rlsdk.trainer.samples import SampleLog
 from rlsdk.trainer.serving import ServedWeights
@@ -43,34 +43,34 @@ if TYPE_CHECKING:
     from rlsdk.trainer.session import Session
 
 
-def rl_stage(config: RunConfig, registry: Registry, materials: Materials, session: Session) -> RlStage:
+def rl_stage(config: RunConfig, registry: Registry, run_inputs: RunInputs, session: Session) -> RlStage:
     """Builds the reinforcement learning stage on a running session."""
-    view, exact = materials.output.view, session.actor.role.model.dtype == "float32"
+    view, exact = run_inputs.output.view, session.actor.role.model.dtype == "float32"
     fleet = _fleet(config, registry, session, view)
     weights = fleet or ServedWeights(session, timeout_s=config.deadlines.sync_s)
     stream = open_stream(
-        config, registry, session.rollout.group, materials.tokenizer, materials.rewards, view.notice, fleet
+        config, registry, session.rollout.group, run_inputs.tokenizer, run_inputs.rewards, view.notice, fleet
     )
-    connect_judges(materials.rewards.judges, session, config.deadlines.rollout_s)
+    connect_judges(run_inputs.rewards.judges, session, config.deadlines.rollout_s)
     state = TrainerState()
     phase = RolloutPhase(_sampling(session, weights, state, expects_change=exact), stream, view)
-    if repeated := repeated_notice(config.trainer, len(materials.train_prompts)):
+    if repeated := repeated_notice(config.trainer, len(run_inputs.train_prompts)):
         view.notice(repeated)
     for notice in setting_notices(config, registry):
         view.notice(notice)
     publisher = _publisher(config, weights, stream, state, phase, view, expects_change=exact)
-    algorithm = algorithm_of(config, registry, materials)
+    algorithm = algorithm_of(config, registry, run_inputs)
     evaluate = evaluation_of(
-        config, materials.eval_prompts, materials.sampling, stream, session.rollout.spec.log_prob_kind
+        config, run_inputs.eval_prompts, run_inputs.sampling, stream, session.rollout.spec.log_prob_kind
     )
     return RlStage(
-        _source(config, materials, stream, publisher, algorithm),
+        _source(config, run_inputs, stream, publisher, algorithm),
         PolicyLearner(session, algorithm, learner_options(config, session), state, view),
         phase,
         publisher,
         evaluate,
-        materials.output,
-        _options(config, materials),
+        run_inputs.output,
+        _options(config, run_inputs),
         _settings(config),
         state,
         eval_options(config),
@@ -101,13 +101,13 @@ def _sampling(
 
 
 def _source(
-    config: RunConfig, materials: Materials, stream: RolloutStream, publisher: Publisher, algorithm: Algorithm
+    config: RunConfig, run_inputs: RunInputs, stream: RolloutStream, publisher: Publisher, algorithm: Algorithm
 ) -> GroupSource:
     """Builds the source of each step's groups."""
     return GroupSource(
         stream,
-        prompts_of(config, materials),
-        draw_of(algorithm, materials),
+        prompts_of(config, run_inputs),
+        draw_of(algorithm, run_inputs),
         groups_per_step=config.trainer.prompts_per_step,
         steps=config.trainer.steps,
         seed=config.trainer.seed,
@@ -115,12 +115,12 @@ def _source(
         schedule=config.schedule,
         accept=lambda group: algorithm.accepts(scores_of(group)),
         max_groups_per_step=algorithm.max_groups,
-        history=_history(config, materials),
-        times=materials.output.run_dir / TIMES_FILE,
+        history=_history(config, run_inputs),
+        times=run_inputs.output.run_dir / TIMES_FILE,
     )
 
 
-def _options(config: RunConfig, materials: Materials) -> RlOptions:
+def _options(config: RunConfig, run_inputs: RunInputs) -> RlOptions:
     return RlOptions(
         temperature=config.rollout.temperature,
         reward_names=[reward.title for reward in config.rewards],
@@ -128,7 +128,7 @@ def _options(config: RunConfig, materials: Materials) -> RlOptions:
         shown_samples=SampleLog(
             count=config.tracking.samples_per_step,
             max_tokens=config.tracking.tokens_per_sample,
-            pieces=TokenCodec(materials.tokenizer).pieces,
+            pieces=TokenCodec(run_inputs.tokenizer).pieces,
         ),
         max_staleness=config.schedule.max_staleness,
         preempt_s=config.faults.preempt_s,
@@ -169,40 +169,40 @@ def _fleet(config: RunConfig, registry: Registry, session: Session, view: RunVie
     )
 
 
-def algorithm_of(config: RunConfig, registry: Registry, materials: Materials) -> Algorithm:
+def algorithm_of(config: RunConfig, registry: Registry, run_inputs: RunInputs) -> Algorithm:
     """The run's algorithm."""
     kind = registry.backend(BackendKind.ROLLOUT, config.rollout.backend).log_prob_kind
     comparable = comparable_log_probs(kind, config.rollout)
-    return build_algorithm(config, registry, comparable=comparable, examples=materials.examples)
+    return build_algorithm(config, registry, comparable=comparable, examples=run_inputs.examples)
 
 
-def prompts_of(config: RunConfig, materials: Materials) -> PromptStream:
+def prompts_of(config: RunConfig, run_inputs: RunInputs) -> PromptStream:
     """The training prompts in the run's order, from the first one on."""
-    return PromptStream(materials.train_prompts, seed=config.trainer.seed, shuffle=config.data.shuffle)
+    return PromptStream(run_inputs.train_prompts, seed=config.trainer.seed, shuffle=config.data.shuffle)
 
 
-def draw_of(algorithm: Algorithm, materials: Materials) -> Draw:
+def draw_of(algorithm: Algorithm, run_inputs: RunInputs) -> Draw:
     """The sampling settings of training groups."""
     return Draw(
         source="train",
         num_samples=algorithm.num_samples,
-        sampling=materials.sampling,
+        sampling=run_inputs.sampling,
         greedy_baseline=algorithm.greedy_baseline,
     )
 
 
-def text_of(materials: Materials) -> Callable[[Trajectory], str]:
+def text_of(run_inputs: RunInputs) -> Callable[[Trajectory], str]:
     """Returns a function that gives the text of a trajectory as the rewards saw it."""
-    codec, stops = TokenCodec(materials.tokenizer), materials.sampling.stop_token_ids
+    codec, stops = TokenCodec(run_inputs.tokenizer), run_inputs.sampling.stop_token_ids
     return lambda trajectory: codec.decode(without_stop(trajectory.response_ids, stops))
 
 
-def _history(config: RunConfig, materials: Materials) -> History:
+def _history(config: RunConfig, run_inputs: RunInputs) -> History:
     return History(
-        None if config.schedule.journal == "none" else materials.output.run_dir / FOLDER,
+        None if config.schedule.journal == "none" else run_inputs.output.run_dir / FOLDER,
         made_by=_made_by(config),
         keep=config.schedule.keeps,
-        text_of=text_of(materials),
+        text_of=text_of(run_inputs),
     )
 
 

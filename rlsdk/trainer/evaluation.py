@@ -12,7 +12,7 @@ from rlsdk.data import Prompt
 from rlsdk.interfaces import FinishReason, SamplingParams
 from rlsdk.rewards.answer import final_answer, parse_number
 from rlsdk.rollouts import Group, RolloutStream, Sample, request_seed
-from rlsdk.trainer.figures import MAX_VOTES, Vote, clustered_error, majority_at_k, pass_at_k, powers_of_two
+from rlsdk.trainer.eval_metrics import MAX_VOTES, Vote, clustered_error, majority_at_k, pass_at_k, powers_of_two
 from rlsdk.trainer.grading import GradeSummary
 from rlsdk.trainer.sampler import Draw, sample_all
 

@@ -10,8 +10,8 @@ import yaml
 
 from rlsdk.config import PairTraining, RunConfig
 from rlsdk.kit.atomic import atomic_write_text
-from rlsdk.trainer.card import FILE as CARD
-from rlsdk.trainer.card import model_card
+from rlsdk.trainer.model_card import FILE as CARD
+from rlsdk.trainer.model_card import model_card
 
 if TYPE_CHECKING:
     from rlsdk.trainer.session import Session

@@ -16,7 +16,7 @@ from rlsdk.cluster.daemons import dead_daemon
 from rlsdk.interfaces import SyncReport
 from rlsdk.rollouts.health import Event, Health, State
 from rlsdk.trainer.rank_sync import MakeManager, RanksGoneError, RankSync
-from rlsdk.trainer.ranks import MortalGroup
+from rlsdk.trainer.ranks import LosableGroup
 from rlsdk.trainer.serving import ReplicasLostError, ServedWeights
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Fleet(ServedWeights):
     def __init__(
         self,
         session: Session,
-        group: MortalGroup,
+        group: LosableGroup,
         restarter: Restarter,
         make_manager: MakeManager,
         *,

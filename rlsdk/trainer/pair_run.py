@@ -13,19 +13,19 @@ from rlsdk.trainer.start import (
     RunResult,
     Start,
     fit,
-    in_lives,
     leave_model,
     load_best,
     prepared,
     result_of,
     trainer_of,
+    with_restarts,
 )
 from rlsdk.trainer.supervised import pair_stage, read_pairs
 
 
 def run_pairs(start: Start, kind: PairTraining) -> RunResult:
     """Trains on pairs, resumed where a checkpoint is found; leaves the Hugging Face folder `model/` in the run."""
-    return in_lives(start, functools.partial(_train, kind))
+    return with_restarts(start, functools.partial(_train, kind))
 
 
 def _train(kind: PairTraining, start: Start) -> RunResult:
@@ -33,14 +33,14 @@ def _train(kind: PairTraining, start: Start) -> RunResult:
     needed = roles(start.config, start.device, needed=kind.role_names)
     checkpoint = find_checkpoint(start.config, start.run_dir, kind.checkpoints, start.view.notice)
     start = replace(start, table=pair_roles(start.config, kind, needed), checkpoint=checkpoint)
-    with prepared(start, rewarded=False, supervised=False) as (materials, cluster):
-        pairs = read_pairs(materials)
+    with prepared(start, rewarded=False, supervised=False) as (run_inputs, cluster):
+        pairs = read_pairs(run_inputs)
         needed = roles(start.config, start.device, needed=kind.role_names)
         start = replace(start, config=pairs.config, table=pair_roles(pairs.config, kind, needed))
         session = start.start_all(cluster)
-        stage = pair_stage(kind, materials, pairs, session)
+        stage = pair_stage(kind, run_inputs, pairs, session)
         with closing(stage):
-            trainer = trainer_of(start, materials, stage, session)
+            trainer = trainer_of(start, run_inputs, stage, session)
             if start.checkpoint is not None:
                 trainer.restore(start.checkpoint)
                 start.view.notice(f"resumed from {start.checkpoint} at step {stage.step}")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlsdk.interfaces import RlsdkError, ShardingManager, SyncReport
-from rlsdk.trainer.ranks import MortalGroup, SomeRanks
+from rlsdk.trainer.ranks import LosableGroup, SomeRanks
 
 if TYPE_CHECKING:
     from rlsdk.trainer.groups import RoleGroup
@@ -32,7 +32,7 @@ class RankSync:
     """Caches the sharding manager of the ranks that were synced last; makes a new one only if the ranks change, or a
     rank has a new process."""
 
-    def __init__(self, session: Session, group: MortalGroup, make_manager: MakeManager, *, timeout_s: float) -> None:
+    def __init__(self, session: Session, group: LosableGroup, make_manager: MakeManager, *, timeout_s: float) -> None:
         """Makes nothing yet.
 
         Args:

@@ -17,7 +17,7 @@ DEATH_S = 2.0
 """Seconds by which a process's death may be noticed later than the error that it causes."""
 
 
-class MortalGroup(Protocol):
+class LosableGroup(Protocol):
     """The part of a worker group's interface that is needed here."""
 
     def future(self, rank: int, method: str, *args: Any) -> Future[Any]: ...
@@ -32,7 +32,7 @@ class SomeRanks:
     """Satisfies `rlsdk.trainer.groups.Group` for methods that run on every rank. Waits for every rank before an error
     is raised, so that none of them is still running."""
 
-    group: MortalGroup
+    group: LosableGroup
     ranks: Sequence[int]
     timeout_s: float
     gone: dict[int, RlsdkError] = field(default_factory=dict)

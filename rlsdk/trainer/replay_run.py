@@ -17,13 +17,13 @@ from rlsdk.interfaces import ConfigError
 from rlsdk.rollouts import Group
 from rlsdk.rollouts.journal import FOLDER
 from rlsdk.trainer.assemble import algorithm_of, draw_of, learner_options, prompts_of, text_of
-from rlsdk.trainer.materials import Materials
 from rlsdk.trainer.metrics import StepClock
 from rlsdk.trainer.policy import PolicyLearner
 from rlsdk.trainer.replay import RecordedGroups, ReplayedStep, recorded_groups, replay
 from rlsdk.trainer.rl import learn_from, update_figures
 from rlsdk.trainer.roles import roles, without_roles
 from rlsdk.trainer.run_folder import run_lock
+from rlsdk.trainer.run_inputs import RunInputs
 from rlsdk.trainer.session import Session, start_roles
 from rlsdk.trainer.start import Start, prepared
 from rlsdk.trainer.state import TrainerState
@@ -56,28 +56,28 @@ def run_replay(
         needed = [name for name in needed_roles(start.config) if name != ROLLOUT]
         start = replace(start, table=roles(start.config, device, needed=needed))
         # Given answers belong to what is learned: they are read where a run that grades reads them.
-        with prepared(start, rewarded=config.algorithm.ptx.coef > 0) as (materials, cluster):
+        with prepared(start, rewarded=config.algorithm.ptx.coef > 0) as (run_inputs, cluster):
             turns = start.turns()
             make = functools.partial(start.start_role, cluster=cluster)
             session = Session(roles=start_roles(start.table, make, turns), turns=turns, cluster=cluster)
-            found, learn = replay_parts(materials.config, registry, materials, session)
+            found, learn = replay_parts(run_inputs.config, registry, run_inputs, session)
             yield len(found.steps), replay(found, learn)
 
 
 def replay_parts(
-    config: RunConfig, registry: Registry, materials: Materials, session: Session
+    config: RunConfig, registry: Registry, run_inputs: RunInputs, session: Session
 ) -> tuple[RecordedGroups, Callable[[Sequence[Group]], Mapping[str, float]]]:
     """What a run's journal recorded, and how it is trained on again; the session needs no rollout engine.
 
     Raises:
         CheckpointError: the journal does not cover a whole run.
     """
-    algorithm = algorithm_of(config, registry, materials)
-    folder = materials.output.run_dir / FOLDER
-    found = recorded_groups(folder, prompts_of(config, materials), draw_of(algorithm, materials), text_of(materials))
+    algorithm = algorithm_of(config, registry, run_inputs)
+    folder = run_inputs.output.run_dir / FOLDER
+    found = recorded_groups(folder, prompts_of(config, run_inputs), draw_of(algorithm, run_inputs), text_of(run_inputs))
     state = TrainerState()
     options = replace(learner_options(config, session), parity_threshold=math.inf)
-    learner = PolicyLearner(session, algorithm, options, state, materials.output.view)
+    learner = PolicyLearner(session, algorithm, options, state, run_inputs.output.view)
     steps = itertools.count()
 
     def learn(groups: Sequence[Group]) -> Mapping[str, float]:

@@ -12,14 +12,14 @@ from rlsdk.config import RunConfig, needed_roles, role_of, sft_optim_spec
 from rlsdk.config.role_names import ACTOR, REF
 from rlsdk.trainer.assemble import rl_stage
 from rlsdk.trainer.checkpoint import read_state
-from rlsdk.trainer.materials import Materials
 from rlsdk.trainer.reference import FOLDER, find_reference
 from rlsdk.trainer.roles import roles
 from rlsdk.trainer.run_folder import find_checkpoint, is_in_warm_start
+from rlsdk.trainer.run_inputs import RunInputs
 from rlsdk.trainer.session import Session, sharding_manager, start_roles
 from rlsdk.trainer.sft import CHECKPOINTS
 from rlsdk.trainer.sft_run import supervise
-from rlsdk.trainer.start import RunResult, Start, export_model, fit, in_lives, prepared, result_of, trainer_of
+from rlsdk.trainer.start import RunResult, Start, export_model, fit, prepared, result_of, trainer_of, with_restarts
 
 if TYPE_CHECKING:
     from rlsdk.cluster import Cluster
@@ -34,7 +34,7 @@ def run_train(start: Start) -> RunResult:
     view.notice(f"dtype {config.model.dtype} on {start.device}, float32 weights in the optimizer")
     if (recipe := config.algorithm.recipe) is not None:
         view.notice(f"algorithm {recipe}: {config.algorithm.advantage}, {config.algorithm.loss}")
-    return in_lives(start, _train)
+    return with_restarts(start, _train)
 
 
 def _train(start: Start) -> RunResult:
@@ -48,15 +48,15 @@ def _train(start: Start) -> RunResult:
     if checkpoint is None and config.sft.is_asked:
         half_way = find_checkpoint(config, start.run_dir, CHECKPOINTS, view.notice)
     start = replace(start, checkpoint=checkpoint, half_way=half_way)
-    with prepared(start, supervised=checkpoint is None) as (materials, cluster):
-        start = replace(start, config=materials.config, table=roles(materials.config, start.device))
-        warmed = _warm_start(start, cluster, materials)
+    with prepared(start, supervised=checkpoint is None) as (run_inputs, cluster):
+        start = replace(start, config=run_inputs.config, table=roles(run_inputs.config, start.device))
+        warmed = _warm_start(start, cluster, run_inputs)
         if warmed is not None and start.stop():
             return _ended_in_warm_start(start, warmed.trainer)
         session = _rl_session(start, cluster, warmed)
-        stage = rl_stage(start.config, start.registry, materials, session)
+        stage = rl_stage(start.config, start.registry, run_inputs, session)
         with closing(stage):
-            trainer = trainer_of(start, materials, stage, session)
+            trainer = trainer_of(start, run_inputs, stage, session)
             if checkpoint is not None:
                 trainer.restore(checkpoint)
                 start.accept()
@@ -84,7 +84,7 @@ class _WarmStart:
     trainer: Trainer
 
 
-def _warm_start(start: Start, cluster: Cluster, materials: Materials) -> _WarmStart | None:
+def _warm_start(start: Start, cluster: Cluster, run_inputs: RunInputs) -> _WarmStart | None:
     """Supervised training of the actor; None if it is not configured or already done."""
     if not start.config.sft.is_asked or start.checkpoint is not None:
         return None
@@ -92,7 +92,7 @@ def _warm_start(start: Start, cluster: Cluster, materials: Materials) -> _WarmSt
     groups = start_roles([actor], functools.partial(start.start_role, cluster=cluster), turns)
     session = Session(roles=groups, turns=turns, cluster=cluster)
     _begin_anew(start, session, actor.optim)  # An engine that cannot do this fails here, before hours of training.
-    return _WarmStart(session=session, trainer=supervise(start, materials, session)[1])
+    return _WarmStart(session=session, trainer=supervise(start, run_inputs, session)[1])
 
 
 def _begin_anew(start: Start, session: Session, optim: OptimSpec | None) -> None:

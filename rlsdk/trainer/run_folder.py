@@ -26,7 +26,7 @@ from rlsdk.trainer.checkpoint import (
     step_of,
 )
 from rlsdk.trainer.eval_folders import EVAL_FOLDER, later_eval_folders
-from rlsdk.trainer.surroundings import surroundings
+from rlsdk.trainer.run_environment import surroundings
 
 CHECKPOINTS = "checkpoints"
 WARM_START = "sft_checkpoints"

@@ -15,10 +15,10 @@ from rlsdk.config.role_names import ACTOR, CRITIC, REF, ROLLOUT
 from rlsdk.interfaces import BackendSpec, Batch, CheckpointError, ConfigError, ShardingManager
 from rlsdk.sharding.transports import allowed_transports
 from rlsdk.trainer.checkpoint import older_whole
+from rlsdk.trainer.device_turns import DeviceTurns
 from rlsdk.trainer.devices import HOSTS
 from rlsdk.trainer.groups import Answer, BatchStore, RoleGroup
 from rlsdk.trainer.hosts import EngineOptions
-from rlsdk.trainer.turns import DeviceTurns
 
 if TYPE_CHECKING:
     from rlsdk.registry import Registry

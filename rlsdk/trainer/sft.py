@@ -13,10 +13,10 @@ import torch
 from rlsdk.algorithms import SftObjective, loss_weights
 from rlsdk.data import AnswerEncoder, DataRow, Prompt, PromptDataset, PromptStream, Template, answer_report
 from rlsdk.interfaces import CheckpointError, DataError
+from rlsdk.trainer.eval_metrics import clustered_error
 from rlsdk.trainer.evaluation import Evaluated
 from rlsdk.trainer.evaluations import EvalOptions, Evaluations
 from rlsdk.trainer.experience import make_sft_batch
-from rlsdk.trainer.figures import clustered_error
 from rlsdk.trainer.forward_parts import forward_in_parts
 from rlsdk.trainer.metrics import StepClock
 from rlsdk.trainer.run_folder import WARM_START

@@ -9,21 +9,21 @@ from rlsdk.config import Role, RunConfig, sft_optim_spec
 from rlsdk.config.role_names import ACTOR
 from rlsdk.interfaces import ConfigError
 from rlsdk.trainer.loop import Trainer
-from rlsdk.trainer.materials import Materials
 from rlsdk.trainer.roles import roles
 from rlsdk.trainer.run_folder import find_checkpoint
+from rlsdk.trainer.run_inputs import RunInputs
 from rlsdk.trainer.session import Session
 from rlsdk.trainer.sft import CHECKPOINTS, SftStage
 from rlsdk.trainer.start import (
     RunResult,
     Start,
     fit,
-    in_lives,
     leave_model,
     load_best,
     prepared,
     result_of,
     trainer_of,
+    with_restarts,
 )
 from rlsdk.trainer.supervised import sft_stage
 
@@ -32,29 +32,29 @@ def run_sft(start: Start) -> RunResult:
     """Supervised training alone; leaves a Hugging Face folder `model/` in the run's folder."""
     if not start.config.sft.is_asked:
         raise ConfigError("sft.steps: 0 trains nothing; give --sft.steps N or --sft.epochs N")
-    return in_lives(start, _train_supervised)
+    return with_restarts(start, _train_supervised)
 
 
 def _train_supervised(start: Start) -> RunResult:
     """One session of supervised training."""
     half_way = find_checkpoint(start.config, start.run_dir, CHECKPOINTS, start.view.notice)
     start = replace(start, half_way=half_way, table=_sft_table(start.config, start.device))
-    with prepared(start, rewarded=False) as (materials, cluster):
-        start = replace(start, config=materials.config, table=_sft_table(materials.config, start.device))
+    with prepared(start, rewarded=False) as (run_inputs, cluster):
+        start = replace(start, config=run_inputs.config, table=_sft_table(run_inputs.config, start.device))
         session = start.start_all(cluster)
-        done, trainer = supervise(start, materials, session, measured=True)
+        done, trainer = supervise(start, run_inputs, session, measured=True)
         model = leave_model(start, trainer)
     return result_of(start, trainer, {**done.last, **done.evaluations.last}, model)
 
 
 def supervise(
-    start: Start, materials: Materials, session: Session, *, measured: bool = False
+    start: Start, run_inputs: RunInputs, session: Session, *, measured: bool = False
 ) -> tuple[SftStage, Trainer]:
     """Supervised training, resumed from its checkpoint where there is one; leaves the actor with the best weights,
     where `measured` and a metric says which they are."""
-    stage = sft_stage(start.config, materials, session, measured=measured)
+    stage = sft_stage(start.config, run_inputs, session, measured=measured)
     with closing(stage):
-        trainer = trainer_of(start, materials, stage, session)
+        trainer = trainer_of(start, run_inputs, stage, session)
         if start.half_way is not None:
             trainer.restore(start.half_way)
             start.view.notice(f"supervised training resumed from {start.half_way} at step {stage.step}")

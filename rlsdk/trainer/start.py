@@ -1,4 +1,4 @@
-"""What every run starts with: configuration, cluster and materials; and what it returns."""
+"""The start of every run (configuration, cluster and inputs), and its result."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from rlsdk.config import Role, RunConfig, dump_config, with_dtype
 from rlsdk.interfaces import RlsdkError
 from rlsdk.kit import interrupts
 from rlsdk.trainer.checkpoint import BestRecord
+from rlsdk.trainer.device_turns import DeviceTurns, shared_pools
 from rlsdk.trainer.devices import start_cluster
 from rlsdk.trainer.exporting import export_policy
-from rlsdk.trainer.lives import Lives
 from rlsdk.trainer.loop import Trainer
-from rlsdk.trainer.materials import Materials, build_materials
+from rlsdk.trainer.restarts import SessionRestarts
 from rlsdk.trainer.roles import placement_of
 from rlsdk.trainer.run_folder import accept_config, run_lock
+from rlsdk.trainer.run_inputs import RunInputs, build_run_inputs
 from rlsdk.trainer.session import Session, leave_processors_to_workers, start_role, start_roles
 from rlsdk.trainer.stopping import StopFlag
-from rlsdk.trainer.turns import DeviceTurns, shared_pools
 
 if TYPE_CHECKING:
-    from rlsdk.cluster import Cluster, ClusterAhead
+    from rlsdk.cluster import BackgroundCluster, Cluster
     from rlsdk.registry import Registry
     from rlsdk.trainer.events import RunView
     from rlsdk.trainer.groups import RoleGroup
@@ -66,14 +66,14 @@ class Start:
     """`cpu` or `cuda`, where the placement leaves it open."""
     view: RunView
     stop: StopFlag
-    lives: Lives
+    restarts: SessionRestarts
     table: Sequence[Role] = ()
     """The roles that are started."""
     checkpoint: Path | None = None
     """Checkpoint of reinforcement learning to resume from."""
     half_way: Path | None = None
     """Checkpoint of supervised training to resume from."""
-    ahead: ClusterAhead | None = None
+    ahead: BackgroundCluster | None = None
     """The cluster of the first session, if its start was begun earlier."""
 
     @classmethod
@@ -86,7 +86,7 @@ class Start:
         run_dir: Path,
         device: str,
         stop: StopFlag,
-        ahead: ClusterAhead | None = None,
+        ahead: BackgroundCluster | None = None,
     ) -> Start:
         """Of a checked configuration; the dtype is chosen here, the roles are chosen by what is trained."""
         config = with_dtype(config, device)
@@ -97,7 +97,7 @@ class Start:
             device=device,
             view=view,
             stop=stop,
-            lives=Lives(config, run_dir, view, stop),
+            restarts=SessionRestarts(config, run_dir, view, stop),
             ahead=ahead,
         )
 
@@ -144,21 +144,21 @@ class Start:
         )
 
 
-def in_lives(start: Start, session: Callable[[Start], RunResult]) -> RunResult:
+def with_restarts(start: Start, session: Callable[[Start], RunResult]) -> RunResult:
     """Calls `session` until it ends without the loss of a process; each time with the configuration that goes on."""
     began = time.perf_counter()
     with run_lock(start.run_dir):
-        result = start.lives.run(lambda config: session(replace(start, config=config)))
+        result = start.restarts.run(lambda config: session(replace(start, config=config)))
     return replace(result, seconds=time.perf_counter() - began)
 
 
 @contextmanager
-def prepared(start: Start, *, rewarded: bool = True, supervised: bool = True) -> Iterator[tuple[Materials, Cluster]]:
-    """Materials and cluster. A cluster of the run's own starts while the others are made, since both take seconds; one
+def prepared(start: Start, *, rewarded: bool = True, supervised: bool = True) -> Iterator[tuple[RunInputs, Cluster]]:
+    """RunInputs and cluster. A cluster of the run's own starts while the others are made, since both take seconds; one
     that others use is asked for devices only when nothing else can fail."""
-    pool = ThreadPoolExecutor(1, thread_name_prefix="rlsdk-materials")
+    pool = ThreadPoolExecutor(1, thread_name_prefix="rlsdk-run-inputs")
     building = pool.submit(
-        build_materials,
+        build_run_inputs,
         start.config,
         start.registry,
         start.run_dir,
@@ -175,31 +175,31 @@ def prepared(start: Start, *, rewarded: bool = True, supervised: bool = True) ->
         cluster = stack.enter_context(start.cluster())
         try:
             with nullcontext() if building.done() else start.view.waiting("reading data"):
-                materials = building.result()
-            yield materials, cluster
+                run_inputs = building.result()
+            yield run_inputs, cluster
         except RlsdkError as error:
-            start.lives.check(error, cluster)
+            start.restarts.check(error, cluster)
             raise
 
 
-def _close(building: Future[Materials], kind: type[BaseException] | None, *_: object) -> None:
+def _close(building: Future[RunInputs], kind: type[BaseException] | None, *_: object) -> None:
     """Waits for them, since they cannot be stopped half-way."""
     interrupts.wait_or_abandon(building, interrupted=interrupts.is_interrupt(kind), then=_close_built)
 
 
-def _close_built(building: Future[Materials]) -> None:
-    """Closes materials that were built; a failed build has nothing to close."""
+def _close_built(building: Future[RunInputs]) -> None:
+    """Closes inputs that were built; a failed build has nothing to close."""
     if building.exception() is None:
         building.result().close()
 
 
-def trainer_of(start: Start, materials: Materials, stage: Stage, session: Session) -> Trainer:
+def trainer_of(start: Start, run_inputs: RunInputs, stage: Stage, session: Session) -> Trainer:
     """The loop over one stage of the run."""
-    start.lives.has_begun = True
+    start.restarts.has_begun = True
     return Trainer(
         stage,
         session,
-        tokenizer=materials.tokenizer,
+        tokenizer=run_inputs.tokenizer,
         config_text=dump_config(start.config),
         keep_checkpoints=start.config.trainer.keep_checkpoints,
         save_timeout_s=start.config.deadlines.save_s,
@@ -216,7 +216,7 @@ def fit(start: Start, trainer: Trainer) -> None:
 
 
 def result_of(start: Start, trainer: Trainer, last: Mapping[str, float], checkpoint: Path | None) -> RunResult:
-    """Result of a stage; `in_lives` adds the seconds.
+    """Result of a stage; `with_restarts` adds the seconds.
 
     Args:
         start: of the run.

@@ -14,10 +14,10 @@ from rlsdk.interfaces import (
     ConfigError,
 )
 from rlsdk.rollouts import request_seed
-from rlsdk.trainer.materials import Materials, learned_of
 from rlsdk.trainer.pairs import PairSet, PairSettings, encode_pairs
 from rlsdk.trainer.preferences import PairOptions, PairStage
 from rlsdk.trainer.run_data import with_pair_steps
+from rlsdk.trainer.run_inputs import RunInputs, learned_of
 from rlsdk.trainer.sft import CHECKPOINTS, AnswerSettings, Learned, SftStage
 from rlsdk.trainer.stage import RunOutput, StageSettings
 from rlsdk.trainer.streams import eval_options
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from rlsdk.trainer.session import Session
 
 
-def sft_stage(config: RunConfig, materials: Materials, session: Session, *, measured: bool = False) -> SftStage:
+def sft_stage(config: RunConfig, run_inputs: RunInputs, session: Session, *, measured: bool = False) -> SftStage:
     """Supervised training on a running session, whose actor has the optimizer of it. `measured`: the loss on held-out
     answers is looked at, too, where there are any."""
-    if materials.learned is None:
+    if run_inputs.learned is None:
         raise ConfigError("sft.steps: 0 trains nothing; give --sft.steps N or --sft.epochs N")
-    prompts, answers = materials.learned
+    prompts, answers = run_inputs.learned
     return SftStage(
         session,
         PromptStream(prompts, seed=request_seed(config.trainer.seed, "sft"), shuffle=config.data.shuffle),
         answers,
-        RunOutput(run_dir=materials.output.run_dir, view=materials.output.view, trackers=materials.output.trackers),
+        RunOutput(run_dir=run_inputs.output.run_dir, view=run_inputs.output.view, trackers=run_inputs.output.trackers),
         StageSettings(
             steps=config.sft.steps,
             save_every=config.sft.save_every_steps,
@@ -46,17 +46,17 @@ def sft_stage(config: RunConfig, materials: Materials, session: Session, *, meas
         ),
         rows_per_step=config.sft.rows_per_step,
         update_timeout_s=config.deadlines.update_s,
-        held_out=_held_out_answers(config, materials) if measured else None,
+        held_out=_held_out_answers(config, run_inputs) if measured else None,
         when=eval_options(config),
     )
 
 
-def _held_out_answers(config: RunConfig, materials: Materials) -> Learned | None:
-    prompts = materials.eval_prompts.get(HELD_OUT.name)
+def _held_out_answers(config: RunConfig, run_inputs: RunInputs) -> Learned | None:
+    prompts = run_inputs.eval_prompts.get(HELD_OUT.name)
     answered = [] if prompts is None else [at for at, prompt in enumerate(prompts) if prompt.answer is not None]
     if prompts is None or not answered:
         return None
-    return learned_of(config, prompts.subset(answered), materials.tokenizer, materials.output.view)
+    return learned_of(config, prompts.subset(answered), run_inputs.tokenizer, run_inputs.output.view)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,24 +69,24 @@ class RunPairs:
     held_out: PairSet | None
 
 
-def read_pairs(materials: Materials) -> RunPairs:
+def read_pairs(run_inputs: RunInputs) -> RunPairs:
     """The pairs that are trained on, and those that are held out, as tokens.
 
     Raises:
         ConfigError, DataError: a row cannot be used, or a schedule does not fit the number of steps.
     """
-    config = materials.config
-    train = _pairs(config, materials, materials.train_prompts, "train")
-    rows = materials.eval_prompts.get(HELD_OUT.name)
-    held_out = None if rows is None else _pairs(config, materials, rows, "held-out")
+    config = run_inputs.config
+    train = _pairs(config, run_inputs, run_inputs.train_prompts, "train")
+    rows = run_inputs.eval_prompts.get(HELD_OUT.name)
+    held_out = None if rows is None else _pairs(config, run_inputs, rows, "held-out")
     return RunPairs(config=with_pair_steps(config, len(train)), train=train, held_out=held_out)
 
 
-def pair_stage(kind: PairTraining, materials: Materials, pairs: RunPairs, session: Session) -> PairStage:
+def pair_stage(kind: PairTraining, run_inputs: RunInputs, pairs: RunPairs, session: Session) -> PairStage:
     """Training from pairs on a running session, whose actor has the head and the optimizer of it."""
     config, train = pairs.config, pairs.train
-    own, output = config.preferences, materials.output
-    prompts = materials.train_prompts.subset(train.positions)
+    own, output = config.preferences, run_inputs.output
+    prompts = run_inputs.train_prompts.subset(train.positions)
     objective = (
         RewardModelObjective(center_coef=own.center_coef)
         if kind is PairTraining.REWARD_MODEL
@@ -115,7 +115,7 @@ def pair_stage(kind: PairTraining, materials: Materials, pairs: RunPairs, sessio
     )
 
 
-def _pairs(config: RunConfig, materials: Materials, prompts: Sequence[Prompt], name: str) -> PairSet:
+def _pairs(config: RunConfig, run_inputs: RunInputs, prompts: Sequence[Prompt], name: str) -> PairSet:
     own = config.preferences
     settings = PairSettings(
         chosen_field=own.chosen_field,
@@ -128,6 +128,6 @@ def _pairs(config: RunConfig, materials: Materials, prompts: Sequence[Prompt], n
             allow_special_tokens=config.data.allow_special_tokens,
         ),
     )
-    pairs = encode_pairs(prompts, materials.tokenizer, settings)
-    materials.output.view.notice(f"{name} pairs: {pairs.report.line()}")
+    pairs = encode_pairs(prompts, run_inputs.tokenizer, settings)
+    run_inputs.output.view.notice(f"{name} pairs: {pairs.report.line()}")
     return pairs

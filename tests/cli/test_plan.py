@@ -220,7 +220,7 @@ def test_every_preset_is_planned_for_five_roles(preset: str, devices: int, regis
 
 
 def test_on_one_gpu_only_who_works_is_on_it_and_on_a_cpu_everybody_stays(registry: Registry, model: str) -> None:
-    """What `DeviceTurns` does: tests/trainer/test_turns.py."""
+    """What `DeviceTurns` does: tests/trainer/test_device_turns.py."""
 
     def weights_of(hardware: str) -> dict[str, list[str]]:
         plan = planned(registry, model, *ppo(model), hardware=hardware)

@@ -18,9 +18,9 @@ RAYLET = ["raylet", "--dashboard_agent_command=python agent.py --minimal",
 
 
 def test_the_raylet_s_own_agent_gives_way_and_the_dashboard_s_is_not_started() -> None:
-    assert agents.lighter_command(RAYLET, "python stand_in.py", "/usr/bin/nice") == [
+    assert agents.lighter_command(RAYLET, "python agent_stub.py", "/usr/bin/nice") == [
         "raylet",
-        "--dashboard_agent_command=python stand_in.py",
+        "--dashboard_agent_command=python agent_stub.py",
         "--runtime_env_agent_command=/usr/bin/nice -n 19 python main.py --port=1",
         "--head",
     ]
@@ -30,7 +30,8 @@ def test_the_raylet_s_own_agent_gives_way_and_the_dashboard_s_is_not_started() -
 def test_what_stands_for_an_agent_takes_any_arguments_and_goes_with_its_parent() -> None:
     script = f"""
 import subprocess, sys, time
-process = subprocess.Popen([sys.executable, "-I", "-S", {agents.__file__.replace("agents.py", "stand_in.py")!r}, "--x"])
+stub = {agents.__file__.replace("agents.py", "agent_stub.py")!r}
+process = subprocess.Popen([sys.executable, "-I", "-S", stub, "--x"])
 time.sleep(1.0)
 print(process.pid, process.poll())
 """

@@ -62,14 +62,14 @@ class Driver:
             self.family = psutil.Process(self.process.pid).children(recursive=True)
 
     def lasting(self) -> list[psutil.Process]:
-        """Descendants that live as long as the cluster: daemons, keeper, worker and what it started. Ray starts others
-        (idle workers, looks at the hardware) that come and go by themselves, the longer the busier the machine is."""
+        """Descendants that live as long as the cluster: daemons, watchdog, worker and what it started. Ray starts
+        others (idle workers, looks at the hardware) that come and go by themselves, for longer on a busy machine."""
         found = []
         for process in self.family:
             with suppress(psutil.NoSuchProcess):
                 words = " ".join(process.cmdline())
                 kind = process.name() in ("gcs_server", "raylet", "sleep")
-                found += [process] if kind or "keeper.py" in words or "DeviceWorker" in words else []
+                found += [process] if kind or "ray_watchdog.py" in words or "DeviceWorker" in words else []
         return found
 
     def survivors(self) -> list[str]:
@@ -125,11 +125,11 @@ def test_a_run_whose_daemon_dies_says_so_and_ends_within_seconds(name: str) -> N
     assert not driver.folder.exists()
 
 
-def test_program_and_keeper_killed_at_once_leave_nothing() -> None:
+def test_program_and_watchdog_killed_at_once_leave_nothing() -> None:
     driver = Driver("wait")
-    of_keeper = [process for process in driver.family if any("keeper.py" in part for part in process.cmdline())]
-    [keeper] = [process for process in of_keeper if process.ppid() == driver.process.pid]
-    keeper.kill()
+    of_watchdog = [process for process in driver.family if any("ray_watchdog.py" in part for part in process.cmdline())]
+    [watchdog] = [process for process in of_watchdog if process.ppid() == driver.process.pid]
+    watchdog.kill()
     driver.process.kill()
     driver.process.communicate(timeout=60)
     assert driver.survivors() == []

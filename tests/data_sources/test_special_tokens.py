@@ -127,7 +127,7 @@ def test_prompts_without_special_tokens_have_the_ids_that_they_always_had(kind: 
 @pytest.mark.parametrize("kind", KINDS)
 def test_where_a_row_holds_one_the_rest_of_the_prompt_is_encoded_as_ever(kind: str) -> None:
     """The way through the copy of the tokenizer gives ordinary text the same ids."""
-    from rlsdk.data.literal import LiteralEncoder
+    from rlsdk.data.control_tokens import LiteralEncoder
 
     tokenizer, literal = trained(kind), LiteralEncoder(trained(kind))
     for text in questions():

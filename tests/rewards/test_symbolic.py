@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from rlsdk.rewards.algebra import objection
-from rlsdk.rewards.notation import plain
+from rlsdk.rewards.normalization import plain
 from rlsdk.rewards.quantity import parse_quantity, parse_value, split_unit
 from rlsdk.rewards.symbolic import math
 

@@ -20,14 +20,14 @@ from rlsdk.kit.hf import load_tokenizer
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rollouts import Group, Sample, make_batch
 from rlsdk.trainer.assemble import rl_stage
+from rlsdk.trainer.device_turns import DeviceTurns, shared_pools
 from rlsdk.trainer.events import RunView
 from rlsdk.trainer.in_process import InProcessStore, start_in_process
-from rlsdk.trainer.materials import build_materials
 from rlsdk.trainer.metrics import StepClock
 from rlsdk.trainer.rl import RlStage, rollout_info
 from rlsdk.trainer.roles import placement_of, roles
+from rlsdk.trainer.run_inputs import build_run_inputs
 from rlsdk.trainer.session import Session, sharding_manager, start_roles
-from rlsdk.trainer.turns import DeviceTurns, shared_pools
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "calculator"
 KNOWN = {
@@ -104,8 +104,8 @@ def stage_of(config: RunConfig, registry: Registry, folder: Path) -> Iterator[Rl
     groups = start_roles(table, build, turns)
     manager = sharding_manager(config.sharding, registry, groups["actor"], groups["rollout"], timeout_s=60.0)
     session = Session(roles=groups, turns=turns, cluster=InProcessStore(), manager=manager)
-    with closing(build_materials(config, registry, folder, RunView())) as materials:
-        stage = rl_stage(config, registry, materials, session)
+    with closing(build_run_inputs(config, registry, folder, RunView())) as run_inputs:
+        stage = rl_stage(config, registry, run_inputs, session)
         with closing(stage):
             yield stage
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlsdk.interfaces import GenerationRequest, SamplingParams
-from rlsdk.rollouts import Collected, GenerationClient, PackedOutputs, client, lines
+from rlsdk.rollouts import Collected, GenerationClient, PackedOutputs, client, replica_state
 from rlsdk.rollouts.concurrency import EXPIRY, ConcurrencyControl, ConcurrencyMeter, Window, levels_up_to
 
 MOST = 256
@@ -150,7 +150,7 @@ class KneeReplica(FakeReplica):
 def test_a_client_finds_the_knee_of_its_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     """And all samples come, as ever."""
     clock = [0.0]
-    for module in (client, lines):
+    for module in (client, replica_state):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     replica = KneeReplica("knee", clock, knee=40)
 

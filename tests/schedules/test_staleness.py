@@ -20,10 +20,10 @@ from rlsdk.config import RunConfig, check_run
 from rlsdk.interfaces import CheckpointError, ConfigError, WeightSyncError
 from rlsdk.registry import Registry
 from rlsdk.rollouts.journal import account, segments
-from rlsdk.trainer.materials import build_materials
 from rlsdk.trainer.replay import replay
 from rlsdk.trainer.replay_run import replay_parts
 from rlsdk.trainer.rl import RlStage
+from rlsdk.trainer.run_inputs import build_run_inputs
 
 __all__ = ["model", "registry"]
 
@@ -346,10 +346,10 @@ def test_a_replay_of_the_journal_makes_the_same_updates(
     config = config_of(model, registry, 4, *extra, "--schedule.journal", "all", "--rollout.max_response_tokens", "12")
     first = run(config, registry, tmp_path / "run")
     with (
-        closing(build_materials(config, registry, tmp_path / "run", Recorder(), rewarded=False)) as materials,
+        closing(build_run_inputs(config, registry, tmp_path / "run", Recorder(), rewarded=False)) as run_inputs,
         trainer_of(config, registry, tmp_path / "other", Recorder()) as (_, stage, _),
     ):
-        found, learn = replay_parts(materials.config, registry, materials, stage.learner.session)
+        found, learn = replay_parts(run_inputs.config, registry, run_inputs, stage.learner.session)
         steps = list(replay(found, learn))
     assert [step.step for step in steps] == [1, 2, 3, 4]
     assert [step.difference for step in steps] == [0.0] * 4
@@ -363,8 +363,8 @@ def test_a_journal_without_its_beginning_is_not_replayed(model: str, registry: R
     for segment in segments(tmp_path / "run" / "journal")[:1]:
         segment.path.unlink()
     with (
-        closing(build_materials(config, registry, tmp_path / "run", Recorder(), rewarded=False)) as materials,
+        closing(build_run_inputs(config, registry, tmp_path / "run", Recorder(), rewarded=False)) as run_inputs,
         trainer_of(config, registry, tmp_path / "other", Recorder()) as (_, stage, _),
         pytest.raises(CheckpointError, match=r"schedule\.journal all"),
     ):
-        replay_parts(materials.config, registry, materials, stage.learner.session)
+        replay_parts(run_inputs.config, registry, run_inputs, stage.learner.session)

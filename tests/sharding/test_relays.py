@@ -15,7 +15,7 @@ from sharding_cases import dim0_sharded, random_tensors, rollout_group, train_gr
 from rlsdk.interfaces import Bucket, Relay, WeightLayout, WeightSyncError
 from rlsdk.kit.object_store import use_store
 from rlsdk.sharding import TRANSPORTS, GenericShardingManager, plan_reshard
-from rlsdk.sharding.passing import PassingOn
+from rlsdk.sharding.relay_source import RelaySource
 from rlsdk.testing.local_groups import LocalGroup, LocalPeer
 
 SHAPES = {"embed": (400, 8), "layer.w": (160, 24), "layer.b": (24,), "norm": (8,)}
@@ -180,7 +180,7 @@ def test_other_replicas_under_the_same_indices_get_ways_of_their_own() -> None:
 
 
 def test_who_asks_behind_a_sync_that_broke_off_waits_for_nothing() -> None:
-    passing = PassingOn()
+    passing = RelaySource()
     relay = Relay(target=0, manager="m", sync="m-0", children=(1,))
     bucket = Bucket(source=2, target=1, transport="inline", transfers=(), num_bytes=0, round=0)
     passing.begin({1: [[]]}, relay, 60.0, "cpu")

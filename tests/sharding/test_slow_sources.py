@@ -13,9 +13,9 @@ from sharding_cases import random_tensors, rollout_group, train_group, whole_tar
 
 from rlsdk.interfaces import Box, Bucket, DeadlineError, WeightShard, WeightSyncError
 from rlsdk.kit.progress import idle_s
-from rlsdk.sharding import GenericShardingManager, WeightTarget, signs
-from rlsdk.sharding.signs import Signs, counted
+from rlsdk.sharding import GenericShardingManager, WeightTarget, worker_progress
 from rlsdk.sharding.transports import SharedMemoryTransport
+from rlsdk.sharding.worker_progress import WorkerProgress, counted
 from rlsdk.testing.local_groups import LocalPeer
 
 SHAPES = {f"layer.{at}": (64, 16) for at in range(12)}
@@ -106,8 +106,8 @@ def shards() -> Iterator[WeightShard]:
 
 
 def test_what_comes_to_workers_is_progress_of_their_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signs, "LOOK_S", 0.02)
-    two = Signs(2)
+    monkeypatch.setattr(worker_progress, "LOOK_S", 0.02)
+    two = WorkerProgress(2)
     before = time.monotonic()
     assert len(list(counted(shards(), two.of(1)))) == len(SHAPES)
     assert idle_s() > time.monotonic() - before - 0.05  # nobody looks
@@ -121,8 +121,8 @@ def test_what_comes_to_workers_is_progress_of_their_replica(monkeypatch: pytest.
 
 
 def test_what_comes_to_workers_of_another_node_is_progress_of_their_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signs, "LOOK_S", 0.02)
-    two = Signs(2)
+    monkeypatch.setattr(worker_progress, "LOOK_S", 0.02)
+    two = WorkerProgress(2)
     sign = two.of(1, is_apart=True)
     assert sign is not None
     assert "path" not in sign, "no memory that another node could map"

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from rlsdk.config import PairTraining, RunConfig, pair_roles
 from rlsdk.registry import Registry
+from rlsdk.trainer.device_turns import DeviceTurns
 from rlsdk.trainer.events import RunView
 from rlsdk.trainer.exporting import export_policy
 from rlsdk.trainer.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.loop import Trainer
-from rlsdk.trainer.materials import build_materials
 from rlsdk.trainer.preferences import PairStage
 from rlsdk.trainer.roles import roles
+from rlsdk.trainer.run_inputs import build_run_inputs
 from rlsdk.trainer.session import Session, start_roles
 from rlsdk.trainer.supervised import pair_stage, read_pairs
-from rlsdk.trainer.turns import DeviceTurns
 
 TIMED = ("time/", "throughput/")
 
@@ -73,10 +73,10 @@ def run(
     """To its end, from the newest checkpoint of the folder where there is one."""
     folder.mkdir(exist_ok=True)
     view, session = Recorder(), ready(config, kind, registry)
-    with closing(build_materials(config, registry, folder, view, rewarded=False)) as materials:
-        stage = pair_stage(kind, materials, read_pairs(materials), session)
+    with closing(build_run_inputs(config, registry, folder, view, rewarded=False)) as run_inputs:
+        stage = pair_stage(kind, run_inputs, read_pairs(run_inputs), session)
         trainer = Trainer(
-            stage, session, tokenizer=materials.tokenizer, config_text="", keep_checkpoints=2,
+            stage, session, tokenizer=run_inputs.tokenizer, config_text="", keep_checkpoints=2,
             stop=lambda: stop(stage),
         )  # fmt: skip
         with closing(stage):
@@ -84,5 +84,5 @@ def run(
                 trainer.restore(newest)
             trainer.fit()
         if export is not None:
-            export_policy(session, materials.tokenizer, export)
+            export_policy(session, run_inputs.tokenizer, export)
     return Ran(stage, session, view, trainer)

@@ -16,8 +16,8 @@ from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.trainer.checkpoint import CheckpointStore
+from rlsdk.trainer.eval_metrics import pass_at_k
 from rlsdk.trainer.evaluations import EvaluationError
-from rlsdk.trainer.figures import pass_at_k
 
 REWARD = HERE / "rewards.py"
 EVERY_STEP = ["--eval.every_steps", "1", "--trainer.keep_checkpoints", "1"]

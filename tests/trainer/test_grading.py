@@ -24,8 +24,8 @@ from rlsdk.interfaces import (
     VersionRun,
 )
 from rlsdk.rewards import RewardDef, RewardResult, RewardRunner
-from rlsdk.rewards.booking import Booking
 from rlsdk.rewards.definitions import FailureKind, RewardLimits
+from rlsdk.rewards.result_builder import ResultBuilder
 from rlsdk.rollouts import Group, GroupId, GroupTask, RolloutStream, Sample, StreamOptions, make_batch
 from rlsdk.trainer.events import RunView
 from rlsdk.trainer.grading import GradeSummary, RewardGrader, check_failures, grades_of
@@ -46,22 +46,22 @@ SAMPLES = [
 
 def booked() -> RewardResult:
     """Right; right with steps; failed; for no reward; not right."""
-    book = Booking(REWARDS, SAMPLES, RewardLimits())
+    builder = ResultBuilder(REWARDS, SAMPLES, RewardLimits())
     for at, score in enumerate([1.0, 1.0, None, None, 0.0]):
         if at == 2:
-            book.fail((0, at), FailureKind.TIMEOUT, "took more than 10 s")
+            builder.fail((0, at), FailureKind.TIMEOUT, "took more than 10 s")
         else:
-            book.take((0, at), score)
+            builder.take((0, at), score)
     for at in range(5):
         if at == 1:
-            book.take((1, at), 4.0, token_scores=[2.0, 4.0, 6.0], metrics={"count": 3})
+            builder.take((1, at), 4.0, token_scores=[2.0, 4.0, 6.0], metrics={"count": 3})
         elif at == 4:
-            book.take((1, at), -2.0, metrics={"count": 1})
+            builder.take((1, at), -2.0, metrics={"count": 1})
         else:
-            book.take((1, at), None)
-        book.take((2, at), float(at))
-    assert book.left == 0
-    return book.result()
+            builder.take((1, at), None)
+        builder.take((2, at), float(at))
+    assert builder.left == 0
+    return builder.result()
 
 
 def test_grades_say_what_each_reward_gave() -> None:
@@ -119,12 +119,12 @@ def test_failed_samples_get_the_score_that_is_asked_for_and_stay_failures() -> N
 
 def test_the_accuracy_is_that_of_the_first_reward_that_is_for_a_sample() -> None:
     """With rewards for different rows, the first one of the list is not for most of them."""
-    book = Booking(REWARDS, SAMPLES[:3], RewardLimits())
+    builder = ResultBuilder(REWARDS, SAMPLES[:3], RewardLimits())
     given: list[list[float | None]] = [[1.0, None, None], [0.0, 1.0, 0.5], [1.0, 1.0, 1.0]]
     for reward, values in enumerate(given):
         for at, value in enumerate(values):
-            book.take((reward, at), value)
-    summary = GradeSummary.of(grades_of(book.result()), [reward.name for reward in REWARDS])
+            builder.take((reward, at), value)
+    summary = GradeSummary.of(grades_of(builder.result()), [reward.name for reward in REWARDS])
     assert summary.accuracy == pytest.approx(2 / 3)
 
 
@@ -152,9 +152,9 @@ def graded(spans: Sequence[tuple[int, bool]], score: float, tokens: Sequence[flo
     sample = RewardSample(
         prompt="p", response="r", answer=None, row={}, truncated=False, response_ids=made.response_ids
     )
-    book = Booking([RewardDef(name="steps", target="m:f")], [sample], RewardLimits())
-    book.take((0, 0), score, token_scores=tokens)
-    return Sample(trajectory=made, text="r", grade=grades_of(book.result())[0])
+    builder = ResultBuilder([RewardDef(name="steps", target="m:f")], [sample], RewardLimits())
+    builder.take((0, 0), score, token_scores=tokens)
+    return Sample(trajectory=made, text="r", grade=grades_of(builder.result())[0])
 
 
 def test_scores_of_tokens_reach_returns_and_group_advantages() -> None:
@@ -180,11 +180,11 @@ def test_a_batch_without_scores_of_tokens_has_no_such_field() -> None:
 
 
 def test_a_failure_names_the_reward_the_row_and_what_was_returned() -> None:
-    book = Booking([RewardDef(name="steps", target="m:f")], SAMPLES[:2], RewardLimits())
-    book.take((0, 0), 1.0)
-    book.take((0, 1), 1.0, token_scores=[1.0])
+    builder = ResultBuilder([RewardDef(name="steps", target="m:f")], SAMPLES[:2], RewardLimits())
+    builder.take((0, 0), 1.0)
+    builder.take((0, 1), 1.0, token_scores=[1.0])
     made = trajectory([(3, True)])
-    samples = [Sample(trajectory=made, text="r", grade=grade) for grade in grades_of(book.result())]
+    samples = [Sample(trajectory=made, text="r", grade=grade) for grade in grades_of(builder.result())]
     text = GradeSummary.of_groups([group_of(samples)], ["steps"]).text("rewards")
     assert text is not None
     assert text.startswith(

@@ -18,17 +18,17 @@ from rlsdk.interfaces import ConfigError, RewardSample
 from rlsdk.registry import Registry
 from rlsdk.rewards import RewardResult
 from rlsdk.trainer.assemble import rl_stage
+from rlsdk.trainer.device_turns import DeviceTurns
 from rlsdk.trainer.events import RunView
 from rlsdk.trainer.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.judges import EngineJudge
 from rlsdk.trainer.loop import Trainer
-from rlsdk.trainer.materials import build_materials
-from rlsdk.trainer.moves import CACHE, WEIGHTS, Seat, moves
+from rlsdk.trainer.memory_moves import CACHE, WEIGHTS, Seat, moves
 from rlsdk.trainer.replicas import replicas_of
 from rlsdk.trainer.reward_sources import load_judges, start_remote
 from rlsdk.trainer.roles import roles as placed_roles
+from rlsdk.trainer.run_inputs import build_run_inputs
 from rlsdk.trainer.session import Session, sharding_manager, start_roles
-from rlsdk.trainer.turns import DeviceTurns
 
 TEMPLATE = "Rate {response} for {question}:"
 
@@ -180,11 +180,11 @@ def test_a_run_is_rewarded_by_a_judge(model: Path, registry: Registry, tmp_path:
     manager = sharding_manager(config.sharding, registry, groups["actor"], groups["rollout"], timeout_s=60.0)
     session = Session(roles=groups, turns=turns, cluster=InProcessStore(), manager=manager)
     with (
-        closing(build_materials(config, registry, tmp_path, view)) as materials,
-        closing(rl_stage(config, registry, materials, session)) as stage,
+        closing(build_run_inputs(config, registry, tmp_path, view)) as run_inputs,
+        closing(rl_stage(config, registry, run_inputs, session)) as stage,
     ):
         Trainer(
-            stage, session, tokenizer=materials.tokenizer, config_text=dump_config(config), keep_checkpoints=1,
+            stage, session, tokenizer=run_inputs.tokenizer, config_text=dump_config(config), keep_checkpoints=1,
             stop=lambda: False,
         ).fit()  # fmt: skip
     assert [metrics["reward/kind/applied_share"] for metrics in view.steps] == [1.0, 1.0]

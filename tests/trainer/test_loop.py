@@ -17,15 +17,15 @@ from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.trainer.assemble import rl_stage
 from rlsdk.trainer.checkpoint import holds_model
+from rlsdk.trainer.device_turns import DeviceTurns, shared_pools
 from rlsdk.trainer.events import RunView
 from rlsdk.trainer.in_process import InProcessStore, close_in_process, start_in_process
 from rlsdk.trainer.loop import Trainer
-from rlsdk.trainer.materials import Materials, build_materials
 from rlsdk.trainer.model_source import find_model
 from rlsdk.trainer.rl import RlStage
 from rlsdk.trainer.roles import placement_of, roles
+from rlsdk.trainer.run_inputs import RunInputs, build_run_inputs
 from rlsdk.trainer.session import Session, sharding_manager, start_roles
-from rlsdk.trainer.turns import DeviceTurns, shared_pools
 
 HERE = Path(__file__).parent
 TIMED = ("time/", "throughput/")
@@ -101,23 +101,23 @@ def trainer_of(
     replicas: int = 1,
     forced: bool = False,
     stop: Callable[[], bool] = lambda: False,
-) -> Iterator[tuple[Trainer, RlStage, Materials]]:
+) -> Iterator[tuple[Trainer, RlStage, RunInputs]]:
     folder.mkdir(exist_ok=True)
     session = session_of(config, registry, replicas, forced=forced)
-    with closing_engines(session), closing(build_materials(config, registry, folder, view)) as materials:
-        stage = rl_stage(config, registry, materials, session)
+    with closing_engines(session), closing(build_run_inputs(config, registry, folder, view)) as run_inputs:
+        stage = rl_stage(config, registry, run_inputs, session)
         with closing(stage):
             yield (
                 Trainer(
                     stage,
                     session,
-                    tokenizer=materials.tokenizer,
+                    tokenizer=run_inputs.tokenizer,
                     config_text=dump_config(config),
                     keep_checkpoints=3,
                     stop=stop,
                 ),
                 stage,
-                materials,
+                run_inputs,
             )
 
 

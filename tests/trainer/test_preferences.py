@@ -29,14 +29,14 @@ from rlsdk.interfaces import Batch, BatchError, ConfigError, DataError
 from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.trainer.assemble import rl_stage
+from rlsdk.trainer.device_turns import DeviceTurns, shared_pools
 from rlsdk.trainer.exporting import export_policy
 from rlsdk.trainer.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.loop import Trainer
-from rlsdk.trainer.materials import build_materials
 from rlsdk.trainer.roles import placement_of, roles
+from rlsdk.trainer.run_inputs import build_run_inputs
 from rlsdk.trainer.session import Session, sharding_manager, start_roles
 from rlsdk.trainer.supervised import pair_stage, read_pairs
-from rlsdk.trainer.turns import DeviceTurns, shared_pools
 
 HERE = Path(__file__).parent
 KINDS = tuple(PairTraining)
@@ -122,9 +122,9 @@ def test_loss_and_gradient_are_those_of_plain_transformers(
     }[kind]
     config = config_of(model, rows, registry, *extra)
     session = ready(config, kind, registry)
-    with closing(build_materials(config, registry, tmp_path, Recorder(), rewarded=False)) as materials:
-        stage = pair_stage(kind, materials, read_pairs(materials), session)
-        export_policy(session, materials.tokenizer, tmp_path / "model")
+    with closing(build_run_inputs(config, registry, tmp_path, Recorder(), rewarded=False)) as run_inputs:
+        stage = pair_stage(kind, run_inputs, read_pairs(run_inputs), session)
+        export_policy(session, run_inputs.tokenizer, tmp_path / "model")
     batch = stage._referred(stage.pairs.batch(range(11)))
     engine: Any = session.actor.group.hosts[0].engine  # type: ignore[attr-defined]
     found = engine.forward_backward(batch, stage.options.objective)
@@ -228,10 +228,10 @@ def reinforce(config: RunConfig, registry: Registry, folder: Path) -> Sequence[M
     groups = start_roles(table, build, turns)
     manager = sharding_manager(config.sharding, registry, groups["actor"], groups["rollout"], timeout_s=60.0)
     session = Session(roles=groups, turns=turns, cluster=InProcessStore(), manager=manager)
-    with closing(build_materials(config, registry, folder, view)) as materials:
-        stage = rl_stage(config, registry, materials, session)
+    with closing(build_run_inputs(config, registry, folder, view)) as run_inputs:
+        stage = rl_stage(config, registry, run_inputs, session)
         with closing(stage):
-            Trainer(stage, session, tokenizer=materials.tokenizer, config_text="", keep_checkpoints=1).fit()
+            Trainer(stage, session, tokenizer=run_inputs.tokenizer, config_text="", keep_checkpoints=1).fit()
     return view.steps
 
 
@@ -241,10 +241,10 @@ def refused(tmp_path: Path, model: str, registry: Registry, made: list[dict[str,
     config = config_of(model, str(path), registry, "--eval.every_steps", "null", *extra)
     session = ready(config, PairTraining.DPO, registry)
     with (
-        closing(build_materials(config, registry, tmp_path, Recorder(), rewarded=False)) as materials,
+        closing(build_run_inputs(config, registry, tmp_path, Recorder(), rewarded=False)) as run_inputs,
         pytest.raises(DataError) as caught,
     ):
-        pair_stage(PairTraining.DPO, materials, read_pairs(materials), session)
+        pair_stage(PairTraining.DPO, run_inputs, read_pairs(run_inputs), session)
     return str(caught.value)
 
 
@@ -282,12 +282,12 @@ def test_equal_and_long_answers_are_left_out_and_counted(
             model, str(path), registry, "--eval.every_steps", "null", "--preferences.long_answers", choice
         )
         view, session = Recorder(), ready(config, PairTraining.REWARD_MODEL, registry)
-        with closing(build_materials(config, registry, tmp_path, view, rewarded=False)) as materials:
-            stage = pair_stage(PairTraining.REWARD_MODEL, materials, read_pairs(materials), session)
+        with closing(build_run_inputs(config, registry, tmp_path, view, rewarded=False)) as run_inputs:
+            stage = pair_stage(PairTraining.REWARD_MODEL, run_inputs, read_pairs(run_inputs), session)
         assert len(stage.pairs) == expected
         assert [line for line in view.notices if line.startswith("train pairs: 1 of 3 pairs are used")]
-        tokens = materials.tokenizer("12", add_special_tokens=False)["input_ids"]
-        assert list(stage.pairs.chosen[0]) == [*tokens, materials.tokenizer.eos_token_id]
+        tokens = run_inputs.tokenizer("12", add_special_tokens=False)["input_ids"]
+        assert list(stage.pairs.chosen[0]) == [*tokens, run_inputs.tokenizer.eos_token_id]
 
 
 def test_settings_of_the_other_training_are_refused(model: str, rows: str, registry: Registry) -> None:
@@ -308,8 +308,8 @@ def test_settings_of_the_other_training_are_refused(model: str, rows: str, regis
 def test_a_pair_twice_in_a_step_counts_twice(model: str, rows: str, registry: Registry, tmp_path: Path) -> None:
     config = config_of(model, rows, registry)
     session = ready(config, PairTraining.REWARD_MODEL, registry)
-    with closing(build_materials(config, registry, tmp_path, Recorder(), rewarded=False)) as materials:
-        stage = pair_stage(PairTraining.REWARD_MODEL, materials, read_pairs(materials), session)
+    with closing(build_run_inputs(config, registry, tmp_path, Recorder(), rewarded=False)) as run_inputs:
+        stage = pair_stage(PairTraining.REWARD_MODEL, run_inputs, read_pairs(run_inputs), session)
     batch = stage.pairs.batch([3, 3, 5])
     assert batch["uid"].tolist() == [0, 0, 1, 1, 2, 2]
     assert batch["row_weight"].tolist() == pytest.approx([1 / 3] * 6)
@@ -322,8 +322,8 @@ def test_an_engine_keeps_pairs_together_where_the_objective_asks_it(
     """Rows of like length go together, and pairs are of unlike length: every cut would part some."""
     config = config_of(model, rows, registry, "--train.micro_batch_rows", str(rows_in_pass))
     session = ready(config, PairTraining.REWARD_MODEL, registry)
-    with closing(build_materials(config, registry, tmp_path, Recorder(), rewarded=False)) as materials:
-        stage = pair_stage(PairTraining.REWARD_MODEL, materials, read_pairs(materials), session)
+    with closing(build_run_inputs(config, registry, tmp_path, Recorder(), rewarded=False)) as run_inputs:
+        stage = pair_stage(PairTraining.REWARD_MODEL, run_inputs, read_pairs(run_inputs), session)
     batch = stage.pairs.batch(range(9))
     engine: Any = session.actor.group.hosts[0].engine  # type: ignore[attr-defined]
     cut = engine.forward_backward(batch, RewardModelObjective())

@@ -15,15 +15,15 @@ from rlsdk.api.settings import Settings
 from rlsdk.config import dump_config, role_of, sft_optim_spec
 from rlsdk.config.role_names import ACTOR
 from rlsdk.trainer.assemble import rl_stage
+from rlsdk.trainer.device_turns import DeviceTurns
 from rlsdk.trainer.events import RunView
 from rlsdk.trainer.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.loop import Trainer
-from rlsdk.trainer.materials import build_materials
 from rlsdk.trainer.quickstart import make_model
 from rlsdk.trainer.roles import roles
+from rlsdk.trainer.run_inputs import build_run_inputs
 from rlsdk.trainer.session import Session, sharding_manager, start_roles
 from rlsdk.trainer.supervised import sft_stage
-from rlsdk.trainer.turns import DeviceTurns
 
 RECORDED = json.loads((Path(__file__).with_name("recorded") / "quickstart.json").read_text())
 ROUNDING = ("parity/", "policy/log_ratio_max")
@@ -70,23 +70,23 @@ def test_the_quickstart_gives_the_numbers_of_the_recorded_run(tmp_path: Path) ->
     turns, store = DeviceTurns(), InProcessStore()
     actor = role_of(table, ACTOR)
     groups = start_roles([actor.with_optim(sft_optim_spec(config))], make, turns)
-    with closing(build_materials(config, registry, tmp_path, view)) as materials:
+    with closing(build_run_inputs(config, registry, tmp_path, view)) as run_inputs:
         steps = len(RECORDED["steps"])
 
         def trainer(stage: object, session: Session) -> Trainer:
             return Trainer(
-                stage, session, tokenizer=materials.tokenizer, config_text=dump_config(config),
+                stage, session, tokenizer=run_inputs.tokenizer, config_text=dump_config(config),
                 keep_checkpoints=1, stop=lambda: len(view.steps) == steps,
             )  # type: ignore[arg-type]  # fmt: skip
 
         session = Session(roles=groups, turns=turns, cluster=store)
-        with closing(sft_stage(config, materials, session)) as warm:
+        with closing(sft_stage(config, run_inputs, session)) as warm:
             trainer(warm, session).fit()
         groups[ACTOR].run("reset_optimizer", actor.optim)
         groups |= start_roles([role for role in table if role.name != ACTOR], make, turns)
         manager = sharding_manager(config.sharding, registry, groups[ACTOR], groups["rollout"], timeout_s=60.0)
         session = Session(roles=groups, turns=turns, cluster=store, manager=manager)
-        with closing(rl_stage(config, registry, materials, session)) as stage:
+        with closing(rl_stage(config, registry, run_inputs, session)) as stage:
             trainer(stage, session).fit()
     compare(RECORDED["sft"], view.sft[9::10])
     compare([RECORDED["eval"]], view.evals[:1])

@@ -13,12 +13,12 @@ from rlsdk.config import Role, RunConfig, load_config
 from rlsdk.interfaces import Batch, CheckpointError, ConfigError, ObjectiveResult, RlsdkError
 from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
+from rlsdk.trainer.device_turns import DeviceTurns, shared_pools
 from rlsdk.trainer.experience import make_sft_batch
 from rlsdk.trainer.groups import RoleGroup
 from rlsdk.trainer.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.roles import placement_of, roles
 from rlsdk.trainer.session import Session, sharding_manager, start_roles
-from rlsdk.trainer.turns import DeviceTurns, shared_pools
 
 
 class ValueLoss:

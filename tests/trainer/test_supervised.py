@@ -16,15 +16,15 @@ from rlsdk.config import Role, sft_optim_spec
 from rlsdk.interfaces import TrainEngine, UnsupportedCapabilityError
 from rlsdk.registry import Registry
 from rlsdk.trainer import forward_parts, run
+from rlsdk.trainer.device_turns import DeviceTurns
 from rlsdk.trainer.groups import RoleGroup
 from rlsdk.trainer.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.loop import Trainer
-from rlsdk.trainer.materials import Materials, build_materials
 from rlsdk.trainer.roles import roles
+from rlsdk.trainer.run_inputs import RunInputs, build_run_inputs
 from rlsdk.trainer.session import Session, start_roles
 from rlsdk.trainer.stopping import EvaluationStoppedError
 from rlsdk.trainer.supervised import sft_stage
-from rlsdk.trainer.turns import DeviceTurns
 
 __all__ = ["model", "registry"]
 
@@ -39,10 +39,10 @@ def test_supervised_training_is_a_stage_of_the_same_loop(model: str, registry: R
             [role.with_optim(sft_optim_spec(config))], lambda role: start_in_process(role, registry), turns
         )
         session = Session(roles=groups, turns=turns, cluster=InProcessStore())
-        with closing(build_materials(config, registry, tmp_path, Recorder(), rewarded=False)) as materials:
-            stage = sft_stage(config, materials, session)
+        with closing(build_run_inputs(config, registry, tmp_path, Recorder(), rewarded=False)) as run_inputs:
+            stage = sft_stage(config, run_inputs, session)
             trainer = Trainer(
-                stage, session, tokenizer=materials.tokenizer, config_text="", keep_checkpoints=2,
+                stage, session, tokenizer=run_inputs.tokenizer, config_text="", keep_checkpoints=2,
                 stop=lambda stage=stage, after=stop_after: stage.step >= after,
             )  # fmt: skip
             with closing(stage):
@@ -73,9 +73,9 @@ def test_supervised_training_keeps_the_weights_that_do_best_on_held_out_answers(
     )
     session = Session(roles=groups, turns=turns, cluster=InProcessStore())
     view = Recorder()
-    with closing(build_materials(config, registry, tmp_path, view, rewarded=False)) as materials:
-        stage = sft_stage(config, materials, session, measured=True)
-        trainer = Trainer(stage, session, tokenizer=materials.tokenizer, config_text="", keep_checkpoints=1)
+    with closing(build_run_inputs(config, registry, tmp_path, view, rewarded=False)) as run_inputs:
+        stage = sft_stage(config, run_inputs, session, measured=True)
+        trainer = Trainer(stage, session, tokenizer=run_inputs.tokenizer, config_text="", keep_checkpoints=1)
         with closing(stage):
             trainer.fit()
             assert stage.step == 2  # no evaluation was better by 100 nats
@@ -85,7 +85,7 @@ def test_supervised_training_keeps_the_weights_that_do_best_on_held_out_answers(
             batch = stage.evaluations._evaluate
             assert batch is not None
             assert batch().metrics["sft/eval_loss"] == pytest.approx(loss[2])
-            expected = plain_loss(session, materials)
+            expected = plain_loss(session, run_inputs)
             assert loss[2] == pytest.approx(expected, rel=1e-4)
             looks: list[int] = []
 
@@ -117,10 +117,10 @@ def test_supervised_training_that_is_stopped_in_its_last_evaluation_is_measured_
             [role.with_optim(sft_optim_spec(config))], lambda role: start_in_process(role, registry), turns
         )
         session = Session(roles=groups, turns=turns, cluster=InProcessStore())
-        with closing(build_materials(config, registry, tmp_path, view, rewarded=False)) as materials:
-            stage = sft_stage(config, materials, session, measured=True)
+        with closing(build_run_inputs(config, registry, tmp_path, view, rewarded=False)) as run_inputs:
+            stage = sft_stage(config, run_inputs, session, measured=True)
             trainer = Trainer(
-                stage, session, tokenizer=materials.tokenizer, config_text="", keep_checkpoints=2,
+                stage, session, tokenizer=run_inputs.tokenizer, config_text="", keep_checkpoints=2,
                 stop=lambda stage=stage, stops=stops: stops and stage.step == 2,
             )  # fmt: skip
             stage.evaluations.stop = trainer.stop
@@ -138,12 +138,12 @@ def test_supervised_training_that_is_stopped_in_its_last_evaluation_is_measured_
     assert best[1] in (1, 2)
 
 
-def plain_loss(session: Session, materials: Materials) -> float:
+def plain_loss(session: Session, run_inputs: RunInputs) -> float:
     """Of the held-out answers' tokens, row by row, by the module itself."""
     module = session.actor.group.hosts[0].engine.engine.model  # type: ignore[attr-defined]
     total, count = 0.0, 0
-    for prompt in materials.eval_prompts["held_out"]:
-        answer = [*materials.tokenizer(prompt.answer)["input_ids"], materials.tokenizer.eos_token_id]
+    for prompt in run_inputs.eval_prompts["held_out"]:
+        answer = [*run_inputs.tokenizer(prompt.answer)["input_ids"], run_inputs.tokenizer.eos_token_id]
         ids = torch.tensor([[*prompt.prompt_ids, *answer]])
         with torch.no_grad():
             log_probs = module(input_ids=ids).logits.float().log_softmax(-1)[0, :-1]
@@ -156,12 +156,12 @@ def test_supervised_training_lasts_as_many_steps_as_its_epochs_come_to(
     model: str, registry: Registry, tmp_path: Path
 ) -> None:
     config = config_of(model, registry, 1, "--sft.epochs", "0.5", "--sft.rows_per_step", "10")
-    with closing(build_materials(config, registry, tmp_path, Recorder(), rewarded=False)) as materials:
-        assert materials.learned is not None
-        assert len(materials.learned[0]) == 100
-        assert materials.config.sft.steps == 5
-    with closing(build_materials(config, registry, tmp_path, Recorder(), supervised=False)) as materials:
-        assert materials.config.sft.steps == 5  # a run that is resumed knows
+    with closing(build_run_inputs(config, registry, tmp_path, Recorder(), rewarded=False)) as run_inputs:
+        assert run_inputs.learned is not None
+        assert len(run_inputs.learned[0]) == 100
+        assert run_inputs.config.sft.steps == 5
+    with closing(build_run_inputs(config, registry, tmp_path, Recorder(), supervised=False)) as run_inputs:
+        assert run_inputs.config.sft.steps == 5  # a run that is resumed knows
 
 
 def test_callbacks_belong_to_the_steps_of_reinforcement_learning(
@@ -170,13 +170,13 @@ def test_callbacks_belong_to_the_steps_of_reinforcement_learning(
     config = config_of(
         model, registry, 1, "--sft.steps", "4", "--trainer.callbacks", f"[{HERE / 'rewards.py'}:stop_at_three]"
     )
-    with closing(build_materials(config, registry, tmp_path, Recorder())) as materials:
+    with closing(build_run_inputs(config, registry, tmp_path, Recorder())) as run_inputs:
         (role,) = roles(config, "cpu", needed=["actor"])
         groups = start_roles([role], lambda role: start_in_process(role, registry), DeviceTurns())
         session = Session(roles=groups, turns=DeviceTurns(), cluster=InProcessStore())
-        with closing(sft_stage(config, materials, session)) as stage:
+        with closing(sft_stage(config, run_inputs, session)) as stage:
             assert list(stage.output.callbacks) == []
-            assert stage.output.trackers is materials.output.trackers
+            assert stage.output.trackers is run_inputs.output.trackers
 
 
 def test_an_engine_that_cannot_begin_anew_is_refused_before_supervised_training(
@@ -196,8 +196,8 @@ def test_an_engine_that_cannot_begin_anew_is_refused_before_supervised_training(
     )
     cluster: Any = InProcessStore()
     with (
-        closing(build_materials(config, registry, tmp_path, Recorder(), rewarded=False)) as materials,
+        closing(build_run_inputs(config, registry, tmp_path, Recorder(), rewarded=False)) as run_inputs,
         pytest.raises(UnsupportedCapabilityError, match="run `rlsdk sft` first"),
     ):
-        run._warm_start(start, cluster, materials)
+        run._warm_start(start, cluster, run_inputs)
     assert not any(tmp_path.iterdir())

@@ -14,7 +14,7 @@ import pytest
 from made_run import write_run
 
 from rlsdk.interfaces import ConfigError, TrackerContext
-from rlsdk.trainer.surroundings import surroundings
+from rlsdk.trainer.run_environment import surroundings
 from rlsdk.trainer.trackers import JsonlTracker, TensorBoardTracker, read_metrics
 from rlsdk.views.charts import Line, line_chart, sheet, stacked_bars
 from rlsdk.views.report import write_report

@@ -118,7 +118,7 @@ def test_engine_kwargs_reach_megatrons_configuration(results: Any) -> None:
 def test_nothing_of_the_stand_ins_is_left_after_a_call() -> None:
     import torch
 
-    from rlsdk_megatron.shim import on_cpu
+    from rlsdk_megatron.cpu_shim import on_cpu
 
     def seen() -> tuple[object, ...]:
         return torch.cuda.current_device, torch.cuda.Stream, torch.cuda.random.get_rng_state, torch.zeros(1).type()

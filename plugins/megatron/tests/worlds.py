@@ -185,8 +185,8 @@ def offload_and_onload(engine: Any) -> tuple[int, int]:
 
 def _rank_main(rank: int, world: int, ports: Any, cases: list[Case], folder: str) -> None:
     from rlsdk_megatron import groups
+    from rlsdk_megatron.cpu_shim import device_scope
     from rlsdk_megatron.engine import MegatronTrainEngine
-    from rlsdk_megatron.shim import device_scope
 
     torch.set_num_threads(1)
     if rank == 0:

@@ -18,12 +18,12 @@ import zmq
 
 from rlsdk.interfaces import GenerationRequest, RlsdkError, SamplingParams
 from rlsdk.testing.rollout_lab import collect
-from rlsdk_sglang.belongings import SHARED, Belongings, clear_leftovers
+from rlsdk_sglang.named_resources import SHARED, NamedResources, clear_leftovers
 
 KILLED = """
 import os, signal
-from rlsdk_sglang.belongings import SHARED, Belongings
-found = Belongings()
+from rlsdk_sglang.named_resources import SHARED, NamedResources
+found = NamedResources()
 found.note([os.getpid()])
 (SHARED / f"sglang_loads_{found.folder.name}_x.shm").touch()
 (SHARED / f"sgl_shm_mq_{os.getpid()}_x").touch()
@@ -35,11 +35,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 LISTENING = """
 import psutil, socket
 import torch.distributed as dist
-from rlsdk_sglang import inside
+from rlsdk_sglang import scheduler_process
 with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     port = free.getsockname()[1]
-inside._listen_where_told()
+scheduler_process._listen_where_told()
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
 found = [c.laddr for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
 print(*(f"{address.ip} {address.port == port}" for address in found))
@@ -107,7 +107,7 @@ def test_what_a_killed_host_left_is_cleared_by_the_next_and_what_is_in_use_stays
     host = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, check=False)
     folder, pid = host.stdout.split()
     assert len(left_in(Path(folder), [int(pid)])) == 3
-    living = Belongings()
+    living = NamedResources()
     try:
         assert left_in(Path(folder), [int(pid)]) == []
         clear_leftovers()

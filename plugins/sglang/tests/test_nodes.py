@@ -23,13 +23,13 @@ from rlsdk.testing.local_companions import local_companions, look_until_error
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.testing.rollout_plain import PlainModel
 from rlsdk.testing.worker_updates import check_foreseen, check_two_nodes
-from rlsdk_sglang import mail
+from rlsdk_sglang import remote_answers
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.forecast import forecast
 from rlsdk_sglang.launch import engine_arguments
-from rlsdk_sglang.mail import Mailbox
 from rlsdk_sglang.messages import Command
 from rlsdk_sglang.nodes import NodePlace, check_nodes, peers
+from rlsdk_sglang.remote_answers import AnswerServer
 
 FOUR = on_gpus("0", "1", "0", "1", nodes=("a", "a", "b", "b"))
 
@@ -140,7 +140,7 @@ def test_what_sglang_cannot_split_over_nodes_is_refused(
 
 
 def test_answers_come_by_mail_and_strangers_say_nothing() -> None:
-    box = Mailbox("127.0.0.1")
+    box = AnswerServer("127.0.0.1")
     first, second = box.expect(), box.expect()
     command = Command("describe", {"a": 1}, (first.address, second.address), b"\x00weights\n")
     there = Command.decoded(command.encoded())
@@ -150,7 +150,7 @@ def test_answers_come_by_mail_and_strangers_say_nothing() -> None:
     assert second.read(5.0) == ([1, "x"], None)
     assert first.read(5.0) == (None, "it broke")
     third = box.expect()
-    mail.send([*third.address[:2], "00" * 32, third.address[3]], b'{"value": "forged", "error": null}')
+    remote_answers.send([*third.address[:2], "00" * 32, third.address[3]], b'{"value": "forged", "error": null}')
     there.answer("again", stage=1)  # nobody waits for it any more
     with socket.create_connection((third.address[0], third.address[1])) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n" + bytes(100))

@@ -41,6 +41,7 @@ from rlsdk.kit.progress import advance
 from rlsdk.kit.rendezvous import destroy_process_group, init_process_group
 from rlsdk_megatron import checkpoint, groups
 from rlsdk_megatron.config import MegatronOptions
+from rlsdk_megatron.cpu_shim import device_scope
 from rlsdk_megatron.inputs import Inputs
 from rlsdk_megatron.loading import load_weights
 from rlsdk_megatron.modeling import (
@@ -58,7 +59,6 @@ from rlsdk_megatron.optimizer import Slot, optimizers, settings_of, slot_of
 from rlsdk_megatron.outputs import check_names, last_stage_outputs
 from rlsdk_megatron.parts import Held, Shapes, all_parts, held_by
 from rlsdk_megatron.passes import STAND_IN, run_passes
-from rlsdk_megatron.shim import device_scope
 from rlsdk_megatron.sizes import split_problems
 
 

@@ -26,9 +26,9 @@ from rlsdk_sglang import weights
 from rlsdk_sglang.client import ClientThread
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.launch import OwnEngine
-from rlsdk_sglang.mail import Letter, Mailbox
 from rlsdk_sglang.messages import Answer, Command
 from rlsdk_sglang.remote import RemoteServer
+from rlsdk_sglang.remote_answers import AnswerServer, RemoteAnswer
 from rlsdk_sglang.reports import Progress, progress_of, sampling_params
 from rlsdk_sglang.samples import Sample
 
@@ -42,7 +42,7 @@ class ServedModel:
     def __init__(self, ctx: RankContext, spec: RolloutSpec, options: SglangOptions) -> None:
         self._ctx = ctx
         is_apart = options.url is None and spans_nodes(ctx)
-        self._mailbox = Mailbox(get_companions().address) if is_apart else None
+        self._answer_server = AnswerServer(get_companions().address) if is_apart else None
         """Where schedulers of other nodes answer; None: all are on this one."""
         self._client = ClientThread()
         home = OwnEngine if options.url is None else RemoteServer
@@ -50,8 +50,8 @@ class ServedModel:
             self._home: OwnEngine | RemoteServer = home(self._client, ctx, spec, options)
         except BaseException:
             self._client.stop()
-            if self._mailbox is not None:
-                self._mailbox.close()
+            if self._answer_server is not None:
+                self._answer_server.close()
             raise
         self._front = self._home.front
         self.workers: list[dict[str, Any]] = []
@@ -144,7 +144,7 @@ class ServedModel:
     @property
     def spans_nodes(self) -> bool:
         """Some of its schedulers are on other nodes, where no memory of this one can be mapped."""
-        return self._mailbox is not None
+        return self._answer_server is not None
 
     def receive(self, deliveries: Sequence[Delivery], version: int) -> tuple[WorkerReceipt, ...]:
         """Has every scheduler take its part."""
@@ -156,7 +156,7 @@ class ServedModel:
         return found
 
     def fingerprints(self) -> list[Fingerprints]:
-        """By scheduler: `weights.Hand.fingerprints`."""
+        """By scheduler: `weights.WeightCommands.fingerprints`."""
         with self._session():
             return self._command("fingerprints")
 
@@ -196,8 +196,8 @@ class ServedModel:
         try:
             self._home.close()
         finally:
-            if self._mailbox is not None:
-                self._mailbox.close()
+            if self._answer_server is not None:
+                self._answer_server.close()
             self._client.stop()
 
     def check_alive(self) -> None:
@@ -232,7 +232,8 @@ class ServedModel:
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 
         # A payload for each rank of a stage, which the schedulers of that rank in every stage get; an answer of each.
-        expect: Callable[[], Answer | Letter] = Answer if self._mailbox is None else self._mailbox.expect
+        server = self._answer_server
+        expect: Callable[[], Answer | RemoteAnswer] = Answer if server is None else server.expect
         answers = [[expect() for _ in range(self._home.num_stages)] for _ in range(self._home.num_ranks)]
         payloads = [
             _payload(Command(name, arguments, tuple(a.address for a in by_stage), data)) for by_stage in answers

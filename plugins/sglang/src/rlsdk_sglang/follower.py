@@ -8,9 +8,9 @@ from rlsdk.interfaces import RankContext, RolloutSpec
 from rlsdk.kit.waiting import LOOK_S
 from rlsdk_sglang.client import ClientThread
 from rlsdk_sglang.config import SglangOptions
+from rlsdk_sglang.contained_engine import LEAVE_S, ContainedEngine
 from rlsdk_sglang.launch import engine_arguments, environment, started
 from rlsdk_sglang.nodes import NodePlace
-from rlsdk_sglang.quiet import LEAVE_S, QuietEngine
 
 UNBLOCKED = {"SGLANG_BLOCK_NONZERO_RANK_CHILDREN": "0"}
 """Else SGLang's start would not return on a node that serves no requests."""
@@ -21,7 +21,7 @@ class Follower:
 
     def __init__(self, ctx: RankContext, spec: RolloutSpec, options: SglangOptions, place: NodePlace) -> None:
         self._client = ClientThread()
-        self._engine = QuietEngine()
+        self._engine = ContainedEngine()
         arguments = engine_arguments(ctx, spec, options, place)
         self._client.call(started, self._engine, arguments, environment(ctx, spec) | UNBLOCKED)
 

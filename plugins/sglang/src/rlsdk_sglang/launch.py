@@ -29,8 +29,8 @@ from rlsdk.kit.waiting import LOOK_S
 from rlsdk_sglang import weights
 from rlsdk_sglang.client import ClientThread
 from rlsdk_sglang.config import SglangOptions
+from rlsdk_sglang.contained_engine import ContainedEngine
 from rlsdk_sglang.nodes import FOLLOWER, NEIGHBOURS, NodePlace, check_nodes, peers
-from rlsdk_sglang.quiet import QuietEngine
 
 OWNED = {
     *("model_path", "load_format", "tp_size", "pp_size", "dp_size", "attn_dp_size", "ep_size"),
@@ -54,7 +54,7 @@ class OwnEngine:
         self._client = client
         self.num_ranks = spec.tp_size * spec.dp_size
         self.num_stages = spec.pp_size
-        self._engine = QuietEngine()
+        self._engine = ContainedEngine()
         self.others: OtherNodes | None = None
         """Of a replica on several nodes."""
         place: NodePlace | None = None
@@ -230,7 +230,7 @@ def _cores(num_ranks: int) -> list[str]:
     return [",".join(map(str, share)) for share in shares]
 
 
-def started(engine: QuietEngine, arguments: dict[str, Any], environment: Mapping[str, str]) -> None:
+def started(engine: ContainedEngine, arguments: dict[str, Any], environment: Mapping[str, str]) -> None:
     """Starts it, on the thread that is to live as long as its schedulers.
 
     Raises:

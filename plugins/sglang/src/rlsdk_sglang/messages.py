@@ -1,5 +1,5 @@
 """What is said between the engine's process and SGLang's schedulers: commands as JSON, answers in memory without a
-name, or by mail where schedulers are on other nodes (`rlsdk_sglang.mail`)."""
+name, or by mail where schedulers are on other nodes (`rlsdk_sglang.remote_answers`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlsdk_sglang import mail
+from rlsdk_sglang import remote_answers
 
 END = b"\n"
 """Of a whole answer: none has another line."""
@@ -41,7 +41,7 @@ class Command:
         """Called by the process of that pipeline stage that executed it."""
         text, address = json.dumps({"value": value, "error": error}).encode(), self.answers_to[stage]
         if len(address) > 2:
-            mail.send(address, text)
+            remote_answers.send(address, text)
             return
         process, descriptor = address
         with open(f"/proc/{process}/fd/{descriptor}", "r+b") as file:

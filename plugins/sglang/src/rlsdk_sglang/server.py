@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rlsdk_sglang import inside, weights
+from rlsdk_sglang import scheduler_process, weights
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -18,7 +18,7 @@ def main(arguments: Sequence[str]) -> None:
     own = ["--skip-tokenizer-init", "--custom-weight-loader", weights.LOADER, "--sampling-defaults", "openai"]
     own += ["--weight-version", "0", "--disable-overlap-schedule", "--sampling-backend", "pytorch"]
     own += ["--incremental-streaming-output"]
-    launch_server(prepare_server_args([*arguments, *own]), run_scheduler_process_func=inside.run_scheduler)
+    launch_server(prepare_server_args([*arguments, *own]), run_scheduler_process_func=scheduler_process.run_scheduler)
 
 
 if __name__ == "__main__":

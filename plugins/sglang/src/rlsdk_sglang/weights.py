@@ -20,23 +20,23 @@ from rlsdk.kit.staging import attached, copied
 from rlsdk.kit.tensor_origins import Source
 from rlsdk.kit.weight_tracing import Piece, trace_loaders
 from rlsdk.kit.weight_updates import Boxes, Fingerprints, write_shard
-from rlsdk_sglang import derived, inside
+from rlsdk_sglang import derived, scheduler_process
 from rlsdk_sglang.messages import Command
 
-LOADER = "rlsdk_sglang.weights.obey"
-"""Name under which SGLang calls `obey`: what it offers as a custom weight loader."""
+LOADER = "rlsdk_sglang.weights.run_command"
+"""Name under which SGLang calls `run_command`: what it offers as a custom weight loader."""
 NAME = uuid.uuid4().hex
 """Of this process, as a worker that takes its own part of an update."""
 
 
-def obey(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
+def run_command(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
     """Carries a command out. SGLang lets an error in here end the process: it is answered instead."""
     for _, tensor in named_tensors:
         command = Command.decoded(tensor.cpu().numpy().tobytes())
         value, error = None, None
         try:
             along = {"data": command.data} if command.data else {}
-            value = getattr(Hand(model), command.name)(**command.arguments, **along)
+            value = getattr(WeightCommands(model), command.name)(**command.arguments, **along)
         except Exception as raised:
             error = f"{type(raised).__name__}: {raised}"
         # Whoever asked from another machine, or is gone by now, gets no answer, and says so.
@@ -52,7 +52,7 @@ def stage() -> int:
     return rank
 
 
-class Hand:
+class WeightCommands:
     """What can be commanded."""
 
     def __init__(self, model: Any) -> None:
@@ -124,7 +124,7 @@ class Hand:
     def tensors(self, part: str) -> list[Tensor]:
         if part == "weights":
             return [piece.memory for parts in PIECES.values() for piece in parts]
-        pool = inside.RUNNERS[0].token_to_kv_pool
+        pool = scheduler_process.RUNNERS[0].token_to_kv_pool
         # Latent attention keeps one tensor of a layer for both.
         return [*pool.kv_buffer] if hasattr(pool, "kv_buffer") else [*pool.k_buffer, *pool.v_buffer]
 

@@ -17,6 +17,7 @@ from rlsdk.kit.tensor_origins import Source
 from rlsdk.kit.waiting import result_while
 from rlsdk_vllm.adapter import VllmEngine
 from rlsdk_vllm.arguments import check_split, engine_args, explained_start
+from rlsdk_vllm.child_lifetime import cores_end_with_this_thread, started_within
 from rlsdk_vllm.config import VllmOptions
 from rlsdk_vllm.environment import (
     eager_processes,
@@ -26,7 +27,6 @@ from rlsdk_vllm.environment import (
     undisturbed_process,
 )
 from rlsdk_vllm.nodes import FOLLOWER, first_place, follower_of
-from rlsdk_vllm.orphans import cores_end_with_this_thread, started_within
 from rlsdk_vllm.requests import Progress, explained_refusal, progress_of, prompt_of, sampling_params
 from rlsdk_vllm.samples import Sample
 

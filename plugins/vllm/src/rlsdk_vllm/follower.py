@@ -12,10 +12,10 @@ from typing import Any
 from rlsdk.interfaces import RankContext, RlsdkError, RolloutSpec
 from rlsdk.kit.tensor_origins import Source
 from rlsdk_vllm.arguments import engine_args
+from rlsdk_vllm.child_lifetime import cores_end_with_this_thread
 from rlsdk_vllm.config import VllmOptions
 from rlsdk_vllm.environment import eager_processes, prepare_environment, replica_environment
 from rlsdk_vllm.nodes import CopiesHere
-from rlsdk_vllm.orphans import cores_end_with_this_thread
 
 END_S = 10.0
 """For cores that are asked to end."""

@@ -13,11 +13,11 @@ from rlsdk.interfaces import DeadlineError, RankContext, RolloutSpec
 from rlsdk.kit.tensor_origins import Source
 from rlsdk_vllm.adapter import VllmEngine
 from rlsdk_vllm.arguments import check_split, engine_args, explained_start
+from rlsdk_vllm.child_lifetime import started_within
 from rlsdk_vllm.config import VllmOptions
 from rlsdk_vllm.environment import eager_processes, prepare_environment, replica_environment, undisturbed_process
-from rlsdk_vllm.orphans import started_within
+from rlsdk_vllm.patching import patched
 from rlsdk_vllm.process_groups import WORLD
-from rlsdk_vllm.replacing import replaced
 from rlsdk_vllm.requests import Progress, explained_refusal, progress_of, prompt_of, sampling_params
 from rlsdk_vllm.samples import Sample
 
@@ -41,9 +41,9 @@ class InProcessEngine(VllmEngine):
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        from rlsdk_vllm import nameless
+        from rlsdk_vllm import unnamed_memory
 
-        nameless.install()
+        unnamed_memory.install()
         arguments = engine_args(EngineArgs, ctx, spec, options, shapes, sources)
         self._timeout_s = ctx.timeout_s
         with (
@@ -112,7 +112,7 @@ class InProcessEngine(VllmEngine):
         from vllm.v1.engine import core
 
         # vLLM would end every process group of the process, a train engine's among them.
-        with WORLD.entered(), replaced("cleanup_dist_env_and_memory", lambda: None, core):
+        with WORLD.entered(), patched("cleanup_dist_env_and_memory", lambda: None, core):
             self._engine.engine_core.shutdown()
         WORLD.users -= 1
         if not WORLD.users:

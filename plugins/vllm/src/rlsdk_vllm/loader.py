@@ -20,7 +20,7 @@ from vllm.model_executor.model_loader.weight_utils import initialize_single_dumm
 from rlsdk.interfaces import Box, WeightSyncError, fingerprint
 from rlsdk.kit.tensor_origins import Source
 from rlsdk.kit.weight_tracing import Piece, trace_loaders
-from rlsdk_vllm.replacing import replaced
+from rlsdk_vllm.patching import patched
 
 LOAD_FORMAT = "rlsdk"
 CPU_DISPATCH = "dispatch_cpu_unquantized_gemm"
@@ -46,7 +46,7 @@ class TracedModelLoader(BaseModelLoader):  # type: ignore[misc]
 
     def load_model(self, *args: Any, **kwargs: Any) -> nn.Module:
         packed: list[Packed] = []
-        with replaced(CPU_DISPATCH, plain_linear, layer_utils, vocab_parallel_embedding), noted_packing(packed):
+        with patched(CPU_DISPATCH, plain_linear, layer_utils, vocab_parallel_embedding), noted_packing(packed):
             model: nn.Module = super().load_model(*args, **kwargs)
         setattr(model, PACKED, packed)
         return model
@@ -92,7 +92,7 @@ def noted_packing(found: list[Packed]) -> Iterator[None]:
         found.append(Packed(weights.detach(), served, lambda values: original(values, isa)))
         return served
 
-    with replaced(CPU_PACKING, noted, cpu_moe):
+    with patched(CPU_PACKING, noted, cpu_moe):
         yield
 
 

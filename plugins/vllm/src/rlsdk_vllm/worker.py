@@ -13,11 +13,11 @@ from rlsdk.kit import delivery, weight_updates
 from rlsdk.kit.offload import ReleasedMemory
 from rlsdk.kit.weight_tracing import Piece
 from rlsdk.kit.weight_updates import Boxes, Fingerprints
-from rlsdk_vllm import loader, nameless, transfer  # noqa: F401 - importing `transfer` registers it
-from rlsdk_vllm.orphans import watch_parent
+from rlsdk_vllm import loader, transfer, unnamed_memory  # noqa: F401 - importing `transfer` registers it
+from rlsdk_vllm.child_lifetime import watch_parent
 from rlsdk_vllm.sampler import ContractSampler
 
-nameless.install()
+unnamed_memory.install()
 
 
 class WorkerExtension:

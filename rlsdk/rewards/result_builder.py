@@ -16,9 +16,9 @@ from rlsdk.rewards.results import EXAMPLES_PER_KIND, FailureExample, RewardResul
 from rlsdk.rewards.routing import applies_to
 
 
-class Booking:
-    """What is known so far of samples, each with the rewards that its row is for. An item is (index of the reward,
-    index of the sample). What comes is checked again here: it comes from another process, or from the network."""
+class ResultBuilder:
+    """Results so far of some samples. An item is (index of the reward, index of the sample). Results are checked again
+    here, as they come from another process or from the network."""
 
     def __init__(self, rewards: Sequence[RewardDef], samples: Sequence[RewardSample], limits: RewardLimits) -> None:
         self.rewards = rewards
@@ -28,7 +28,7 @@ class Booking:
             sum(applies_to(reward.rows, sample.row) for sample in samples) if reward.rows else len(samples)
             for reward in rewards
         )
-        """Items without value or failure."""
+        """Number of items without value or failure."""
         self.notices: list[str] = []
         shape = (len(rewards), len(samples))
         self._values = np.zeros(shape)
@@ -38,7 +38,7 @@ class Booking:
         self._metrics: dict[int, dict[str, float]] = {}
         self._failures: Counter[str] = Counter()
         self._examples: dict[tuple[FailureKind, int], list[tuple[int, str]]] = {}
-        """(sample, message) of the first few samples of each kind and reward, whatever order they came in."""
+        """(sample, message) of the first few samples of each kind and reward, by sample index."""
 
     def take(
         self,

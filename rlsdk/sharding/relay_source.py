@@ -17,7 +17,8 @@ from rlsdk.sharding.transports import make_transport
 
 
 def from_parent(buckets: Sequence[Bucket], relay: Relay, order: Mapping[str, int]) -> list[Bucket]:
-    """What a replica takes from the one before it, in place of what the first of its chain takes from the sources."""
+    """Buckets that a replica receives from the one before it in a chain, in place of the buckets that the first replica
+    of the chain receives from the sources."""
     return [
         Bucket(
             source=relay.source,
@@ -31,9 +32,9 @@ def from_parent(buckets: Sequence[Bucket], relay: Relay, order: Mapping[str, int
     ]
 
 
-class PassingOn:
-    """One per replica. `export` is called from other threads than the pull, one for each target that takes from
-    here."""
+class RelaySource:
+    """One per replica. Other threads than that of the pull call `export`, one for each target that receives from this
+    replica."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -42,7 +43,7 @@ class PassingOn:
         self._transports: dict[int, Transport] = {}
         self._manager = ""
         self._sync = ""
-        """Under way, or the last one."""
+        """Name of the sync in progress, or of the last one."""
         self._broken = ("", "")
         """The last sync that broke off here, and why."""
 

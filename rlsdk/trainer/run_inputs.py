@@ -1,4 +1,4 @@
-"""What a run needs before a worker exists: data, tokenizer, rewards, trackers."""
+"""Inputs of a run that are built before a worker exists: data, tokenizer, rewards, trackers."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Materials:
-    """All that can be built, and can fail, before a worker exists. Nothing in it owns a device."""
+class RunInputs:
+    """Everything that can be built, and can fail, before a worker exists. It uses no device."""
 
     config: RunConfig
     """The configuration, with epochs converted to a number of steps."""
@@ -57,7 +57,7 @@ class Materials:
         self.output.close()
 
 
-def build_materials(
+def build_run_inputs(
     config: RunConfig,
     registry: Registry,
     run_dir: Path,
@@ -66,7 +66,7 @@ def build_materials(
     rewarded: bool = True,
     supervised: bool = True,
     resume: Path | None = None,
-) -> Materials:
+) -> RunInputs:
     """Starts the grading processes first: their imports continue while data is read. Supervised training needs none.
 
     Args:
@@ -98,7 +98,7 @@ def build_materials(
         learned = learned_of(config, prompts.train, tokenizer, view) if supervised and config.sft.is_asked else None
         config = config if learned is None else with_sft_steps(config, len(learned[0]))
         rewards.wait_ready()
-        materials = Materials(
+        run_inputs = RunInputs(
             config=config,
             tokenizer=tokenizer,
             train_prompts=prompts.train,
@@ -115,7 +115,7 @@ def build_materials(
             ),
         )
         made.pop_all()
-    return materials
+    return run_inputs
 
 
 def learned_of(config: RunConfig, prompts: PromptDataset, tokenizer: Any, view: RunView) -> Learned:

@@ -1,4 +1,4 @@
-"""What this plugin does inside SGLang's scheduler processes, one for each part of the model.
+"""What this plugin changes inside SGLang's scheduler processes, one for each part of the model.
 
 Everything here depends on SGLang's version. Tested: 0.5.23.
 """

@@ -1,14 +1,14 @@
-"""Ends a local Ray cluster with the program that started it, however that program ends: kill -9 included.
+"""Ends a local Ray cluster when the program that started it ends, even by kill -9.
 
-A small process of its own, and a fork of it that takes over should it be killed. The program writes the numbers of its
-daemons to it, one a line. When the line closes, or the program is gone, the daemons are killed with all that they
-started (workers, and what engines have started in them), and the cluster's folder is removed. Ray alone leaves its
-agents behind for a minute when its daemon is killed, and an engine's own processes for good.
+The watchdog is a small process, with a fork that takes over if the watchdog itself is killed. The program writes the
+process ids of its daemons to a pipe, one per line. When the pipe closes, or the program is gone, the watchdog kills the
+daemons and all their descendants (workers, and processes that engines started) and removes the cluster's folder.
+Without it Ray leaves its agents running for a minute after its daemon is killed, and processes of engines forever.
 
-What belongs to the cluster is known by descent, and by a mark in its environment: a process whose worker died before
-it descends from nobody.
+Processes of the cluster are recognised as descendants, or by a variable in their environment: a process whose worker
+died before it has no ancestor in the cluster.
 
-Run by path with `-P`, so it must import nothing of rlsdk: it is up in a few hundredths of a second.
+Run by path with `-P`, so it must not import rlsdk: it starts in a few hundredths of a second.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ import psutil
 MARK = "RLSDK_CLUSTER"
 """Environment variable that every process of a cluster inherits: the cluster's folder."""
 DONE = b"done"
-"""Sent in place of a number: nothing is to be killed or removed."""
+"""Sent in place of a process id: nothing must be killed or removed."""
 _LOOK_S = 1.0
 """Seconds between checks that the program is still the parent: a forked child of it may hold the pipe open."""
 _DEATH_S = 5.0
 
 
-class Keeper:
-    """The program's end of the pipe."""
+class RayWatchdog:
+    """The program's end of the pipe to the watchdog process."""
 
     def __init__(self, folder: str) -> None:
         self._process = subprocess.Popen(

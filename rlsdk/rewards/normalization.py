@@ -1,7 +1,7 @@
-r"""One spelling for what is written in several ways: `plain` removes presentation and changes no meaning.
+r"""Normalizes the notation of answers: `plain` removes presentation and does not change the meaning.
 
-What is presentation: math delimiters, boxes, bold and other fonts, sizes, spacing, a full stop at the end, signs that
-Unicode and LaTeX write differently. Units, names, brackets and the order of things are not, and stay.
+Presentation is: math delimiters, boxes, bold and other fonts, sizes, spacing, a full stop at the end, signs that
+Unicode and LaTeX write differently. Units, names, brackets and order are kept.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from rlsdk.rewards.answer import closing_brace
 
 MAX_CHARS = 2_048
-"""Longer answers are compared as they are."""
+"""Longest answer in characters that is normalized; longer ones are compared as they are."""
 
 _UNICODE = str.maketrans({
     "\u2212": "-", "\u00d7": r"\times ", "\u00b7": r"\cdot ", "\u22c5": r"\cdot ", "\u00f7": r"\div ",
@@ -28,7 +28,7 @@ _PAIRS = (("**", "**"), ("__", "__"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), 
           ("`", "`"), ("*", "*"), ("_", "_"))  # fmt: skip
 
 _EQUALS = re.compile(r"=(?!\s*[<>])")
-"""Not of `=>` and `=<`."""
+"""Equals signs that are not part of `=>` or `=<`."""
 _SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits)(?![a-zA-Z])\.?")
 _FRACTION_NAMES = re.compile(r"\\[dtc]frac(?![a-z])")
 _TEXT_NAMES = re.compile(r"\\(textbf|textit|textrm|textnormal|mbox|operatorname|mathbf|mathrm)\s*\{([^{}]*)\}")

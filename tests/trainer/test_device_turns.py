@@ -24,9 +24,9 @@ from rlsdk.interfaces import (
     TrainSpec,
     WeightSyncError,
 )
+from rlsdk.trainer.device_turns import DeviceTurns, shared_pools
 from rlsdk.trainer.groups import RoleGroup
-from rlsdk.trainer.moves import CACHE, WEIGHTS, Move, Seat, moves
-from rlsdk.trainer.turns import DeviceTurns, shared_pools
+from rlsdk.trainer.memory_moves import CACHE, WEIGHTS, Move, Seat, moves
 
 EVERYTHING = frozenset(("weights", "optimizer", "gradients", "kv_cache"))
 REPORT = SyncReport(version=1, num_tensors=1, num_bytes=1, moved_bytes=1, changed_tensors=1, seconds=0.5,

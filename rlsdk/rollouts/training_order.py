@@ -1,4 +1,4 @@
-"""Which groups a step trains: those that were started for it, or those that finished first. Pure bookkeeping."""
+"""Selects the groups that a step trains on: those that were started for it, or those that finished first. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Limits:
     """The numbers of a schedule."""
 
     groups_per_step: int
-    """That a step trains."""
+    """Groups that a step trains on."""
     max_groups_per_step: int
-    """That are started for a step where some are not accepted."""
+    """Most groups that are started for a step if some are not accepted."""
     last_step: int
     max_staleness: int
     drains: bool
-    """Groups of one step at a time are under way."""
+    """Whether only groups of one step run at a time."""
 
     def newest(self, served: int) -> int:
         """The newest step whose groups may start while the weights of step `served` are served."""
@@ -30,18 +30,18 @@ class Limits:
 
 
 class Order(ABC):
-    """Groups that were started and not trained."""
+    """Groups that were started and not trained on yet."""
 
     running: int = 0
     """Started, not finished."""
     ungraded: set[int]
-    """Of these, the groups that draw no token any more."""
+    """Running groups that need no further tokens."""
     next_group: int
     """Ordinal of the next group that will be started."""
 
     @property
     def drawing(self) -> int:
-        """Groups that may still draw a token."""
+        """Number of groups that may still need tokens."""
         return self.running - len(self.ungraded)
 
     @abstractmethod

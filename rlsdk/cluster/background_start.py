@@ -12,7 +12,7 @@ from rlsdk.interfaces import WorkerError
 from rlsdk.kit.interrupts import is_interrupt, wait_for_abandoned, wait_or_abandon
 
 
-class ClusterAhead:
+class BackgroundCluster:
     """Starts the cluster on construction. Use it as a context manager around all use of the cluster: a cluster that was
     not taken is closed at the end."""
 
@@ -71,7 +71,7 @@ class ClusterAhead:
         finally:
             self._is_over.set()
 
-    def __enter__(self) -> ClusterAhead:
+    def __enter__(self) -> BackgroundCluster:
         return self
 
     def __exit__(

@@ -33,13 +33,13 @@ class SessionLostError(WorkerError):
         self.noticed = noticed
 
 
-class Mortal(Protocol):
+class DetectsLosses(Protocol):
     """The part of a cluster's interface that is needed here."""
 
     def find_lost(self, wait_s: float) -> str | None: ...
 
 
-class Lives:
+class SessionRestarts:
     """Restarts a run's session while it makes progress: each new checkpoint resets the count of restarts."""
 
     def __init__(self, config: RunConfig, run_dir: Path, view: RunView, stop: Callable[[], bool]) -> None:
@@ -77,7 +77,7 @@ class Lives:
             except SessionLostError as lost:
                 config = self._again(lost.noticed)
 
-    def check(self, error: RlsdkError, cluster: Mortal) -> None:
+    def check(self, error: RlsdkError, cluster: DetectsLosses) -> None:
         """Raises `SessionLostError` if the session ended because a process died and may be restarted."""
         if not self.has_begun or not isinstance(error, WorkerError | WeightSyncError) or self._stop():
             return

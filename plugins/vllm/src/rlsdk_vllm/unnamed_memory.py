@@ -1,4 +1,5 @@
-"""Shared memory of vLLM's processes: without a name, so that it ends with those that use it, whatever ends them."""
+"""Unlinks the names of vLLM's shared memory, so that the memory is freed with the last process that uses it, however
+that ends."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from vllm.distributed.device_communicators import cpu_communicator, shm_broadcas
 SHARED = Path("/dev/shm")
 
 
-class NamelessMemory(cpu_communicator._CPUSHMDistributed):  # type: ignore[misc]
+class UnnamedMemory(cpu_communicator._CPUSHMDistributed):  # type: ignore[misc]
     """Through which workers of tensor parallelism add up on a CPU. vLLM itself takes its names away when a worker comes
     to its end, which one that is ended by a signal never does: 4 MB a worker, or more, would stay in /dev/shm."""
 
@@ -24,7 +25,7 @@ class NamelessMemory(cpu_communicator._CPUSHMDistributed):  # type: ignore[misc]
         return handle
 
 
-def take_name_away(queue: Any) -> None:
+def unlink_name(queue: Any) -> None:
     """Of a queue through which an engine and a worker speak, once all readers of this node have mapped it. Where the
     writer is ended by a signal, Python's own keeper would do it, but only after the last process that it serves."""
     buffer = queue.buffer
@@ -40,7 +41,7 @@ def install() -> None:
 
     def ready_without_name(queue: Any) -> None:
         wait_until_ready(queue)
-        take_name_away(queue)
+        unlink_name(queue)
 
-    cpu_communicator._CPUSHMDistributed = NamelessMemory
+    cpu_communicator._CPUSHMDistributed = UnnamedMemory
     shm_broadcast.MessageQueue.wait_until_ready = ready_without_name

@@ -12,7 +12,7 @@ from rlsdk.config import RunConfig
 from rlsdk.interfaces import ConfigError, DeadlineError, RlsdkError, WeightSyncError, WorkerError
 from rlsdk.registry import Registry
 from rlsdk.trainer.checkpoint import CheckpointStore
-from rlsdk.trainer.lives import Lives, SessionLostError
+from rlsdk.trainer.restarts import SessionLostError, SessionRestarts
 from rlsdk.trainer.serving import ReplicasLostError
 
 __all__ = ["model", "registry"]
@@ -31,11 +31,11 @@ class Cluster:
 
 
 @pytest.fixture
-def lives(model: str, registry: Registry, tmp_path: Path) -> tuple[Lives, Recorder]:
+def restarts(model: str, registry: Registry, tmp_path: Path) -> tuple[SessionRestarts, Recorder]:
     """At most two in a row."""
     view = Recorder()
     config = config_of(model, registry, 9, "--faults.session_restarts", "2", "--trainer.resume", "never")
-    return Lives(config, tmp_path, view, lambda: False), view
+    return SessionRestarts(config, tmp_path, view, lambda: False), view
 
 
 def save(folder: Path, step: int) -> None:
@@ -47,8 +47,8 @@ def dies(config: RunConfig) -> int:
     raise SessionLostError(LOST)
 
 
-def test_attempts_without_a_new_checkpoint_are_bounded(lives: tuple[Lives, Recorder]) -> None:
-    made, view = lives
+def test_attempts_without_a_new_checkpoint_are_bounded(restarts: tuple[SessionRestarts, Recorder]) -> None:
+    made, view = restarts
     seen: list[str] = []
 
     def attempt(config: RunConfig) -> int:
@@ -63,8 +63,8 @@ def test_attempts_without_a_new_checkpoint_are_bounded(lives: tuple[Lives, Recor
     assert "from the beginning: there is no checkpoint yet" in view.notices[0]
 
 
-def test_a_new_checkpoint_begins_the_count_again(lives: tuple[Lives, Recorder], tmp_path: Path) -> None:
-    made, view = lives
+def test_a_new_checkpoint_begins_the_count_again(restarts: tuple[SessionRestarts, Recorder], tmp_path: Path) -> None:
+    made, view = restarts
     seen: list[str] = []
 
     def attempt(config: RunConfig) -> int:
@@ -96,9 +96,9 @@ def test_a_new_checkpoint_begins_the_count_again(lives: tuple[Lives, Recorder], 
     ],
 )
 def test_only_the_loss_of_a_process_makes_a_session_begin_again(
-    error: RlsdkError, lost: str | None, begins_again: bool, lives: tuple[Lives, Recorder]
+    error: RlsdkError, lost: str | None, begins_again: bool, restarts: tuple[SessionRestarts, Recorder]
 ) -> None:
-    made, _ = lives
+    made, _ = restarts
     made.check(error, Cluster(lost))  # before the first step it died of how it was started
     made.has_begun = True
     check: Callable[[], None] = lambda: made.check(error, Cluster(lost))  # noqa: E731
@@ -110,6 +110,6 @@ def test_only_the_loss_of_a_process_makes_a_session_begin_again(
 
 
 def test_a_run_that_is_to_end_is_not_begun_again(model: str, registry: Registry, tmp_path: Path) -> None:
-    made = Lives(config_of(model, registry, 9), tmp_path, Recorder(), lambda: True)
+    made = SessionRestarts(config_of(model, registry, 9), tmp_path, Recorder(), lambda: True)
     made.has_begun = True
     made.check(LOST, Cluster("actor-0, pid 7"))

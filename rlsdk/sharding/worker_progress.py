@@ -24,28 +24,28 @@ MOST_AT_ONCE = 4096
 """Largest number of datagrams read per check."""
 
 
-class Signs:
-    """A counter per worker, in memory that all of them map; a worker on another node sends its sign as a datagram. If
-    neither arrives, the replica has the time of one wait for the whole of the pull."""
+class WorkerProgress:
+    """A progress counter per worker, in memory that all of them map; a worker on another node sends datagrams. If
+    neither works, the replica waits for the whole pull with the deadline of one wait."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._block: SharedBlock | None = None
-        self._far: FarSigns | None = None
+        self._far: RemoteProgress | None = None
         try:
             self._block = SharedBlock(8 * count, anonymous=True, label="rlsdk-signs")
         except (AttributeError, OSError, WeightSyncError):  # no memfd_create on this system, or no memory
             return
 
     def of(self, worker: int, *, is_apart: bool = False) -> dict[str, Any] | None:
-        """What a worker gives to `counted`; plain values.
+        """Plain values that a worker passes to `counted`.
 
         Args:
             worker: its index.
             is_apart: it is on another node.
         """
         if is_apart:
-            self._far = self._far or FarSigns()
+            self._far = self._far or RemoteProgress()
             return self._far.address
         if self._block is None:
             return None
@@ -83,7 +83,7 @@ class Signs:
                 advance()
 
 
-class FarSigns:
+class RemoteProgress:
     """Where workers of other nodes send their signs. A datagram counts that holds the secret of this replica; all that
     another could do is to make a wait longer."""
 
@@ -108,7 +108,7 @@ class FarSigns:
 
 
 class _Sender:
-    """A worker's end of `FarSigns`. To every address of the other host: nobody says which of them arrives."""
+    """A worker's end of `RemoteProgress`. To every address of the other host: nobody says which of them arrives."""
 
     def __init__(self, sign: Mapping[str, Any]) -> None:
         self._secret = bytes.fromhex(sign["secret"])

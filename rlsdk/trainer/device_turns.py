@@ -12,7 +12,7 @@ from rlsdk.cluster import PlacementSpec
 from rlsdk.config.role_names import ACTOR
 from rlsdk.interfaces import Capability, RlsdkError, SyncReport
 from rlsdk.trainer.groups import RoleGroup
-from rlsdk.trainer.moves import CACHE, WEIGHTS, Seat, moves
+from rlsdk.trainer.memory_moves import CACHE, WEIGHTS, Seat, moves
 
 
 def shared_pools(placement: PlacementSpec, *, forced: bool = False) -> frozenset[str]:

@@ -27,7 +27,7 @@ LOOK_S = 1.0
 _NUMBER_BYTES, _TAG_BYTES = 8, hashlib.sha256().digest_size
 
 
-class Mailbox:
+class AnswerServer:
     """Listens on an address of this node."""
 
     def __init__(self, host: str) -> None:
@@ -55,12 +55,12 @@ class Mailbox:
         self._host, self._port = host, int(self._server.server_address[1])
         threading.Thread(target=self._server.serve_forever, name="rlsdk-sglang-mail", daemon=True).start()
 
-    def expect(self) -> Letter:
+    def expect(self) -> RemoteAnswer:
         """Where one scheduler sends one answer."""
         with self._changed:
             self._next += 1
             self._came[self._next] = None
-            return Letter(self, [self._host, self._port, self._key.hex(), self._next])
+            return RemoteAnswer(self, [self._host, self._port, self._key.hex(), self._next])
 
     def wait(self, number: int, wait_s: float, look: Callable[[], None]) -> bytes | None:
         """The answer of this number, which is waited for no longer after that. What `look` raises ends the wait."""
@@ -93,15 +93,15 @@ class Mailbox:
                 self._changed.notify_all()
 
 
-class Letter:
+class RemoteAnswer:
     """One answer that is waited for; as `rlsdk_sglang.messages.Answer`."""
 
-    def __init__(self, mailbox: Mailbox, address: Address) -> None:
-        self._mailbox, self.address = mailbox, address
+    def __init__(self, server: AnswerServer, address: Address) -> None:
+        self._answer_server, self.address = server, address
 
     def read(self, wait_s: float = 0.0, look: Callable[[], None] = lambda: None) -> tuple[Any, str | None]:
         """The value, and what went wrong. `look` is called every second; what it raises ends the wait."""
-        data = self._mailbox.wait(self.address[3], wait_s, look)
+        data = self._answer_server.wait(self.address[3], wait_s, look)
         if data is None:
             return None, f"it gave no answer within {wait_s:g} s"
         found = json.loads(data)

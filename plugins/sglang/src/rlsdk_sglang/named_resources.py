@@ -24,7 +24,7 @@ SCHEDULERS = "schedulers"
 SHARED = Path("/dev/shm")
 
 
-class Belongings:
+class NamedResources:
     """What one engine gives names to."""
 
     def __init__(self) -> None:

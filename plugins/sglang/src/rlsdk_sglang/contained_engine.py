@@ -21,8 +21,8 @@ from typing import Any
 import psutil
 
 from rlsdk.interfaces import RlsdkError
-from rlsdk_sglang import inside
-from rlsdk_sglang.belongings import Belongings
+from rlsdk_sglang import scheduler_process
+from rlsdk_sglang.named_resources import NamedResources
 
 LEAVE_S = 10.0
 """For schedulers that are asked to end: until they are killed."""
@@ -31,14 +31,14 @@ KILL_S = 20.0
 logger = logging.getLogger("rlsdk_sglang")
 
 
-class QuietEngine:
+class ContainedEngine:
     """Everything that a start of SGLang's engine brings to life, also where it fails half-way.
 
     Started and ended on one thread, which must live as long as the schedulers: they end with it.
     """
 
     def __init__(self) -> None:
-        self.belongings = Belongings()
+        self.named_resources = NamedResources()
         self.processes: list[BaseProcess] = []
         """The schedulers."""
         self.front: Any = None
@@ -58,7 +58,7 @@ class QuietEngine:
     def watch(self, processes: Sequence[BaseProcess]) -> None:
         """Takes charge of processes that were just started."""
         self.processes = list(processes)
-        self.belongings.note([process.pid for process in processes if process.pid is not None])
+        self.named_resources.note([process.pid for process in processes if process.pid is not None])
         for process in processes:
             with suppress(psutil.NoSuchProcess):
                 self._seen.append(psutil.Process(process.pid))
@@ -103,7 +103,7 @@ class QuietEngine:
                 member.kill()
         psutil.wait_procs(family, timeout=KILL_S)
         self._close()
-        self.belongings.clear()
+        self.named_resources.clear()
 
     def _dismiss(self) -> None:
         """Lets schedulers give back what a killed process cannot: device memory, semaphores, shared memory."""
@@ -134,7 +134,7 @@ class QuietEngine:
         self.processes = []
 
 
-def _engine_class(quiet: QuietEngine) -> Any:
+def _engine_class(quiet: ContainedEngine) -> Any:
     """SGLang's engine with this plugin's schedulers, and without what ends or watches processes."""
     from sglang.srt.entrypoints.engine import Engine, init_tokenizer_manager
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
@@ -156,7 +156,7 @@ def _engine_class(quiet: QuietEngine) -> Any:
             quiet.front = self
 
     class Own(Engine):  # type: ignore[misc]
-        run_scheduler_process_func = staticmethod(inside.run_scheduler)
+        run_scheduler_process_func = staticmethod(scheduler_process.run_scheduler)
 
         @staticmethod
         def init_tokenizer_manager_func(server_args: Any, ports: Any) -> Any:
@@ -164,7 +164,7 @@ def _engine_class(quiet: QuietEngine) -> Any:
 
         @classmethod
         def _launch_scheduler_processes(cls, server_args: Any, ports: Any, *args: Any, **kwargs: Any) -> Any:
-            quiet.belongings.take(ports)
+            quiet.named_resources.take(ports)
             result, processes = super()._launch_scheduler_processes(server_args, ports, *args, **kwargs)
             quiet.watch(processes)
             # None: as where others mind them. SGLang's own watchdog would end this process where a scheduler ends.

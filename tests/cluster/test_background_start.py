@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from rlsdk.cluster import Cluster, ClusterAhead
+from rlsdk.cluster import BackgroundCluster, Cluster
 from rlsdk.cluster.local import own_signal_handlers
 from rlsdk.interfaces import PlacementError
 from rlsdk.kit import interrupts
@@ -42,7 +42,7 @@ def test_it_starts_beside_its_caller_and_is_taken_once() -> None:
         assert go_on.wait(30)
         return made(cluster)
 
-    with ClusterAhead(start) as ahead:
+    with BackgroundCluster(start) as ahead:
         assert not ahead.is_there
         go_on.set()
         assert ahead.take() is made(cluster)
@@ -53,7 +53,7 @@ def test_it_starts_beside_its_caller_and_is_taken_once() -> None:
 
 def test_one_that_nobody_took_is_closed() -> None:
     cluster = FakeCluster()
-    with pytest.raises(KeyboardInterrupt), ClusterAhead(lambda _: made(cluster)):
+    with pytest.raises(KeyboardInterrupt), BackgroundCluster(lambda _: made(cluster)):
         raise KeyboardInterrupt
     assert cluster.closed == 1
 
@@ -62,9 +62,9 @@ def test_why_it_did_not_start_is_told_to_who_takes_it_and_hides_no_other_error()
     def start(before_workers: Wait) -> Cluster:
         raise PlacementError("asked for 8 GPUs, there is 1")
 
-    with pytest.raises(PlacementError, match="there is 1"), ClusterAhead(start) as ahead:
+    with pytest.raises(PlacementError, match="there is 1"), BackgroundCluster(start) as ahead:
         ahead.take()
-    with pytest.raises(ValueError, match="of the caller"), ClusterAhead(start):
+    with pytest.raises(ValueError, match="of the caller"), BackgroundCluster(start):
         raise ValueError("of the caller")
 
 
@@ -78,14 +78,14 @@ def test_workers_wait_for_the_imports_of_who_began_it() -> None:
         workers.set()
         return made(cluster)
 
-    with ClusterAhead(start) as ahead:
+    with BackgroundCluster(start) as ahead:
         assert daemons.wait(30)
         assert not workers.wait(0.2)
         ahead.imported()
         assert workers.wait(30)
         assert ahead.take() is made(cluster)
     workers.clear()
-    with pytest.raises(KeyboardInterrupt), ClusterAhead(start):
+    with pytest.raises(KeyboardInterrupt), BackgroundCluster(start):
         raise KeyboardInterrupt
     assert not workers.is_set(), "given up before: no worker is started"
 
@@ -104,7 +104,7 @@ def test_a_handler_that_is_set_below_python_on_its_thread_gives_way_to_the_progr
     before = signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
     try:
         ours = getsig(signal.SIGTERM)
-        with ClusterAhead(start) as ahead:
+        with BackgroundCluster(start) as ahead:
             ahead.take()
         assert getsig(signal.SIGTERM) == ours
         os.kill(os.getpid(), signal.SIGTERM)
@@ -122,13 +122,13 @@ def test_an_interrupted_program_does_not_wait_for_a_slow_start_and_the_next_one_
         return made(cluster)
 
     began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt), ClusterAhead(start):
+    with pytest.raises(KeyboardInterrupt), BackgroundCluster(start):
         raise KeyboardInterrupt
     assert time.monotonic() - began < interrupts.PATIENCE_S + 2.0
     assert interrupts.has_abandoned()
     assert cluster.closed == 0
     threading.Timer(0.2, go_on.set).start()
-    with ClusterAhead(lambda _: made(next_one)) as ahead:  # waits: Ray is one for the whole process
+    with BackgroundCluster(lambda _: made(next_one)) as ahead:  # waits: Ray is one for the whole process
         assert cluster.closed == 1
         assert not interrupts.has_abandoned()
         assert ahead.take() is made(next_one)
@@ -143,7 +143,7 @@ def test_who_is_interrupted_while_it_waits_for_its_cluster_still_closes_it() -> 
         return made(cluster)
 
     threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt), ClusterAhead(start) as ahead:
+    with pytest.raises(KeyboardInterrupt), BackgroundCluster(start) as ahead:
         ahead.take()
     assert interrupts.has_abandoned()
     go_on.set()

@@ -1,5 +1,5 @@
-"""Data and rewards that a call brings as Python objects: written to files first, so that a run can be read, resumed
-and evaluated like one from the command line."""
+"""Data and rewards that are passed as Python objects: written to files, so that a run can be read, resumed and
+evaluated like one from the command line."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from rlsdk.interfaces import ConfigError, DataError, RlsdkError
 from rlsdk.kit.atomic import atomic_path
 
 FOLDER = "inputs"
-"""Of a run: what it was given as Python objects."""
+"""Folder in a run with the files of inputs that were passed as Python objects."""
 PROMPT_FIELDS = ("question", "prompt", "problem", "instruction", "input")
 ANSWER_FIELDS = ("answer", "solution", "ground_truth", "reward_model.ground_truth", "label", "target", "output")
-"""Fields that a row's prompt and answer are looked for in, in this order, where the call does not name them."""
+"""Fields of rows that are tried for the prompt and the answer, in this order, if the call does not name them."""
 
 Rows: TypeAlias = "str | os.PathLike[str] | Iterable[Mapping[str, Any]]"
 """A data source by name, or rows: a list of mappings, a `datasets.Dataset`, a generator."""
 Term: TypeAlias = "str | Callable[..., Any] | Mapping[str, Any]"
 """A registered reward or `file.py:fn`, a function, or `{"name": either, "weight": ..., "options": ...}`."""
 Reward: TypeAlias = "Term | Sequence[Term]"
-"""One term, or several that add up."""
+"""One term, or several that are added."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class PythonInputs:
     """Settings whose objects were written to files in a temporary folder."""
 
     settings: Settings
@@ -78,7 +78,7 @@ def written(
     eval_data: Rows | None = None,
     reward: Reward | None = None,
     eval_argument: str = "eval_data",
-) -> Iterator[Given]:
+) -> Iterator[PythonInputs]:
     """The settings with data and rewards in them; what is no name is written into a folder that lives as long as this.
     Errors inside name rows and fields as the caller did (`Words`).
 
@@ -109,7 +109,7 @@ def written(
             values["rewards"] = [_term(term, folder, words) for term in _terms(reward)]
         given = Settings(files=settings.files, values=values, flags=settings.flags)
         try:
-            yield Given(settings=given, folder=folder, notices=notices, words=words)
+            yield PythonInputs(settings=given, folder=folder, notices=notices, words=words)
         except RlsdkError as error:
             words.put_into(error)
             raise

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlsdk.api.given import FOLDER, written
+from rlsdk.api.python_inputs import FOLDER, written
 from rlsdk.api.settings import Settings, from_keywords
 from rlsdk.config import load_config
 from rlsdk.interfaces import ConfigError, DataError, RewardSample

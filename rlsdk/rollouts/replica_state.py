@@ -1,4 +1,4 @@
-"""The request client's view of serving replicas: the protocol of one, and its outstanding work."""
+"""State of a replica in the request client: its protocol, health, and outstanding work."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ class NoRestarts:
 
 
 @dataclass(eq=False)
-class Line:
+class ReplicaState:
     """A replica and its outstanding work."""
 
     replica: Replica
     health: Health
     life: int = 0
-    """Of the process that has these samples."""
+    """Number of the process (restarts so far) that has these samples."""
     samples: int = 0
     tokens: int = 0
     to_send: list[GenerationRequest] = field(default_factory=list)
@@ -96,11 +96,11 @@ class Line:
     """Error by which it was lost; None: it serves."""
     paused: bool = False
     busy_s: float = 0.0
-    """Seconds with a sample to make, up to `since`."""
+    """Seconds in which it had samples to generate, up to `since`."""
     since: float | None = None
     """Time at which it got work after being idle; None: it is idle."""
     meter: ConcurrencyMeter | None = None
-    """Adapts how many samples it has under way; None: as many as it decodes at once."""
+    """Adapts the number of its concurrent samples; None: as many as it decodes at once."""
     made: int = 0
     """Number of tokens in its finished samples."""
 

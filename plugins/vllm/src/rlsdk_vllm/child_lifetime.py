@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rlsdk.interfaces import DeadlineError
-from rlsdk_vllm.replacing import replaced
+from rlsdk_vllm.patching import patched
 
 PR_SET_PDEATHSIG = 1
 """Of prctl(2): the signal that a process gets when the thread that started it ends."""
@@ -40,9 +40,9 @@ class EndsWithParent:
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         end_with_parent()
-        from rlsdk_vllm import nameless
+        from rlsdk_vllm import unnamed_memory
 
-        nameless.install()
+        unnamed_memory.install()
         self._run(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
@@ -56,7 +56,7 @@ def _found_here() -> EndsWithParent:
 
 
 def end_with_parent() -> None:
-    """Has the kernel kill this process when the thread that started it ends; Linux only."""
+    """Asks the kernel to kill this process when the thread that started it ends; Linux only."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -67,7 +67,7 @@ def end_with_parent() -> None:
 
 
 def watch_parent() -> None:
-    """Kills this process, where it is one of Python's, when its parent has ended; whatever it computes then."""
+    """Kills this Python process when its parent has ended, whatever it computes."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -84,7 +84,7 @@ def cores_end_with_this_thread() -> Iterator[None]:
     """Of cores that are started inside, by a thread that lives as long as they should."""
     from vllm.v1.engine.core import EngineCoreProc
 
-    with replaced("run_engine_core", _found_here(), EngineCoreProc):
+    with patched("run_engine_core", _found_here(), EngineCoreProc):
         yield
 
 

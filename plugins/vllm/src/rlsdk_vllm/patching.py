@@ -1,4 +1,4 @@
-"""Other packages' functions, replaced for a moment."""
+"""Replaces functions of other packages for the duration of a block."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 
 @contextmanager
-def replaced(name: str, value: Any, *owners: ModuleType | type) -> Iterator[None]:
-    """Inside, `name` is `value` in each of the modules and classes that define it."""
+def patched(name: str, value: Any, *owners: ModuleType | type) -> Iterator[None]:
+    """In the block, `name` is `value` in each of the modules and classes that define it."""
     before = [(owner, vars(owner)[name]) for owner in owners if name in vars(owner)]
     for owner, _ in before:
         setattr(owner, name, value)
