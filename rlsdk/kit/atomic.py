@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Gives a draft beside `path` to write to; on leaving it is brought to the disk and renamed into place.
+    """Yields a temporary path next to `path`; on exit that file is synced to disk and renamed to `path`.
 
-    An exception removes the draft and leaves what stood at `path` as it was. Folders are made as needed.
+    If the block raises, the temporary file is removed and `path` is unchanged. Missing folders are created.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -36,7 +36,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def atomic_write_bytes(path: Path, data: bytes) -> None:
-    """Replaces the content of a file, or makes it; see `atomic_path`."""
+    """Replaces or creates a file; see `atomic_path`."""
     with atomic_path(path) as draft:
         draft.write_bytes(data)
 
@@ -52,7 +52,8 @@ def atomic_write_json(path: Path, value: object) -> None:
 
 
 def atomic_write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes safetensors; see `atomic_path`. Tensors may live on any device and in any layout, but not share memory."""
+    """Writes safetensors; see `atomic_path`. Tensors may be on any device and of any layout, but must not share
+    memory."""
     from safetensors.torch import save_file
 
     with atomic_path(path) as draft:
@@ -60,7 +61,7 @@ def atomic_write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Blocks until a file, or the list of names in a folder, is on the disk."""
+    """Syncs a file, or the entries of a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -13,7 +13,7 @@ def balanced_partition(weights: Sequence[int], parts: int, *, equal_size: bool =
     Args:
         weights: of the items, at least 0.
         parts: at least 1; some are empty when there are fewer items.
-        equal_size: parts differ by one item at most, at some cost in balance.
+        equal_size: part sizes differ by at most one item, at some cost in balance.
     """
     if parts < 1:
         raise ValueError(f"cannot cut {len(weights)} items into {parts} parts; expected at least 1")
@@ -25,7 +25,7 @@ def balanced_partition(weights: Sequence[int], parts: int, *, equal_size: bool =
     while len(heap) > 1:
         _, _, wide = heapq.heappop(heap)
         _, _, narrow = heapq.heappop(heap)
-        # The heaviest part of one joins the lightest of the other: their differences cancel.
+        # The heaviest part of one is joined with the lightest of the other, so that their differences cancel.
         joined = [(a[0] + b[0], a[1] + b[1]) for a, b in zip(wide, reversed(narrow), strict=True)]
         heapq.heappush(heap, _entry(joined, order))
     found = heap[0][2] if heap else [(0, [])] * parts
@@ -37,7 +37,7 @@ Bundle = list[tuple[int, list[int]]]
 
 
 def _bundles(weights: Sequence[int], parts: int, equal_size: bool) -> list[Bundle]:
-    """One item each beside empty parts; or, for equal sizes, `parts` items of neighbouring weight each."""
+    """Bundles of one item and empty parts; or, for equal sizes, of `parts` items with neighbouring weights."""
     if not equal_size:
         return [[(int(w), [at]), *((0, list[int]()) for _ in range(parts - 1))] for at, w in enumerate(weights)]
     by_weight = sorted(range(len(weights)), key=lambda at: -weights[at])
@@ -49,6 +49,6 @@ def _bundles(weights: Sequence[int], parts: int, equal_size: bool) -> list[Bundl
 
 
 def _entry(bundle: Bundle, order: count[int]) -> tuple[int, int, Bundle]:
-    """Heap entry: widest difference first, ties by age."""
+    """Heap entry: largest difference first, ties by insertion order."""
     ranked = sorted(bundle, key=lambda part: -part[0])
     return ranked[-1][0] - ranked[0][0], next(order), ranked

@@ -1,8 +1,8 @@
 """float8 weights with one scale per block: quantization and dequantization.
 
-The rule is that of `per_block_cast_to_fp8` in DeepGEMM, vLLM and SGLang, with float32 scales: of each block the largest
-magnitude, at least `LEAST_MAXIMUM`, over 448 is its scale; values are multiplied by 1 / scale in float32 and rounded to
-the nearest float8_e4m3fn.
+Same rule as `per_block_cast_to_fp8` in DeepGEMM, vLLM and SGLang, with float32 scales: the scale of a block is its
+largest magnitude, at least `LEAST_MAXIMUM`, divided by 448; values are multiplied by 1 / scale in float32 and rounded
+to the nearest float8_e4m3fn.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from rlsdk.interfaces import Box, ConfigError, TensorMeta, WeightShard, WeightSy
 DTYPE = torch.float8_e4m3fn
 DTYPE_NAME = "float8_e4m3fn"
 SCALES_SUFFIX = "_scale_inv"
-"""Behind a tensor's name: its scales, as DeepSeek-V3's files, vLLM and SGLang name them."""
+"""Suffix of the name of a tensor's scales, as in DeepSeek-V3's files, vLLM and SGLang."""
 LARGEST = torch.finfo(DTYPE).max
 LEAST_MAXIMUM = 1e-4
-"""Of a block: smaller ones are quantized as if they had this, so that no scale is 0."""
+"""Smallest block maximum used; blocks with smaller values are quantized as if they had it, so that no scale is 0."""
 
 
 def scales_shape(shape: Sequence[int], block: Sequence[int]) -> tuple[int, ...]:
-    """Of the tensor of scales of a tensor of this shape.
+    """Shape of the tensor of scales for a tensor of this shape.
 
     Raises:
         ConfigError: the block does not fit the shape's dimensions.
@@ -37,14 +37,14 @@ def scales_shape(shape: Sequence[int], block: Sequence[int]) -> tuple[int, ...]:
 
 
 def blocks_of(box: Box, block: Sequence[int]) -> Box:
-    """Which blocks a box has a part of: a box of the tensor of scales."""
+    """The blocks that a box overlaps, as a box of the tensor of scales."""
     low = [o // b for o, b in zip(box.offset, block, strict=True)]
     high = [-(-(o + n) // b) for o, n, b in zip(box.offset, box.size, block, strict=True)]
     return Box(tuple(low), tuple(h - lo for lo, h in zip(low, high, strict=True)))
 
 
 def whole_blocks(box: Box, block: Sequence[int], shape: Sequence[int]) -> Box:
-    """The blocks that a box of a tensor of this shape has all of: a box of the tensor of scales, often empty."""
+    """The blocks that a box contains completely, as a box of the tensor of scales; often empty."""
     low = [-(-o // b) for o, b in zip(box.offset, block, strict=True)]
     ends = [o + n for o, n in zip(box.offset, box.size, strict=True)]
     high = [-(-end // b) if end == n else end // b for end, n, b in zip(ends, shape, block, strict=True)]
@@ -52,7 +52,8 @@ def whole_blocks(box: Box, block: Sequence[int], shape: Sequence[int]) -> Box:
 
 
 def shared_blocks(box: Box, block: Sequence[int], shape: Sequence[int]) -> Tensor:
-    """Which of the blocks that a box has a part of it has not all of: bool, of shape `blocks_of(box, block).size`."""
+    """Which of the blocks that a box overlaps it does not contain completely: bool, shape `blocks_of(box,
+    block).size`."""
     touched, own = blocks_of(box, block), whole_blocks(box, block, shape)
     found = torch.ones(touched.size, dtype=torch.bool)
     if own.numel:
@@ -61,11 +62,11 @@ def shared_blocks(box: Box, block: Sequence[int], shape: Sequence[int]) -> Tenso
 
 
 def block_maxima(values: Tensor, box: Box, block: Sequence[int]) -> Tensor:
-    """Largest magnitude of the part that a box has of each block.
+    """Largest magnitude of the values of a box in each block.
 
     Args:
         values: of the box; any float dtype.
-        box: where in the tensor they stand; it may begin and end inside blocks.
+        box: their position in the tensor; it may begin and end inside blocks.
         block: elements in each dimension.
 
     Returns:
@@ -81,7 +82,7 @@ def block_maxima(values: Tensor, box: Box, block: Sequence[int]) -> Tensor:
 
 
 def scales_of(maxima: Tensor) -> Tensor:
-    """float32 scale of each block, of the largest magnitude in it."""
+    """float32 scale of each block, from its largest magnitude."""
     return maxima.float().clamp(min=LEAST_MAXIMUM) / LARGEST
 
 
@@ -89,7 +90,7 @@ def expand_scales(scales: Tensor, box: Box, block: Sequence[int]) -> Tensor:
     """The scale of each element of a box.
 
     Args:
-        scales: of the blocks that the box has a part of, `blocks_of(box, block).size`.
+        scales: of the blocks that the box overlaps, shape `blocks_of(box, block).size`.
         box: in the quantized tensor.
         block: elements in each dimension.
     """
@@ -100,7 +101,7 @@ def expand_scales(scales: Tensor, box: Box, block: Sequence[int]) -> Tensor:
 
 
 def quantize(values: Tensor, scales: Tensor, box: Box, block: Sequence[int]) -> Tensor:
-    """The float8 values of a box, of the scales of the blocks that it has a part of."""
+    """Quantizes the values of a box with the scales of the blocks that it overlaps."""
     return (values.float() * expand_scales(1.0 / scales, box, block)).to(DTYPE)
 
 
@@ -111,10 +112,11 @@ def dequantize(values: Tensor, scales: Tensor, block: Sequence[int], dtype: torc
 
 
 class BlockQuantizer:
-    """Quantizes one tensor, or one part of it that a worker serves, as its values arrive in boxes of any cut.
+    """Quantizes one tensor, or the part of it that a worker serves, while its values arrive in arbitrary boxes.
 
-    A block needs all of its values before the first is rounded. Values wait in strips: whole blocks in all dimensions
-    but the last, which is that of the memory. A strip's memory lives from its first value to its last.
+    A block can be quantized only when all its values have arrived. Values wait in strips: whole blocks in all
+    dimensions but the last, which is that of the memory. A strip is allocated with its first value and freed after its
+    last.
     """
 
     def __init__(self, meta: TensorMeta, values: Tensor, scales: Tensor, box: Box | None = None) -> None:
@@ -133,7 +135,7 @@ class BlockQuantizer:
 
     @torch.no_grad()
     def take(self, shard: WeightShard) -> None:
-        """Copies what is in the box; what is complete is quantized. No element may come twice.
+        """Copies the values in the box, and quantizes strips that are complete. No element may arrive twice.
 
         Raises:
             WeightSyncError: a value is not finite.
@@ -159,11 +161,11 @@ class BlockQuantizer:
 
     @property
     def waiting_bytes(self) -> int:
-        """Of strips that are not complete."""
+        """Bytes of incomplete strips."""
         return sum(held.nbytes for held, _ in self._waiting.values())
 
     def _strips(self, box: Box) -> Iterator[Box]:
-        """Those that a box has a part of."""
+        """The strips that a box overlaps."""
         cuts = []
         for axis, length in enumerate(self._block[:-1]):
             first, end = box.offset[axis] // length * length, box.offset[axis] + box.size[axis]
@@ -186,5 +188,5 @@ class BlockQuantizer:
 
 
 def scales_bytes(shape: Sequence[int], block: Sequence[int]) -> int:
-    """Of the scales of a tensor."""
+    """Bytes of the scales of a tensor."""
     return 4 * math.prod(scales_shape(shape, block))

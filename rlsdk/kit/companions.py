@@ -1,5 +1,5 @@
-"""Processes that an engine needs on the other nodes of its replica. The cluster package provides each worker with a way
-to start them."""
+"""Companions: processes that an engine needs on the other nodes of its replica. The cluster package registers for each
+worker how to start them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rlsdk.interfaces import RlsdkError
 
 
 class Companion(Protocol):
-    """An object in its own process, which ends with the process that started it."""
+    """An object in a process of its own, which ends with the process that started it."""
 
     def call(self, method: str, *args: Any) -> Future[Any]:
-        """Calls a method there, on its own thread. The future raises what the method raised, or `WorkerError` when
-        the process is gone; it has no deadline."""
+        """Calls a method of the object, on a thread of its own. The future raises what the method raised, or
+        `WorkerError` if the process is gone; it has no deadline."""
         ...
 
     def end(self) -> None:
@@ -27,19 +27,20 @@ class Companions(Protocol):
 
     @property
     def address(self) -> str:
-        """By which the other nodes of the run reach this one."""
+        """Address at which the other nodes of the run reach this node."""
         ...
 
     def start(self, bundle: int, target: str, *args: Any) -> tuple[Companion, Future[Any]]:
-        """Starts a process with an object in it; does not wait.
+        """Starts a process with an object; does not wait for it.
 
         Args:
-            bundle: of `RankContext.bundles`: the process starts on the node of that device.
+            bundle: one of `RankContext.bundles`; the process starts on the node of that device.
             target: `package.module:Class`.
             args: of the constructor.
 
         Returns:
-            The companion, and what is done once its object is made, or raises what the constructor raised.
+            The companion, and a future that is done when its object is constructed; it raises what the constructor
+            raised.
         """
         ...
 
@@ -48,12 +49,12 @@ _companions: list[Companions] = []
 
 
 def use_companions(companions: Companions | None) -> None:
-    """Says how this process starts companions; None: it no longer can."""
+    """Sets how this process starts companions; None: it cannot any more."""
     _companions[:] = [] if companions is None else [companions]
 
 
 def get_companions() -> Companions:
-    """Those of this process; raises `RlsdkError` where there are none."""
+    """The companions of this process; raises `RlsdkError` if it cannot start any."""
     if not _companions:
         raise RlsdkError("this process cannot start others on other nodes: it is no worker of a cluster")
     return _companions[0]

@@ -1,8 +1,8 @@
-"""Writing a model as a Hugging Face folder, sharded and streamed: no rank ever holds more than a tensor or two of it.
+"""Writes a model as a Hugging Face folder, sharded and streamed: no rank ever holds more than one or two full tensors.
 
-Which tensor goes into which file, and which rank writes that file, follows from names and shapes alone, so every rank
-knows it without asking. Ranks bring one tensor at a time to its writer; writers take turns, so while one brings its
-tensor to the disk the ranks are at another's.
+The file of each tensor, and the rank that writes each file, follow from names and shapes alone, so all ranks compute
+the same assignment without communication. Ranks send one tensor at a time to its writer; writers take turns, so that
+while one writes to disk the ranks serve another.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 MAX_FILE_BYTES = 4 << 30
-"""Of one safetensors file of an export."""
+"""Largest size in bytes of one safetensors file of an export."""
 MAX_WRITERS = 32
-"""Ranks that write at the same time. Each is brought tensors by all others, over a connection from each."""
+"""Most ranks that write at the same time. Each receives tensors from all others, over one connection per rank."""
 _NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.int64: "I64", torch.int32: "I32",
     torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
-"""As safetensors calls them."""
+"""Names of dtypes in safetensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedTensor:
-    """One tensor of the checkpoint that is written."""
+    """One tensor of the exported checkpoint."""
 
     name: str
-    """Canonical."""
+    """Canonical name."""
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -57,7 +57,7 @@ class ExportedTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedFile:
-    """One file, and who writes it."""
+    """One file, and the rank that writes it."""
 
     name: str
     writer: int
@@ -66,24 +66,24 @@ class ExportedFile:
 
 
 Fetch = Callable[[ExportedTensor, int], Tensor | None]
-"""Gives the whole tensor on that rank, of any dtype and on any device, and None elsewhere. Every rank calls it, for the
-same tensors in the same order."""
+"""Returns the full tensor on the given rank, in any dtype and on any device, and None on the others. Collective: every
+rank calls it for the same tensors in the same order."""
 
 
 def in_dtype(shapes: Mapping[str, Sequence[int]], dtype: torch.dtype) -> list[ExportedTensor]:
-    """Tensors of these names and shapes, all exported in one dtype."""
+    """Tensors with these names and shapes, all exported in one dtype."""
     return [ExportedTensor(name=name, shape=tuple(shape), dtype=dtype) for name, shape in shapes.items()]
 
 
 def plan_files(
     tensors: Sequence[ExportedTensor], world_size: int, *, max_bytes: int | None = None
 ) -> list[ExportedFile]:
-    """Fills files in the order of the tensors, and deals them to writers that stand far apart: on different nodes.
+    """Assigns tensors to files in order, and files to writers that are far apart, that is on different nodes.
 
     Args:
         tensors: of the whole model, tied copies left out.
-        world_size: ranks that there are.
-        max_bytes: of a file, unless a single tensor has more; None: `MAX_FILE_BYTES`.
+        world_size: number of ranks.
+        max_bytes: of a file, unless a single tensor is larger; None: `MAX_FILE_BYTES`.
     """
     limit = MAX_FILE_BYTES if max_bytes is None else max_bytes
     groups: list[list[ExportedTensor]] = []
@@ -100,7 +100,7 @@ def plan_files(
         ExportedFile(
             name="model.safetensors" if count == 1 else f"model-{at + 1:05d}-of-{count:05d}.safetensors",
             writer=at % writers * world_size // writers,
-            # Wide types first: safetensors wants every tensor to begin at a multiple of its item's size.
+            # Wide dtypes first: safetensors requires every tensor to begin at a multiple of its item size.
             tensors=sorted(group, key=lambda tensor: -tensor.dtype.itemsize),
         )
         for at, group in enumerate(groups)
@@ -117,21 +117,21 @@ def write_model(
     world_size: int = 1,
     source: str | None = None,
 ) -> None:
-    """Writes a model folder that `from_pretrained` reads. Every rank must call; what fails on a writer is raised there
-    when all tensors have passed, so that no rank waits for it.
+    """Writes a model folder for `from_pretrained`. Collective: every rank must call. An error of a writer is raised
+    there after all tensors have been sent, so that no rank waits for it.
 
     Args:
-        path: made where it is missing.
+        path: folder to write; created if missing.
         config: of the model; its dtype becomes that of the first tensor.
-        tensors: the same on every rank.
-        fetch: brings a tensor to its writer.
+        tensors: all tensors, the same list on every rank.
+        fetch: sends a tensor to its writer.
         rank: of this process.
         world_size: ranks that call.
-        source: the model's own folder, for what training does not change (tokenizer, generation defaults); a hub name
-            or None copies nothing.
+        source: folder of the original model, whose unchanged files (tokenizer, generation defaults) are copied; a hub
+            name or None copies nothing.
 
     Raises:
-        OSError: the disk refused.
+        OSError: a file could not be written.
     """
     files = plan_files(tensors, world_size)
     with ExitStack() as stack:
@@ -149,7 +149,7 @@ def write_model(
 
 
 def _waves(files: Sequence[ExportedFile]) -> Iterator[list[tuple[ExportedFile, ExportedTensor]]]:
-    """A file of every writer at a time, and of each the next tensor."""
+    """Batches of one file per writer, and of these one tensor of each file at a time."""
     num_writers = len({file.writer for file in files})
     for at in range(0, len(files), num_writers):
         together = files[at : at + num_writers]
@@ -158,7 +158,7 @@ def _waves(files: Sequence[ExportedFile]) -> Iterator[list[tuple[ExportedFile, E
 
 
 class _Writer:
-    """Writes the files of one rank on its own thread, one tensor behind the one that is brought."""
+    """Writes the files of one rank on its own thread, one tensor behind the one that arrives."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -168,7 +168,7 @@ class _Writer:
         self._error: Exception | None = None
 
     def add(self, file: ExportedFile, tensor: ExportedTensor, values: Tensor) -> None:
-        """Takes the next tensor of a file; waits until the one before is written."""
+        """Queues the next tensor of a file; waits until the previous one is written."""
         self._wait()
         if self._error is None:
             host = values.detach().to("cpu", tensor.dtype).contiguous()
@@ -201,9 +201,9 @@ class _Writer:
 
 
 class _OpenFile:
-    """A safetensors file that is written from front to back: its header says beforehand where each tensor will lie.
+    """A safetensors file that is written sequentially: its header gives the position of each tensor in advance.
 
-    The library's own writer takes all tensors of a file at once. Format: an unsigned little-endian 64-bit length, so
+    The library's own writer needs all tensors of a file at once. Format: an unsigned little-endian 64-bit length, as
     many bytes of JSON, then the tensors (https://github.com/huggingface/safetensors#format).
     """
 
@@ -221,7 +221,7 @@ class _OpenFile:
         self._stack.close()
 
     def abandon(self) -> None:
-        """Removes the draft."""
+        """Removes the temporary file."""
         error = OSError("the export was given up")
         self._stack.__exit__(type(error), error, None)
 
@@ -242,7 +242,7 @@ def _header(tensors: Sequence[ExportedTensor]) -> bytes:
 
 
 def _write_rest(path: Path, config: PretrainedConfig, files: Sequence[ExportedFile], source: str | None) -> None:
-    """Index, configuration, and what comes along unchanged."""
+    """Writes the index, the configuration, and the unchanged files."""
     path.mkdir(parents=True, exist_ok=True)
     if len(files) > 1:
         weight_map = {tensor.name: file.name for file in files for tensor in file.tensors}

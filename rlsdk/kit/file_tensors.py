@@ -1,7 +1,7 @@
-"""Tensors as stored in the files of a checkpoint, for models whose tensors transformers fuses when it loads them.
+"""Tensors as stored in the files of a checkpoint, for models whose tensors transformers fuses on loading.
 
-transformers 5 keeps the experts of a layer in one tensor, and files have one for each expert; engines' own loaders know
-the names of the files. transformers' rules for writing a model are run once, on tensors without values.
+transformers 5 keeps the experts of a layer in one tensor, while files have one tensor per expert; loaders of engines
+expect the names in the files. This module runs transformers' rules for writing a model once, on tensors without values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def file_tensors(model: PreTrainedModel, shapes: Mapping[str, Sequence[int]]) -> list[Source] | None:
-    """The tensors that transformers writes, each with what it is of the canonical ones; None where it writes those.
+    """The tensors that transformers would write, each with its origin in canonical tensors; None if these are the
+    canonical tensors.
 
     Args:
         model: its parameters may be empty.

@@ -26,39 +26,39 @@ from rlsdk.kit.pass_memory import passes_bytes, rows_of_pass
 
 @dataclass(frozen=True)
 class ModelTensors:
-    """Canonical tensors of a model, known from `config.json`."""
+    """Canonical tensors of a model, derived from `config.json`."""
 
     shapes: Mapping[str, tuple[int, ...]]
     tied: Mapping[str, str]
     """As in `WeightLayout`."""
     dtypes: Mapping[str, str] = field(default_factory=dict)
-    """Of buffers, which keep their own."""
+    """Dtypes of buffers, which keep their own."""
 
     @classmethod
     def of(cls, model: nn.Module) -> ModelTensors:
-        """Of a transformers model, which may be empty."""
+        """Tensors of a transformers model, which may be on the meta device."""
         found, tied = canonical_tensors(model)
         dtypes = dtype_names(persistent_buffers(model))
         return cls({name: tuple(tensor.shape) for name, tensor in found.items()}, tied, dtypes)
 
     @classmethod
     def read(cls, spec: TrainSpec | RolloutSpec) -> ModelTensors:
-        """Reads the configuration and nothing else."""
+        """Reads only the configuration of a model."""
         return cls.of(build_model(spec.model, empty=True))
 
     @property
     def numel(self) -> int:
-        """Parameters, tied copies counted once."""
+        """Number of parameters; tied copies count once."""
         return sum(map(math.prod, self.shapes.values()))
 
     def replica_numel(self, spec: RolloutSpec) -> int:
-        """Parameters on each device of a replica: experts are shared by all of its devices, everything else by those
-        of one copy of attention."""
+        """Number of parameters per device of a replica: experts are split over all its devices, everything else over
+        those of one copy of attention."""
         experts = sum(math.prod(shape) for name, shape in self.shapes.items() if ".experts." in name)
         return (self.numel - experts) // (spec.tp_size * spec.pp_size) + experts // spec.num_devices
 
     def layout(self, ctx: RankContext, dtype: str, boxes: Iterable[tuple[str, Box]] | None = None) -> WeightLayout:
-        """Of a rank that holds or wants these boxes; None: every tensor whole."""
+        """Layout of a rank with these boxes; None: every tensor whole."""
         held = tuple((name, Box.whole(shape)) for name, shape in self.shapes.items()) if boxes is None else tuple(boxes)
         return WeightLayout(
             rank=ctx.rank,
@@ -74,7 +74,7 @@ class ModelTensors:
         )
 
     def layout_of_replica(self, ctx: RankContext, spec: RolloutSpec, *, on_host: bool = False) -> WeightLayout:
-        """Of a rollout engine that takes every tensor whole, whatever it makes of it inside; `on_host` as in
+        """Layout of a rollout engine that receives every tensor whole, whatever it does with it; `on_host` as in
         `rlsdk.kit.serving.whole_layout`."""
         place = replace(ctx, device="cpu") if on_host else ctx
         return replace(self.layout(place, spec.model.dtype), rank=0)
@@ -82,23 +82,23 @@ class ModelTensors:
 
 @dataclass(frozen=True)
 class Passes:
-    """What the passes of a rank take at their peak, besides weights."""
+    """Peak memory of a rank's passes besides weights."""
 
     rows: int
-    """Of the largest pass."""
+    """Rows of the largest pass."""
     count: int
-    """Passes in an update."""
+    """Number of passes in an update."""
     forward_bytes: int | None
     backward_bytes: int | None
-    """0 of a frozen model."""
+    """Peak of forward and backward in bytes; 0 for a frozen model."""
 
 
 def count_passes(spec: TrainSpec, workload: Workload, *, dp_size: int, dtype: torch.dtype | None = None) -> Passes:
-    """Of an engine that runs transformers' own code, whole rows on each rank.
+    """Counts the passes of an engine that runs transformers' own code on whole rows on each rank.
 
     Args:
-        spec: decides about the cut into micro-batches.
-        workload: all rows at their longest.
+        spec: sets the split into micro-batches.
+        workload: all rows have the largest length.
         dp_size: ranks that share an update's rows.
         dtype: that passes run in; None: the model's.
     """
@@ -126,20 +126,20 @@ def cache_bytes(
     gpu_share: float,
     host_share: float,
 ) -> int | None:
-    """Keys and values that a rollout engine keeps on a device. On a GPU: what its share of the device leaves beside
-    weights. On a CPU: room for all running samples, up to a share of the memory, and for one at least.
+    """Size of a rollout engine's KV cache on a device. On a GPU: what its share of the device leaves after weights. On
+    a CPU: room for all running samples, up to a share of the memory, and for at least one.
 
     Args:
         ctx: of any replica.
         spec: how many samples run.
-        workload: says how much memory there is.
+        workload: has the size of the memory.
         weights_bytes: on one device.
-        sample_tokens: that the engine keeps room for in each sample.
+        sample_tokens: tokens that the engine allocates per sample.
         gpu_share: of a GPU's memory, weights included.
         host_share: of main memory.
 
     Returns:
-        None where the memory of the GPU is not known.
+        Bytes; None if the memory of the GPU is unknown.
     """
     if ctx.device != "cpu":
         if workload.device_bytes is None:
@@ -151,14 +151,14 @@ def cache_bytes(
 
 
 def training(spec: TrainSpec | RolloutSpec, backend: str) -> TrainSpec:
-    """The specification, where it is one of training; else raises `ConfigError`."""
+    """Returns the specification if it is a `TrainSpec`; raises `ConfigError` otherwise."""
     if not isinstance(spec, TrainSpec):
         raise ConfigError(f"backend {backend!r} is a train backend; got a {type(spec).__name__}")
     return spec
 
 
 def rollout(spec: TrainSpec | RolloutSpec, backend: str) -> RolloutSpec:
-    """The specification, where it is one of rollout; else raises `ConfigError`."""
+    """Returns the specification if it is a `RolloutSpec`; raises `ConfigError` otherwise."""
     if not isinstance(spec, RolloutSpec):
         raise ConfigError(f"backend {backend!r} is a rollout backend; got a {type(spec).__name__}")
     return spec

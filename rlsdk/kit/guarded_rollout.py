@@ -30,29 +30,29 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class _Call:
-    """One call of `generate` that is under way."""
+    """One running call of `generate`."""
 
     error: WeightSyncError | None = None
-    """What may no longer be given out of it, and why."""
+    """Error because of which its samples may no longer be returned."""
 
 
 class GuardedRolloutEngine(RolloutEngine):
-    """Refuses what the engine cannot do now, and passes on what it can; `RolloutEngine` says what an engine can rely
-    on."""
+    """Refuses calls that are invalid in the engine's state, and forwards all others; see `RolloutEngine` for what an
+    engine can rely on."""
 
     def __init__(self, engine: RolloutEngine) -> None:
         self.engine = engine
-        """The one that does the work."""
+        """The wrapped engine."""
         self.lacking = "it was not initialized"
-        """Why there are no weights to serve; empty: there are."""
+        """Reason why there are no weights to serve; empty if there are."""
         self.asleep: set[str] = set()
         self.is_closed = False
         self._level = 0
-        """Of sleep; 0: awake."""
+        """Level of sleep; 0: awake."""
         self._paused = False
         self._calls: set[_Call] = set()
         self._lock = threading.Lock()
-        """Held where `_calls` changes: `close` may come from another thread."""
+        """Held while `_calls` changes, as `close` may be called from another thread."""
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         self.engine.initialize(ctx, spec)
@@ -62,7 +62,7 @@ class GuardedRolloutEngine(RolloutEngine):
         """See `RolloutEngine`.
 
         Raises:
-            WeightSyncError: there are no weights to serve, or an update that failed has taken them while samples ran.
+            WeightSyncError: there are no weights to serve, or an update failed while samples ran.
             RlsdkError: the engine is asleep or closed.
         """
         self._check_served()
@@ -84,7 +84,7 @@ class GuardedRolloutEngine(RolloutEngine):
         return self.engine.layout()
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
-        """See `RolloutEngine`. Where it fails after the first item was asked for, nothing is served until an update
+        """See `RolloutEngine`. If it fails after the first item was read, nothing is served until an update
         succeeds.
 
         Raises:
@@ -109,7 +109,7 @@ class GuardedRolloutEngine(RolloutEngine):
         return receipt
 
     def receive_weights(self, deliveries: Sequence[Delivery], version: int) -> SyncReceipt:
-        """See `RolloutEngine`. Where it fails, nothing is served until an update succeeds.
+        """See `RolloutEngine`. If it fails, nothing is served until an update succeeds.
 
         Raises:
             RlsdkError: the weights are asleep, or the engine is closed.
@@ -140,7 +140,7 @@ class GuardedRolloutEngine(RolloutEngine):
             self._paused = True
 
     def resume(self, *, keep_cache: bool = False) -> None:
-        """See `RolloutEngine`. Without weights it is refused, and what is paused stays so: a whole update may come, or
+        """See `RolloutEngine`. Refused without weights; paused samples stay paused until a complete update, or
         `abort`."""
         if not self.is_closed:
             self._check_served()
@@ -151,11 +151,11 @@ class GuardedRolloutEngine(RolloutEngine):
                 self.engine.resume()
 
     def sleep(self, level: int = 1) -> None:
-        """See `RolloutEngine`. Nothing happens where all is asleep already, as deeply.
+        """See `RolloutEngine`. No-op if everything is already asleep at this level or deeper.
 
         Raises:
             ConfigError: another level than 1 or 2.
-            RlsdkError: a call of `generate` is under way, or the engine is closed.
+            RlsdkError: a call of `generate` is running, or the engine is closed.
         """
         self._check_open("sleep")
         if level not in (1, 2):
@@ -170,7 +170,7 @@ class GuardedRolloutEngine(RolloutEngine):
             self.lacking = "its weights were dropped by sleep: wake it, then update them"
 
     def wake(self, parts: Sequence[str] = ROLLOUT_PARTS) -> None:
-        """See `RolloutEngine`. Parts that are awake already are left alone.
+        """See `RolloutEngine`. Parts that are already awake are skipped.
 
         Raises:
             ConfigError: an unknown part.
@@ -191,7 +191,7 @@ class GuardedRolloutEngine(RolloutEngine):
 
     def _lose_weights(self, version: int) -> None:
         self.lacking = f"the update to version {version} failed half-way; a whole update is needed"
-        # Paused samples have sampled nothing since; any other may have, from a mixture.
+        # Paused samples have sampled nothing since then; others may have sampled from partly updated weights.
         if not self._paused:
             with self._lock:
                 for call in self._calls:

@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 
 class GuardedTrainEngine(TrainEngine):
-    """Refuses what the engine cannot do now, on every rank, and passes on what it can; `TrainEngine` says what engines
-    can rely on.
+    """Refuses calls that are invalid in the engine's state, on every rank, and forwards all others; see `TrainEngine`
+    for what an engine can rely on.
 
-    What was offloaded is refused also where it costs nothing to keep (a CPU), so that a run that works there works on a
-    GPU.
+    Use of offloaded parts is refused even where offloading frees no memory (on a CPU), so that a run that works there
+    works on a GPU too.
     """
 
     def __init__(self, engine: TrainEngine) -> None:
         self.engine = engine
-        """The one that does the work."""
+        """The wrapped engine."""
         self.away: set[str] = set()
         """Parts that are offloaded."""
         self.is_frozen = False
@@ -88,7 +88,7 @@ class GuardedTrainEngine(TrainEngine):
         self.engine.save_pretrained(path)
 
     def offload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
-        """See `TrainEngine`. Parts that are off already are left alone.
+        """See `TrainEngine`. Parts that are already offloaded are skipped.
 
         Raises:
             ConfigError: an unknown part.
@@ -100,7 +100,7 @@ class GuardedTrainEngine(TrainEngine):
             self.away |= set(leaving)
 
     def onload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
-        """See `TrainEngine`. Parts that are on the device already are left alone.
+        """See `TrainEngine`. Parts that are already on the device are skipped.
 
         Raises:
             ConfigError: an unknown part.

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def load_model_config(spec: ModelSpec) -> PretrainedConfig:
-    """`config.json` of a model.
+    """Loads `config.json` of a model.
 
     Raises:
-        ConfigError: there is none, or it cannot be read; says where it was looked for.
+        ConfigError: it is missing or cannot be read; the message says where it was looked for.
     """
     from transformers import AutoConfig
 
@@ -36,13 +36,13 @@ def load_model_config(spec: ModelSpec) -> PretrainedConfig:
 
 
 GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
-"""Names under which tokenizers are saved that tokenizer.json describes in full."""
+"""Class names of tokenizers that tokenizer.json describes completely."""
 
 
 def load_tokenizer(
     path: str, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder or hub name: the one that its files describe.
+    """Loads the tokenizer of a model folder or hub name, exactly as its files describe it.
 
     Raises:
         ConfigError: there is none.
@@ -51,8 +51,8 @@ def load_tokenizer(
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
     try:
-        # For some kinds of model AutoTokenizer takes the vocabulary alone, under rules of that kind: of a tokenizer
-        # that says it is described in full by its tokenizer.json, characters vanish without a word.
+        # For some model types AutoTokenizer reads only the vocabulary and applies rules of the type: with a tokenizer
+        # that tokenizer.json describes completely, characters are then lost silently.
         described = get_tokenizer_config(path, revision=revision).get("tokenizer_class") in GENERIC_TOKENIZERS
         kind = PreTrainedTokenizerFast if described else AutoTokenizer
         tokenizer: PreTrainedTokenizerBase = kind.from_pretrained(
@@ -62,7 +62,7 @@ def load_tokenizer(
         raise ConfigError(
             f"model.tokenizer {path!r}: no tokenizer could be loaded: {error}. Name one in model.tokenizer"
         ) from error
-    # Where there are no files, transformers makes a tokenizer of the model's kind with an empty vocabulary.
+    # Without files, transformers makes a tokenizer of the model's type with an empty vocabulary.
     if len(tokenizer) <= len(tokenizer.get_added_vocab()):
         raise ConfigError(
             f"model.tokenizer {path!r}: no tokenizer could be loaded: no file. Name one in model.tokenizer"
@@ -77,13 +77,13 @@ def stop_token_ids(
     *,
     revision: str | None = None,
 ) -> tuple[int, ...]:
-    """The tokens that end a response, each once: those of `configured`; without it the tokenizer's end-of-sequence
-    token and those of the model's `generation_config.json`, where chat models list the one that ends a turn.
+    """Ids of the tokens that end a response, each once: those of `configured`; if None, the tokenizer's end-of-sequence
+    token and those of the model's `generation_config.json`, where chat models list the end-of-turn token.
 
     Args:
         tokenizer: of the policy.
-        model_path: folder or hub name of the model; None: no generation config is looked for.
-        configured: ids, or tokens as the tokenizer writes them.
+        model_path: folder or hub name of the model; None: no generation config is read.
+        configured: ids, or tokens as strings of the tokenizer.
         revision: of a hub name.
 
     Raises:
@@ -95,7 +95,7 @@ def stop_token_ids(
             raise ConfigError("rollout.stop_token_ids: is empty, so no response could ever end by itself; give null")
         return tuple(dict.fromkeys(found))
     own = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
-    # A generation config may name tokens that a model of another vocabulary had: those can never be drawn.
+    # A generation config may list ids beyond this vocabulary (of an earlier model): they can never be sampled.
     listed = [token for token in _generation_stops(model_path, revision) if 0 <= token < len(tokenizer)]
     if not own and not listed:
         raise ConfigError(
@@ -123,7 +123,7 @@ def _token_id(tokenizer: Any, token: int | str) -> int:
 
 
 def _generation_stops(model_path: str | None, revision: str | None) -> list[int]:
-    """`eos_token_id` of a model's generation config, a number or a list; empty where it has none."""
+    """`eos_token_id` of a model's generation config, as a list; empty if it has none."""
     from transformers import GenerationConfig
 
     file = Path(model_path or "") / "generation_config.json"
@@ -150,16 +150,16 @@ def build_model(
     init_from_config: bool = False,
     empty: bool = False,
 ) -> PreTrainedModel:
-    """A transformers model with the head that `spec` asks for, in evaluation mode, without dropout.
+    """Builds a transformers model with the head of `spec`, in evaluation mode, without dropout.
 
-    It runs packed rows (`kit.packed`) where its layers allow it.
+    It runs packed rows (`kit.packed`) if its layers allow it.
 
     Args:
-        spec: where it comes from.
-        device: where its parameters live.
+        spec: folder or hub name, dtype and head.
+        device: of its parameters.
         dtype: of its parameters; None: `spec.dtype`.
-        seed: of random weights (a new head's, or all with `init_from_config`); equal seeds give equal weights on every
-            device.
+        seed: for random weights (of a new head, or all with `init_from_config`); equal seeds give equal weights on
+            every device.
         init_from_config: random weights in place of the checkpoint's.
         empty: structure only, parameters on the meta device.
 
@@ -195,7 +195,7 @@ def _finish(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _keep_in_float32(model: PreTrainedModel) -> None:
-    """Buffers of which their model says so; transformers itself sees to it when it reads a checkpoint, only."""
+    """Keeps buffers in float32 if the model requires it; transformers does so only when it reads a checkpoint."""
     kept = model._keep_in_fp32_modules_strict or ()
     for name, buffer in persistent_buffers(model).items():
         if not set(kept).isdisjoint(name.split(".")):
@@ -203,7 +203,8 @@ def _keep_in_float32(model: PreTrainedModel) -> None:
 
 
 def _remove_dropout(model: nn.Module) -> None:
-    """In training mode too, which recomputation needs: log-probs of one batch must not differ from call to call."""
+    """Removes dropout also for training mode, which recomputation needs: log-probs of one batch must not vary between
+    calls."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -234,13 +235,13 @@ def _from_checkpoint(kind: Any, spec: ModelSpec, config: Any, options: Mapping[s
 
 
 def _is_head(name: str) -> bool:
-    """A value or score head is new where the checkpoint is that of a language model."""
+    """Whether a tensor belongs to a value or score head, which checkpoints of language models do not have."""
     return name.startswith(("score.", "classifier."))
 
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """transformers draws a bar and prints a table per load; a worker's log is no place for either."""
+    """Suppresses the progress bars and tables of transformers, which would fill a worker's log."""
     from transformers.utils import logging
 
     bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
@@ -261,7 +262,7 @@ def _auto_class(head: Head) -> Any:
 
 
 def canonical_parameters(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
-    """Parameters by their name in the checkpoint, and tied names with the name that holds their one copy."""
+    """Parameters by their name in the checkpoint, and tied names -> the name of the shared tensor."""
     owner: dict[int, str] = {}
     tied: dict[str, str] = {}
     parameters: dict[str, nn.Parameter] = {}
@@ -275,18 +276,18 @@ def canonical_parameters(model: nn.Module) -> tuple[dict[str, nn.Parameter], dic
 
 
 def canonical_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What a rollout engine is sent: `canonical_parameters`, and the buffers that a checkpoint holds."""
+    """Tensors that are sent to a rollout engine: `canonical_parameters`, and persistent buffers."""
     parameters, tied = canonical_parameters(model)
     return {**parameters, **persistent_buffers(model)}, tied
 
 
 def dtype_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """As layouts have them."""
+    """Dtype names as in layouts."""
     return {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """What a checkpoint holds besides parameters (such as the bias by which DeepSeek-V3 balances its experts, arXiv
+    """Buffers that are part of the checkpoint (such as the bias with which DeepSeek-V3 balances its experts, arXiv
     2412.19437, section 2.1.2); not trained here."""
     saved = model.state_dict().keys()
     return {name: buffer for name, buffer in model.named_buffers() if name in saved}

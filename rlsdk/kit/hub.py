@@ -10,11 +10,11 @@ from typing import Any
 from rlsdk.interfaces import ConfigError
 
 TIMEOUT_S = 10.0
-"""For the hub's first answer."""
+"""Seconds for the hub's first answer."""
 
 
 def fetch_model_config(name: str, revision: str | None = None) -> Mapping[str, Any]:
-    """`config.json` of a model on the hub: from the local cache where it is there, else downloaded into it.
+    """Fetches `config.json` of a model on the hub: from the local cache, or downloaded into it.
 
     Args:
         name: `org/name`, or `name`.
@@ -59,7 +59,8 @@ def fetch_model_config(name: str, revision: str | None = None) -> Mapping[str, A
 
 
 def _ask_once(name: str, revision: str | None) -> None:
-    """Whether the hub has it; a download would try for half a minute to reach a hub that is not there.
+    """Whether the hub has the file. Checked first, because a download retries for half a minute if the hub cannot be
+    reached.
 
     Raises:
         ConnectionError: no answer.
@@ -71,5 +72,5 @@ def _ask_once(name: str, revision: str | None) -> None:
         get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision), timeout=TIMEOUT_S)
     except (HfHubHTTPError, ValueError):
         raise
-    except Exception as error:  # Of the HTTP library under the hub's client, which differs by the client's version.
+    except Exception as error:  # Errors of the HTTP library of the hub's client, which depends on the client's version.
         raise ConnectionError(f"{type(error).__name__}: {error}") from error

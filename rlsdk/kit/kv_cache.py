@@ -1,4 +1,4 @@
-"""Memory of a KV cache."""
+"""Size of a KV cache."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from rlsdk.interfaces import DTYPE_BYTES
 
 
 def bytes_per_token(config: Any, dtype: str) -> int:
-    """Of keys and values of one token over all layers.
+    """Bytes of the keys and values of one token over all layers.
 
-    Of latent attention (arXiv 2405.04434, section 2.1) engines and transformers keep the latent vector, and the rotated
-    part of the key, which all heads share.
+    For latent attention (arXiv 2405.04434, section 2.1) engines and transformers store the latent vector and the
+    rotated part of the key, which all heads share.
     """
     text = config.get_text_config()
     if getattr(text, "kv_lora_rank", None):

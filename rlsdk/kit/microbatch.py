@@ -17,20 +17,20 @@ def micro_batches(
     groups: Tensor | None = None,
     near: Tensor | None = None,
 ) -> list[Tensor]:
-    """Row indices of each forward and backward pass; every row once, rows of similar length together.
+    """Splits rows into forward and backward passes; every row is in one pass, with rows of similar length.
 
     Args:
         lengths: `[B]` int64 tokens of each row.
-        max_tokens: most tokens in one pass; a longer row goes alone. Exactly one of this and `max_rows`.
+        max_tokens: most tokens in one pass; a longer row is a pass of its own. Exactly one of this and `max_rows`.
         max_rows: most rows in one pass.
-        min_count: at least so many passes (some are empty when rows run out), so that all ranks make the same number.
-        groups: `[B]` int64; rows of equal numbers stay in one pass, and a group over the limit goes alone. For
-            objectives that compare rows (`whole_groups`).
-        near: `[B]` int64; rows of equal numbers are neighbours where there are several passes, so that what they have
-            in common is mostly computed once (`rlsdk.kit.prefixes`).
+        min_count: smallest number of passes (some may be empty), so that all ranks make the same number.
+        groups: `[B]` int64; rows with equal numbers stay in one pass, and a group over the limit is a pass of its own.
+            For objectives that compare rows (`whole_groups`).
+        near: `[B]` int64; if there are several passes, rows with equal numbers are neighbours, so that most of their
+            common prefix is computed once (`rlsdk.kit.prefixes`).
 
     Returns:
-        Index tensors, int64, on the CPU. One pass that holds all rows keeps their order.
+        Row indices of each pass, int64, on the CPU. A single pass with all rows keeps their order.
 
     Raises:
         ConfigError: not exactly one limit, or one below 1.
@@ -57,17 +57,18 @@ def micro_batches(
 
 
 def rows_that_belong_together(batch: Batch) -> Tensor | None:
-    """The `near` of `micro_batches`: by `uid` where the batch has it."""
+    """The argument `near` of `micro_batches`: by `uid` if the batch has it."""
     return batch.rows.get("uid")
 
 
 def groups_to_keep(batch: Batch, objective: Objective | None) -> Tensor | None:
-    """The `groups` of `micro_batches`: by `uid` where the objective asks for whole groups; None for a forward pass."""
+    """The argument `groups` of `micro_batches`: by `uid` if the objective needs whole groups; None for a forward
+    pass."""
     return batch["uid"] if getattr(objective, "whole_groups", False) else None
 
 
 def _of_whole_groups(cost: Tensor, limit: int, min_count: int, groups: Tensor) -> list[Tensor]:
-    """Passes over groups as if each were a row; then their rows, in their order."""
+    """Passes over groups, each treated as one row; then replaced by its rows, in their order."""
     numbers, index = torch.unique(groups, return_inverse=True)
     totals = cost.new_zeros(len(numbers)).index_add(0, index, cost)
     passes = micro_batches(totals, max_tokens=limit, min_count=min_count)
@@ -75,7 +76,7 @@ def _of_whole_groups(cost: Tensor, limit: int, min_count: int, groups: Tensor) -
 
 
 def _neighbours(lengths: Tensor, near: Tensor) -> Tensor:
-    """`[B]` int64: the rows' order by the longest of those that are equal in `near`, then by `near`, then by length."""
+    """`[B]` int64: order of rows by the longest row with the same `near`, then by `near`, then by length."""
     _, index = torch.unique(near, return_inverse=True)
     longest = lengths.new_zeros(len(near)).scatter_reduce(0, index, lengths, "amax")[index]
     order = torch.argsort(lengths, stable=True)
@@ -85,7 +86,7 @@ def _neighbours(lengths: Tensor, near: Tensor) -> Tensor:
 
 
 def _cut_by_cost(cost: list[int], limit: int) -> list[tuple[int, int]]:
-    """Ranges of neighbours whose costs add up to the limit at most; one that is over it stands alone."""
+    """Ranges of neighbours whose total cost is within the limit; a row above the limit is a range of its own."""
     cut, start, room = [], 0, limit
     for at, needed in enumerate(cost):
         if needed > room and at > start:
@@ -96,7 +97,7 @@ def _cut_by_cost(cost: list[int], limit: int) -> list[tuple[int, int]]:
 
 
 def _halve_longest(cut: list[tuple[int, int]]) -> None:
-    """Splits the range of most rows in two."""
+    """Splits the range with the most rows in two."""
     at = max(range(len(cut)), key=lambda i: cut[i][1] - cut[i][0])
     start, stop = cut[at]
     cut[at : at + 1] = [(start, (start + stop) // 2), ((start + stop) // 2, stop)]

@@ -13,9 +13,10 @@ SCHEDULES = ("constant", "linear", "cosine")
 
 
 def build_optimizer(named_parameters: Iterable[tuple[str, torch.nn.Parameter]], spec: OptimSpec) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter, 2019, arXiv 1711.05101); weight decay on parameters of two or more dimensions only.
+    """AdamW (Loshchilov and Hutter, 2019, arXiv 1711.05101), with weight decay only on parameters of two or more
+    dimensions.
 
-    Parameters that need no gradient are left out. One fused kernel per step, on CPU too.
+    Frozen parameters are excluded. One fused kernel per step, on CPU too.
     """
     parameters = [parameter for _, parameter in named_parameters if parameter.requires_grad]
     groups = [
@@ -28,7 +29,8 @@ def build_optimizer(named_parameters: Iterable[tuple[str, torch.nn.Parameter]], 
 
 
 def learning_rate(step: int, spec: OptimSpec) -> float:
-    """Of optimizer step `step` (0-based): linear warm-up, then the schedule over what is left of `total_steps`.
+    """Learning rate of optimizer step `step` (0-based): linear warm-up, then the schedule over the rest of
+    `total_steps`.
 
     Raises:
         ConfigError: an unknown schedule, or one that decays and has no `total_steps`.
@@ -50,6 +52,6 @@ def learning_rate(step: int, spec: OptimSpec) -> float:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Of every parameter group."""
+    """Sets the learning rate of every parameter group."""
     for group in optimizer.param_groups:
         group["lr"] = lr

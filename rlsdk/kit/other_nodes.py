@@ -1,6 +1,6 @@
-"""A replica on several nodes whose engine wants a process on each: those on the other nodes, seen from the first.
+"""Processes of an engine on the other nodes of its replica, managed from the first node.
 
-The worker that hosts the engine has them started as its companions, where its own devices on those nodes are.
+The worker that hosts the engine starts them as its companions, on the nodes of its other devices.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from rlsdk.interfaces import DeadlineError, RankContext, RlsdkError
 from rlsdk.kit.companions import Companion, get_companions
 
 END_S = 30.0
-"""For what runs on another node to end before its process is killed."""
+"""Seconds for an object on another node to end before its process is killed."""
 LOOK_S = 1.0
 PORTS = range(20000, 32000)
-"""Below those that a system gives out by itself."""
+"""Ports below the ephemeral range of the system."""
 
 
 class OtherNodes:
-    """Made before the engine starts on the first node, which waits for the others as they wait for it.
+    """Starts one object on each other node. Create it before the engine starts on the first node, as all nodes wait for
+    each other.
 
-    What runs there is an object with two methods: `watch`, which returns when something ended, or raises, and `end`.
+    The class of the object has two methods: `watch`, which returns or raises when something ended, and `end`.
     """
 
     def __init__(self, ctx: RankContext, target: str, arguments: Callable[[RankContext, int], Sequence[Any]]) -> None:
-        """Starts them; does not wait.
+        """Starts the objects; does not wait.
 
         Args:
             ctx: of the replica.
-            target: `package.module:Class` of the object.
-            arguments: of its constructor, from the context on its node and the node's number in the replica.
+            target: `package.module:Class` of the objects.
+            arguments: returns the constructor's arguments, from the context on a node and its index in the replica.
         """
         self._companions: list[Companion] = []
         self._started: list[Future[Any]] = []
@@ -51,13 +52,13 @@ class OtherNodes:
                 self._started.append(started)
 
     def check_starting(self) -> None:
-        """Raises: what a node could not start for."""
+        """Raises the error of a node whose object could not start."""
         for started in self._started:
             if started.done():
                 started.result()
 
     def wait(self, timeout_s: float) -> None:
-        """Until all objects are made; they are watched from then on.
+        """Waits until all objects are constructed, and starts to watch them.
 
         Raises:
             DeadlineError: it takes longer.
@@ -81,7 +82,7 @@ class OtherNodes:
                 raise RlsdkError(f"a part of this replica on another node ended: {why}") from None
 
     def end(self) -> None:
-        """Ends them all. Safe to call twice."""
+        """Ends all objects and their processes. Safe to call twice."""
         leaving = [companion.call("end") for companion in self._companions] if self._watched else []
         deadline = time.monotonic() + END_S
         for left in leaving:
@@ -93,20 +94,20 @@ class OtherNodes:
 
 
 def node_names(ctx: RankContext) -> list[str]:
-    """Of a replica's nodes, the first its own."""
+    """Names of a replica's nodes, its own first."""
     return list(dict.fromkeys(ctx.device_nodes)) or [ctx.node]
 
 
 def num_here(ctx: RankContext, num_devices: int) -> int:
-    """Of a replica's devices, those on the node of this process."""
+    """Number of a replica's devices on the node of this process."""
     return sum(node == ctx.node for node in ctx.device_nodes) if len(node_names(ctx)) > 1 else num_devices
 
 
 def free_port(host: str, count: int = 1) -> int:
-    """The first of so many ports in a row that are free on this address of this node.
+    """The first of `count` consecutive free ports on this address of this node.
 
     Raises:
-        OSError: no port can be bound: it is no address of this node.
+        OSError: no port can be bound, as it is not an address of this node.
     """
     while True:
         port = PORTS.start + secrets.randbelow(len(PORTS) - count)

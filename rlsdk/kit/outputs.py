@@ -1,4 +1,4 @@
-"""Model outputs for training: log-probs, entropy, values and scores, flat, each at the token it belongs to."""
+"""Model outputs for training: log-probs, entropy, values and scores, flat, each at its token."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from rlsdk.kit.prefixes import Prefixes, distinct_prefixes
 from rlsdk.kit.progress import advance
 
 CHUNK_ELEMENTS = 1 << 25
-"""Most float32 logits that exist at once; with a gradient, each chunk's are computed again in the backward pass."""
+"""Most float32 logits in memory at once; with gradients, each chunk is recomputed in the backward pass."""
 
 
 class OutputModel(nn.Module):
-    """A transformers model whose forward pass gives `OUTPUTS`. One module, so that wrappers (FSDP, compile) see all."""
+    """A transformers model whose forward pass computes `OUTPUTS`. A single module, so that wrappers (FSDP, compile)
+    apply to all of it."""
 
     def __init__(self, model: nn.Module, head: Head = Head.LM) -> None:
         super().__init__()
@@ -37,13 +38,13 @@ def compute_outputs(
 ) -> dict[str, Tensor]:
     """Computes `names` of `OUTPUTS`; differentiable.
 
-    Log-probs and entropy are natural, of logits / `batch.temperature`, in float32 whatever the model's dtype. Where the
-    batch has a `response_mask`, they are computed on its tokens only and are 0 elsewhere. At most `CHUNK_ELEMENTS`
-    logits exist at a time, so memory does not grow with tokens times vocabulary.
+    Log-probs and entropy are in nats, of logits / `batch.temperature`, in float32 for every model dtype. If the batch
+    has a `response_mask`, they are computed only on its tokens and are 0 elsewhere. At most `CHUNK_ELEMENTS` logits are
+    in memory at a time, so memory does not grow with tokens times vocabulary.
 
     Args:
         model: from `kit.hf.build_model`.
-        head: what it ends in.
+        head: the model's head.
         batch: `input_ids`, on the model's device.
         names: of `OUTPUTS`.
         packed: see `kit.packed.run_backbone`.
@@ -52,7 +53,7 @@ def compute_outputs(
         `log_probs`, `entropy`, `values`: `[N]` float32; `scores`: `[B]` float32.
 
     Raises:
-        ConfigError: an output that the head does not give, or a temperature that is not above 0.
+        ConfigError: an output that the head does not compute, or a temperature that is not above 0.
     """
     advance()
     _check_names(names, head)
@@ -67,7 +68,7 @@ def compute_outputs(
     if head is Head.SCORE:
         return {"scores": head_numbers(model, states.flat[states.index[batch.offsets[1:] - 1]])}
     tokens = (batch.position_ids > 0).nonzero()[:, 0]
-    # The value that stands at t is that of the state before t, which the hidden state at t - 1 has seen.
+    # The value at t is that of the state before token t: it is read from the hidden state at t - 1.
     return {"values": _at(tokens, head_numbers(model, states.flat[states.index[tokens - 1]]), batch)}
 
 
@@ -78,7 +79,7 @@ def _token_outputs(
     if "response_mask" in batch:
         wanted = wanted & batch["response_mask"]
     tokens = wanted.nonzero()[:, 0]
-    # Once for each prefix, whichever rows it stands in.
+    # Computed once per prefix, for all rows that share it.
     asked = torch.zeros_like(prefixes.first, dtype=torch.bool).index_fill(0, prefixes.index[tokens], True)
     ends = prefixes.first[asked]
     hidden, targets = states.flat[states.index[ends - 1]], batch["input_ids"][ends]
@@ -94,8 +95,8 @@ def _token_outputs(
 def token_log_probs(
     model: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, *, entropy: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """(log-prob of each target, entropy of its distribution), both `[M]` float32, of `[M, H]` last hidden states; in
-    chunks, so that few logits exist at a time. Without `entropy` the second is the first."""
+    """(log-prob of each target, entropy of its distribution), both `[M]` float32, from `[M, H]` last hidden states, in
+    chunks to bound the logits in memory. Without `entropy` the second equals the first."""
     size = chunk_tokens(model)
     chunks = [
         _chunk_outputs(model, h, t, temperature, entropy, len(targets) > size)
@@ -105,12 +106,12 @@ def token_log_probs(
 
 
 def chunk_tokens(model: nn.Module) -> int:
-    """Tokens whose logits exist at once."""
+    """Number of tokens whose logits are in memory at once."""
     return max(CHUNK_ELEMENTS // int(model.config.get_text_config().vocab_size), 1)  # type: ignore[union-attr, operator]
 
 
 def _at(tokens: Tensor, values: Tensor, batch: Batch) -> Tensor:
-    """`[N]` float32: `values` at these tokens, 0 elsewhere. Part of the graph even where there are none."""
+    """`[N]` float32: `values` at these tokens, 0 elsewhere. Part of the autograd graph even if there are none."""
     return values.new_zeros(batch.num_tokens).index_put((tokens,), values)
 
 
@@ -139,8 +140,8 @@ def _log_probs(
 def output_logits(model: nn.Module, hidden: Tensor) -> Tensor:
     """`[M, V]` logits of `[M, H]` last hidden states.
 
-    The model's own forward pass makes them, on a shallow copy of it with a stand-in for its backbone: families scale,
-    divide and cap their logits in their own ways, and none of that is written again here.
+    Computed by the model's own forward pass, on a shallow copy whose backbone is replaced: model families scale and cap
+    their logits in different ways, which need not be reimplemented here.
     """
     name, backbone = _backbone(model)
     head = copy.copy(model)
@@ -150,7 +151,7 @@ def output_logits(model: nn.Module, hidden: Tensor) -> Tensor:
 
 
 class _StandIn:
-    """Called like a backbone, or like the stack of layers inside it, it gives hidden states that are already known."""
+    """Replaces a backbone, or the stack of layers in it, and returns hidden states that are already known."""
 
     def __init__(self, backbone: nn.Module, hidden: Tensor) -> None:
         self._backbone = backbone
@@ -165,7 +166,7 @@ class _StandIn:
 
 
 class _Found:
-    """Reads like the outputs of a backbone: hidden states, and nothing else."""
+    """Outputs of a backbone with hidden states only."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -174,11 +175,11 @@ class _Found:
         return self.last_hidden_state if at == 0 else ()
 
     def __getattr__(self, name: str) -> None:
-        """Caches, attentions, router logits: none."""
+        """All other outputs (caches, attentions, router logits) are None."""
 
 
 def _backbone(model: nn.Module) -> tuple[str, nn.Module]:
-    """The attribute that holds what is below the head, and its module."""
+    """The attribute with the backbone (the model below the head), and its module."""
     for name in (str(getattr(model, "base_model_prefix", "model")), "model"):
         if isinstance(found := getattr(model, name, None), nn.Module):
             return name, found
@@ -186,17 +187,17 @@ def _backbone(model: nn.Module) -> tuple[str, nn.Module]:
 
 
 def head_numbers(model: nn.Module, hidden: Tensor) -> Tensor:
-    """`[M]` float32: what a head of one label makes of `[M, H]`."""
+    """`[M]` float32: output of a head with one label for hidden states `[M, H]`."""
     for name in ("score", "classifier"):
         if isinstance(head := getattr(model, name, None), nn.Module):
-            # A sum over one number: not a view, which FSDP2 warns about where it leaves a wrapped module.
+            # A sum over one element instead of a view: FSDP2 warns about views that leave a wrapped module.
             return head(hidden).float().sum(-1)  # type: ignore[no-any-return]
     raise ConfigError(f"{type(model).__name__} has no module 'score' or 'classifier' to read values from")
 
 
 def _of_nothing(model: nn.Module, head: Head, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
-    """Outputs of a batch without tokens. The model runs all the same, on a token that counts for nothing: a wrapped
-    model's collectives take place on every rank, and its gradients are zero and not absent."""
+    """Outputs of a batch without tokens. The model still runs, on a dummy token with no effect: collectives of a
+    wrapped model then take place on every rank, and gradients are zero instead of missing."""
     stand_in = Batch.from_rows([[0]]).to(batch.lengths.device)
     found = compute_outputs(model, head, stand_in, names)
     return {name: values[:0].clone() for name, values in found.items()}

@@ -1,9 +1,9 @@
-"""Rows of unequal length through a transformers model, each prefix once, without padding where padding costs: exact.
+"""Runs rows of unequal length through a transformers model, each prefix once, without the cost of padding; exact.
 
-Two forms of the same numbers. *Rectangle*: rows are padded on the right; with causal attention a pad stands after
-every real token, so no real token ever sees one and no mask is needed. *Packed*: tokens end to end in one row, those
-with the same prefix once (`kit.prefixes`), so linear layers see nothing twice and no pads; attention alone unpacks,
-to a rectangle (CPU) or to rows of varying lengths (CUDA).
+Two equivalent forms. *Rectangle*: rows are padded on the right; with causal attention no real token attends to padding
+after it, so no mask is needed. *Packed*: tokens are concatenated in one row, each distinct prefix once
+(`kit.prefixes`), so that linear layers process no token twice and no padding; only attention unpacks, to a rectangle
+(CPU) or to variable-length rows (CUDA).
 """
 
 from __future__ import annotations
@@ -22,27 +22,29 @@ from rlsdk.kit.prefixes import Prefixes
 ATTENTION = "rlsdk_packed"
 """Name of the attention in transformers' registry."""
 MIN_SAVED = 0.15
-"""Share of a rectangle's places that packing must save, since it unpacks in every layer; measured on CPU."""
+"""Share of a rectangle's positions that packing must save to be used, since it unpacks in every layer; measured on
+CPU."""
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
-"""Kinds of layers that `packed_attention` computes."""
+"""Kinds of layers that `packed_attention` supports."""
 _NOT_COMPUTED = ("position_bias", "indices", "block_indices", "sinks")
-"""What a few families pass to their attention and `packed_attention` does not know."""
+"""Arguments that a few families pass to attention and `packed_attention` does not support."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedRows:
-    """How attention unpacks a packed row of `U` tokens: passed to every layer. `M` tokens of `R` rows, end to end."""
+    """How attention unpacks a packed row of `U` tokens; passed to every layer. Unpacked are `M` tokens of `R` rows,
+    concatenated."""
 
     row: Tensor
-    """`[M]` int64: which row a token belongs to."""
+    """`[M]` int64: row of each token."""
     position: Tensor
-    """`[M]` int64: its position there."""
+    """`[M]` int64: its position in the row."""
     offsets: Tensor
     """`[R + 1]` int32."""
     token: Tensor | None
-    """`[M]` int64: where each stands in the packed row; None where that is the order of both and `M` is `U`."""
+    """`[M]` int64: index of each in the packed row; None if both are in the same order and `M` is `U`."""
     home: Tensor | None
-    """`[U]` int64: which of the `M` speaks for a token of the packed row; None as above."""
+    """`[U]` int64: one of the `M` tokens for each token of the packed row; None as above."""
 
     @property
     def num_rows(self) -> int:
@@ -58,13 +60,13 @@ class HiddenStates:
     """Last hidden states of a batch."""
 
     flat: Tensor
-    """`[M, H]`, pads included where a rectangle was run."""
+    """`[M, H]`; includes padding if a rectangle was run."""
     index: Tensor
-    """`[N]` int64: where each token of the batch stands in `flat`."""
+    """`[N]` int64: index in `flat` of each token of the batch."""
 
 
 def register_attention() -> None:
-    """Makes `ATTENTION` known to transformers; safe to call again."""
+    """Registers `ATTENTION` with transformers; safe to call again."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
@@ -73,9 +75,9 @@ def register_attention() -> None:
 
 
 def can_pack(model: nn.Module) -> bool:
-    """True where rows of a model meet in attention only and that attention can be replaced.
+    """Whether rows of a model interact only in attention, and that attention can be replaced.
 
-    Recurrent layers would carry state from row to row; such models run as rectangles with the attention they have.
+    Recurrent layers would carry state from row to row; such models run as rectangles with their own attention.
     """
     config = model.config.get_text_config()  # type: ignore[union-attr, operator]
     kinds = set(getattr(config, "layer_types", None) or ())
@@ -93,12 +95,11 @@ def run_backbone(
         backbone: a transformers base model from `kit.hf.build_model`.
         batch: `input_ids`, on the model's device; at least one token.
         prefixes: of the batch.
-        packed: which form; None: the cheaper one.
-        need_last: False where nothing is read from a row's last token (nothing follows it that it could predict): it is
-            left out.
+        packed: whether to pack; None: the cheaper form.
+        need_last: False if nothing is read from a row's last token (it predicts no token of the row): it is left out.
 
     Raises:
-        ConfigError: `packed` was asked of a model that cannot.
+        ConfigError: `packed` is True for a model that cannot pack.
     """
     able = backbone.config._attn_implementation == ATTENTION  # type: ignore[union-attr]
     if packed and not able:
@@ -118,9 +119,9 @@ def run_backbone(
 
 
 def _pack(batch: Batch, prefixes: Prefixes, *, need_last: bool) -> tuple[PackedRows, Tensor, Tensor]:
-    """(How to unpack, where each token of the batch stands in the packed row, which tokens make it up).
+    """(how to unpack, index of each token of the batch in the packed row, tokens of the packed row).
 
-    Rows whose every prefix another row has too are not unpacked at all.
+    Rows whose every prefix is also in another row are not unpacked at all.
     """
     row, position = batch.row_of_token, batch.position_ids
     run = torch.ones_like(row, dtype=torch.bool)
@@ -129,7 +130,7 @@ def _pack(batch: Batch, prefixes: Prefixes, *, need_last: bool) -> tuple[PackedR
     tokens = run.nonzero()[:, 0]
     read = row.new_full((prefixes.count,), len(row)).scatter_reduce(0, prefixes.index[tokens], tokens, "amin")
     have = read < len(row)
-    # In the batch's order: a prefix may end a row first, where it is not run, and be run for a later one.
+    # In the batch's order: the first row with a prefix may end with it and not run it, and a later row may run it.
     read, order = read[have].sort()
     slot = torch.zeros_like(prefixes.first).index_copy(
         0, have.nonzero()[order, 0], torch.arange(len(read), device=row.device)
@@ -165,12 +166,12 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention in transformers' calling convention: `[B, heads, T, D]` in, `[B, T, heads, D]` out.
 
-    With `packed_rows`, B is 1 and T runs over the packed row. `attention_mask` is what `window_for_mask` made.
-    `softcap` bounds the scores by a tanh; `s_aux` `[heads]` is a score that takes part in the softmax and carries no
-    value (an attention sink). Dropout is ignored.
+    With `packed_rows`, B is 1 and T is the packed row. `attention_mask` is the result of `window_for_mask`. `softcap`
+    bounds the scores by a tanh; `s_aux` `[heads]` is a score in the softmax without a value (an attention sink).
+    Dropout is ignored.
 
     Raises:
-        ConfigError: the model asks for something else than these, or comes with keys of a cache.
+        ConfigError: the model needs other arguments, or uses a KV cache.
     """
     if strange := [name for name in _NOT_COMPUTED if kwargs.get(name) is not None]:
         raise ConfigError(f"{type(module).__name__} passes {strange} to its attention, which rlsdk cannot compute")
@@ -194,12 +195,13 @@ def packed_attention(
 
 
 def window_for_mask(*args: Any, local_size: int | None = None, use_vmap: bool = False, **kwargs: Any) -> Tensor | None:
-    """Stands for a mask, which would cost memory quadratic in the tokens: a scalar with its window; None without one.
+    """Replaces a mask, whose memory would be quadratic in the tokens, by a scalar with its window; None without a
+    window.
 
-    Not every family tells its attention the window, but each asks for a mask that has it.
+    Not every family passes the window to its attention, but each requests a mask with it.
 
     Raises:
-        ConfigError: the model masks by its own rules.
+        ConfigError: the model has masks of its own.
     """
     if use_vmap:
         raise ConfigError("this model builds attention masks by rules of its own, which rlsdk cannot compute")
@@ -207,7 +209,7 @@ def window_for_mask(*args: Any, local_size: int | None = None, use_vmap: bool = 
 
 
 def _spread(tensor: Tensor, rows: PackedRows) -> Tensor:
-    """`[1, heads, U, D]` to `[R, heads, T, D]`, zeros where no token stands."""
+    """`[1, heads, U, D]` to `[R, heads, T, D]`, with zeros at positions without a token."""
     tokens = tensor[0].transpose(0, 1)
     if rows.token is not None:
         tokens = tokens.index_select(0, rows.token)
@@ -242,7 +244,7 @@ def _causal_in_full(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attention written out, for what no kernel of torch offers. Memory grows with T squared."""
+    """Attention without a fused kernel, for arguments that no kernel of torch supports. Memory is quadratic in T."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     scores = query @ key.transpose(2, 3) * (query.shape[3] ** -0.5 if scaling is None else scaling)
@@ -263,7 +265,7 @@ def _visible(length: int, window: int, device: torch.device) -> Tensor:
 
 
 def _has_varlen(query: Tensor, value: Tensor) -> bool:
-    """torch's kernel for varying lengths: CUDA, half precision, heads of one size up to 256."""
+    """Whether torch's variable-length kernel applies: CUDA, half precision, heads of one size up to 256."""
     half = query.dtype in (torch.bfloat16, torch.float16)
     return query.device.type == "cuda" and half and query.shape[3] == value.shape[3] <= 256
 
@@ -271,7 +273,7 @@ def _has_varlen(query: Tensor, value: Tensor) -> bool:
 def _varlen(
     query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, scaling: float | None, window: int | None
 ) -> Tensor:
-    """Attention over varying lengths, without unpacking. Runs on CUDA only; no test of a CPU machine reaches it."""
+    """Variable-length attention without unpacking. CUDA only; not tested on a CPU."""
     from torch.nn.attention.varlen import varlen_attn
 
     groups = query.shape[1] // key.shape[1]

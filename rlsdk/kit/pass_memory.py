@@ -1,4 +1,4 @@
-"""Memory of passes through a model: measured by running it on meta tensors (shapes without memory)."""
+"""Peak memory of passes through a model, measured by running it on meta tensors (shapes without memory)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from rlsdk.kit.hf import build_model
 from rlsdk.kit.outputs import chunk_tokens, head_numbers, token_log_probs
 
 SAMPLED = 2, 4
-"""Layers of a model of many like ones that are run; memory grows evenly with the rest."""
+"""Numbers of layers that are run of a model with many equal layers; memory is linear in the number of layers."""
 HEAD_CHUNKS = 2
-"""Chunks of tokens whose log-probs are computed: more of them do not exist at once."""
+"""Chunks of tokens whose log-probs are computed; no more are in memory at once."""
 _log = logging.getLogger(__name__)
 
 
@@ -37,7 +37,7 @@ def pass_bytes(
     gradient: bool,
     activation_checkpointing: bool = False,
 ) -> int | None:
-    """Most bytes that a forward pass takes besides weights, with `gradient` a backward pass too. See `passes_bytes`."""
+    """Peak bytes of a forward pass besides weights; with `gradient`, of forward and backward. See `passes_bytes`."""
     (found,) = passes_bytes(
         spec,
         dtype=dtype,
@@ -58,21 +58,21 @@ def passes_bytes(
     gradients: Sequence[bool],
     activation_checkpointing: bool = False,
 ) -> list[int | None]:
-    """Most bytes that each of some passes takes besides weights.
+    """Peak bytes of each pass besides weights.
 
     The model's own code runs, layer by layer, on tensors without memory, so the count is exact for what torch allocates
-    between operations; what a kernel takes inside is not seen. No weights are read.
+    between operations; memory inside kernels is not counted. No weights are read.
 
     Args:
         spec: of the model.
         dtype: that passes run in; None: the model's.
         num_rows: rows of equal length; log-probs or values are computed on all tokens.
         row_tokens: tokens of each.
-        gradients: a pass for each; True: forward and backward (gradients of weights left out, but for one at a time).
+        gradients: one pass for each; True: forward and backward (of the weight gradients only one at a time is counted).
         activation_checkpointing: recompute layers in backward passes.
 
     Returns:
-        None where the model does what depends on values (such as routing tokens to experts).
+        None if the model's operations depend on values (such as routing tokens to experts).
     """
     try:
         model = build_model(spec, empty=True, dtype=dtype)
@@ -82,14 +82,13 @@ def passes_bytes(
             count = _Count(model, spec.head, rows, activation_checkpointing)
             count.run_uncounted()
             return [count.peak(gradient=gradient) for gradient in gradients]
-    except Exception as error:  # whatever a model's own code does to tensors without values
+    except Exception as error:  # a model's own code may fail in any way on tensors without values
         _log.info("memory of a pass through %r is not known: %s: %s", spec.path, type(error).__name__, error)
         return [None for _ in gradients]
 
 
 def equal_layers(model: nn.Module) -> list[int]:
-    """Where the layers of the most frequent kind stand in a model; none where layers of one shape may do different
-    work."""
+    """Indices of the layers of the most frequent kind; empty if layers of one shape may do different work."""
     layers = _layers(model)
     kinds: dict[object, list[int]] = {}
     for at, layer in enumerate(layers):
@@ -114,7 +113,7 @@ def _layers(model: nn.Module) -> nn.ModuleList:
 
 @dataclass(frozen=True)
 class _Count:
-    """Runs a model without memory, or the first layers of it."""
+    """Runs a model on meta tensors, or only its first layers."""
 
     model: Any
     head: Head
@@ -122,7 +121,7 @@ class _Count:
     recompute: bool
 
     def peak(self, *, gradient: bool) -> int:
-        """Of all layers, from a few where many have the same parameters."""
+        """Peak of all layers, extrapolated from a few if many have the same parameters."""
         equal = equal_layers(self.model)
         if len(equal) <= SAMPLED[1]:
             return self._run(gradient)
@@ -130,8 +129,9 @@ class _Count:
         return more + (len(equal) - SAMPLED[1]) * (more - few) // (SAMPLED[1] - SAMPLED[0])
 
     def run_uncounted(self) -> None:
-        """What a model's code imports when it first runs can keep that pass's tensors for a while (in frames of an
-        import): the first of two passes would seem to need more than the second, which has more layers."""
+        """Runs once without counting: imports during a model's first run can keep that pass's tensors alive for a while
+        (in frames of an import), so that the first of two passes would seem to need more than the second, which has
+        more layers."""
         if len(equal := equal_layers(self.model)) > SAMPLED[1]:
             self._run_without(False, equal[1:])
 
@@ -164,7 +164,7 @@ class _Count:
         hidden = getattr(model, model.base_model_prefix)(input_ids=self.input_ids, use_cache=False).last_hidden_state
         if self.head is not Head.LM:
             return head_numbers(model, hidden.flatten(0, 1) if self.head is Head.VALUE else hidden[:, -1])
-        # Chunks are equal, and only one has its logits at a time.
+        # Chunks are equal, and only one has its logits in memory at a time.
         shown = HEAD_CHUNKS * chunk_tokens(model)
         states, targets = hidden.flatten(0, 1)[:shown], self.input_ids.flatten()[:shown]
         log_probs, _ = token_log_probs(model, states, targets, temperature=1.0)
@@ -173,7 +173,7 @@ class _Count:
     def _set_recompute(self, on: bool) -> None:
         if on:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # of the name, which transformers 6 will change
+                warnings.simplefilter("ignore", FutureWarning)  # about the name, which transformers 6 changes
                 self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         elif any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules()):
             self.model.gradient_checkpointing_disable()
@@ -182,8 +182,8 @@ class _Count:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """What stands in a cycle lives until the collector comes, at any moment: a peak would be another each time, and a
-    layer's share, the difference of two, could be less than nothing."""
+    """Disables garbage collection: reference cycles would be freed at arbitrary times, so peaks would vary, and a
+    layer's share, the difference of two peaks, could be negative."""
     gc.collect()
     collects = gc.isenabled()
     gc.disable()
@@ -199,7 +199,7 @@ def _drop(parameter: Tensor) -> None:
 
 
 class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the storages that operations make, for as long as each lives."""
+    """Sums the sizes of the live storages that operations allocate."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

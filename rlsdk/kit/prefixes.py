@@ -1,9 +1,9 @@
-"""Tokens with the same prefix, found once: under causal attention their hidden states and log-probs are the same.
+"""Finds tokens with the same prefix: under causal attention their hidden states and log-probs are the same.
 
-The samples of a prompt share the prompt, all prompts of a chat share its system message, and a policy that is sure of
-itself samples one response many times. What is computed once per distinct prefix gives every row the same numbers and
-the same gradients as if each row had been computed alone. Peers share the prompt alone (PrefixGrouper, arXiv
-2506.05433); here it is any prefix, whole rows included.
+Samples of a prompt share the prompt, prompts of a chat share its system message, and a confident policy samples a
+response many times. Computing once per distinct prefix gives every row the same numbers and gradients as computing each
+row alone. Related work shares only the prompt (PrefixGrouper, arXiv 2506.05433); here it is any prefix, including whole
+rows.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rlsdk.interfaces import Batch
 
 @dataclass(frozen=True)
 class Prefixes:
-    """The distinct prefixes of a batch: a token stands for the prefix that ends in it."""
+    """The distinct prefixes of a batch; each token is identified with the prefix that it ends."""
 
     first: Tensor
     """`[U]` int64, ascending: the first token of the batch that ends each prefix."""
     index: Tensor
-    """`[N]` int64: which prefix each token ends."""
+    """`[N]` int64: the prefix that each token ends."""
 
     @property
     def count(self) -> int:
@@ -31,7 +31,7 @@ class Prefixes:
 
 
 def distinct_prefixes(batch: Batch) -> Prefixes:
-    """Finds them by a hash of each prefix, and proves that no two different ones met in a hash: exact or none shared.
+    """Finds distinct prefixes by hash, and verifies that no two different ones collide: if they do, none is shared.
 
     Args:
         batch: `input_ids`, on any device.
@@ -52,18 +52,18 @@ def distinct_prefixes(batch: Batch) -> Prefixes:
 
 _SALT = 0x5851F42D
 _MULTIPLIERS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
-"""Of splitmix64's finalizer (Steele et al., 2014), as signed numbers."""
+"""Multipliers of splitmix64's finalizer (Steele et al., 2014), as signed numbers."""
 
 
 def _mixed(values: Tensor) -> Tensor:
-    """A bijection of int64 that scatters bits; products wrap around."""
+    """A bijection of int64 that mixes bits; products wrap around."""
     values = (values ^ (values >> 30)) * _MULTIPLIERS[0]
     values = (values ^ (values >> 27)) * _MULTIPLIERS[1]
     return values ^ (values >> 31)
 
 
 def _prefix_sums(values: Tensor, batch: Batch) -> Tensor:
-    """`[N]`: of each token, the sum of its row's `values` up to and with it, modulo 2**64."""
+    """`[N]`: for each token, the sum of its row's `values` up to and including it, modulo 2**64."""
     sums = values.cumsum(0)
     starts = torch.where(batch.lengths > 0, batch.offsets[:-1], 0)
     before = sums[starts] - values[starts]

@@ -1,8 +1,7 @@
-"""Progress reports of a process: a deadline counts from the last one.
+"""Progress reports of a process: deadlines count from the last report.
 
-A pass over a large batch, or a model on its way to a disk, may take any time; what must not happen is that nothing
-happens. So work that takes long calls `advance` at every piece of it (a micro-batch, a tensor), and code that waits for
-it waits as long as pieces keep coming.
+A pass over a large batch, or writing a model to disk, may take any time, but must make progress. Long work calls
+`advance` for every piece of it (a micro-batch, a tensor), and waiting code waits as long as reports keep coming.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ class _Clock:
 
 
 def advance() -> None:
-    """A piece of work is done, or begins. Costs a tenth of a microsecond; call it from any thread."""
+    """Reports that a piece of work is done or begins. Takes 0.1 microseconds; callable from any thread."""
     _Clock.last = time.monotonic()
 
 
 def idle_s() -> float:
-    """Seconds since the last sign."""
+    """Seconds since the last report."""
     return time.monotonic() - _Clock.last
 
 
 class Advancing:
-    """A function whose every call is a sign of progress. Attributes are those of the function."""
+    """Wraps a function so that every call reports progress. Attributes are those of the function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -37,6 +36,6 @@ class Advancing:
         return self._function(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_function":  # a copy that is being made
+        if name == "_function":  # during copying or unpickling
             raise AttributeError(name)
         return getattr(self._function, name)

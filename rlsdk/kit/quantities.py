@@ -1,10 +1,10 @@
-"""Seconds and numbers of things, in words."""
+"""Formats durations and counts as text."""
 
 from __future__ import annotations
 
 
 def duration(seconds: float) -> str:
-    """As people say it: `45 s`, `12 min 5 s`, `3 h 20 min`."""
+    """Seconds as text: `45 s`, `12 min 5 s`, `3 h 20 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
@@ -16,5 +16,5 @@ def duration(seconds: float) -> str:
 
 
 def counted(count: float, word: str) -> str:
-    """`1 step`, `2 steps`, `0.5 GPUs`."""
+    """A count with its noun: `1 step`, `2 steps`, `0.5 GPUs`."""
     return f"{count:g} {word}" if count == 1 else f"{count:g} {word}s"

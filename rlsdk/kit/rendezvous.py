@@ -1,11 +1,11 @@
-"""How the ranks of one group find each other without a race for a port.
+"""Rendezvous of the ranks of a process group without a race for a port.
 
-Rank 0's process opens a listening socket on a free port before it gives the number to others, and keeps it open until
-torch's store takes over that very socket. Nobody else can get the port in between, and a rank that connects early
+The process of rank 0 opens a listening socket on a free port before it publishes the port, and keeps it open until
+torch's store takes over this socket. No other process can take the port in between, and a rank that connects early
 waits in the socket's queue instead of being refused.
 
-A process that hosts several roles joins once: torch has one default group per process, so roles share it, and it is
-left when the last of them leaves.
+A process that hosts several roles joins once: torch has one default group per process, so the roles share it, and the
+process leaves it with the last role.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 _BACKLOG = 4096
 LAZY_RANKS = 64
-"""From so many ranks on, gloo connects two of them when they first speak to one another. Before that it opens a socket
-from every rank to every other at the start, also where it only stands beside NCCL, for what lies on the host."""
+"""From this number of ranks on, gloo connects two ranks only when they first communicate. Below it, it opens a socket
+from every rank to every other at the start, even if it is used beside NCCL only for tensors on the host."""
 
 
 @dataclass
 class _Membership:
-    """What this process holds: sockets that wait for their group, and the one group that it is in."""
+    """State of this process: sockets that wait for their group, and the group that it is in."""
 
     held: dict[int, socket.socket] = field(default_factory=dict)
-    """Port -> socket that listens on it."""
+    """Port -> listening socket."""
     roles: set[str] = field(default_factory=set)
     """Roles that use the default group."""
     size: tuple[int, int] = (0, 0)
@@ -47,7 +47,7 @@ _membership = _Membership()
 
 
 def hold_port(host: str) -> int:
-    """Opens a listening socket on a free port of `host` and keeps it for `init_process_group`; returns the port."""
+    """Opens a listening socket on a free port of `host` and holds it for `init_process_group`; returns the port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.bind((host, 0))
@@ -67,9 +67,9 @@ def release_port(port: int) -> None:
 
 
 def init_process_group(ctx: RankContext, backend: str) -> None:
-    """Joins this process to torch's default process group; every rank of `ctx` must call. Blocks until all have.
+    """Joins torch's default process group. Collective: every rank of `ctx` must call; blocks until all have.
 
-    A second role of the same process, with the same rank and world size, shares the group that is there.
+    A second role of the same process, with the same rank and world size, shares the existing group.
 
     Args:
         ctx: `rank`, `world_size`, `master_addr`, `master_port` and `timeout_s` are read. The timeout becomes that of
@@ -108,7 +108,7 @@ def init_process_group(ctx: RankContext, backend: str) -> None:
 
 
 def destroy_process_group(ctx: RankContext) -> None:
-    """Leaves the default group; it ends with the last role of this process. Safe to call twice."""
+    """Leaves the default group, which is destroyed with the last role of this process. Safe to call twice."""
     import torch.distributed as dist
 
     _membership.roles.discard(ctx.role)
@@ -118,7 +118,7 @@ def destroy_process_group(ctx: RankContext) -> None:
 
 
 def _share(ctx: RankContext, backend: str) -> None:
-    """Counts another role as a user of the group that this process is in."""
+    """Counts another role as a user of this process's group."""
     release_port(ctx.master_port)
     size = (ctx.rank, ctx.world_size)
     if size != _membership.size or backend != _membership.backend:
@@ -132,7 +132,7 @@ def _share(ctx: RankContext, backend: str) -> None:
 
 
 def _open_store(ctx: RankContext) -> Store:
-    """The key-value store of the group: rank 0 serves it on the socket that it holds."""
+    """Opens the key-value store of the group; rank 0 serves it on the socket that it holds."""
     import torch.distributed as dist
 
     if ctx.world_size == 1:
@@ -151,7 +151,7 @@ def _open_store(ctx: RankContext) -> Store:
 
 
 def _device_id(ctx: RankContext, backend: str) -> torch.device | None:
-    """Binds the group to this rank's GPU, so that torch does not have to guess it."""
+    """The GPU to bind the group to, so that torch does not have to guess it."""
     import torch
 
     return torch.device(ctx.device) if "nccl" in backend and ctx.device.startswith("cuda") else None

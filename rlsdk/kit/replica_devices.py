@@ -1,4 +1,4 @@
-"""Which devices the processes of a replica see, if its engine starts its own processes."""
+"""Devices that the processes of a replica see, for engines that start their own processes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_devices(ctx: RankContext) -> dict[str, str]:
-    """The environment in which a process of this replica sees its devices on this node, as `cuda:0`, `cuda:1` and so
-    on in the order of `RankContext.accelerators`. Ray shows a worker its own device only. Empty on a CPU, or where
-    nobody knows the devices (the process inherits what this one sees)."""
+    """Environment in which a process of this replica sees its devices on this node as `cuda:0`, `cuda:1` and so on, in
+    the order of `RankContext.accelerators`. (Ray shows a worker only its own device.) Empty on a CPU, or if the devices
+    are unknown (the process then inherits this one's)."""
     if ctx.device == "cpu" or not ctx.accelerators:
         return {}
     nodes = ctx.device_nodes or (ctx.node,) * len(ctx.accelerators)
@@ -28,7 +28,7 @@ def spans_nodes(ctx: RankContext) -> bool:
 
 
 def check_devices(ctx: RankContext, spec: RolloutSpec) -> None:
-    """Raises: ConfigError: the replica was given another number of devices than it spans."""
+    """Raises `ConfigError` if the replica got another number of devices than it needs."""
     given = len(ctx.accelerators)
     if ctx.device != "cpu" and given and given != spec.num_devices:
         raise ConfigError(
@@ -39,9 +39,9 @@ def check_devices(ctx: RankContext, spec: RolloutSpec) -> None:
 
 @contextmanager
 def set_environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Inside, processes that are started find these variables; afterwards this process has its own back.
+    """Sets environment variables for processes that are started in the block; afterwards this process's are restored.
 
-    A CUDA context that this process has already is not touched: CUDA reads the variable once, when it starts.
+    An existing CUDA context of this process is not affected: CUDA reads the variable once, when it starts.
     """
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)

@@ -9,7 +9,7 @@ from rlsdk.interfaces import ConfigError, GenerationRequest, SamplingParams
 
 
 def check_requests(requests: Sequence[GenerationRequest], *, max_model_tokens: int, vocabulary: int) -> None:
-    """Looks at every request before the first is run.
+    """Checks every request before the first is run.
 
     Raises:
         ConfigError: names the request, the field, its value and what was expected.
@@ -18,7 +18,7 @@ def check_requests(requests: Sequence[GenerationRequest], *, max_model_tokens: i
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ConfigError(f"two requests have the request_id {twice!r}; each needs one of its own")
-    checked: set[int] = set()  # requests of one step share their parameters
+    checked: set[int] = set()  # requests of one step share their parameters, which are checked once
     for request in requests:
         fault = _prompt_fault(request, max_model_tokens, vocabulary)
         if fault is None and id(request.sampling) not in checked:
@@ -30,7 +30,7 @@ def check_requests(requests: Sequence[GenerationRequest], *, max_model_tokens: i
 
 
 def response_limit(request: GenerationRequest, max_model_tokens: int) -> int:
-    """Most new tokens of each sample: what was asked for, or what the model has room for."""
+    """Most new tokens of each sample: `max_tokens`, or what the context length leaves."""
     room = max_model_tokens - len(request.prompt_ids)
     return min(request.sampling.max_tokens, room) - len(request.response_ids)
 

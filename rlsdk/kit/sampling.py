@@ -1,4 +1,4 @@
-"""Drawing tokens: noise, filters and log-probs, for all rows of a batch at once."""
+"""Samples tokens: random numbers, filters and log-probs, for all rows of a batch at once."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from torch import Tensor
 from rlsdk.interfaces import SamplingParams
 
 BRANCH = 32
-"""Tokens, or groups of tokens, that one number decides between."""
+"""Number of tokens, or groups of tokens, among which one random number decides."""
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
 class RowSampling:
-    """Sampling parameters, one element a row."""
+    """Sampling parameters, one element per row."""
 
     temperature: Tensor
-    """`[R]` float32; 1 where the row is greedy."""
+    """`[R]` float32; 1 for greedy rows."""
     greedy: Tensor
     """`[R]` bool."""
     top_k: Tensor
-    """`[R]` int64; the largest integer where all tokens are kept."""
+    """`[R]` int64; the largest integer if all tokens are kept."""
     top_p: Tensor
     """`[R]` float32."""
     min_p: Tensor
     """`[R]` float32."""
     stops: Tensor
-    """`[R, S]` int64 token ids that end a row, -1 where there are fewer."""
+    """`[R, S]` int64 token ids that end a row, padded with -1."""
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], device: torch.device) -> RowSampling:
@@ -58,7 +58,7 @@ class RowSampling:
         fields = (self.temperature, self.greedy, self.top_k, self.top_p, self.min_p, self.stops)
         return RowSampling(*(field[rows] for field in fields))
 
-    # Asked at every step; the answer crosses from a GPU once.
+    # Needed at every step; copied from a GPU only once.
     @cached_property
     def is_tempered(self) -> bool:
         return bool((self.temperature != 1).any())
@@ -77,12 +77,12 @@ class RowSampling:
 
 
 def row_keys(seeds: NDArray[np.uint64], indices: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """`[R]`: 64 bits that depend on a request's seed and a sample's index, and on which is which."""
+    """`[R]`: 64-bit keys from a request's seed and a sample's index; swapping the two gives another key."""
     return splitmix64(splitmix64(seeds) ^ indices.astype(np.uint64))
 
 
 def mixed_seed(*parts: int) -> int:
-    """64 bits that depend on every part and on their order."""
+    """64-bit seed that depends on every part and on their order."""
     state = np.zeros(1, np.uint64)
     for part in parts:
         state = splitmix64(state ^ np.array([part % 2**64], np.uint64))
@@ -90,9 +90,9 @@ def mixed_seed(*parts: int) -> int:
 
 
 def uniforms(keys: NDArray[np.uint64], positions: NDArray[np.int64], vocabulary: int) -> Tensor:
-    """`[R, L]` float32 in [0, 1): what decides each row's token at a position of its response.
+    """`[R, L]` float32 in [0, 1): random numbers for each row's token at a position of its response.
 
-    A counter, not a stream: what a row draws depends neither on the rows around it nor on what was drawn before.
+    Counter-based, not a stream: they depend neither on other rows nor on earlier draws.
     """
     levels = num_levels(vocabulary)
     counters: NDArray[np.uint64] = positions.astype(np.uint64)[:, None] * np.uint64(64)
@@ -102,7 +102,7 @@ def uniforms(keys: NDArray[np.uint64], positions: NDArray[np.int64], vocabulary:
 
 
 def num_levels(vocabulary: int) -> int:
-    """Decisions that lead to one of so many tokens."""
+    """Number of decisions needed to choose among this many tokens."""
     levels, reach = 1, BRANCH
     while reach < vocabulary:
         levels, reach = levels + 1, reach * BRANCH
@@ -118,7 +118,7 @@ def splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def draw(logits: Tensor, sampling: RowSampling, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Samples one token a row.
+    """Samples one token per row.
 
     Args:
         logits: `[R, V]`, any float dtype.
@@ -126,8 +126,8 @@ def draw(logits: Tensor, sampling: RowSampling, noise: Tensor) -> tuple[Tensor, 
         noise: `[R, L]` from `uniforms`.
 
     Returns:
-        Tokens `[R]` int64 and their log-probs `[R]` float32, after temperature and before the filters. Where logits
-        are not finite, neither is the log-prob.
+        Tokens `[R]` int64 and their log-probs `[R]` float32, after temperature and before the filters. If logits are
+        not finite, the log-prob is not either.
     """
     logits = logits.float()
     if sampling.is_tempered:
@@ -136,7 +136,7 @@ def draw(logits: Tensor, sampling: RowSampling, noise: Tensor) -> tuple[Tensor, 
     if sampling.num_greedy == len(logits):
         tokens = logits.argmax(-1)
     else:
-        # No comparison with NaN holds, which leads past a vocabulary that is no power of `BRANCH`.
+        # Comparisons with NaN are false, which would lead beyond a vocabulary whose size is not a power of `BRANCH`.
         tokens = choose(filtered(log_probs.exp(), sampling), noise.to(logits.device)).clamp(max=logits.shape[1] - 1)
         if sampling.num_greedy:
             tokens = torch.where(sampling.greedy, logits.argmax(-1), tokens)
@@ -144,9 +144,9 @@ def draw(logits: Tensor, sampling: RowSampling, noise: Tensor) -> tuple[Tensor, 
 
 
 def filtered(probs: Tensor, sampling: RowSampling) -> Tensor:
-    """Zeroes what top-k, then top-p, then min-p leave out; not normalised again.
+    """Sets probabilities that top-k, then top-p, then min-p exclude to 0; not renormalized.
 
-    Of equal probabilities the lower token id goes first. The most probable token always stays.
+    Among equal probabilities the lower token id comes first. The most probable token is always kept.
 
     Args:
         probs: `[R, V]` float32, rows sum to 1.
@@ -158,7 +158,7 @@ def filtered(probs: Tensor, sampling: RowSampling) -> Tensor:
         kept = torch.where(keep, ordered, 0.0).double()
         before = kept.cumsum(-1) - kept
         top_p = sampling.top_p[:, None]
-        # At 1 nothing is left out, which rounding of the sum could do.
+        # At 1 nothing may be excluded, which rounding of the sum could do.
         keep &= (before < top_p * kept.sum(-1, keepdim=True)) | (top_p >= 1)
         keep[:, 0] = True
         probs = torch.zeros_like(probs).scatter(1, index, torch.where(keep, ordered, 0.0))
@@ -168,15 +168,15 @@ def filtered(probs: Tensor, sampling: RowSampling) -> Tensor:
 
 
 def choose(weights: Tensor, noise: Tensor) -> Tensor:
-    """`[R]` int64: an index of each row, with chances in proportion to its weights.
+    """`[R]` int64: an index per row, with probabilities proportional to its weights.
 
-    Goes down a tree of groups of `BRANCH`, with its own number for each decision. Inverting one running sum over
-    the whole vocabulary would do, but there a change in the last bit of any weight moves all the sums after it, and a
-    number that falls between two of thousands of sums is soon hit. Here few sums stand around each number, so rounding
-    that differs from batch to batch hardly ever changes a token.
+    Descends a tree of groups of `BRANCH`, with one random number per level. Inverting one cumulative sum over the whole
+    vocabulary would be simpler, but there a change in the last bit of any weight shifts all later sums, and a number
+    between two of thousands of sums is easily affected. Here few sums are near each number, so rounding differences
+    between batches almost never change a token.
 
     Args:
-        weights: `[R, V]` float32, not negative, one at least above 0 in each row.
+        weights: `[R, V]` float32, not negative, at least one above 0 in each row.
         noise: `[R, L]` float32 in [0, 1), `L = num_levels(V)`.
     """
     levels = [weights]
@@ -198,8 +198,8 @@ def _in_groups(weights: Tensor) -> Tensor:
 
 
 def _below(sums: Tensor, noise: Tensor) -> Tensor:
-    """`[R]`: the first index whose running sum is above `noise` times the total; it has a weight above 0."""
+    """`[R]`: the first index whose cumulative sum is above `noise` times the total; its weight is above 0."""
     total = sums[:, -1:]
-    # The product may round up to the total, after which there is nothing.
+    # The product may round up to the total, which no cumulative sum exceeds.
     target = torch.minimum(noise * total, total.nextafter(torch.zeros_like(total)))
     return torch.searchsorted(sums, target, right=True)[:, 0].clamp(max=sums.shape[1] - 1)

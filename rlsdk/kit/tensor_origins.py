@@ -1,4 +1,4 @@
-"""Traces which values of a tensor come from which canonical tensor: through slices, copies and concatenations."""
+"""Traces the values of a tensor to canonical tensors, through slices, copies and concatenations."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rlsdk.interfaces import Box
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A box of some tensor whose values are those of a box of a canonical tensor."""
+    """A box of a tensor whose values are those of a box of a canonical tensor."""
 
     box: Box
-    """In that tensor."""
+    """The box in the tensor."""
     name: str
-    """The canonical tensor."""
+    """Name of the canonical tensor."""
     start: tuple[int, ...]
-    """Where it begins there, one number for each of its dimensions."""
+    """Offset in the canonical tensor."""
     dims: tuple[int | None, ...]
-    """Which of the canonical tensor's dimensions each of that tensor's is; None: one of size 1."""
+    """For each dimension of the tensor, the dimension of the canonical tensor; None: a dimension of size 1."""
 
     def origin(self) -> Box:
         """The box of the canonical tensor."""
@@ -34,13 +34,13 @@ class Part:
         return Box(self.start, tuple(size))
 
     def moved(self, dim: int, by: int) -> Part:
-        """The same values, so much later in one of the tensor's dimensions."""
+        """The same values, shifted along one dimension of the tensor."""
         offset = list(self.box.offset)
         offset[dim] += by
         return Part(box=Box(tuple(offset), self.box.size), name=self.name, start=self.start, dims=self.dims)
 
     def stacked(self, dim: int, at: int) -> Part:
-        """The same values in a tensor with one dimension more."""
+        """The same values in a tensor with one more dimension."""
         offset, size, dims = list(self.box.offset), list(self.box.size), list(self.dims)
         offset.insert(dim, at)
         size.insert(dim, 1)
@@ -50,7 +50,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A tensor that a loader is given: of another name or shape than the canonical tensors that it is made of."""
+    """A tensor that a loader receives, with another name or shape than the canonical tensors that it consists of."""
 
     name: str
     shape: tuple[int, ...]
@@ -58,7 +58,7 @@ class Source:
 
     @classmethod
     def whole(cls, name: str, shape: Sequence[int]) -> Source:
-        """A canonical tensor itself."""
+        """The source that is one whole canonical tensor."""
         box = Box.whole(tuple(shape))
         part = Part(box=box, name=name, start=box.offset, dims=tuple(range(len(shape))))
         return cls(name=name, shape=tuple(shape), parts=(part,))
@@ -81,8 +81,8 @@ class Source:
 
 
 def place_of(view: Tensor, whole: Tensor) -> tuple[Box, list[int | None]] | None:
-    """Which box of a contiguous tensor a view shows, and which of the tensor's dimensions each of the view's is (None:
-    one of size 1). None when it is no box in the tensor's own order of dimensions; it may have fewer of them."""
+    """The box of a contiguous tensor that a view covers, and for each dimension of the view the tensor's dimension
+    (None: of size 1). None if it is not a box with the dimensions in the tensor's order; the view may have fewer."""
     size, dims, following = [1] * whole.dim(), [], 0
     for length, stride in zip(view.shape, view.stride(), strict=True):
         dim = None
@@ -95,7 +95,7 @@ def place_of(view: Tensor, whole: Tensor) -> tuple[Box, list[int | None]] | None
         dims.append(dim)
     left, offset = view.storage_offset(), []
     for length, stride in zip(whole.shape, whole.stride(), strict=True):
-        # The stride of a dimension of size 1 says nothing.
+        # The stride of a dimension of size 1 is arbitrary.
         at = 0 if length == 1 else left // stride
         left -= at * stride
         offset.append(at)
@@ -105,12 +105,12 @@ def place_of(view: Tensor, whole: Tensor) -> tuple[Box, list[int | None]] | None
 
 
 def seen(part: Part, box: Box, dims: Sequence[int | None]) -> Part | None:
-    """What a view shows of a part of the whole tensor.
+    """The part of a view that comes from `part`, a part of the whole tensor.
 
     Args:
         part: in the whole tensor.
-        box: of the whole tensor, that the view shows.
-        dims: which of the whole tensor's dimensions each of the view's is.
+        box: of the whole tensor that the view covers.
+        dims: for each dimension of the view, that of the whole tensor.
     """
     common = part.box.intersect(box)
     if common is None:
