@@ -1,7 +1,7 @@
-"""The Python API: what a script or a notebook calls, and what the command line is a thin layer over.
+"""The Python API for scripts and notebooks; the command line is a thin layer over it.
 
-Everything here is also in `rlsdk` itself: `rlsdk.train`, `rlsdk.Run`. It is imported when it is used: commands and
-plugins import these packages, too, and must stay light.
+Everything here is also in `rlsdk` itself: `rlsdk.train`, `rlsdk.Run`. Modules are imported on first use, because
+commands and plugins import these packages too and must start fast.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ PLACES = {
     "sft": "rlsdk.api.training",
     "train": "rlsdk.api.training",
 }
-"""Name -> module that has it."""
+"""Name -> module that defines it."""
 OTHER_NAMES = {"Quiet": "RunView"}
-"""What a module calls it."""
+"""Name -> its name in that module, if different."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,5 @@
-"""Faults on real runs: processes of a command that trains are killed, one after the other, as often as its steps give
-time for; what that cost is counted from its journal."""
+"""Fault injection in real runs: kills processes of a training command one after another, as often as its steps allow,
+and computes the cost of each fault from the journal."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from rlsdk.api.chaos_run import END_S, LOOK_S, PROCESSES, PROCESSES_S, ChaosRun
 from rlsdk.interfaces import ConfigError, nearest
 
 MOMENTS = ("rollout", "reward", "update", "sync", "save", "restart")
-"""rollout: groups are under way; reward: a grader is at work; update: a step trains; sync: weights are on their way;
-save: a checkpoint is written; restart: what a first fault has ended is coming back."""
+"""rollout: samples are generated; reward: a grader is working; update: a step trains; sync: weights are transferred;
+save: a checkpoint is written; restart: what an earlier fault ended is restarting."""
 PATIENCE = 6
-"""Steps in which a moment may come, with the process there."""
+"""Number of steps within which the moment must occur while the process exists."""
 LAST_STEPS = 2
-"""Of a run: after them it could not show that it goes on."""
+"""Last steps of a run without faults, so that it can show that it continues."""
 STEPS_PER_FAULT = 3
 _NOTICED = ("was lost", "graded again", "error:")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A process that is killed, and when."""
+    """A process to kill, and when."""
 
     role: str
     moment: str
@@ -101,7 +101,7 @@ def strike(
 
 
 def _is_there(run: ChaosRun, step: int) -> bool:
-    """Waits until this step was trained; False where the run ended before."""
+    """Waits until this step is trained; False if the run ended before."""
     return run.wait(lambda: max(run.updates(), default=0) >= step)
 
 
@@ -134,7 +134,7 @@ def _make_it_happen(run: ChaosRun, fault: Fault, outcome: Outcome, chance: rando
 
 
 def _kill(run: ChaosRun, role: str, moment: str, chance: random.Random) -> bool:
-    """False where the moment did not come within some steps."""
+    """Kills the process; False if the moment did not occur within `PATIENCE` steps."""
     last = max(run.updates(), default=0) + PATIENCE
 
     def is_over() -> bool:
@@ -142,9 +142,9 @@ def _kill(run: ChaosRun, role: str, moment: str, chance: random.Random) -> bool:
 
     end = time.monotonic() + END_S
     while not is_over() and time.monotonic() < end:
-        # Some moments last milliseconds: whom to kill is known before.
+        # Some moments last milliseconds, so the process is looked up before.
         found = sorted(run.processes(role), key=lambda process: process.pid)
-        if not found:  # it is on its way back
+        if not found:  # it is being restarted
             last = max(run.updates(), default=0) + PATIENCE
         known_until = time.monotonic() + PROCESSES_S
         while found and time.monotonic() < known_until:
@@ -160,7 +160,7 @@ def _kill(run: ChaosRun, role: str, moment: str, chance: random.Random) -> bool:
 
 
 def _to_the_end(run: ChaosRun, outcomes: Sequence[Outcome]) -> None:
-    """Gives the same command again as long as it gets on."""
+    """Repeats the command as long as it makes progress."""
     wrong = outcomes[-1].wrong if outcomes else []
     for _ in range(3):
         run.wait(lambda: False)

@@ -1,4 +1,4 @@
-"""What faults have cost a run, counted from its journal, its metrics and its checkpoints."""
+"""Computes the cost of faults in a run from its journal, its metrics and its checkpoints."""
 
 from __future__ import annotations
 
@@ -19,51 +19,51 @@ CLOCK = (
     "sync/",
     "rollout/concurrency",
 )
-"""Beginnings of the metrics that say how long it took, or that a fault happened."""
+"""Prefixes of metrics of durations and of faults, which are not compared."""
 MOST_NAMED = 4
-"""Metrics."""
+"""Most metrics that a message names."""
 RELATIVE, ABSOLUTE = 1e-2, 1e-5
-"""Metrics further apart are other numbers, and no rounding: which samples share a decoding step, and so the last digits
-of what is computed, may differ after a fault."""
+"""Metrics that differ by more are different, and not only rounded differently: which samples share a decoding step, and
+so the last digits of results, may change after a fault."""
 
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What became of a run when a fault struck it, until the next one did."""
+    """Effect of a fault on a run, until the next fault."""
 
     fault: str
     run: str = ""
-    """Name of the run that it struck."""
+    """Name of the run."""
     step: int = 0
-    """Steps that were trained before it struck."""
+    """Steps trained before the fault."""
     struck: bool = False
-    """False: the moment did not come, which says nothing."""
+    """False: the moment did not occur, so nothing was tested."""
     prompts_lost: int = 0
     trained_twice: int = 0
     steps_again: int = 0
-    """Updates that were made again."""
+    """Number of updates that were repeated."""
     detect_s: float | None = None
-    """Until the run said so, or ended."""
+    """Seconds until the run reported the fault, or ended."""
     recover_s: float | None = None
-    """Until the next update of a step was done."""
+    """Seconds until the next update of a step was done."""
     commands: int = 1
-    """Times that the command was given: 1 where the run went on by itself."""
+    """Number of times that the command was run: 1 if the run continued by itself."""
     difference: float = math.inf
     """Largest relative difference of a metric from the undisturbed run's."""
     wrong: list[str] = field(default_factory=list)
     updates: int = 0
-    """Updates that had been made before it struck, repeated ones included."""
+    """Updates made before the fault, including repeated ones."""
 
     @property
     def cost(self) -> str:
-        """What must not be, in words; empty where nothing was lost."""
+        """Description of what was lost; empty if nothing was."""
         counts = {"prompts lost": self.prompts_lost, "trained twice": self.trained_twice}
         return "; ".join([*(f"{count} {name}" for name, count in counts.items() if count), *self.wrong])
 
 
 def account(run: ChaosRun, whole: ChaosRun, outcomes: Sequence[Outcome], *, is_over: bool = True) -> None:
-    """Fills in what each of the faults that struck a run has cost it: a step counts to the last fault before it. Until
-    the run `is_over`, what it has trained so far is counted, and its checkpoints are not looked at."""
+    """Computes the cost of each fault of a run: a step counts to the last fault before it. Until the run `is_over`,
+    only trained steps are counted, and its checkpoints are not checked."""
     from rlsdk.trainer.checkpoint import CheckpointStore, damage
 
     struck = [outcome for outcome in outcomes if outcome.struck]
@@ -87,7 +87,7 @@ def account(run: ChaosRun, whole: ChaosRun, outcomes: Sequence[Outcome], *, is_o
 
 
 def last_before(step: int, struck: Sequence[Outcome]) -> Outcome:
-    """The fault that struck last before this step was trained; the first one for the steps before all."""
+    """The last fault before this step was trained; for earlier steps the first fault."""
     return next((outcome for outcome in reversed(struck) if outcome.step < step), struck[0])
 
 
@@ -115,7 +115,7 @@ def _count_prompts(run: ChaosRun, whole: ChaosRun, struck: Sequence[Outcome], *,
 
 
 def _steps_of_groups(run: ChaosRun) -> dict[int, set[int]]:
-    """Of each group: the steps that it was trained in."""
+    """For each group, the steps that trained on it."""
     found: dict[int, set[int]] = {}
     for line in run.journal():
         if line["event"] == "update":
@@ -125,8 +125,8 @@ def _steps_of_groups(run: ChaosRun) -> dict[int, set[int]]:
 
 
 def promises_equal_numbers(run_dir: Path) -> bool:
-    """Whether a fault may change no number of this run, but by rounding in float32: a step trains its own prompts, of
-    one turn each, with weights that the schedule alone decides (docs/schedules.md, "What is certain")."""
+    """Whether faults must not change any number of this run except by float32 rounding: each step trains on its own
+    single-turn prompts, with weights that only the schedule decides (docs/schedules.md, "What is certain")."""
     import yaml
 
     file = run_dir / "config.yaml"
@@ -144,8 +144,8 @@ def promises_equal_numbers(run_dir: Path) -> bool:
 
 
 def changed_metrics(mine: Path, theirs: Path) -> dict[int, list[str]]:
-    """The first step with metrics that are missing or further apart than rounding, and their names; empty without such
-    a step. All later steps follow from it."""
+    """The first step with metrics that are missing or differ by more than rounding, and their names; empty if there is
+    none. All later steps follow from it."""
     found, expected = _metrics(mine), _metrics(theirs)
     for step in sorted(found.keys() | expected.keys()):
         one, other = found.get(step, {}), expected.get(step, {})
@@ -157,7 +157,7 @@ def changed_metrics(mine: Path, theirs: Path) -> dict[int, list[str]]:
 
 
 def _is_equal(one: float | None, other: float | None) -> bool:
-    """But for rounding; NaN equals NaN, a missing metric equals none."""
+    """Whether values are equal except for rounding; NaN equals NaN, and a missing metric equals none."""
     if one is None or other is None:
         return False
     return (
@@ -166,7 +166,7 @@ def _is_equal(one: float | None, other: float | None) -> bool:
 
 
 def _metrics(folder: Path) -> dict[int, Mapping[str, float]]:
-    """By step, of the steps that trained."""
+    """Metrics by step, of the steps that trained."""
     from rlsdk.trainer.trackers import read_metrics
 
     return {
@@ -175,8 +175,8 @@ def _metrics(folder: Path) -> dict[int, Mapping[str, float]]:
 
 
 def differences(mine: Path, theirs: Path, *, is_over: bool = True) -> dict[int, float]:
-    """Largest relative difference, by step, of the metrics that do not depend on the clock; infinite where one is
-    missing. Steps without a difference are left out, and those that come while the run is not over."""
+    """Largest relative difference by step of the metrics that do not depend on the clock; infinite if one is missing.
+    Steps without difference are left out, and, before the run is over, steps that are still missing."""
     found, expected = _metrics(mine), _metrics(theirs)
     largest: dict[int, float] = {}
     last = math.inf if is_over else max(found, default=0)

@@ -1,4 +1,4 @@
-"""One run of `rlsdk train` as a process that may be struck: its moments, its processes, and what its journal says."""
+"""One run of `rlsdk train` in a process, for fault injection: its moments, its processes, and its journal."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from typing import Any
 import psutil
 
 PROCESSES = ("controller", "grader", "raylet", "gcs")
-"""What can be killed besides the processes of a role."""
+"""Processes that can be killed in addition to those of roles."""
 LOOK_S = 0.002
 PROCESSES_S = 0.1
-"""Between two looks at which processes there are, which takes longer than to read what the journal has gained."""
+"""Seconds between two scans of processes, which take longer than reading new lines of the journal."""
 END_S = 600.0
-"""For a run to come to its end, or to a moment."""
+"""Seconds for a run to end, or to reach a moment."""
 LEAVE_S = 20.0
-"""For the processes of a command that has ended to end, too."""
+"""Seconds for the processes of a finished command to end."""
 _BACK = ("serves again", "resumed from", "lost for good")
 _SAMPLE = b'{"event":"sample"'
 
 
 class JournalTail:
-    """What a journal has gained since it was last read, but for its samples, which are most of its bytes."""
+    """Reads new lines of a journal, except those of samples, which are most of its bytes."""
 
     def __init__(self, folder: Path) -> None:
         """Reads nothing yet."""
         self._folder = folder
         self._read: dict[Path, int] = {}
         self.lines: list[Mapping[str, Any]] = []
-        """All whole lines so far, in the order of writing."""
+        """All complete lines so far, in the order of writing."""
 
     def update(self) -> list[Mapping[str, Any]]:
-        """Reads what is new; returns all."""
+        """Reads new lines; returns all."""
         from rlsdk.rollouts.journal import segments
 
         found = [segment.path for segment in segments(self._folder)]
         with suppress(FileNotFoundError):
             sizes = {path: path.stat().st_size for path in found}
-            if any(sizes.get(path, 0) < size for path, size in self._read.items()):  # a run began again
+            if any(sizes.get(path, 0) < size for path, size in self._read.items()):  # a run was restarted
                 self._read, self.lines = {}, []
             for path, size in sizes.items():
                 if size > self._read.get(path, 0):
@@ -64,10 +64,10 @@ class JournalTail:
 
 
 class ChaosRun:
-    """One run of `rlsdk train`, as a process that may be struck."""
+    """One run of `rlsdk train`, in a process for fault injection."""
 
     def __init__(self, arguments: Sequence[str], folder: Path, name: str, pools: Mapping[str, str]) -> None:
-        """`pools`: of each role, which the files of its processes' output are named by."""
+        """`pools`: pool of each role, which is part of the names of its processes' log files."""
         self.run_dir = folder / name
         self.output = folder / f"{name}.txt"
         self._command = [
@@ -79,16 +79,16 @@ class ChaosRun:
         self.family: set[psutil.Process] = set()
         self._looked_at = 0.0
         self._found: dict[str, tuple[float, list[psutil.Process]]] = {}
-        """By role: when its processes were looked for, and those that were there."""
+        """Role -> (time of the scan, processes found)."""
         self.commands = 0
         self._ended: list[tuple[float, set[psutil.Process]]] = []
-        """Of each command that ended: when, and the processes that it had started."""
+        """For each command that ended: the time, and the processes that it had started."""
         self._characters: dict[int, tuple[int, int]] = {}
-        """Of each grader by its number: read and written, when they were last looked at."""
+        """Process id of each grader -> characters read and written at the last check."""
         self._grading: set[int] = set()
 
     def start(self) -> None:
-        """Starts, or resumes what is there."""
+        """Starts the run, or resumes an existing one."""
         if self.commands:
             self._ended.append((time.monotonic(), self.family))
             self.family, self._found = set(), {}
@@ -100,7 +100,7 @@ class ChaosRun:
         return self.output.read_text(encoding="utf-8", errors="replace")
 
     def journal(self) -> list[Mapping[str, Any]]:
-        """Its lines, but for those of samples."""
+        """Lines of the journal, except those of samples."""
         return self._tail.update()
 
     def updates(self) -> list[int]:
@@ -108,7 +108,7 @@ class ChaosRun:
         return [int(line["step"]) for line in self.journal() if line["event"] == "update"]
 
     def moments(self) -> set[str]:
-        """Those that it is in now, but for `reward`."""
+        """Moments that the run is in now, except `reward`."""
         found, journal = set(), self.journal()
         steps: dict[str, list[int]] = {"train": [], "update": [-1], "publish": [-1]}
         started, trained = set[int](), set[int]()
@@ -132,7 +132,7 @@ class ChaosRun:
         return self._is_grading() if moment == "reward" else moment in self.moments()
 
     def _is_grading(self) -> bool:
-        """A grader has read a task, and has written nothing since."""
+        """Whether a grader has read a task and written nothing since."""
         graders = self.processes("grader")
         for grader in graders:
             with suppress(psutil.Error):
@@ -147,7 +147,7 @@ class ChaosRun:
         return any(grader.pid in self._grading for grader in graders)
 
     def processes(self, role: str) -> list[psutil.Process]:
-        """Those of a role, or of what it is called."""
+        """Processes of a role, or of another kind in `PROCESSES`."""
         if role == "controller":
             return [psutil.Process(self.process.pid)] if self.process.poll() is None else []
         checked_at, found = self._found.get(role, (0.0, []))
@@ -178,7 +178,7 @@ class ChaosRun:
         return output.parent == self.run_dir / "logs" and output.stem.startswith(f"{self._pools[role]}-")
 
     def wait(self, condition: Callable[[], object], timeout_s: float = END_S) -> bool:
-        """Until it is true; False where the run ended, or that took too long."""
+        """Waits until a condition is true; False if the run ended, or it took too long."""
         end = time.monotonic() + timeout_s
         while not condition():
             if self.process.poll() is not None or time.monotonic() > end:
@@ -187,7 +187,7 @@ class ChaosRun:
         return True
 
     def outlived(self) -> list[str]:
-        """Processes of commands that ended 20 s ago or more, which are ended now."""
+        """Processes that outlived their command by 20 s or more; ends them."""
         found, now = [], time.monotonic()
         for ended, processes in list(self._ended):
             if now - ended >= LEAVE_S:
@@ -196,7 +196,7 @@ class ChaosRun:
         return found
 
     def end(self) -> list[str]:
-        """Ends what is left; what had outlived its command by 20 s."""
+        """Ends all remaining processes; returns those that outlived their command by 20 s."""
         if not self.commands:
             return []
         self._look()
@@ -210,15 +210,15 @@ class ChaosRun:
 
 @contextmanager
 def _delayed_signals() -> Iterator[None]:
-    """A SIGINT or SIGTERM that arrives meanwhile is handled at the end: an exception while a process is started would
-    lose its id, and leave it behind."""
+    """Delays SIGINT and SIGTERM until the end of the block: an exception while a process starts would lose its id and
+    leave it running."""
     arrived: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
         arrived.append(number)
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    here = threading.current_thread() is threading.main_thread()  # only there handlers are set, and called
+    here = threading.current_thread() is threading.main_thread()  # only it can set and run handlers
     handled = {number: handler for number, handler in before.items() if here and callable(handler)}
     for number in handled:
         signal.signal(number, note)
@@ -232,7 +232,7 @@ def _delayed_signals() -> Iterator[None]:
 
 
 def _end_all(processes: Iterable[psutil.Process]) -> list[str]:
-    """What of these is still there, in words."""
+    """Ends these processes; returns a description of those that still ran."""
     left = []
     for process in processes:
         with suppress(psutil.Error):

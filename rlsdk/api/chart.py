@@ -1,4 +1,4 @@
-"""A chart that a notebook shows and a file takes."""
+"""A chart for notebooks and files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlsdk.kit.printable import printable
 DEFAULT = ("reward/mean", "eval/accuracy_sampled", "eval/accuracy_greedy", "response/tokens_mean", "policy/entropy",
            "policy/grad_norm", "sft/loss", "reward_model/loss", "reward_model/accuracy", "dpo/loss",
            "dpo/accuracy")  # fmt: skip
-"""Metrics that are drawn where none is named, as far as the run has them."""
+"""Metrics that are drawn by default, if the run has them."""
 
 
 class Chart:
@@ -24,7 +24,7 @@ class Chart:
         self.svg = svg
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes an SVG file; whole or absent."""
+        """Writes an SVG file atomically."""
         target = Path(path)
         atomic_write_text(target, self.svg)
         return target

@@ -1,4 +1,4 @@
-"""All that is wrong with a start, gathered so that one message says it."""
+"""Collects all problems of a start, to report them in one message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Refusal = ConfigError | DataError
 
 
 class Findings:
-    """What was found wrong so far. Checks that do not depend on one another are all made before any of it is said."""
+    """Problems found so far. All independent checks are made before any problem is reported."""
 
     def __init__(self) -> None:
         self._found: list[Problem | Refusal] = []
@@ -22,21 +22,20 @@ class Findings:
         return bool(self._found)
 
     def names(self, path: str) -> bool:
-        """Whether this field, or one in this section, is refused already."""
+        """Whether this field, or one in this section, already has a problem."""
         paths = [problem.path for problem in self._found if isinstance(problem, Problem)]
         return any(f"{known}.".startswith(f"{path}.") for known in paths)
 
     def add(self, problems: Iterable[Problem]) -> None:
-        """Adds problems of fields that none is known of yet: the first check that refuses a field explains it best."""
+        """Adds problems of fields without one: the first check that refuses a field explains it best."""
         known = {problem.path for problem in self._found if isinstance(problem, Problem) and problem.path}
         self._found += [problem for problem in problems if problem.path not in known]
 
     def look(self, check: Callable[[], T], otherwise: T) -> T:
-        """Returns the result of a check; where it refuses something, records that and returns `otherwise`.
+        """Returns the result of a check; if it raises an `RlsdkError`, records that and returns `otherwise`.
 
         Raises:
-            Exception: anything that is no `RlsdkError` is a defect of the check, whatever else was found; its notes say
-                what was.
+            Exception: any other exception is a defect of the check; its notes list the problems found so far.
         """
         try:
             return check()
@@ -45,7 +44,7 @@ class Findings:
         except RlsdkError:
             if not self._found:
                 raise
-            # Of values that are refused already, in another's words.
+            # About values that are already refused by another check.
         except Exception as error:
             for part in self._found:
                 error.add_note(f"found before: {part}")
@@ -53,11 +52,11 @@ class Findings:
         return otherwise
 
     def refuse(self) -> NoReturn:
-        """Raises what was found: an error as it was where it is the only one, else a list of all.
+        """Raises the problems found: a single error unchanged, several as a list.
 
         Raises:
-            ConfigError: what is wrong.
-            DataError: data cannot be used, and nothing else is wrong.
+            ConfigError: lists the problems.
+            DataError: data cannot be used, and there is no other problem.
         """
         if len(self._found) == 1 and not isinstance(self._found[0], Problem):
             raise self._found[0]

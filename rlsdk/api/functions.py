@@ -1,7 +1,7 @@
-"""A function of a script or a notebook as a Python file that stands alone, so that another process can load it.
+"""Writes a function of a script or a notebook as a self-contained Python file, which another process can load.
 
-What the function uses is written above it: imports, plain values, and other functions and classes of the same kind.
-Nothing is pickled: a file can be read, is there when the run is resumed, and its hash says what it was.
+The file also contains what the function uses: imports, plain values, and other functions and classes of the same kind.
+Nothing is pickled: the file is readable, still exists when the run is resumed, and its hash identifies it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Any
 from rlsdk.interfaces import ConfigError
 
 MAX_VALUE_CHARS = 1 << 20
-"""Of a value that a function uses, written as Python."""
+"""Most characters of a value that a function uses, as Python source."""
 _MISSING = object()
 
 
 def standalone_source(function: Callable[..., Any]) -> str:
-    """A Python file that defines the function under its own name, and all that it uses.
+    """Source of a Python file that defines the function under its own name, with all that it uses.
 
     Raises:
         ConfigError: its source cannot be found (a lambda, an object, a function typed at a prompt without history), or
@@ -44,7 +44,7 @@ def standalone_source(function: Callable[..., Any]) -> str:
 
 
 class _Writer:
-    """Definitions in the order in which they need one another."""
+    """Collects definitions in the order in which they depend on one another."""
 
     def __init__(self, reward: str) -> None:
         self._reward = reward
@@ -57,7 +57,7 @@ class _Writer:
         return "\n".join(imports) + "\n\n" + "\n\n".join(self._parts) + "\n"
 
     def add(self, name: str, value: object, *, decorated: bool) -> None:
-        """Makes `name` stand for `value` in the file.
+        """Defines `name` as `value` in the file.
 
         Args:
             name: as the function that needs it spells it.
@@ -130,7 +130,7 @@ class _Writer:
 
 
 def _used(node: ast.AST, value: FunctionType | type) -> Iterator[tuple[str, object, bool]]:
-    """Names that a definition looks up outside of itself: the name, what it stands for, whether it is a global."""
+    """Names that a definition looks up outside itself: (name, value, whether it is global)."""
     closed: Mapping[str, object] = {}
     if isinstance(value, FunctionType):
         scope = value.__globals__
@@ -168,7 +168,7 @@ def _globals(code: CodeType) -> Iterator[str]:
 
 
 def _outer_names(node: ast.AST) -> set[str]:
-    """Names in decorators and defaults, which are looked up when the function is defined."""
+    """Names in decorators and defaults, which are looked up at definition."""
     arguments = getattr(node, "args", None)
     defaults = [*arguments.defaults, *arguments.kw_defaults] if arguments else []
     roots = [*getattr(node, "decorator_list", []), *(default for default in defaults if default is not None)]
@@ -176,7 +176,7 @@ def _outer_names(node: ast.AST) -> set[str]:
 
 
 def _import_of(name: str, value: object) -> str | None:
-    """The line that imports it under this name; None for what no other process can import."""
+    """The import statement for this name; None if no other process can import it."""
     if isinstance(value, ModuleType):
         return f"import {value.__name__} as {name}" if value.__name__ != "__main__" else None
     module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", "<>")

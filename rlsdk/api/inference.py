@@ -1,4 +1,5 @@
-"""Use of a run, a checkpoint or a model folder: `rlsdk.evaluate`, `rlsdk.generate`, and the commands of these names."""
+"""Evaluation and generation with a run, a checkpoint or a model folder: `rlsdk.evaluate`, `rlsdk.generate`, and the
+commands of these names."""
 
 from __future__ import annotations
 
@@ -37,13 +38,14 @@ def evaluate(
     trust_run: bool = False,
     **fields: Any,
 ) -> dict[str, float]:
-    """Figures of a run's model, of a checkpoint or of a model folder on held-out prompts.
+    """Evaluates a model on held-out prompts.
 
     Args:
-        model: path of one of these. A run brings its configuration: data, rewards, templates.
-        data: as for `rlsdk.train`; None: what the run holds out.
+        model: path of a run, a checkpoint or a model folder. A run also provides its configuration: data, rewards,
+            templates.
+        data: as for `rlsdk.train`; None: the held-out rows of the run.
         reward: as for `rlsdk.train`.
-        sets: names of the evaluation sets (`eval.sets`, `sampled`, `greedy`); none: all.
+        sets: names of evaluation sets (`eval.sets`, `sampled`, `greedy`); empty: all.
         checkpoint: of a run: `best`, `newest` or a step; None: the newest.
         view: shows progress; None: as for `rlsdk.train`.
         trust_run: also run the code that the run's own `config.yaml` names: see SECURITY.md.
@@ -81,20 +83,20 @@ def generate(
     trust_run: bool = False,
     **fields: Any,
 ) -> Table:
-    """Responses of a run's model, of a checkpoint or of a model folder.
+    """Generates responses of a run's model, of a checkpoint or of a model folder.
 
     Args:
-        model: path of one of these.
-        prompts: texts; none: the first of the evaluation prompts.
-        data: where prompts come from, if not from the run.
-        num_prompts: so many of them.
+        model: path of a run, a checkpoint or a model folder.
+        prompts: texts; empty: the first evaluation prompts.
+        data: source of prompts; None: that of the run.
+        num_prompts: number of prompts from the data.
         samples_per_prompt: responses to each.
         checkpoint: of a run: `best`, `newest` or a step; None: the newest.
         trust_run: as for `evaluate`.
         fields: of the configuration, as for `rlsdk.train`.
 
     Returns:
-        A row for each response: `prompt`, `response`, and `answer` where the data has one.
+        A row per response: `prompt`, `response`, and `answer` if the data has one.
 
     Raises:
         ConfigError, DataError: something cannot be used.
@@ -138,11 +140,11 @@ def configured(
     checkpoint: str | None = None,
     sections: Collection[str] | None = None,
 ) -> tuple[RunConfig, Registry]:
-    """The configuration that the model was trained with, where there is one, then the settings; no trackers.
+    """The configuration that the model was trained with, if any, overridden by the settings; without trackers.
 
     Args:
         path: of a run, a checkpoint or a model.
-        settings: as given.
+        settings: the settings of the call.
         checkpoint: of a run: `best`, `newest` or a step; None: the newest.
         sections: of the configuration that the command acts on; None: all.
 

@@ -1,4 +1,4 @@
-"""What is installed: `rlsdk.plugins`, and the command of this name. Loads no engine and no configuration."""
+"""Lists what is installed: `rlsdk.plugins`, and the command of this name. Loads no engine and no configuration."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rlsdk.interfaces import BackendKind, BackendSpec, ComponentSpec
 from rlsdk.registry import ComponentKind, Registry, Row
 
 HEADINGS = ("name", "kind", "distribution", "version", "interface", "state", "why")
-"""Columns of a plugin's row."""
+"""Column headings of the table of plugins."""
 KINDS = (*BackendKind, *ComponentKind)
 
 
 def plugins() -> Table:
-    """Every backend, component and plugin that was found, usable or not; `state` and `why` say which.
+    """Lists every backend, component and plugin, usable or not; `state` and `why` give the reason.
 
     Returns:
         A row for each: `name`, `kind`, `distribution`, `version`, `state`, `why`, `capabilities`, ...
@@ -23,18 +23,18 @@ def plugins() -> Table:
 
 
 def plugin_rows() -> list[Row]:
-    """The registry's rows, kinds together."""
+    """The registry's rows, grouped by kind."""
     return sorted(Registry.discover().rows(), key=lambda row: KINDS.index(row.kind) if row.kind in KINDS else -1)
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """A row's texts, in the order of `HEADINGS`."""
+    """Cells of a row, in the order of `HEADINGS`."""
     source = row.source
     return (row.name, row.kind, source.distribution, source.version, row.interface, row.state, row.reason)
 
 
 def record(row: Row) -> dict[str, Any]:
-    """All that is known of a row, as JSON takes it."""
+    """All fields of a row, as JSON values."""
     spec = row.spec
     made: dict[str, Any] = dict(zip(HEADINGS, cells(row), strict=True)) | {"entry_point": row.source.entry_point}
     if isinstance(spec, BackendSpec):

@@ -1,4 +1,4 @@
-"""From a checked run to what it came to: its folder, its engines, its end. For commands and the Python API."""
+"""Executes a checked run: its folder, its engines, its result. Used by commands and the Python API."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 MANIFEST = "manifest.json"
-"""Stands in every checkpoint."""
+"""File that is in every checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launched:
-    """A run that has ended."""
+    """A finished run."""
 
     result: RunResult
     config: RunConfig
-    """As it ran."""
+    """Configuration with which it ran."""
 
 
 def launch(
@@ -44,17 +44,17 @@ def launch(
     *,
     bring: Callable[[RunConfig, Path], RunConfig] = lambda config, run_dir: config,
 ) -> Launched:
-    """Makes the run's folder and trains.
+    """Creates the run's folder and trains.
 
     Args:
-        resolved: as checked.
+        resolved: the checked run.
         view: shows progress.
-        stop: ends it early, after the step.
-        bring: puts further files into the folder; returns the configuration that names them.
+        stop: ends the run early, after a step.
+        bring: adds further files to the folder; returns the configuration that names them.
 
     Raises:
-        RlsdkError: the run cannot start or go on. One that did not start leaves no folder behind, unless a process of
-            it has died: its log is there.
+        RlsdkError: the run cannot start or continue. A run that did not start leaves no folder, unless a process
+            died, whose log is in it.
     """
     from rlsdk.trainer.run_folder import check_resume
 
@@ -90,8 +90,8 @@ def check_devices(resolved: Resolved) -> None:
 
 
 def in_its_own_folder(config: RunConfig) -> RunConfig:
-    """A run that is resumed by its folder goes on there, unless another name is given; a checkpoint that is named
-    begins its own run."""
+    """A run that is resumed by its folder continues in it, unless another name is given; resuming from a checkpoint
+    starts a new run."""
     resume, name = Path(config.trainer.resume), config.trainer.run_name
     if not (resume / "config.yaml").is_file() or (resume / MANIFEST).exists() or name not in (None, resume.name):
         return config
@@ -101,7 +101,7 @@ def in_its_own_folder(config: RunConfig) -> RunConfig:
 
 
 def notes_on_environment(config: RunConfig) -> Iterator[str]:
-    """What a person may expect of this shell's environment, and does not get."""
+    """Notices about settings of the environment that have no effect."""
     if (address := os.environ.get("RAY_ADDRESS")) and config.placement.ray_address is None:
         yield (
             f"RAY_ADDRESS={address} is not used: this run starts a Ray of its own on this machine. To join that "
@@ -110,7 +110,7 @@ def notes_on_environment(config: RunConfig) -> Iterator[str]:
 
 
 def _filled(resolved: Resolved, run_dir: Path, bring: Callable[[RunConfig, Path], RunConfig]) -> RunConfig:
-    """Puts into the run's folder what it begins with.
+    """Writes the initial files of a run's folder.
 
     Raises:
         ConfigError: the folder cannot be written to.
@@ -130,8 +130,8 @@ def _filled(resolved: Resolved, run_dir: Path, bring: Callable[[RunConfig, Path]
 
 @contextmanager
 def _cluster_ahead(resolved: Resolved, run_dir: Path) -> Iterator[BackgroundCluster | None]:
-    """The run's own cluster, which comes up while the rest is imported and data is read; None where others use it, too:
-    that one is asked for devices when nothing else can fail.
+    """Starts the run's own cluster while other modules are imported and data is read. None for a shared cluster, which
+    is asked for devices only when nothing else can fail.
 
     Raises:
         ConfigError: another process is writing into the folder.
@@ -162,8 +162,8 @@ def _cluster_ahead(resolved: Resolved, run_dir: Path) -> Iterator[BackgroundClus
         )
 
     with BackgroundCluster(start) as ahead:
-        # Ray's daemons, which are processes of their own, come up meanwhile. This process connects to them after it:
-        # that looks into torch, and of two threads that import it at a time one gets parts of it.
+        # Ray's daemons start in their own processes meanwhile. This process connects to them afterwards: connecting
+        # imports torch, and of two threads that import torch at once, one gets a partial module.
         try:
             import torch  # noqa: F401
         except BaseException:
@@ -192,7 +192,7 @@ def _train(
 
 @contextmanager
 def _folder(config: RunConfig) -> Iterator[Path]:
-    """The run's folder; gone again where it was made for this start and nothing was accepted into it."""
+    """The run's folder; removed again if it was created for this start and nothing was accepted into it."""
     from rlsdk.trainer.run_folder import HISTORY_FILE, make_run_dir
 
     parent, name = Path(config.trainer.run_dir), config.trainer.run_name
@@ -206,6 +206,6 @@ def _folder(config: RunConfig) -> Iterator[Path]:
         if is_new and not keeps_log and not (run_dir / HISTORY_FILE).exists():
             shutil.rmtree(run_dir, ignore_errors=True)
             if parent not in there:
-                with suppress(OSError):  # other runs have come meanwhile
+                with suppress(OSError):  # other runs were added meanwhile
                     parent.rmdir()
         raise

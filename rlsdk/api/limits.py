@@ -1,4 +1,4 @@
-"""Limits of this shell that end a run somewhere deep in a library, found before anything is started."""
+"""Checks resource limits of this shell that would make a run fail deep in a library."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import resource
 from rlsdk.interfaces import ConfigError
 
 LEAST_ADDRESS_SPACE = 16 << 30
-"""Bytes. Ray's server reserves about 10 GiB of addresses on its own, torch and an engine the rest; no memory yet."""
+"""Bytes of address space. Ray's server reserves about 10 GiB of it, torch and an engine the rest; this is not memory
+use."""
 
 
 def check_limits() -> None:

@@ -1,4 +1,4 @@
-"""Paths of a configuration, made absolute when a run is made: so that it can be evaluated and resumed from anywhere."""
+"""Makes the paths of a configuration absolute, so that a run can be evaluated and resumed from any folder."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from rlsdk.config import RunConfig
 from rlsdk.config.base import FIELDS_ONLY
 
 FUNCTION = re.compile(r"[^\n{}]*\.py:\w+")
-"""`file.py:fn`, in whatever field."""
+"""Pattern of `file.py:fn`, in any field."""
 FOLDERS = frozenset({"path", "tokenizer"})
-"""Names of fields that hold a folder, or something of the hub."""
+"""Names of fields that hold a folder or a name on the hub."""
 SOURCES = frozenset({"data.train", "data.eval", "data.mixture.*.source", "algorithm.ptx.source"})
 """Fields that hold a data source; `*` is a key or a position."""
 OF_OTHERS = frozenset({"options", "engine_kwargs", "rollouter_options", "eval_options", "source_options",
                        "chat_template_kwargs"})  # fmt: skip
-"""Names of fields whose content only a component or an engine understands."""
+"""Names of fields whose content is defined by a component or an engine."""
 OF_FILES = frozenset({"json", "jsonl", "csv", "parquet", "folder"})
 """Data sources whose names end in a path."""
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """The same run, whatever folder a command that reads its configuration is started in.
+    """A copy with absolute paths, which is the same run from any working directory.
 
-    Names that are no local file or folder stay as they are: those of the hub, of registered sources, of modules.
+    Names that are not local files or folders are unchanged: those of the hub, of registered sources, of modules.
     """
     fields: dict[str, Any] = config.model_dump()
     changed = _changed(fields, "")
@@ -53,12 +53,12 @@ def _changed(value: Any, place: str) -> Any:
 
 
 def absolute_folder(name: str) -> str:
-    """The folder's absolute path where there is one of that name."""
+    """The folder's absolute path if it exists."""
     return _absolute(name) or name
 
 
 def absolute_function(name: str) -> str:
-    """`file.py:fn` with the absolute path of the file, there or not; anything else as it is."""
+    """`file.py:fn` with the absolute path of the file, whether it exists or not; anything else unchanged."""
     if not FUNCTION.fullmatch(name):
         return name
     where, _, function = name.rpartition(":")
@@ -66,7 +66,7 @@ def absolute_function(name: str) -> str:
 
 
 def absolute_source(name: str) -> str:
-    """A data source with its path made absolute, where it has one: a file, a folder, `FOLDER:SPLIT`, `json:FILE`."""
+    """A data source with an absolute path if it has one: a file, a folder, `FOLDER:SPLIT`, `json:FILE`."""
     return next((found for found in _readings(name) if found is not None), name)
 
 

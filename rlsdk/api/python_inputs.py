@@ -44,13 +44,13 @@ class PythonInputs:
 
     settings: Settings
     folder: Path | None = None
-    """Holds these files; None: there are none."""
+    """Folder of these files; None: there are none."""
     notices: Sequence[str] = field(default_factory=tuple)
     words: Words = field(default_factory=Words)
     """For what is said about these objects."""
 
     def moved(self, config: RunConfig, run_dir: Path) -> RunConfig:
-        """Brings the files into the run's folder, each whole or absent; returns the configuration that names them."""
+        """Copies the files into the run's folder atomically; returns the configuration that names them."""
         files = sorted(self.folder.iterdir()) if self.folder is not None else []
         for file in files:
             with atomic_path(run_dir / FOLDER / file.name) as draft:
@@ -79,8 +79,8 @@ def written(
     reward: Reward | None = None,
     eval_argument: str = "eval_data",
 ) -> Iterator[PythonInputs]:
-    """The settings with data and rewards in them; what is no name is written into a folder that lives as long as this.
-    Errors inside name rows and fields as the caller did (`Words`).
+    """Yields the settings with data and rewards; objects are written to a temporary folder that exists during the
+    block. Errors inside name rows and fields as the caller did (`Words`).
 
     Args:
         settings: of the call.
@@ -90,8 +90,8 @@ def written(
         eval_argument: what the caller calls `eval_data`.
 
     Raises:
-        DataError: a row is no mapping, or holds what JSON cannot; there is none.
-        ConfigError: a reward that cannot be used in another process; says why.
+        DataError: a row is not a mapping, or is not JSON; or there are no rows.
+        ConfigError: a reward cannot be used in another process; gives the reason.
     """
     values, notices = plain(settings.values), list[str]()
     with tempfile.TemporaryDirectory(prefix="rlsdk-given-") as made:
@@ -120,8 +120,8 @@ def _is_name(rows: Any) -> TypeGuard[str | os.PathLike[str]]:
 
 
 def write_rows(rows: Any, folder: Path, name: str, argument: str) -> Path:
-    """Writes rows as JSON lines, one after the other; the file's name holds a hash of what is in it. Errors name the
-    argument that they were given as.
+    """Writes rows as JSON lines; the file's name contains a hash of its content. Errors name the argument
+    `argument`.
 
     Raises:
         DataError: as `written`.
@@ -147,7 +147,8 @@ def write_rows(rows: Any, folder: Path, name: str, argument: str) -> Path:
 
 
 def name_fields(section: dict[str, Any], path: Path) -> Iterator[str]:
-    """Sets `prompt_field` and `answer_field` by the first row, where the call names neither; yields what it chose."""
+    """Sets `prompt_field` and `answer_field` by the first row if the call names neither; yields notices of the
+    choice."""
     from rlsdk.data.rows import lookup
 
     with path.open(encoding="utf-8") as file:
@@ -171,7 +172,7 @@ def _terms(reward: Any) -> list[Any]:
 
 
 def _term(term: Any, folder: Path, words: Words) -> dict[str, Any]:
-    """One term of the reward, as the configuration has it."""
+    """One term of the reward, in the form of the configuration."""
     fields = {**term} if isinstance(term, Mapping) else {"name": term}
     function = fields.get("name")
     options = dict(fields.get("options") or {})
@@ -192,10 +193,10 @@ def _term(term: Any, folder: Path, words: Words) -> dict[str, Any]:
 
 
 def target_of(function: Callable[..., Any], folder: Path) -> str:
-    """The text by which another process loads a function: of the module that it is from, or of a file written here.
+    """Import string with which another process loads a function: from its module, or from a file written here.
 
     Raises:
-        ConfigError: neither is possible; says why.
+        ConfigError: neither is possible; gives the reason.
     """
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     name = getattr(function, "__qualname__", "<object>")
@@ -212,6 +213,6 @@ def target_of(function: Callable[..., Any], folder: Path) -> str:
 
 
 def _stands_alone(module: str, file: str) -> bool:
-    """A file that is no part of a package and not installed: named by its place, it is found from any folder."""
+    """Whether a file is neither part of a package nor installed, so that its path identifies it."""
     installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
     return "." not in module and file.endswith(".py") and Path(file).name != "__init__.py" and not installed

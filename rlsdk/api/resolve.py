@@ -1,4 +1,4 @@
-"""From settings to a run that was checked: everything that can be refused before a process starts is refused here."""
+"""Turns settings into a checked run: everything that can be refused before a process starts is refused here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WARMUP = "train.optim.warmup_steps"
 
 
 class Training(StrEnum):
-    """What is trained, and how. The value is the command's name."""
+    """Kind of training; the value is the name of the command."""
 
     RL = "train"
     SFT = "sft"
@@ -34,12 +34,12 @@ class Training(StrEnum):
 
     @property
     def pairs(self) -> PairTraining | None:
-        """Of training from pairs."""
+        """The kind of training from pairs; None otherwise."""
         return PairTraining(self.value) if self in (Training.REWARD_MODEL, Training.DPO) else None
 
     @property
     def checkpoints(self) -> str:
-        """Folder of a run that holds what it is resumed from."""
+        """Folder of a run with its checkpoints."""
         if self.pairs is not None:
             return self.pairs.checkpoints
         return "checkpoints" if self is Training.RL else "sft_checkpoints"
@@ -53,11 +53,11 @@ class Resolved:
     config: RunConfig
     registry: Registry
     device: str
-    """`cpu` or `cuda`, where the placement leaves it open."""
+    """`cpu` or `cuda`: value of `placement.device: auto`."""
     makes_model: bool = False
-    """The quickstart: its model is made on the spot."""
+    """Whether it is the quickstart, which creates its model."""
     notices: Sequence[str] = ()
-    """What a person should know of how it was read."""
+    """Notices on how the settings were read."""
 
     @property
     def table(self) -> Sequence[Role]:
@@ -76,14 +76,14 @@ def resolve(
     """Reads the settings of a run and checks everything that can be checked.
 
     Args:
-        settings: as given.
-        training: of which kind.
-        device: what `placement.device: auto` comes out as; None: what this machine has.
-        loads_models: weights and tokenizers must be there, and not only each model's `config.json`.
+        settings: of the call.
+        training: its kind.
+        device: value of `placement.device: auto`; None: what this machine has.
+        loads_models: weights and tokenizers must exist, and not only each model's `config.json`.
 
     Raises:
-        ConfigError: lists all that is wrong; or a limit of this shell is too low for any run.
-        DataError: a data file is not there.
+        ConfigError: lists all problems; or a limit of this shell is too low for any run.
+        DataError: a data file is missing.
     """
     check_limits()
     registry, found = Registry.discover(), Findings()
@@ -124,7 +124,7 @@ def _needed_roles(config: RunConfig, training: Training) -> Sequence[Role]:
 def _read(
     settings: Settings, training: Training, registry: Registry, found: Findings, *, quickstart: bool
 ) -> RunConfig:
-    """The configuration with absolute paths, for looking at it only where `found` says what is wrong."""
+    """The configuration with absolute paths; for inspection only if `found` has problems."""
     base = [Path(str(files("rlsdk.trainer") / "recipes" / QUICKSTART))] if quickstart else []
     config, problems = settings.read(registry, base)
     if quickstart and config is not None:
@@ -141,14 +141,14 @@ def _read(
 def _shortened(
     settings: Settings, registry: Registry, base: Sequence[Path], config: RunConfig, problems: list[Problem]
 ) -> tuple[RunConfig | None, list[Problem]]:
-    """The quickstart's own warm-up of the learning rate, fitted into a run that has fewer steps than it."""
+    """Shortens the quickstart's learning-rate warm-up for a run with fewer steps."""
     if not any(problem.path == WARMUP and problem.origin.startswith(SHIPPED) for problem in problems):
         return config, problems
     return settings.given(WARMUP, config.trainer.optimizer_steps // 10).read(registry, base)
 
 
 def _check_data(config: RunConfig, registry: Registry, found: Findings, training: Training) -> Sequence[str]:
-    """Returns what a person should know of the rows."""
+    """Checks data; returns notices on the rows."""
     from rlsdk.trainer.data_sources import check_rows, source_checks
 
     if found.names("data.train"):
@@ -163,7 +163,7 @@ def _check_data(config: RunConfig, registry: Registry, found: Findings, training
 def _check_rl(
     config: RunConfig, registry: Registry, found: Findings, device: str, model: Mapping[str, Any]
 ) -> Sequence[str]:
-    """Returns what a person should know of the rewards."""
+    """Checks rewards and algorithm; returns notices."""
     from rlsdk.trainer.reward_check import inspect_rewards
     from rlsdk.trainer.roles import role_devices
 

@@ -1,4 +1,4 @@
-"""A run as an object: what it measured, what it wrote, and how it goes on."""
+"""A run as an object: its metrics, its files, and how to resume it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """The folder of a run, of this process or of any other: everything is read when it is asked for.
+    """The folder of a run of this or another process; everything is read on access.
 
-    `rlsdk.Run("runs/NAME")` opens one that is there, finished or not.
+    `rlsdk.Run("runs/NAME")` opens an existing run, finished or not.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, result: RunResult | None = None) -> None:
@@ -28,10 +28,10 @@ class Run:
 
         Args:
             path: of its folder.
-            result: what it came to, where this process has run it.
+            result: its result, if this process ran it.
 
         Raises:
-            ConfigError: there is no such folder, or no run in it.
+            ConfigError: there is no such folder, or it contains no run.
         """
         self.path = Path(path).absolute()
         self.result = result
@@ -40,21 +40,21 @@ class Run:
 
     @property
     def metrics(self) -> Table:
-        """One row for each step, by name (`reward/mean`, ...); see docs/running.md for what each says."""
+        """One row per step, with metrics by name (`reward/mean`, ...); see docs/running.md for their meaning."""
         from rlsdk.trainer.trackers import read_metrics
 
         return Table(read_metrics(self.path))
 
     @property
     def samples(self) -> Table:
-        """The samples that were logged: step, prompt, response, answer, score, advantage."""
+        """The logged samples: step, prompt, response, answer, score, advantage."""
         from rlsdk.trainer.trackers import SAMPLES_FILE, read_lines
 
         return Table(read_lines(self.path / SAMPLES_FILE))
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """All settings, as `config.yaml` has them."""
+        """All settings, as in `config.yaml`."""
         from rlsdk.config.yaml_text import read_yaml
 
         file = self.path / "config.yaml"
@@ -63,14 +63,14 @@ class Run:
 
     @property
     def checkpoints(self) -> list[Path]:
-        """Folders of the whole checkpoints, oldest first."""
+        """Folders of the complete checkpoints, oldest first."""
         from rlsdk.trainer.checkpoint import CheckpointStore
 
         return [path for _, path in CheckpointStore(self.path / self._training.checkpoints, 1).whole()]
 
     @property
     def model(self) -> Path:
-        """The newest model in Hugging Face form.
+        """Folder of the newest model in Hugging Face format.
 
         Raises:
             ConfigError: nothing was saved, or the train backend cannot export.
@@ -86,34 +86,34 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """Steps that are done."""
+        """Number of finished steps."""
         if self.result is not None:
             return self.result.steps
-        mark = "reward/mean" if self._training.value == "train" else "step"  # the warm start has its own steps
+        mark = "reward/mean" if self._training.value == "train" else "step"  # the warm start counts its own steps
         return max((int(row["step"]) for row in self.metrics if mark in row), default=0)
 
     @property
     def stopped(self) -> bool:
-        """It was asked to end early, and has saved what it had."""
+        """Whether it was asked to end early; it then has saved its state."""
         return self.result is not None and self.result.stopped
 
     @property
     def seconds(self) -> float:
-        """How long it took in this process; 0 for a run that was opened."""
+        """Duration in this process; 0 for a run that was opened."""
         return self.result.seconds if self.result is not None else 0.0
 
     @property
     def before(self) -> Mapping[str, float]:
-        """The first evaluation; empty where there was none."""
+        """Metrics of the first evaluation; empty if there was none."""
         return self.result.first_eval if self.result is not None else self._evaluations()[0]
 
     @property
     def after(self) -> Mapping[str, float]:
-        """The last evaluation; empty where there was none."""
+        """Metrics of the last evaluation; empty if there was none."""
         return self.result.last_eval if self.result is not None else self._evaluations()[-1]
 
     def plot(self, *metrics: str) -> Chart:
-        """Curves of these metrics over the step; of reward, evaluation and lengths where none is named."""
+        """Plots metrics over steps; by default reward, evaluation and lengths."""
         return draw(self.metrics, metrics)
 
     def report(self) -> Path:
@@ -123,29 +123,29 @@ class Run:
         return write_report(self.path)[0]
 
     def resume(self, *, steps: int | None = None, trust_run: bool = False, **fields: Any) -> Run:
-        """Goes on from the newest checkpoint, in the same folder.
+        """Resumes from the newest checkpoint, in the same folder.
 
         Args:
-            steps: of the whole run, those before the resume included; None: as it was configured.
-            trust_run: also run the code that the run's own `config.yaml` names. Code of a run that this process has
-                made is the caller's own.
+            steps: of the whole run, including those before the resume; None: as configured.
+            trust_run: also run the code that the run's own `config.yaml` names. Code of a run that this process created
+                is trusted.
             fields: other settings, as for `rlsdk.train`.
 
         Raises:
-            ConfigError: nothing to resume from, or code that was not agreed to.
+            ConfigError: there is nothing to resume from, or the run names code without `trust_run`.
         """
         from rlsdk.api.training import resume
 
         return resume(self, self._training, steps=steps, trust_run=trust_run or self._is_own, fields=fields)
 
     def evaluate(self, *, trust_run: bool = False, **fields: Any) -> dict[str, float]:
-        """Figures of the newest model on held-out prompts; see `rlsdk.evaluate`."""
+        """Evaluates the newest model on held-out prompts; see `rlsdk.evaluate`."""
         from rlsdk.api.inference import evaluate
 
         return evaluate(self.path, trust_run=trust_run or self._is_own, **fields)
 
     def generate(self, *prompts: str, trust_run: bool = False, **fields: Any) -> Table:
-        """Responses of the newest model; see `rlsdk.generate`."""
+        """Generates responses of the newest model; see `rlsdk.generate`."""
         from rlsdk.api.inference import generate
 
         return generate(self.path, list(prompts), trust_run=trust_run or self._is_own, **fields)
@@ -156,7 +156,7 @@ class Run:
 
     @property
     def _training(self) -> Any:
-        """Of which kind it is, by what is in its folder."""
+        """Kind of training, by the content of its folder."""
         from rlsdk.api.resolve import Training
 
         for training in (Training.REWARD_MODEL, Training.DPO):

@@ -1,4 +1,4 @@
-"""What a person asks of a run, before it is checked: flags as typed, files, and values of Python."""
+"""Settings of a run before they are checked: flags as typed, files, and values from Python."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from rlsdk.registry import Registry
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The sources of a configuration; later ones win: `files`, then `values`, then `flags`."""
+    """Sources of a configuration; later ones override: `files`, then `values`, then `flags`."""
 
     files: Sequence[Path] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
     """Fields as nested mappings, as in YAML: `{"trainer": {"steps": 10}}`."""
     flags: Sequence[str] = ()
-    """As on the command line: `--trainer.steps`, `10`."""
+    """Arguments as on the command line: `--trainer.steps`, `10`."""
 
     @property
     def names_a_task(self) -> bool:
-        """Whether a model, data or a file is brought along; otherwise the quickstart's recipe is the base."""
+        """Whether a model, data or a file is given; otherwise the quickstart's recipe is the base."""
         flags = {flag.split("=")[0] for flag in self.flags}
         named = {"--model", "--model.path", "--data", "--data.train", "--config"}
         data = self.values.get("data", {})
@@ -38,7 +38,7 @@ class Settings:
         return bool(self.files or given or flags & named) or any(f.startswith("--data.mixture") for f in flags)
 
     def given(self, path: str, value: object) -> Settings:
-        """The same with one more value, below the flags.
+        """A copy with one more value, which flags override.
 
         Raises:
             ConfigError: another value of this field is among the values.
@@ -48,10 +48,10 @@ class Settings:
         return replace(self, values=values)
 
     def read(self, registry: Registry, base: Sequence[Path] = ()) -> tuple[RunConfig | None, list[Problem]]:
-        """The configuration on top of the files `base`, with what is wrong as a list: see `read_config`.
+        """Reads the configuration on top of the files `base`, and its problems as a list: see `read_config`.
 
         Raises:
-            ConfigError: a file cannot be read, or a run asks for code that it may not ask for.
+            ConfigError: a file cannot be read, or a run asks for code without permission.
         """
         return read_config([*base, *self.files], list(self.flags), registry, values=self.values)
 
@@ -63,9 +63,9 @@ def from_keywords(
 
     Args:
         fields: sections as mappings (`trainer={"steps": 10}`), or single fields under their dotted names.
-        config: a YAML file that lies under all of them.
+        config: a YAML file, which all other settings override.
         trust_run: as the flag `--trust-run`.
-        named: fields with an argument of their own, dots written as two underscores; those that are None say nothing.
+        named: fields with an argument of their own, with two underscores for a dot; None: not set.
 
     Raises:
         ConfigError: a keyword is no section and no dotted name; names the field that was probably meant.
@@ -78,14 +78,14 @@ def from_keywords(
     flags = [TRUST_FLAG] if trust_run else []
     for name, value in named.items():
         if name == "algorithm__recipe" and value is not None:
-            flags.append(f"--algorithm={value}")  # a recipe that is named lies over the file, and under the fields
+            flags.append(f"--algorithm={value}")  # a named recipe overrides the file, and fields override the recipe
         elif value is not None:
             _put(values, name.split("__"), plain(value), name.replace("__", "."))
     return Settings(files=[Path(config)] if config is not None else [], values=values, flags=flags)
 
 
 def plain(value: Any) -> Any:
-    """The value as YAML would have it: mappings, lists, numbers, texts."""
+    """The value as plain data, as in YAML: mappings, lists, numbers, strings."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -97,7 +97,7 @@ def plain(value: Any) -> Any:
 
 
 def _put(values: dict[str, Any], path: Sequence[str], value: Any, name: str) -> None:
-    """Lays a value over what is there; mappings merge.
+    """Merges a value into a mapping.
 
     Raises:
         ConfigError: the field is given twice.

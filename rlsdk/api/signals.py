@@ -1,4 +1,5 @@
-"""Ctrl-C once ends a run cleanly; twice ends it now. A terminal that closes, and `kill`, end it cleanly, too."""
+"""Signal handling: the first Ctrl-C ends a run cleanly, the second at once. A closed terminal and `kill` end it cleanly
+too."""
 
 from __future__ import annotations
 
@@ -11,24 +12,24 @@ from contextlib import contextmanager
 from types import FrameType
 
 EXIT_INTERRUPTED = 130
-"""By the shell's convention, 128 and the number of SIGINT."""
+"""Exit code after an interrupt by the shell's convention: 128 plus the number of SIGINT."""
 EXIT_TEMPORARY = 75
-"""EX_TEMPFAIL of sysexits.h: ended by the machine before it was done; the same command goes on."""
+"""EX_TEMPFAIL of sysexits.h: the run was preempted; the same command resumes it."""
 _STREAMS = (0, 1, 2)
 _IMPORT_SYSTEM = ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
 _AGAIN_S = 0.02
 
 
 class Stopped:
-    """What a run was asked to stop by."""
+    """The signal by which a run was asked to stop."""
 
     def __init__(self) -> None:
         self.number: int | None = None
-        """Of the first signal; None while there was none."""
+        """Number of the first signal; None: no signal yet."""
 
     @property
     def exit_code(self) -> int:
-        """For a program that ended before its work was done; 0 where nobody asked for that."""
+        """Exit code of a program that was stopped; 0 if it was not."""
         if self.number is None:
             return 0
         return EXIT_INTERRUPTED if self.number == signal.SIGINT else EXIT_TEMPORARY
@@ -43,11 +44,11 @@ def stop_on_signal(
     preempt: Callable[[], None] | None = None,
     has_begun: Callable[[], bool] = lambda: True,
 ) -> Iterator[Stopped]:
-    """First SIGINT, SIGTERM or SIGHUP calls `stop`; the second ends the program, with cleaning up but without saving.
-    `second` says how, given the number of the signal. A first SIGTERM calls `preempt` instead, where it is given. Where
-    no step `has_begun` there is nothing to save, and the first one ends the program.
+    """The first SIGINT, SIGTERM or SIGHUP calls `stop`; the second ends the program, with cleanup but without saving,
+    through `second`, which gets the number of the signal. The first SIGTERM calls `preempt` instead, if given. If no
+    step `has_begun` there is nothing to save, and the first signal ends the program.
 
-    A SIGHUP that is ignored (`nohup`) stays so.
+    An ignored SIGHUP (`nohup`) stays ignored.
     """
     stopped = Stopped()
     terminals = [descriptor for descriptor in _STREAMS if _is_terminal(descriptor)]
@@ -89,11 +90,11 @@ def stop_on_interrupt(
     preempt: Callable[[], None] | None = None,
     has_begun: Callable[[], bool] = lambda: True,
 ) -> Iterator[None]:
-    """For a program that continues after the run: the first Ctrl-C, or a notebook's interrupt, calls `stop`; the second
-    raises `KeyboardInterrupt`. SIGTERM and SIGHUP mean the program: they call `preempt` and `stop`, and end it after
-    the run. Before a step `has_begun`, the first one does what the second does.
+    """For a program that continues after the run: the first Ctrl-C, or interrupt of a notebook, calls `stop`; the
+    second raises `KeyboardInterrupt`. SIGTERM and SIGHUP are for the program: they call `preempt` and `stop`, and end
+    it after the run. If no step `has_begun`, the first signal acts like the second.
 
-    Does nothing outside of the main thread, where Python takes no signals.
+    Does nothing outside the main thread, where Python cannot handle signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -115,16 +116,16 @@ def _leave(number: int) -> None:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    """The signal struck within Python's import system, which may hold the lock of all imports.
+    """Whether the signal arrived within Python's import system, which may hold the global import lock.
 
-    What is raised there can be lost (callbacks of weak references swallow it), and the lock with it: every thread that
-    imports would then wait for good.
+    An exception raised there can be lost (weak-reference callbacks swallow it) without releasing the lock: every thread
+    that imports would then hang.
     """
     return frame is not None and frame.f_code.co_filename in _IMPORT_SYSTEM
 
 
 def _send_again(number: int) -> None:
-    """In a moment, when the interrupted import has gone on."""
+    """Sends the signal again a little later, when the interrupted import has continued."""
     timer = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
     timer.daemon = True
     timer.start()
@@ -138,7 +139,7 @@ def _is_terminal(descriptor: int) -> bool:
 
 
 def _let_go(terminals: list[int]) -> None:
-    """Sends what was meant for a terminal that is gone nowhere: a write to it would fail, and end the run."""
+    """Redirects output for a terminal that is gone to nowhere: writing to it would raise, and end the run."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in terminals:
         os.dup2(nowhere, descriptor)

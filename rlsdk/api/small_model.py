@@ -1,4 +1,4 @@
-"""A small model with random weights and a byte-level tokenizer, to try things out offline."""
+"""Creates a small model with random weights and a byte-level tokenizer, to try things out offline."""
 
 from __future__ import annotations
 

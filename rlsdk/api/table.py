@@ -1,4 +1,4 @@
-"""Rows of figures as a list of mappings, which `print` and notebooks show as a table and pandas takes."""
+"""Rows as a list of mappings, which `print` and notebooks show as a table and pandas accepts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlsdk.kit.printable import printable
 from rlsdk.kit.quantities import counted
 
 SHOWN_ROWS, SHOWN_COLUMNS, SHOWN_CHARS = 20, 12, 200
-"""Of a table that is shown; the list itself has all."""
+"""Limits of what is shown of a table; the list has everything."""
 TEXT_CHARS, TEXT_WIDTH = 24, 100
 """Longest cell and line of a table in a terminal."""
 
@@ -22,11 +22,11 @@ class Table(list[Mapping[str, Any]]):
 
     @property
     def columns(self) -> list[str]:
-        """Names of all columns, in the order in which they come up."""
+        """Names of all columns, in order of first appearance."""
         return list(dict.fromkeys(name for row in self for name in row))
 
     def column(self, name: str) -> list[Any]:
-        """The values of a column; rows that lack it are passed over.
+        """The values of a column; rows without it are skipped.
 
         Raises:
             KeyError: no row has it; names the nearest.
@@ -40,7 +40,7 @@ class Table(list[Mapping[str, Any]]):
         return self.column(name)[-1]
 
     def to_pandas(self) -> Any:
-        """A `pandas.DataFrame` of all rows; what a row lacks is NaN.
+        """A `pandas.DataFrame` of all rows; missing values are NaN.
 
         Raises:
             ConfigError: pandas is not installed.

@@ -1,4 +1,4 @@
-"""Training from Python: `rlsdk.train`, `sft`, `dpo` and `reward_model`. The commands of the same names do the same."""
+"""Training from Python: `rlsdk.train`, `sft`, `dpo` and `reward_model`, equivalent to the commands of these names."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ def train(
     trust_run: bool = False,
     **fields: Any,
 ) -> Run:
-    """Reinforcement learning, until `steps` are done or Ctrl-C ends it after a step, saved.
+    """Trains with reinforcement learning until `steps` are done, or until Ctrl-C, after which the run is saved at the
+    end of a step.
 
         run = rlsdk.train("Qwen/Qwen2.5-0.5B-Instruct", rows, score, steps=100, trainer={"prompts_per_step": 16})
 
-    Without any argument it is the quickstart: a small model is made on the spot and learns to spell words backward.
+    Without arguments it runs the quickstart: a small new model learns to spell words backward.
 
     Args:
-        model: folder in Hugging Face form, or a name on the hub.
+        model: folder in Hugging Face format, or a name on the hub.
         data: a name (file, folder, `org/name`, `reasoning_gym:TASK`) or rows: a list of mappings, a `datasets.Dataset`,
             a generator. Rows are written into the run's folder.
         reward: a function of a `RewardSample`, of TRL's or verl's signature, a registered name, `file.py:fn`, or
@@ -49,16 +50,16 @@ def train(
         algorithm: a recipe (`rlsdk algorithms list`): grpo, ppo, dapo, ...
         steps: trainer steps (`trainer.steps`).
         eval_data: as `data`, for evaluation; None: rows are held out of `data`.
-        run_name: of the run's folder under `trainer.run_dir`; a run of that name continues where it was. None: a new
-            one.
+        run_name: name of the run's folder in `trainer.run_dir`; an existing run of that name is resumed. None: a new
+            run.
         seed: of data order, sampling and random weights.
-        config: a YAML file that lies under all other settings.
-        view: shows progress; None: a chart in a notebook, lines in a terminal. `rlsdk.Quiet()` says nothing.
+        config: a YAML file, which all other settings override.
+        view: shows progress; None: a chart in a notebook, lines in a terminal. `rlsdk.Quiet()` shows nothing.
         trust_run: also run code that a `config` from a run's folder names.
         fields: any other field of the configuration, by section (`rollout={"max_response_tokens": 256}`) or dotted.
 
     Raises:
-        ConfigError, DataError: something cannot be used; nothing was started, and no folder is left.
+        ConfigError, DataError: something cannot be used; nothing was started, and no folder was created.
     """
     from rlsdk.api.resolve import Training
 
@@ -87,7 +88,7 @@ def sft(
     trust_run: bool = False,
     **fields: Any,
 ) -> Run:
-    """Supervised training on the rows' reference answers; leaves `run.model`. Arguments as for `train`.
+    """Supervised training on the reference answers of rows; exports `run.model`. Arguments as for `train`.
 
     Args:
         model: see `train`.
@@ -118,7 +119,7 @@ def sft(
 
 
 def dpo(model: Path | None = None, data: Rows | None = None, *, steps: int | None = None, **fields: Any) -> Run:
-    """Direct preference optimization: a policy from pairs of answers; leaves `run.model`.
+    """Direct preference optimization: trains a policy on pairs of answers; exports `run.model`.
 
     Args:
         model: see `train`.
@@ -137,7 +138,7 @@ def dpo(model: Path | None = None, data: Rows | None = None, *, steps: int | Non
 def reward_model(
     model: Path | None = None, data: Rows | None = None, *, steps: int | None = None, **fields: Any
 ) -> Run:
-    """A model of scores from pairs of answers (Bradley-Terry); leaves `run.model`. Arguments as for `dpo`.
+    """Trains a reward model on pairs of answers (Bradley-Terry); exports `run.model`. Arguments as for `dpo`.
 
     Args:
         model: see `train`.
@@ -154,7 +155,7 @@ def reward_model(
 
 
 def resume(run: Run, training: Training, *, steps: int | None, trust_run: bool, fields: Mapping[str, Any]) -> Run:
-    """`Run.resume`: the run's own configuration, in its own folder."""
+    """Implements `Run.resume`: the run's own configuration, in its own folder."""
     more = dict(fields)
     view = more.pop("view", None)
     of_steps = {"train": "trainer__steps", "sft": "sft__steps"}.get(training.value, "preferences__steps")
@@ -220,7 +221,7 @@ def _run(training: Training, settings: Settings, view: RunView | None, **given: 
 
 @contextmanager
 def _threads() -> Iterator[None]:
-    """A run leaves this process one thread of torch; the caller's number is restored afterwards."""
+    """Restores torch's number of threads, which a run sets to one in this process."""
     import torch
 
     before = torch.get_num_threads()

@@ -68,7 +68,7 @@ def passes_bytes(
         dtype: that passes run in; None: the model's.
         num_rows: rows of equal length; log-probs or values are computed on all tokens.
         row_tokens: tokens of each.
-        gradients: one pass for each; True: forward and backward (of the weight gradients only one at a time is counted).
+        gradients: one pass for each; True: forward and backward (counts only one weight gradient at a time).
         activation_checkpointing: recompute layers in backward passes.
 
     Returns:
