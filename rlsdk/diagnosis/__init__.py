@@ -1,7 +1,7 @@
-"""What is wrong with this machine, its environment and its plugins, and the command that fixes each.
+"""Diagnosis of this machine, its environment and its plugins, with the command that fixes each problem.
 
-Imports neither torch nor Ray, nor any engine: those are asked in their own processes, so that one which crashes on
-import costs its finding and nothing else.
+Imports neither torch nor Ray, nor any engine: these are imported in separate processes, so that a crash on import
+affects only its own finding.
 """
 
 from __future__ import annotations

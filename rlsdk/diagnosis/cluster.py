@@ -1,4 +1,4 @@
-"""A Ray cluster that is to be joined: does it answer, is it of this Ray and Python, and what is free on it?"""
+"""Checks a Ray cluster to join: whether it answers, its versions of Ray and Python, and what is free."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def cluster(address: str, answer: Answer | None = None) -> Finding:
 
 
 def _refused(address: str) -> str:
-    """Why nothing listens at `HOST:PORT`; empty where something does, or the address is of another form. Ray itself
-    would try for minutes."""
+    """Error if nothing listens at `HOST:PORT`; empty if something does, or the address has another form. Ray itself
+    would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
         return ""

@@ -1,4 +1,4 @@
-"""All checks, in the order in which a person would fix things."""
+"""Runs all checks, in the order in which problems should be fixed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlsdk.diagnosis.plugins import plugins
 
 
 def examine(run_dir: Path, ray_address: str | None = None) -> Iterator[Finding]:
-    """Yields each finding as soon as it is made. A check that fails by itself becomes a finding."""
+    """Yields each finding as soon as it is known. An exception of a check becomes a finding."""
     checks: list[tuple[str, Callable[[], Finding | Iterable[Finding]]]] = [
         ("interpreter", packages.interpreter),
         ("packages", packages.requirements),
@@ -36,7 +36,7 @@ def examine(run_dir: Path, ray_address: str | None = None) -> Iterator[Finding]:
 
 
 def guarded(name: str, check: Callable[[], Finding | Iterable[Finding]]) -> Iterator[Finding]:
-    """The findings of one check, and what ended it early."""
+    """The findings of one check; an exception becomes a finding."""
     try:
         found = check()
         yield from (found,) if isinstance(found, Finding) else found

@@ -1,4 +1,4 @@
-"""One thing that was looked at, and what many of them come to."""
+"""The result of a check, and the verdict over many."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from enum import StrEnum
 
 
 class Health(StrEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
-    """Works, but slower, less tested, or not for long."""
+    """It works, but slower, untested, or not for long."""
     FAULT = "fault"
     """Runs that need it will fail."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     check: str
     state: Health
     found: str
-    """What is the case, in one line."""
+    """The result, in one line."""
     fix: str = ""
-    """The command that fixes it; empty where nothing has to be done."""
+    """The command that fixes it; empty if nothing must be done."""
 
 
 def verdict(findings: Sequence[Finding]) -> Health:
-    """The worst state of all."""
+    """The worst severity."""
     order = list(Health)
     return max((finding.state for finding in findings), key=order.index, default=Health.OK)

@@ -1,4 +1,4 @@
-"""This machine: shared memory, memory, disks, ports, limits. Each check takes the facts, so that any can be tried."""
+"""Checks of this machine: shared memory, memory, disks, ports, limits. Facts can be passed in, for tests."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from rlsdk.diagnosis.finding import Finding, Health
 
 GIB = 1 << 30
 LEAST_SHARED_BYTES = 256 << 20
-"""Below it Ray keeps its objects in files."""
+"""Least shared memory; with less, Ray stores objects in files."""
 LITTLE_MEMORY_BYTES, LEAST_MEMORY_BYTES = 8 * GIB, 2 * GIB
 LITTLE_DISK_BYTES, LEAST_DISK_BYTES = 10 * GIB, 1 * GIB
 LITTLE_FILES, LEAST_FILES = 4096, 512
-"""Open files: Ray keeps several for each worker."""
+"""Limits of open files for a warning and a fault: Ray opens several per worker."""
 LITTLE_PORTS = 1000
-"""A worker of Ray takes some twenty."""
+"""Few free ports; a Ray worker uses about twenty."""
 LONGEST_SOCKET_FOLDER = 24
-"""Characters: paths of sockets below it must stay under 108."""
+"""Longest path of a folder in characters: paths of sockets in it must be shorter than 108."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """Of a file system or of memory."""
+    """Total and free bytes of a file system or of memory."""
 
     total_bytes: int
     free_bytes: int
@@ -38,12 +38,12 @@ class Space:
 
 
 def size(num_bytes: int) -> str:
-    """For reading."""
+    """As text."""
     return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes / 2**20:.0f} MiB"
 
 
 def disk_space(folder: Path) -> Space | None:
-    """Of the file system that a folder is on; None where it is not there."""
+    """Space of the file system of a folder; None if it does not exist."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:
@@ -54,12 +54,12 @@ def disk_space(folder: Path) -> Space | None:
 def shared_memory(
     folder: Path = Path("/dev/shm"), space: Space | None = None, contained: bool | None = None
 ) -> Finding:
-    """Room for Ray's object store and for what moves between processes.
+    """Checks shared memory, for Ray's object store and transfers between processes.
 
     Args:
         folder: where it is mounted.
-        space: in it; None: asked.
-        contained: inside a container, where it is set from outside; None: looked up.
+        space: its size; None: measured.
+        contained: whether this is a container, where it is set from outside; None: detected.
     """
     space = disk_space(folder) if space is None else space
     contained = Path("/.dockerenv").exists() if contained is None else contained
@@ -77,7 +77,7 @@ def shared_memory(
 
 
 def memory(space: Space | None = None) -> Finding:
-    """Main memory, of the machine or of the control group that this process is in."""
+    """Checks main memory, of the machine or of this process's control group."""
     space = memory_space() if space is None else space
     fix = "ps -eo rss,pid,user,args --sort=-rss | head  # who takes it"
     if space.free_bytes >= LITTLE_MEMORY_BYTES:
@@ -89,7 +89,7 @@ def memory(space: Space | None = None) -> Finding:
 
 
 def memory_space() -> Space:
-    """What this process may use."""
+    """Memory that this process may use."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     free = total
     for line in _lines("/proc/meminfo"):
@@ -108,7 +108,7 @@ def memory_space() -> Space:
 
 
 def run_folder(folder: Path, space: Space | None = None) -> Finding:
-    """Where checkpoints go: the folder, or where it will be made."""
+    """Checks the disk of checkpoints: of the folder, or of where it will be created."""
     there = folder.resolve()
     while not there.exists():
         there = there.parent
@@ -129,7 +129,7 @@ def run_folder(folder: Path, space: Space | None = None) -> Finding:
 
 
 def temporary_folder(folder: Path | None = None, space: Space | None = None) -> Finding:
-    """Where Ray keeps sockets, logs, and objects that no longer fit into memory."""
+    """Checks the folder where Ray keeps sockets, logs, and objects that do not fit into memory."""
     name = "temporary files"
     asked = os.environ.get("TMPDIR") if folder is None else None
     try:
@@ -152,7 +152,7 @@ def temporary_folder(folder: Path | None = None, space: Space | None = None) -> 
 
 
 def open_files(limit: tuple[int, int] | None = None) -> Finding:
-    """How many files a process may have open: (now, at most without being root)."""
+    """Checks the limit of open files: (now, at most without being root)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE) if limit is None else limit
     name = "open files"
     if soft == resource.RLIM_INFINITY or soft >= LITTLE_FILES:
@@ -167,11 +167,11 @@ def open_files(limit: tuple[int, int] | None = None) -> Finding:
 
 
 def ports(num_free: int | None = None, fault: str | None = None) -> Finding:
-    """Whether processes of this machine can reach each other, and have ports enough.
+    """Checks whether processes of this machine can connect to each other, and whether enough ports are free.
 
     Args:
-        num_free: that the system can deal out still; None: looked up.
-        fault: what kept a connection from being made, empty for nothing; None: tried.
+        num_free: free ephemeral ports; None: counted.
+        fault: error of a test connection, empty if it works; None: tried now.
     """
     num_free = _num_ports() if num_free is None else num_free
     fault = connection_fault() if fault is None else fault
@@ -188,7 +188,7 @@ def ports(num_free: int | None = None, fault: str | None = None) -> Finding:
 
 
 def connection_fault() -> str:
-    """Makes a connection within this machine, as Ray and process groups do; says what went wrong."""
+    """Makes a connection within this machine, as Ray and process groups do; returns the error, or an empty text."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             server.settimeout(5)
@@ -204,7 +204,7 @@ def connection_fault() -> str:
 
 
 def processors() -> Finding:
-    """How many this process may use."""
+    """Checks the number of processors that this process may use."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = (next(iter(_lines("/sys/fs/cgroup/cpu.max")), "")).split()
     if len(quota) == 2 and quota[0].isdigit():
@@ -213,7 +213,7 @@ def processors() -> Finding:
 
 
 def _num_ports() -> int:
-    """Of those that the system deals out, the ones that nobody has."""
+    """Number of ephemeral ports that are free."""
     first, last = map(int, next(iter(_lines("/proc/sys/net/ipv4/ip_local_port_range")), "49152 65535").split())
     taken = {
         int(line.split()[1].rpartition(":")[2], 16)
@@ -224,7 +224,7 @@ def _num_ports() -> int:
 
 
 def _what_is_there(folder: Path) -> str:
-    """The command that shows what fills a folder."""
+    """The command that shows what uses the space of a folder."""
     return f"du -xh {shlex.quote(str(folder))} | sort -h | tail"
 
 

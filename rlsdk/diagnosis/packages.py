@@ -1,4 +1,4 @@
-"""The interpreter, and the packages that rlsdk and its engines need."""
+"""Checks of the interpreter, and of the packages that rlsdk and its engines need."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlsdk.diagnosis.probe import Answer, ask
 
 CORE = "rlsdk"
 PYTHONS = ">=3.11,<3.14"
-"""Where the distribution's own metadata cannot be asked."""
+"""Supported versions of Python if the distribution's metadata is unavailable."""
 IMPORT_TIMEOUT_S = 180.0
 RAY = "import ray\nanswer(version=ray.__version__)"
 TORCH = """
@@ -40,7 +40,7 @@ answer(version=torch.__version__, cuda=torch.version.cuda, gpus=gpus, why=why, r
 
 
 def install(*requirements: str) -> str:
-    """The command that installs into this interpreter's environment, whichever tool it was made with."""
+    """The command that installs into this interpreter's environment, for the tool with which it was made."""
     what = " ".join(map(shlex.quote, requirements))
     python = shlex.quote(sys.executable)
     if importlib.util.find_spec("pip") is not None:
@@ -71,7 +71,8 @@ def interpreter(version: str | None = None, supported: str | None = None) -> Fin
 
 
 def requirements(declared: Iterable[str] | None = None) -> Iterator[Finding]:
-    """One finding for all packages that are as they should be, and one for each that is missing or of another version.
+    """One finding for all packages that meet the requirements, and one for each that is missing or of another
+    version.
 
     Args:
         declared: requirements as metadata spells them; None: those of rlsdk.
@@ -108,7 +109,7 @@ def requirements(declared: Iterable[str] | None = None) -> Iterator[Finding]:
 
 
 def ray(answer: Answer | None = None) -> Finding:
-    """Whether Ray can be imported. Not starting it: that would take devices from their users."""
+    """Checks whether Ray can be imported. Does not start it, which would take devices from their users."""
     answer = ask(RAY, timeout_s=IMPORT_TIMEOUT_S) if answer is None else answer
     if answer.facts is None:
         return _cannot_import("ray", answer.error)
@@ -116,7 +117,7 @@ def ray(answer: Answer | None = None) -> Finding:
 
 
 def torch(num_gpus: int, answer: Answer | None = None) -> Iterator[Finding]:
-    """Whether torch can be imported and computes, and whether it sees the GPUs that are there.
+    """Checks whether torch can be imported, computes, and sees the GPUs.
 
     Args:
         num_gpus: NVIDIA GPUs that the system shows and this process may use.

@@ -1,4 +1,5 @@
-"""Every plugin that is installed: does it load, is its engine there, of a tested version, and does that import?"""
+"""Checks every installed plugin: whether it loads, and whether its engine is installed, of a tested version, and can be
+imported."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from rlsdk.interfaces import BackendSpec
 from rlsdk.registry import Registry, Row, State
 
 MAX_PROCESSES = 2
-"""That import at the same time: an import of a large engine keeps a processor busy for many seconds."""
+"""Most concurrent imports: importing a large engine keeps a processor busy for many seconds."""
 IMPORTS = """
 import importlib, importlib.metadata
 for name in sys.argv[2:]:
@@ -59,7 +60,7 @@ def plugins(rows: Iterable[Row] | None = None, probe: Probe | None = None) -> It
 
 
 def _asked(row: Row, probe: Probe) -> Answer:
-    """Imports a backend's engine where it lives."""
+    """Imports a backend's engine in its own environment."""
     spec = _spec(row)
     if row.isolation is None:
         return probe(spec)
@@ -74,7 +75,7 @@ def import_engine(spec: BackendSpec) -> Answer:
 
 
 def import_names(names: str) -> list[str]:
-    """Modules that the first installed distribution of `names` (split by `|`) is there for."""
+    """Modules of the first installed distribution of `names` (separated by `|`)."""
     for name in names.split("|"):
         try:
             listed = (importlib.metadata.distribution(name.strip()).read_text("top_level.txt") or "").split()
@@ -122,12 +123,12 @@ def _unusable(row: Row) -> Finding:
 
 
 def _only_lacks_an_extra(row: Row) -> bool:
-    """Components that need what nobody has to install, such as a tracker's own package."""
+    """Whether a component only lacks an optional package, such as that of a tracker."""
     return row.state is State.ENGINE_MISSING and not isinstance(row.spec, BackendSpec)
 
 
 def _reinstall(row: Row) -> str:
-    """Of a broken plugin, with what it needs of its engine."""
+    """Command that reinstalls a broken plugin and its engine's requirements."""
     if row.isolation is not None:
         return f"rlsdk plugins install {row.source.distribution} --isolated"
     requires = row.spec.engine_requires if isinstance(row.spec, BackendSpec) else {}
@@ -136,7 +137,7 @@ def _reinstall(row: Row) -> str:
 
 
 def _installed(names: str) -> str:
-    """The distribution that is there, else the first that would do."""
+    """The installed distribution, or the first alternative."""
     for name in names.split("|"):
         try:
             importlib.metadata.version(name.strip())

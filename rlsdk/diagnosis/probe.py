@@ -1,4 +1,4 @@
-"""Asks a question in its own process: an import that hangs, crashes or aborts ends there."""
+"""Runs code in a separate process, so that an import that hangs, crashes or aborts ends there."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MARK = "rlsdk-doctor:"
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What came back."""
+    """The answer of the process."""
 
     facts: Mapping[str, Any] | None = None
-    """None: it did not get to say anything."""
+    """Its facts; None: it ended before it answered."""
     error: str = ""
-    """Why, in one line."""
+    """The error, in one line."""
 
 
 def ask(code: str, *arguments: str, timeout_s: float, python: str = sys.executable) -> Answer:

@@ -1,6 +1,6 @@
-"""What is installed: discovery by entry points, negotiation, and the errors a person reads.
+"""Registry of installed plugins: discovery by entry points, negotiation, and error messages.
 
-Importing this loads the standard library and pluggy only.
+Imports only the standard library and pluggy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What must be true of a specification before it is believed, found out without importing any engine."""
+"""Checks specifications of plugins without importing any engine."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ IMPORT_STRING = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-
 
 
 def backend_nonsense(spec: object) -> str:
-    """Says what about a registered backend makes no sense; empty when it does."""
+    """Problems of a registered backend's specification, as text; empty if there are none."""
     if not isinstance(spec, BackendSpec):
         return f"registered {spec!r} ({type(spec).__name__}); expected a BackendSpec"
     return next(_backend_faults(spec), "")
 
 
 def _backend_faults(spec: Any) -> Iterator[str]:
-    """Yields every field that is not of its type: a dataclass checks none, and a plugin may fill in anything."""
+    """Yields every field of the wrong type; dataclasses do not check types, and a plugin may set anything."""
     if not isinstance(spec.name, str) or not BACKEND_NAME.fullmatch(spec.name):
         yield f"name {spec.name!r}: expected lower-case letters, digits and dashes"
     if not isinstance(spec.kind, BackendKind):
@@ -43,7 +43,7 @@ def _backend_faults(spec: Any) -> Iterator[str]:
     if not _is_version(spec.interface):
         yield f"interface {spec.interface!r}: expected two whole numbers, like {INTERFACE_VERSION}"
     elif _newer_or_other(spec.interface):
-        return  # It may speak of things that only another version knows; `interface_misfit` says so.
+        return  # It may use values that only another version knows; `interface_misfit` reports that.
     for capability in _members(spec.capabilities):
         if not isinstance(capability, Capability):
             yield f"capability {capability!r}: expected a member of Capability"
@@ -74,7 +74,8 @@ def _requirement_faults(requires: object) -> Iterator[str]:
 
 
 def component_state(spec: ComponentSpec) -> tuple[State, str]:
-    """Whether a component makes sense and what it needs is installed, by metadata alone."""
+    """State of a component, from metadata alone: whether its registration is valid and its requirements are
+    installed."""
     if nonsense := _component_nonsense(spec.name, spec.target):
         return State.BROKEN, nonsense
     if spec.requires and installed_version(spec.requires) is None:
@@ -84,7 +85,7 @@ def component_state(spec: ComponentSpec) -> tuple[State, str]:
 
 
 def _component_nonsense(name: object, target: object) -> str:
-    """Says what about a registered component makes no sense; empty when it does."""
+    """Problems of a registered component, as text; empty if there are none."""
     if not isinstance(name, str) or not COMPONENT_NAME.fullmatch(name):
         return f"name {name!r}: expected letters, digits, dots, dashes and underscores"
     if not (callable(target) or _is_import_string(target)):
@@ -101,12 +102,12 @@ CHANGED_IN_2 = {
     ),
     BackendKind.TRAIN: ("hosts check states (offloaded, frozen) in front of the engine",),
 }
-"""For authors of plugins of interface 1: what they have to look at."""
+"""Hint for authors of plugins of interface 1."""
 GUIDE = "docs/plugins.md, 'From interface 1 to 2'"
 
 
 def interface_misfit(spec: BackendSpec) -> str:
-    """Says why this rlsdk cannot serve the interface that the plugin was written for; empty when it can."""
+    """Reason why this rlsdk does not support the interface of the plugin; empty if it does."""
     if not _newer_or_other(spec.interface):
         return ""
     asked, served = (".".join(map(str, version)) for version in (spec.interface, INTERFACE_VERSION))

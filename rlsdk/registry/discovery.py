@@ -1,4 +1,4 @@
-"""Finds the installed plugins by reading metadata, and loads each light entry module by itself."""
+"""Finds installed plugins in package metadata, and loads each light entry module separately."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from rlsdk.registry.load import broken, load_rows
 from rlsdk.registry.row import PLUGIN, Row, Source, State
 
 ONLY = "RLSDK_PLUGINS"
-"""Environment variable: load these plugins alone (entry points or distributions, split by commas)."""
+"""Environment variable: load only these plugins (entry points or distributions, separated by commas)."""
 DISABLED = "RLSDK_DISABLE_PLUGINS"
-"""Environment variable: leave these out. Built-ins are always there."""
+"""Environment variable: do not load these plugins. Built-ins are always loaded."""
 CORE = "rlsdk"
 BUILTIN_MODULE = "rlsdk.builtin"
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which plugins the environment asks for."""
+    """The plugins selected by environment variables."""
 
     only: frozenset[str] | None
     without: frozenset[str]
@@ -36,7 +36,7 @@ class Selection:
         return cls(only or None, _names(environ.get(DISABLED, "")))
 
     def refusal(self, source: Source) -> str:
-        """Says why this plugin is left out; empty when it is not."""
+        """Reason why this plugin is not loaded; empty if it is."""
         names = {normalized(source.distribution), normalized(source.entry_point)}
         if self.without & names:
             return f"left out by {DISABLED}"
@@ -63,10 +63,10 @@ def discover_rows(environ: Mapping[str, str] | None = None) -> list[Row]:
 
 
 def _with_isolated(rows: list[Row], isolated: Iterable[Row], selection: Selection) -> list[Row]:
-    """Adds the plugins that have their own environments.
+    """Adds plugins that have their own environments.
 
-    One that is installed here too, and can be used, is used here: so it is in its own environment. If it cannot be used
-    here, because its engine is missing, the other environment speaks for it.
+    If such a plugin is also installed here and usable, this installation is used. If it is not usable here, because its
+    engine is missing, that of the other environment is used.
     """
     by_distribution: dict[str, list[Row]] = {}
     for row in isolated:
@@ -83,10 +83,10 @@ def _with_isolated(rows: list[Row], isolated: Iterable[Row], selection: Selectio
 
 
 def _entry_points(rows: list[Row]) -> Iterator[tuple[importlib.metadata.EntryPoint, Source]]:
-    """Yields the entry points of our group; a distribution whose metadata cannot be read becomes one of `rows`.
+    """Yields the entry points of the group `rlsdk`; a distribution with unreadable metadata is added to `rows`.
 
-    Names and versions are read only of distributions that have such an entry point: parsing every installed
-    distribution's metadata would take longer than all the rest.
+    Names and versions are read only for distributions with such an entry point: parsing the metadata of every installed
+    distribution would take longer than everything else.
     """
     done = {normalized(CORE)}
     for distribution in importlib.metadata.distributions():
@@ -100,14 +100,14 @@ def _entry_points(rows: list[Row]) -> Iterator[tuple[importlib.metadata.EntryPoi
             rows.append(broken(where, f"its metadata cannot be read: {type(error).__name__}: {error}", error))
             continue
         if normalized(name) in done:
-            continue  # Further down sys.path, so Python itself would not import it.
+            continue  # Later in sys.path, so Python would not import it.
         done.add(normalized(name))
         for entry in entries:
             yield entry, Source(distribution=name, version=version, entry_point=entry.name)
 
 
 def normalized(name: str) -> str:
-    """A distribution's name as package indexes compare it."""
+    """Normalized name of a distribution, as package indexes compare names."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

@@ -1,4 +1,4 @@
-"""The errors for a name that cannot be used: what was asked, what is the case, what to do next."""
+"""Errors for names that cannot be used: the request, the reason, and the next step."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from rlsdk.registry.row import PLUGIN, Kind, Row, State
 
 
 def spoken(kind: str) -> str:
-    """A kind as a person reads it."""
+    """A kind in words."""
     return f"{kind} backend" if kind in tuple(BackendKind) else str(kind)
 
 
 def unusable(kind: Kind, name: str, found: Sequence[Row]) -> PluginError:
-    """The error for a name that is there but cannot be used; `found` are its rows, none of them usable."""
+    """The error for a name that is installed but not usable; `found` are its rows."""
     if clashing := [row for row in found if row.state is State.CLASH]:
         return _duplicate(kind, name, clashing)
     row = found[0]
@@ -35,7 +35,7 @@ def unusable(kind: Kind, name: str, found: Sequence[Row]) -> PluginError:
 
 
 def not_found(kind: Kind, name: str, rows: Sequence[Row]) -> PluginError:
-    """The error for a name that no row has: a plugin that failed, a misspelling, another kind, or not installed."""
+    """The error for an unknown name: its plugin failed, it is misspelled, of another kind, or not installed."""
     if failed := _failed_plugin(kind, name, rows):
         verb = "left out" if failed.state is State.DISABLED else "broken"
         error = PluginLoadError(
@@ -79,7 +79,7 @@ def _duplicate(kind: Kind, name: str, clashing: Sequence[Row]) -> DuplicatePlugi
 
 
 def _failed_plugin(kind: Kind, name: str, rows: Sequence[Row]) -> Row | None:
-    """A plugin that could not be read and may well be the one that has this name."""
+    """A plugin that failed to load and probably provides this name."""
     names = {normalized(name), normalized(FIRST_PARTY.get(kind, {}).get(name, name))}
     for row in rows:
         if row.kind == PLUGIN and names & {normalized(row.name), normalized(row.source.distribution)}:

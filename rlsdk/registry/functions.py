@@ -1,4 +1,4 @@
-"""Functions by name: `pkg.mod:fn` or `path/file.py:fn`, with errors that name the nearest one."""
+"""Loads functions by name: `pkg.mod:fn` or `path/file.py:fn`, with errors that suggest the nearest name."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rlsdk.interfaces.errors import nearest_file
 def load_function(
     target: str, *, what: str, takes: Sequence[str], options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """The function that `target` names, checked to be called the way it will be.
+    """Loads the function `target`, and checks that it accepts the arguments of its later calls.
 
     Args:
         target: `pkg.mod:fn` or `path/file.py:fn`.
-        what: what it is to be, for errors: "reward".
+        what: its purpose, for errors: "reward".
         takes: names of the positional arguments that it will be called with.
         options: keyword arguments that it will be called with.
 
@@ -36,7 +36,7 @@ def load_function(
 
 
 def find_function(target: str, *, what: str) -> Callable[..., Any]:
-    """As `load_function`, without a look at the signature."""
+    """As `load_function`, without checking the signature."""
     said = f"{what} {target!r}"
     where, colon, name = target.rpartition(":")
     if not colon or not where or not name:
@@ -50,7 +50,7 @@ def find_function(target: str, *, what: str) -> Callable[..., Any]:
 
 
 def absolute(target: str) -> str:
-    """The same name, for a process that stands elsewhere."""
+    """The name with an absolute path, for processes in other folders."""
     where, _, name = target.rpartition(":")
     return f"{Path(where).expanduser().resolve()}:{name}" if where.endswith(".py") else target
 
@@ -85,7 +85,7 @@ def python_file(path: Path, said: str) -> Path:
 
 def _load_file(path: Path, said: str) -> ModuleType:
     path = python_file(path, said).resolve()
-    # Named after its place, so that two files of one name do not stand in each other's way.
+    # Named after its path, so that files with equal names do not collide.
     name = f"_rlsdk_file_{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
     if name in sys.modules:
         return sys.modules[name]
@@ -95,7 +95,7 @@ def _load_file(path: Path, said: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # its neighbours; last, so that they hide nothing
+        sys.path.append(str(path.parent))  # for modules next to it; last, so that they hide nothing
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -125,7 +125,7 @@ def check_call(function: Callable[..., Any], *, takes: Sequence[str], options: M
     try:
         signature = inspect.signature(function)
     except ValueError:
-        return  # built in: Python does not tell
+        return  # a built-in without a signature
     names = list(signature.parameters)[len(takes) :]
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
     for option in options:

@@ -1,7 +1,7 @@
-"""Plugins that live in an environment of their own, known here by what was recorded when it was made.
+"""Plugins in an environment of their own, described by a record that was written when the environment was made.
 
-A record is a small JSON file under `RLSDK_HOME`. It is written last, in one step, after the plugin has shown in its own
-interpreter that it works: an environment without a record was never finished, and is never used.
+A record is a small JSON file in `RLSDK_HOME`. It is written last, atomically, after the plugin has passed a test in its
+own interpreter: an environment without a record is incomplete and never used.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from rlsdk.registry.portable import plain_spec, spec_from_plain
 from rlsdk.registry.row import Isolation, Row, Source, State
 
 HOME = "RLSDK_HOME"
-"""Environment variable: the folder for what rlsdk keeps of a user. Same path on every node."""
+"""Environment variable: folder for rlsdk's data of a user. Must be the same path on every node."""
 FORMAT = 1
-"""Of a record."""
+"""Format version of records."""
 SAME = ("python", "ray", "rlsdk", "numpy")
-"""What two environments must agree on: Ray speaks to its own version only, pickles to their own Python and numpy."""
+"""Packages whose versions must match between environments: Ray communicates only with its own version, and pickles need
+the same Python and numpy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,19 +41,20 @@ class IsolatedPlugin:
     environment: str
     """Folder of the virtual environment."""
     python: str
-    """Its interpreter."""
+    """Path of its interpreter."""
     owned: bool
-    """It was made for this plugin, and goes with it; else somebody else's, which is left alone."""
+    """Whether it was made for this plugin, and is removed with it; otherwise it belongs to somebody else and is not
+    changed."""
     requirements: tuple[str, ...]
-    """What was asked for."""
+    """The requirements that were installed."""
     versions: Mapping[str, str]
-    """Of Python (as `python`) and of the distributions in there that matter."""
+    """Versions of Python (as `python`) and of the relevant distributions in it."""
     rows: tuple[Mapping[str, Any], ...]
-    """What the plugin registers, as `plain_row` gives it."""
+    """What the plugin registers, in the form of `plain_row`."""
     num_bytes: int = 0
-    """Of the environment's files."""
+    """Size of the environment's files."""
     seconds: float = 0.0
-    """That it took to make."""
+    """Seconds that it took to make it."""
     format: int = field(default=FORMAT)
 
     def to_plain(self) -> dict[str, Any]:
@@ -69,7 +71,7 @@ def home(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def record_path(distribution: str, environ: Mapping[str, str] | None = None) -> Path:
-    """Where the record of a distribution stands, if there is one."""
+    """Path of the record of a distribution."""
     name = re.sub(r"[-_.]+", "-", distribution).lower()
     return home(environ) / "plugins" / f"{name}.json"
 
@@ -82,7 +84,7 @@ def read_record(path: Path) -> IsolatedPlugin:
     """Reads a record.
 
     Raises:
-        ValueError, TypeError, OSError: it is none of this format.
+        ValueError, TypeError, OSError: it is not a record of this format.
     """
     data = json.loads(path.read_text(encoding="utf-8"))
     if data.get("format") != FORMAT:
@@ -92,7 +94,7 @@ def read_record(path: Path) -> IsolatedPlugin:
 
 
 def plain_row(row: Row, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A row in JSON's types, with the description of its options."""
+    """A row as JSON values, with the description of its options."""
     spec = plain_spec(row.spec) if isinstance(row.spec, BackendSpec) else None
     return {
         "name": row.name,
@@ -106,7 +108,7 @@ def plain_row(row: Row, options: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def isolated_rows(environ: Mapping[str, str] | None = None) -> Iterator[Row]:
-    """Rows of every recorded plugin. What is wrong with one costs its own rows a reason, and nothing else."""
+    """Rows of every recorded plugin. A problem of one plugin affects only its own rows."""
     for path in record_paths(environ):
         try:
             record = read_record(path)
@@ -119,19 +121,19 @@ def isolated_rows(environ: Mapping[str, str] | None = None) -> Iterator[Row]:
 
 
 def reinstall(distribution: str) -> str:
-    """The way out of most trouble with an environment."""
+    """The command that fixes most problems of an environment: reinstalling."""
     return f"run `rlsdk plugins install {distribution} --isolated`"
 
 
 def versions_here() -> dict[str, str]:
-    """What `SAME` names, in this environment."""
+    """Versions of the packages in `SAME` in this environment."""
     names = {"ray": "", "rlsdk": rlsdk.__version__, "numpy": ""}
     found = {name: known or importlib.metadata.version(name) for name, known in names.items()}
     return {"python": ".".join(platform.python_version_tuple()[:2]), **found}
 
 
 def version_misfit(theirs: Mapping[str, str | None], ours: Mapping[str, str]) -> str:
-    """Says which versions differ that must not; empty when workers of that environment can serve this one."""
+    """The versions that must match but differ, as text; empty if workers of that environment can be used."""
     differing = [name for name in SAME if _significant(name, theirs.get(name)) != _significant(name, ours[name])]
     has = ", ".join(f"{name} {theirs.get(name) or 'missing'}" for name in differing)
     needs = ", ".join(f"{name} {ours[name]}" for name in differing)
@@ -139,7 +141,8 @@ def version_misfit(theirs: Mapping[str, str | None], ours: Mapping[str, str]) ->
 
 
 def _significant(name: str, version: str | None) -> str | None:
-    """The part that must be equal: of numpy, whose arrays are pickled alike within a major version, only that."""
+    """The part of a version that must match: for numpy, whose pickles are compatible within a major version, only
+    that."""
     return version.partition(".")[0] if name == "numpy" and version else version
 
 
@@ -173,7 +176,7 @@ def _row(record: IsolatedPlugin, data: Mapping[str, Any]) -> Row:
 
 
 def _unfit(record: IsolatedPlugin) -> str:
-    """Why workers cannot be started there; empty when they can, as far as this node can tell."""
+    """Reason why workers cannot be started in it; empty if they can, as far as this node can tell."""
     if not os.access(record.python, os.X_OK):
         return f"its interpreter {record.python} is not there"
     return version_misfit(record.versions, versions_here())

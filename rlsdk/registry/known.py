@@ -1,4 +1,4 @@
-"""First-party plugins, backend's name to distribution: read for the install hint alone, when a name is not found."""
+"""First-party plugins, name of the backend -> distribution: used only for install hints when a name is not found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From one plugin to its rows. Whatever the plugin does wrong ends up in its own row, and nowhere else."""
+"""Loads the rows of one plugin. Errors of a plugin are reported in its own row, and nowhere else."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMPONENT_HOOKS: Mapping[str, ComponentKind] = {
 
 
 def load_rows(load: Callable[[], object], source: Source) -> list[Row]:
-    """Loads a plugin by calling `load` and asks it for everything that it registers."""
+    """Loads a plugin by calling `load`, and collects everything that it registers."""
     try:
         plugin = load()
     except (Exception, SystemExit) as error:
@@ -36,9 +36,9 @@ def load_rows(load: Callable[[], object], source: Source) -> list[Row]:
 
 
 def plugin_rows(plugin: object, source: Source) -> list[Row]:
-    """Rows of a plugin that was loaded: a module, or an object with marked methods.
+    """Rows of a loaded plugin: a module, or an object with marked methods.
 
-    Each plugin gets its own manager, so that no plugin's hook can reach or stop another's.
+    Each plugin gets its own pluggy manager, so that hooks of one plugin cannot affect another.
     """
     manager = pluggy.PluginManager("rlsdk")
     manager.add_hookspecs(Hooks)
@@ -58,7 +58,7 @@ def plugin_rows(plugin: object, source: Source) -> list[Row]:
 
 
 def broken(source: Source, reason: str, error: BaseException | None = None) -> Row:
-    """A row for a plugin of which nothing more is known."""
+    """A row for a plugin that could not be loaded."""
     name = source.entry_point or source.distribution
     return Row(name=name, kind=PLUGIN, source=source, state=State.BROKEN, reason=reason, error=error)
 

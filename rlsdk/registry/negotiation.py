@@ -1,4 +1,4 @@
-"""Whether a backend can do what a run needs, decided from specifications alone, before anything starts."""
+"""Negotiation: decides from specifications alone whether a backend can do what a run needs, before anything starts."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ SPLITS = frozenset(
         Capability.EXPERT_PARALLEL,
     }
 )
-"""What lets a train engine use several ranks. A backend that claims one of them is not refused for the number of
-ranks: only its options say along which axes it splits them."""
+"""Capabilities with which a train engine can use several ranks. A backend that claims one of them is not refused for
+the number of ranks: its options decide along which axes it is split."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
-    """What a run needs of one backend. A field left at None is not asked for."""
+    """Requirements of a run on one backend. None: not required."""
 
     kind: BackendKind
     device: str | None = None
     """`cpu` or `cuda`."""
     dtype: str | None = None
     model_type: str | None = None
-    """Of the model's `config.json`."""
+    """`model_type` of the model's `config.json`."""
     num_ranks: int = 1
-    """Processes that one engine spans: all of a train engine, one replica of a rollout engine."""
+    """Processes of one engine: all ranks of a train engine, one replica of a rollout engine."""
     takes_weights: bool = False
-    """Rollout: the trainer's weights are to be served."""
+    """Rollout: it must serve the trainer's weights."""
     capabilities: frozenset[Capability] = frozenset()
     because: Mapping[str, str] = field(default_factory=dict)
-    """Name of a requirement (`device`, ..., or a capability's value) -> the field of the configuration that asks."""
+    """Name of a requirement (`device`, ..., or a capability's value) -> the field of the configuration that causes
+    it."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Lack:
     requirement: str
     """`device`, `dtype`, `model_type`, `num_ranks`, `takes_weights`, or a capability's value."""
     message: str
-    """What follows the backend's name: "does not support ..."."""
+    """Text after the backend's name: "does not support ..."."""
 
 
 def lacks(needed: Requirements, spec: BackendSpec) -> list[Lack]:
@@ -58,11 +59,11 @@ def lacks(needed: Requirements, spec: BackendSpec) -> list[Lack]:
 
 
 def require(needed: Requirements, name: str, registry: Registry) -> BackendSpec:
-    """The specification of a backend that can do all that is needed.
+    """Returns the specification of a backend that meets all requirements.
 
     Raises:
         PluginError: there is no usable backend of that name.
-        UnsupportedCapabilityError: names all that is missing, which field needs it, and which backends can.
+        UnsupportedCapabilityError: lists what is missing, the field that needs it, and the backends that support it.
     """
     spec = registry.backend(needed.kind, name)
     if found := lacks(needed, spec):
@@ -71,7 +72,8 @@ def require(needed: Requirements, name: str, registry: Registry) -> BackendSpec:
 
 
 def explain_lack(lack: Lack, needed: Requirements, name: str, registry: Registry) -> str:
-    """One lack as a person reads it: who cannot do what, what asks for it, and who can."""
+    """One missing requirement as text: what the backend lacks, the field that needs it, and the backends that support
+    it."""
     field_name = needed.because.get(lack.requirement)
     asked = f", needed by {field_name}" if field_name else ""
     able = [

@@ -1,8 +1,8 @@
-"""A plugin's specification as plain JSON, and back: what is known of a plugin that this process cannot import.
+"""Converts a plugin's specification to plain JSON and back, for plugins that this process cannot import.
 
 Options are described field by field in a small language of types, from which `options_class` makes a dataclass that is
-read, documented and validated as the plugin's own would be. What the language has no word for is `any`: the plugin's
-own class checks it in its own process.
+read, documented and validated like the plugin's own. Types that the language cannot express are `any`: the plugin's own
+class checks them in its own process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlsdk.interfaces import BackendKind, BackendSpec, Capability, LogProbKind
 
 PLAIN_TYPES: Mapping[str, Any] = {"int": int, "float": float, "text": str, "bool": bool, "null": None, "any": Any}
 DOC = "doc"
-"""Key of a field's metadata that holds its text."""
+"""Key of a field's metadata with its documentation."""
 
 _FROM_PLAIN: Mapping[str, Any] = {
     "kind": BackendKind,
@@ -30,16 +30,16 @@ _FROM_PLAIN: Mapping[str, Any] = {
 
 
 def plain_spec(spec: BackendSpec) -> dict[str, Any]:
-    """The specification in JSON's types."""
+    """The specification as JSON values."""
     values = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
     return {name: _plain(value) for name, value in values.items()}
 
 
 def spec_from_plain(data: Mapping[str, Any]) -> BackendSpec:
-    """What `plain_spec` was given. Fields that this version does not know are left out.
+    """Inverse of `plain_spec`. Fields that this version does not know are ignored.
 
     Raises:
-        ValueError, TypeError: it speaks of things that this version does not know.
+        ValueError, TypeError: it has values that this version does not know.
     """
     known = {field.name for field in dataclasses.fields(BackendSpec)}
     values = {name: value for name, value in data.items() if name in known}

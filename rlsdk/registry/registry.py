@@ -1,4 +1,4 @@
-"""The registry: everything that is installed by kind and name, and the errors a person reads when it is not."""
+"""The registry: looks up everything that is installed by kind and name, or raises an explanatory error."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ TAKES: Mapping[ComponentKind, Sequence[str]] = {
     ComponentKind.CALLBACK: ("step", "metrics"),
     ComponentKind.ROLLOUTER: ("prompt", "generate"),
 }
-"""Positional arguments of functions that may be named by module or file."""
+"""Positional arguments of functions that can be given by module or file."""
 
 
 class Registry:
-    """What is installed. Looking up a name that cannot be used is always an error that says why.
+    """What is installed. Looking up an unusable name always raises an error with the reason.
 
-    It pickles (without the original exceptions), and `Registry.discover()` rebuilds it in any process.
+    It can be pickled (without the original exceptions), and `Registry.discover()` rebuilds it in any process.
     """
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
@@ -54,7 +54,7 @@ class Registry:
         """Reads the metadata of every installed distribution and loads the light entry modules.
 
         Args:
-            environ: where `RLSDK_PLUGINS` and `RLSDK_DISABLE_PLUGINS` are looked up; None: the process's own.
+            environ: environment with `RLSDK_PLUGINS` and `RLSDK_DISABLE_PLUGINS`; None: that of the process.
         """
         return cls(discover_rows(environ))
 
@@ -70,12 +70,12 @@ class Registry:
         return self.rows()[-len(added) :] if added else []
 
     def rows(self) -> list[Row]:
-        """Everything that was found, usable or not, in the order it was found; clashes are marked."""
+        """Everything that was found, usable or not, in order of discovery; duplicates are marked."""
         claims = self._claims()
         return [_clash(row, claims[row.kind, row.name]) if row.claims_name else row for row in self._rows]
 
     def usable(self, kind: Kind) -> list[str]:
-        """Sorted names of that kind that can be used."""
+        """Sorted usable names of that kind."""
         return sorted(row.name for row in self.rows() if row.kind == kind and row.state.usable)
 
     def backends(self, kind: BackendKind) -> list[BackendSpec]:
@@ -90,7 +90,7 @@ class Registry:
             PluginNotFoundError: nothing of that name is installed.
             DuplicatePluginError: two plugins claim it.
             InterfaceVersionError: it was written for another interface.
-            PluginLoadError: it is installed, but its import failed, it makes no sense, or its engine is missing.
+            PluginLoadError: it is installed, but its import failed, it is invalid, or its engine is missing.
         """
         found = [row for row in self.rows() if row.kind == kind and row.name == name]
         usable = [row for row in found if row.state.usable]
@@ -101,7 +101,7 @@ class Registry:
         raise not_found(kind, name, self.rows())
 
     def backend(self, kind: BackendKind, name: str) -> BackendSpec:
-        """The specification of a usable backend; raises as `row` does. Logs a warning for an untested engine."""
+        """The specification of a usable backend; raises as `row` does. Warns about an untested engine version."""
         row = self.row(kind, name)
         if row.state is State.UNTESTED:
             logger.warning("%s backend %r (%s): %s", kind, name, row.source, row.reason)
@@ -110,21 +110,21 @@ class Registry:
         return row.spec
 
     def target(self, kind: ComponentKind, name: str) -> str | object:
-        """What a component was registered with: an import string, or the object; raises as `row` does."""
+        """The registered target of a component: an import string, or the object; raises as `row` does."""
         spec = self.row(kind, name).spec
         if not isinstance(spec, ComponentSpec):
             raise PluginLoadError(f"{kind} {name!r} is not a component")
         return spec.target
 
     def component(self, kind: ComponentKind, name: str) -> Any:
-        """The function or class that a component names, imported now; raises as `row` does."""
+        """Imports the function or class of a component; raises as `row` does."""
         target = self.target(kind, name)
         if not isinstance(target, str):
             return target
         return self._resolve(target, f"{kind} {name!r}", self.row(kind, name).source)
 
     def function(self, kind: ComponentKind, name: str) -> Any:
-        """A function by the name it was registered under, or by `pkg.mod:fn` or `file.py:fn`.
+        """Looks up a function by its registered name, `pkg.mod:fn` or `file.py:fn`.
 
         Raises:
             ConfigError: there is no such file, module or function, or it cannot be called as one of its kind.
@@ -135,7 +135,7 @@ class Registry:
         return self.component(kind, name)
 
     def is_own(self, kind: ComponentKind, name: str) -> bool:
-        """Registered by rlsdk itself by its import string: what it is, is known without importing it, and torch."""
+        """Whether it is built in and registered by import string: it is then known without importing it, and torch."""
         try:
             target = None if ":" in name else self.target(kind, name)
         except RlsdkError:
@@ -143,7 +143,7 @@ class Registry:
         return isinstance(target, str) and target.startswith("rlsdk.")
 
     def sharding_manager(self, train: str, rollout: str, name: str = "auto") -> Any:
-        """The sharding manager class of that name, or with `auto` the one closest to this pair of backends."""
+        """The sharding manager class of that name; `auto`: the one most specific to this pair of backends."""
         if name != "auto":
             return self.component(ComponentKind.SHARDING_MANAGER, name)
         claimed = {row.name for row in self.rows() if row.kind == ComponentKind.SHARDING_MANAGER}
@@ -155,8 +155,8 @@ class Registry:
         """Imports the engine class of a backend.
 
         Raises:
-            PluginLoadError: the import failed (with its own message, chained), or it is no engine of that kind, or
-                one whose abstract methods are not all there; or it lives in its own environment.
+            PluginLoadError: the import failed (with its own message, chained); it is not an engine of that kind, or
+                lacks abstract methods; or it is in its own environment.
         """
         source = self._source(spec)
         if isolation := self.isolation(spec):
@@ -179,8 +179,8 @@ class Registry:
         return engine
 
     def load_options(self, spec: BackendSpec) -> type[Any] | None:
-        """The class of a backend's own options, None when it has none: imported, or for a backend that lives in an
-        environment of its own, made of their description.
+        """The class of a backend's own options, or None: imported, or made from their description if the backend has an
+        environment of its own.
 
         Raises:
             PluginLoadError: the import failed, or it is neither a dataclass nor a pydantic model.
@@ -200,8 +200,7 @@ class Registry:
         return options
 
     def load_forecast(self, spec: BackendSpec) -> ForecastFn | None:
-        """Imports the function that says what the engine would hold; None when there is none, or when the backend lives
-        in its own environment.
+        """Imports the forecast function of a backend; None if it has none, or if it has its own environment.
 
         Raises:
             PluginLoadError: the import failed.
@@ -213,7 +212,7 @@ class Registry:
         return found
 
     def isolation(self, spec: BackendSpec) -> Isolation | None:
-        """Where a backend lives that has its own environment; None for one of this environment."""
+        """The environment of a backend that has its own; None otherwise."""
         return next((row.isolation for row in self._rows if row.spec == spec), None)
 
     def _claims(self) -> dict[tuple[str, str], list[Row]]:

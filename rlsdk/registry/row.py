@@ -1,4 +1,4 @@
-"""One line of what is installed: a backend, a component, or a plugin that could not be read."""
+"""One entry of the registry: a backend, a component, or a plugin that could not be loaded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ComponentKind(StrEnum):
 
 Kind = BackendKind | ComponentKind
 PLUGIN = "plugin"
-"""Kind of a row that stands for a whole plugin, because what it would have added is unknown."""
+"""Kind of a row for a whole plugin, if what it provides is unknown."""
 
 
 class State(StrEnum):
@@ -36,14 +36,14 @@ class State(StrEnum):
 
     READY = "ready"
     UNTESTED = "untested engine"
-    """Usable, with a warning: the engine's version is outside the window that the plugin was tested with."""
+    """Usable, with a warning: the engine's version is outside the tested range."""
     ENGINE_MISSING = "engine missing"
     WRONG_INTERFACE = "wrong interface"
     CLASH = "clash"
     BROKEN = "broken"
     DISABLED = "disabled"
     ELSEWHERE = "elsewhere"
-    """It lives in its own environment, from where it cannot serve."""
+    """It is in its own environment, from which it cannot be used."""
 
     @property
     def usable(self) -> bool:
@@ -64,13 +64,13 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Isolation:
-    """Where a plugin lives that has its own environment."""
+    """The environment of a plugin that has its own."""
 
     environment: str
     python: str
-    """Interpreter of that environment: workers of the backend are started with it."""
+    """Interpreter of that environment, with which workers of the backend are started."""
     versions: Mapping[str, str]
-    """Of Python (as `python`) and of the distributions in there that matter."""
+    """Versions of Python (as `python`) and of the relevant distributions in it."""
     options: Mapping[str, Any] | None
     """Description of the backend's options, see `rlsdk.registry.portable`; None: it has none."""
 
@@ -84,19 +84,19 @@ class Row:
     source: Source
     state: State = State.READY
     reason: str = ""
-    """Why it cannot be used, or what to know when it is."""
+    """Reason why it cannot be used, or a warning."""
     spec: BackendSpec | ComponentSpec | None = None
     isolation: Isolation | None = None
-    """Set when the plugin lives in its own environment, and cannot be imported here."""
+    """Its own environment, if it has one; it then cannot be imported here."""
     error: BaseException | None = field(default=None, compare=False, repr=False)
-    """What was raised, in the process that discovered it."""
+    """The exception, in the process that discovered it."""
 
     @property
     def interface(self) -> str:
-        """Interface version that a backend was written against, as text."""
+        """Interface version of a backend, as text."""
         return ".".join(map(str, self.spec.interface)) if isinstance(self.spec, BackendSpec) else ""
 
     @property
     def claims_name(self) -> bool:
-        """True when no other row of its kind may have its name."""
+        """Whether no other row of its kind may have its name."""
         return self.kind != PLUGIN and self.state in (State.READY, State.UNTESTED, State.ENGINE_MISSING)
