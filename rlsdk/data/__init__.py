@@ -1,6 +1,6 @@
-"""Prompts in: sources, rendering, filters, order.
+"""Prompts: sources, rendering, filters, order.
 
-`load_rows` -> `split_by_content` -> `PromptDataset` -> `PromptStream`; each is of use without the next.
+`load_rows` -> `split_by_content` -> `PromptDataset` -> `PromptStream`; each is usable without the next.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reference answers as tokens: what supervised training learns after a prompt."""
+"""Reference answers as tokens, for supervised training."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from rlsdk.data.prompts import TOKENIZER_BATCH, longest_token
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One answer, ready to be learned."""
+    """One tokenized answer."""
 
     token_ids: tuple[int, ...]
-    """With the end-of-sequence token, unless it was cut."""
+    """Token ids, including the end-of-sequence token unless the answer was cut."""
     cut: bool
-    """Longer than the limit: its first tokens only, and no end, which would teach the model to stop early."""
+    """Whether it was longer than the limit: only its first tokens, without end-of-sequence token, which would teach the
+    model to stop early."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerReport:
-    """What became of the answers of a data set."""
+    """Counts of the answers of a data set."""
 
     num_answers: int
     num_long: int
-    """Longer than `max_tokens`."""
+    """Number of answers longer than `max_tokens`."""
     max_tokens: int
-    """Tokens, the end-of-sequence token included."""
+    """Limit in tokens, including the end-of-sequence token."""
     long_answers: Literal["drop", "cut"]
     examples: Sequence[str] = field(default=())
-    """The first few long ones, as `file:line`."""
+    """The first few long answers, as `file:line`."""
 
     def line(self) -> str:
-        """All of it on one line."""
+        """The report on one line."""
         text = f"{self.num_answers - (self.num_long if self.long_answers == 'drop' else 0):,} of {self.num_answers:,} "
         text += "answers are learned"
         if self.num_long:
@@ -47,11 +48,11 @@ class AnswerEncoder:
     """Turns answers into tokens."""
 
     def __init__(self, tokenizer: Any, max_tokens: int, *, allow_special_tokens: bool = False) -> None:
-        """Prepares for one tokenizer.
+        """Prepares encoding with one tokenizer.
 
         Args:
             tokenizer: of the policy, with an end-of-sequence token.
-            max_tokens: most tokens of an answer, the end-of-sequence token included; at least 1.
+            max_tokens: most tokens of an answer, including the end-of-sequence token; at least 1.
             allow_special_tokens: special tokens in an answer are control tokens; False: encoded as text.
         """
         self._tokenizer = tokenizer
@@ -60,7 +61,8 @@ class AnswerEncoder:
         self._longest_token = longest_token(tokenizer)
 
     def encode(self, texts: Sequence[str], sources: Sequence[str]) -> list[Answer]:
-        """Each answer's tokens and its end, or the first `max_tokens` of them where it is longer.
+        """Encodes answers: each one's tokens and the end-of-sequence token, or its first `max_tokens` tokens if it is
+        longer.
 
         Args:
             texts: answers, in their template.
@@ -69,7 +71,7 @@ class AnswerEncoder:
         Raises:
             DataError: a text holds a special token that this tokenizer cannot encode as text; names its source.
         """
-        # Of a text that is too long by its characters alone, no more than can be needed is tokenized.
+        # Of a text that is too long by its number of characters, only what can be needed is tokenized.
         most = (self._max_tokens + 1) * self._longest_token
         ids = self._ids([text[:most] for text in texts], sources)
         end = int(self._tokenizer.eos_token_id)

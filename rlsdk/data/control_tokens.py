@@ -1,13 +1,13 @@
-"""Keeps the text of data from becoming control tokens.
+"""Prevents text of data from becoming control tokens (prompt injection through special tokens).
 
-A tokenizer reads `<|im_end|>` in a text as the token that ends a turn, wherever the text came from. A prompt could so
-close its own turn and open a system turn. Here special tokens are made by templates and settings only; in the text of a
-row the same characters are encoded like any other text.
+A tokenizer reads `<|im_end|>` in a text as the token that ends a turn, wherever the text came from, so a prompt could
+close its own turn and open a system turn. Here only templates and settings produce special tokens; in the text of a row
+the same characters are encoded like any other text.
 
-How: the row's occurrences are hidden behind placeholders while a template is rendered, so what is left is the
-template's own. Those are exchanged for private names that a copy of the tokenizer knows as added tokens; the copy reads
+How: special tokens in the row are replaced by placeholders while the template is rendered, so the remaining ones are
+the template's own. Those are replaced by private names that a copy of the tokenizer has as added tokens; the copy reads
 special tokens as text (`encode_special_tokens` of the tokenizers library), and the ids of the private names are mapped
-back. Everything else, white space and normalization around special tokens included, is the tokenizer's.
+back. Everything else, including white space and normalization around special tokens, is up to the tokenizer.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from rlsdk.data.rows import JsonValue
 
 _OPEN, _CLOSE = "\ue0f0", "\ue0f1"
-"""Private-use characters around placeholders and private names, with a number nobody can foresee between them."""
+"""Private-use characters around placeholders and private names, with an unpredictable number between them."""
 
 
 class LiteralEncoder:
-    """Finds special tokens in texts, hides them, and encodes texts in which some are only text.
+    """Finds special tokens in texts, hides them, and encodes texts in which some special tokens are plain text.
 
-    Made once per tokenizer; `encode` builds its copy of the tokenizer at the first call.
+    Created once per tokenizer; `encode` builds its copy of the tokenizer on the first call.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -47,23 +47,23 @@ class LiteralEncoder:
         self._copy: tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]] | None = None
 
     def found_in(self, value: JsonValue) -> bool:
-        """Whether a text, or any text inside of messages, holds a special token."""
+        """Whether a text, or any text in messages, contains a special token."""
         pattern = self._pattern
         if pattern is None:
             return False
 
         def holds(text: str) -> bool:
-            # The first character tells nearly all texts apart, many times faster than the pattern does.
+            # Checking first characters decides nearly all texts, many times faster than the pattern.
             return any(start in text for start in self._starts) and pattern.search(text) is not None
 
         return _any_text(value, holds) or self.found_normalized(value)
 
     def found_normalized(self, value: JsonValue) -> bool:
-        """Whether it holds one that the tokenizer matches only after it has normalized the text."""
+        """Whether it contains one that the tokenizer matches only after normalization of the text."""
         return self._normalized is not None and _any_text(value, self._normalized)
 
     def hide(self, value: JsonValue) -> Any:
-        """The same with a placeholder for every special token in every text."""
+        """A copy with a placeholder for every special token in every text."""
         if isinstance(value, str):
             return self.hide_parts([(value, False)])
         if isinstance(value, Mapping):
@@ -71,7 +71,7 @@ class LiteralEncoder:
         return [self.hide(item) for item in value] if isinstance(value, Sequence) else value
 
     def hide_parts(self, parts: Sequence[tuple[str, bool]]) -> str:
-        """Joins texts, with a placeholder for every special token that does not lie within one trusted text.
+        """Joins texts, with a placeholder for every special token that is not completely within one trusted text.
 
         Args:
             parts: text, and whether it is trusted: from the run's configuration, not from the data.
@@ -95,7 +95,8 @@ class LiteralEncoder:
         return self._pattern.sub(hidden, joined)
 
     def show(self, text: str, split_by: str = "") -> str:
-        """The text with every placeholder replaced by what it hides, `split_by` put behind its first character."""
+        """The text with every placeholder replaced by its special token, with `split_by` inserted after the first
+        character."""
 
         def hidden(match: re.Match[str]) -> str:
             content = self._hidden[int(match[1])]
@@ -104,7 +105,7 @@ class LiteralEncoder:
         return self._place.sub(hidden, text)
 
     def encode(self, text: str, *, add_special_tokens: bool, where: str) -> list[int]:
-        """Token ids of a text in which placeholders stand for text, and special tokens for themselves.
+        """Token ids of a text in which placeholders mean plain text, and special tokens mean themselves.
 
         Raises:
             DataError: this tokenizer cannot encode the characters of a special token as text; names `where`.
@@ -114,11 +115,11 @@ class LiteralEncoder:
             text = self._pattern.sub(lambda match: names[match[0]], text)
         unknown = getattr(self._tokenizer, "unk_token_id", None)
         control = set(ids.values()) - {unknown}
-        # A vocabulary may hold a special token as an ordinary piece too (those of Unigram models do). Where one comes
-        # out, the characters are split after the first one, by a private name that is taken out again.
+        # A vocabulary may contain a special token as an ordinary piece too (as Unigram models do). If the result has
+        # one, the characters are split after the first one by a private name, which is removed again.
         for shown in (self.show(text), self.show(text, split_by=self._split)):
             encoded = copy.encode(shown, add_special_tokens=add_special_tokens)
-            # The mask marks what the tokenizer itself puts around a text.
+            # The mask marks tokens that the tokenizer itself adds around a text.
             pairs = zip(encoded.ids, encoded.special_tokens_mask, strict=True)
             if not any(token in control and not added for token, added in pairs):
                 split = copy.token_to_id(self._split)
@@ -132,7 +133,7 @@ class LiteralEncoder:
         )
 
     def _literal_copy(self, where: str) -> tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]]:
-        """The copy, the private name of each special token, and the id that each private name's id stands for."""
+        """The copy, the private name of each special token, and the id for which each private name's id stands."""
         if self._copy is None:
             inner = getattr(self._tokenizer, "backend_tokenizer", None)
             if inner is None or not getattr(self._tokenizer, "is_fast", False):
@@ -158,7 +159,7 @@ class LiteralEncoder:
 
 
 def _any_text(value: JsonValue, holds: Callable[[str], bool]) -> bool:
-    """Whether a text, or any text inside of messages, has the property."""
+    """Whether a text, or any text in messages, has the property."""
     if isinstance(value, str):
         return holds(value)
     if isinstance(value, Mapping):
@@ -177,7 +178,7 @@ def _normalized_search(tokenizer: Any) -> Callable[[str], bool] | None:
 
 
 def _special_tokens(tokenizer: Any) -> dict[str, Any]:
-    """Content -> token of everything that the tokenizer would read as a control token; longest first."""
+    """Content -> token of everything that the tokenizer reads as a control token; longest first."""
     inner = getattr(tokenizer, "backend_tokenizer", None)
     if inner is not None and hasattr(inner, "get_added_tokens_decoder"):
         found = {token.content: token for token in inner.get_added_tokens_decoder().values() if token.special}

@@ -1,4 +1,4 @@
-"""Rows from local files: JSON lines, JSON, CSV, Parquet. Every error names file and line."""
+"""Loads rows from local files: JSON lines, JSON, CSV, Parquet. Every error names file and line."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rlsdk.interfaces.errors import nearest_file
 
 MAX_CSV_FIELD_CHARS = 1 << 27
 SUFFIXES: Mapping[str, str] = {".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
-"""Of a file -> the registered source that reads it."""
+"""Suffix of a file -> registered source that reads it."""
 _BOM = b"\xef\xbb\xbf"
 
 
 def load_json(rest: str, *, field: str | None = None) -> Iterator[DataRow]:
-    """Rows of a `.jsonl` file (one object a line; blank lines are passed over) or a `.json` file (one array).
+    """Rows of a `.jsonl` file (one object per line; blank lines are skipped) or a `.json` file (one array).
 
     Args:
         rest: path of the file.
@@ -48,7 +48,7 @@ def load_csv(rest: str, *, delimiter: str | None = None) -> Iterator[DataRow]:
         delimiter: one character; by default a tab for `.tsv` and a comma otherwise.
 
     Raises:
-        DataError: not UTF-8, a header with a name missing or twice, or a row of another width than the header.
+        DataError: not UTF-8, a header with a missing or duplicate name, or a row of another width than the header.
     """
     path = existing_file(rest)
     csv.field_size_limit(MAX_CSV_FIELD_CHARS)
@@ -98,16 +98,16 @@ class NoFileError(DataError):
     """There is no such file."""
 
     def __init__(self, message: str, *, is_named: bool = False) -> None:
-        """`is_named`: the message names a file that was probably meant."""
+        """`is_named`: the message suggests a file."""
         super().__init__(message)
         self.is_named = is_named
 
 
 def existing_file(name: str) -> Path:
-    """The path, when it is a file.
+    """The path of an existing file.
 
     Raises:
-        DataError: it is not, with the nearest name in that folder.
+        DataError: there is no such file; suggests the nearest name in that folder.
     """
     path = local_path(name)
     try:
@@ -124,10 +124,10 @@ def existing_file(name: str) -> Path:
 
 
 def local_path(name: str) -> Path:
-    """The path that a person typed, with `~` filled in.
+    """The path as typed, with `~` expanded.
 
     Raises:
-        DataError: `~NAME/` of an unknown user, or a name that no file system takes.
+        DataError: `~NAME/` of an unknown user, or an invalid file name.
     """
     try:
         path = Path(name).expanduser()
@@ -204,7 +204,7 @@ def _json_problem(error: Exception) -> str:
 
 
 def _json_line(text: str, error: Exception) -> int:
-    """Where it went wrong. Python says so of wrong syntax only; of a number that is too long, it is looked for."""
+    """Line of the error. Python reports it for wrong syntax only; for a number that is too long it is searched."""
     if isinstance(error, json.JSONDecodeError):
         return error.lineno
     number = re.search(f"[0-9]{{{sys.get_int_max_str_digits() + 1},}}", text)
@@ -212,7 +212,7 @@ def _json_line(text: str, error: Exception) -> int:
 
 
 def _looks_like_lines(head: bytes) -> bool:
-    """True when the text starts with an object that ends on its first line: JSON lines under the name `.json`."""
+    """Whether the text starts with an object that ends on its first line: JSON lines in a `.json` file."""
     first = head.split(b"\n", 1)[0].strip()
     return first.startswith(b"{") and first.endswith(b"}") and len(first) > 2
 
@@ -242,7 +242,7 @@ def _rows_of_field(path: Path, value: Mapping[str, Any], field: str | None) -> I
 
 
 def _rows_with_lines(path: Path, text: str, count: int) -> Iterator[DataRow]:
-    """Decodes the elements of a valid top-level array one by one, to know on which line each begins."""
+    """Decodes the elements of a valid top-level array one by one, to find the line of each."""
     decoder = json.JSONDecoder()
     at, line = text.index("[") + 1, 1 + text.count("\n", 0, text.index("["))
     for _ in range(count):

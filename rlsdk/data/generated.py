@@ -1,4 +1,4 @@
-"""Rows that are generated on the spot: the tasks of reasoning-gym."""
+"""Generated rows: the tasks of reasoning-gym."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def load_reasoning_gym(
 
     Args:
         rest: name of the task, for example `chain_sum`.
-        limit: rows to make when `size` is not given.
-        size: rows to make; the task's own default where neither is given.
+        limit: number of rows if `size` is not given.
+        size: number of rows; the task's default if neither is given.
         seed: of the generator.
         parameters: the task's own, for example `min_digits`.
 
@@ -30,7 +30,7 @@ def load_reasoning_gym(
         ConfigError: no such task, no such parameter (with the nearest name), or a value that the task refuses.
     """
     with warnings.catch_warnings():
-        # A dependency of reasoning-gym compares with `is`, which Python complains of where byte-code is not kept.
+        # A dependency of reasoning-gym compares literals with `is`, of which Python warns when it compiles the file.
         warnings.simplefilter("ignore", SyntaxWarning)
         from reasoning_gym.factory import DATASETS, create_dataset
     if rest not in DATASETS:

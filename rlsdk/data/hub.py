@@ -1,4 +1,4 @@
-"""Rows through Hugging Face `datasets`: folders saved by it, folders of data files, and data sets of the hub."""
+"""Loads rows with Hugging Face `datasets`: folders saved by it, folders of data files, and data sets of the hub."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def load_hub(
     columns: Sequence[str] | None = None,
     cache_dir: str | None = None,
 ) -> Iterator[DataRow]:
-    """Rows of a data set of the hub. No code that comes with a data set is run.
+    """Rows of a data set of the hub. Code in the data set is never run.
 
     Args:
         rest: `org/name`, `org/name:split`, `org/name:config` or `org/name:config:split`.
@@ -78,7 +78,7 @@ def load_hub(
     if len(parts) == 2:
         config, split = parts
     elif parts:
-        # Whether one part is a configuration or a split only the data set knows.
+        # Only the data set knows whether a single part is a configuration or a split.
         known = _config_names(name, revision)
         config, split = (parts[0], split) if parts[0] in known else (config, parts[0])
     return _rows(_load_dataset(name, config, revision, cache_dir), f"hf:{name}", split, columns)
@@ -136,7 +136,7 @@ def _rows(
     except DataError:
         raise
     except (OSError, ValueError, RuntimeError) as error:
-        # Arrow's errors are among these: files that were damaged after `datasets` wrote them.
+        # These include Arrow's errors: files that were damaged after `datasets` wrote them.
         raise DataError(f"{name}:{number + 1}: `datasets` cannot read this row: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""Which source of a mixture comes next: exact proportions at every moment, not on average."""
+"""Selects the next source of a mixture, with exact proportions at every step, not only on average."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from rlsdk.interfaces import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class MixturePart:
-    """One source of a mixed data set: a run of its prompts."""
+    """One source of a mixed data set: a contiguous range of its prompts."""
 
     name: str
-    """As the person named the source."""
+    """Name of the source, as the user gave it."""
     size: int
-    """Prompts."""
+    """Number of prompts."""
     weight: Fraction
     """Share of the prompts that are drawn, relative to the other parts."""
 
 
 def exact_weight(weight: float, name: str) -> Fraction:
-    """The weight as it was typed: 0.1 is a tenth, not the binary number next to it.
+    """The weight as typed: 0.1 is exactly a tenth, not the nearest binary number.
 
     Raises:
         ConfigError: not above zero, or not finite.
@@ -33,14 +33,14 @@ def exact_weight(weight: float, name: str) -> Fraction:
 
 
 def next_part(weights: Sequence[Fraction], taken: Sequence[int]) -> int:
-    """The part that the next prompt comes from.
+    """Index of the part from which the next prompt is drawn.
 
     Tijdeman's algorithm ("The chairman assignment problem", 1980): after every draw, the number of draws from each of
-    k parts differs from its exact share by at most 1 - 1/(2k - 2), so by less than one prompt, always.
+    k parts differs from its exact share by at most 1 - 1/(2k - 2), which is less than one prompt.
 
     Args:
         weights: of the parts, above zero.
-        taken: how many prompts were drawn from each, by this function.
+        taken: number of prompts drawn from each so far by this function.
     """
     count = len(weights)
     if count == 1:

@@ -1,4 +1,4 @@
-"""Tokenized prompts, with what was left out and why."""
+"""Tokenized prompts, and a report of the rows that were dropped."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rlsdk.data.rows import DataRow, JsonValue
 from rlsdk.interfaces import DataError
 
 TOKENIZER_BATCH = 2048
-"""Texts given to the tokenizer at once: enough for its threads, small enough for memory."""
+"""Texts per call of the tokenizer: enough for its threads, small enough for memory."""
 MIN_LONGEST_TOKEN = 32
-"""Characters assumed of a tokenizer's longest token, where its vocabulary has none longer."""
+"""Least number of characters assumed for a tokenizer's longest token."""
 
 
 class NoPromptError(DataError):
-    """Every row was left out."""
+    """Every row was dropped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +33,10 @@ class Prompt:
     """One prompt, ready for a `GenerationRequest` and, later, a `RewardSample`."""
 
     index: int
-    """Position in its data set: the same in every epoch."""
+    """Index in its data set, the same in every epoch."""
     prompt_ids: tuple[int, ...]
     text: str
-    """What was tokenized, chat template included."""
+    """The text that was tokenized, including the chat template."""
     answer: str | None
     row: Mapping[str, JsonValue]
     source: str
@@ -44,30 +44,30 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True)
 class FilterReport:
-    """What became of the rows of a source."""
+    """Counts of dropped and kept rows of a source."""
 
     num_rows: int
     num_kept: int
     num_empty: int
-    """Left out: no text, or no token."""
+    """Dropped: no text, or no token."""
     num_too_long: int
-    """Left out: more than `max_prompt_tokens`."""
+    """Dropped: more than `max_prompt_tokens`."""
     num_without_answer: int
     """Kept, but without a reference answer."""
     num_special: int
     """Kept, with special tokens of the tokenizer in the text of the row."""
     special_allowed: bool
-    """Those became control tokens; False: they were encoded as text."""
+    """Whether these became control tokens; False: they were encoded as text."""
     max_prompt_tokens: int | None
     longest_kept: int
-    """Tokens."""
+    """Tokens of the longest kept prompt."""
     longest: int
-    """Tokens, of all rows; at least so many, where a text was too long by its characters alone."""
+    """Tokens of the longest row; a lower bound if a text was too long by its number of characters."""
     examples: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Reason -> the first few rows that were left out or counted for it, as `file:line`."""
+    """Reason -> the first few rows that were dropped or counted for it, as `file:line`."""
 
     def line(self) -> str:
-        """All of it on one line."""
+        """The report on one line."""
         parts = [f"{self.num_kept:,} of {self.num_rows:,} prompts kept (longest {self.longest_kept:,} tokens)"]
         if self.num_too_long:
             parts.append(
@@ -86,9 +86,9 @@ class FilterReport:
 
 
 class PromptDataset(Sequence[Prompt]):
-    """Prompts in the order of their source. Never changes; order and position are a `PromptStream`'s business.
+    """Prompts in the order of their source. Immutable; `PromptStream` handles order and position.
 
-    Token ids are held in one flat int32 array, so a million prompts cost what their tokens cost.
+    Token ids are in one flat int32 array, so memory is proportional to the number of tokens.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class PromptDataset(Sequence[Prompt]):
         Args:
             rows: as `load_rows` or `split_by_content` gave them.
             tokenizer: of the policy.
-            form: which fields make the prompt, and how.
-            max_prompt_tokens: longer prompts are left out and counted; None: no limit.
+            form: the fields and templates of the prompt.
+            max_prompt_tokens: longer prompts are dropped and counted; None: no limit.
             name: of this part of the data in messages.
 
         Raises:
@@ -130,11 +130,11 @@ class PromptDataset(Sequence[Prompt]):
         self._offsets = np.cumsum([0, *(len(ids[at]) for at in kept)])
         self._ids: NDArray[np.int32] = np.concatenate([ids[at] for at in kept])
         self.parts: tuple[MixturePart, ...] = (MixturePart(name=name, size=len(kept), weight=Fraction(1)),)
-        """One, or those of a mixture in the order of their prompts."""
+        """One part, or those of a mixture in the order of their prompts."""
 
     @classmethod
     def mix(cls, datasets: Sequence[PromptDataset], weights: Sequence[float], names: Sequence[str]) -> PromptDataset:
-        """One data set of several, of which a `PromptStream` draws by weight. `report` is that of the first.
+        """Combines data sets into one, from which a `PromptStream` draws by weight. `report` is that of the first.
 
         Raises:
             ConfigError: a weight that is not above zero.
@@ -178,7 +178,7 @@ class PromptDataset(Sequence[Prompt]):
         return (self[at] for at in range(len(self)))
 
     def subset(self, positions: Sequence[int]) -> PromptDataset:
-        """Some of the prompts in ascending order, numbered again; `report` stays that of the whole."""
+        """A subset of the prompts in ascending order, with new indices; `report` stays that of the whole."""
         made = copy.copy(self)
         made._rows = [self._rows[at] for at in positions]
         made._texts = [self._texts[at] for at in positions]
@@ -195,7 +195,7 @@ class PromptDataset(Sequence[Prompt]):
 
     @property
     def rows(self) -> Sequence[DataRow]:
-        """The rows that were kept."""
+        """The kept rows."""
         return self._rows
 
     def fingerprint(self) -> int:
@@ -208,7 +208,7 @@ class PromptDataset(Sequence[Prompt]):
 
 
 def _parts_of(parts: Sequence[MixturePart], positions: Sequence[int]) -> tuple[MixturePart, ...]:
-    """The parts with the prompts at ascending `positions`; those without any are left out."""
+    """The parts restricted to the prompts at ascending `positions`; empty parts are dropped."""
     found, start = [], 0
     for part in parts:
         size = sum(start <= at < start + part.size for at in positions)
@@ -221,10 +221,9 @@ def _parts_of(parts: Sequence[MixturePart], positions: Sequence[int]) -> tuple[M
 def _encode(
     rows: Sequence[DataRow], texts: Sequence[str], tokenizer: Tokenizer, form: PromptFormat, limit: int | None
 ) -> tuple[list[NDArray[np.int32]], list[int]]:
-    """Token ids of every row, and the rows that hold special tokens.
+    """Token ids of every row, and the rows that contain special tokens.
 
-    Texts that are too long by their characters alone are not tokenized: they get as many tokens as they at least have,
-    all 0.
+    Texts that are too long by their number of characters are not tokenized: they get a lower bound of tokens, all 0.
     """
     most_chars = longest_token(tokenizer)
     literal = LiteralEncoder(tokenizer)
@@ -250,7 +249,8 @@ def _encode(
 
 
 def longest_token(tokenizer: Tokenizer) -> int:
-    """Characters: a text of n characters has at least n over this many tokens, unless the tokenizer drops text."""
+    """Characters of the longest token: a text of n characters has at least n / longest tokens, unless the tokenizer
+    drops text."""
     vocabulary: dict[str, int] = getattr(tokenizer, "get_vocab", dict)()
     return max(MIN_LONGEST_TOKEN, *map(len, vocabulary)) if vocabulary else MIN_LONGEST_TOKEN
 
@@ -265,7 +265,7 @@ def _tokenize(texts: Sequence[str], tokenizer: Tokenizer, *, add_special_tokens:
 
 
 def _ends_texts(tokenizer: Tokenizer) -> bool:
-    """True when the tokenizer puts its end-of-sequence token after every text."""
+    """Whether the tokenizer appends its end-of-sequence token to every text."""
     bare = tokenizer(["a"], add_special_tokens=False)["input_ids"][0]
     dressed = tokenizer(["a"], add_special_tokens=True)["input_ids"][0]
     end = tokenizer.eos_token_id
@@ -307,6 +307,6 @@ def _filter(
 
 
 def _is_blank(row: DataRow, text: str) -> bool:
-    """True when there is nothing to answer: under a chat template the text is never empty, the message may be."""
+    """Whether a prompt is blank. With a chat template the text is never empty, but the message may be."""
     bare = row.prompt if isinstance(row.prompt, str) else "".join(str(turn["content"]) for turn in row.prompt)
     return not bare.strip() or not text.strip()

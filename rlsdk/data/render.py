@@ -1,4 +1,4 @@
-"""From a row to the text that the model sees."""
+"""Renders a row to the text that the model gets."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class Template:
-    """Text with `{field}` in it. Names are replaced and nothing is evaluated: no attribute, index or format is
-    understood, other braces stay as they are, and `{{field}}` stands for a literal `{field}`."""
+    """Text with `{field}` placeholders. Only names are replaced and nothing is evaluated: attributes, indices and
+    formats are not supported, other braces are kept, and `{{field}}` means a literal `{field}`."""
 
     text: str
 
     @property
     def fields(self) -> list[str]:
-        """Names that it fills in, in order."""
+        """Names of the placeholders, in order."""
         return [name for _, name in _FIELD.findall(self.text) if name]
 
     def fill(self, row: DataRow, **extra: str) -> str:
-        """The text with every field of the row, or of `extra`, put in.
+        """The text with the fields of the row, or of `extra`, filled in.
 
         Raises:
             DataError: the row lacks a field; names file and line.
@@ -50,7 +50,7 @@ class Template:
         return "".join(text for text, _ in self.parts(row, **extra))
 
     def parts(self, row: DataRow, **extra: str) -> list[tuple[str, bool]]:
-        """As `fill`, in pieces: each with whether it is the template's own text."""
+        """As `fill`, in pieces: (text, whether it is the template's own)."""
         found: list[tuple[str, bool]] = []
         at = 0
         for match in _FIELD.finditer(self.text):
@@ -72,7 +72,7 @@ class Template:
 
 
 def as_text(value: JsonValue) -> str:
-    """A field's value in a text: a list of texts one a line, other lists and objects as JSON."""
+    """A field's value as text: a list of strings as lines, other lists and objects as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
@@ -82,22 +82,22 @@ def as_text(value: JsonValue) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptFormat:
-    """Which fields of a row make the prompt and the answer, and how the prompt is dressed."""
+    """The fields of a row for prompt and answer, and the templates of the prompt."""
 
     prompt_field: str = "question"
-    """Holds a text, or a list of chat messages. A dot looks into nested objects."""
+    """Field with a text, or a list of chat messages. A dot reads nested objects."""
     answer_field: str = "answer"
-    """Holds the reference answer; rows may lack it."""
+    """Field with the reference answer; it may be missing."""
     prompt_template: str = "{prompt}"
-    """Text of the user message: `{prompt}` is the prompt field's text, any other name a field of the row."""
+    """Text of the user message: `{prompt}` is the text of the prompt field, any other name a field of the row."""
     system_prompt: str | None = None
-    """Needs a chat template. A row whose messages begin with a system message keeps its own."""
+    """System message; needs a chat template. A row whose messages begin with a system message keeps its own."""
     chat_template: Literal["auto", "always", "never"] = "auto"
-    """auto: where the tokenizer has one."""
+    """auto: use the chat template if the tokenizer has one."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Variables of the chat template, for instance `enable_thinking`."""
     allow_special_tokens: bool = False
-    """Special tokens in the text of rows become control tokens. False: they are encoded as text."""
+    """Whether special tokens in the text of rows become control tokens. False: they are encoded as text."""
 
     def select(self, rows: Sequence[DataRow]) -> list[DataRow]:
         """The rows with `prompt` and `answer` filled in.
@@ -139,14 +139,14 @@ class PromptFormat:
         return turns
 
     def holds_special_tokens(self, row: DataRow, literal: LiteralEncoder) -> bool:
-        """Whether the data's part of a selected row's prompt holds a special token."""
+        """Whether the data's part of a selected row's prompt contains a special token."""
         if not literal.found_in(row.prompt):
             return False
         return literal.found_normalized(row.prompt) or self.hide(row, literal).prompt != row.prompt
 
     def hide(self, row: DataRow, literal: LiteralEncoder) -> DataRow:
-        """A selected row with a placeholder for every special token that the data brought; those of `prompt_template`
-        and `system_prompt` stay."""
+        """A selected row with a placeholder for every special token from the data; those of `prompt_template` and
+        `system_prompt` are kept."""
         if not isinstance(row.prompt, str):
             return replace(row, prompt=literal.hide(row.prompt))
         template = Template(self.prompt_template)
@@ -220,5 +220,5 @@ def _through_template(row: DataRow, tokenizer: Tokenizer, form: PromptFormat) ->
             [form.messages(row)], tokenize=False, add_generation_prompt=True, **form.chat_template_kwargs
         )
         return str(made[0])
-    except Exception as error:  # templates are programs that come with the model, and raise what they like
+    except Exception as error:  # templates are programs that come with the model, and may raise any exception
         raise DataError(f"{row.source}: the chat template refuses this row: {type(error).__name__}: {error}") from error

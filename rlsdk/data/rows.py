@@ -1,4 +1,4 @@
-"""One row of a data set, wherever it came from, and where to find it again."""
+"""One row of a data set, and its location for messages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import TypeAlias
 from rlsdk.interfaces import DataError, nearest
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
-"""What a row may hold. Rows cross to the grading process as JSON."""
+"""Values that a row may contain. Rows are sent to grading processes as JSON."""
 
 MAX_DEPTH = 64
-"""Of lists and objects in each other. What reads rows later recurses, and must not run out of stack."""
+"""Deepest nesting of lists and objects; code that reads rows is recursive and must not overflow the stack."""
 MAX_INT_BITS = 4096
-"""Of an integer: Python refuses to read back those of more than 4,300 digits."""
+"""Most bits of an integer: Python refuses to parse more than 4,300 digits."""
 
 Messages: TypeAlias = Sequence[Mapping[str, JsonValue]]
 """Chat messages: `{"role": ..., "content": ...}` each."""
@@ -25,20 +25,20 @@ Messages: TypeAlias = Sequence[Mapping[str, JsonValue]]
 
 @dataclass(frozen=True, kw_only=True)
 class DataRow:
-    """A row as its source gave it; `prompt` and `answer` are filled in by `PromptFormat.select`."""
+    """A row as loaded; `PromptFormat.select` fills in `prompt` and `answer`."""
 
     row: Mapping[str, JsonValue]
     source: str
-    """`file:line`, or the data set's name and 1-based row number: what error messages point at."""
+    """`file:line`, or the data set's name and 1-based row number, for error messages."""
     prompt: str | Messages = field(default="")
     answer: str | None = None
 
 
 def lookup(row: Mapping[str, JsonValue], path: str) -> JsonValue:
-    """The value of a field; `reward_model.ground_truth` looks into nested objects unless a field has that very name.
+    """The value of a field; `reward_model.ground_truth` reads nested objects unless a field has exactly that name.
 
     Raises:
-        KeyError: with the part of `path` that is not there.
+        KeyError: with the missing part of `path`.
     """
     if path in row:
         return row[path]
@@ -57,10 +57,10 @@ def missing_field(
 
     Args:
         path: of the field.
-        row: that lacks it.
-        asked_by: what asks for it.
-        flag: of the configuration, that names another field.
-        others: names that are no fields and would do, too.
+        row: without the field.
+        asked_by: what needs the field.
+        flag: of the configuration, to name another field.
+        others: further valid names that are not fields.
     """
     name = f"Name the field that holds it (`--{flag} FIELD`)" if flag else "Name another field"
     have = sorted(row.row)
@@ -71,11 +71,11 @@ def missing_field(
 
 
 def to_json(value: object, where: str, depth: int = 0) -> JsonValue:
-    """`value` with tuples, sets, dates, decimals and numpy values turned into what JSON knows.
+    """Converts `value` to JSON types: tuples, sets, dates, decimals and numpy values are converted.
 
     Raises:
-        DataError: something that has no JSON form (bytes, images, ...), is nested too deeply, or is a number or text
-            that no JSON reader takes; `where` names the row and field.
+        DataError: a value has no JSON form (bytes, images, ...), is nested too deeply, or is a number or text that JSON
+            readers refuse; `where` names the row and field.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return _exact_scalar(value, where)
@@ -101,7 +101,8 @@ def to_json(value: object, where: str, depth: int = 0) -> JsonValue:
 
 
 def _exact_scalar(value: bool | int | float | str | None, where: str) -> JsonValue:
-    """Plain built-ins as they are; subclasses (`numpy.str_`, `numpy.float64`, enums) as the built-in they extend."""
+    """Plain built-ins unchanged; subclasses (`numpy.str_`, `numpy.float64`, enums) converted to the built-in that they
+    extend."""
     if isinstance(value, str):
         return _text(str(value) if type(value) is str else str.__str__(value), where)
     if isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
@@ -113,7 +114,7 @@ def _exact_scalar(value: bool | int | float | str | None, where: str) -> JsonVal
 
 
 def _text(value: str, where: str) -> str:
-    """The same; half a surrogate pair (`"\\ud800"` in JSON) is no character, and could not be written anywhere."""
+    """The text unchanged; a lone surrogate (`"\ud800"` in JSON) is an error, as it cannot be encoded."""
     if not value.isascii():
         try:
             value.encode("utf-8")
@@ -126,7 +127,7 @@ def _text(value: str, where: str) -> str:
 
 
 def to_row(value: object, source: str) -> DataRow:
-    """Wraps what a source yielded: a mapping of fields, or a row already made.
+    """Converts what a source yielded to a row: a mapping of fields, or a row.
 
     Raises:
         DataError: it is neither, or a field has no JSON form.

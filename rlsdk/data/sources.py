@@ -1,4 +1,4 @@
-"""From what a person types after `--data` to rows: a registered source, a file, a folder, or a hub name."""
+"""Loads the rows of a source given by name: a registered source, a file, a folder, or a hub name."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ __all__ = [
 ]
 
 Loader: TypeAlias = Callable[..., Iterable[object]]
-"""`load(rest, **options)` yields mappings of fields, or `DataRow`s. One that takes an argument `limit` is told how many
-rows are wanted; of any other the first so many are taken."""
+"""`load(rest, **options)` yields mappings of fields, or `DataRow`s. A loader with an argument `limit` gets the number
+of rows; of any other the first rows are used."""
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+){0,2}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceName:
-    """A source as a person named it, taken apart."""
+    """The parsed name of a source."""
 
     kind: str
     """Name of a registered source."""
     rest: str
-    """What that source is to load."""
+    """Argument of that source."""
 
 
 def parse_source(name: str, kinds: Collection[str]) -> SourceName:
-    """Takes `KIND:REST`, a file with a known suffix, a folder, or `org/name` of the hub apart. Loads nothing.
+    """Parses `KIND:REST`, a file with a known suffix, a folder, or `org/name` of the hub. Loads nothing.
 
     Args:
         name: as typed.
@@ -55,7 +55,7 @@ def parse_source(name: str, kinds: Collection[str]) -> SourceName:
 
     Raises:
         ConfigError: it is none of these, with the nearest registered name.
-        DataError: it is no name that a file could have.
+        DataError: it is not a valid file name.
     """
     if not name.strip():
         raise ConfigError(f"data source {name!r}: is empty; expected a file, a folder, org/name or SOURCE:REST")
@@ -77,7 +77,7 @@ def parse_source(name: str, kinds: Collection[str]) -> SourceName:
 
 
 def check_source(name: str, *, kinds: Collection[str]) -> None:
-    """What can be told about a source at once, before anything is loaded or started.
+    """Checks that a source exists, before anything is loaded or started.
 
     Raises:
         ConfigError: no such source.
@@ -96,7 +96,7 @@ def check_source(name: str, *, kinds: Collection[str]) -> None:
 
 
 def _other_sources(kinds: Collection[str]) -> str:
-    """What else a source of data may be, for one whose file is not there."""
+    """Hint on other kinds of sources, for a missing file."""
     others = ["a folder saved by `datasets`", "a dataset of the hub (org/name)"]
     if "reasoning_gym" in kinds:
         others.append("a task that makes its own rows (reasoning_gym:chain_sum, with the reward reasoning_gym)")
@@ -122,7 +122,7 @@ def load_rows(
 
     Raises:
         ConfigError: no such source, or an option that it does not know.
-        DataError: a row that cannot be used, with file and line; or no row at all.
+        DataError: a row cannot be used, with file and line; or there are no rows.
     """
     source = parse_source(name, kinds)
     loader = resolve(source.kind)
@@ -139,7 +139,7 @@ def load_rows(
 
 
 def _parameters(loader: Loader) -> Mapping[str, inspect.Parameter]:
-    """Its keyword parameters; the first one takes `rest`."""
+    """Keyword parameters of a loader, without the first one, which gets `rest`."""
     return dict(list(inspect.signature(loader).parameters.items())[1:])
 
 

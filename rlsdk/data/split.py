@@ -1,4 +1,4 @@
-"""Train and evaluation rows that share no question, compared by content."""
+"""Splits rows into train and evaluation rows without common questions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlsdk.interfaces import ConfigError, DataError
 
 
 def question_key(row: DataRow) -> str:
-    """What makes two questions the same: the selected prompt, whatever its case and its white space."""
+    """Key of a question: the selected prompt, ignoring case and white space."""
     prompt = row.prompt if isinstance(row.prompt, str) else json.dumps(row.prompt, sort_keys=True)
     return " ".join(prompt.split()).casefold()
 
@@ -25,21 +25,21 @@ def split_by_content(
     num_eval: int | None = None,
     seed: int = 0,
 ) -> tuple[list[DataRow], list[DataRow]]:
-    """Cuts rows into (train, eval) so that no question stands in both, however often it is repeated.
+    """Splits rows into (train, eval) so that no question is in both, however often it is repeated.
 
-    The side of a question follows from its text and the seed, not from its place: with `eval_fraction` it stays the
-    same when rows are added. Train keeps its repetitions; eval holds each question once. Both keep the given order.
+    A question's side depends on its text and the seed, not on its position: with `eval_fraction` it stays the same when
+    rows are added. Train keeps repeated questions; eval has each question once. Both keep the given order.
 
     Args:
         rows: of one source.
-        form: which field is the question.
+        form: has the field of the question.
         eval_fraction: share of the distinct questions, 0 to 1.
-        num_eval: number of distinct questions; exactly one of the two is given.
-        seed: another seed chooses other questions.
+        num_eval: number of distinct questions; exactly one of the two must be given.
+        seed: another seed selects other questions.
 
     Raises:
-        ConfigError: both or none of the two, or a fraction outside 0 to 1.
-        DataError: fewer distinct questions than asked for and one to train on.
+        ConfigError: both or neither of the two, or a fraction outside 0 to 1.
+        DataError: fewer distinct questions than requested plus one for training.
     """
     if (eval_fraction is None) == (num_eval is None):
         raise ConfigError(f"give one of eval_fraction ({eval_fraction}) and num_eval ({num_eval}), not both or none")
@@ -78,8 +78,8 @@ def drop_seen(
     form: PromptFormat | None = None,
     seen_form: PromptFormat | None = None,
 ) -> tuple[list[DataRow], int]:
-    """The rows whose question stands in none of `seen`, and how many were left out: for a data set of its own for
-    evaluation, whose questions must leave the train rows. `seen_form` is that of `seen`, where it is another."""
+    """The rows whose question is not in `seen`, and the number of removed rows: removes questions of a separate
+    evaluation set from the train rows. `seen_form` is the format of `seen`, if it differs."""
     form = form or PromptFormat()
     taken = {question_key(row) for row in (seen_form or form).select(list(seen))}
     kept = [row for row, picked in zip(rows, form.select(rows), strict=True) if question_key(picked) not in taken]
@@ -94,13 +94,13 @@ def distinct(rows: Sequence[DataRow], *, form: PromptFormat | None = None) -> li
 
 
 def _place(key: str, seed: int) -> int:
-    """A 64-bit number that depends on the question and the seed alone."""
+    """A 64-bit number that depends only on the question and the seed."""
     digest = hashlib.blake2b(f"{seed}\x00{key}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big")
 
 
 def _first(key: str, seen: set[str]) -> bool:
-    """True the first time that it is asked about a key."""
+    """Whether a key is seen for the first time."""
     new = key not in seen
     seen.add(key)
     return new

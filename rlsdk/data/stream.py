@@ -1,4 +1,4 @@
-"""Which prompts come next: a fresh order each epoch, and a position that can be saved."""
+"""Stream of prompts: a new order in each epoch, and a position that can be saved."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rlsdk.interfaces import CheckpointError, ConfigError
 
 
 def epoch_order(size: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
-    """A permutation of `range(size)` that depends on the three numbers alone.
+    """A permutation of `range(size)` that depends only on the three numbers.
 
-    Positions are sorted by a hash (splitmix64), not drawn from a library's generator, so the order stays the same
-    with every version of every library, and a run resumes the same anywhere.
+    Positions are sorted by a hash (splitmix64) instead of a library's generator, so the order is the same with every
+    version of every library, and runs resume identically anywhere.
 
     Returns:
         `[size]` int64.
@@ -38,7 +38,7 @@ def _splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 class _Cursor:
-    """Position in one part of a data set: every epoch gives each of its prompts exactly once."""
+    """Position in one part of a data set; every epoch yields each of its prompts exactly once."""
 
     def __init__(self, start: int, size: int, *, seed: int, shuffle: bool) -> None:
         self.start, self.size = start, size
@@ -46,13 +46,13 @@ class _Cursor:
         self.go_to(0, 0)
 
     def go_to(self, epoch: int, position: int) -> None:
-        """Moves to where so many epochs, and so many prompts of the next one, were given."""
+        """Moves to the position after this many epochs, and this many prompts of the next one."""
         self.epoch, self.position = epoch, position
         order = epoch_order(self.size, seed=self._seed, epoch=epoch) if self._shuffle else np.arange(self.size)
         self._order = self.start + order
 
     def take(self, count: int) -> list[int]:
-        """The next so many places in the data set, and moves on."""
+        """Returns the next indices of the data set, and advances."""
         found: list[int] = []
         while len(found) < count:
             if self.position == self.size:
@@ -64,14 +64,14 @@ class _Cursor:
 
     @property
     def taken(self) -> int:
-        """Prompts given since the start."""
+        """Number of prompts taken since the start."""
         return self.epoch * self.size + self.position
 
 
 class PromptStream:
-    """Endless prompts: every epoch gives each prompt exactly once, and a batch may reach over the border of two.
+    """Infinite stream of prompts: every epoch yields each prompt exactly once, and a batch may span two epochs.
 
-    Of a mixture every part has its own epochs, and prompts are drawn by weight: see `next_part`.
+    Every part of a mixture has its own epochs, and prompts are drawn by weight: see `next_part`.
     """
 
     def __init__(self, dataset: PromptDataset, *, seed: int = 0, shuffle: bool = True) -> None:
@@ -97,16 +97,16 @@ class PromptStream:
 
     @property
     def epoch(self) -> int:
-        """Full passes over the data that are behind the next prompt; of a mixture, over the part that had fewest."""
+        """Number of complete epochs before the next prompt; for a mixture, the smallest of its parts."""
         return min(cursor.epoch for cursor in self._cursors)
 
     @property
     def position(self) -> int:
-        """Prompts that were given of the epoch under way; of a mixture, of all parts' epochs."""
+        """Number of prompts taken of the current epoch; for a mixture, the sum over its parts."""
         return sum(cursor.position for cursor in self._cursors)
 
     def take(self, num_prompts: int) -> list[Prompt]:
-        """The next so many prompts, and moves on."""
+        """Returns the next prompts, and advances."""
         if len(self._cursors) == 1:
             places = self._cursors[0].take(num_prompts)
         else:
@@ -118,7 +118,7 @@ class PromptStream:
         return self._cursors[part].take(1)[0]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream stands, in plain numbers; of a mixture also where each part stands."""
+        """The position as plain numbers; for a mixture, with those of its parts."""
         state: dict[str, Any] = {
             "epoch": self.epoch,
             "position": self.position,
@@ -133,13 +133,13 @@ class PromptStream:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes to where `state` was taken: the next batches are those that would have followed.
+        """Restores a position: the next batches are those that would have followed.
 
         Args:
             state: of `state_dict`.
 
         Raises:
-            CheckpointError: data, seed or order differ, or the state is not whole.
+            CheckpointError: data, seed or order differ, or the state is incomplete.
         """
         wanted = self.state_dict().keys() - {"parts", "weights"}
         missing = sorted(wanted - state.keys())
@@ -172,7 +172,7 @@ def _checked_places(state: Mapping[str, Any]) -> list[tuple[int, int]]:
     """Epoch and position of each part.
 
     Raises:
-        CheckpointError: one is no number that a stream can have written.
+        CheckpointError: a number is invalid.
     """
     parts = state.get("parts", [[state["epoch"], state["position"]]])
     good = isinstance(parts, list) and all(
