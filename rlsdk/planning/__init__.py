@@ -1,5 +1,5 @@
-"""What a run would be: placement, batch sizes, the move of weights, memory and times. Takes no device, starts no Ray,
-reads no weights."""
+"""Plans a run: placement, batch sizes, weight transfer, memory and times. Takes no device, starts no Ray, reads no
+weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every batch size of a run, in its unit."""
+"""Every batch size of a run, with its unit."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from rlsdk.kit.pass_memory import rows_of_pass
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSize:
-    """How much goes through at once. None: not counted in that unit, or not known."""
+    """One batch size. None: not counted in that unit, or unknown."""
 
     what: str
     prompts: int | None
     samples: int | None
     tokens: int | None
-    """At most: every row at its full length."""
+    """Upper bound: every row has the largest length."""
     note: str = ""
 
 
 def update_rows(config: RunConfig) -> int:
-    """Rows of one optimizer step, at most."""
+    """Most rows of one optimizer step."""
     return -(-config.trainer.samples_per_step // config.trainer.updates_per_step)
 
 
 def running_rows(config: RunConfig, num_replicas: int) -> int:
-    """Samples that one replica decodes at once, at most."""
+    """Most samples that one replica decodes at once."""
     prompts = -(-config.trainer.prompts_per_step // num_replicas)
     return min(config.rollout.max_running_samples, prompts * config.trainer.samples_per_prompt)
 
 
 def batch_sizes(config: RunConfig, actor: Role, *, num_replicas: int, dp_size: int | None) -> list[BatchSize]:
-    """From the largest to the smallest."""
+    """Batch sizes, the largest first."""
     trainer, longest = config.trainer, config.max_model_tokens
     samples, prompts = trainer.samples_per_step, trainer.prompts_per_step
     share, running = -(-prompts // num_replicas), running_rows(config, num_replicas)

@@ -1,4 +1,4 @@
-"""How long phases would take, from how long those of another run took: rates, nothing finer."""
+"""Predicts durations of phases from those of another run, by rates only."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from rlsdk.trainer.step_times import phase_names
 from rlsdk.trainer.trackers import read_metrics
 
 FAR = 4.0
-"""A batch or a model of more than so many times that of the calibrating run is called far from it."""
+"""Ratio of batch or model sizes to the calibrating run above which a note warns that rates may not hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a step of a run does, in units that seconds are taken to be proportional to."""
+    """Work of a step, in units to which seconds are assumed to be proportional."""
 
     num_parameters: int
     actor_devices: int
     rollout_devices: int
     sync_bytes: int
-    """That one target takes."""
+    """Bytes that one target receives in a sync."""
     samples: int
     forward_passes: float
-    """Over all of a step's tokens: old log-probs, and one for each model beside the actor."""
+    """Forward passes over all tokens of a step: old log-probs, and one for each model besides the actor."""
     epochs: int
-    """Times that a step's tokens are trained on, by all trained models together."""
+    """Passes of training over a step's tokens, summed over all trained models."""
     longest: int
-    """Tokens of a row, prompt and response, at most."""
+    """Most tokens of a row (prompt and response)."""
     longest_response: int
     backends: tuple[str, str, str]
-    """Train, rollout, device."""
+    """Train backend, rollout backend, device."""
 
     def amounts(self, tokens_share: float, response_share: float) -> dict[str, float]:
-        """Work of each phase; rows have these shares of their longest."""
+        """Work of each phase, if rows have these shares of the largest length."""
         tokens = self.samples * self.longest * tokens_share * self.num_parameters
         responses = self.samples * self.longest_response * response_share * self.num_parameters
         return {
@@ -54,12 +54,12 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """What a finished run took."""
+    """Measured durations of a finished run."""
 
     run_dir: Path
     config: RunConfig
     seconds: Mapping[str, float]
-    """By phase: the median over its steps, the first one left out."""
+    """Seconds by phase: median over its steps, without the first."""
     tokens_per_step: float
     response_tokens_mean: float
     num_steps: int
@@ -67,12 +67,12 @@ class Calibration:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Of one step."""
+    """Prediction for one step."""
 
     seconds: Mapping[str, float]
     """By phase."""
     notes: tuple[str, ...]
-    """Where this run is unlike the calibrating one, so that rates may not hold."""
+    """Differences from the calibrating run because of which rates may not hold."""
 
     @property
     def step_s(self) -> float:
@@ -83,7 +83,7 @@ def read_calibration(run_dir: Path, registry: Registry) -> Calibration:
     """Reads `config.yaml` and `metrics.jsonl` of a run's folder.
 
     Raises:
-        ConfigError: they are not there, or hold fewer than two steps.
+        ConfigError: they are missing, or contain fewer than two steps.
     """
     config_file = run_dir / "config.yaml"
     steps = [line for line in read_metrics(run_dir) if "time/step_s" in line]
@@ -109,7 +109,7 @@ def read_calibration(run_dir: Path, registry: Registry) -> Calibration:
 
 
 def forward_passes(config: RunConfig) -> float:
-    """Times that a step's tokens go through a model without gradient."""
+    """Number of forward passes without gradient over a step's tokens."""
     trainer, when = config.trainer, config.algorithm.old_log_probs
     if when == "rollout":
         old = 0.0
@@ -123,8 +123,8 @@ def forward_passes(config: RunConfig) -> float:
 def predict(work: Work, calibration: Calibration, measured: Work) -> Prediction:
     """Seconds of each phase at the rates of the calibrating run.
 
-    Rows are taken to be as long, as a share of the longest, as they were there. Rates are per device, and taken to be
-    the same at any size: the notes say where that is far-fetched.
+    Assumes the same row lengths relative to the largest length, and equal rates per device at any size; the notes say
+    where this is doubtful.
     """
     tokens_share = calibration.tokens_per_step / (measured.samples * measured.longest)
     response_share = calibration.response_tokens_mean / measured.longest_response

@@ -15,7 +15,7 @@ from rlsdk.interfaces import ConfigError, nearest
 
 MIB, GIB = 1 << 20, 1 << 30
 MEASURED = "https://thundergolfer.com/blog/nvidia-gpu-memory-capacity"
-"""A cloud's table of what `nvidia-smi` shows for its GPUs, against their data sheets."""
+"""Source of measured memory sizes: a cloud's table of `nvidia-smi` output for its GPUs, compared with data sheets."""
 GPU_MIB: Mapping[str, int] = {
     "a10": 23028,  # MEASURED; data sheet 24 GB
     "a100-40": 40960,  # MEASURED; data sheet 40 GB
@@ -30,8 +30,8 @@ GPU_MIB: Mapping[str, int] = {
     "t4": 15360,  # MEASURED; data sheet 16 GB
     "v100": 32768,  # `nvidia-smi` in the manual of TU Delft's cluster DAIC, V100-SXM2-32GB; data sheet 32 GB
 }
-"""Memory in MiB as `nvidia-smi` shows it, which is what processes can have; data sheets round it to GB. It differs by a
-few MiB with driver and variant. Of several forms the SXM one."""
+"""Memory in MiB as reported by `nvidia-smi`, which is what processes can use; data sheets round it to GB. It varies by
+a few MiB with driver and variant. If there are several forms: SXM."""
 _FORM = re.compile(r"(?P<what>[^:]+)(:(?P<nodes>\d+)x(?P<devices>\d+))?")
 _BYTES = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[kmgt]?i?b?)", re.IGNORECASE)
 _UNITS = {
@@ -55,14 +55,14 @@ class Hardware:
     device: str
     """`cuda` or `cpu`."""
     device_bytes: int | None
-    """Memory of a device; of a whole node where devices are processes on a CPU. None: unknown."""
+    """Memory of a device, or of a whole node if devices are processes on a CPU. None: unknown."""
     num_nodes: int | None = None
-    """None: as many as the placement needs."""
+    """Number of nodes; None: as many as the placement needs."""
     devices_per_node: int | None = None
 
 
 def parse_hardware(text: str) -> Hardware:
-    """Reads `NAME` or `BYTES`, with `:NODESxDEVICES` after it or without: `h100:8x8`, `80GiB`, `cpu`.
+    """Parses `NAME` or `BYTES`, optionally followed by `:NODESxDEVICES`: `h100:8x8`, `80GiB`, `cpu`.
 
     Raises:
         ConfigError: neither a known name nor a number of bytes.
@@ -90,7 +90,8 @@ def parse_hardware(text: str) -> Hardware:
 
 
 def this_machine(device: str) -> Hardware:
-    """What runs planned without `--hardware` would take. GPUs are asked after by `nvidia-smi`, which takes none."""
+    """The hardware of this machine, for plans without `--hardware`. GPUs are queried with `nvidia-smi`, which takes
+    none."""
     if device == "cpu":
         return parse_hardware("cpu")
     sizes: list[int] = []
@@ -105,7 +106,7 @@ def this_machine(device: str) -> Hardware:
 
 
 def nodes_of(hardware: Hardware, placement: PlacementSpec) -> tuple[int, int]:
-    """(nodes, devices on each): as the hardware says, else as many as let the placement stand."""
+    """(nodes, devices per node): those of the hardware, or as many as the placement needs."""
     entries = [pool.devices_per_node for pool in placement.pools]
     longest = max(map(len, entries))
     beside = max(sum(counts[at] for counts in entries if at < len(counts)) for at in range(longest))

@@ -1,4 +1,4 @@
-"""How quick the devices of a run were: rates for a simulation, from a synchronous run's journal and metrics."""
+"""Measures device rates for simulations from the journal and metrics of a synchronous run."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from rlsdk.rollouts.journal import FOLDER, lines
 from rlsdk.rollouts.records import trajectory_from
 
 SKIPPED = 0.25
-"""Share of the steps, from the first one on, in which caches, memory and processes warm up."""
+"""Share of the first steps that are skipped, in which caches, memory and processes warm up."""
 PREFILL_SPEEDUP = 3.0
-"""Tokens per second of a forward pass, over those of forward and backward."""
+"""Ratio of the throughput of a forward pass to that of forward and backward."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """What the measured run ran on."""
+    """Devices of the measured run."""
 
     train: int
     replicas: int
     per_replica: int
     max_running: int
     cores: int = 0
-    """Processors of the machine, where the devices are some of them; 0: they are not, or that is not known."""
+    """Processors of the machine, if the devices are processors of it; 0: they are not, or unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +40,11 @@ class StepSamples:
     """The samples of one synchronous step."""
 
     start: float
-    """When they were started, in seconds."""
+    """Time of their start in seconds."""
     ends: Sequence[float]
-    """When each was made and graded."""
+    """Time at which each was generated and graded."""
     lengths: Sequence[int]
-    """Tokens of each."""
+    """Number of tokens of each."""
 
 
 def measured_rates(
@@ -52,15 +52,15 @@ def measured_rates(
 ) -> tuple[Rates, list[int]]:
     """Rates and lengths of a synchronous run.
 
-    Lengths, and when samples were made, come from its journal; seconds of update and sync from its metrics.
+    Lengths and times of samples come from its journal; seconds of update and sync from its metrics.
 
     Args:
         run_dir: its folder.
         metrics: of its steps.
         devices: that it ran on.
-        beside: of other synchronous runs of this model on these devices, with fewer or more samples at once: what a
-            further sample adds to a decoding step is fitted to all of them. Where samples continue under new weights,
-            those of several steps share a decoding step; one run shows none with more than its own.
+        beside: further synchronous runs of this model on these devices, with fewer or more concurrent samples: the time
+            that another sample adds to a decoding step is fitted to all of them. If samples continue under new weights,
+            those of several steps share a decoding step, which no single synchronous run shows.
 
     Raises:
         ConfigError: the run has no journal, no metrics of steps, or is not synchronous.
@@ -84,9 +84,9 @@ def measured_rates(
     own = [steps[step] for step in later]
     further = fit_decoding([step for found in (own, *others) for step in found], devices)[2] if others else None
     latency, decode, per_sample = fit_decoding(own, devices, per_sample=further)
-    # What comes after the last token of a step, as far as grades are waited for.
+    # Time after the last token of a step that is spent waiting for grades.
     graded = min(median(timed[step].get("time/reward_s", 0.0) for step in later), latency)
-    # In sampled tokens, as the simulation counts: what their prompts cost is in it.
+    # In sampled tokens, the unit of the simulation; includes the cost of their prompts.
     trained = median(sum(steps[step].lengths) / training_s(step, timed, updates) for step in later)
     prompt = median(prompt_tokens(steps[step], timed[step]) for step in later)
     decoded_at = [seconds_over_fit(steps[step], devices, latency, decode, per_sample) for step in later]
@@ -111,14 +111,14 @@ def measured_rates(
 
 
 def variation(values: Sequence[float]) -> float:
-    """Standard deviation of the logarithm, by the middle two thirds: the few steps in which something else had the
-    machine do not count."""
+    """Standard deviation of the logarithm, from the middle two thirds, so that a few steps with other load on the
+    machine have no effect."""
     low, high = np.quantile(np.log(np.maximum(values, 1e-9)), [0.16, 0.84])
     return float(high - low) / 2
 
 
 def seconds_over_fit(samples: StepSamples, devices: Devices, latency: float, decode: float, per_sample: float) -> float:
-    """Seconds until the last sample of a step was there, over those of the fit; see `fit_decoding`."""
+    """Ratio of the seconds until the last sample of a step to those of the fit; see `fit_decoding`."""
     lengths = np.sort(np.asarray(samples.lengths))
     longest = int(lengths[-1])
     beside = _decoded(lengths, devices.replicas)[longest] - longest
@@ -127,18 +127,18 @@ def seconds_over_fit(samples: StepSamples, devices: Devices, latency: float, dec
 
 
 def _later(steps: Mapping[int, StepSamples]) -> list[StepSamples]:
-    """Those after the first ones, in which everything warms up."""
+    """The steps after the warm-up."""
     return [steps[step] for step in sorted(steps)][int(SKIPPED * len(steps)) :]
 
 
 def prompt_tokens(samples: StepSamples, metrics: Mapping[str, float]) -> float:
-    """Of a sample of a step, on the average: what the step trained beside sampled tokens."""
+    """Mean number of tokens per sample that were trained besides sampled tokens."""
     trained = metrics.get("throughput/tokens_per_s", 0.0) * metrics["time/step_s"]
     return max(trained - sum(samples.lengths), 0.0) / len(samples.lengths)
 
 
 def training_s(step: int, timed: Mapping[int, Mapping[str, float]], updates: Mapping[int, float]) -> float:
-    """Seconds of a step in which the rollout pool had nothing to do: log-probs, updates, what comes between steps."""
+    """Seconds of a step in which the rollout pool is idle: log-probs, updates, and gaps between steps."""
     found = timed[step]
     beside = sum(found.get(f"time/{name}_s", 0.0) for name in ("rollout", "reward", "sync"))
     between = 0.0
@@ -153,7 +153,7 @@ def training_s(step: int, timed: Mapping[int, Mapping[str, float]], updates: Map
 
 
 def read_steps(folder: Path) -> tuple[dict[int, StepSamples], dict[int, float]]:
-    """Of a journal: the samples of each step by the step that they were started for, and when its update was done."""
+    """Reads a journal: the samples of each step for which they were started, and when its update was done."""
     starts: dict[int, float] = {}
     step_of: dict[int, int] = {}
     found: dict[int, list[tuple[float, int]]] = {}
@@ -183,12 +183,13 @@ def _length(line: Mapping[str, Any]) -> int:
 def fit_decoding(
     steps: Sequence[StepSamples], devices: Devices, *, per_sample: float | None = None
 ) -> tuple[float, float, float]:
-    """Seconds until the first token and for grading, of a decoding step with one sample, and more for each other one.
+    """Fits seconds until the first token and for grading, of a decoding step with one sample, and for each further
+    sample.
 
     A sample of l tokens ends after `latency + l * fixed + per_sample * (sum over its decoding steps of the samples in
-    them)`: least squares over all samples, none of the three below 0. It holds where all samples of a step run at
-    once; where they do not, a decoding step counts as equally long however many it decodes. `per_sample` is not looked
-    for where it is given.
+    them)`: least squares over all samples, with all three at least 0. This holds if all samples of a step run at once;
+    otherwise decoding steps are assumed to take equally long for any number of samples. `per_sample` is not fitted if
+    it is given.
     """
     rows, seconds = [], []
     for step in steps:
@@ -200,7 +201,7 @@ def fit_decoding(
             ends.setdefault(length, []).append(end - step.start)
         decoded = _decoded(lengths, devices.replicas)
         for length, found in ends.items():
-            # Each sample counts: most are of the lengths that the seconds of a step come from.
+            # All samples have equal weight: most have the lengths that determine the seconds of a step.
             weight = math.sqrt(len(found))
             rows.append((weight, weight * length, weight * decoded[length]))
             seconds.append(weight * median(found))
@@ -213,13 +214,14 @@ def fit_decoding(
 
 
 def _decoded(lengths: np.ndarray[Any, Any], replicas: int) -> np.ndarray[Any, Any]:
-    """By length: samples that one replica decodes in a step, added up over the decoding steps of one of that length."""
+    """For each length: sum, over the decoding steps of a sample of that length, of the samples that one replica
+    decodes."""
     running = np.array([(lengths >= token).sum() for token in range(1, int(lengths[-1]) + 1)]) / replicas
     return np.concatenate([[0.0], np.cumsum(np.maximum(running, 1.0))])
 
 
 def _least_squares(rows: np.ndarray[Any, Any], seconds: np.ndarray[Any, Any]) -> list[float]:
-    """The best solution without a negative part: of few unknowns each subset can be tried."""
+    """The best solution without negative components: with few unknowns every subset can be tried."""
     unknowns = rows.shape[1]
     best, least = np.zeros(unknowns), float("inf")
     for count in range(unknowns, 0, -1):

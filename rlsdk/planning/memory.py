@@ -1,4 +1,4 @@
-"""Memory by phase and role, on the devices that need most."""
+"""Memory by phase and role, on the devices with the largest use."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from rlsdk.planning.places import PlannedDevice
 from rlsdk.trainer.memory_moves import CACHE, NOTHING, WEIGHTS, Seat
 
 PASSES: Mapping[Head, str] = {Head.LM: "log_probs", Head.VALUE: "values", Head.SCORE: "scores"}
-"""What passes without gradient give, by the model's head."""
+"""Outputs of passes without gradient, by the model's head."""
 MIB = 1 << 20
 RUNTIME_BYTES: Mapping[str, int] = {"cpu": 350 * MIB, "cuda": 1536 * MIB}
-"""Of a worker, besides all tensors, by what it runs on. cpu: interpreter, torch, transformers and Ray in main memory,
-measured (docs/benchmarks.md); cuda: driver context, kernels and communication buffers on the device, a common figure,
-not measured."""
+"""Memory of a worker besides tensors, by device. cpu: interpreter, torch, transformers and Ray in main memory, measured
+(docs/benchmarks.md); cuda: driver context, kernels and communication buffers on the device, a common figure, not
+measured."""
 CONTROLLER_BYTES = 700 * MIB
-"""Of the controller with grading processes and Ray's own, on the first node; measured (docs/benchmarks.md)."""
+"""Memory of the controller with grading processes and Ray's daemons, on the first node; measured
+(docs/benchmarks.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What one role takes for one purpose. None: unknown."""
+    """Memory of one role for one purpose. None: unknown."""
 
     role: str
     what: str
@@ -32,7 +33,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseMemory:
-    """One phase, on the device (with CPU ranks: on the node) that needs most in it."""
+    """One phase, on the device (with CPU ranks: the node) with the largest use in it."""
 
     place: str
     """`pool NAME`, or `node N`."""
@@ -50,14 +51,14 @@ class PhaseMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class CountedRole:
-    """What the memory of a role is counted from."""
+    """Inputs of the memory count of a role."""
 
     seat: Seat
     memory: tuple[RankMemory, ...] | None
-    """Per rank; None: its backend cannot say."""
+    """Memory per rank; None: its backend cannot forecast it."""
     pool: str = ""
     passes: str = "log_probs"
-    """What its passes without gradient give."""
+    """Outputs of its passes without gradient."""
 
     @property
     def name(self) -> str:
@@ -65,14 +66,14 @@ class CountedRole:
 
     @property
     def takes_turns(self) -> bool:
-        """Its memory is given up while others work: it offloads, or sleeps."""
+        """Whether it frees its memory while others work: it offloads, or sleeps."""
         return self.seat.moves
 
     @classmethod
     def of(
         cls, role: Role, forecast: Forecast | None, capabilities: frozenset[Capability], *, shared: bool
     ) -> CountedRole:
-        """`shared`: the roles of its pool take turns where they can."""
+        """`shared`: the roles of its pool take turns if they can."""
         able = Capability.SLEEP if role.is_rollout else Capability.OFFLOAD
         return cls(
             seat=Seat(
@@ -90,15 +91,15 @@ class CountedRole:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """One phase of a step: who works, and what those who take turns have on the device for it."""
+    """One phase of a step: the roles that work, and the parts that roles which take turns have on the device."""
 
     name: str
     works: frozenset[str]
-    """Roles."""
+    """Roles that work."""
     wanted: Mapping[str, frozenset[str]]
-    """As `DeviceTurns` has it there: parts by role."""
+    """Parts by role, as in `DeviceTurns`."""
     steps: bool = False
-    """An optimizer step."""
+    """Whether it is an optimizer step."""
 
     def has(self, role: CountedRole, part: str) -> bool:
         """Whether a part of a role is on the device."""
@@ -106,13 +107,13 @@ class Phase:
 
 
 def phases_of(roles: Mapping[str, CountedRole], source: str) -> list[Phase]:
-    """The phases of a step, in their order. `source` is the role whose weights are served."""
+    """The phases of a step, in order. `source` is the role whose weights are served."""
     serving = frozenset(name for name, role in roles.items() if role.seat.serves)
     weights = frozenset((WEIGHTS,))
     synced = {source, *serving}
     arriving = dict.fromkeys(synced, weights)
     if all(roles[name].pool != roles[source].pool for name in serving):
-        arriving[source] = frozenset(roles[source].seat.parts)  # Nothing comes that it would have to leave for.
+        arriving[source] = frozenset(roles[source].seat.parts)  # No other role needs its memory.
     found = [
         Phase(name="sync", works=frozenset(synced), wanted=arriving),
         Phase(name="rollout", works=serving, wanted=dict.fromkeys(serving, frozenset((WEIGHTS, CACHE)))),
@@ -132,7 +133,7 @@ def phases_of(roles: Mapping[str, CountedRole], source: str) -> list[Phase]:
 
 
 def on_device(device: PlannedDevice, phase: Phase, roles: Mapping[str, CountedRole]) -> list[Part]:
-    """Everything that one device holds in a phase, besides blocks and what every worker takes."""
+    """Everything that one device holds in a phase, besides transfer blocks and the base memory of workers."""
     parts = []
     for name, rank in device.ranks.items():
         role = roles[name]
@@ -169,14 +170,14 @@ def _rollout(role: CountedRole, held: RankMemory, phase: Phase) -> Iterator[tupl
 
 
 def of_engines(device: PlannedDevice, roles: Mapping[str, CountedRole]) -> Iterator[tuple[str, int]]:
-    """Role, and what its engine's modules and own processes take of main memory."""
+    """Role -> main memory of its engine's modules and own processes."""
     for name, rank in device.ranks.items():
         if (memory := roles[name].memory) is not None:
             yield name, memory[rank].process_bytes
 
 
 def on_host(device: PlannedDevice, roles: Mapping[str, CountedRole]) -> int:
-    """Bytes that a GPU's process keeps in main memory at most: what is offloaded, or lives there."""
+    """Most bytes that a GPU's process keeps in main memory: offloaded parts, and parts that always stay there."""
     total = 0
     for name, rank in device.ranks.items():
         role = roles[name]
@@ -191,13 +192,13 @@ def on_host(device: PlannedDevice, roles: Mapping[str, CountedRole]) -> int:
 def by_phase(
     devices: Sequence[PlannedDevice], roles: Mapping[str, CountedRole], *, kind: str, block_bytes: int, source: str
 ) -> list[PhaseMemory]:
-    """Of each phase the fullest device of each pool; where devices are processes on a CPU, the fullest node.
+    """For each phase, the fullest device of each pool; if devices are processes on a CPU, the fullest node.
 
     Args:
         devices: all of them.
         roles: by name.
         kind: `cpu` or `cuda`.
-        block_bytes: what a process that sends weights keeps for that; on GPUs it lies in main memory.
+        block_bytes: transfer blocks of a process that sends weights; on GPUs they are in main memory.
         source: the role whose weights are served.
     """
     phases = phases_of(roles, source)
@@ -234,7 +235,7 @@ def _fullest(devices: Sequence[PlannedDevice], pool: str, phase: Phase, roles: M
 
 
 def _added_up(parts: Sequence[Part]) -> list[Part]:
-    """One part for each role and purpose."""
+    """Sums parts by role and purpose."""
     sums: dict[tuple[str, str], int | None] = {}
     for part in parts:
         key = part.role, part.what

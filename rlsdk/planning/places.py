@@ -1,4 +1,4 @@
-"""Where every rank of every role would stand."""
+"""Placement of every rank of every role."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class PlannedDevice:
 
     pool: str
     index: int
-    """In its pool."""
+    """Index in its pool."""
     node: int
     ranks: Mapping[str, int]
-    """Role -> its rank here; a rank that spans several devices is on all of them."""
+    """Role -> its rank on this device; a rank with several devices is on all of them."""
 
     @property
     def process(self) -> str:
@@ -48,16 +48,16 @@ def place(
     seed: int,
     timeout_s: float,
 ) -> Places:
-    """Gives every rank a device, on nodes that are all free; `devices_per_rank` by role.
+    """Assigns every rank a device, assuming that all nodes are free; `devices_per_rank` by role.
 
     Raises:
-        PlacementError: these nodes do not have the devices; asked against available.
+        PlacementError: these nodes do not have the devices; shows requested and available.
         ConfigError: devices per rank that do not divide the devices of a node.
     """
     cpus = max(pool.cpus_per_device for pool in placement.pools) * devices_per_node
     uses_gpus = any(pool.device == "cuda" for pool in placement.pools)
     gpus = devices_per_node if uses_gpus else 0
-    if uses_gpus:  # pools of processes besides them are not what such a cluster runs out of
+    if uses_gpus:  # pools of CPU processes next to GPU pools are not limited by such a cluster
         cpus += sum(pool.num_devices * pool.cpus_per_device for pool in placement.pools)
     nodes = [
         NodeCapacity(
@@ -112,7 +112,7 @@ def place(
 
 
 def _device_names(placement: PlacementSpec, chosen: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Per pool what its GPUs are called on their nodes: counted there over all pools, as they share none."""
+    """Names of each pool's GPUs on their nodes, numbered over all pools, which share none."""
     taken: Counter[str] = Counter()
     names: dict[str, tuple[str, ...]] = {}
     for pool in placement.pools:

@@ -22,7 +22,7 @@ from rlsdk.trainer.roles import placement_of, resolve_device, roles
 from rlsdk.trainer.watch import setting_notices
 
 Layouts = tuple[Sequence[WeightLayout], Sequence[WeightLayout]]
-"""Of the training ranks, and of the places that weights are brought to."""
+"""Layouts of the training ranks, and of the targets of weights."""
 TIGHT = 0.9
 """Share of a device's memory above which fragmentation and what is not counted may end a run."""
 
@@ -42,13 +42,13 @@ class PlannedRole:
     ranks: int
     devices_per_rank: int
     weights_bytes: int | None
-    """Of the fullest rank; None: unknown."""
+    """Bytes of weights on the fullest rank; None: unknown."""
     optimizer_bytes: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """What a run would be. `print` and a notebook show the tables of `rlsdk plan`."""
+    """The plan of a run. `print` and notebooks show the tables of `rlsdk plan`."""
 
     hardware: Hardware
     num_nodes: int
@@ -57,24 +57,24 @@ class RunPlan:
     places: Places
     batches: tuple[BatchSize, ...]
     reshard: ReshardSummary | None
-    """None: a backend cannot say what it holds."""
+    """Weight transfer; None: a backend cannot forecast its layout."""
     memory: tuple[PhaseMemory, ...]
     host_bytes: int
-    """Main memory of the fullest node that its GPU processes keep weights and blocks in; 0 with CPU ranks."""
+    """Main memory that GPU processes use for weights and blocks on the fullest node; 0 with CPU ranks."""
     prediction: Prediction | None
     unknown: tuple[str, ...]
-    """What could not be worked out, and why."""
+    """What could not be computed, and why."""
     notices: tuple[str, ...] = ()
-    """Settings that can spoil the run, as its own output says them when it starts."""
+    """Warnings on settings that can spoil the run, as the run itself prints them at its start."""
 
     @property
     def peak(self) -> PhaseMemory:
-        """The fullest moment."""
+        """The phase with the largest memory."""
         return max(self.memory, key=lambda phase: phase.known_bytes)
 
     @property
     def fits(self) -> bool | None:
-        """None: not known."""
+        """Whether it fits; None: unknown."""
         if self.hardware.device_bytes is None:
             return None
         if self.peak.known_bytes > self.hardware.device_bytes:
@@ -97,7 +97,7 @@ class RunPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class _Roles:
-    """The roles of a run, worked out; by name."""
+    """The planned roles of a run, by name."""
 
     table: Mapping[str, Role]
     places: Places
@@ -113,12 +113,12 @@ def make_plan(
     hardware: Hardware | None = None,
     calibration: Calibration | None = None,
 ) -> RunPlan:
-    """Works out placement, batches, reshard and memory; times where a calibration is given.
+    """Computes placement, batch sizes, weight transfer and memory; with a calibration also times.
 
     Args:
         config: a run that was checked.
         registry: what is installed.
-        device: `cpu` or `cuda`, where the placement leaves it open.
+        device: `cpu` or `cuda`, the value of `placement.device: auto`.
         hardware: None: this machine.
         calibration: of another run.
 
@@ -196,7 +196,7 @@ def _roles(
     nodes: tuple[int, int],
     hardware: Hardware,
 ) -> _Roles:
-    """Where every rank stands, and what it would hold."""
+    """Places every rank and forecasts its memory."""
     places = place(
         placement,
         num_nodes=nodes[0],
@@ -260,7 +260,7 @@ def _forecast(
 
 
 def weight_layouts(config: RunConfig, registry: Registry, hardware: Hardware) -> Layouts | None:
-    """What every training rank would hold, and what each place of the rollout engines would want; None: not known.
+    """Layouts of every training rank, and of every target in the rollout engines; None: unknown.
 
     Raises:
         PlacementError, ConfigError: as `make_plan`.
@@ -313,7 +313,7 @@ def _predicted(
     registry: Registry,
     unknown: list[str],
 ) -> Prediction | None:
-    """Works the calibrating run out like this one, to know what its seconds were spent on."""
+    """Plans the calibrating run like this one, to relate its seconds to its work."""
     then = calibration.config
     there = resolve_device(then.placement)
     hardware, table = this_machine(there), roles(then, there)

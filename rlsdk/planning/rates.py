@@ -1,4 +1,4 @@
-"""How quick devices are, how they are set up, and what a simulation of that came to."""
+"""Records of a simulation: device rates, settings, and results."""
 
 from __future__ import annotations
 
@@ -8,88 +8,89 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """How quick devices are."""
+    """Rates of devices, in seconds or per second."""
 
     decode_s: float
-    """Of a decoding step of one replica with one sample."""
+    """Seconds of a decoding step of one replica with one sample."""
     decode_s_per_sample: float = 0.0
-    """More, for each further sample of the step."""
+    """Additional seconds of a decoding step for each further sample."""
     latency_s: float = 0.0
-    """Of a sample, before its first token and after its last one: its place is free by then."""
+    """Seconds of a sample before its first token and after its last one, when its slot is free."""
     grade_s: float = 0.0
-    """More, until it is graded: weights that wait for samples to drain do not wait for that."""
+    """Additional seconds until it is graded; draining before new weights does not wait for that."""
     prefill_tokens_per_s: float = 50_000.0
-    """Of one replica: what running samples cost again, where keys and values are made again."""
+    """Prefill throughput of one replica, for samples whose KV cache is recomputed."""
     prompt_tokens: float = 0.0
-    """Of a sample: their keys and values are made again, too."""
+    """Prompt tokens of a sample, whose KV cache is recomputed too."""
     train_tokens_per_s: float = 5_000.0
-    """Sampled tokens, of one device: log-probs and update together."""
+    """Sampled tokens per second of one device, for log-probs and update together."""
     sync_s: float = 0.0
-    """That a publish keeps the replicas from decoding."""
+    """Seconds of a weight sync during which replicas do not decode."""
     switch_s: float = 0.0
-    """That devices which take turns need each time to change over, there and back."""
+    """Seconds to switch devices that take turns, there and back."""
     controller_s: float = 0.0
-    """Processor time of a step that the controller and Ray's daemons take."""
+    """Processor seconds per step of the controller and Ray's daemons."""
     cores: int = 0
-    """Processors of the machine, where the devices are some of them: while as many devices work, what the controller
-    takes is theirs, and a training device that sends weights shares its processor with the update. 0: the controller
-    has its own processors, and so has what sends weights."""
+    """Processors of the machine, if the devices are processors of it: if as many devices work, the controller takes
+    time from them, and a training device that sends weights shares its processor with the update. 0: the controller and
+    senders have processors of their own."""
     update_variation: float = 0.0
-    """Of an update's seconds from step to step: standard deviation of their logarithm. Where both halves take about as
-    long, constant rates would have every sample end just before new weights come, and no sample continue under them."""
+    """Variation of an update's seconds between steps: standard deviation of their logarithm. If both pools take about
+    equally long, constant rates would let every sample end just before new weights arrive, so that none continues under
+    them."""
     decode_variation: float = 0.0
-    """The same of a replica's decoding steps, from the samples of one step to those of the next."""
+    """Variation of a replica's decoding steps between the samples of one step and the next, in the same form."""
     max_running: int = 256
-    """Samples that one replica decodes at once."""
+    """Most samples that one replica decodes at once."""
     devices_per_replica: int = 1
 
     @property
     def overlapped_sync_s(self) -> float:
-        """`sync_s` while a step trains. Sending is half of it: beside an update on the same processor it takes twice
-        its time, and the update loses as much."""
+        """`sync_s` while a step trains. Half of it is sending, which takes twice as long next to an update on the same
+        processor, and slows the update by as much."""
         return self.sync_s * (1.5 if self.cores else 1.0)
 
     @property
     def sending_s(self) -> float:
-        """What an update loses to the publish beside it."""
+        """Seconds that an update loses to a concurrent sync."""
         return 0.5 * self.sync_s if self.cores else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A schedule on so many devices."""
+    """A schedule on a number of devices."""
 
     train_devices: int
     rollout_devices: int
     shared: bool = False
-    """The same devices do both, in turns: the synchronous run."""
+    """Whether the same devices do both in turns: the synchronous run."""
     groups_per_step: int
     samples_per_group: int
     max_staleness: int = 0
     partial: bool = False
-    """Samples continue under new weights, and groups are trained in the order in which they finish. False: samples
-    finish before new weights come."""
+    """Whether samples continue under new weights, and groups are trained on in the order in which they finish. False:
+    samples finish before new weights arrive."""
 
     @property
     def devices(self) -> int:
-        """That it takes in all."""
+        """Total number of devices."""
         return self.rollout_devices if self.shared else self.train_devices + self.rollout_devices
 
     @property
     def drains(self) -> bool:
-        """Weights are published, beside an update, when the last token is drawn."""
+        """Whether weights are published, concurrently with an update, when the last token is sampled."""
         return self.max_staleness > 0 and not self.partial
 
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """What came out, between the first steps and the last ones."""
+    """Results of a simulation, without the first and last steps."""
 
     step_s: float
     train_idle: float
-    """Share of the time in which the training pool waited."""
+    """Fraction of time in which the training pool is idle."""
     rollout_idle: float
-    """Share of the places for samples that were empty."""
+    """Fraction of sample slots that are empty."""
     staleness: Sequence[float]
-    """Share of samples by trainer steps between the weights that began them and those that they trained."""
+    """Trainer steps between the first weights of a sample and its training -> share of samples."""
     num_events: int

@@ -1,4 +1,4 @@
-"""Evaluations in words: what a terminal shows of their figures."""
+"""Formats evaluation metrics for a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AT_K = re.compile(r"(pass|maj)@(\d+)")
 
 
 def by_set(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Name of the set -> figure -> value, of the metrics that are an evaluation's."""
+    """Set -> metric -> value, from the metrics of an evaluation."""
     found: dict[str, dict[str, float]] = {}
     for name, value in metrics.items():
         # `eval/reward/NAME_sampled` has a slash, too: its set is named at the end.
@@ -25,13 +25,13 @@ def by_set(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
 
 
 def _is_unnamed(name: str, metrics: Mapping[str, float]) -> bool:
-    """Whether the set stands at the end of a metric's name: there is an accuracy of such a name."""
+    """Whether the set is a suffix of a metric's name: there is an accuracy with such a name."""
     match = _UNNAMED.fullmatch(name)
     return match is not None and any(f"eval/{figure}_{match['set']}" in metrics for figure in ("accuracy", "loss"))
 
 
 def eval_lines(step: int, metrics: Mapping[str, float], rules: Mapping[str, str]) -> Iterator[str]:
-    """A line for each set: accuracy and what counts as that, then what else there is."""
+    """A line per set: accuracy and its definition, then the other metrics."""
     if "sft/eval_loss" in metrics:
         error = metrics.get("sft/eval_loss_se")
         spread = f" \N{PLUS-MINUS SIGN}{error:.4f}" if error else ""
@@ -56,7 +56,7 @@ def eval_lines(step: int, metrics: Mapping[str, float], rules: Mapping[str, str]
 
 
 def figure_lines(metrics: Mapping[str, float], rules: Mapping[str, str]) -> Iterator[str]:
-    """Every metric on its own line, with a word on those that need one."""
+    """Every metric on its own line, with an explanation if needed."""
     sets = by_set(metrics)
     width = max(map(len, metrics), default=0) + 2
     for name, value in metrics.items():
@@ -67,7 +67,7 @@ def figure_lines(metrics: Mapping[str, float], rules: Mapping[str, str]) -> Iter
 
 
 def gains(config: RunConfig, first: Mapping[str, float], last: Mapping[str, float]) -> Iterator[str]:
-    """What a run changed, by set of its evaluations; nothing where one evaluation is the first and the last."""
+    """Change from the first to the last evaluation, by set; empty if they are the same evaluation."""
     if first == last:
         return
     before, after = by_set(first), by_set(last)
@@ -83,7 +83,7 @@ def gains(config: RunConfig, first: Mapping[str, float], last: Mapping[str, floa
 
 
 def share(figures: Mapping[str, float], name: str) -> str:
-    """In percent, with its standard error where there is one."""
+    """A value in percent, with its standard error if known."""
     if math.isnan(figures[name]):
         return "unknown"
     error = figures.get(f"{name}_se")

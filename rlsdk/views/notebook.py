@@ -1,4 +1,4 @@
-"""What a run looks like in a notebook: a bar, the newest figures and a chart in the cell's output, kept up to date."""
+"""Shows a run in a notebook: a progress bar, the newest metrics and a chart in the cell's output, updated live."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from rlsdk.views.charts import Line, line_chart
 
 CURVES = ("reward/mean", "eval/accuracy_greedy", "eval/accuracy_sampled", "sft/loss", "reward_model/loss",
           "dpo/loss")  # fmt: skip
-"""Drawn where the run has them."""
+"""Metrics that are drawn if the run has them."""
 FIGURES = {"reward": "reward/mean", "accuracy": "reward/accuracy", "tokens": "response/tokens_mean",
            "entropy": "policy/entropy", "KL": "policy/approx_kl", "grad norm": "policy/grad_norm", "loss": "sft/loss",
            "s/step": "time/step_s", "tokens/s": "throughput/tokens_per_s"}  # fmt: skip
 SHOWN_NOTICES = 6
 EVERY_S = 0.5
-"""Between two updates of the cell: a browser takes no more."""
+"""Seconds between updates of the cell, as a browser can handle no more."""
 
 
 class NotebookView(RunView):
-    """Draws one HTML output and replaces it."""
+    """Shows one HTML output and updates it."""
 
     def __init__(self) -> None:
         """Draws nothing yet."""
@@ -81,13 +81,13 @@ class NotebookView(RunView):
         self._draw(now=True)
 
     def synced(self, report: SyncReport) -> None:
-        """Time and bytes of syncs are among the metrics."""
+        """Shows nothing: time and bytes of syncs are metrics."""
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Samples are in `run.samples`."""
+        """Shows nothing: samples are in `run.samples`."""
 
     def page(self) -> str:
-        """The whole output, as it is now."""
+        """The current output."""
         share = self._done / self._total if self._total else 0.0
         bar = f'<progress value="{share:.4f}" max="1" style="width:20em"></progress>'
         figures = " &middot; ".join(

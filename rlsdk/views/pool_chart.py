@@ -1,4 +1,4 @@
-"""Both pools of a run over time as one SVG: who worked on which step, who waited, and when weights were under way."""
+"""Timeline of a run's two pools as one SVG: the step that each worked on, idle times, and weight transfers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ HUES = COLORS[:7]
 WEIGHTS = "#8888"
 TICKS = 8
 LABEL_WIDTH = 18
-"""Pixels of a block from which its step is written into it."""
+"""Least width of a block in pixels to be labelled with its step."""
 Span = tuple[float, float, int]
 """From, to, step."""
 
 
 def pools_chart(moments: Sequence[Moment]) -> str:
-    """The picture; empty where no step was trained."""
+    """The SVG; empty if no step was trained."""
     trained = list(spans(moments, "train", "trained"))
     if not trained:
         return ""
@@ -62,7 +62,7 @@ class _Across:
 
 
 def spans(moments: Sequence[Moment], begin: str, end: str) -> Iterator[Span]:
-    """From each moment of kind `begin` to the next one of kind `end` of the same step."""
+    """Spans from each moment of kind `begin` to the next one of kind `end` of the same step."""
     open_since: dict[int, float] = {}
     for moment in moments:
         if moment.kind == begin:
@@ -72,8 +72,8 @@ def spans(moments: Sequence[Moment], begin: str, end: str) -> Iterator[Span]:
 
 
 def levels(moments: Sequence[Moment]) -> Iterator[tuple[float, Mapping[int, int]]]:
-    """Groups under way by step, after each moment that changes them. Of those that had begun before the first moment
-    nothing is known: they are taken to have run since then."""
+    """Running groups by step, after each moment that changes them. Groups that began before the first moment are
+    assumed to have run since then."""
     count: dict[int, int] = {}
     low: dict[int, int] = {}
     changes = [moment for moment in moments if moment.kind in ("start", "made")]
@@ -135,7 +135,7 @@ def _shade(across: _Across, span: Span, top: float, height: float, what: str) ->
 
 
 def _areas(across: _Across, levels: Sequence[tuple[float, Mapping[int, int]]]) -> Iterator[str]:
-    """Groups under way, older steps below: for each step one outline with a corner wherever a level changes."""
+    """Stacked areas of running groups, older steps below: one outline per step, with a corner at each change."""
     most = max((sum(running.values()) for _, running in levels), default=0)
     if not most:
         return

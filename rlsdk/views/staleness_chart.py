@@ -1,4 +1,4 @@
-"""How old the tokens of each step were, as an SVG: a bar for each step, cut by age."""
+"""Age of the tokens of each step as an SVG: one bar per step, split by age."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rlsdk.views.charts import stacked_bars
 MOST_BARS = 120
 SHARE = "schedule/staleness_share_"
 LONGEST_NUMBER = 8
-"""Digits of an age: a metric may have been named by anybody."""
+"""Most digits of an age: metric names are untrusted."""
 
 
 def staleness_bars(metrics: Sequence[Mapping[str, float]]) -> str:
-    """Share of the tokens of each step by their age in trainer steps; empty where none could be stale."""
+    """Share of each step's tokens by age in trainer steps; empty if none could be stale."""
     names = {name.removeprefix(SHARE) for m in metrics for name in m if name.startswith(SHARE)}
     ages = sorted(int(name) for name in names if name.isdecimal() and len(name) <= LONGEST_NUMBER)
     stride = max(len(metrics) // MOST_BARS, 1)

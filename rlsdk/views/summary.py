@@ -1,4 +1,4 @@
-"""Where a run's time went, how fast it was, and how much memory it took: the last lines of a terminal."""
+"""Summary of a run's time, throughput and memory: the last lines in a terminal."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rlsdk.kit.quantities import counted, duration
 from rlsdk.trainer.step_times import phase_names
 
 RECENT = 20
-"""Steps that say how long the next ones will take."""
+"""Number of newest steps from which the remaining time is estimated."""
 MEMORY_EVERY_S = 30.0
 LEAST_SHARE = 0.005
-"""Of the time of all steps: phases below are left out."""
+"""Least share of the time of all steps; phases below it are not shown."""
 
 
 class Totals:
@@ -32,7 +32,7 @@ class Totals:
         self._looked = -MEMORY_EVERY_S
 
     def step(self, metrics: Mapping[str, float]) -> None:
-        """One more step."""
+        """Adds a step."""
         seconds = metrics.get("time/step_s", 0.0)
         self._steps += 1
         self._step_s += seconds
@@ -45,15 +45,15 @@ class Totals:
             self._memory = max(self._memory, memory_of_processes())
 
     def left(self, steps: int) -> str:
-        """How long so many steps will take, by the newest ones; empty where that is not known. Evaluations and
-        checkpoints come on top."""
+        """Estimated time of the remaining steps, from the newest ones; empty if unknown. Excludes evaluations and
+        checkpoints."""
         if not self._step_s:
             return ""
         each = sum(self._recent) / len(self._recent)
         return f"{duration(self._step_s)} in steps so far, about {duration(each * steps)} for the {steps} that are left"
 
     def lines(self) -> Iterator[str]:
-        """The summary, of at most 80 columns; nothing of a run without steps."""
+        """The summary, in at most 80 columns; empty for a run without steps."""
         if not self._step_s:
             return
         yield ""
@@ -71,8 +71,8 @@ class Totals:
 
 
 def memory_of_processes() -> int:
-    """Bytes of main memory that this process and all below it hold now; what several share counts once, by their parts
-    of it. 0 where the system does not say."""
+    """Bytes of main memory of this process and its descendants; shared memory is divided among its users. 0 if the
+    system does not report it."""
     total = 0
     own = psutil.Process()
     for process in (own, *own.children(recursive=True)):

@@ -1,4 +1,4 @@
-"""The one way from rlsdk to a terminal for text that others wrote."""
+"""Terminal output of untrusted text; the only way by which rlsdk prints it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from rlsdk.kit.printable import printable
 
 
 class SafeConsole(Console):
-    """rich's console; control sequences in a text are shown, not obeyed. Its own colors and bars are as usual."""
+    """rich's console, with control sequences in texts shown instead of executed. Its own colors and bars work as
+    usual."""
 
     def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):

@@ -1,4 +1,4 @@
-"""Pages about runs: one run, several side by side, one that is going on."""
+"""HTML pages about runs: one run, a comparison of several, and a live page."""
 
 from rlsdk.views.report.compare import write_comparison
 from rlsdk.views.report.page import write_report

@@ -1,4 +1,4 @@
-"""Several runs on one page: what each came to, the settings in which they differ, their curves on top of each other."""
+"""Comparison of several runs on one page: results, differing settings, and overlaid curves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_comparison(run_dirs: Sequence[Path], file: Path) -> Path:
     """Writes one page about several runs.
 
     Raises:
-        ConfigError: fewer than two runs, too many, or one that holds no metrics.
+        ConfigError: fewer than two runs, too many, or a run without metrics.
     """
     if not 2 <= len(run_dirs) <= MOST_RUNS:
         raise ConfigError(
@@ -39,7 +39,7 @@ def write_comparison(run_dirs: Sequence[Path], file: Path) -> Path:
 
 
 def comparison_page(records: Sequence[RunRecord], names: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """What the page shows, and the data of its curves."""
+    """Content of the page, and the data of its curves."""
     known = {name for record in records for name in record.names}
     charts = [chart for chart in apart(charts_of(records)) if known.issuperset(chart.curves.values())]
     others = others_of(records, charts)
@@ -60,7 +60,7 @@ def comparison_page(records: Sequence[RunRecord], names: Sequence[str]) -> tuple
 
 
 def names_of(records: Sequence[RunRecord]) -> list[str]:
-    """What each run is called: its folder's name, with as much of the path as tells it from others."""
+    """Name of each run: its folder's name, with as much of the path as makes it unique."""
     paths = [record.folder.absolute() for record in records]
     depth = 1
     while True:
@@ -74,7 +74,7 @@ def names_of(records: Sequence[RunRecord]) -> list[str]:
 
 
 def apart(charts: Sequence[Chart]) -> list[Chart]:
-    """One chart for each metric, since colours tell the runs from each other."""
+    """One chart for each metric, since colours distinguish the runs."""
     found = []
     for chart in charts:
         for label, metric in chart.curves.items():
@@ -84,8 +84,8 @@ def apart(charts: Sequence[Chart]) -> list[Chart]:
 
 
 def different_settings(records: Sequence[RunRecord]) -> list[list[str]]:
-    """Field, and its value in each run, of all that are not equal in all. A path into the run's own folder begins with
-    `RUN`: that folders have different names is no difference."""
+    """Fields with different values, and the value of each run. A path in the run's own folder begins with `RUN`, so
+    that different names of folders are no difference."""
     flat = [_without_folder(record) for record in records]
     fields = dict.fromkeys(name for settings in flat for name in settings)
     rows = []
@@ -97,7 +97,7 @@ def different_settings(records: Sequence[RunRecord]) -> list[list[str]]:
 
 
 def _without_folder(record: RunRecord) -> dict[str, object]:
-    """The settings by field, with `RUN` for the run's folder, where it is and where it was made."""
+    """The settings by field, with `RUN` for the run's folder, both its current and its original path."""
     settings = dict(leaves(record.settings, ""))
     made = Path(str(settings.get("trainer.run_dir") or "."), str(settings.get("trainer.run_name") or record.name))
     folders = {str(made), str(record.folder.absolute())}

@@ -1,4 +1,4 @@
-"""Which curves a page draws, and their points."""
+"""The curves of a page, and their points."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rlsdk.views.report.markup import escaped, rounded
 from rlsdk.views.report.record import RunRecord
 
 MOST_POINTS = 1500
-"""Of a curve: beyond, neighbouring steps are averaged. A screen has fewer columns."""
+"""Most points of a curve; for more, neighbouring steps are averaged. A screen has fewer columns."""
 OWN_TERMS = frozenset(
     {"reward/mean", "reward/std", "reward/accuracy", "reward/invalid_share", "reward/groups_with_signal"}
 )
-"""What a run logs under `reward/` besides the terms of the reward."""
+"""Metrics under `reward/` that are not terms of the reward."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """What is drawn in one frame."""
+    """One chart."""
 
     title: str
     unit: str = ""
@@ -63,11 +63,11 @@ CHARTS = (
     Chart(title="Throughput", note="tokens per second, prompts and tools included", curves={
         "all tokens": "throughput/tokens_per_s"}),
 )  # fmt: skip
-"""In the order of the page; a chart without any value is left out."""
+"""All charts in the order of the page; charts without values are left out."""
 
 
 def charts_of(records: Sequence[RunRecord]) -> list[Chart]:
-    """The charts that have something to show."""
+    """The charts that have values."""
     terms = {name.removeprefix("reward/"): name for record in records for name in terms_of(record)}
     found = [*CHARTS]
     if terms:
@@ -125,7 +125,7 @@ def _cut_to_values(series: Sequence[dict[str, Any]]) -> int:
 
 
 def frames(charts: Sequence[Chart], first: int = 0) -> str:
-    """The places that charts are drawn into, in the order of `data_of`."""
+    """The frames of the charts, in the order of `data_of`."""
     return '<div class="charts">' + "".join(
         f"<figure><h3>{escaped(chart.title)}</h3><p class=quiet>{escaped(chart.note) or '&nbsp;'}</p>"
         f'<div data-chart="{first + at}"></div></figure>'
@@ -152,7 +152,7 @@ def _placed(record: RunRecord, metric: str, place: Mapping[int, int], factor: fl
 
 
 def _buckets(count: int) -> list[range]:
-    """Positions that become one point each: one by one as long as there are few."""
+    """Positions that are averaged to one point each; single positions if there are few."""
     stride = -(-count // MOST_POINTS)
     return [range(at, min(at + stride, count)) for at in range(0, count, max(stride, 1))]
 

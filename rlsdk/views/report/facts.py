@@ -1,4 +1,4 @@
-"""What stands above the curves: what a run was, what it came to, and how sure that is."""
+"""The header of a report: a run's settings, its results, and their uncertainty."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from rlsdk.views.report.statistics import LEVEL_Z, Estimate, ends_of
 
 SHOWN_CHARS = 160
 MAX_CHARS = 400
-"""Of a fact, such as the command."""
+"""Most characters of a fact, such as the command."""
 WRITTEN = "%Y-%m-%dT%H:%M:%S%z"
-"""How the run's history writes a time."""
+"""Time format of the run's history."""
 NOT_SHOWN = ("trainer.run_dir", "trainer.run_name", "trainer.resume")
-"""Where a run is, not what it computes."""
+"""Settings of a run's location, which do not affect its results."""
 EVAL = "eval/"
 GENERIC = ("model", "checkpoint", "data", "train")
-"""Names of files and folders that many runs have."""
+"""File and folder names that are common to many runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Headline:
-    """One figure that a run came to."""
+    """One result of a run."""
 
     label: str
     first: Estimate | None
@@ -43,7 +43,7 @@ class Headline:
 
     @property
     def interval(self) -> str:
-        """Of the last value, in words; empty where it is not known."""
+        """Interval of the last value as text; empty if unknown."""
         if self.last.half_width is None:
             return ""
         low, high = self.last.mean - self.last.half_width, self.last.mean + self.last.half_width
@@ -56,7 +56,7 @@ class Headline:
 
 
 def title_of(settings: Mapping[str, Any], name: str) -> str:
-    """Model, data and algorithm in one line; the run's name where nothing is known."""
+    """Model, data and algorithm in one line; the run's name if these are unknown."""
     model, folder = _at(settings, "model.path"), str(_at(settings, "trainer.run_name") or name)
     made_here = f"/{folder}/" in str(model)  # by the run itself: it has no name
     parts = ["small random model" if made_here else _tail(model), _tail(_at(settings, "data.train"))]
@@ -65,7 +65,7 @@ def title_of(settings: Mapping[str, Any], name: str) -> str:
 
 
 def changed_from_defaults(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Field and value of every setting that is not the default."""
+    """Field and value of every setting that differs from its default."""
     defaults = dict(leaves(RunConfig().model_dump(mode="json"), ""))
     return [
         (name, readable(value)[:SHOWN_CHARS])
@@ -75,7 +75,7 @@ def changed_from_defaults(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def headlines(record: RunRecord) -> list[Headline]:
-    """What the run came to: evaluations first, then the score where the reward is shaped, then the accuracy."""
+    """Results of the run: evaluations first, then the score if the reward is shaped, then the accuracy."""
     found = list(_evaluations(record.metrics))
     shaped = any(m.get("reward/mean") != m.get("reward/accuracy") for m in record.metrics if "reward/mean" in m)
     names = {"Score of training samples": ("reward/mean", False)} if shaped else {}
@@ -96,7 +96,7 @@ def headlines(record: RunRecord) -> list[Headline]:
 
 
 def fact_rows(record: RunRecord) -> list[tuple[str, str]]:
-    """Name and text of what was run, where, and how long it took."""
+    """Facts of the run: name and text of what was run, where, and how long it took."""
     starts = record.starts
     around: Mapping[str, Any] = next(
         (s["surroundings"] for s in reversed(starts) if isinstance(s.get("surroundings"), Mapping)), {}
@@ -125,7 +125,7 @@ def fact_rows(record: RunRecord) -> list[tuple[str, str]]:
 
 
 def readable(value: object) -> str:
-    """A setting as it would stand in a YAML file, without what was not set."""
+    """A setting as YAML, without unset fields."""
     if isinstance(value, Mapping):
         items = (f"{name}: {readable(item)}" for name, item in value.items() if item not in (None, [], {}))
         return f"{{{', '.join(items)}}}"
@@ -135,7 +135,7 @@ def readable(value: object) -> str:
 
 
 def _steps(record: RunRecord) -> str:
-    """Of training; those of a warm start beside them. Both are counted from 1."""
+    """Steps of training, with those of a warm start next to them; both count from 1."""
     warm = sum("sft/loss" in line for line in record.metrics)
     trained = [line["step"] for line in record.metrics if any(_is_of_training(name) for name in line)]
     if not trained or max(trained) == 0:
@@ -150,7 +150,7 @@ def _is_of_training(name: str) -> bool:
 
 
 def leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
-    """Dotted name and value of everything in nested mappings."""
+    """Dotted path and value of every leaf of nested mappings."""
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
             yield from leaves(item, f"{path}.{key}" if path else str(key))
@@ -171,20 +171,20 @@ def _evaluations(metrics: Sequence[Mapping[str, float]]) -> Iterator[Headline]:
 
 
 def _is_shaped(name: str, metrics: Sequence[Mapping[str, float]]) -> bool:
-    """It is the score of an evaluation, and not just its accuracy again."""
+    """Whether an evaluation's score differs from its accuracy."""
     accuracy = name.replace("/reward", "/accuracy", 1)
     return accuracy != name and any(name in m and m.get(accuracy, m[name]) != m[name] for m in metrics)
 
 
 def _measured(metrics: Mapping[str, float], name: str) -> Estimate:
-    """With the interval that the evaluation's own standard error gives."""
+    """A result with the interval from the evaluation's standard error."""
     stem, _, part = name.rpartition("_")
     error = next((metrics[other] for other in (f"{name}_se", f"{stem}_se_{part}") if other in metrics), None)
     return Estimate(mean=metrics[name], half_width=None if error is None else LEVEL_Z * error)
 
 
 def _text(value: object) -> str:
-    """Of a record that anybody may have written: numbers and text, a mapping as a list."""
+    """Text of an untrusted record: numbers and strings, a mapping as a list."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_text(item)}" for name, item in value.items() if _text(item))
     text = str(value) if isinstance(value, str | int | float) else ""
@@ -192,7 +192,7 @@ def _text(value: object) -> str:
 
 
 def _moment(value: object) -> str:
-    """A time as a person reads it, in UTC; as it was written where that is no time."""
+    """A time in readable form, in UTC; unchanged if it is not a time."""
     try:
         return f"{datetime.strptime(_text(value), WRITTEN).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (ValueError, OverflowError):
@@ -207,7 +207,7 @@ def _at(settings: Mapping[str, Any], path: str) -> Any:
 
 
 def _tail(name: object) -> str:
-    """The end of a path: its last part, and the one before it where that says nothing (`runs/base/model`)."""
+    """The end of a path: its last part, preceded by the one before it if the last is generic (`runs/base/model`)."""
     text = str(name) if isinstance(name, str) else ""
     if not text.startswith(("/", ".")):
         return text

@@ -1,4 +1,4 @@
-"""The page of a run that is going on, served to browsers of this machine."""
+"""The live page of a run, served to browsers on this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOOPBACK = "127.0.0.1"
 NEWS = "/news"
 FILES = (METRICS_FILE, SAMPLES_FILE, CONFIG_FILE, HISTORY_FILE, TIMELINE_FILE)
 REQUEST_S = 10.0
-"""A connection that says nothing for so long is closed."""
+"""Seconds after which a silent connection is closed."""
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -36,7 +36,7 @@ HEADERS = {
 
 
 class LivePage:
-    """What there is to see of a run's folder now. Reads, never writes; safe from any thread."""
+    """The current page of a run's folder. Only reads; thread-safe."""
 
     def __init__(self, run_dir: Path) -> None:
         """
@@ -51,7 +51,7 @@ class LivePage:
 
     @property
     def mark(self) -> str:
-        """Another one whenever a file that is shown has changed."""
+        """A value that changes whenever a displayed file changes."""
         stats = []
         for name in FILES:
             try:
@@ -62,12 +62,12 @@ class LivePage:
         return "_".join(stats)
 
     def whole(self) -> str:
-        """The page."""
+        """The whole page."""
         mark, title, main, data = self._now()
         return document(title, main, data, live=(NEWS, mark))
 
     def news(self, after: str) -> str | None:
-        """What is to be shown in place of what has the mark `after`, as JSON; None: nothing is new."""
+        """JSON update for a page with the mark `after`; None: nothing changed."""
         if after == self.mark:
             return None
         mark, _, main, data = self._now()
@@ -90,10 +90,10 @@ class LivePage:
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Listens on the loopback interface only. There is no token: every account on this machine can look.
+    """Listens on the loopback interface only. No token: every account on this machine can read the page.
 
-    Requests that name another host are refused: a page of the web that has its own name point at this machine ("DNS
-    rebinding") would otherwise read the run.
+    Requests with another host name are refused: otherwise a web page whose name resolves to this machine ("DNS
+    rebinding") could read the run.
     """
 
     daemon_threads = True
@@ -122,7 +122,7 @@ class LiveServer(ThreadingHTTPServer):
 
     @property
     def hosts(self) -> frozenset[str]:
-        """What a request may call this server."""
+        """Accepted values of the `Host` header."""
         port = self.server_address[1]
         return frozenset(f"{name}:{port}" for name in (LOOPBACK, "localhost"))
 
@@ -162,4 +162,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """A page that asks every two seconds is no news."""
+        """No logging, as pages poll every two seconds."""

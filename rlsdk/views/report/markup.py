@@ -1,4 +1,4 @@
-"""HTML in which every text is escaped, and the policy that keeps a browser from running anything else."""
+"""HTML with all text escaped, and a content security policy that blocks foreign scripts."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from typing import Any
 from rlsdk.kit.printable import printable
 
 SIGNIFICANT = 5
-"""Digits of a number in a page's data: more than a screen can show."""
+"""Significant digits of numbers in a page's data: more than a screen can show."""
 _LARGEST = 1e15
 
 
 def escaped(value: object) -> str:
-    """As text, between tags and in quoted attributes; control characters are written out."""
+    """Escapes text for elements and quoted attributes; control characters are written out."""
     return html.escape(printable(str(value)), quote=True)
 
 
 def number_of(value: object) -> float | None:
-    """The value as a number that can be drawn; None where it is none."""
+    """The value as a finite number; None if it is not one."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _LARGEST:
         return None
     return float(value)
 
 
 def figure(value: object, digits: int = 3) -> str:
-    """A number as people read it; empty for what is none."""
+    """A number in readable form; empty if it is not one."""
     number = number_of(value)
     return "" if number is None else f"{number:.{digits}g}"
 
 
 def rounded(values: Iterable[float | None]) -> list[float | None]:
-    """For a page's data: `SIGNIFICANT` digits, null for what is not finite."""
+    """A number for a page's data: rounded to `SIGNIFICANT` digits, null if not finite."""
     return [
         None if value is None or not math.isfinite(value) else float(f"{value:.{SIGNIFICANT}g}") for value in values
     ]
 
 
 def table(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """Rows of text, the first cell of each as its heading."""
+    """A table of text; the first cell of each row is its heading."""
     top = f"<thead><tr>{''.join(f'<th>{_breakable(name)}</th>' for name in head)}</tr></thead>" if head else ""
     body = "".join(
         f"<tr><th>{_breakable(first)}</th>{''.join(f'<td>{escaped(text)}</td>' for text in others)}</tr>"
@@ -56,12 +56,12 @@ def table(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
 
 
 def _breakable(name: str) -> str:
-    """A name that a narrow screen may break after its dots, underscores and slashes, and so not within words."""
+    """A name that may be wrapped after dots, underscores and slashes, but not within words."""
     return re.sub(r"([._/])(?=\w)", r"\1<wbr>", escaped(name))
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> str:
-    """Names and what they are, as a list of definitions."""
+    """A definition list of names and values."""
     return f"<dl>{''.join(f'<dt>{escaped(name)}</dt><dd>{escaped(text)}</dd>' for name, text in rows)}</dl>"
 
 
@@ -75,7 +75,7 @@ def json_block(name: str, value: Any) -> str:
 
 @cache
 def asset(name: str) -> str:
-    """A file that is part of every page."""
+    """Content of a file that is part of every page."""
     return resources.files("rlsdk.views.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 

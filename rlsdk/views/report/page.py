@@ -19,7 +19,7 @@ from rlsdk.views.report.samples import sample_section, score_range
 PAGE, PLOT = "report.html", "curves.svg"
 MAX_BARS = 120
 SMOOTHED_FROM = 40
-"""Steps from which curves are smoothed unless the reader says otherwise."""
+"""Number of steps from which curves are smoothed by default."""
 
 
 def write_report(run_dir: Path) -> tuple[Path, Path]:
@@ -37,7 +37,7 @@ def write_report(run_dir: Path) -> tuple[Path, Path]:
 
 
 def run_page(record: RunRecord) -> tuple[str, dict[str, Any]]:
-    """What a page about one run shows, and the data of its curves."""
+    """Content of the page of one run, and the data of its curves."""
     charts = charts_of([record])
     others = others_of([record], charts)
     changed = changed_from_defaults(record.settings)
@@ -62,7 +62,7 @@ def run_page(record: RunRecord) -> tuple[str, dict[str, Any]]:
 
 
 def headline_cards(found: Sequence[Headline]) -> str:
-    """The figures that a run came to, large, each with its interval."""
+    """Large cards with a run's results and their intervals."""
     cards = "".join(
         f'<div class="card"><span class="quiet">{escaped(one.label)}</span><b>{escaped(one.value)}</b>'
         f'<span class="quiet">{escaped("; ".join(text for text in (one.interval, one.note) if text))}</span></div>'
@@ -72,7 +72,7 @@ def headline_cards(found: Sequence[Headline]) -> str:
 
 
 def smoothing(num_steps: int) -> str:
-    """The slider above the curves."""
+    """The smoothing slider above the curves."""
     value = 0.6 if num_steps >= SMOOTHED_FROM else 0
     return (
         '<div class="bar"><label>smoothing <input type="range" id="smoothing" min="0" max="0.98" step="0.02" '
@@ -82,7 +82,7 @@ def smoothing(num_steps: int) -> str:
 
 
 def curves_svg(record: RunRecord) -> str:
-    """The same curves as one picture, for where no page can be shown."""
+    """The same curves as one SVG, for use without HTML."""
     return sheet([_svg(record, chart) for chart in charts_of([record])])
 
 

@@ -1,4 +1,4 @@
-"""Pictures of a run besides its curves. A further one is a function in its own file, named here."""
+"""Pictures of a report besides its curves. To add one, write a function in its own file and list it here."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Picture:
 
 
 STEPS = 16
-"""Newest ones whose pools are shown."""
+"""Number of newest steps whose timeline is shown."""
 
 
 def pools(record: RunRecord) -> Picture | None:
-    """Both pools over time; None where nothing was noted."""
+    """Timeline of both pools; None if it was not recorded."""
     svg = pools_chart(read_times(record.folder / FILE, last_steps=STEPS))
     note = (
         f"The last {STEPS} steps at most. A colour is a step: its groups while they are made, then its training. Grey: "
@@ -37,14 +37,14 @@ def pools(record: RunRecord) -> Picture | None:
 
 
 def ages(record: RunRecord) -> Picture | None:
-    """How old the tokens of each step were; None where none could be stale."""
+    """Ages of the tokens of each step; None if none could be stale."""
     svg = staleness_bars(record.metrics)
     note = "Trainer steps between the weights that sampled a token and those that were updated on it."
     return Picture(title="Age of tokens", svg=svg, note=note) if svg else None
 
 
 PICTURES: tuple[Callable[[RunRecord], Picture | None], ...] = (pools, ages)
-"""Each gives a picture, or None where the run has nothing for it."""
+"""Functions that return a picture, or None if the run has no data for it."""
 
 
 def pictures_of(record: RunRecord) -> str:

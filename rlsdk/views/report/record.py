@@ -1,4 +1,4 @@
-"""What a run's folder says, read for a page. Whatever stands there, nothing of it is trusted."""
+"""Reads a run's folder for a page. Its content is untrusted."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rlsdk.views.report.markup import number_of
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """A run as its files tell it."""
+    """The data of a run's files."""
 
     folder: Path
     metrics: Sequence[Mapping[str, float]]
     """One for each step, in order, with `step`; numbers only."""
     samples: Sequence[Mapping[str, Any]] = ()
-    """In the order in which they were made."""
+    """Samples in the order in which they were generated."""
     config_text: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     starts: Sequence[Mapping[str, Any]] = ()
@@ -38,7 +38,7 @@ class RunRecord:
         return [int(line["step"]) for line in self.metrics]
 
     def values(self, metric: str) -> list[float | None]:
-        """Of every step; None where it was not measured."""
+        """Values of a metric at every step; None if it was not measured."""
         return [line.get(metric) for line in self.metrics]
 
     @property
@@ -72,7 +72,7 @@ def read_run(run_dir: Path) -> RunRecord:
 
 
 def settings_of(text: str) -> Mapping[str, Any]:
-    """The settings that a run's `config.yaml` holds; empty where it cannot be read."""
+    """The settings of a run's `config.yaml`; empty if it cannot be read."""
     try:
         found, _ = read_yaml(text, CONFIG_FILE)
     except ConfigError:
@@ -81,7 +81,7 @@ def settings_of(text: str) -> Mapping[str, Any]:
 
 
 def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a line: what anybody may have written there besides is left out."""
+    """The numbers of a line; other values are dropped, as files are untrusted."""
     return {str(name): number for name, value in line.items() if (number := number_of(value)) is not None}
 
 

@@ -1,4 +1,5 @@
-"""Samples of a report: by prompt, those of its first step beside those of its last. Whatever a model wrote is text."""
+"""Samples section of a report: by prompt, samples of its first step next to those of its last. Text of models is
+escaped."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from rlsdk.views.report.tokens import coloured, tokens_of
 
 MAX_PROMPTS = 60
 OPEN_PROMPTS = 20
-"""Of these, the ones that are shown before anybody asks for more."""
+"""Prompts that are expanded initially."""
 MAX_IN_GROUP = 8
-"""Samples of one prompt and step that are shown."""
+"""Most samples shown per prompt and step."""
 Sample = Mapping[str, Any]
 
 
@@ -39,7 +40,7 @@ def sample_section(samples: Sequence[Sample]) -> str:
 
 
 def score_range(samples: Sequence[Sample]) -> tuple[float, float]:
-    """Lowest and highest score of what was logged; 0 and 1 where nothing was."""
+    """Lowest and highest logged score; 0 and 1 if there are none."""
     scores = [score for sample in samples if (score := number_of(sample.get("score"))) is not None]
     return (min(scores), max(scores)) if scores else (0.0, 1.0)
 
@@ -102,7 +103,7 @@ def _column(samples: Sequence[Sample], step: float) -> str:
 
 
 def _strip(samples: Sequence[Sample]) -> str:
-    """Scores of the whole group, also of those samples whose text was not logged."""
+    """Scores of the whole group, including samples whose text was not logged."""
     scores: list[Any] = next((s["group_scores"] for s in samples if isinstance(s.get("group_scores"), list)), [])
     logged = {s.get("sample") for s in samples if isinstance(s.get("sample"), int)}
     marks = "".join(
@@ -148,7 +149,7 @@ def _num_steps(samples: Sequence[Sample]) -> int:
 
 
 def _differs(samples: Sequence[Sample]) -> bool:
-    """The scores of one of its groups are not all equal."""
+    """Whether one of its groups has different scores."""
     groups = [sample["group_scores"] for sample in samples if isinstance(sample.get("group_scores"), list)]
     return any(score != group[0] for group in groups for score in group)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WINDOW_SHARE, LEAST_WINDOW = 0.1, 5
-"""Steps at either end of a run that are averaged."""
+"""Number of steps at either end of a run that are averaged."""
 LEVEL_Z = 1.959964
 """Of a standard normal: 95% lie within."""
 LEAST_FOR_INTERVAL = 3
@@ -15,11 +15,11 @@ LEAST_FOR_INTERVAL = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A mean and how sure it is."""
+    """A mean and its uncertainty."""
 
     mean: float
     half_width: float | None = None
-    """Of the 95% interval; None: not known."""
+    """Half width of the 95% interval; None: unknown."""
     count: int = 1
 
 

@@ -1,4 +1,4 @@
-"""A response token by token: coloured by how the two engines' log-probs differ, or by how unlikely each token was."""
+"""A response with coloured tokens: by the difference of the two engines' log-probs, or by improbability."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 from rlsdk.views.report.markup import escaped, number_of
 
 DIFFERENCES = (0.05, 0.2, 0.5)
-"""Nats between the train engine's log-prob and the sampler's from which a token is coloured, in three depths."""
+"""Thresholds in nats of the difference between the train engine's and the rollout engine's log-prob, for three
+shades."""
 PROBABILITIES = (0.5, 0.1, 0.01)
-"""Chances to be sampled below which a token is coloured."""
+"""Thresholds of the probability below which a token is coloured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +21,9 @@ class Token:
     """One token of a response."""
 
     text: str
-    """Empty where it is only a part of a character that a later token ends."""
+    """Text; empty if the token is only part of a character that a later token completes."""
     rollout: float | None
-    """Log-prob by the engine that sampled it, nats; None: it was given, by a tool, say."""
+    """Log-prob in nats by the rollout engine; None: not sampled (output of a tool, say)."""
     train: float | None
     """Log-prob by the train engine before the step's first update; None: not recomputed."""
 
@@ -32,7 +33,7 @@ class Token:
 
     @property
     def marks(self) -> str:
-        """Classes that the page's style colours."""
+        """CSS classes of the token."""
         names = [] if self.rollout is not None else ["given"]
         if (gap := self.difference) is not None and (depth := sum(abs(gap) >= least for least in DIFFERENCES)):
             names.append(f"{'u' if gap > 0 else 'd'}{depth}")
@@ -42,7 +43,7 @@ class Token:
 
     @property
     def said(self) -> str:
-        """Its numbers in words."""
+        """Its numbers as text."""
         if self.rollout is None:
             return "given, not sampled"
         chance = f"probability {math.exp(min(self.rollout, 0.0)):.3g}, log-prob {self.rollout:.4f}"
@@ -52,7 +53,7 @@ class Token:
 
 
 def tokens_of(sample: Mapping[str, Any]) -> list[Token]:
-    """The tokens that were logged with a sample; empty where there are none, or where what is there does not fit."""
+    """The tokens logged with a sample; empty if there are none, or if they are inconsistent."""
     pieces, rollout = sample.get("tokens"), sample.get("log_probs")
     train = sample.get("train_log_probs")
     if not isinstance(pieces, list) or not isinstance(rollout, list) or len(pieces) != len(rollout):
@@ -65,7 +66,7 @@ def tokens_of(sample: Mapping[str, Any]) -> list[Token]:
 
 
 def coloured(tokens: Sequence[Token]) -> str:
-    """The text, with a mark around every token that stands out; what does not is plain text."""
+    """The text as HTML, with a mark around every coloured token."""
     return "".join(_spans(tokens))
 
 
