@@ -1,4 +1,4 @@
-"""The one thread that owns all grading processes: assigns tasks, collects records, replaces lost processes."""
+"""The thread that owns all grading processes: assigns tasks, collects records, replaces lost processes."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from rlsdk.rewards.protocol import RESULTS, ForeignRecordError, Record, Tag
 from rlsdk.rewards.submission import Submission, Task
 
 _POLL_S = 0.1
-"""Longest wait without a look at the processes: one may die while a child of its own holds the pipe open."""
+"""Longest time between checks of the processes: one may die while its child holds the pipe open."""
 _PAUSE_S = 0.002
-"""Longest that a record waits so that others are read together with it."""
+"""Longest time that a record waits to be read together with others."""
 _SHORTEST_PAUSE_S = 0.0002
 
 
 class Dispatcher:
-    """Grades submissions, a task of each in turn, in its own thread. All methods may be called from any thread."""
+    """Grades submissions in its own thread, one task of each in turn. All methods are thread-safe."""
 
     def __init__(
         self, rewards: Sequence[RewardDef], limits: RewardLimits, log_path: Path | None, num_workers: int
     ) -> None:
         """Starts the thread and the processes, and returns at once."""
         self.ready: Future[dict[str, Any]] = Future()
-        """What the first process says of itself once the functions are loaded; `ConfigError` when they cannot be."""
+        """What the first process reports when the functions are loaded; `ConfigError` if they cannot be."""
         self._rewards, self._limits, self._log_path, self._num_workers = rewards, limits, log_path, num_workers
         self._lock = threading.Lock()
         self._inbox: list[Submission] = []
@@ -42,10 +42,10 @@ class Dispatcher:
         self._active: deque[Submission] = deque()
         self._processes: list[GradingProcess] = []
         self._seconds_per_item = 0.001
-        """A running mean, of all rewards."""
+        """Running mean of the seconds per item, over all rewards."""
         self._said = False
         self._starts = 1
-        """Times that the functions were loaded again, because a process was killed while it did, and the first one."""
+        """Number of times that the functions were loaded: once, and again when a process was killed while loading."""
         self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = os.pipe()
         os.set_blocking(self._wake_in, False)
@@ -58,16 +58,16 @@ class Dispatcher:
 
     @property
     def pids(self) -> list[int]:
-        """Of the grading processes."""
+        """Process ids of the grading processes."""
         return [process.pid for process in self._processes]
 
     @property
     def is_closed(self) -> bool:
-        """It takes no more submissions."""
+        """Whether it accepts no more submissions."""
         return self._closing
 
     def submit(self, submission: Submission) -> None:
-        """Grades it; its future has the result. A future that is cancelled frees its processes."""
+        """Grades a submission; its future gets the result. Cancelling the future frees its processes."""
         submission.future.add_done_callback(self._on_done)
         with self._lock:
             if self._closing:
@@ -77,7 +77,7 @@ class Dispatcher:
         self._wake()
 
     def close(self) -> None:
-        """Cancels what is not graded, and ends the processes. Safe to call twice."""
+        """Cancels ungraded submissions, and ends the processes. Safe to call twice."""
         with self._lock:
             self._closing = True
         self._wake()
@@ -89,7 +89,7 @@ class Dispatcher:
             self._wake()
 
     def _wake(self) -> None:
-        with self._lock, suppress(OSError):  # it is awake already, or has ended
+        with self._lock, suppress(OSError):  # it is already awake, or has ended
             os.write(self._wake_out, b".")
 
     def _run(self) -> None:
@@ -104,12 +104,12 @@ class Dispatcher:
                 self._look_after_submissions()
                 if pause_s := self._pause_s():
                     time.sleep(pause_s)
-        except BaseException as unexpected:  # callers wait: they must hear of it
+        except BaseException as unexpected:  # callers wait, and must get the error
             error = unexpected
         self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
-        """Nobody waits for ever: every future is cancelled, or gets the error."""
+        """Completes every future, so that no caller waits forever: each is cancelled, or gets the error."""
         with self._lock:
             self._closing = True
             left = [*self._active, *self._inbox]
@@ -140,21 +140,21 @@ class Dispatcher:
                     self._finish(submission)
 
     def _say_what_is_missing(self, submission: Submission) -> None:
-        """Once, with the first result."""
+        """Reports missing confinement once, with the first result."""
         missing = [] if self._said else self.ready.result()["missing"]
         self._said = True
         if missing:
             submission.notices.append(f"graders run with less protection on this system, without: {'; '.join(missing)}")
 
     def _hand_out(self) -> None:
-        """A task of each submission in turn, so that a small one does not wait for a large one before it."""
+        """Assigns a task of each submission in turn, so that a small one does not wait for a large one."""
         for process in list(self._processes):
             if not process.idle:
                 continue
             task = self._next_task()
             if task is None:
                 return
-            if process.is_gone():  # between two tasks: nobody's fault
+            if process.is_gone():  # between two tasks: no item caused it
                 task.submission.queue.appendleft(task)
                 self._replace(process, blame=False)
                 continue
@@ -162,7 +162,7 @@ class Dispatcher:
             task.submission.deadline = min(task.submission.deadline, now + self._limits.batch_timeout_s)
             try:
                 process.send(task)
-            except OSError:  # it died before it read anything: no item did that
+            except OSError:  # it died before it read anything: no item caused it
                 self._replace(process, blame=True)
 
     def _next_task(self) -> Task | None:
@@ -174,14 +174,14 @@ class Dispatcher:
         return None
 
     def _wait_s(self) -> float | None:
-        """How long nothing need be looked at; None: until somebody calls, or a process says something."""
+        """Seconds until the next check is due; None: wait for a call or a record."""
         if not self._active and self.ready.done():
             return None
         return _POLL_S
 
     def _pause_s(self) -> float:
-        """How long to let records gather: processes write each as it is made, and fast functions would wake this thread
-        for every one. Shorter than what is left of a task is expected to take; 0 where that is not worth a pause."""
+        """Seconds to wait for further records: processes write each record immediately, and fast functions would wake
+        this thread for every one. Shorter than the expected rest of a task; 0 if waiting is not worthwhile."""
         tasks = [process.task for process in self._processes if process.task is not None]
         if not tasks or self._inbox or self._seconds_per_item >= _PAUSE_S:
             return 0.0
@@ -194,7 +194,7 @@ class Dispatcher:
             os.read(self._wake_in, 1 << 16)
 
     def _listen(self, process: GradingProcess) -> None:
-        if process not in self._processes:  # replaced a moment ago
+        if process not in self._processes:  # just replaced
             return
         task = process.task
         before = 0 if task is None else task.graded
@@ -226,7 +226,7 @@ class Dispatcher:
     def _finish(self, submission: Submission) -> None:
         with suppress(ValueError):
             self._active.remove(submission)
-        with suppress(InvalidStateError):  # cancelled meanwhile
+        with suppress(InvalidStateError):  # cancelled in the meantime
             submission.future.set_result(submission.result())
 
     def _look_after_processes(self) -> None:
@@ -256,7 +256,7 @@ class Dispatcher:
                 self._give_up(submission, FailureKind.CRASH, f"not graded: {lost} grading processes in a row were lost")
 
     def _lose(self, process: GradingProcess, kind: FailureKind, how: str = "", *, outside: bool = False) -> None:
-        """Ends a process, books the item that it was at or grades it again, and replaces the process."""
+        """Ends a process, fails or repeats the item that it was grading, and replaces the process."""
         code = process.kill() if kind is FailureKind.TIMEOUT or how else process.end()
         self._read_rest(process)
         if process.ready is None and not self.ready.done():
@@ -277,14 +277,14 @@ class Dispatcher:
         return None
 
     def _read_rest(self, process: GradingProcess) -> None:
-        """What it wrote before it ended: an item that was graded is not lost."""
+        """Reads what it wrote before it ended, so that graded items are not lost."""
         task = process.task
         with suppress(EOFError, ForeignRecordError):
             for record in process.read():
                 self._take(process, task, record)
 
     def _settle(self, task: Task, kind: FailureKind, ended: str, *, again: bool) -> None:
-        """What becomes of the item that a lost process was at."""
+        """Decides whether the item of a lost process fails or is graded again."""
         submission = task.submission
         reward, sample = task.rest[0]
         if again:
@@ -303,10 +303,10 @@ class Dispatcher:
                 self._finish(submission)
 
     def _replace(self, process: GradingProcess, *, blame: bool) -> None:
-        """Starts another process in its place, at once; what the old one had left to do goes first.
+        """Starts a replacement immediately; the remaining items of the lost one are queued first.
 
         Args:
-            blame: the loss counts against those whose work it was at, or who wait for it to start.
+            blame: the loss counts for the submission that it was grading, or those that wait for its start.
         """
         task = process.task
         if blame:
@@ -319,15 +319,15 @@ class Dispatcher:
         self._drop(process)
 
     def _drop(self, process: GradingProcess) -> None:
-        """Ends a process, whatever it is at."""
+        """Ends a process, whatever it is doing."""
         self._selector.unregister(process.fileno())
         process.close()
         self._processes.remove(process)
-        if self._active or process.ready is not None:  # one that cannot start is not tried again for nobody
+        if self._active or process.ready is not None:  # else it cannot start, and nobody waits for it
             self._top_up()
 
     def _give_up(self, submission: Submission, kind: FailureKind, message: str) -> None:
-        """Books everything that is not graded yet, and replaces the processes that are at it."""
+        """Fails everything that is not graded yet, and replaces the processes that are grading it."""
         busy = [process for process in self._processes if process.task and process.task.submission is submission]
         tasks = [process.task for process in busy if process.task] + list(submission.queue)
         for process in busy:
@@ -338,7 +338,7 @@ class Dispatcher:
         self._finish(submission)
 
     def _refuse(self, message: str) -> None:
-        """The functions cannot be loaded: everybody who waits hears why, and the dispatcher ends."""
+        """Handles functions that cannot be loaded: every submission gets the error, and the dispatcher ends."""
         error = ConfigError(message)
         if not self.ready.done():
             self.ready.set_exception(error)
@@ -361,7 +361,7 @@ class Dispatcher:
 
 
 def _rotate(log_path: Path | None) -> None:
-    """Keeps one earlier log: the processes stop writing at `RewardLimits.log_mb`."""
+    """Rotates the log, keeping one earlier file: processes stop writing at `RewardLimits.log_mb`."""
     if log_path is not None and log_path.exists() and log_path.stat().st_size > _ROTATE_BYTES:
         log_path.replace(log_path.with_name(f"{log_path.name}.1"))
 

@@ -1,4 +1,4 @@
-"""Which environment variables reach a grading process: an allow-list, so that no secret does."""
+"""Allow-list of environment variables for grading processes, so that no secret reaches them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ NAMES = frozenset({
     "TRANSFORMERS_OFFLINE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR",
     "CUDA_VISIBLE_DEVICES", "NLTK_DATA",
 })  # fmt: skip
-"""Where things lie and how Python behaves: nothing that opens a door."""
+"""Variables of paths and of Python's behaviour, which grant no access."""
 PREFIXES = ("LC_",)
 
 
 def grading_environment(environment: Mapping[str, str], further: Sequence[str] = ()) -> dict[str, str]:
-    """The part of `environment` that grading processes get, with their own settings where it has none.
+    """The part of `environment` that grading processes get, plus default settings.
 
     Args:
         further: names that the user lets through (`reward_limits.environment`).

@@ -1,4 +1,4 @@
-"""Asking a service over HTTP: one POST with retries, within limits of time and size; every error says what is wrong."""
+"""HTTP client of services: one POST with retries, within limits of time and size; errors say what is wrong."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ if TYPE_CHECKING:
     import httpx
 
 _SHOWN = 200
-"""Characters of an answer that an error shows."""
+"""Most characters of an answer that an error shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteOptions:
-    """How a service is asked."""
+    """Settings of requests to a service."""
 
     batch_size: int = 64
     """Most samples in one request."""
     batch_wait_s: float = 0.02
-    """Seconds that a sample waits for others to go with."""
+    """Seconds that a sample waits to be batched with others."""
     max_concurrent: int = 4
-    """Requests under way at once."""
+    """Most concurrent requests."""
     timeout_s: float = 60.0
-    """Seconds for one attempt, from the connection to the last byte."""
+    """Seconds per attempt, from connecting to the last byte."""
     retries: int = 3
-    """Further attempts after a connection error or a status of 500 and above; nothing else is tried again."""
+    """Retries after a connection error or a status of 500 and above; other errors are not retried."""
     retry_wait_s: float = 0.5
-    """Seconds before the first of them; each next one waits twice as long."""
+    """Seconds before the first retry; doubled for each further one."""
     max_response_bytes: int = 8 << 20
     send_tokens: bool = False
     """Sends `response_ids`."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Sent with every request: secrets belong here, and are shown nowhere."""
+    """Headers of every request. They may contain secrets, and are never shown."""
 
 
 class RemoteError(Exception):
-    """A request that came to nothing; the message says why, and names the URL."""
+    """A failed request; the message gives the reason and the URL."""
 
     def __init__(self, message: str, *, kind: FailureKind = FailureKind.SERVICE, again: bool = False) -> None:
         super().__init__(message)
         self.kind = kind
         self.again = again
-        """Another attempt may help."""
+        """Whether a retry may help."""
 
 
 class HttpClient:
-    """JSON out, bytes in. Not for several event loops."""
+    """Sends JSON and returns bytes. For one event loop only."""
 
     def __init__(self, options: RemoteOptions) -> None:
         import httpx
@@ -70,7 +70,7 @@ class HttpClient:
         )
 
     async def post(self, url: str, body: bytes) -> bytes:
-        """What the service answers to this JSON.
+        """Posts JSON and returns the answer.
 
         Raises:
             RemoteError: no answer of status 200, or none within the limits.
@@ -113,7 +113,7 @@ class HttpClient:
             raise RemoteError(f"{url}: {type(error).__name__}: {error}") from error
 
     async def _read(self, url: str, response: httpx.Response) -> bytes:
-        """The body, within its limit: of an error only the beginning."""
+        """The body, up to its limit; of an error only the beginning."""
         status = response.status_code
         if response.is_redirect:
             target = response.headers.get("Location", "nowhere")
@@ -139,7 +139,7 @@ def check_url(url: str) -> str:
     """The URL.
 
     Raises:
-        ConfigError: it is none of HTTP, has no host, or holds a password.
+        ConfigError: it is not an HTTP URL, has no host, or contains a password.
     """
     try:
         parts = urlsplit(url)
@@ -157,6 +157,6 @@ def check_url(url: str) -> str:
 
 
 def shown(data: bytes) -> str:
-    """The beginning of what was answered."""
+    """The beginning of an answer."""
     text = data[:_SHOWN].decode("utf-8", "replace")
     return repr(text) + ("..." if len(data) > _SHOWN else "")

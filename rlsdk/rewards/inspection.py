@@ -1,6 +1,6 @@
 """Inspects the source of a reward function before anything is started, without running it.
 
-The grading process loads it for good, and knows more; this is for mistakes that need no process to see.
+The grading process loads the function later and finds further errors; this finds mistakes without a process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def inspect_target(target: str, options: Mapping[str, Any] | None = None) -> For
         raise ConfigError(f"{said}: expected pkg.mod:function or path/file.py:function")
     path = python_file(Path(where), said) if where.endswith(".py") else _module(where, said)
     if path is None:
-        return Form.OWN  # not written in Python: the grading process will see
+        return Form.OWN  # not written in Python: checked by the grading process
     tree = _parsed(path, said)
     node = _definition(tree, path, name, said)
     _check_imports(tree, path, said)
@@ -46,7 +46,7 @@ def inspect_target(target: str, options: Mapping[str, Any] | None = None) -> For
 
 
 def _module(name: str, said: str) -> Path | None:
-    """The source file of a module that is not imported for that; None where it has none."""
+    """The source file of a module, without importing it; None if it has none."""
     places: Sequence[str] | None = [*sys.path, str(Path.cwd())]
     spec = None
     for at, _ in enumerate(parts := name.split("."), 1):
@@ -75,10 +75,10 @@ def _parsed(path: Path, said: str) -> ast.Module:
 
 
 def _check_imports(tree: ast.Module, path: Path, said: str) -> None:
-    """Refuses a file whose first statements import a package that is not there.
+    """Refuses a file whose first statements import a missing package.
 
-    Only what comes before any other statement is looked at: what follows may depend on one, such as a change of
-    `sys.path`. Nothing is imported, so what fails inside a package is not seen.
+    Only imports before any other statement are checked: later ones may depend on one, such as a change of `sys.path`.
+    Nothing is imported, so errors inside a package are not found.
     """
     for node in tree.body:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -99,7 +99,7 @@ def _check_imports(tree: ast.Module, path: Path, said: str) -> None:
 
 
 def _is_there(package: str) -> bool:
-    """Whether a package can be found where the grading process looks; imports nothing."""
+    """Whether the grading process can find a package; imports nothing."""
     if package in sys.stdlib_module_names or package in sys.modules:
         return True
     here = [str(Path.cwd())]
@@ -108,7 +108,7 @@ def _is_there(package: str) -> bool:
 
 
 def _definition(tree: ast.Module, path: Path, name: str, said: str) -> ast.AST | None:
-    """What defines the name at the top of a file; None where that cannot be told from the source."""
+    """The definition of a top-level name in a file; None if the source does not show it."""
     defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     if name in defined:
         return defined[name]

@@ -1,7 +1,7 @@
 """A model as judge: it rates every response, and its verdict is the reward.
 
-The model is served by anything that speaks the OpenAI chat protocol (`vllm serve`, `sglang`, a hosted API): weights of
-its own that no training touches.
+The model is behind any server with the OpenAI chat API (`vllm serve`, `sglang`, a hosted API), with weights of its own
+that training does not change.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from rlsdk.rewards.routing import value_at
 from rlsdk.rewards.service import SentScore, describe
 
 PATTERN = r"(?i)\b(?:score|rating|verdict)\b[*\s]*[:=][*\s]*([\w.+-]+)"
-"""`Score: 7`, `**Verdict:** yes`: the group is the verdict."""
+"""Default pattern: `Score: 7`, `**Verdict:** yes`; the group is the verdict."""
 MAX_REPLY_CHARS = 20_000
-"""The end of a reply, in which the verdict is looked for."""
+"""Characters at the end of a reply that are searched for the verdict."""
 _PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeOptions:
-    """What a judge is asked, and what counts as its verdict."""
+    """Question of a judge, and how to parse its verdict."""
 
     model: str
-    """As the service names it."""
+    """Name of the model at the service."""
     template: str
     """Text of the question; `{prompt}`, `{response}`, `{answer}` and `{any_field_of_the_row}` are filled in."""
     system_prompt: str | None = None
     pattern: str = PATTERN
     """Regular expression with one group: the last match in the reply is the verdict."""
     choices: Mapping[str, float] = field(default_factory=dict)
-    """Verdict -> score, capitals aside. Empty: the verdict is a number."""
+    """Verdict -> score, case-insensitive. Empty: the verdict is a number."""
     lowest: float = 0.0
     highest: float = 1.0
-    """Of a verdict that is a number; the score is its place between the two, from 0 to 1. Others are failures."""
+    """Range of numeric verdicts, mapped linearly to scores from 0 to 1. Verdicts outside are failures."""
     temperature: float = 0.0
     max_tokens: int = 1024
     seed: int = 0
 
 
 class VerdictError(ValueError):
-    """There is no verdict, or no question; the message says why."""
+    """There is no verdict, or no question; the message gives the reason."""
 
 
 def question(sample: RewardSample, options: JudgeOptions) -> str:
-    """The template with its places filled in. What is filled in is text: places in it are not filled in again.
+    """The template with its placeholders filled in. Placeholders in filled-in text are not replaced.
 
     Raises:
         VerdictError: the sample has no such field.
@@ -71,7 +71,7 @@ def question(sample: RewardSample, options: JudgeOptions) -> str:
 
 
 def verdict(reply: str, options: JudgeOptions) -> float:
-    """The score that a reply stands for.
+    """Parses the score of a reply.
 
     Raises:
         VerdictError: the pattern is nowhere in it, or what it finds is none of the choices, or no number in the range.
@@ -96,7 +96,7 @@ def verdict(reply: str, options: JudgeOptions) -> float:
 
 
 class _Reply(BaseModel):
-    """What is read of an answer; services send more."""
+    """The used fields of an answer; services send more."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -118,7 +118,7 @@ class _Models(BaseModel):
 
 
 class JudgeClient:
-    """Asks a service of the OpenAI chat protocol; satisfies `rlsdk.rewards.remote.Client`."""
+    """Client of a service with the OpenAI chat API; satisfies `rlsdk.rewards.remote.Client`."""
 
     def __init__(self, url: str, options: RemoteOptions, judge: JudgeOptions) -> None:
         """
@@ -135,14 +135,14 @@ class JudgeClient:
         self._http = HttpClient(options)
 
     async def score(self, samples: Sequence[RewardSample]) -> Sequence[SentScore]:
-        """One question after the other; several go out at once as several calls."""
+        """Asks one question after another; concurrent calls ask concurrently."""
         return [await self._one(sample) for sample in samples]
 
     async def check(self) -> None:
-        """Whether the service has the model.
+        """Checks that the service has the model.
 
         Raises:
-            RemoteError: it has not, or does not answer.
+            RemoteError: it does not have the model, or does not answer.
         """
         url = f"{self.name}/models"
         data = await self._http.get(url)

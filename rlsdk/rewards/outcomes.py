@@ -21,7 +21,7 @@ _MESSAGE_CHARS = 400
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Graded:
-    """What a reward gave one sample."""
+    """What a reward returned for one sample."""
 
     score: float | None
     """None: the reward does not apply to the sample."""
@@ -32,20 +32,20 @@ class Graded:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """Why a reward gave a sample nothing."""
+    """Why a reward has no value for a sample."""
 
     kind: FailureKind
     message: str
 
 
 Outcome: TypeAlias = float | Graded | Failed
-"""Of one item. Most rewards give a plain number, which travels by itself."""
+"""Outcome of one item. Most rewards return a plain number, which is sent as such."""
 
 NOT_APPLICABLE = Graded(score=None)
 
 
 class NonsenseError(ValueError):
-    """What was returned is no reward; the message says why."""
+    """The returned value is not a valid reward; the message gives the reason."""
 
     def __init__(self, kind: FailureKind, message: str) -> None:
         super().__init__(message)
@@ -53,7 +53,7 @@ class NonsenseError(ValueError):
 
 
 def to_outcome(value: object, limits: RewardLimits) -> Outcome:
-    """What a reward function returned, as an outcome."""
+    """Converts the return value of a reward function to an outcome."""
     try:
         if value is None:
             return NOT_APPLICABLE
@@ -65,12 +65,12 @@ def to_outcome(value: object, limits: RewardLimits) -> Outcome:
 
 
 def failed(kind: FailureKind, message: str, hint: str = "") -> Failed:
-    """A failure whose message is of bounded length, before `hint`."""
+    """A failure with a message of bounded length, followed by `hint`."""
     return Failed(kind=kind, message=message[:_MESSAGE_CHARS] + hint)
 
 
 def check_number(value: object, limits: RewardLimits, what: str = "") -> float:
-    """A finite number of bounded size.
+    """Checks for a finite number of bounded size.
 
     Args:
         value: anything that `float` takes, text excepted.
@@ -78,7 +78,7 @@ def check_number(value: object, limits: RewardLimits, what: str = "") -> float:
         what: it is, for messages; empty: what the function returned.
 
     Raises:
-        NonsenseError: it is something else.
+        NonsenseError: it is not.
     """
     gave = what or "the function gave"
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
@@ -99,10 +99,10 @@ def check_number(value: object, limits: RewardLimits, what: str = "") -> float:
 
 
 def check_graded(score: object, token_scores: object, metrics: object, limits: RewardLimits) -> Graded:
-    """The parts of a record, each of the right type and size.
+    """Checks type and size of each part of a record.
 
     Raises:
-        NonsenseError: names the part, and what was found in it.
+        NonsenseError: names the part and its value.
     """
     number = None if score is None else check_number(score, limits, "the record has a score of")
     tokens = None if token_scores is None else _check_tokens(token_scores, limits)
@@ -114,7 +114,7 @@ def check_graded(score: object, token_scores: object, metrics: object, limits: R
 
 
 def check_length(graded: Graded, num_tokens: int) -> Failed | None:
-    """Whether there is a number for each response token."""
+    """Checks that there is a number for each response token."""
     if graded.token_scores is None or len(graded.token_scores) == num_tokens:
         return None
     return failed(

@@ -31,22 +31,22 @@ from rlsdk.rewards.submission import Task
 
 _PIPE_BYTES = 1 << 20
 _FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT, -signal.SIGQUIT}
-"""Ways to end that say nothing about the function: the system's memory killer, an operator, a closing terminal."""
+"""Exit codes that are not caused by the function: the system's out-of-memory killer, an operator, a closed terminal."""
 
 
 class GradingProcess:
-    """One child process in its own session. Never blocks past the given timeout."""
+    """One child process in its own session. Methods never block longer than the given timeout."""
 
     def __init__(self, rewards: Sequence[RewardDef], limits: RewardLimits, log_path: Path | None) -> None:
-        """Starts it and returns at once; `ready` is set when it has loaded the functions."""
+        """Starts the process and returns immediately; `ready` is set when it has loaded the functions."""
         self.limits = limits
         self.ready: dict[str, Any] | None = None
-        """What it says of itself: which functions are `batched`, what confines it (`confined`, `missing`)."""
+        """What it reports: which functions are `batched`, and its confinement (`confined`, `missing`)."""
         self.task: Task | None = None
         self.began = 0.0
-        """Since when it is at its next item (monotonic seconds)."""
+        """Time at which it began its current item (monotonic seconds)."""
         self.retired = False
-        """It takes no more items: its memory is not to be trusted."""
+        """Whether it gets no more items, because its memory cannot be trusted."""
         self.deadline = time.monotonic() + limits.start_timeout_s
         self._buffer = bytearray()
         self._scratch = tempfile.mkdtemp(prefix="rlsdk-grading-")
@@ -57,35 +57,35 @@ class GradingProcess:
             "log_path": None if log_path is None else str(log_path),
             "scratch": self._scratch,
         }
-        with contextlib.suppress(OSError):  # it died at once: the reader will see
+        with contextlib.suppress(OSError):  # it died immediately: the reader will notice
             self._write(encode_message(setup))
 
     @property
     def idle(self) -> bool:
-        """It is ready for a task."""
+        """Whether it is ready for a task."""
         return self.ready is not None and self.task is None
 
     @property
     def pid(self) -> int:
-        """Its number; that of its process group, too."""
+        """Its process id, and that of its process group."""
         return self._popen.pid
 
     def fileno(self) -> int:
-        """Readable when there are records, or when the process is gone."""
+        """File descriptor that is readable if there are records, or if the process is gone."""
         return self._records
 
     def send(self, task: Task) -> None:
-        """Hands a task over. Raises `OSError` when the process is gone, or takes nothing."""
+        """Sends a task. Raises `OSError` if the process is gone, or reads nothing."""
         self.task = task
         self.began = time.monotonic()
         self.deadline = self._next_deadline()
         self._write(task.encode())
 
     def read(self) -> Iterator[Record]:
-        """Records that have come, each counted for the task.
+        """Reads the available records, and counts them for the task.
 
         Raises:
-            EOFError: no more will come.
+            EOFError: there will be no more.
             ForeignRecordError: something else wrote to the channel.
         """
         try:
@@ -102,22 +102,23 @@ class GradingProcess:
             yield record
 
     def kill(self) -> int:
-        """Ends it with everything that it started; its exit code, negative for a signal. What it wrote can still be
+        """Kills it with all its descendants; returns its exit code, negative for a signal. What it wrote can still be
         read."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody of its group is left
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # no process of its group is left
             os.killpg(self._popen.pid, signal.SIGKILL)
         return self._popen.wait()
 
     def end(self) -> int | None:
-        """Ends what is left of it; its exit code, or None when it had closed its channel and lived on."""
+        """Kills its remaining processes; returns its exit code, or None if it closed its channel and continued to
+        run."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._popen.wait(1.0)  # its end of the pipe closes a moment before the process is gone
+            self._popen.wait(1.0)  # its end of the pipe closes shortly before the process is gone
         code = self._popen.poll()
         self.kill()
         return code
 
     def close(self) -> None:
-        """Kills it and frees what this end holds. Safe to call twice."""
+        """Kills it and frees the resources of this end. Safe to call twice."""
         if self._records >= 0:
             self.kill()
             for fd in (self._requests, self._records, self._lifeline):
@@ -126,11 +127,11 @@ class GradingProcess:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def is_gone(self) -> bool:
-        """It has ended by itself."""
+        """Whether it has ended by itself."""
         return self._popen.poll() is not None
 
     def is_stopped(self) -> bool:
-        """A signal has stopped it: it will say nothing until somebody continues it."""
+        """Whether a signal has stopped it: it sends nothing until it is continued."""
         if self._popen.poll() is not None or not hasattr(os, "waitid"):
             return False
         with contextlib.suppress(ChildProcessError):
@@ -139,7 +140,7 @@ class GradingProcess:
         return False
 
     def _check(self, record: Record) -> None:
-        """Records speak of the task that the process is at, and of its next item."""
+        """Checks that a record belongs to the current task, and to its next item."""
         task = self.task
         if record.tag in (Tag.READY, Tag.REFUSED):
             in_step = self.ready is None and record.nonce == NO_NONCE and record.body is not None
@@ -182,12 +183,12 @@ class GradingProcess:
 
 
 def came_from_outside(code: int | None) -> bool:
-    """Whether a process that ended so may have been ended by somebody else."""
+    """Whether a process with this exit code may have been ended from outside."""
     return code in _FROM_OUTSIDE
 
 
 def describe_end(code: int | None) -> str:
-    """`exit code 3`, `signal SIGSEGV`."""
+    """An exit code as text: `exit code 3`, `signal SIGSEGV`."""
     if code is None:
         return "it closed its channel"
     if code >= 0:
@@ -202,7 +203,7 @@ def _spawn(limits: RewardLimits) -> tuple[subprocess.Popen[bytes], int, int, int
     """Starts the interpreter with this one's module path; pipes: requests to it, records from it, its lifeline."""
     pipes = [os.pipe() for _ in range(3)]
     (request_in, request_out), (record_in, record_out), (life_in, life_out) = pipes
-    path = [*sys.path, str(Path.cwd())]  # the current folder last, so that nothing in it hides an installed module
+    path = [*sys.path, str(Path.cwd())]  # the current folder last, so that it cannot hide an installed module
     code = (
         f"import sys; sys.path[:] = {path!r}; from rlsdk.rewards.child import main; "
         f"main({request_in}, {record_out}, {life_in})"
@@ -227,7 +228,7 @@ def _spawn(limits: RewardLimits) -> tuple[subprocess.Popen[bytes], int, int, int
 
 
 def _widen(fd: int) -> None:
-    """Lets a whole batch fit into the pipe, where the system allows it: fewer switches between the two processes."""
+    """Enlarges the pipe for a whole batch, if the system allows it: fewer switches between the two processes."""
     if sys.platform == "linux":
         import fcntl
 

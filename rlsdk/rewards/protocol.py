@@ -1,10 +1,9 @@
-"""What the controller and a grading process say to each other, over two pipes. JSON and
-numbers, no pickle.
+"""Protocol between the controller and a grading process, over two pipes: JSON and numbers, no pickle.
 
-To the process: messages, a 4-byte length and lines of JSON. Back from it: records, each with a tag, the nonce of its
-task, the position of its item, a 4-byte length and a payload. A record is written as soon as an item is graded, so when
-the process dies or hangs, the first item without a record is the one that did it. What does not carry the nonce of the
-task that the process is at was written by something else, and ends the process.
+To the process: messages, each a 4-byte length and lines of JSON. From the process: records, each with a tag, the nonce
+of its task, the index of its item, a 4-byte length and a payload. A record is written as soon as an item is graded, so
+if the process dies or hangs, the first item without a record caused it. Data without the nonce of the current task was
+written by something else, and ends the process.
 """
 
 from __future__ import annotations
@@ -22,29 +21,29 @@ from numpy.typing import NDArray
 
 NONCE_BYTES = 8
 NO_NONCE = bytes(NONCE_BYTES)
-"""Of records before the first task."""
+"""Nonce of records before the first task."""
 MAX_RECORD_BYTES = 1 << 20
-"""Of a record that carries no scores of tokens."""
+"""Largest size of a record without token scores."""
 
 _LENGTH = struct.Struct("<I")
 _HEADER = struct.Struct(f"<B{NONCE_BYTES}sII")
 _DOUBLE = struct.Struct("<d")
 _GRADED = struct.Struct("<?d?I")
-"""Of a RECORD: whether there is a score, the score, whether there are token scores, how many. Those follow as 4-byte
-floats, and JSON of the metrics to the end."""
+"""Header of a RECORD: whether there is a score, the score, whether there are token scores, their number. They follow as
+4-byte floats, then the metrics as JSON."""
 
 
 class Tag(IntEnum):
-    """What a record says."""
+    """Kind of a record."""
 
     READY = 1
-    """JSON: which functions are batched, and what confines the process. It takes messages from now on."""
+    """JSON: which functions are batched, and the confinement. The process now accepts messages."""
     REFUSED = 2
     """JSON: a reward function cannot be loaded. The process ends."""
     VALUE = 3
     """A double: the item's reward."""
     FAILED = 4
-    """JSON: the item has no reward, and why."""
+    """JSON: why the item has no reward."""
     SINGLY = 5
     """Empty: the batched call failed; its items follow one by one."""
     DONE = 6
@@ -54,14 +53,14 @@ class Tag(IntEnum):
 
 
 RESULTS = (Tag.VALUE, Tag.FAILED, Tag.RECORD)
-"""Records that say what came of an item."""
+"""Tags of records with the result of an item."""
 
 
 _TAGS = {int(tag): tag for tag in Tag}
 
 
 class ForeignRecordError(ValueError):
-    """Something but the grading process wrote to its channel, or it is out of step."""
+    """Something other than the grading process wrote to its channel, or it is out of sync."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class Record:
     tag: Tag
     nonce: bytes = NO_NONCE
     item: int = 0
-    """Position of the item in its task."""
+    """Index of the item in its task."""
     value: float = 0.0
     body: Mapping[str, Any] | None = None
     """JSON; of a RECORD its `score`, `token_scores` and `metrics`."""
@@ -84,7 +83,7 @@ def encode_message(body: Mapping[str, Any], lines: Sequence[bytes] = ()) -> byte
 
 
 def read_message(fd: int) -> tuple[dict[str, Any], list[bytes]] | None:
-    """Blocks for the next message, a header and lines; None when the other end is closed."""
+    """Waits for the next message, a header and lines; None if the other end is closed."""
     head = _read_exactly(fd, _LENGTH.size)
     data = _read_exactly(fd, _LENGTH.unpack(head)[0]) if head else None
     if not data:
@@ -119,10 +118,10 @@ def encode_graded(
 
 
 def take_records(buffer: bytearray, max_bytes: int = MAX_RECORD_BYTES) -> Iterator[Record]:
-    """Yields the whole records at the front of `buffer` and removes them when it is exhausted.
+    """Yields the complete records at the start of `buffer`, and removes them when exhausted.
 
     Args:
-        buffer: what was read so far.
+        buffer: bytes read so far.
         max_bytes: of one record's payload.
 
     Raises:
@@ -161,7 +160,7 @@ def _decode(tag: Tag, nonce: bytes, item: int, data: bytes) -> Record:
 
 
 def _read_graded(data: bytes) -> dict[str, Any]:
-    """The parts of a RECORD, not yet checked for what they hold."""
+    """The parts of a RECORD, before validation."""
     has_score, score, has_tokens, count = _GRADED.unpack_from(data)
     end = _GRADED.size + 4 * count
     if end > len(data):

@@ -24,27 +24,27 @@ from rlsdk.rewards.routing import applies_to
 from rlsdk.rewards.service import ScoreReply, ScoreRequest, SentSample, SentScore, describe
 
 _SHOWN = 200
-"""Characters of a service's reason that a failure shows."""
+"""Most characters of a service's error that a failure shows."""
 
 
 class Client(Protocol):
-    """Asks one service. Lives on one event loop."""
+    """Client of one service, used on one event loop."""
 
     @property
     def name(self) -> str:
-        """Of the service, for messages: its URL."""
+        """Name of the service for messages: its URL."""
         ...
 
     async def score(self, samples: Sequence[RewardSample]) -> Sequence[SentScore]:
         """One result for each sample.
 
         Raises:
-            RemoteError: what the service answered is no such thing, or it did not answer.
+            RemoteError: the service did not answer, or its answer is invalid.
         """
         ...
 
     async def check(self) -> None:
-        """Whether the service is there, and answers as it should.
+        """Checks that the service is reachable and answers correctly.
 
         Raises:
             RemoteError: it is not, or does not.
@@ -80,7 +80,7 @@ class ScoreClient:
         return reply.results
 
     async def check(self) -> None:
-        """Asks for the scores of no samples."""
+        """Sends an empty request."""
         await self.score([])
 
     async def close(self) -> None:
@@ -123,7 +123,7 @@ class RemoteScorer:
             raise
 
     def check(self) -> None:
-        """Whether the service is there, and answers as it should.
+        """Checks that the service is reachable and answers correctly.
 
         Raises:
             ConfigError: it is not, or does not.
@@ -162,7 +162,7 @@ class RemoteScorer:
         self._end_thread()
 
     def _end_thread(self) -> None:
-        with suppress(RuntimeError):  # closed already
+        with suppress(RuntimeError):  # already closed
             self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
@@ -194,7 +194,7 @@ class RemoteScorer:
         self._send()
 
     def _send(self, *, all_of_it: bool = False) -> None:
-        """Starts as many requests as may run: full ones at once, others when their time to wait is over."""
+        """Starts as many requests as allowed: full ones immediately, others when their waiting time is over."""
         while self._waiting and len(self._running) < self._options.max_concurrent:
             if len(self._waiting) < self._options.batch_size and not all_of_it:
                 if self._timer is None:
@@ -220,7 +220,7 @@ class RemoteScorer:
         except RemoteError as error:
             for asked, at in batch:
                 asked.builder.fail((0, at), error.kind, str(error))
-        except Exception as error:  # nobody may wait for ever
+        except Exception as error:  # callers must not wait forever
             message = f"{self._client.name}: {type(error).__name__}: {error}"
             for asked, at in batch:
                 asked.builder.fail((0, at), FailureKind.SERVICE, message)
@@ -235,7 +235,7 @@ class RemoteScorer:
             self._settle(asked)
 
     def _settle(self, asked: _Asked) -> None:
-        """Hands the result out once nothing is left."""
+        """Sets the result when all samples are done."""
         if asked.builder.left and not asked.future.cancelled():
             return
         self._asked.discard(asked)

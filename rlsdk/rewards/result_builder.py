@@ -47,7 +47,7 @@ class ResultBuilder:
         token_scores: object = None,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """What a reward gave; `score` None: it does not apply. Nonsense becomes a failure."""
+        """Adds what a reward returned; `score` None: it does not apply. Invalid values become failures."""
         try:
             if token_scores is None and not metrics and score is not None:
                 self._values[item] = check_number(score, self.limits)
@@ -69,7 +69,7 @@ class ResultBuilder:
         return None
 
     def fail(self, item: tuple[int, int], kind: FailureKind, message: str) -> None:
-        """The item has no value."""
+        """Adds a failure of an item."""
         self.left -= 1
         self._failed[item] = True
         self._failures[kind.value] += 1
@@ -79,7 +79,7 @@ class ResultBuilder:
         del shown[EXAMPLES_PER_KIND:]
 
     def result(self) -> RewardResult:
-        """The sums."""
+        """The result: weighted sums of all rewards."""
         names = [reward.name for reward in self.rewards]
         weights = {reward.name: reward.weight for reward in self.rewards}
         graded, failed = (dict(zip(names, found, strict=True)) for found in (self._graded, self._failed))
@@ -106,7 +106,7 @@ class ResultBuilder:
             self._metrics.setdefault(sample, {}).update(named)
 
     def _token_sums(self) -> dict[int, NDArray[np.float32]]:
-        """Of each sample, its token scores times the weights of their rewards."""
+        """For each sample, the sum of its token scores times the weights of their rewards."""
         sums: dict[int, NDArray[np.float32]] = {}
         for (reward, sample), found in sorted(self._tokens.items()):
             if self.rewards[reward].weight == 0:

@@ -12,24 +12,24 @@ from numpy.typing import NDArray
 from rlsdk.rewards.definitions import FailureKind
 
 EXAMPLES_PER_KIND = 3
-"""Of each kind of failure and reward, that a result shows."""
+"""Most examples that a result shows per kind of failure and reward."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FailureExample:
-    """One failure, to be shown."""
+    """One failure, for display."""
 
     kind: FailureKind
     reward: str
-    """Its name; empty where no reward applies."""
+    """Name of the reward; empty if no reward applies."""
     sample: int
-    """Position in the batch."""
+    """Index in the batch."""
     message: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardResult:
-    """What grading made of `B` samples. A reward gives a sample a number, or fails, or does not apply to it."""
+    """Result of grading `B` samples. For a sample, a reward returns a number, fails, or does not apply."""
 
     scores: NDArray[np.float32]
     """`[B]` float32: weighted sum of the rewards that gave a number; 0 where `valid` is False."""
@@ -50,9 +50,9 @@ class RewardResult:
     failures: Counter[str] = field(default_factory=Counter)
     """`FailureKind` -> failures, each a sample and reward."""
     examples: tuple[FailureExample, ...] = ()
-    """The first few of each kind and reward."""
+    """The first few failures of each kind and reward."""
     notices: tuple[str, ...] = ()
-    """Errors that were recovered from, for the run's log: samples that were graded again."""
+    """Notices of recovered errors for the run's log: samples that were graded again."""
 
     @classmethod
     def concat(cls, results: Sequence[RewardResult]) -> RewardResult:
@@ -124,7 +124,7 @@ def merge(parts: Sequence[RewardResult], names: Sequence[str]) -> RewardResult:
 def usable(
     weights: Mapping[str, float], graded: Mapping[str, NDArray[np.bool_]], failed: Mapping[str, NDArray[np.bool_]]
 ) -> NDArray[np.bool_]:
-    """`[B]`: samples that the rewards of non-zero weight, where there are any, give a score."""
+    """`[B]`: samples with a valid score from the rewards of non-zero weight, if there are any."""
     counted = [name for name, weight in weights.items() if weight != 0] or None
     if counted is None:
         return np.ones(len(next(iter(graded.values()))), np.bool_)
@@ -197,4 +197,4 @@ def failures_of(result: RewardResult) -> Sequence[Sequence[tuple[str, str, str]]
 
 
 _NONE: tuple[tuple[str, str, str], ...] = ()
-"""Shared: thousands of samples fail nothing."""
+"""Shared empty value, as thousands of samples have no failure."""

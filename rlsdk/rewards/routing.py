@@ -1,4 +1,4 @@
-"""Which rewards a row of the data is graded by."""
+"""Selects the rewards that apply to a row of the data."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _MISSING = object()
 
 
 def value_at(row: Mapping[str, Any], path: str) -> Any:
-    """The value of a field; `metadata.source_dataset` looks into nested objects unless a field has that very name.
-    None where there is no such field."""
+    """The value of a field; `metadata.source_dataset` reads nested objects unless a field has exactly that name. None
+    if there is no such field."""
     found = _lookup(row, path)
     return None if found is _MISSING else found
 
 
 def applies_to(rows: Mapping[str, Sequence[Scalar]], row: Mapping[str, Any]) -> bool:
-    """Whether every field of `rows` holds one of its values in the data row. True and 1 are different values."""
+    """Whether every field of `rows` has one of its values in the data row. True and 1 are different values."""
     return all(any(_same(value_at(row, path), value) for value in values) for path, values in rows.items())
 
 

@@ -20,7 +20,7 @@ from rlsdk.rewards.submission import Submission
 class RewardRunner:
     """Reward functions, in one or more processes that live as long as the runner.
 
-    `start` returns at once, so that imports overlap with the rest of the run's start; `score` waits for them. The
+    `start` returns immediately, so that imports overlap with the rest of the run's start; `score` waits for them. The
     processes end with `close`, with the runner, and with this process, however it ends.
     """
 
@@ -38,10 +38,10 @@ class RewardRunner:
         Args:
             rewards: at least one; names differ.
             limits: on time and memory.
-            num_workers: processes. More than one pays when grading takes longer than sampling.
+            num_workers: number of processes. More than one helps if grading takes longer than sampling.
             log_path: a file to which what the functions print is added; None: dropped.
-            is_whole: these are all rewards of the samples, so that one to which none applies has failed. False: the
-                caller adds others (`merge`) and decides then (`name_inapplicable`).
+            is_whole: these are all rewards of the samples, so that a sample to which none applies has failed. False:
+                the caller adds others (`merge`) and then decides (`name_inapplicable`).
 
         Raises:
             ConfigError: no reward, or two of one name.
@@ -62,24 +62,24 @@ class RewardRunner:
 
     @property
     def confinement(self) -> Mapping[str, Any]:
-        """What confines the grading processes here: `held` and `missing`, each a list of texts. Waits until they are
-        ready; raises as `wait_ready`."""
+        """Confinement of the grading processes: `held` and `missing`, each a list of texts. Waits until they are ready;
+        raises as `wait_ready`."""
         return self._dispatcher().ready.result()
 
     @property
     def pids(self) -> list[int]:
-        """Of the grading processes that run."""
+        """Process ids of the running grading processes."""
         return [pid for dispatcher in self._holder for pid in dispatcher.pids]
 
     def start(self) -> None:
-        """Starts the processes that are not there yet, and returns at once."""
+        """Starts missing processes; returns immediately."""
         self._dispatcher()
 
     def wait_ready(self) -> None:
         """Blocks until the reward functions are loaded.
 
         Raises:
-            ConfigError: one cannot be loaded, or the process ended or hung meanwhile.
+            ConfigError: a function cannot be loaded, or the process ended or hung meanwhile.
         """
         self._dispatcher().ready.result()
 
@@ -110,12 +110,12 @@ class RewardRunner:
         future = self.submit(samples)
         try:
             return future.result()
-        except BaseException:  # Ctrl-C: nobody waits for the rest of it
+        except BaseException:  # Ctrl-C: the rest is not needed
             future.cancel()
             raise
 
     def close(self) -> None:
-        """Ends the processes, and cancels what is not graded. Safe to call twice; `submit` starts them again."""
+        """Ends the processes, and cancels ungraded submissions. Safe to call twice; `submit` restarts them."""
         with self._lock:
             _close_all(self._holder)
 

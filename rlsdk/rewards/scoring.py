@@ -1,4 +1,4 @@
-"""Scorers of samples, and several of them combined."""
+"""Interface of scorers of samples, and their combination."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from rlsdk.rewards.results import RewardResult, merge, name_inapplicable
 
 
 class Scorer(Protocol):
-    """Scores samples elsewhere: in processes, by a service, by a model."""
+    """Scores samples in other processes, by a service, or by a model."""
 
     def wait_ready(self) -> None:
-        """Blocks until what it scores with is loaded.
+        """Waits until its rewards are loaded.
 
         Raises:
-            ConfigError: a reward cannot be.
+            ConfigError: a reward cannot be loaded.
         """
         ...
 
     def submit(self, samples: Sequence[RewardSample]) -> Future[RewardResult]:
-        """Returns at once. What a reward does wrong is in the result; the future raises for what ends the run, and
-        cancelling it frees what is at work for it."""
+        """Returns immediately. Failures of rewards are in the result; the future raises errors that end the run, and
+        cancelling it frees the processes that work for it."""
         ...
 
     def close(self) -> None:
-        """Ends what it started, and cancels what is not scored. Safe to call twice."""
+        """Ends its processes, and cancels ungraded submissions. Safe to call twice."""
         ...
 
 

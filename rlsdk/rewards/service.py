@@ -1,4 +1,4 @@
-"""What a reward service is asked and answers, as JSON: the protocol of `docs/rewards.md`, "Rewards over HTTP"."""
+"""JSON protocol of reward services: see `docs/rewards.md`, "Rewards over HTTP"."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from rlsdk.interfaces import RewardSample
 
 VERSION = 1
-"""Of the protocol; a service that reads another one refuses."""
+"""Version of the protocol; services refuse other versions."""
 SCORE_PATH = "/score"
 HEALTH_PATH = "/health"
 
 
 class _Message(BaseModel):
-    """Closed and strictly typed."""
+    """Base of messages: strictly typed, unknown fields refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class SentSample(_Message):
-    """One response, and what it answers."""
+    """One response with its prompt."""
 
     prompt: str
     response: str
@@ -65,7 +65,7 @@ class ScoreRequest(_Message):
 
 
 class SentScore(_Message):
-    """Of one sample: a score, or null where the reward does not apply; or why there is none."""
+    """Result of one sample: a score, null if the reward does not apply, or an error."""
 
     score: float | None = None
     token_scores: list[float] | None = None
@@ -80,7 +80,7 @@ class ScoreReply(_Message):
 
 
 def describe(error: ValidationError, shown: int = 2) -> str:
-    """What does not fit the protocol, in words: places, not values."""
+    """Describes violations of the protocol: places, not values."""
     found: Sequence[Any] = error.errors(include_url=False, include_input=False, include_context=False)
     texts = [f"{'.'.join(map(str, one['loc'])) or 'the body'}: {one['msg']}" for one in found[:shown]]
     more = f" and {len(found) - shown} more" if len(found) > shown else ""

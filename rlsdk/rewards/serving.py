@@ -24,27 +24,27 @@ from rlsdk.rewards.service import HEALTH_PATH, SCORE_PATH, VERSION, ScoreReply, 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """Where a service listens, and what one request may cost."""
+    """Address of a reward service, and limits of a request."""
 
     host: str = "127.0.0.1"
     port: int = 8700
-    """0: any free one."""
+    """Port; 0: any free one."""
     token: str | None = None
-    """What a client must send (`Authorization: Bearer TOKEN`); None: anybody who reaches the port is answered."""
+    """Token that clients must send (`Authorization: Bearer TOKEN`); None: every client that can connect is served."""
     max_request_bytes: int = 64 << 20
     max_samples: int = 1024
-    """In one request."""
+    """Most samples in one request."""
     max_requests: int = 16
-    """Maximum number at a time; others get status 503."""
+    """Most concurrent requests; further ones get status 503."""
     timeout_s: float = 30.0
-    """Seconds that a client may leave its connection silent."""
+    """Seconds after which a silent connection is closed."""
 
 
 class RewardServer:
-    """Answers until it is closed. Samples are graded in the runner's processes, confined as in a run."""
+    """HTTP server of one reward. Samples are graded in the runner's processes, confined as in a run."""
 
     def __init__(self, runner: RewardRunner, options: ServeOptions) -> None:
-        """Listens from now on; `run` answers.
+        """Starts listening; `run` answers requests.
 
         Args:
             runner: of one reward; stays the caller's to close.
@@ -71,13 +71,13 @@ class RewardServer:
 
     @property
     def url(self) -> str:
-        """That samples are posted to."""
+        """URL to which samples are posted."""
         host, port = self._http.server_address[:2]
         name = f"[{host!s}]" if ":" in str(host) else str(host)
         return f"http://{name}:{port}{SCORE_PATH}"
 
     def run(self) -> None:
-        """Answers until `stop` is called, then finishes what it is at."""
+        """Answers requests until `stop` is called, and finishes running ones."""
         try:
             self._http.serve_forever(poll_interval=0.1)
         finally:
@@ -89,7 +89,7 @@ class RewardServer:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches that address."""
+    """Whether only this machine can reach that address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -120,7 +120,7 @@ def _result(result: RewardResult, at: int, reasons: Sequence[tuple[str, str, str
 
 
 class _RefusedError(Exception):
-    """A request that is not answered, and by which status."""
+    """A refused request, with its status."""
 
     def __init__(self, status: HTTPStatus, why: str) -> None:
         super().__init__(why)
@@ -128,7 +128,7 @@ class _RefusedError(Exception):
 
 
 class _Server(ThreadingHTTPServer):
-    """A thread for each connection; closing waits for them."""
+    """One thread per connection; closing waits for them."""
 
     daemon_threads = False
     allow_reuse_address = True
@@ -140,7 +140,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__((options.host, options.port), _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is nobody's error."""
+        """Ignores clients that disconnected."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -162,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(self._score)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Silent: what fails is in the answer."""
+        """No logging: errors are in the answer."""
 
     def _answer(self, make: Any) -> None:
         self.close_connection = True
@@ -177,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
         except (RlsdkError, CancelledError) as error:
             self._send(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"the reward cannot be run: {error}"})
         except OSError:
-            return  # The client is gone, or silent for too long.
+            return  # The client disconnected, or was silent for too long.
         finally:
             slots.release()
 
@@ -191,7 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path != SCORE_PATH:
             raise _RefusedError(HTTPStatus.NOT_FOUND, f"there is no {self.path!r}; post to {SCORE_PATH}")
         self._check_token()
-        # A web page can post other types to this machine without asking first.
+        # Web pages can post other content types to this machine without a preflight request.
         if self.headers.get_content_type() != "application/json":
             raise _RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "expected Content-Type: application/json")
         try:
@@ -216,7 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise _RefusedError(HTTPStatus.UNAUTHORIZED, "expected Authorization: Bearer TOKEN")
 
     def _length(self) -> int:
-        """Bytes of the body."""
+        """Length of the body in bytes."""
         text = self.headers.get("Content-Length", "")
         if not text.isascii() or not text.isdigit():
             raise _RefusedError(HTTPStatus.LENGTH_REQUIRED, "expected a Content-Length")

@@ -21,7 +21,7 @@ from rlsdk.interfaces import ConfigError, RewardSample, nearest
 
 
 class Form(StrEnum):
-    """Whose signature a reward function has."""
+    """The library for which a reward function was written."""
 
     OWN = "rlsdk"
     TRL = "TRL"
@@ -29,14 +29,14 @@ class Form(StrEnum):
 
 
 MARKS = {Form.TRL: "completions", Form.VERL: "solution_str"}
-"""The parameter that tells a form."""
+"""The parameter by which a form is recognised."""
 GIVEN = {
     Form.TRL: frozenset({"prompts", "completions"}),
     Form.VERL: frozenset({"data_source", "solution_str", "ground_truth", "extra_info"}),
 }
-"""Parameters of a form that are always there; TRL's others are columns of the rows."""
+"""Parameters of a form that are always passed; TRL's others are columns of the rows."""
 NOT_GIVEN = frozenset({"completion_ids", "trainer_state", "log_extra", "log_metric", "environments"})
-"""What TRL hands over of its own trainer."""
+"""Parameters of TRL's own trainer, which are not available."""
 
 
 def form_of(parameters: Collection[str]) -> Form:
@@ -52,7 +52,7 @@ def parameters_of(signature: inspect.Signature) -> tuple[dict[str, bool], bool]:
 
 
 def said_of(form: Form, name: str) -> str:
-    """One line for a person: which signature was recognised, and what the function is called with."""
+    """One line for users: the recognised signature, and the arguments of its calls."""
     how = {
         Form.TRL: "called with prompts, completions and the rows' columns as lists; None counts as 0",
         Form.VERL: "called with data_source, solution_str, ground_truth and extra_info of the row",
@@ -61,7 +61,7 @@ def said_of(form: Form, name: str) -> str:
 
 
 def adapted(function: Callable[..., Any], options: Mapping[str, Any], said: str) -> Callable[..., Any]:
-    """The function as rlsdk calls it: itself, or a wrapper around one of another library.
+    """The function as rlsdk calls it: itself, or a wrapper for a function of another library.
 
     Args:
         function: as its author wrote it.
@@ -69,7 +69,7 @@ def adapted(function: Callable[..., Any], options: Mapping[str, Any], said: str)
         said: how messages name it.
 
     Raises:
-        ConfigError: it asks for what only the other library's trainer has, or an option that it does not take.
+        ConfigError: it needs what only the other library's trainer has, or does not accept an option.
     """
     try:
         named, takes_any = parameters_of(inspect.signature(function))
@@ -85,7 +85,7 @@ def adapted(function: Callable[..., Any], options: Mapping[str, Any], said: str)
 def check_form(
     form: Form, parameters: Mapping[str, bool], *, takes_any: bool, options: Mapping[str, Any], said: str
 ) -> None:
-    """Refuses what a function of another library cannot be given here.
+    """Refuses functions of another library whose arguments are not available here.
 
     Args:
         form: of the function.
@@ -133,7 +133,7 @@ def _prompt(sample: RewardSample) -> Any:
 
 
 def _completion(sample: RewardSample) -> Any:
-    """A message where the prompt is one, else the text."""
+    """A message if the prompt is one, else the text."""
     is_chat = isinstance(sample.row.get("prompt"), list)
     return [{"role": "assistant", "content": sample.response}] if is_chat else sample.response
 

@@ -1,4 +1,4 @@
-"""Samples that are graded together: encoded once, split into tasks, and their results."""
+"""One submission of samples: encoded once, split into tasks, and their results."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Task:
     items: Sequence[tuple[int, int]]
     """(index of the reward, index of the sample)."""
     together: bool = False
-    """One call of a batched function for all of them."""
+    """Whether a batched function grades them in one call."""
     attempts: int = 1
-    """How often the first of its items was begun."""
+    """Attempts at the first of its items."""
     graded: int = 0
-    """Items whose record has come."""
+    """Number of items with a record."""
     nonce: bytes = field(default_factory=lambda: os.urandom(NONCE_BYTES))
 
     @property
@@ -38,7 +38,7 @@ class Task:
         return self.items[self.graded :]
 
     def encode(self) -> bytes:
-        """As a message, with prompt, answer and row of each prompt sent once however many samples it has."""
+        """Encodes the task as a message; prompt, answer and row of each prompt are sent once for all its samples."""
         submission = self.submission
         samples, context_of, extras = submission.samples, submission.context_of, submission.extras
         responses = {at: place for place, at in enumerate(dict.fromkeys([at for _, at in self.items]))}
@@ -63,7 +63,7 @@ class Task:
 
 
 class Submission(ResultBuilder):
-    """One `submit` call: values and failures of its items as they come, and the future of the whole."""
+    """One `submit` call: results of its items so far, and its future."""
 
     def __init__(
         self,
@@ -78,20 +78,20 @@ class Submission(ResultBuilder):
         self.is_whole = is_whole
         self.future: Future[RewardResult] = Future()
         self.contexts: list[bytes] = []
-        """Prompt, answer and row, as JSON; each once."""
+        """Prompt, answer and row as JSON, each once."""
         self.context_of = _encode_contexts(samples, self.contexts)
         self.extras = [_encode_extra(sample.extra) for sample in samples]
-        """Of each sample, as JSON; empty where the rollouter handed nothing over."""
+        """Data of each sample from the rollouter as JSON; empty if there is none."""
         self.queue: deque[Task] = deque()
-        """Not yet handed out."""
+        """Items that are not assigned yet."""
         self.is_queued = False
         self.deadline = float("inf")
-        """Set when its first task is handed out."""
+        """Deadline; set when its first task is assigned."""
         self.losses_in_a_row = 0
         self.reads_tokens: Sequence[bool] = [False] * len(rewards)
 
     def book(self, item: tuple[int, int], record: Record) -> None:
-        """Takes what a grading process said of an item."""
+        """Adds a grading process's record of an item."""
         if record.tag is Tag.FAILED and record.body is not None:
             self.fail(item, FailureKind(record.body["kind"]), str(record.body["message"]))
             return
@@ -102,11 +102,11 @@ class Submission(ResultBuilder):
             self.take(item, record.value)
 
     def result(self) -> RewardResult:
-        """The sums; samples to which no reward applies are failures, where these are all rewards."""
+        """The result; if these are all rewards, samples to which none applies are failures."""
         return name_inapplicable(super().result()) if self.is_whole else super().result()
 
     def enqueue(self, batched: Sequence[bool], reads_tokens: Sequence[bool]) -> None:
-        """Tasks for every batched reward, and one of all other items, which `next_task` cuts."""
+        """Creates a task for every batched reward, and one of all other items, which `next_task` splits."""
         self.is_queued = True
         self.reads_tokens = reads_tokens
         most = self.limits.max_batch_samples or max(len(self.samples), 1)
@@ -119,12 +119,12 @@ class Submission(ResultBuilder):
             self.queue.append(Task(self, single))
 
     def _items(self, reward: int) -> list[tuple[int, int]]:
-        """Of the samples whose rows the reward is for."""
+        """Items of the samples to which the reward applies."""
         rows = self.rewards[reward].rows
         return [(reward, at) for at, sample in enumerate(self.samples) if not rows or applies_to(rows, sample.row)]
 
     def next_task(self, num_workers: int, seconds_per_item: float) -> Task:
-        """The front of the queue, cut so that workers finish together and others get their turn."""
+        """The next task, sized so that workers finish together and other submissions get their turn."""
         task = self.queue.popleft()
         count = len(task.items)
         share = count if num_workers == 1 else -(-count // (2 * num_workers))
@@ -137,12 +137,12 @@ class Submission(ResultBuilder):
 
 
 _WORTH_SENDING_S = 0.002
-"""Work that is worth its own message."""
+"""Least seconds of work worth a message of its own."""
 _MAX_TASK_S = 0.25
 
 
 def _encode_contexts(samples: Sequence[RewardSample], contexts: list[bytes]) -> list[int]:
-    """Fills `contexts`; which of them each sample has."""
+    """Fills `contexts`; returns the index of each sample's context."""
     known: dict[tuple[int, str, str | None], int] = {}
     context_of = []
     for sample in samples:
