@@ -1,8 +1,8 @@
-"""Checkpoints of a sharded engine: torch's distributed checkpoint, kept in safetensors, and a small JSON file.
+"""Checkpoints of a sharded engine: torch's distributed checkpoint in safetensors files, and a small JSON file.
 
-torch's usual storage keeps its index as a pickle, which this project loads from nowhere. Its Hugging Face storage puts
-the place of each shard into the safetensors header instead, and so needs no index. Planning, balancing over replicas,
-resharding and errors that reach every rank are torch's.
+torch's default storage keeps its index as a pickle, which this project never loads. Its Hugging Face storage puts the
+location of each shard into the safetensors header instead, and needs no index. Planning, balancing over replicas,
+resharding and raising errors on every rank are done by torch.
 """
 
 from __future__ import annotations
@@ -31,26 +31,27 @@ from rlsdk_fsdp.shards import Piece
 STATE = "engine.json"
 FORMAT = 1
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""AdamW's state of the shape of a parameter; beside them it counts steps."""
+"""AdamW's moments, with the shape of a parameter; it also counts steps."""
 
 
 @dataclass
 class Progress:
-    """What a checkpoint holds besides tensors."""
+    """Content of a checkpoint besides tensors."""
 
     num_steps: int = 0
-    """Of the schedule."""
+    """Steps of the schedule."""
     adam_steps: dict[str, float] = field(default_factory=dict)
-    """Name -> AdamW's step count; parameters that never had a gradient have none."""
+    """Name -> AdamW's step count; parameters without any gradient so far have none."""
     world_size: int = 1
-    """Ranks that saved it, each with a random state."""
+    """Number of ranks that saved it, each with a random state."""
 
 
 def save(folder: Path, pieces: Iterable[Piece], optimizer: torch.optim.Optimizer | None, num_steps: int) -> None:
-    """Writes weights, moments, schedule and random states. Every rank must call; returns when all are on the disk.
+    """Writes weights, moments, schedule and random states. Collective: every rank must call; returns when all files are
+    on disk.
 
     Raises:
-        CheckpointError: the disk refused on some rank; raised on all.
+        CheckpointError: some rank could not write; raised on all.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     progress = Progress(num_steps=num_steps, world_size=world_size)
@@ -72,12 +73,12 @@ def save(folder: Path, pieces: Iterable[Piece], optimizer: torch.optim.Optimizer
 
 
 def load(folder: Path, pieces: Iterable[Piece], optimizer: torch.optim.Optimizer | None) -> int:
-    """Restores what `save` wrote, at any number of ranks; returns `num_steps`. Every rank must call.
+    """Restores what `save` wrote, on any number of ranks; returns `num_steps`. Collective: every rank must call.
 
-    Rank r gets back the random state of rank r; ranks that the saving run did not have keep their own.
+    Rank r gets the random state of rank r; ranks beyond those of the saving run keep their own.
 
     Raises:
-        CheckpointError: the folder is not whole or holds another model; raised on all ranks, which keep what they had
+        CheckpointError: the folder is incomplete or of another model; raised on all ranks, which keep their state
             unless a file could not be read to its end.
     """
     pieces = list(pieces)
@@ -104,17 +105,17 @@ def load(folder: Path, pieces: Iterable[Piece], optimizer: torch.optim.Optimizer
 
 
 class _Reader(HuggingFaceStorageReader):
-    """Opens every file for its header once, on rank 0, and tells the others what is in them: torch would have every
-    rank open the file of every other."""
+    """Reads every file's header once, on rank 0, and broadcasts the headers: torch would let every rank open every
+    file."""
 
     known: Metadata | None = None
 
     def read_headers(self) -> None:
-        """On rank 0: before `share`."""
+        """Reads headers on rank 0, before `share`."""
         self.known = super().read_metadata()
 
     def share(self) -> None:
-        """Every rank must call."""
+        """Broadcasts the headers. Collective: every rank must call."""
         held = [self.known]
         dist.broadcast_object_list(held)
         self.known = held[0]
@@ -127,13 +128,13 @@ class _Reader(HuggingFaceStorageReader):
 def _fresh_moments(
     optimizer: torch.optim.Optimizer, pieces: Iterable[Piece], adam_steps: Mapping[str, float]
 ) -> dict[str, Tensor]:
-    """Gives every parameter that was stepped a state to load into; the others lose theirs."""
+    """Creates optimizer state to load into for every parameter that was stepped; removes that of others."""
     optimizer.state.clear()
-    # A fused optimizer counts a parameter's steps beside the parameter, others on the CPU.
+    # A fused optimizer counts steps on the parameter's device, others on the CPU.
     beside = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
     tensors: dict[str, Tensor] = {}
     for piece in pieces:
-        # A rank without rows still takes part, with a moment of no elements.
+        # A rank without rows still takes part, with empty moments.
         if piece.name in adam_steps:
             moments = {moment: torch.zeros_like(piece.held) for moment in MOMENTS}
             if piece.box.numel:
@@ -160,7 +161,7 @@ def _read_progress(folder: Path) -> Progress:
 
 
 def _check_moments(folder: Path, metadata: Metadata, progress: Progress) -> None:
-    """Moments that `engine.json` does not count, or counts and no file holds, would be lost without a word."""
+    """Refuses moments that `engine.json` does not count, or that no file contains: they would be lost silently."""
     saved = {key for key in _names(metadata) if not key.startswith(("weight/", "random/"))}
     counted = {f"{moment}/{name}" for name in progress.adam_steps for moment in MOMENTS}
     if odd := sorted(saved ^ counted):
@@ -170,7 +171,7 @@ def _check_moments(folder: Path, metadata: Metadata, progress: Progress) -> None
 
 
 def _check_fit(folder: Path, metadata: Metadata, pieces: Iterable[Piece], progress: Progress) -> None:
-    """torch leaves parts that no file holds as they are, in silence; and a shape it only knows by its shards."""
+    """Checks names and shapes: torch silently skips parts that no file contains, and knows shapes only by shards."""
     weights = {piece.name: piece.shape for piece in pieces}
     saved = {key.removeprefix("weight/") for key in _names(metadata) if key.startswith("weight/")}
     if odd := sorted(saved ^ weights.keys()):
@@ -198,7 +199,7 @@ def _names(metadata: Metadata) -> set[str]:
 
 
 def _random_states() -> dict[str, Tensor]:
-    """Of this rank, by kind of device."""
+    """Random states of this rank, by kind of device."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
@@ -221,6 +222,6 @@ def _key_of(device: str) -> str:
 
 
 def _first_line(error: CheckpointException) -> str:
-    """torch's message holds the traces of every rank."""
+    """First line of an error; torch's message contains the tracebacks of every rank."""
     rank, (cause, _) = next(iter(sorted(error.failures.items())), (0, (error, None)))
     return f"rank {rank}: {type(cause).__name__}: {cause}"

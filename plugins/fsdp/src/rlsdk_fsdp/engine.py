@@ -61,10 +61,10 @@ PACKED = {"auto": None, "always": True, "never": False}
 
 
 class FsdpTrainEngine(TrainEngine):
-    """Every rank is a data-parallel rank, also in hybrid sharding: replicas see different rows.
+    """Every rank is a data-parallel rank, also in hybrid sharding: replicas process different rows.
 
-    Weights are held as float32 shards on dimension 0, unless the model is frozen or `mixed_precision` is `none`. All
-    ranks run the same number of micro-batches; one with fewer rows runs a token without weight in place of the rest.
+    Weights are float32 shards along dimension 0, unless the model is frozen or `mixed_precision` is `none`. All ranks
+    run the same number of micro-batches; a rank with fewer rows runs a token without weight instead.
     """
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
@@ -80,7 +80,7 @@ class FsdpTrainEngine(TrainEngine):
         self.model = build_model(spec.model, empty=True, dtype=dtype).requires_grad_(spec.optim is not None)
         if spec.activation_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            self.model.train()  # transformers recomputes in training mode only; `build_model` took dropout out
+            self.model.train()  # transformers recomputes in training mode only; `build_model` removed dropout
         self.outputs = OutputModel(self.model, spec.model.head)
         self.mesh = make_mesh(ctx, self.options)
         shard(self.outputs, self.model, spec, self.mesh)
@@ -112,7 +112,7 @@ class FsdpTrainEngine(TrainEngine):
         return found
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
-        """See `TrainEngine`. When the objective raises on any rank, all gradients are dropped and every rank raises."""
+        """See `TrainEngine`. If the objective raises on any rank, all gradients are dropped and every rank raises."""
         cut, metrics, failures = self._cut(batch, objective), MetricSums(), list[Exception]()
         with self._passes():
             for at, rows in enumerate(cut):
@@ -120,12 +120,12 @@ class FsdpTrainEngine(TrainEngine):
                 set_reduction(self.outputs, self.options, sharded=self.accumulates_shards, last=is_last)
                 part = batch.select(rows).to(self.device)
                 values = self._run(part, objective.outputs)
-                # Nothing to learn, but the other ranks wait for this one's share of every reduction: zeros.
+                # No rows here, but the other ranks wait for this one in every reduction: it contributes zeros.
                 loss = torch.stack([value.sum() for value in values.values()]).sum() * 0.0
                 if part.num_rows and not failures:
                     try:
                         result = objective(values, part)
-                    except Exception as error:  # the other ranks are in the middle of their passes; all end them first
+                    except Exception as error:  # raised after all ranks have ended their passes
                         failures.append(error)
                     else:
                         metrics.add(result)
@@ -150,7 +150,7 @@ class FsdpTrainEngine(TrainEngine):
 
     def layout(self) -> WeightLayout:
         held = [piece for piece in self.pieces if piece.box.numel]
-        # Every rank has them whole.
+        # Every rank has the full tensors.
         buffers = persistent_buffers(self.model)
         return WeightLayout(
             rank=self.ctx.rank,
@@ -188,7 +188,7 @@ class FsdpTrainEngine(TrainEngine):
         self._drop_gradients()
 
     def save_pretrained(self, path: Path) -> None:
-        """See `TrainEngine`. Ranks write files side by side; a tensor goes to the one that writes it, only."""
+        """See `TrainEngine`. Ranks write files concurrently; each tensor is gathered only on its writer."""
         pieces = {piece.name: piece for piece in self.pieces}
         buffers = persistent_buffers(self.model)
         tensors = in_dtype({piece.name: piece.shape for piece in self.pieces}, getattr(torch, self.spec.model.dtype))
@@ -211,7 +211,7 @@ class FsdpTrainEngine(TrainEngine):
             )
 
     def offload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
-        """Moves `parts` to the host. Where they are there already (on `cpu`, with `cpu_offload`) they stay."""
+        """Moves `parts` to the host. Parts that are already there (on `cpu`, with `cpu_offload`) stay."""
         for part in parts if not self._on_host() else ():
             self.host_offload.offload(part, self._tensors_of(part))
         if self.device.type == "cuda":
@@ -225,7 +225,7 @@ class FsdpTrainEngine(TrainEngine):
         learning_rate(0, optim)
         self.optim = optim
         self.num_steps = 0
-        # Ranks without rows of a tensor have nothing to step there.
+        # Ranks without rows of a tensor have nothing to update in it.
         self.optimizer = build_optimizer(((p.name, p.held) for p in self.pieces if p.box.numel), optim)
 
     def close(self) -> None:
@@ -234,16 +234,16 @@ class FsdpTrainEngine(TrainEngine):
         if "mesh" in vars(self) and not dist.is_initialized():
             forget_group(self.mesh)
         vars(self).clear()
-        gc.collect()  # wrapped modules stand in cycles, which would keep weights and process group
+        gc.collect()  # reference cycles of wrapped modules would keep weights and process group alive
 
     def _trained(self) -> tuple[torch.optim.Optimizer, OptimSpec]:
-        """What a model has that is not frozen."""
+        """Parts of a model that is trained."""
         assert self.optimizer is not None
         assert self.optim is not None
         return self.optimizer, self.optim
 
     def _cut(self, batch: Batch, objective: Objective | None = None) -> list[Tensor]:
-        """Rows of each micro-batch; as many on every rank, at least one."""
+        """Rows of each micro-batch; the same number of micro-batches on every rank, at least one."""
         tokens, rows = self.spec.micro_batch_tokens, self.spec.micro_batch_rows
         cut = functools.partial(
             micro_batches,
@@ -261,13 +261,13 @@ class FsdpTrainEngine(TrainEngine):
         return cut(min_count=int(most))
 
     def _run(self, part: Batch, names: Sequence[str]) -> dict[str, Tensor]:
-        """Outputs of a micro-batch on the device; without rows the model still runs, and so do its collectives."""
+        """Outputs of a micro-batch on the device; without rows the model still runs, for its collectives."""
         found: dict[str, Tensor] = self.outputs(part, names, PACKED[self.options.packing])
         return found
 
     @contextmanager
     def _passes(self) -> Iterator[None]:
-        """Around passes: whatever happens, they end with nothing gathered."""
+        """Context of passes: frees all gathered weights at the end, also after an error."""
         try:
             yield
             release(self.outputs)
@@ -278,7 +278,7 @@ class FsdpTrainEngine(TrainEngine):
             raise
 
     def _clip(self, limit: float | None) -> float:
-        """Global 2-norm of the gradient, before it is clipped to `limit`. The same number on every rank."""
+        """Clips the gradient to `limit`; returns its global 2-norm before clipping, the same on every rank."""
         stepped = [piece.held for piece in self.pieces if piece.held.grad is not None and piece.box.numel]
         mine = get_total_norm([p.grad for p in stepped if p.grad is not None])
         total = mine.double().to(self.device).square()

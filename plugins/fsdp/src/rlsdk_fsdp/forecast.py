@@ -1,4 +1,4 @@
-"""What the backend would hold, worked out without a process group: for `rlsdk plan`."""
+"""Forecasts the backend's memory without a process group, for `rlsdk plan`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlsdk_fsdp.shards import chunk_of
 from rlsdk_fsdp.wrapping import check_sizes, dtypes_of, layers_of
 
 GATHERED_LAYERS = 3
-"""Of the largest layer, at the peak: the one that runs, the next one, and the buffer that it arrives in."""
+"""Number of gathered layers at the peak: the running one, the next one, and its receive buffer."""
 
 
 def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, workload: Workload) -> Forecast:
@@ -41,7 +41,7 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
             RankMemory(
                 weights_bytes=mine,
                 optimizer_bytes=2 * mine * trained,
-                # The last backward pass turns what was kept whole into shards, layer by layer.
+                # The last backward pass reduces whole gradients to shards, layer by layer.
                 gradients_bytes=max(mine, 4 * tensors.numel * whole) * trained,
                 forward_bytes=None if forward is None else forward + gathered,
                 backward_bytes=None if backward is None else (backward + gathered + added) * trained,
@@ -52,7 +52,7 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
 
 
 def _layout(ctx: RankContext, tensors: ModelTensors, held: torch.dtype, options: FsdpOptions) -> WeightLayout:
-    """As the engine's own."""
+    """The layout, as computed by the engine."""
     ranks = ctx.world_size // options.replicate_size
     boxes = ((name, _box(shape, ctx.rank % ranks, ranks)) for name, shape in tensors.shapes.items())
     mine = ((name, box) for name, box in boxes if box.numel)
@@ -68,9 +68,9 @@ def _box(shape: tuple[int, ...], rank: int, ranks: int) -> Box:
 
 
 def _gathered(model: nn.Module, computed: torch.dtype, options: FsdpOptions, *, keeps_whole: bool) -> tuple[int, int]:
-    """(whole weights that exist during a pass, what their gradients add to it in a backward pass), in bytes.
+    """(bytes of whole weights during a pass, additional bytes of their gradients in a backward pass).
 
-    `keeps_whole`: whole gradients are counted elsewhere, and only the float32 buffer that they are reduced in is not.
+    `keeps_whole`: whole gradients are counted elsewhere; only the float32 buffer of their reduction is counted here.
     """
     total = sum(parameter.numel() for parameter in model.parameters())
     layers = [sum(p.numel() for p in layer.parameters()) for layer in layers_of(model)]
@@ -79,5 +79,5 @@ def _gathered(model: nn.Module, computed: torch.dtype, options: FsdpOptions, *, 
     root, layer = max(total - sum(layers), 0), max(layers)
     kept = sum(layers) if not options.reshard_after_forward else GATHERED_LAYERS * layer
     weights = max(2 * root, root + kept) * computed.itemsize
-    # Those of the root are there from the first to the last layer's.
+    # The root's weights stay gathered from the first to the last layer.
     return weights, (0 if keeps_whole else (root + layer) * computed.itemsize) + layer * 4

@@ -1,4 +1,4 @@
-"""Filling a sharded model: each rank reads its own rows of the checkpoint, and nothing else."""
+"""Loads weights into a sharded model: each rank reads only its own rows of the checkpoint."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from rlsdk_fsdp.shards import Piece
 def load_weights(
     model: Any, pieces: Iterable[Piece], tied: Mapping[str, str], spec: ModelSpec, *, seed: int, random: bool
 ) -> None:
-    """Fills the parameters and buffers of a model that was built empty and cut.
+    """Fills the parameters and buffers of a model that was built on the meta device and sharded.
 
-    A checkpoint whose names are the model's is read by rows. Random weights, and checkpoints that transformers converts
-    while it loads them, are built whole on the host first, the same on every rank.
+    If the checkpoint has the model's names, only rows are read. Random weights, and checkpoints that transformers
+    converts on loading, are first built whole on the host, the same on every rank.
 
     Args:
         model: the transformers model; buffers that its own `_init_weights` does not restore are taken from a whole one.
@@ -31,7 +31,7 @@ def load_weights(
         tied: other names of a parameter -> its canonical name.
         spec: where weights come from.
         seed: of random weights.
-        random: nothing is read but the configuration.
+        random: only the configuration is read.
 
     Raises:
         ConfigError: the checkpoint cannot be read or does not fit the model.
@@ -54,13 +54,14 @@ def load_weights(
 
 @torch.no_grad()
 def restore_buffers(model: Any, files: Mapping[str, Path]) -> bool:
-    """Fills buffers, which hold nothing after a model was built empty: from the checkpoint, or as the model makes them.
+    """Fills buffers, which are empty after building on the meta device: from the checkpoint, or as the model computes
+    them.
 
     Returns:
-        False where some buffer (a constant of remote code, say) is in neither.
+        False if some buffer (a constant of remote code, say) is in neither.
     """
     for parameter in model.parameters():
-        parameter._is_hf_initialized = True  # transformers then leaves it alone
+        parameter._is_hf_initialized = True  # transformers then skips it
     for name, module in model.named_modules():
         buffers = dict(module.named_buffers(prefix=name, recurse=False))
         for key, buffer in buffers.items():
@@ -88,7 +89,7 @@ def _copy_whole(whole: nn.Module, model: nn.Module, pieces: Iterable[Piece]) -> 
 
 
 def _read_rows(pieces: Mapping[str, Piece], files: Mapping[str, Path]) -> None:
-    """Reads this rank's box of each; keys are names in the files."""
+    """Reads this rank's box of each tensor; keys are names in the files."""
     by_file: dict[Path, list[str]] = {}
     for source in pieces:
         by_file.setdefault(files[source], []).append(source)
@@ -108,7 +109,7 @@ def _read_rows(pieces: Mapping[str, Piece], files: Mapping[str, Path]) -> None:
 
 
 def _source(name: str, files: Mapping[str, Path], tied: Mapping[str, str]) -> str | None:
-    """Under which name the files hold a parameter; a tied one may be there under the other."""
+    """Name of a parameter in the files; a tied one may have its other name."""
     names = [name, *(other for other, owner in tied.items() if owner == name)]
     return next((candidate for candidate in names if candidate in files), None)
 

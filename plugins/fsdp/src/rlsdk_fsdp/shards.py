@@ -1,4 +1,4 @@
-"""What each rank holds of a parameter, and where that lies in the whole tensor."""
+"""Shards of parameters: each rank's part, and its position in the whole tensor."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ class Piece:
     """One rank's part of one parameter."""
 
     name: str
-    """Canonical."""
+    """Canonical name."""
     parameter: nn.Parameter
-    """What FSDP gathers: a DTensor of the whole shape."""
+    """The DTensor that FSDP gathers, with the whole shape."""
     box: Box
-    """Of size 0 where there are more ranks than rows."""
+    """Box of this rank's rows; empty if there are more ranks than rows."""
     held: nn.Parameter
-    """This rank's memory of it, as a plain tensor: what the optimizer steps, with no dispatch over DTensors."""
+    """This rank's memory as a plain tensor: the optimizer updates it, without DTensor dispatch."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.parameter.shape)
 
     def take_gradient(self) -> None:
-        """Shows the optimizer what FSDP reduced.
+        """Passes the gradient that FSDP reduced to the optimizer.
 
         Raises:
-            LayoutError: FSDP moved the parameter to other memory, so that steps on `held` would be lost.
+            LayoutError: FSDP moved the parameter to other memory, so that updates of `held` would be lost.
         """
         if local(self.parameter).data_ptr() != self.held.data_ptr():
             raise LayoutError(f"FSDP moved {self.name!r} to other memory after `initialize`; its shards are stale")
@@ -45,8 +45,8 @@ class Piece:
         self.parameter.grad = self.held.grad = None
 
     def gather(self, writer: int, dtype: torch.dtype) -> Tensor | None:
-        """The full tensor in `dtype` on rank `writer`, None elsewhere. Every rank must call; the ranks of other copies
-        than the writer's have nothing to do."""
+        """Gathers the full tensor in `dtype` on rank `writer`; None on the others. Collective: every rank must call;
+        ranks of replicas other than the writer's do nothing."""
         values, parameter = self.held.detach(), self.parameter
         if not isinstance(parameter, DTensor):
             return values.to(dtype) if dist.get_rank() == writer else None
@@ -56,7 +56,7 @@ class Piece:
         if writer not in dist.get_process_group_ranks(group):
             return None
         (placement,) = {place for place in parameter.placements if isinstance(place, Shard)}
-        # Equal chunks of raw bytes, the last ones padded: what every backend can gather, whatever the dtype.
+        # Equal chunks of raw bytes, the last ones padded: every backend can gather these, for any dtype.
         chunk = chunk_of(self.shape[placement.dim], 0, mesh.size(axis))[1]
         rows = values.to(mesh.device_type, dtype).movedim(placement.dim, 0)
         mine = rows.new_zeros((chunk, *rows.shape[1:]))
@@ -67,7 +67,7 @@ class Piece:
         return None if whole is None else whole[: self.shape[placement.dim]].movedim(0, placement.dim)
 
     def like(self, values: Tensor) -> Tensor:
-        """`values` of this rank's box as a part of a whole, cut as the parameter is."""
+        """`values` of this rank's box as a DTensor, sharded like the parameter."""
         if not isinstance(self.parameter, DTensor):
             return values
         mesh, placements = self.parameter.device_mesh, self.parameter.placements
@@ -76,13 +76,13 @@ class Piece:
 
     @torch.no_grad()
     def fill(self, whole_or_part: Tensor) -> None:
-        """Takes this rank's values out of a tensor of the box's size or of the whole shape."""
+        """Copies this rank's values from a tensor of the box's size or of the whole shape."""
         same = tuple(whole_or_part.shape) == self.box.size
         self.held.copy_(whole_or_part if same else whole_or_part[self.box.slices(Box.whole(self.shape))])
 
 
 def pieces_of(parameters: Mapping[str, nn.Parameter]) -> list[Piece]:
-    """What this rank holds of each parameter, in the order given."""
+    """The pieces of this rank, in the given order."""
     return [
         Piece(name, p, box_of(name, p), nn.Parameter(local(p.detach()), requires_grad=p.requires_grad))
         for name, p in parameters.items()
@@ -90,10 +90,10 @@ def pieces_of(parameters: Mapping[str, nn.Parameter]) -> list[Piece]:
 
 
 def box_of(name: str, parameter: Tensor) -> Box:
-    """The box of the whole tensor that this rank holds: rows are dealt in chunks of ceil(rows / ranks).
+    """The box of this rank: rows are split into chunks of ceil(rows / ranks).
 
     Raises:
-        LayoutError: the tensor is cut in another way than FSDP's, or memory and arithmetic disagree.
+        LayoutError: the tensor is not sharded in FSDP's way, or memory and arithmetic disagree.
     """
     shape = tuple(parameter.shape)
     if not isinstance(parameter, DTensor):
@@ -111,7 +111,7 @@ def box_of(name: str, parameter: Tensor) -> Box:
 
 
 def chunk_of(rows: int, rank: int, num_ranks: int) -> tuple[int, int]:
-    """First of a rank's rows, and how many they are: chunks of ceil(rows / ranks), the last ones smaller or empty."""
+    """First row of a rank, and its number of rows: chunks of ceil(rows / ranks), the last ones smaller or empty."""
     chunk = -(-rows // num_ranks)
     first = min(chunk * rank, rows)
     return first, min(chunk, rows - first)

@@ -1,4 +1,5 @@
-"""The one module that speaks to torch's FSDP2: what is cut, in which groups, over which mesh, in which precision."""
+"""The only module that depends on torch's FSDP2: what is sharded, in which groups, over which mesh, in which
+precision."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ from rlsdk.kit.shared_memory import share
 from rlsdk_fsdp.config import FsdpOptions
 
 OWN_SETTINGS = ("module", "mesh", "dp_mesh_dims")
-"""Arguments of `fully_shard` that are the engine's to give."""
+"""Arguments of `fully_shard` that only the engine sets."""
 
 
 def check_sizes(ctx: RankContext, options: FsdpOptions) -> None:
-    """Raises `ConfigError` where the ranks cannot be cut into so many copies."""
+    """Raises `ConfigError` if the ranks cannot be split into this many replicas."""
     world, copies = ctx.world_size, options.replicate_size
     if copies < 1 or world % copies:
         valid = [n for n in range(1, world + 1) if world % n == 0]
@@ -32,7 +33,7 @@ def check_sizes(ctx: RankContext, options: FsdpOptions) -> None:
 
 
 def dtypes_of(spec: TrainSpec, options: FsdpOptions) -> tuple[torch.dtype, torch.dtype]:
-    """In which type weights are held, and in which passes run.
+    """Dtype of the stored weights, and of passes.
 
     Raises:
         ConfigError: training in float16, whose gradients underflow without loss scaling.
@@ -50,7 +51,7 @@ def dtypes_of(spec: TrainSpec, options: FsdpOptions) -> tuple[torch.dtype, torch
 
 
 def make_mesh(ctx: RankContext, options: FsdpOptions) -> DeviceMesh:
-    """Ranks in one line, or in rows of one copy each. Every rank must call."""
+    """A mesh with one dimension, or with one row per replica. Collective: every rank must call."""
     device = torch.device(ctx.device).type
     if options.replicate_size == 1:
         return init_device_mesh(device, (ctx.world_size,), mesh_dim_names=("shard",))
@@ -59,20 +60,20 @@ def make_mesh(ctx: RankContext, options: FsdpOptions) -> DeviceMesh:
 
 
 def forget_group(mesh: DeviceMesh) -> None:
-    """Lets a mesh go of process groups that have ended, and of the ports they listen on.
+    """Removes a mesh's references to process groups that have ended, and to the ports on which they listen.
 
-    torch's caches of sharded operations keep the first mesh of a process for good. From torch 2.11 on a mesh keeps its
-    groups as well, for compiled graphs alone; everything else looks them up by name.
+    torch's caches of sharded operations keep the first mesh of a process forever. From torch 2.11 on a mesh also keeps
+    its groups, which only compiled graphs use; all other code looks them up by name.
     """
     getattr(mesh, "_pg_registry", {}).clear()
 
 
 def shard(outputs: nn.Module, model: nn.Module, spec: TrainSpec, mesh: DeviceMesh) -> None:
-    """Cuts every layer, then what is left (embeddings, last norm, head) as one group; gives each rank its memory.
+    """Shards every layer, then the rest (embeddings, last norm, head) as one group; allocates each rank's memory.
 
     Args:
-        outputs: the root, whose forward pass runs `model`. Its parameters are on the meta device, and end on the mesh's
-            device without values.
+        outputs: the root, whose forward pass runs `model`. Its parameters are on the meta device, and are then
+            allocated on the mesh's device, without values.
         model: the transformers model inside.
         spec: its `options` are `FsdpOptions`; its `engine_kwargs` go to `fully_shard` as they are.
         mesh: from `make_mesh`.
@@ -92,7 +93,7 @@ def shard(outputs: nn.Module, model: nn.Module, spec: TrainSpec, mesh: DeviceMes
     }
     for layer in layers_of(model) if options.wrap == "layers" else ():
         fully_shard(layer, **settings)
-    # The root is needed again as soon as the backward pass begins, so it stays gathered in between.
+    # The root is needed again as soon as the backward pass begins, so it stays gathered.
     fully_shard(outputs, **{**settings, "reshard_after_forward": False})
     for group in _groups(outputs):
         # The contract is the sum over ranks; FSDP averages. Plain sums are also what gloo knows (it has no PREMUL_SUM).
@@ -101,11 +102,12 @@ def shard(outputs: nn.Module, model: nn.Module, spec: TrainSpec, mesh: DeviceMes
     outputs.to_empty(device="cpu" if options.cpu_offload else mesh.device_type)
     for module in outputs.modules():
         for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, torch.empty_like(buffer, device=mesh.device_type))  # needed there, offload or not
+            setattr(module, name, torch.empty_like(buffer, device=mesh.device_type))  # also with offload
 
 
 def keep_shared(outputs: nn.Module) -> None:
-    """Moves this rank's memory, on a CPU, to where other processes of the node can read it (`kit.shared_memory`).
+    """Moves this rank's memory, on a CPU, to shared memory that other processes of the node can read
+    (`kit.shared_memory`).
 
     No public name of torch reaches the padded memory of a shard, which is what FSDP gathers from.
     """
@@ -117,12 +119,12 @@ def keep_shared(outputs: nn.Module) -> None:
 
 
 def set_reduction(outputs: nn.Module, options: FsdpOptions, *, sharded: bool, last: bool) -> None:
-    """Says what the next backward pass does with gradients and gathered weights.
+    """Sets what the next backward pass does with gradients and gathered weights.
 
     Args:
         outputs: the root.
         options: with `reshard_after_forward` off, weights stay gathered until the last micro-batch.
-        sharded: gradients are added to the shards now, and not kept whole until the last micro-batch.
+        sharded: gradients are reduced to shards now, instead of kept whole until the last micro-batch.
         last: this is the last micro-batch before gradients are read.
     """
     root = next(_groups(outputs))
@@ -132,13 +134,13 @@ def set_reduction(outputs: nn.Module, options: FsdpOptions, *, sharded: bool, la
 
 
 def release(outputs: nn.Module) -> None:
-    """Frees everything gathered, so that the next pass gathers what a step has changed in the meantime."""
+    """Frees gathered weights, so that the next pass gathers the updated ones."""
     for module in _groups(outputs):
         module.reshard()
 
 
 def regain(outputs: nn.Module) -> None:
-    """Puts FSDP back where a pass may begin, after one that failed; gradients that were kept whole are dropped."""
+    """Resets FSDP after a failed pass, so that a pass may begin; whole gradients are dropped."""
     root = next(_groups(outputs))
     if hasattr(root, "reset_iter_state"):  # torch before 2.13 has no such method, and may refuse the next pass
         root.reset_iter_state()
@@ -165,7 +167,8 @@ def _param_groups(module: FSDPModule) -> list[Any]:
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """What transformers keeps on one device; where a model does not say, the members of its longest list."""
+    """Layers, as declared by transformers (modules not to split over devices); if a model declares none, the members of
+    its longest module list."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     if layers := [module for module in model.modules() if type(module).__name__ in names]:
         return layers

@@ -24,13 +24,13 @@ _CUDA_TYPES = {
 
 
 def device_scope(device: torch.device) -> AbstractContextManager[None]:
-    """What every call into Megatron runs under: nothing on CUDA, the stand-ins on a CPU."""
+    """Context of every call into Megatron: none on CUDA, the replacements on a CPU."""
     return on_cpu() if device.type == "cpu" else nullcontext()
 
 
 @contextmanager
 def on_cpu() -> Iterator[None]:
-    """Stands the CPU in for CUDA on this thread's tensor functions and in `torch.cuda`; may be entered again inside."""
+    """Replaces CUDA by the CPU in this thread's tensor functions and in `torch.cuda`; reentrant."""
     undo: list[tuple[Any, str, Any]] = []
     try:
         for owner, name, value in _stand_ins():

@@ -63,11 +63,11 @@ from rlsdk_megatron.sizes import split_problems
 
 
 class MegatronTrainEngine(TrainEngine):
-    """Ranks are cut into tensor, context, data and pipeline parallel ones, in Megatron's order: neighbours share
-    matrices, the farthest apart are stages.
+    """Ranks are split into tensor, context, data and pipeline parallel groups in Megatron's order: neighbours share
+    matrices, the most distant are stages.
 
-    Weights are held in `ModelSpec.dtype`; with bfloat16 the optimizer keeps float32 copies. All ranks run the same
-    number of micro-batches; one with fewer rows runs a token without weight in place of the rest.
+    Weights are stored in `ModelSpec.dtype`; with bfloat16 the optimizer keeps float32 copies. All ranks run the same
+    number of micro-batches; a rank with fewer rows runs a token without weight instead.
     """
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
@@ -148,7 +148,7 @@ class MegatronTrainEngine(TrainEngine):
         return found if self.place.is_collector else {}
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
-        """See `TrainEngine`. When the objective raises on any rank, all gradients are dropped and every rank raises."""
+        """See `TrainEngine`. If the objective raises on any rank, all gradients are dropped and every rank raises."""
         check_names(objective.outputs, self.spec.model.head)
         cut, metrics, failures = self._cut(batch, objective), MetricSums(), list[Exception]()
         remaining = iter(cut)
@@ -156,7 +156,7 @@ class MegatronTrainEngine(TrainEngine):
         def at_end(stage: Stage, hidden: Tensor, given: Inputs) -> Tensor:
             rows = next(remaining)
             values = self._outputs(stage, hidden, given, objective.outputs)
-            # Nothing to learn, but the other ranks wait for this one's share of every reduction: zeros.
+            # No rows here, but the other ranks wait for this one in every reduction: it contributes zeros.
             nothing = torch.stack([value.sum() for value in values.values()]).sum() * 0.0
             if not len(rows) or failures:
                 return nothing
@@ -231,7 +231,7 @@ class MegatronTrainEngine(TrainEngine):
                 self._drop_gradients()
 
     def save_pretrained(self, path: Path) -> None:
-        """See `TrainEngine`. Ranks write files side by side; a tensor goes to the one that writes it, only."""
+        """See `TrainEngine`. Ranks write files concurrently; each tensor is gathered only on its writer."""
         self._still()
         gathering = checkpoint.Gathering(self.held, self.shapes)
         tensors = in_dtype(self.shapes, getattr(torch, self.spec.model.dtype))
@@ -247,7 +247,7 @@ class MegatronTrainEngine(TrainEngine):
             )
 
     def offload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
-        """Moves `parts` to the host. On `cpu` they are there already and stay."""
+        """Moves `parts` to the host. On `cpu` they are already there and stay."""
         self._still()
         for part in parts if self.device.type == "cuda" else ():
             self.host_offload.offload(part, self._tensors_of(part))
@@ -284,7 +284,7 @@ class MegatronTrainEngine(TrainEngine):
         vars(self).clear()  # model, optimizer and graphs go with their last reference
 
     def _trained(self) -> tuple[Any, OptimSpec]:
-        """What a model has that is not frozen."""
+        """Parts of a model that is trained."""
         assert self.optimizer is not None
         assert self.optim is not None
         return self.optimizer, self.optim

@@ -14,12 +14,12 @@ from rlsdk_megatron.config import MegatronOptions
 from rlsdk_megatron.sizes import expert_tensor_size
 
 Sizes = tuple[int, int, int, int, int]
-"""Tensor, pipeline, virtual stages, context, expert."""
+"""Sizes: tensor, pipeline, virtual stages, context, expert."""
 
 
 @dataclass
 class _Users:
-    """Engines of this process that use the groups."""
+    """Number of engines of this process that use the groups."""
 
     roles: set[str]
     sizes: Sizes
@@ -29,7 +29,7 @@ _users = _Users(set(), (1, 1, 1, 1, 1))
 
 
 def join(ctx: RankContext, options: MegatronOptions) -> None:
-    """Makes the groups, or shares those that are there. torch's default group must stand; every rank must call.
+    """Creates the groups, or shares existing ones. Needs torch's default group. Collective: every rank must call.
 
     Raises:
         ConfigError: another role of this process has groups of other sizes.
@@ -83,7 +83,7 @@ def sizes_of(options: MegatronOptions) -> Sizes:
 
 
 def here() -> Parallel:
-    """Where this rank stands."""
+    """Position of this rank."""
     return Parallel(
         dp_rank=parallel_state.get_data_parallel_rank(),
         dp_size=parallel_state.get_data_parallel_world_size(),

@@ -1,7 +1,7 @@
-"""What is asked of SGLang, and what it answers.
+"""Interface to SGLang.
 
-Tested: 0.5.23. Nothing else in this package names a function of SGLang, except for `launch`, `server` and
-`reports`, and for `inside`, `weights` and `sampler`, which run in its schedulers' processes.
+Tested: 0.5.23. Other modules of this package do not call functions of SGLang, except `launch`, `server` and `reports`,
+and `scheduler_process`, `weights` and `sampler`, which run in its scheduler processes.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from rlsdk_sglang.reports import Progress, progress_of, sampling_params
 from rlsdk_sglang.samples import Sample
 
 STAGING_BYTES = 64 << 20
-"""Most weights on their way to the schedulers."""
+"""Size of the staging block for weights that are sent to schedulers."""
 
 
 class ServedModel:
-    """What can be asked of SGLang: of an engine of this process's own, or of a server."""
+    """The operations of SGLang that the engine uses: with an engine of this process, or with a server."""
 
     def __init__(self, ctx: RankContext, spec: RolloutSpec, options: SglangOptions) -> None:
         self._ctx = ctx
         is_apart = options.url is None and spans_nodes(ctx)
         self._answer_server = AnswerServer(get_companions().address) if is_apart else None
-        """Where schedulers of other nodes answer; None: all are on this one."""
+        """Server for answers of schedulers on other nodes; None: all are on this one."""
         self._client = ClientThread()
         home = OwnEngine if options.url is None else RemoteServer
         try:
@@ -55,11 +55,11 @@ class ServedModel:
             raise
         self._front = self._home.front
         self.workers: list[dict[str, Any]] = []
-        """Of each scheduler, what it holds and where it is, once they are prepared."""
+        """Description of each scheduler (boxes and location), once they are prepared."""
         self.vocabulary: int = load_model_config(spec.model).get_text_config().vocab_size
 
     def call(self, function: Any, *args: Any) -> Any:
-        """Runs a function on the engine's thread, where samples are followed."""
+        """Runs a function on the engine's thread, which follows samples."""
         return self._client.call(function, *args)
 
     def create_task(self, coroutine: Any) -> asyncio.Task[Any]:
@@ -67,7 +67,7 @@ class ServedModel:
         return self._client.loop.create_task(coroutine)
 
     async def follow(self, sample: Sample) -> AsyncGenerator[Progress, None]:
-        """Has a sample made. Whoever leaves early ends it.
+        """Generates a sample and yields its reports; it ends if the caller stops early.
 
         Raises:
             ConfigError: SGLang refuses it.
@@ -92,11 +92,12 @@ class ServedModel:
             raise ConfigError(f"request {sample.request.request_id!r}: SGLang refuses it: {error}") from error
 
     def pause(self) -> None:
-        """Gives running samples' keys and values up; what they have so far was reported when this returns."""
+        """Pauses and drops the KV cache of running samples; their tokens so far have been reported when this
+        returns."""
         from sglang.srt.managers.io_struct import PauseGenerationReqInput
 
         self._run(self._front.pause_generation(PauseGenerationReqInput(mode="retract")))
-        # A pause is not answered; what comes after it is.
+        # A pause has no answer; the next command has.
         self._run(self._front.get_internal_state())
 
     def resume(self) -> None:
@@ -105,17 +106,17 @@ class ServedModel:
         self._run(self._front.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False)))
 
     def drop_caches(self, *, paused: bool = False) -> None:
-        """Forgets all keys and values, once what was aborted has left; what is paused holds none.
+        """Drops the KV cache, once aborted samples have left; paused samples use none.
 
         Raises:
-            RlsdkError: something still holds on to them.
+            RlsdkError: some of it is still in use.
         """
         found = self._run(self._front.flush_cache(timeout_s=None if paused else self._ctx.timeout_s))
         if not found.success:
             raise RlsdkError(f"SGLang did not give its prefix cache up: {getattr(found, 'message', '')}")
 
     def prepare(self, shapes: Mapping[str, tuple[int, ...]], sources: Sequence[Source] | None) -> list[str]:
-        """Readies the schedulers; returns what speaks against serving this model.
+        """Prepares the schedulers; returns reasons why this model cannot be served.
 
         Args:
             shapes: of the canonical tensors.
@@ -130,7 +131,7 @@ class ServedModel:
         return [f"canonical tensor {name!r} could not be followed into the engine" for name in lacking] + found
 
     def write(self, shards: Iterator[WeightShard]) -> None:
-        """Brings weights to where the schedulers compute from."""
+        """Writes weights into the memory that the schedulers compute from."""
         with self._session():
             if self.spans_nodes:
                 # SGLang carries a copy to each scheduler.
@@ -143,11 +144,11 @@ class ServedModel:
 
     @property
     def spans_nodes(self) -> bool:
-        """Some of its schedulers are on other nodes, where no memory of this one can be mapped."""
+        """Whether some of its schedulers are on other nodes, which cannot map memory of this one."""
         return self._answer_server is not None
 
     def receive(self, deliveries: Sequence[Delivery], version: int) -> tuple[WorkerReceipt, ...]:
-        """Has every scheduler take its part."""
+        """Lets every scheduler receive its part."""
         with self._session():
             found = delivery.worker_receipts(
                 self._command("receive", deliveries=delivery.encode_deliveries(deliveries)), version
@@ -161,26 +162,26 @@ class ServedModel:
             return self._command("fingerprints")
 
     def name_version(self, version: int) -> None:
-        """Tokens from now on are of this version."""
+        """Sets the version of tokens sampled from now on."""
         from sglang.srt.managers.io_struct import UpdateWeightVersionReqInput
 
         named = UpdateWeightVersionReqInput(new_version=str(version), abort_all_requests=False)
         self._run(self._front.update_weight_version(named))
 
     def sleep(self, parts: Sequence[str]) -> int:
-        """Frees keys and values, or weights as well. On a GPU weights are kept on the host.
+        """Frees the KV cache, or weights as well. On a GPU weights are kept on the host.
 
         Returns:
-            Bytes that were given back, where that is known: on a CPU.
+            Freed bytes, if known: on a CPU.
         """
         from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
 
         self.drop_caches()
         self._run(self._front.release_memory_occupation(ReleaseMemoryOccupationReqInput(tags=list(parts))))
         if self._ctx.device == "cpu":
-            # SGLang itself frees nothing there.
+            # SGLang itself frees nothing on a CPU.
             with self._session():
-                return sum(self._command("park", parts=list(parts)))
+                return sum(self._command("release", parts=list(parts)))
         return 0
 
     def wake(self, parts: Sequence[str]) -> None:
@@ -218,7 +219,7 @@ class ServedModel:
 
     @contextmanager
     def _session(self) -> Iterator[None]:
-        """Inside, weights may be touched."""
+        """Context in which weights may be changed."""
         from sglang.srt.managers.io_struct import BeginWeightUpdateReqInput, EndWeightUpdateReqInput
 
         self._sure(self._front.begin_weight_update(BeginWeightUpdateReqInput(selector="target")))
@@ -228,7 +229,8 @@ class ServedModel:
             self._sure(self._front.end_weight_update(EndWeightUpdateReqInput()))
 
     def _command(self, name: str, *, data: bytes = b"", **arguments: Any) -> list[Any]:
-        """What each scheduler answered: by stage, and in it by rank, which is the order of devices."""
+        """Sends a command; returns each scheduler's answer, by stage, and in it by rank, which is the order of
+        devices."""
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 
         # A payload for each rank of a stage, which the schedulers of that rank in every stage get; an answer of each.
@@ -256,13 +258,13 @@ class ServedModel:
         return values
 
     def _sure(self, coroutine: Any) -> None:
-        """Waits for an answer of the kind (whether it went well, what was said)."""
+        """Waits for an answer (success, message)."""
         success, message = self._run(coroutine)
         if not success:
             raise RlsdkError(f"SGLang refused: {message}")
 
 
 def _payload(command: Command) -> bytes:
-    """As SGLang's schedulers unpack it: a list of named tensors, values and all."""
+    """A payload in the format of SGLang's schedulers: a list of named tensors with values."""
     data = torch.frombuffer(bytearray(command.encoded()), dtype=torch.uint8)
     return pickle.dumps([("command", data)])

@@ -1,8 +1,8 @@
-"""SGLang's engine, kept from harming the process that it lives in.
+"""SGLang's engine, contained so that it cannot end or disturb the process that it runs in.
 
-SGLang takes that process for its own: it ends it, with all its children, when a scheduler or its own receiving loop
-fails, ends all its children when it exits, and leaves open what it opened. Here a failure is noted and told by whoever
-asks next, and an end takes SGLang's own processes, sockets and files, and no others.
+SGLang treats that process as its own: it kills it with all its children if a scheduler or its own receiving loop fails,
+kills all children when it exits, and leaves open what it opened. Here failures are recorded and raised by the next
+call, and `end` ends only SGLang's own processes, sockets and files.
 
 Tested: 0.5.23.
 """
@@ -25,14 +25,14 @@ from rlsdk_sglang import scheduler_process
 from rlsdk_sglang.named_resources import NamedResources
 
 LEAVE_S = 10.0
-"""For schedulers that are asked to end: until they are killed."""
+"""Seconds for schedulers to end before they are killed."""
 KILL_S = 20.0
-"""Deadline of processes that were killed."""
+"""Seconds for killed processes to end."""
 logger = logging.getLogger("rlsdk_sglang")
 
 
 class ContainedEngine:
-    """Everything that a start of SGLang's engine brings to life, also where it fails half-way.
+    """All processes and resources of an SGLang engine, also of a start that failed half-way.
 
     Started and ended on one thread, which must live as long as the schedulers: they end with it.
     """
@@ -42,21 +42,21 @@ class ContainedEngine:
         self.processes: list[BaseProcess] = []
         """The schedulers."""
         self.front: Any = None
-        """What is asked for samples and updates: SGLang's `TokenizerManager`."""
+        """SGLang's `TokenizerManager`, which handles samples and updates."""
         self.failure: Exception | None = None
-        """What ended the loop that takes SGLang's answers."""
+        """Error that ended the loop that receives SGLang's answers."""
         self._engine: Any = None
         self._seen: list[psutil.Process] = []
-        """The schedulers, for looks that do not depend on who collects what is left of ended children."""
+        """The schedulers as psutil processes, for checks that do not depend on who reaps ended children."""
 
     def start(self, arguments: dict[str, Any]) -> None:
-        """Raises: whatever SGLang raises; `end` is to be called then, too."""
+        """Starts the engine. Raises whatever SGLang raises; `end` must be called then too."""
         engine = _engine_class(self)
         self._engine = engine.__new__(engine)
         self._engine.__init__(**arguments)
 
     def watch(self, processes: Sequence[BaseProcess]) -> None:
-        """Takes charge of processes that were just started."""
+        """Registers processes that were just started."""
         self.processes = list(processes)
         self.named_resources.note([process.pid for process in processes if process.pid is not None])
         for process in processes:
@@ -76,8 +76,7 @@ class ContainedEngine:
             raise RlsdkError(f"SGLang's answers can no longer be read: {self.failure!r}. Start the run again")
 
     def kill(self) -> None:
-        """Kills the schedulers: a start that waits for them fails. From any thread; `end` is to be called all the
-        same."""
+        """Kills the schedulers, so that a start that waits for them fails. Thread-safe; `end` must still be called."""
         for process in self.processes:
             process.kill()
 
@@ -106,7 +105,7 @@ class ContainedEngine:
         self.named_resources.clear()
 
     def _dismiss(self) -> None:
-        """Lets schedulers give back what a killed process cannot: device memory, semaphores, shared memory."""
+        """Lets schedulers free what a killed process would leave: device memory, semaphores, shared memory."""
         from sglang.srt.managers.io_struct import ShutdownReq
 
         deadline = time.monotonic() + LEAVE_S
@@ -135,7 +134,7 @@ class ContainedEngine:
 
 
 def _engine_class(quiet: ContainedEngine) -> Any:
-    """SGLang's engine with this plugin's schedulers, and without what ends or watches processes."""
+    """SGLang's engine class with this plugin's schedulers, and without code that ends or watches processes."""
     from sglang.srt.entrypoints.engine import Engine, init_tokenizer_manager
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
@@ -149,7 +148,7 @@ def _engine_class(quiet: ContainedEngine) -> Any:
                 quiet.failure = error
 
         async def sigterm_watchdog(self) -> None:
-            """Signals are for the process to mind, not for an engine in it."""
+            """Disabled: the process handles signals, not an engine in it."""
 
         def init_ipc_channels(self, ports: Any) -> None:
             super().init_ipc_channels(ports)
@@ -172,7 +171,7 @@ def _engine_class(quiet: ContainedEngine) -> Any:
 
         @classmethod
         def _launch_detokenizer_subprocesses(cls, **_: Any) -> tuple[Sequence[Any], Sequence[str]]:
-            """It would have nothing to do: no text is made."""
+            """Not started: no text is decoded."""
             return [], []
 
         def shutdown(self) -> None:
@@ -189,7 +188,7 @@ def _has_ended(process: psutil.Process) -> bool:
 
 
 def _below(process: BaseProcess) -> list[psutil.Process]:
-    """What a process has started, and so on."""
+    """All descendants of a process."""
     try:
         return psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:

@@ -1,5 +1,5 @@
-"""What is said between the engine's process and SGLang's schedulers: commands as JSON, answers in memory without a
-name, or by mail where schedulers are on other nodes (`rlsdk_sglang.remote_answers`)."""
+"""Messages between the engine's process and SGLang's schedulers: commands as JSON; answers in anonymous memory, or over
+TCP from schedulers on other nodes (`rlsdk_sglang.remote_answers`)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from typing import Any
 from rlsdk_sglang import remote_answers
 
 END = b"\n"
-"""Of a whole answer: none has another line."""
+"""End of a complete answer, which is a single line."""
 POLL_S, LOOK_S = 0.002, 1.0
 
 
 @dataclass(frozen=True)
 class Command:
-    """Something that a scheduler's process is to do with the model that it serves."""
+    """A command for a scheduler process about the model that it serves."""
 
     name: str
     arguments: Mapping[str, Any]
     answers_to: tuple[list[Any], ...]
-    """By pipeline stage: process, and file descriptor in it; or where mail goes to (`mail.Address`)."""
+    """By pipeline stage: process id and file descriptor; or the address of remote answers
+    (`remote_answers.Address`)."""
     data: bytes = b""
-    """Weights that come along, for a scheduler that can map no memory of the engine's process."""
+    """Weights sent along, for a scheduler that cannot map memory of the engine's process."""
 
     def encoded(self) -> bytes:
         return json.dumps([self.name, self.arguments, self.answers_to]).encode() + END + self.data
@@ -49,14 +50,15 @@ class Command:
 
 
 class Answer:
-    """Where one scheduler writes what came of a command. Nothing is left behind, whatever ends either process."""
+    """Memory into which one scheduler writes the answer to a command. Freed by the kernel, however either process
+    ends."""
 
     def __init__(self) -> None:
         self._file = os.memfd_create("rlsdk-sglang")
         self.address = [os.getpid(), self._file]
 
     def read(self, wait_s: float = 0.0, look: Callable[[], None] = lambda: None) -> tuple[Any, str | None]:
-        """The value, and what went wrong. Closes it.
+        """Returns the value and the error, and closes it.
 
         Args:
             wait_s: how long the answer may still take: SGLang answers for the first pipeline stage, and the others

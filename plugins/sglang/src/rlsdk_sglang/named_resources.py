@@ -1,7 +1,7 @@
-"""Names that outlive a process which is killed: sockets, and shared memory of SGLang's schedulers.
+"""Named resources that outlive a killed process: sockets, and shared memory of SGLang's schedulers.
 
-Those of one engine hang on one folder, which its process keeps locked. An engine that is closed takes them along; of
-one whose process was killed, the next engine on this machine clears them away.
+Those of one engine belong to one folder, which its process keeps locked. Closing the engine removes them; those of a
+killed process are removed by the next engine on this machine.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import psutil
 PREFIX = "rlsdk-sglang-"
 LOCK = "lock"
 SCHEDULERS = "schedulers"
-"""File with the numbers of the processes, one a line."""
+"""File with the process ids, one per line."""
 SHARED = Path("/dev/shm")
 
 
 class NamedResources:
-    """What one engine gives names to."""
+    """Named resources of one engine."""
 
     def __init__(self) -> None:
         clear_leftovers()
@@ -50,17 +50,17 @@ class NamedResources:
         ports.instance_id = self.folder.name
 
     def note(self, schedulers: Sequence[int]) -> None:
-        """Their shared memory carries their numbers."""
+        """Records process ids, which are part of the names of their shared memory."""
         (self.folder / SCHEDULERS).write_text("".join(f"{pid}\n" for pid in schedulers), encoding="ascii")
 
     def clear(self) -> None:
-        """To be called once the schedulers have ended."""
+        """Removes the resources; call it once the schedulers have ended."""
         _clear(self.folder)
         self._lock.close()
 
 
 def clear_leftovers() -> None:
-    """Takes away what engines of processes that were killed have left, on this machine, of this user."""
+    """Removes resources of engines whose process was killed, of this user on this machine."""
     for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}"):
         with suppress(OSError), lock.open("r+") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,8 +1,8 @@
-"""Answers of SGLang's schedulers on other nodes, where no memory of this one can be mapped: signed messages over TCP.
+"""Answers of SGLang's schedulers on other nodes, which cannot map memory of this one: signed messages over TCP.
 
-Each is one connection: the number of the answer and its tag, then the message and its tag. The key is the engine's own,
-and goes to its schedulers with their commands. Who does not sign with it, or answers no command that is out, is hung up
-on before the message is read.
+Each answer is one connection: its number and tag, then the message and its tag. The key is the engine's own, and is
+sent to its schedulers with commands. A connection without a valid signature, or for an answer that nobody waits for, is
+closed before its message is read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Address = list[Any]
 """Host, port, key, and number of the answer."""
 MAX_BYTES = 1 << 30
 TALK_S = 60.0
-"""For one message to arrive, once somebody has connected."""
+"""Seconds for a message to arrive after a connection."""
 LOOK_S = 1.0
 _NUMBER_BYTES, _TAG_BYTES = 8, hashlib.sha256().digest_size
 
@@ -33,7 +33,7 @@ class AnswerServer:
     def __init__(self, host: str) -> None:
         self._key = secrets.token_bytes(32)
         self._came: dict[int, bytes | None] = {}
-        """By number, of those that are waited for."""
+        """Answers by number, of those that are awaited."""
         self._changed = threading.Condition()
         self._next = 0
         take = self._take
@@ -49,21 +49,21 @@ class AnswerServer:
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
             def handle_error(self, request: Any, client_address: Any) -> None:
-                """A stranger, or a scheduler that ended: the caller that waits reports that nothing came."""
+                """Ignores errors of connections: the waiting caller reports that nothing arrived."""
 
         self._server = Server((host, 0), Handler)
         self._host, self._port = host, int(self._server.server_address[1])
         threading.Thread(target=self._server.serve_forever, name="rlsdk-sglang-mail", daemon=True).start()
 
     def expect(self) -> RemoteAnswer:
-        """Where one scheduler sends one answer."""
+        """Registers an awaited answer of one scheduler."""
         with self._changed:
             self._next += 1
             self._came[self._next] = None
             return RemoteAnswer(self, [self._host, self._port, self._key.hex(), self._next])
 
     def wait(self, number: int, wait_s: float, look: Callable[[], None]) -> bytes | None:
-        """The answer of this number, which is waited for no longer after that. What `look` raises ends the wait."""
+        """Waits for the answer with this number, and unregisters it. An exception of `look` ends the wait."""
         deadline = time.monotonic() + wait_s
         with self._changed:
             try:
@@ -94,13 +94,13 @@ class AnswerServer:
 
 
 class RemoteAnswer:
-    """One answer that is waited for; as `rlsdk_sglang.messages.Answer`."""
+    """One awaited answer; same interface as `rlsdk_sglang.messages.Answer`."""
 
     def __init__(self, server: AnswerServer, address: Address) -> None:
         self._answer_server, self.address = server, address
 
     def read(self, wait_s: float = 0.0, look: Callable[[], None] = lambda: None) -> tuple[Any, str | None]:
-        """The value, and what went wrong. `look` is called every second; what it raises ends the wait."""
+        """Returns the value and the error. `look` is called every second; an exception of it ends the wait."""
         data = self._answer_server.wait(self.address[3], wait_s, look)
         if data is None:
             return None, f"it gave no answer within {wait_s:g} s"
@@ -109,7 +109,7 @@ class RemoteAnswer:
 
 
 def send(address: Address, data: bytes) -> None:
-    """In a scheduler: answers.
+    """Called in a scheduler: sends an answer.
 
     Raises:
         OSError: nobody listens there.
@@ -121,7 +121,7 @@ def send(address: Address, data: bytes) -> None:
 
 
 def _received(connection: socket.socket, count: int) -> bytes:
-    """The next so many bytes, or all that come until the other end hangs up."""
+    """The next `count` bytes, or fewer if the other end closes the connection."""
     parts = []
     while count > 0 and (part := connection.recv(min(count, 1 << 20))):
         parts.append(part)

@@ -1,4 +1,4 @@
-"""The weights that one of SGLang's scheduler processes serves: commands that the engine's process sends them.
+"""Weights of one SGLang scheduler process: executes commands from the engine's process.
 
 Everything here depends on SGLang's version. Tested: 0.5.23.
 """
@@ -26,11 +26,11 @@ from rlsdk_sglang.messages import Command
 LOADER = "rlsdk_sglang.weights.run_command"
 """Name under which SGLang calls `run_command`: what it offers as a custom weight loader."""
 NAME = uuid.uuid4().hex
-"""Of this process, as a worker that takes its own part of an update."""
+"""Name of this process, as a worker that receives its own part of an update."""
 
 
 def run_command(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
-    """Carries a command out. SGLang lets an error in here end the process: it is answered instead."""
+    """Executes a command. An error here would end the process in SGLang, so it is returned as the answer."""
     for _, tensor in named_tensors:
         command = Command.decoded(tensor.cpu().numpy().tobytes())
         value, error = None, None
@@ -53,13 +53,13 @@ def stage() -> int:
 
 
 class WeightCommands:
-    """What can be commanded."""
+    """The commands."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
 
     def prepare(self, shapes: dict[str, list[int]], sources: list[Any] | None) -> list[str]:
-        """Learns where each canonical tensor lies; returns what speaks against replacing and proving them.
+        """Finds where each canonical tensor is stored; returns reasons why weights cannot be replaced and verified.
 
         Args:
             shapes: of the canonical tensors.
@@ -76,41 +76,41 @@ class WeightCommands:
         return faults(self.model, pieces)
 
     def boxes(self) -> Boxes:
-        """All that this process serves."""
+        """The boxes that this process serves."""
         return weight_updates.served_boxes(PIECES)
 
     def describe(self) -> dict[str, Any]:
-        """Who this process is, and what it holds."""
+        """Description of this process and its boxes."""
         return delivery.describe_worker(NAME, os.getpid(), PIECES)
 
     def receive(self, deliveries: list[Any]) -> dict[str, Any]:
-        """Takes what this process holds of an update, from where it is."""
+        """Receives this process's part of an update from its source."""
         return delivery.receive_shards(NAME, deliveries, PIECES)
 
     def write(self, block: list[int], entries: list[Any]) -> None:
-        """Takes weights out of memory that the engine's process filled; passes by what this process does not hold."""
+        """Copies weights from memory that the engine's process filled; skips what this process does not hold."""
         process, descriptor, num_bytes = block
         with attached((process, descriptor, num_bytes), entries) as shards:
             for shard in shards:
                 write_shard(PIECES[shard.name], shard)
 
     def write_copy(self, data: bytes, entries: list[Any]) -> None:
-        """As `write`, on another node: the values come along."""
+        """As `write`, on another node: the values are sent along."""
         for shard in copied(data, entries):
             write_shard(PIECES[shard.name], shard)
 
     def rebuild(self) -> None:
-        """Makes what the model derives from weights, once all of them have come."""
+        """Recomputes tensors that the model derives from weights, once all weights have arrived."""
         derived.rebuild(self.model)
 
     def fingerprints(self) -> Fingerprints:
-        """Of each box that this process serves, over the memory that serves it; what is derived from weights is of
-        these."""
+        """Fingerprints of the boxes that this process serves, over the memory that it serves from; checks derived
+        tensors."""
         derived.check(self.model)
         return weight_updates.served_fingerprints(PIECES)
 
-    def park(self, parts: list[str]) -> int:
-        """Gives memory back; for CPUs. Returns the bytes."""
+    def release(self, parts: list[str]) -> int:
+        """Frees memory on a CPU; returns the number of bytes."""
         tensors = {part: self.tensors(part) for part in parts}
         num_bytes = sum(_bytes_of(found) for found in tensors.values())
         for part, found in tensors.items():
@@ -130,7 +130,7 @@ class WeightCommands:
 
 
 PIECES: dict[str, list[Piece]] = {}
-"""Of the model of this process."""
+"""Pieces of the model of this process."""
 RELEASED = {"weights": ReleasedMemory(), "kv_cache": ReleasedMemory()}
 
 
@@ -139,8 +139,9 @@ def _bytes_of(tensors: Sequence[Tensor]) -> int:
 
 
 def faults(model: nn.Module, pieces: dict[str, list[Piece]]) -> list[str]:
-    """Why the pieces are not all of what is served: parameters that the engine repacked or that no canonical tensor
-    reaches. A tensor of which this process holds nothing may be another's: who asks all of them looks for that."""
+    """Reasons why the pieces are not everything that is served: parameters that the engine repacked, or that no
+    canonical tensor reaches. A tensor of which this process holds nothing may be another's: the caller checks that over
+    all processes."""
     found: list[str] = []
     reached = {piece.memory.untyped_storage().data_ptr() for parts in pieces.values() for piece in parts}
     live = {buffer.untyped_storage().data_ptr() for buffer in model.buffers()}

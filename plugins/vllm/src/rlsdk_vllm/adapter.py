@@ -1,8 +1,8 @@
-"""What this plugin asks of an engine of vLLM's, in whichever process that computes.
+"""Interface to vLLM's engines, in this process or another.
 
-All that depends on vLLM's version is in the modules beside this one: `environment` and `arguments` (how it is started),
-`requests` (samples), `in_process` and `asynchronous` (its two engines), and, in its workers, `worker`, `loader`,
-`transfer` and `sampler`. Tested window: 0.31 and 0.32 (their CPU builds).
+All that depends on vLLM's version is in the modules next to this one: `environment` and `arguments` (start), `requests`
+(samples), `in_process` and `asynchronous` (its two engines), and, in its workers, `worker`, `loader`, `transfer` and
+`sampler`. Tested window: 0.31 and 0.32 (their CPU builds).
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from rlsdk_vllm.requests import Progress
 from rlsdk_vllm.samples import Sample
 
 STAGING_BYTES = 64 << 20
-"""Most weights on their way to workers in other processes."""
+"""Size of the staging block for weights that are sent to workers in other processes."""
 
 
 class VllmEngine(ABC):
-    """What `VllmRolloutEngine` asks of an engine of vLLM's, in whichever process that computes. It samples whatever it
-    was given until it is paused; `paused` says what was asked for last."""
+    """The operations of vLLM's engines that `VllmRolloutEngine` uses. An engine samples its requests until it is
+    paused; `paused` is the last requested state."""
 
     vocabulary: int
     turn_s: float
-    """How long callers leave between two steps."""
+    """Seconds that callers wait between two steps."""
     is_spread: bool
-    """Its workers are processes of their own."""
+    """Whether its workers are separate processes."""
 
     def __init__(self, ctx: RankContext, spec: RolloutSpec) -> None:
         self.paused = False
         self.spans_nodes = has_workers_apart(ctx, spec) or has_copies_apart(ctx, spec)
-        """Some of its workers are on other nodes, where no memory of this one can be mapped."""
+        """Whether some of its workers are on other nodes, which cannot map memory of this one."""
 
     @abstractmethod
     def add(self, sample: Sample) -> None:
-        """Takes a sample in; it runs with the next steps.
+        """Adds a sample, which runs in the next steps.
 
         Raises:
             ConfigError: vLLM refuses it.
@@ -50,18 +50,18 @@ class VllmEngine(ABC):
 
     @abstractmethod
     def step(self) -> list[Progress]:
-        """What there is now that was not there the last time. Paused, no sample gets any more tokens."""
+        """Returns new tokens since the last call. While paused, no sample gets tokens."""
 
     def kv_used(self) -> float | None:
-        """Share of the blocks for keys and values that samples hold; None: the scheduler is in another process."""
+        """Share of used KV cache blocks; None: the scheduler is in another process."""
         return None
 
     @abstractmethod
     def abort(self, keys: Sequence[str]) -> None:
-        """Forgets samples."""
+        """Aborts samples."""
 
     def pause(self) -> None:
-        """Samples no more from the next pass on."""
+        """Pauses sampling from the next pass on."""
         self.paused = True
 
     def resume(self) -> None:
@@ -69,10 +69,10 @@ class VllmEngine(ABC):
 
     @abstractmethod
     def drop_caches(self) -> None:
-        """Forgets all keys and values; samples that run are computed again from their tokens.
+        """Drops the KV cache; running samples are recomputed from their tokens.
 
         Raises:
-            RuntimeError: something still holds on to them.
+            RuntimeError: some blocks are still in use.
         """
 
     @abstractmethod
@@ -86,25 +86,26 @@ class VllmEngine(ABC):
 
     @abstractmethod
     def call_workers(self, method: str, *args: Any, moving: bool = False) -> list[Any]:
-        """Calls a method of vLLM's workers, or of `WorkerExtension`, in every one of them.
+        """Calls a method of vLLM's workers, or of `WorkerExtension`, on every worker.
 
         Args:
             method: its name.
             args: of the call.
-            moving: it takes as long as weights keep coming, which workers see to themselves.
+            moving: the call transfers weights; workers enforce its deadline themselves, as long as weights arrive.
 
         Raises:
             DeadlineError: a worker did not answer in time.
         """
 
     def prepare(self, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-        """Readies the workers; returns what speaks against serving this model, of canonical tensors of these shapes."""
+        """Prepares the workers; returns reasons why this model, with canonical tensors of these shapes, cannot be
+        served."""
         found = sorted({fault for faults in self.call_workers("rlsdk_prepare") for fault in faults})
         cut = weight_updates.find_unserved(shapes, self.call_workers("rlsdk_boxes"))
         return found + [f"vLLM's model has no place for all of canonical tensor {name!r}" for name in cut]
 
     def write(self, shards: Iterator[WeightShard]) -> None:
-        """Brings weights to where the workers compute from."""
+        """Writes weights into the memory that the workers compute from."""
         with self._update():
             if not self.is_spread:
                 self.call_workers("update_weights", {"shards": shards})
@@ -114,7 +115,8 @@ class VllmEngine(ABC):
 
     @contextmanager
     def _update(self) -> Iterator[None]:
-        """Inside, vLLM's workers take weights (`rlsdk_vllm.transfer`); after it they serve them."""
+        """Context of an update: in it vLLM's workers receive weights (`rlsdk_vllm.transfer`), and afterwards serve
+        them."""
         self.call_workers("start_weight_update")
         try:
             yield
@@ -126,21 +128,21 @@ class VllmEngine(ABC):
             raise
 
     def describe_workers(self) -> list[dict[str, Any]]:
-        """Of each worker, what it holds and where it is."""
+        """Descriptions of the workers: their boxes and locations."""
         return list(self.call_workers("rlsdk_describe"))
 
     def receive(self, deliveries: Sequence[Delivery], version: int) -> tuple[WorkerReceipt, ...]:
-        """Has every worker take its part."""
+        """Lets every worker receive its part."""
         with self._update():
             self.call_workers("update_weights", {"deliveries": delivery.encode_deliveries(deliveries)}, moving=True)
             return delivery.worker_receipts(self.call_workers("rlsdk_taken"), version)
 
     def fingerprints(self) -> list[Fingerprints]:
-        """By worker."""
+        """Fingerprints by worker."""
         return list(self.call_workers("rlsdk_fingerprints"))
 
     def checksum(self) -> str | None:
-        """One of vLLM's own checksums of all parameters of all workers; None: this version has none."""
+        """A checksum of vLLM's own checksums of all parameters of all workers; None: this version has none."""
         found = self.call_workers("rlsdk_checksums")
         if any(one is None for one in found):
             return None
@@ -148,20 +150,20 @@ class VllmEngine(ABC):
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def serve(self, version: int) -> None:
-        """Tokens that are sampled from now on are of this version, also to vLLM, whose outputs and endpoints say it."""
+        """Sets the version of tokens sampled from now on, also in vLLM, whose outputs and endpoints report it."""
         self.call_workers("rlsdk_serve", version)
         self.tell_version(str(version))
 
     @abstractmethod
     def tell_version(self, version: str) -> None:
-        """Where vLLM keeps a version of its weights (from 0.32 on), it is this one."""
+        """Sets the weight version that vLLM reports (from 0.32 on)."""
 
     def clear_caches(self) -> None:
-        """Overwrites all keys and values with zeros."""
+        """Overwrites the KV cache with zeros."""
         self.call_workers("rlsdk_clear_caches")
 
-    def park(self, parts: Sequence[str]) -> None:
-        self.call_workers("rlsdk_park", list(parts))
+    def release(self, parts: Sequence[str]) -> None:
+        self.call_workers("rlsdk_release", list(parts))
 
     def restore(self, parts: Sequence[str]) -> None:
         self.call_workers("rlsdk_restore", list(parts))

@@ -7,24 +7,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class VllmOptions:
-    """What only this backend knows. Anything else that `vllm.EngineArgs` takes goes through `rollout.engine_kwargs`."""
+    """Options of this backend. Other arguments of `vllm.EngineArgs` go through `rollout.engine_kwargs`."""
 
     asynchronous: bool = False
-    """Runs the engine in its own process, which goes on sampling while this one does other work. False: in the
-    worker's process, which is quicker to start and on small models quicker altogether."""
+    """Runs the engine in its own process, which keeps sampling while this one does other work. False: in the worker's
+    process, which starts faster and is faster overall for small models."""
     enable_prefix_caching: bool = True
-    """Keeps keys and values of prompts for later requests; dropped with every update of the weights."""
+    """Keeps the KV cache of prompts for later requests; dropped with every weight update."""
     kv_cache_mb: int | None = None
-    """MiB for keys and values. None: on a GPU what `gpu_memory_utilization` leaves; on a CPU enough for all running
+    """Size of the KV cache in MiB. None: on a GPU what `gpu_memory_utilization` leaves; on a CPU enough for all running
     samples at full length, at most a quarter of the machine's free memory."""
     gpu_memory_utilization: float = 0.6
-    """Share of a GPU's memory that the engine may use, weights included."""
+    """Share of a GPU's memory that the engine may use, including weights."""
     enforce_eager: bool | None = None
-    """Runs the model without compiling it or capturing graphs. None: on a CPU only, where small models gain nothing."""
+    """Runs the model without compilation and graph capture. None: only on a CPU, where small models gain nothing from
+    them."""
     max_batched_tokens: int | None = None
-    """Most tokens in one pass of the model. None: the engine's own choice."""
+    """Most tokens in one pass of the model. None: vLLM's default."""
     engine_checksums: bool = False
-    """Has vLLM take its own SHA-256 of every parameter after each update (what its `/weight_checker` says). It joins
-    the receipt, and all replicas must have the same. From 0.32 on; costs a copy to the host and a second or so a GB."""
+    """Lets vLLM compute its own SHA-256 of every parameter after each update (as its `/weight_checker` does). It is
+    part of the receipt, and must be equal on all replicas. From 0.32 on; costs a copy to the host and about a second
+    per GB."""
     log_level: str = "ERROR"
-    """Of vLLM's own messages: DEBUG, INFO, WARNING or ERROR."""
+    """Level of vLLM's own messages: DEBUG, INFO, WARNING or ERROR."""

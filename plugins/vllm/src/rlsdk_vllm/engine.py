@@ -40,20 +40,20 @@ from rlsdk_vllm.requests import Progress
 from rlsdk_vllm.samples import Abort, Call, Sample
 
 PAUSED_S = 0.005
-"""Between two looks whether a paused engine goes on."""
+"""Seconds between checks whether a paused engine was resumed."""
 
 
 class VllmRolloutEngine(RolloutEngine):
-    """All calls of `generate` share vLLM's batches. In this process vLLM is stepped by the callers that wait for
-    samples; in a process of its own (`VllmOptions.asynchronous`) it runs by itself, and callers collect its samples.
+    """All calls of `generate` share vLLM's batches. In this process, callers that wait for samples step vLLM; in a
+    process of its own (`VllmOptions.asynchronous`) it runs independently, and callers collect samples.
 
-    Weights are written straight into the parameters that the model computes with, wherever vLLM's own loaders would
-    have put them, and fingerprints are read back from there. Updates are refused while requests run, unless they are
-    paused; what was computed for them under the old weights is then computed again.
+    Weights are written directly into the parameters that the model computes with, where vLLM's own loaders would put
+    them, and fingerprints are read back from there. Updates are refused while requests run, unless they are paused;
+    their KV cache is then recomputed.
     """
 
     num_tokens = 0
-    """Sampled so far; here, so that it can be read at any time."""
+    """Tokens sampled so far; kept here so that it can be read at any time."""
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         check_rollout_spec(spec, VllmOptions)
@@ -63,7 +63,7 @@ class VllmRolloutEngine(RolloutEngine):
         tensors, self.tied = canonical_tensors(skeleton)
         self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         self.dtypes = dtype_names(persistent_buffers(skeleton))
-        """Of buffers, which keep their own."""
+        """Dtypes of buffers, which keep their own."""
         kind = AsyncEngine if options.asynchronous else InProcessEngine
         self.engine: VllmEngine = kind(ctx, spec, options, self.shapes, file_tensors(skeleton, self.shapes))
         if found := self.engine.prepare(self.shapes):
@@ -82,15 +82,15 @@ class VllmRolloutEngine(RolloutEngine):
         self.stop_text = StopText(spec.model)
         self.samples: dict[str, Sample] = {}
         self.aborts: deque[Abort] = deque()
-        """What to end before the next step."""
+        """Aborts to execute before the next step."""
         self.version = 0
         self.asleep: set[str] = set()
         self.spoiled = False
-        """Keys and values that are NaN may be in memory."""
+        """Whether the KV cache may contain NaN."""
         self.paused = False
         self.num_calls = 0
         self.lock = threading.RLock()
-        """Held while the engine is stepped, gets new work or changes weights."""
+        """Held while the engine is stepped, gets requests or changes weights."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         call = Call()
@@ -100,7 +100,7 @@ class VllmRolloutEngine(RolloutEngine):
                 self._step()
                 for output in call.take():
                     yield output
-                # Lets other calls have their turn, and `abort`.
+                # Lets other calls and `abort` run.
                 await asyncio.sleep(PAUSED_S if self.paused else self.engine.turn_s)
         finally:
             with self.lock:
@@ -130,8 +130,8 @@ class VllmRolloutEngine(RolloutEngine):
             )
 
     def _serve(self, version: int, workers: tuple[WorkerReceipt, ...]) -> SyncReceipt:
-        """Goes over to weights that are in their place, and proves them."""
-        # Keys and values of the old weights, and the version: neither is ever seen with the other's.
+        """Starts to serve updated weights, and verifies them."""
+        # KV cache and version change together: neither is ever combined with the other weights.
         if "kv_cache" not in self.asleep:
             self._drop_caches()
         receipt = weight_updates.make_receipt(
@@ -150,16 +150,16 @@ class VllmRolloutEngine(RolloutEngine):
         return self.engine.kv_used()
 
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
-        """Takes effect before the next step, also of a paused engine. May be called from any thread.
+        """Aborts before the next step, also of a paused engine. Thread-safe.
 
-        It waits for nobody: which samples are meant is found out by whoever steps next. Calls are counted before their
-        samples come in, so a call is meant with all of its samples or with none.
+        It does not wait: the next step determines the affected samples. Calls are numbered before their samples are
+        added, so a call is aborted with all its samples or not at all.
         """
         names = None if request_ids is None else frozenset(request_ids)
         self.aborts.append(Abort(names, self.num_calls))
 
     def pause(self) -> None:
-        """Takes effect before the next step; unfinished samples keep what they have."""
+        """Pauses before the next step; unfinished samples keep their state."""
         self.paused = True
         self.engine.pause()
 
@@ -169,13 +169,13 @@ class VllmRolloutEngine(RolloutEngine):
             self.engine.resume()
 
     def sleep(self, level: int = 1) -> None:
-        """Frees keys and values, with level 2 weights as well. Level 1 keeps weights on the host."""
+        """Frees the KV cache; level 2 frees weights too, level 1 keeps them on the host."""
         with self.lock:
             self._drop_caches()
             if self.ctx.device != "cpu":
                 self.engine.sleep(level)
             else:
-                self.engine.park(("kv_cache",) if level == 1 else ("kv_cache", "weights"))
+                self.engine.release(("kv_cache",) if level == 1 else ("kv_cache", "weights"))
             self.asleep = {"weights", "kv_cache"}
 
     def wake(self, parts: Sequence[str] = ("weights", "kv_cache")) -> None:
@@ -187,7 +187,7 @@ class VllmRolloutEngine(RolloutEngine):
             self.asleep -= set(parts)
 
     def close(self) -> None:
-        """Ends the engine; what runs is ended with an error."""
+        """Ends the engine; running calls fail."""
         if hasattr(self, "engine"):
             with self.lock:
                 self._fail(RlsdkError("the engine was closed while this call ran"))
@@ -195,7 +195,7 @@ class VllmRolloutEngine(RolloutEngine):
                 del self.engine
 
     def _admit(self, call: Call, requests: Sequence[GenerationRequest]) -> None:
-        """Gives all samples of a call to the engine, if they can be served."""
+        """Adds all samples of a call, if they can be served."""
         with self.lock:
             check_requests(requests, max_model_tokens=self.spec.max_model_tokens, vocabulary=self.engine.vocabulary)
             for request in requests:
@@ -206,7 +206,7 @@ class VllmRolloutEngine(RolloutEngine):
                 self._add(call, at, request)
 
     def _add(self, call: Call, at: int, request: GenerationRequest) -> None:
-        """Gives all samples of a request to the engine."""
+        """Adds all samples of a request."""
         asked = request.sampling
         base = (asked.seed,) if asked.seed is not None else (self.ctx.seed, self.ctx.rank, call.number, at)
         limit = response_limit(request, self.spec.max_model_tokens)
@@ -224,8 +224,7 @@ class VllmRolloutEngine(RolloutEngine):
             call.left += 1
 
     def _step(self) -> None:
-        """Takes what there is for all calls, in this process by one pass of the model; an error in it is every
-        call's."""
+        """Collects new tokens for all calls, in this process by one pass of the model; an error fails every call."""
         with self.lock:
             self._leave_aborted()
             if not self.samples:
@@ -257,7 +256,7 @@ class VllmRolloutEngine(RolloutEngine):
             sample.finish(finished, self.version)
 
     def _leave_aborted(self) -> None:
-        """Gives out what aborted samples have."""
+        """Returns the tokens of aborted samples."""
         while self.aborts:
             abort = self.aborts.popleft()
             hit = [sample for sample in self.samples.values() if abort.means(sample)]
@@ -272,14 +271,14 @@ class VllmRolloutEngine(RolloutEngine):
                 del self.samples[key]
 
     def _fail(self, error: BaseException) -> None:
-        """Ends everything that runs with this error."""
+        """Fails all running calls with this error."""
         for sample in self.samples.values():
             sample.call.error = error
         self._withdraw(list(self.samples))
 
     def _drop_caches(self) -> None:
-        """Forgets all keys and values. Attention may multiply whole blocks, by 0 where nothing is to be read, which
-        leaves NaN as it is: that is overwritten."""
+        """Drops the KV cache. Attention may multiply unused blocks by 0, which keeps NaN, so a cache with NaN is
+        overwritten."""
         self.engine.drop_caches()
         if self.spoiled:
             self.engine.clear_caches()

@@ -83,7 +83,7 @@ class WorkerExtension:
         for tensor in self._rlsdk_tensors("kv_cache"):
             tensor.zero_()
 
-    def rlsdk_park(self, parts: Sequence[str]) -> None:
+    def rlsdk_release(self, parts: Sequence[str]) -> None:
         """Gives memory back; for CPUs."""
         for part in parts:
             self._rlsdk_released[part].release(self._rlsdk_tensors(part))
