@@ -19,7 +19,7 @@ Sizes = tuple[int, int, int, int, int]
 
 @dataclass
 class _Users:
-    """Number of engines of this process that use the groups."""
+    """Roles of this process whose engines use the groups."""
 
     roles: set[str]
     sizes: Sizes
