@@ -1,4 +1,4 @@
-"""`torch`: a TrainEngine in one process. Every line of the contract, and nothing else."""
+"""`torch`: a TrainEngine in one process. A complete implementation of the contract, and nothing else."""
 
 from __future__ import annotations
 
@@ -40,19 +40,18 @@ from rlsdk.kit.outputs import OutputModel
 from rlsdk.kit.shared_memory import share
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-"""AdamW's state of one parameter."""
+"""Names of AdamW's moments of one parameter."""
 RANDOM = ("random", "random_cuda")
 """States of torch's generators in a checkpoint."""
 CHECKPOINT_FORMAT = 1
 
 
 class TorchTrainEngine(TrainEngine):
-    """What is trained is float32, and so are its gradients and what `shards` yields. With `ModelSpec.dtype` bfloat16
-    the model computes with a rounded copy: gradients of every micro-batch are added up in float32, and each optimizer
-    step ends with rounding again, so nothing is lost to bfloat16's short mantissa. A frozen model is held in
-    `ModelSpec.dtype`.
+    """Trained weights, their gradients and `shards` are float32. With `ModelSpec.dtype` bfloat16 the model computes
+    with a rounded copy: gradients of all micro-batches are accumulated in float32, and each optimizer step rounds the
+    copy again, so no update is lost to bfloat16's short mantissa. A frozen model is stored in `ModelSpec.dtype`.
 
-    Every micro-batch adds to the same gradients and nothing is averaged: the objective's weights are global.
+    All micro-batches add to the same gradients without averaging: the objective's weights are global.
     """
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
@@ -69,7 +68,7 @@ class TorchTrainEngine(TrainEngine):
         ).requires_grad_(not frozen)
         if spec.activation_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            self.model.train()  # transformers recomputes in training mode only; `build_model` took dropout out
+            self.model.train()  # transformers recomputes in training mode only; `build_model` removed dropout
         self.outputs = OutputModel(self.model, spec.model.head)
         self.computed, self.tied = canonical_parameters(self.model)
         self.parameters = self.computed if frozen else self._split_precision()
@@ -95,7 +94,7 @@ class TorchTrainEngine(TrainEngine):
         return found
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
-        """See `TrainEngine`. When the objective raises, the gradients gathered so far are dropped."""
+        """See `TrainEngine`. If the objective raises, the gradients accumulated so far are dropped."""
         optimizer, _ = self._trained()
         loss, sums, maxima = 0.0, dict[str, float](), dict[str, float]()
         cut = self._cut(batch, objective)
@@ -151,7 +150,7 @@ class TorchTrainEngine(TrainEngine):
             yield WeightShard(name=name, box=Box.whole(tuple(tensor.shape)), tensor=tensor.detach())
 
     def _served(self) -> dict[str, Tensor]:
-        """What a rollout engine needs."""
+        """Tensors that a rollout engine needs."""
         return {**self.parameters, **persistent_buffers(self.model)}
 
     def save_checkpoint(self, path: Path) -> None:
@@ -189,7 +188,7 @@ class TorchTrainEngine(TrainEngine):
             torch.cuda.set_rng_state(tensors[RANDOM[1]], self.device)
 
     def save_pretrained(self, path: Path) -> None:
-        """See `TrainEngine`. Beside the model a tensor or two are in memory."""
+        """See `TrainEngine`. Needs memory for one or two tensors besides the model."""
         buffers = persistent_buffers(self.model)
         values: dict[str, Tensor] = {**self.parameters, **buffers}
         shapes = {name: p.shape for name, p in self.parameters.items()}
@@ -200,7 +199,7 @@ class TorchTrainEngine(TrainEngine):
         )
 
     def offload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
-        """Moves `parts` to the host. On `cpu` they are there already and stay."""
+        """Moves `parts` to the host. On `cpu` they are already there and stay."""
         self._move(parts, torch.device("cpu"))
 
     def onload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
@@ -216,7 +215,7 @@ class TorchTrainEngine(TrainEngine):
         vars(self).clear()  # models, optimizer and graphs go with their last reference
 
     def _trained(self) -> tuple[torch.optim.Optimizer, OptimSpec]:
-        """What a model that is not frozen has."""
+        """Parts of a model that is trained."""
         assert self.optimizer is not None
         assert self.optim is not None
         return self.optimizer, self.optim
@@ -235,7 +234,7 @@ class TorchTrainEngine(TrainEngine):
         )
 
     def _split_precision(self) -> dict[str, torch.nn.Parameter]:
-        """The parameters that are trained: the model's own, or float32 ones of which the model's become the copy."""
+        """The trained parameters: the model's own, or float32 masters of which the model's become a rounded copy."""
         dtype = getattr(torch, self.spec.model.dtype)
         if dtype is torch.float32:
             return self.computed
@@ -245,7 +244,7 @@ class TorchTrainEngine(TrainEngine):
         return trained
 
     def _collect_gradients(self) -> None:
-        """Adds the rounded copy's gradients to those of what is trained."""
+        """Adds the gradients of the rounded copy to those of the float32 masters."""
         if self.parameters is self.computed:
             return
         for name, parameter in self.computed.items():
@@ -261,7 +260,7 @@ class TorchTrainEngine(TrainEngine):
                 parameter.copy_(self.parameters[name])
 
     def _moments(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Optimizer state by parameter name; parameters that never had a gradient have none."""
+        """Optimizer state by parameter name; parameters without any gradient so far have none."""
         if self.optimizer is not None:
             for name, parameter in self.parameters.items():
                 if state := self.optimizer.state.get(parameter):

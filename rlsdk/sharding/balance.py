@@ -15,7 +15,7 @@ SWEEPS = 6
 SETTLED = 1e-3
 """A sweep that lowers the largest load by less than this share is the last."""
 TURN_BYTES = 4 << 20
-"""Bytes that each replica sends per turn where replicas take turns, so that all of them work at once."""
+"""Bytes that each replica sends per turn if replicas take turns, so that all of them work concurrently."""
 MAX_TURNS = 1 << 18
 """Turns in all: bounds the pieces that taking turns adds to a large plan."""
 

@@ -67,7 +67,7 @@ class BoxTable:
 
 
 def concatenated(tables: Sequence[BoxTable]) -> BoxTable:
-    """All rows of all tables, of which there is at least one."""
+    """Concatenates tables, of which there must be at least one."""
     return BoxTable(
         np.concatenate([table.rank for table in tables]),
         np.concatenate([table.name for table in tables]),

@@ -11,7 +11,7 @@ from rlsdk.interfaces import Box
 
 
 def subtract(box: Box, hole: Box) -> list[Box]:
-    """What is left of `box` without `hole`: disjoint boxes, at most two per dimension."""
+    """The rest of `box` without `hole`: disjoint boxes, at most two per dimension."""
     inner = box.intersect(hole)
     if inner is None:
         return [box] if box.numel else []
@@ -32,7 +32,7 @@ def _with(offset: list[int], size: list[int], d: int, start: int, length: int) -
 
 
 def covered_elements(box: Box, covers: Sequence[Box]) -> int:
-    """Elements of `box` that lie in any of `covers`: counted on the grid of all their edges."""
+    """Number of elements of `box` in any of `covers`, counted on the grid of all their edges."""
     inner = [part for part in (box.intersect(cover) for cover in covers) if part is not None]
     if not inner or not box.size:
         return box.numel if inner else 0

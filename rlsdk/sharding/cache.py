@@ -17,7 +17,7 @@ MAX_PLANS = 4
 
 
 class PlanCache:
-    """Plans by the hash of what they were made from; the least recently used goes first."""
+    """Plans by the hash of their inputs; the least recently used are dropped first."""
 
     def __init__(self, *, bucket_bytes: int, transports: Sequence[type[Transport]]) -> None:
         self.bucket_bytes = bucket_bytes

@@ -9,8 +9,8 @@ from rlsdk.interfaces import WeightLayout
 
 
 def on_physical_device(layout: WeightLayout, accelerators: Sequence[str]) -> WeightLayout:
-    """The layout with the name of the device after `cuda:N`, `accelerators[N]`, in place of N. Unchanged on a CPU,
-    and where nobody knows the device."""
+    """The layout with its device `cuda:N` replaced by the name `accelerators[N]`. Unchanged on a CPU, and if the
+    devices are unknown."""
     kind, _, number = layout.device.partition(":")
     at = int(number or 0)
     return replace(layout, device=f"{kind}:{accelerators[at]}") if at < len(accelerators) and kind != "cpu" else layout

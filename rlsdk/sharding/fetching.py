@@ -177,7 +177,7 @@ def _in_place(transport: Transport | None) -> bool:
 
 
 def window(buckets: Sequence[Bucket], call_bytes: int | None) -> list[Bucket]:
-    """The first of these buckets that are asked for in one call: at least one, and all of one transport."""
+    """The first buckets to request in one call: at least one, and all of one transport."""
     found: list[Bucket] = []
     total = 0
     for bucket in buckets:

@@ -58,7 +58,7 @@ class SourceTensors:
 
 @dataclass(frozen=True)
 class RankSets:
-    """Sets of source ranks, one behind the other: set i is `members[start[i] : start[i + 1]]`, ascending."""
+    """Sets of source ranks, concatenated: set i is `members[start[i] : start[i + 1]]`, ascending."""
 
     start: Ints
     members: Ints
@@ -117,12 +117,12 @@ def find_atoms(wanted: BoxTable, held: BoxTable, tensors: Sequence[TensorMeta]) 
     """Cuts distinct wanted boxes into atoms.
 
     Args:
-        wanted: distinct boxes; `name` as the sources call it.
+        wanted: distinct boxes; `name` as in the sources.
         held: boxes of all sources.
         tensors: of the index in `name`, for messages.
 
     Raises:
-        LayoutError: a part of a wanted box is held by nobody.
+        LayoutError: no source holds a part of a wanted box.
     """
     first, which = distinct(held)
     by_box = np.lexsort((held.rank, which))
@@ -196,7 +196,7 @@ def _missing(hole: BoxTable, tensors: Sequence[TensorMeta], touching: int) -> No
 
 @dataclass(frozen=True)
 class Places:
-    """Where ranks stand, as numbers: equal numbers, equal places. Of both sides together."""
+    """Places of the ranks of both sides as numbers: equal numbers mean equal places."""
 
     process: Ints
     node: Ints

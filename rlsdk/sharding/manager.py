@@ -42,7 +42,7 @@ class Ends:
 
     source: tuple[WeightLayout, ...]
     replicas: tuple[tuple[WeightLayout, ...], ...]
-    """Per replica, what it wants at each of its places."""
+    """Per replica, the layouts of its places."""
     fingerprints: tuple[FingerprintTask, ...]
 
     @cached_property
@@ -93,7 +93,7 @@ class GenericShardingManager(ShardingManager):
         return self.plans.plan(source, target)
 
     def ends(self) -> Ends:
-        """The layouts of both groups, asked for once."""
+        """The layouts of both groups, requested once."""
         if self._ends is None:
             source = tuple(call(self.train, WeightSourceHost.weight_layout, timeout_s=self.timeout_s))
             wanted = call(self.rollout, WeightTargetHost.target_layouts, timeout_s=self.timeout_s)
@@ -142,7 +142,7 @@ class GenericShardingManager(ShardingManager):
         )
 
     def sync(self, version: int, *, expect_change: bool | None = None) -> SyncReport:
-        """See `ShardingManager.sync`; `expect_change` as in `sync_weights`. Layouts are asked for once."""
+        """See `ShardingManager.sync`; `expect_change` as in `sync_weights`. Layouts are requested only once."""
         ends = self.ends()
         return self.sync_weights(self.plan(ends.source, ends.target), version, expect_change=expect_change)
 
@@ -155,7 +155,7 @@ class GenericShardingManager(ShardingManager):
         return now
 
     def _fingerprints(self) -> list[dict[str, int]]:
-        """What each group of like replicas must come to serve, computed by the sources."""
+        """Fingerprints that each group of equal replicas must serve, computed by the sources."""
         expected = []
         for task in self.ends().fingerprints:
             arguments = [(transfers,) for transfers in task.transfers]
@@ -198,7 +198,7 @@ class GenericShardingManager(ShardingManager):
         return Relay(manager=self._name, sync=mine[0].sync, places=mine)
 
     def _relays(self, plan: ReshardPlan) -> dict[int, Relay]:
-        """By target that takes part in a chain: what its replica has to know."""
+        """For each target in a chain, what its replica must know of it."""
         if not plan.relays:
             return {}
         ends, replicas = self.ends(), self.rollout.peers()

@@ -38,12 +38,12 @@ Runs = NDArray[np.uint64]
 
 @dataclass
 class _Remote:
-    """An agent of another process, as far as it is known here."""
+    """What is known here of another process's agent."""
 
     version: int
     dropped: int
     reads: int = 0
-    """Transfers under way."""
+    """Number of running transfers."""
 
 
 class Agent:
@@ -101,7 +101,7 @@ class Agent:
             return {"metadata": metadata, "version": self._version, "dropped": self._dropped}
 
     def meet(self, name: str, introduction: Mapping[str, Any], timeout_s: float) -> None:
-        """Gets to know another agent, or what it has registered since.
+        """Adds another agent, or memory that it has registered since.
 
         Raises:
             WeightSyncError: its process cannot be reached, or a read from it does not end in time.

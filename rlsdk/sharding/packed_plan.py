@@ -64,7 +64,7 @@ class Columns:
 
 @dataclass(frozen=True, eq=False)
 class PackedBuckets(Sequence[Bucket]):
-    """The buckets of one target, made when the first is asked for. Only the columns are pickled."""
+    """The buckets of one target, created on first access. Only the columns are pickled."""
 
     target: int
     columns: Columns

@@ -127,7 +127,7 @@ class Sides:
 
 
 def _in_order(table: BoxTable) -> BoxTable:
-    """By target, then the place where each name first stands in its layout, then box."""
+    """Sorted by target, then by the position of the name in its layout, then by box."""
     if not len(table):
         return table
     key = table.rank * (int(table.name.max()) + 1) + table.name
@@ -323,8 +323,8 @@ def choose_transports(
 
 
 def choose_transport(source: WeightLayout, target: WeightLayout, transports: Sequence[type[Transport]]) -> str:
-    """Name of the first transport that reaches from `source` to `target`: between two accelerators of those that never
-    pass through the host, where there is one."""
+    """Name of the first transport that works from `source` to `target`; between two accelerators preferably one that
+    never passes through the host."""
     reaching = [transport for transport in transports if transport.reaches(source, target)]
     on_devices = "cpu" not in (source.device, target.device)
     direct = [transport for transport in reaching if on_devices and transport.stays_on_device]

@@ -118,8 +118,8 @@ class ProcessGroupTransport(Transport):
         return self._staging[self._turn][:num_bytes]
 
     def _send(self, buckets: Sequence[Outgoing], device: torch.device, before: threading.Thread | None) -> None:
-        """On a thread: meets the target the first time, then sends after what is under way. An error is the target's
-        to report: it does not get its bytes."""
+        """On a thread: connects to the target the first time, then sends after earlier transfers. Errors are reported
+        by the target, which does not get its bytes."""
         if before is not None:
             before.join()
         limit, leaving = timedelta(seconds=self.timeout_s), None
@@ -197,8 +197,8 @@ def _one_at_a_time(lock: threading.Lock, timeout_s: float) -> Iterator[None]:
 
 
 def addresses() -> list[str]:
-    """IPv4 addresses of this host, the one that leads outside first and loopback last. A host's own name is no help: it
-    often stands for loopback. Where GLOO_SOCKET_IFNAME names an interface, its address comes first."""
+    """IPv4 addresses of this host, the one of the default route first and loopback last. The host's own name is not
+    used, as it often resolves to loopback. If GLOO_SOCKET_IFNAME names an interface, its address comes first."""
     import fcntl
 
     found: list[str] = []

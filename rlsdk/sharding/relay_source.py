@@ -1,4 +1,4 @@
-"""A replica as a source for others: forwards what it receives while it is receiving."""
+"""A replica as a source for other replicas: forwards weights while it is receiving them."""
 
 from __future__ import annotations
 

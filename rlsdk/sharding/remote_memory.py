@@ -30,7 +30,8 @@ from rlsdk.sharding.wire import (
 )
 
 MIN_RUN_BYTES = 4096
-"""Shards whose memory lies in shorter runs are packed by the source: each run is its own request."""
+"""Shortest contiguous run of memory in bytes that is read in place; shards with shorter runs are packed by the source,
+as each run is a request."""
 SLOTS = 2
 """Slots for packed buckets: the target reads one while the source fills the other."""
 HEAD_BYTES = 4096
@@ -159,14 +160,14 @@ class RemoteMemoryTransport(Transport):
             return self._agent
 
     def _end_serving(self) -> None:
-        """What was exported before was taken; or its target gave up, and may still write into the slots."""
+        """Ends the previous export: it was taken, or its target gave up and may still write into the slots."""
         if self._serving is not None and not self._serving.end() and self._slots is not None:
             self._abandoned.append(self._slots)
             self._slots = None
         self._serving = None
 
     def _slots_of(self, agent: Agent, slot_bytes: int, device: torch.device, first: int) -> _Slots:
-        """Those of before, or larger ones, in which so many buckets were taken already."""
+        """The previous slots, or larger ones, with the number of buckets already taken."""
         known = self._slots
         if known is not None and known.slot_bytes >= slot_bytes and (not slot_bytes or known.device == device):
             return known
@@ -259,7 +260,7 @@ class _Slots:
 
 @dataclass
 class _Serving:
-    """One export under way: packs what has to be packed, and keeps what is read in place until it was taken."""
+    """One running export: packs what must be packed, and keeps memory that is read in place until it was taken."""
 
     slots: _Slots
     first: int

@@ -68,7 +68,7 @@ class RingWriter:
         return not self._closed.is_set() and not (self._fds.attached and _hung_up(self._fds.credits[0]))
 
     def next_slot(self, timeout_s: float) -> Tensor:
-        """`[slot_bytes]` uint8 that nobody reads any more.
+        """Waits for a free slot, `[slot_bytes]` uint8.
 
         Raises:
             RingClosedError: the reader is gone, this end was closed, or nothing was read for `timeout_s`.

@@ -26,7 +26,7 @@ SharedBlocks = tuple[Ints, Maxima]
 
 
 def check_scales(target: Sequence[WeightLayout], tensors: Sequence[TensorMeta]) -> None:
-    """Raises `LayoutError` where a tensor with block scales is described in a way that nobody could serve.
+    """Raises `LayoutError` if the description of a tensor with block scales is invalid.
 
     Args:
         target: its layouts.
@@ -101,7 +101,7 @@ class QuantizedProof:
         return {name: _joined(said) for name, said in found.items()}
 
     def of_pieces(self, shared: Mapping[str, SharedBlocks]) -> list[list[Maxima]]:
-        """Per source and piece, the maxima of the blocks of which it has a part only."""
+        """Per source and piece, the maxima of the blocks that it contains only partly."""
         return [[_of_piece(piece, shared) for piece in pieces] for pieces in self.pieces]
 
     def scale_fingerprints(self, shared: Mapping[str, SharedBlocks]) -> dict[str, int]:
@@ -118,7 +118,7 @@ class QuantizedProof:
 
 
 def _shared_places(piece: QuantizedPiece) -> Ints:
-    """Where in the flat tensor of scales the blocks stand of which a piece has a part only."""
+    """Positions, in the flat tensor of scales, of the blocks that a piece contains only partly."""
     box, shape = piece.transfer.box, scales_shape(piece.shape, piece.block)
     mask = shared_blocks(box, piece.block, piece.shape).numpy()
     offset = blocks_of(box, piece.block).offset

@@ -48,13 +48,14 @@ class WeightSource:
         self._copies: list[WeightShard] = []
         """One per box of the layout, kept from sync to sync."""
         self._sent: dict[int, torch.dtype] = {}
-        """By position in the layout: the dtype in which syncs have asked for the box, where they have."""
+        """Position in the layout -> dtype in which syncs have requested the box."""
         self._narrowed: set[int] = set()
         """Positions whose copy is of a narrower dtype than the engine's."""
         self._holds = False
 
     def hold(self) -> None:
-        """Copies the current weights. Until `release` a sync takes the copy: the engine may train meanwhile.
+        """Copies the current weights. Until `release`, syncs use the copy, and the engine may train. The copy is in the
+        dtypes of earlier syncs: bfloat16 of float32 weights that are served in bfloat16. Its memory is reused.
 
         The copy is in the dtypes in which earlier syncs have asked for the weights: bfloat16 of float32 weights that
         are served in bfloat16. Its memory is kept for the next time.
@@ -180,10 +181,10 @@ class WeightSource:
         ]
 
     def _note(self, at: int, transfer: Transfer, shard: WeightShard) -> None:
-        """Keeps in mind in which dtype a box is asked for.
+        """Records the dtype in which a box is requested.
 
         Raises:
-            LayoutError: the copy that is held was made for a narrower one.
+            LayoutError: the current copy has a narrower dtype.
         """
         wanted = getattr(torch, transfer.dtype)
         known = self._sent.get(at, wanted)
@@ -196,8 +197,8 @@ class WeightSource:
             )
 
     def _take(self, places: Iterable[int]) -> dict[int, WeightShard]:
-        """The engine's shards at these positions. They are asked for again each time: an engine may move its memory
-        between syncs, and a view kept here would keep what it offloads alive."""
+        """The engine's shards at these positions. Requested anew each time: an engine may move its memory between
+        syncs, and a view kept here would keep offloaded memory alive."""
         wanted = set(places)
         last = max(wanted, default=-1)
         found = {}

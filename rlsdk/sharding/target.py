@@ -28,8 +28,9 @@ from rlsdk.sharding.workers import WorkerPull
 
 
 class WeightTarget:
-    """One per replica. Takes one round of buckets at a time and asks for the next while the engine loads it: at most
-    two rounds exist at once. Places that are workers of the engine (`WeightLayout.worker`) take theirs themselves."""
+    """One per replica. Receives one round of buckets at a time and requests the next while the engine loads it: at
+    most two rounds are in memory. Places that are workers of the engine (`WeightLayout.worker`) receive theirs
+    themselves."""
 
     def __init__(self, engine: RolloutEngine, accelerators: Sequence[str] = ()) -> None:
         """`accelerators`: as in `RankContext`."""

@@ -53,8 +53,8 @@ class Transport(ABC):
     @classmethod
     @abstractmethod
     def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
-        """True when it can move bytes between these two places. Of that only this may count: whether process, node and
-        device are the same, and of which kind the devices are."""
+        """Whether it can transfer between these two places. May depend only on whether process, node and device are the
+        same, and on the kinds of the devices."""
 
     @abstractmethod
     def export(self, buckets: Sequence[Outgoing]) -> list[Mapping[str, Any]]:
@@ -75,4 +75,4 @@ class Transport(ABC):
         """
 
     def close(self) -> None:  # noqa: B027 - a working default
-        """Frees what this end created; nothing may stay behind, not even after kill -9."""
+        """Frees the resources of this end; nothing may be left, not even after kill -9."""

@@ -75,7 +75,7 @@ class SharedMemoryTransport(Transport):
 
     def __init__(self) -> None:
         self.in_place = False
-        """Of a target's end: what it fetched last was read where it is, without memory for the way."""
+        """Whether the last bucket of this target was read in place, without transfer memory."""
         self._ring: RingWriter | None = None
         self._streams = 0
         self._streaming: threading.Thread | None = None
@@ -126,8 +126,8 @@ class SharedMemoryTransport(Transport):
         self._attached.clear()
 
     def _view(self, view: Mapping[str, Any], meta: tuple[tuple[int, ...], str]) -> Tensor:
-        """A tensor of the source's, where it is. The mapping is private: an engine that wrote into it would not change
-        what is trained, and be found out by its fingerprints."""
+        """A tensor of the source, mapped in place. The mapping is private: writes of an engine would not change trained
+        weights, and fingerprints would reveal them."""
         name = BlockName(view["path"], view["inode"], view["block_bytes"], unlink=False)
         if name not in self._attached:
             self._attached = {known: block for known, block in self._attached.items() if known.path != name.path}
@@ -145,7 +145,7 @@ class SharedMemoryTransport(Transport):
     def _stream(
         self, ring: RingWriter, buckets: Sequence[tuple[int, Outgoing]], before: threading.Thread | None
     ) -> None:
-        """On a thread, after the streams before. Where the target is gone there is nobody to tell."""
+        """On a thread, after earlier streams. If the target is gone, there is nobody to report to."""
         if before is not None:
             before.join()
         with contextlib.suppress(RingClosedError):
@@ -183,7 +183,7 @@ def _largest_group(bucket: Outgoing) -> int:
 
 
 def _lent_views(shards: Sequence[WeightShard], dtypes: Sequence[str]) -> list[dict[str, Any]] | None:
-    """Where in shared memory each shard is; None unless all are, in the dtypes asked for."""
+    """Positions of the shards in shared memory; None unless all are there, in the requested dtypes."""
     views = []
     for shard, dtype in zip(shards, dtypes, strict=True):
         place = lent(shard.tensor) if shard.tensor.dtype is getattr(torch, dtype) else None
@@ -203,9 +203,9 @@ def _lent_views(shards: Sequence[WeightShard], dtypes: Sequence[str]) -> list[di
 
 
 class SharedFileTransport(Transport):
-    """Two processes of one node where the target may not look into the source's /proc: the source copies into files in
-    /dev/shm that both map, and that the target unlinks as soon as they are attached. Two take turns, and stay from one
-    sync to the next."""
+    """Two processes on one node if the target may not read the source's /proc: the source copies into files in /dev/shm
+    that both map, and that the target unlinks as soon as they are attached. Two files alternate, and are kept between
+    syncs."""
 
     name = "shared_file"
 

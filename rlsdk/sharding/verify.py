@@ -33,7 +33,7 @@ Served: TypeAlias = tuple[tuple[str, str, BlockScales | None, Box], ...]
 
 @dataclass(frozen=True)
 class FingerprintTask:
-    """Which source computes the fingerprint of which box, and the replicas whose weights they prove."""
+    """Assignment of fingerprints: which source computes that of which box, and for which replicas."""
 
     replicas: tuple[int, ...]
     transfers: tuple[tuple[Transfer, ...], ...]
@@ -153,7 +153,7 @@ def check_receipt(receipt: SyncReceipt, expected: Mapping[str, int], version: in
     Args:
         receipt: of one replica.
         expected: fingerprint of every tensor that the replica asked for.
-        version: what was sent.
+        version: the version that was sent.
         who: names the replica in the error.
     """
     if receipt.version != version:

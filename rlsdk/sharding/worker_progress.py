@@ -108,7 +108,7 @@ class RemoteProgress:
 
 
 class _Sender:
-    """A worker's end of `RemoteProgress`. To every address of the other host: nobody says which of them arrives."""
+    """A worker's end of `RemoteProgress`. Sends to every address of the other host, as it is unknown which works."""
 
     def __init__(self, sign: Mapping[str, Any]) -> None:
         self._secret = bytes.fromhex(sign["secret"])
@@ -130,7 +130,7 @@ class _Sender:
 
 
 def counted(shards: Iterator[WeightShard], sign: Mapping[str, Any] | None) -> Iterator[WeightShard]:
-    """The shards; each is counted as it is given out."""
+    """Yields the shards and counts each as progress."""
     if sign is not None and "hosts" in sign:
         sender = _Sender(sign)
         try:

@@ -21,11 +21,11 @@ from rlsdk.sharding.worker_progress import WorkerProgress
 
 _log = logging.getLogger(__name__)
 HOST = -1
-"""Stands for this process where others stand by their index into the source layouts."""
+"""Key of this process among keys that are indices of source layouts."""
 
 
 class WorkerPull:
-    """One per replica. Keeps what it passes bytes on through from sync to sync."""
+    """One per replica. Keeps its forwarding resources between syncs."""
 
     def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine
@@ -178,6 +178,6 @@ def _drain(gathering: Gathering, forwarders: Sequence[Forwarder]) -> None:
 
 
 def _reaches_workers(bucket: Bucket) -> bool:
-    """Whether a worker, which can call nobody, takes all that one answer of the source describes."""
+    """Whether one answer of the source describes everything that a worker receives; workers cannot make calls."""
     (kind,) = named_transports([bucket.transport])
     return kind.call_bytes is None and kind is not InProcessTransport
