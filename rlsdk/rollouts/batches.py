@@ -17,7 +17,7 @@ NO_VERSION = -1
 
 
 def make_batch(groups: Sequence[Group], *, temperature: float) -> Batch:
-    """Makes a batch with a row for every finished sample, group after group, by sample index.
+    """Makes a batch with a row for every finished sample, ordered by group and sample index.
 
     Fields: `input_ids`, `response_mask`, `rollout_log_probs`, `token_versions`; `row_id`, `uid` (the group's ordinal),
     `policy_version` and `last_policy_version` (of the first and the last sampled token), `truncated`, `scores`,

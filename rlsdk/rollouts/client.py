@@ -85,7 +85,7 @@ class GenerationClient:
         return len(self._states)
 
     async def interrupt(self) -> None:
-        """Pauses all decoding for a weight update; requests wait meanwhile."""
+        """Pauses all decoding for a weight update; requests are queued until `resume`."""
         self.is_interrupted = True
         await asyncio.gather(*(self._interrupt(at) for at in range(len(self._states))))
 
@@ -151,7 +151,7 @@ class GenerationClient:
         """Queues a request; the result holds a future for each of its samples, by index.
 
         Args:
-            request: with an id that no other request under way has.
+            request: with an id that no other unfinished request has.
             priority: lower goes first; equal ones in order of arrival.
         """
         loop = asyncio.get_running_loop()

@@ -37,7 +37,7 @@ class Receiver:
     __slots__ = ("_is_done", "_take")
 
     def __init__(self, take: Callable[[GenerationOutput | BaseException], None]) -> None:
-        """`take` is called once, unless what it waits for is cancelled; it must not raise."""
+        """`take` is called once, unless the request is cancelled; it must not raise."""
         self._take = take
         self._is_done = False
 
@@ -102,7 +102,7 @@ def reissued(flight: Flight) -> list[Flight]:
 
 
 def fail(flight: Flight, error: BaseException) -> None:
-    """What is not one of rlsdk's errors is made one: it must not pass for a fault of the rollouter that waits."""
+    """Converts other exceptions to rlsdk's errors, so that they do not look like faults of the waiting rollouter."""
     shown = error if isinstance(error, RlsdkError) else WorkerError(f"{type(error).__name__}: {error}")
     for future in flight.samples.values():
         if not future.done():

@@ -25,7 +25,7 @@ class Grader(Protocol):
     """Grades samples elsewhere."""
 
     def submit(self, samples: Sequence[RewardSample]) -> Future[Sequence[Grade]]:
-        """One grade per sample, whatever the cut into calls. Returns at once."""
+        """Submits samples; one grade per sample, however they are split into calls. Returns immediately."""
         ...
 
 

@@ -34,7 +34,7 @@ class Event(StrEnum):
     FAILED = auto()
     """It died, was silent for too long, could not be started, or could not be synced."""
     RESTART = auto()
-    """A new process is asked for."""
+    """A new process is being started."""
     STARTED = auto()
     """The new process is up, and its engine is built."""
     SYNCED = auto()

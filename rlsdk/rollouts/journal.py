@@ -28,13 +28,13 @@ _NAME = "segment_{order:06d}_step_{step:08d}.jsonl"
 
 
 class Journal:
-    """Writes lines. May be called from any thread; what was written survives the end of this process."""
+    """Writes the journal. Thread-safe; written lines survive the end of this process."""
 
     def __init__(self, folder: Path, *, made_by: str, keep: Literal["resume", "all"]) -> None:
         """Opens nothing yet.
 
         Args:
-            folder: of the run's journal; made where it is missing.
+            folder: of the run's journal; created if missing.
             made_by: stands for all that samples and their grades depend on; see `read_journal`.
             keep: `resume`: segments that no checkpoint needs are removed; `all`: the whole run can be replayed.
         """

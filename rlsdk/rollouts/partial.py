@@ -30,7 +30,7 @@ def joined(begun: GenerationOutput, rest: GenerationOutput) -> GenerationOutput:
 
 
 def _runs(first: tuple[VersionRun, ...], rest: tuple[VersionRun, ...]) -> tuple[VersionRun, ...]:
-    """Neighbours differ in version; a run without tokens stands only alone."""
+    """Merges neighbouring runs of one version; a run without tokens is kept only if it is the only one."""
     runs: list[VersionRun] = []
     for run in (*first, *rest):
         if runs and (runs[-1].version == run.version or not run.num_tokens or not runs[-1].num_tokens):

@@ -1,6 +1,6 @@
-"""The serving side of the stream: takes requests one by one, returns samples as they finish.
+"""The serving side of the stream: accepts requests one by one, returns samples as they finish.
 
-Lives beside one rollout engine, on the event loop of the engine's thread. Blocking calls of the engine (an update, a
+Runs next to one rollout engine, on the event loop of the engine's thread. Blocking calls of the engine (an update, a
 pause) run on that loop too, between two decoding steps.
 """
 
@@ -28,7 +28,7 @@ class Lost:
 
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """What a replica made since it was last asked."""
+    """Samples of a replica since the last call."""
 
     outputs: PackedOutputs
     lost: tuple[Lost, ...] = ()
@@ -46,8 +46,8 @@ class Pump:
 
         Args:
             engine: ready to generate, or soon.
-            shares: several calls of `generate` may be under way at once (`Capability.ABORT`). Otherwise requests wait
-                for the call before them.
+            shares: several calls of `generate` may run at once (`Capability.ABORT`). Otherwise requests wait for the
+                previous call.
         """
         self._engine = engine
         self._shares = shares

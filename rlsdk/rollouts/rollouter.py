@@ -66,8 +66,8 @@ class GroupRequests:
         return SampleGenerate(self, index)
 
     def whole(self, samples: Mapping[int, Waiter]) -> None:
-        """One request for the first turn of every sample at once, who waits for each by index: what they would come to
-        if each called. The prompt leaves room for a token."""
+        """One joint request for the first turn of all samples; each waits for its own by index. Equivalent to one call
+        per sample. The prompt leaves room for a token."""
         wanted = min(self.task.sampling.max_tokens, self.max_model_tokens - len(self.task.prompt.prompt_ids))
         request = self._request(0, 0, self.task.num_samples, self.task.prompt.prompt_ids, wanted)
         self.client.deliver(request, samples, priority=self.task.ordinal)

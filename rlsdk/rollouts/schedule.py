@@ -99,8 +99,8 @@ class Schedule:
 
     @property
     def settled(self) -> bool:
-        """The newest weights are served, or nobody will need them; and where samples drain, all that older ones began
-        is made and graded."""
+        """Whether the newest weights are served, or not needed any more; and, if samples drain, whether all samples of
+        older weights are generated and graded."""
         if self._publishing or self._older:
             return False
         return self.serves_newest or (self._needs_no_weights() and not self._order.running)

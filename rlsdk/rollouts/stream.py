@@ -44,11 +44,11 @@ class StreamOptions:
     progress_s: float = 600.0
     """A replica that has work and decodes no token for so long is an error."""
     adapts_concurrency: bool = False
-    """Samples under way at each replica follow its measured throughput."""
+    """Whether the number of concurrent samples per replica is adapted to its measured throughput."""
 
 
 class RolloutStream:
-    """Groups go in by `start`, and come out of `take` in the order in which they are finished."""
+    """The stream: `start` adds groups, and `take` returns them in the order in which they finish."""
 
     def __init__(
         self,
@@ -96,13 +96,13 @@ class RolloutStream:
         made: Mapping[int, Made] | None = None,
         tells_sampled: bool = False,
     ) -> None:
-        """Begins these groups, first ones first; returns at once.
+        """Starts groups in order; returns immediately.
 
         Args:
             tasks: the groups.
             into: receives each `Group` as it is finished, or the exception that ended the rollout; None: `take` does.
             record: called with each sample.
-            made: by ordinal of the group, samples that are not made again.
+            made: ordinal of a group -> samples that are reused.
             tells_sampled: `into` receives a `Sampled`, too, when a group waits for nothing but grades.
         """
         inbox = self._done if into is None else into
@@ -127,7 +127,7 @@ class RolloutStream:
         self._wait(self._client.go_on(keep_cache=keep_cache), timeout_s, "resume")
 
     def begin_with(self, begun: Mapping[SampleSeed, GenerationOutput]) -> None:
-        """Samples that continue after what they had in an earlier process, by seed and index."""
+        """Samples that continue after their tokens from an earlier process, by seed and index."""
         self._loop.call_soon_threadsafe(self._client.begin_with, dict(begun))
 
     def cancel(self, source: str, timeout_s: float) -> bool:
@@ -143,8 +143,8 @@ class RolloutStream:
         return await self._client.cancel(source, timeout_s)
 
     def halt(self, timeout_s: float) -> Sequence[Kept]:
-        """Stops all decoding for good, and waits for the grades of what is made; what unfinished samples have. Nothing
-        that is under way is delivered any more but what was being graded."""
+        """Stops all decoding permanently, and waits for grades of finished samples; returns the tokens of unfinished
+        samples. Nothing else is delivered any more."""
         found = asyncio.run_coroutine_threadsafe(self._halt(timeout_s), self._loop)
         return found.result(timeout_s + _HALT_GRACE_S)
 
@@ -269,7 +269,7 @@ class RolloutStream:
         collected.sampled()
 
     def _parts(self, task: GroupTask) -> list[tuple[GroupTask, str]]:
-        """What is sampled for a group, with the name of its requests: its samples, and the greedy one."""
+        """Requests of a group with their names: its samples, and the greedy one."""
         if not task.greedy_baseline:
             return [(task, "")]
         return [(task, ""), (replace(task, sampling=replace(task.sampling, temperature=0.0), num_samples=1), GREEDY)]

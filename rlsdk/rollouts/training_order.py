@@ -174,7 +174,7 @@ class FinishOrder(Order):
         again: Mapping[int, Sequence[int]],
         planned: Mapping[int, Sequence[int]],
     ) -> None:
-        """Stands before the first start.
+        """Starts before the first group.
 
         Args:
             limits: numbers of the schedule.

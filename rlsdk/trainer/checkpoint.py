@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 BEST_FILE = "best.json"
-"""File beside the checkpoints that names the best one."""
+"""File next to the checkpoints that names the best one."""
 MAX_BEST_BYTES = 1 << 16
 _NAME = re.compile(r"step_(\d{8,16})")
 _REPLACED = re.compile(r"\.(step_\d{8,16})\.old")
@@ -205,8 +205,8 @@ class CheckpointStore:
         return any((path / part).is_dir() for _, path in self.whole())
 
     def recover(self) -> None:
-        """Removes what writers that died left behind, and puts the earlier copy of a half-replaced step back. Only for
-        the process that holds the run's lock."""
+        """Removes leftovers of writers that died, and restores the earlier copy of a half-replaced step. Only for the
+        process that holds the run's lock."""
         for leftover in self.folder.glob(".step_*"):
             replaced = _REPLACED.fullmatch(leftover.name)
             if replaced and not (self.folder / replaced[1]).exists():
@@ -216,10 +216,10 @@ class CheckpointStore:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Returns the `state` that was given to `CheckpointStore.write` for this checkpoint.
+    """Returns the `state` that was passed to `CheckpointStore.write` for this checkpoint.
 
     Raises:
-        CheckpointError: the folder is not a whole checkpoint; says what is wrong with it.
+        CheckpointError: the folder is not a complete checkpoint; says what is wrong with it.
     """
     if problems := faults(path):
         raise CheckpointError(f"{path} is not a whole checkpoint: {'; '.join(problems[:3])}")

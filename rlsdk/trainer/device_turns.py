@@ -16,8 +16,8 @@ from rlsdk.trainer.memory_moves import CACHE, WEIGHTS, Seat, moves
 
 
 def shared_pools(placement: PlacementSpec, *, forced: bool = False) -> frozenset[str]:
-    """Pools whose roles take turns: several on one accelerator. On a CPU nothing is gained by moving, since all of it
-    is main memory; `forced` has roles take turns there too."""
+    """Pools whose roles take turns: several roles on one accelerator. On a CPU moving gains nothing, since all of it is
+    main memory; `forced` enables turns there too."""
     return frozenset(
         pool.name
         for pool in placement.pools
@@ -26,11 +26,13 @@ def shared_pools(placement: PlacementSpec, *, forced: bool = False) -> frozenset
 
 
 class DeviceTurns:
-    """Knows what is on every pool's devices, and brings what is asked for. Nothing moves before somebody needs it to:
-    two uses of one role in a row cost nothing in between."""
+    """Tracks what is on every pool's devices, and loads what is requested.
+
+    Nothing moves before it is needed: repeated use of one role costs nothing.
+    """
 
     def __init__(self, *, shared: Collection[str] = (), timeout_s: float = 600.0) -> None:
-        """Begins without roles.
+        """Starts without roles.
 
         Args:
             shared: names of the pools whose roles take turns; in all others everything stays where it is.
@@ -61,7 +63,7 @@ class DeviceTurns:
             self._here[role.name] = frozenset(seat.parts)
 
     def make_room(self, pool: str) -> None:
-        """Everything leaves that can: the next role measures what is free, or loads a model."""
+        """Offloads everything possible: the next role measures free memory, or loads a model."""
         self._bring(pool, {}, {})
 
     def on_device(self, role: str) -> frozenset[str]:
@@ -173,7 +175,7 @@ class DeviceTurns:
 
     @contextmanager
     def _held(self, pool: str, user: str) -> Iterator[None]:
-        """The devices of a pool whose roles take turns are one role's, as often as it likes."""
+        """Reserves the devices of a pool with turns for one role, which may use them repeatedly."""
         users = self._users.setdefault(pool, [])
         with self._lock:
             if pool in self.shared and any(other != user for other in users):

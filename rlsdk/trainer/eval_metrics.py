@@ -90,7 +90,7 @@ def _wins(own: int, others: tuple[int, ...], num_samples: int, k: int) -> float:
 
 
 def _with_answer(ways: np.ndarray, count: int, mine: int) -> np.ndarray:
-    """`ways` with another answer of `count` samples, of which at most `mine` are taken."""
+    """`ways` extended by another answer with `count` samples, of which at most `mine` are taken."""
     found = ways.copy()
     width = ways.shape[1]
     for taken in range(1, min(count, mine, width - 1) + 1):

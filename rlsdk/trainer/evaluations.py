@@ -23,7 +23,7 @@ class EvaluationError(BatchError):
 
 @dataclass(frozen=True, kw_only=True)
 class EvalOptions:
-    """When a stage is evaluated, and what is done with the metrics."""
+    """When a stage is evaluated, and how its metrics are used."""
 
     every: int | None = None
     """Steps between evaluations, the last step always included; None: never."""
@@ -49,7 +49,7 @@ class Evaluations:
         self.last: Mapping[str, float] = {}
         self.progress = Progress()
         self.missed: int | None = None
-        """Step whose evaluation was skipped because the run was asked to end; a resumed run makes up for it."""
+        """Step whose evaluation was skipped because the run was asked to end; a resumed run evaluates it first."""
         self.stop: Callable[[], bool] = lambda: False
         """Polled during an evaluation; `Trainer` sets it."""
 

@@ -18,7 +18,7 @@ class RunView:
         return nullcontext()
 
     def waiting(self, what: str) -> AbstractContextManager[Any]:
-        """Brackets a wait at the start of a run; `what` names what is waited for."""
+        """Context of a wait at the start of a run; `what` names what is awaited."""
         return nullcontext()
 
     def advance(self, count: int = 1) -> None:

@@ -12,7 +12,7 @@ from rlsdk.rollouts import request_seed
 
 
 def make_sft_batch(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> Batch:
-    """Rows of prompt and answer; `response_mask` is True on the answer, which is what is learned."""
+    """Rows of prompt and answer; `response_mask` is True on the answer tokens, which are trained on."""
     batch = Batch.from_rows([[*p, *a] for p, a in zip(prompts, answers, strict=True)])
     starts = torch.tensor([len(p) for p in prompts])
     return batch.with_tokens(response_mask=batch.position_ids >= torch.repeat_interleave(starts, batch.lengths))

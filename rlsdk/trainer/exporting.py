@@ -32,7 +32,7 @@ def export_policy(
 
 
 def complete_export(tokenizer: Any, folder: Path, card: str | None) -> None:
-    """Puts the tokenizer and the card beside exported weights."""
+    """Writes the tokenizer and the model card next to exported weights."""
     tokenizer.save_pretrained(str(folder))
     if card is not None:
         atomic_write_text(folder / CARD, card)

@@ -1,4 +1,4 @@
-"""Reads what a run did before it was resumed, and records what it does now, in its journal if it has one."""
+"""Reads the journal of a run from before it was resumed, and records the run in it, if it has one."""
 
 from __future__ import annotations
 

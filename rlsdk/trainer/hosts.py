@@ -181,7 +181,7 @@ class TrainHost:
 
     @dispatch(split=Split.ALL, join=Join.NONE)
     def hold_weights(self) -> None:
-        """Keeps a copy of the current weights; syncs use this copy while training goes on."""
+        """Copies the current weights; syncs use this copy while training continues."""
         self.source.hold()
 
     @dispatch(split=Split.ALL, join=Join.NONE, concurrent=True)
@@ -191,7 +191,7 @@ class TrainHost:
 
     @dispatch(split=Split.ALL, join=Join.NONE, concurrent=True)
     def close_transports(self) -> None:
-        """Closes what is kept between syncs, because the next sync goes to other replicas."""
+        """Frees resources that are kept between syncs, because the next sync goes to other replicas."""
         self.source.close()
 
     @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)

@@ -131,7 +131,7 @@ class EngineJudge:
 
 
 def questions_at(prompt: Prompt) -> int:
-    """Index of the question that a prompt was made of."""
+    """Index of the question from which a prompt was made."""
     place = prompt.row[_PLACE]
     assert isinstance(place, int)
     return place

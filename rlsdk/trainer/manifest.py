@@ -53,7 +53,7 @@ class Manifest(_Strict):
     format: Literal[2]
     step: int = Field(ge=0, lt=2**53)
     order: int = Field(ge=0, lt=2**53)
-    """Counts the checkpoints written into one folder: the newest has the highest, whatever its step."""
+    """Number of checkpoints written into the folder so far: the newest has the highest, whatever its step."""
     files: dict[Annotated[str, AfterValidator(_inside)], FileSeal]
     """By path relative to the checkpoint."""
     state: dict[str, Any]

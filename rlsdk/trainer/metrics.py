@@ -1,4 +1,4 @@
-"""Names and arithmetic of a step's numbers. `area/name`, seconds end in `_s`, shares lie in [0, 1]."""
+"""Names and computation of a step's metrics: `area/name`; seconds end in `_s`, shares are in [0, 1]."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class StepClock:
 
 
 def batch_metrics(batch: Batch, summary: GradeSummary) -> dict[str, float]:
-    """Reward, length and version figures of a step's samples.
+    """Reward, length and version metrics of a step's samples. `policy/entropy` is an estimate: the mean of minus the
+    log-probs of the sampled tokens, in nats.
 
     `policy/entropy` is an estimate: the mean of minus the log-prob of what was sampled, in nats.
     """
@@ -68,8 +69,9 @@ def batch_metrics(batch: Batch, summary: GradeSummary) -> dict[str, float]:
 
 
 def actor_metrics(results: Sequence[MiniBatchResult]) -> dict[str, float]:
-    """Metrics of the step's actor updates: means, maxima of what is not weighted by token, and the optimizer's metrics.
-    Empty if the policy was not updated.
+    """Metrics of the step's actor updates: means, maxima of metrics that are not weighted by token, and the optimizer's
+    metrics. Empty if the policy was not updated. The log-prob difference between the engines is that of the first
+    mini-batch, before any weight changes.
 
     The log-prob difference between the engines is taken from the first mini-batch, before any weight changes.
     """

@@ -93,7 +93,7 @@ def with_licence(card: str, licence: str) -> str:
 
 
 def _front_matter(fields: Mapping[str, Any]) -> str:
-    """YAML with JSON values, which are valid YAML whatever characters a name has."""
+    """YAML with JSON values, which are valid YAML for every character."""
     return "\n".join(["---", *(f"{name}: {json.dumps(value)}" for name, value in fields.items()), "---"])
 
 

@@ -10,7 +10,7 @@ from rlsdk.trainer.checkpoint import CheckpointStore, damage, faults, holds_mode
 from rlsdk.trainer.run_folder import CHECKPOINTS, CONFIG_FILE, Notice, silent
 
 BEST, NEWEST = "best", "newest"
-"""Checkpoint names accepted besides step numbers."""
+"""Names of checkpoints that are accepted in addition to step numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The policy gradient algorithm: every recipe is this algorithm with different parts.
 
-Scores of reward models, log-probs, values, advantages, then one actor step for each mini-batch and epoch, and one of
-the critic where there is one.
+It computes scores of reward models, log-probs, values and advantages, then makes one actor step for each mini-batch and
+epoch, and one of the critic if there is one.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class MlflowTracker:
 
 
 def _mlflow_name(name: str) -> str:
-    """`pass@4`: MLflow takes letters, digits and a few marks, of which `@` is none."""
+    """Replaces characters that MLflow does not accept in metric names, such as `@` in `pass@4`."""
     return name.replace("/", ".").replace("@", "_at_")
 
 

@@ -22,7 +22,7 @@ def surroundings() -> dict[str, str]:
 
 
 def _command() -> str:
-    """As it was typed, the program by its name alone."""
+    """The command as typed, with only the name of the program."""
     program, *arguments = sys.argv or [""]
     name = Path(program).name or "python"
     return shlex.join(["rlsdk" if name == "__main__.py" else name, *arguments])  # `python -m rlsdk`

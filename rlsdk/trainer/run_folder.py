@@ -1,4 +1,4 @@
-"""The folder of a run: its name, its lock, what it resumes from, and what it keeps of earlier attempts."""
+"""The folder of a run: its name, its lock, what the run resumes from, and what is kept of earlier attempts."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from rlsdk.rollouts import Group, GroupId, GroupTask, RolloutStream
 from rlsdk.trainer.stopping import EvaluationStoppedError
 
 LOOK_S = 0.1
-"""Seconds between two checks of whether the run is asked to end."""
+"""Seconds between checks whether the run is asked to end."""
 CANCEL_S = 1.0
 """Seconds that replicas have to release their samples before they are asked again."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class BackgroundWork:
-    """Runs one function at a time on a thread; `wait` raises what it raised."""
+    """Runs one function at a time on a thread; `wait` raises its exception."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None

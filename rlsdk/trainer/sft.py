@@ -67,8 +67,8 @@ class SftStage(Stage):
         held_out: Learned | None = None,
         when: EvalOptions | None = None,
     ) -> None:
-        """`answers` holds the tokens that are learned after each prompt, by its index in the data set; `held_out` is
-        never learned, and looked at as `when` says."""
+        """`answers` holds the answer tokens after each prompt, by the prompt's index in the data set; `held_out` is
+        never trained on, and evaluated as `when` says."""
         self.session = session
         self.stream = stream
         self.answers = answers
@@ -172,7 +172,7 @@ def learned_answers(
 
 
 def answer_text(prompt: Prompt, template: str) -> str:
-    """What is learned after a prompt, as text."""
+    """The text that is trained on after a prompt."""
     if prompt.answer is None:
         raise DataError(
             f"{prompt.source}: has no answer to learn from; name its field in data.answer_field, or do without "

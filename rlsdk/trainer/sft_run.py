@@ -50,8 +50,8 @@ def _train_supervised(start: Start) -> RunResult:
 def supervise(
     start: Start, run_inputs: RunInputs, session: Session, *, measured: bool = False
 ) -> tuple[SftStage, Trainer]:
-    """Supervised training, resumed from its checkpoint where there is one; leaves the actor with the best weights,
-    where `measured` and a metric says which they are."""
+    """Supervised training, resumed from its checkpoint if there is one; ends with the best weights on the actor, if
+    `measured` and a metric selects them."""
     stage = sft_stage(start.config, run_inputs, session, measured=measured)
     with closing(stage):
         trainer = trainer_of(start, run_inputs, stage, session)

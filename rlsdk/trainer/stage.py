@@ -34,7 +34,7 @@ class StageSettings:
     exports: bool
     """A checkpoint holds the model in Hugging Face form, too."""
     export_every: int | None = None
-    """Interval of steps whose checkpoints hold the model, besides the last one and the best one; None: all do."""
+    """Interval of steps whose checkpoints contain the model, in addition to the last and the best one; None: all do."""
 
 
 class OutputError(RlsdkError):
@@ -126,14 +126,14 @@ class Stage(ABC):
         """Called before a checkpoint: waits for all that an exact resume needs."""
 
     def saving(self, step: int) -> None:  # noqa: B027 - a working default
-        """A checkpoint of this step is begun: what is noted from here on is after it."""
+        """Called when a checkpoint of this step begins: later records belong after it."""
 
     def saved(self, step: int, oldest: int) -> None:  # noqa: B027 - a working default
         """A checkpoint of this step is whole; the oldest that is kept is of step `oldest`."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """What a resume needs besides the engines' own state: JSON types."""
+        """State for a resume in addition to that of the engines: JSON types."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -144,11 +144,11 @@ class Stage(ABC):
         """
 
     def save_parts(self, checkpoint: Path) -> None:  # noqa: B027 - a working default
-        """Writes into a checkpoint what is too large for `state_dict`; roles and model are there already."""
+        """Writes state that is too large for `state_dict` into a checkpoint; roles and model are already there."""
 
     def begin_save_parts(self, checkpoint: Path) -> Callable[[], None]:
-        """As `save_parts`, of what is there now, while the stage goes on: what is asked of the roles later comes after
-        it. Returns what waits for it, to be called when the model is there; on another thread."""
+        """As `save_parts`, for the current state, while the stage continues: later calls of roles run after it. Returns
+        a function that waits for it, to be called on another thread when the model is written."""
         return lambda: None
 
     def load_parts(self, checkpoint: Path) -> None:  # noqa: B027 - a working default

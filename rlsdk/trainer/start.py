@@ -43,7 +43,7 @@ class RunResult:
     run_dir: Path
     steps: int
     stopped: bool
-    """Ended early because it was asked to."""
+    """Whether it ended early because it was asked to."""
     seconds: float
     checkpoint: Path | None = None
     first_eval: Mapping[str, float] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class RunResult:
     """The best checkpoint by `checkpoint.best`, and its value."""
     best_checkpoint: Path | None = None
     ended_early: str | None = None
-    """Why it ended before its last step by itself, in words."""
+    """Reason why it ended by itself before its last step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +145,8 @@ class Start:
 
 
 def with_restarts(start: Start, session: Callable[[Start], RunResult]) -> RunResult:
-    """Calls `session` until it ends without the loss of a process; each time with the configuration that goes on."""
+    """Calls `session` until it ends without the loss of a process; after a loss with the configuration that resumes the
+    run."""
     began = time.perf_counter()
     with run_lock(start.run_dir):
         result = start.restarts.run(lambda config: session(replace(start, config=config)))
@@ -154,8 +155,8 @@ def with_restarts(start: Start, session: Callable[[Start], RunResult]) -> RunRes
 
 @contextmanager
 def prepared(start: Start, *, rewarded: bool = True, supervised: bool = True) -> Iterator[tuple[RunInputs, Cluster]]:
-    """RunInputs and cluster. A cluster of the run's own starts while the others are made, since both take seconds; one
-    that others use is asked for devices only when nothing else can fail."""
+    """Yields the inputs and the cluster. The run's own cluster starts while the inputs are built, since both take
+    seconds; a shared cluster is asked for devices only when nothing else can fail."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="rlsdk-run-inputs")
     building = pool.submit(
         build_run_inputs,
@@ -210,7 +211,7 @@ def trainer_of(start: Start, run_inputs: RunInputs, stage: Stage, session: Sessi
 
 
 def fit(start: Start, trainer: Trainer) -> None:
-    """Trains until the stage is over, or the run is asked to stop."""
+    """Trains until the stage is finished, or the run is asked to stop."""
     with start.stop.interrupting(trainer.stage.preempt, start.config.faults.preempt_s):
         trainer.fit()
 

@@ -18,7 +18,7 @@ def is_large(step: OptimStepResult) -> bool:
 
 @dataclass
 class TrainerState:
-    """What a checkpoint keeps besides the engine's own part and the data's position."""
+    """State in a checkpoint besides that of the engines and the position in the data."""
 
     policy_version: int = 0
     """Optimizer steps contained in the weights, those before anything moved not counted."""

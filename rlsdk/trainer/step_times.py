@@ -8,7 +8,7 @@ WHOLE = "time/step_s"
 BESIDE = frozenset(
     {"time/wait_prev_gen_s", "time/publish_s", "time/publish_lag_s", "time/hold_s", "time/controller_cpu_s"}
 )
-"""Seconds that lie beside the phases of a step, or within one."""
+"""Metrics in seconds that are not phases of a step: they overlap with phases, or are part of one."""
 
 
 def phase_names(metrics: Iterable[str]) -> list[str]:

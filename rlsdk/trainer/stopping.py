@@ -12,21 +12,21 @@ from rlsdk.interfaces import RlsdkError
 
 
 class PreemptedError(RlsdkError):
-    """The machine is taken away: what was waited for will not be made by this process."""
+    """The machine is preempted: the awaited result will not be computed by this process."""
 
 
 class EvaluationStoppedError(RlsdkError):
-    """The run was asked to end while it was measured: there are no figures, and nothing is left half-way."""
+    """The run was asked to end during an evaluation: there are no metrics, and no partial state."""
 
 
 class StopFlag:
-    """Set by a signal handler; the loop looks at it between steps."""
+    """Set by a signal handler; the loop checks it between steps."""
 
     def __init__(self) -> None:
         self.is_set = False
         self.is_preempted = False
         self.has_begun = False
-        """A step may be under way, so there may be something to save."""
+        """Whether a step may be running, so that there may be something to save."""
         self._interrupt: Callable[[], None] | None = None
         self._deadline_s: float | None = None
         self._timer: threading.Timer | None = None
@@ -47,7 +47,8 @@ class StopFlag:
 
     @contextmanager
     def interrupting(self, interrupt: Callable[[], None], deadline_s: float) -> Iterator[None]:
-        """Around the steps. Inside, `preempt` calls `interrupt`, and a second SIGTERM follows after so many seconds."""
+        """Context of the steps: in it `preempt` calls `interrupt`, and sends a second SIGTERM after `deadline_s`
+        seconds."""
         self.has_begun = True
         self._interrupt, self._deadline_s = interrupt, deadline_s
         if self.is_preempted:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 def sft_stage(config: RunConfig, run_inputs: RunInputs, session: Session, *, measured: bool = False) -> SftStage:
-    """Supervised training on a running session, whose actor has the optimizer of it. `measured`: the loss on held-out
-    answers is looked at, too, where there are any."""
+    """Supervised training on a running session, whose actor has its optimizer. `measured`: also evaluates the loss on
+    held-out answers, if there are any."""
     if run_inputs.learned is None:
         raise ConfigError("sft.steps: 0 trains nothing; give --sft.steps N or --sft.epochs N")
     prompts, answers = run_inputs.learned
@@ -64,7 +64,7 @@ class RunPairs:
     """The pairs of a run."""
 
     config: RunConfig
-    """With the number of steps that its epochs come to."""
+    """A copy with the number of steps of its epochs."""
     train: PairSet
     held_out: PairSet | None
 

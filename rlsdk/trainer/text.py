@@ -14,8 +14,8 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class TokenCodec:
-    """Satisfies `rlsdk.rollouts.Codec`. Special tokens are shown in what is decoded, and are text in what is encoded:
-    left out, they would make a response that a model spoilt with them look right."""
+    """Satisfies `rlsdk.rollouts.Codec`. Special tokens are shown in decoded text, and are plain text in encoded text:
+    if they were dropped, a response that a model spoilt with them would look right."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

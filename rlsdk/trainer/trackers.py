@@ -58,7 +58,8 @@ class JsonlTracker:
                     files.callback(file.close)
 
     def _open(self, *, warm_start: bool) -> tuple[TextIO, TextIO]:
-        """The two files; `warm_start`: whether what is logged first, where the run goes on, is supervised training."""
+        """The two files; `warm_start`: whether the first logged metrics after a resume are those of supervised
+        training."""
         if self._metrics is None or self._samples is None:
             self._folder.mkdir(parents=True, exist_ok=True)
             metrics, samples = self._folder / METRICS_FILE, self._folder / SAMPLES_FILE

@@ -1,5 +1,4 @@
-"""Detects a run that cannot learn, and reports the probable cause and where to look, so that nobody waits for hours in
-vain."""
+"""Detects a run that cannot learn, and reports the probable cause and where to look."""
 
 from __future__ import annotations
 
@@ -112,7 +111,7 @@ def setting_notices(config: RunConfig, registry: Registry) -> Iterator[str]:
 
 
 def uneven_notice(trainer: TrainerConfig) -> str | None:
-    """What to say where a step's samples cannot be dealt evenly to its updates."""
+    """Notice if a step's samples cannot be split evenly over its updates."""
     samples, updates = trainer.prompts_per_step * trainer.samples_per_prompt, trainer.updates_per_step
     if samples % updates == 0:
         return None

@@ -1,4 +1,4 @@
-"""How vLLM is configured, and what it cannot be asked for.
+"""Configuration of vLLM, and checks of what it does not support.
 
 Tested window: 0.31 and 0.32 (their CPU builds).
 """
@@ -23,13 +23,13 @@ OWNED = {
     *("load_format", "model_loader_extra_config", "logprobs_mode", "model", "worker_extension_cls"),
     "weight_transfer_config",
 }
-"""Arguments without which nothing here works."""
+"""Arguments that only this plugin sets."""
 CPU_BLOCK_TOKENS = 32
-"""Tokens whose keys and values are kept and shared together, on a CPU."""
+"""Tokens per KV cache block on a CPU."""
 
 
 def check_split(ctx: RankContext, spec: RolloutSpec, options: VllmOptions) -> None:
-    """Raises: ConfigError: vLLM cannot split a replica like that."""
+    """Raises `ConfigError` if vLLM cannot split a replica in this way."""
     check_devices(ctx, spec)
     if ctx.device == "cpu" and spec.pp_size > 1:
         raise ConfigError(
@@ -57,14 +57,14 @@ def check_split(ctx: RankContext, spec: RolloutSpec, options: VllmOptions) -> No
 
 
 def check_cpu_attention(spec: RolloutSpec) -> None:
-    """Raises: ConfigError: vLLM's attention on CPUs takes no heads of this size, which it would say in the first pass,
-    or gives log-probs of another model, of which it says nothing."""
+    """Raises `ConfigError` if vLLM's CPU attention does not support this head size, which it would report only in the
+    first pass, or silently computes other log-probs than the model's."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     config = load_model_config(spec.model)
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if getattr(config, "kv_lora_rank", None) and rope == "default":
-        # By its own kernel; yarn is rotated by torch. Seen against transformers, by vLLM alone as well.
+        # In its own kernel; yarn is computed by torch. Found by comparison with transformers, also in vLLM alone.
         raise ConfigError(
             f"model.path {spec.model.path!r}: vLLM on a CPU (0.32) rotates latent attention wrongly where rope_type is "
             "'default' (log-probs off by up to 2); DeepSeek's own files have 'yarn', which is right. Use another "
@@ -87,7 +87,7 @@ def engine_args(
     sources: Sequence[Source] | None = None,
     place: CopiesHere | None = None,
 ) -> Any:
-    """Arguments of a run, of vLLM's class `kind`; `spec.engine_kwargs` has the last word.
+    """Arguments of a run, as vLLM's class `kind`; `spec.engine_kwargs` overrides them.
 
     Args:
         kind: `EngineArgs` or `AsyncEngineArgs`.
@@ -95,11 +95,11 @@ def engine_args(
         spec: of the engine.
         options: of the engine.
         shapes: of the canonical tensors.
-        sources: what files have in their place (`rlsdk.kit.file_tensors`).
-        place: of this node, where copies of attention are on several; None: on one.
+        sources: the tensors of files, if they differ (`rlsdk.kit.file_tensors`).
+        place: of this node, if copies of attention are on several nodes; None: one node.
 
     Raises:
-        ConfigError: vLLM knows no such argument, or could not serve the model.
+        ConfigError: vLLM has no such argument, or cannot serve the model.
     """
     from rlsdk_vllm.loader import LOAD_FORMAT
     from rlsdk_vllm.transfer import NAME
@@ -114,7 +114,7 @@ def engine_args(
         "trust_remote_code": spec.model.trust_remote_code,
         "dtype": spec.model.dtype,
         "skip_tokenizer_init": True,
-        # Nothing but the request says how a sample is drawn and where it ends.
+        # Only the request decides how a sample is drawn and where it ends.
         "generation_config": "vllm",
         "load_format": LOAD_FORMAT,
         "model_loader_extra_config": {"shapes": dict(shapes), "sources": files, "load": spec.load_weights},
@@ -134,12 +134,12 @@ def engine_args(
         "gpu_memory_utilization": options.gpu_memory_utilization,
         "kv_cache_memory_bytes": kv_cache_bytes(ctx, spec, options),
         "enable_sleep_mode": not on_cpu,
-        # Its own choice where the engine has its own process; in this one every step is waited for.
+        # vLLM's own choice if the engine has its own process; in this process every step is awaited.
         "async_scheduling": None if options.asynchronous and not on_cpu else False,
         "disable_log_stats": True,
     }
     if on_cpu:
-        # Samples share their prompt by whole blocks: the least that its attention is quick with, in place of 128.
+        # Samples share their prompt in whole blocks: the smallest size with fast attention, instead of 128.
         arguments["block_size"] = CPU_BLOCK_TOKENS
     if place is not None:
         arguments |= place.arguments()
@@ -158,8 +158,8 @@ def engine_args(
 
 
 def executor(ctx: RankContext, spec: RolloutSpec) -> str | None:
-    """Who starts vLLM's workers. Left to itself vLLM counts the devices that this process sees, one, and refuses; or
-    takes Ray, wherever its process is a Ray actor: its workers would then look for devices by themselves."""
+    """What starts vLLM's workers. By default vLLM counts the devices that this process sees (one) and refuses; or it
+    uses Ray if its process is a Ray actor, and its workers would then choose devices themselves."""
     if spec.num_devices == 1:
         return None
     return "ray" if has_workers_apart(ctx, spec) else "mp"
@@ -167,7 +167,7 @@ def executor(ctx: RankContext, spec: RolloutSpec) -> str | None:
 
 @contextmanager
 def explained_start(spec: RolloutSpec) -> Iterator[None]:
-    """Raises: ConfigError: vLLM refused the model or its arguments."""
+    """Raises `ConfigError` if vLLM refused the model or its arguments."""
     try:
         yield
     except (ValueError, NotImplementedError, AssertionError) as error:

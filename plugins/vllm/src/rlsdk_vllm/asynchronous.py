@@ -1,4 +1,4 @@
-"""vLLM's asynchronous engine: its core computes in its own process, whatever this process does meanwhile."""
+"""vLLM's asynchronous engine, whose core computes in its own process, concurrently with this one."""
 
 from __future__ import annotations
 
@@ -32,17 +32,16 @@ from rlsdk_vllm.samples import Sample
 
 Result = TypeVar("Result")
 END_S = 30.0
-"""For processes that are ended, past what vLLM gives them before it kills them, and for the thread that ends them."""
+"""Seconds for processes to end, beyond the time after which vLLM kills them, and for the thread that ends them."""
 STUCK_S = 300.0
-"""For vLLM to notice that processes whose start took too long were killed, and for what it imports before."""
+"""Seconds for vLLM to notice that processes with a slow start were killed, and for its imports before."""
 
 
 class AsyncEngine(VllmEngine):
-    """Every sample is a stream that a task follows, on an event loop of this engine's own; `step` collects what came.
+    """Every sample is a stream that a task reads, on this engine's own event loop; `step` collects new tokens.
 
-    The core may be ahead of what was collected. That is why each token brings along the version that it is of. It ends
-    with this process, also with one that is killed; and whoever waits for it waits no longer than the run's deadline,
-    but for weights that keep coming.
+    The core may be ahead of the collected tokens, so each token carries its version. The core ends with this process,
+    even if that is killed. Waits for it are limited by the run's deadline, except while weights arrive.
     """
 
     turn_s = 0.002
@@ -63,7 +62,7 @@ class AsyncEngine(VllmEngine):
         from vllm.v1.engine.async_llm import AsyncLLM
 
         async def start() -> Any:
-            # On the loop's thread, which the core may not outlive.
+            # On the loop's thread, which the core must not outlive.
             with (
                 cores_end_with_this_thread(),
                 started_within(ctx.timeout_s, self._check_starting),
@@ -73,7 +72,7 @@ class AsyncEngine(VllmEngine):
                 return AsyncLLM.from_engine_args(arguments)
 
         self._others: OtherNodes | None = None
-        """Of a replica whose copies of attention are on several nodes."""
+        """Processes on other nodes, if copies of attention are on several nodes."""
         place = first_place(ctx, spec) if has_copies_apart(ctx, spec) else None
         arguments = engine_args(AsyncEngineArgs, ctx, spec, options, shapes, sources, place)
         if place is not None:
@@ -81,7 +80,7 @@ class AsyncEngine(VllmEngine):
         self._timeout_s = ctx.timeout_s
         self._num_cores = spec.dp_size
         self._heard = time.monotonic()
-        """When the core last had nothing to do, or brought something."""
+        """Time at which the core was last idle, or returned something."""
         self._came: deque[Progress | BaseException] = deque()
         self._streams: dict[str, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
@@ -108,11 +107,11 @@ class AsyncEngine(VllmEngine):
         self._run(self._add(sample), "taking a sample")
 
     def step(self) -> list[Progress]:
-        """What came since.
+        """Returns new tokens since the last call.
 
         Raises:
-            DeadlineError: none of the samples that run got a token for longer than the run's deadline.
-            what ended the core or a stream.
+            DeadlineError: no running sample got a token for longer than the run's deadline.
+            Exception: what ended the core or a stream.
             RlsdkError: a core on another node ended.
         """
         self._check_others()
@@ -148,7 +147,7 @@ class AsyncEngine(VllmEngine):
         limit = math.inf if moving else None
         if self._num_cores == 1:
             return list(self._run(self._engine.collective_rpc(method, args=args), method, limit))
-        # `collective_rpc` would give the answers of the first core alone.
+        # `collective_rpc` would return only the answers of the first core.
         called = self._engine.engine_core.call_utility_all_async("collective_rpc", method, None, args, {})
         return [answer for workers in self._run(called, method, limit) for answer in workers]
 
@@ -163,8 +162,8 @@ class AsyncEngine(VllmEngine):
         self._run(self._engine.wake_up(list(parts)), "waking up")
 
     def close(self) -> None:
-        """Ends the core's process as well, also one that answers no more."""
-        # Whatever became of them: they end now.
+        """Ends the core's process too, even if it does not respond."""
+        # Whatever their state: they end now.
         others, self._others = self._others, None
         try:
             self._run(self._shut_down(), "ending", END_S)
@@ -209,10 +208,10 @@ class AsyncEngine(VllmEngine):
         await asyncio.gather(*streams, return_exceptions=True)
 
     def _run(self, work: Coroutine[Any, Any, Result], doing: str, timeout_s: float | None = None) -> Result:
-        """What the work brings, on the loop's thread.
+        """Runs a coroutine on the loop's thread and returns its result.
 
         Args:
-            doing: what vLLM is at meanwhile, for an error.
+            doing: what vLLM is doing, for an error.
             timeout_s: None: the run's deadline; infinite: as long as it takes.
 
         Raises:
@@ -225,7 +224,7 @@ class AsyncEngine(VllmEngine):
         return result_while(waiting, limit, self._check_others, late=late)
 
     def _check_others(self) -> None:
-        """Raises: RlsdkError: a core on another node ended."""
+        """Raises `RlsdkError` if a core on another node ended."""
         if self._others is not None:
             self._others.check_alive()
 
@@ -236,7 +235,7 @@ class AsyncEngine(VllmEngine):
         )
 
     def _end_loop(self) -> None:
-        """The core ends with the loop's thread, if it has not ended before."""
+        """Ends the loop's thread, and with it the core, if it still runs."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(END_S)
         if not self._thread.is_alive():

@@ -1,8 +1,8 @@
-"""Processes of vLLM's that end in time: with the process that started them, and when a start takes too long.
+"""Lifetime of vLLM's processes: they end with the process that started them, or when a start takes too long.
 
-A core would wait for its messages for ever, with the memory that it holds. A worker of tensor parallelism notices that
-the process above it is gone, and ends between two passes; but on a CPU one that is in the middle of a sum with a worker
-that has ended goes on waiting for it, with all of a processor.
+Otherwise a core would wait for messages forever, with its memory. A worker of tensor parallelism notices that its
+parent is gone, and ends between two passes; but on a CPU a worker in a reduction with a worker that has ended keeps
+waiting, with a busy processor.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from rlsdk.interfaces import DeadlineError
 from rlsdk_vllm.patching import patched
 
 PR_SET_PDEATHSIG = 1
-"""Of prctl(2): the signal that a process gets when the thread that started it ends."""
+"""Option of prctl(2): the signal that a process gets when the thread that started it ends."""
 NAMES = ("EngineCore", "VllmWorker")
-"""How vLLM's processes are called."""
+"""Names of vLLM's processes."""
 POLL_S = 0.2
-"""Between two looks for processes whose start has taken too long."""
+"""Seconds between checks for processes whose start takes too long."""
 
 
 class EndsWithParent:
-    """vLLM's main function of a core's process, after a promise that the kernel keeps: killed with the parent.
+    """Main function of a core's process: asks the kernel to kill the process with its parent, then runs vLLM's own.
 
-    It is called in a new process. One that is spawned gets it by pickle, and looks the function up there.
+    It is called in a new process. A spawned process gets it by pickle, and looks the function up there.
     """
 
     def __init__(self, run: Callable[..., None]) -> None:
@@ -61,7 +61,7 @@ def end_with_parent() -> None:
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     parent = multiprocessing.parent_process()
-    # It may have ended before the kernel was asked.
+    # The parent may have ended before the call.
     if parent is not None and os.getppid() != parent.pid:
         os._exit(1)
 
@@ -81,7 +81,7 @@ def watch_parent() -> None:
 
 @contextmanager
 def cores_end_with_this_thread() -> Iterator[None]:
-    """Of cores that are started inside, by a thread that lives as long as they should."""
+    """Cores that are started in this context end with its thread."""
     from vllm.v1.engine.core import EngineCoreProc
 
     with patched("run_engine_core", _found_here(), EngineCoreProc):
@@ -90,12 +90,12 @@ def cores_end_with_this_thread() -> Iterator[None]:
 
 @contextmanager
 def started_within(timeout_s: float, check: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """vLLM waits for its processes to start as long as they live. Here they are killed when it takes too long, or when
-    others that they wait for could not start.
+    """Limits the start of vLLM's processes, for which vLLM waits without limit: they are killed when it takes too long,
+    or when others that they wait for could not start.
 
     Args:
         timeout_s: for the start.
-        check: raises where those others could not.
+        check: raises if those others could not start.
 
     Raises: DeadlineError: it took longer.
     """
@@ -103,7 +103,7 @@ def started_within(timeout_s: float, check: Callable[[], None] = lambda: None) -
     started, killed = threading.Event(), threading.Event()
 
     def comes() -> bool:
-        """Waits; False when it is time to kill."""
+        """Waits; returns False when the processes must be killed."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if started.wait(POLL_S):
@@ -116,7 +116,7 @@ def started_within(timeout_s: float, check: Callable[[], None] = lambda: None) -
 
     def watch() -> None:
         ended = comes()
-        # Some may only come now.
+        # Some processes may appear only now.
         while not ended:
             for process in set(multiprocessing.active_children()) - others:
                 if process.name.startswith(NAMES):

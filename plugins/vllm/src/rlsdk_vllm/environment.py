@@ -1,4 +1,4 @@
-"""What vLLM reads from the environment, and what its start would change of the process that it is started in.
+"""Environment variables of vLLM, and restoration of what its start changes in this process.
 
 Tested window: 0.31 and 0.32 (their CPU builds).
 """
@@ -20,8 +20,8 @@ from rlsdk.kit.replica_devices import set_environment, spans_nodes, visible_devi
 from rlsdk_vllm.config import VllmOptions
 
 RAY_WORKER_GPUS = "0.25"
-"""Share of its GPU that a worker asks Ray for, where a replica spans nodes: two replicas (a policy and a judge) fit
-beside the run's own workers, which take 0.125 each."""
+"""Share of a GPU that a worker requests from Ray, if a replica spans nodes: two replicas (a policy and a judge) fit
+next to the run's own workers, which take 0.125 each."""
 
 
 def has_copies_apart(ctx: RankContext, spec: RolloutSpec) -> bool:
@@ -31,7 +31,7 @@ def has_copies_apart(ctx: RankContext, spec: RolloutSpec) -> bool:
 
 
 def has_workers_apart(ctx: RankContext, spec: RolloutSpec) -> bool:
-    """Whether workers of one copy of the model are on other nodes, started by Ray. On a CPU vLLM knows no way to Ray,
+    """Whether workers of one copy of the model are on other nodes, started by Ray. On a CPU vLLM does not support Ray,
     and starts all of them here."""
     if spec.dp_size > 1:
         return False
@@ -43,30 +43,30 @@ def has_workers_apart(ctx: RankContext, spec: RolloutSpec) -> bool:
 
 
 def prepare_environment(ctx: RankContext, spec: RolloutSpec, options: VllmOptions) -> None:
-    """Settings that vLLM reads from the environment, before it is imported. What the user set stays."""
+    """Sets variables that vLLM reads when it is imported. Values of the user are kept."""
     settings = {
         "VLLM_LOGGING_LEVEL": options.log_level,
         "VLLM_NO_USAGE_STATS": "1",
-        # Threads are the host's to bind: several replicas would all take the same cores.
+        # The host binds threads: otherwise all replicas would take the same cores.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        # The runner whose sampler and weights this plugin knows.
+        # The model runner that this plugin supports.
         "VLLM_USE_V2_MODEL_RUNNER": "0",
-        # Of each pass that workers in other processes make.
+        # Timeout of each pass of workers in other processes.
         "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(math.ceil(ctx.timeout_s)),
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(ctx.timeout_s)),
     }
     if ctx.device != "cpu":
-        # A child that is forked would share this process's threads and locks, a trainer's among them.
+        # A forked child would inherit the locks of this process's threads, such as a trainer's.
         settings["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     for name, value in settings.items():
         os.environ.setdefault(name, value)
-    # Not the user's to choose: with it, the engine would be in a process that this one cannot see into.
+    # Not configurable: it would put the engine into a process that this one cannot access.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 
 def spread_environment(ctx: RankContext, spec: RolloutSpec) -> dict[str, str]:
-    """What the processes of a replica with several devices are started under, whatever the user set: it is another for
-    each replica. Empty where one device is all."""
+    """Variables for the processes of a replica with several devices, overriding those of the user, as they differ
+    between replicas. Empty for a single device."""
     if spec.num_devices == 1:
         return {}
     if has_workers_apart(ctx, spec):
@@ -82,12 +82,12 @@ def spread_environment(ctx: RankContext, spec: RolloutSpec) -> dict[str, str]:
 
 @contextmanager
 def replica_environment(ctx: RankContext, spec: RolloutSpec) -> Iterator[None]:
-    """Inside, vLLM and the processes that it starts see the devices of this replica."""
+    """In this context vLLM and its processes see the devices of this replica."""
     from vllm import envs
 
     settings = spread_environment(ctx, spec)
     if settings:
-        # Engines that were started in this process before have vLLM remember what the environment was then.
+        # vLLM caches the environment of earlier engines of this process.
         envs.disable_envs_cache()
     with set_environment(settings):
         yield
@@ -95,10 +95,10 @@ def replica_environment(ctx: RankContext, spec: RolloutSpec) -> Iterator[None]:
 
 @contextmanager
 def eager_processes(arguments: Any, ctx: RankContext) -> Iterator[None]:
-    """Processes that are started inside compile nothing, where the engine is eager on a CPU.
+    """Processes started in this context do not compile, if the engine is eager on a CPU.
 
-    vLLM compiles single functions all the same, the embedding of tensor parallelism among them: seconds in each worker,
-    and half a minute where the compiler has nothing stored yet. Of this process nothing is changed: it may train.
+    Otherwise vLLM still compiles single functions, such as the embedding of tensor parallelism: seconds in each worker,
+    and half a minute without a compilation cache. This process, which may train, is not changed.
     """
     name = "TORCH_COMPILE_DISABLE"
     before = os.environ.get(name)
@@ -113,7 +113,7 @@ def eager_processes(arguments: Any, ctx: RankContext) -> Iterator[None]:
 
 @contextmanager
 def undisturbed_process() -> Iterator[None]:
-    """Gives back what vLLM's start changes for the whole process: random states and torch's thread setting."""
+    """Restores what vLLM's start changes for the whole process: random states and torch's thread setting."""
     set_num_threads = torch.set_num_threads
     states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng():

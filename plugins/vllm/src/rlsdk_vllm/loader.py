@@ -1,4 +1,4 @@
-"""The model loader under which vLLM builds its models here: weights stay where they can be rewritten and read back."""
+"""The model loader with which vLLM builds models here: weights stay where they can be rewritten and read back."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PACKED = "rlsdk_packed"
 
 @register_model_loader(LOAD_FORMAT)
 class TracedModelLoader(BaseModelLoader):  # type: ignore[misc]
-    """Learns where each canonical tensor lies, then loads the checkpoint, or nothing when an update is to bring it.
+    """Finds where each canonical tensor is stored, then loads the checkpoint, or nothing if an update will bring it.
 
     `model_loader_extra_config` holds `shapes` (canonical name -> shape), `sources` (what files have in their place;
     None: the same) and `load` (whether to read the checkpoint).
@@ -67,18 +67,18 @@ class TracedModelLoader(BaseModelLoader):  # type: ignore[misc]
 
 
 class Packed(NamedTuple):
-    """Weights of experts on a CPU, whose kernel takes them in its own order."""
+    """Weights of experts on a CPU, whose kernel needs them in its own order."""
 
     weights: torch.Tensor
-    """Where loaders, and updates, put them."""
+    """Memory into which loaders and updates write."""
     served: torch.Tensor
-    """What is computed from, in memory that stays."""
+    """Packed weights that the kernel reads, at fixed addresses."""
     pack: Callable[[torch.Tensor], torch.Tensor]
 
 
 @contextmanager
 def noted_packing(found: list[Packed]) -> Iterator[None]:
-    """Inside, what vLLM packs is noted, with where it comes from."""
+    """In this context, weights that vLLM packs are recorded with their origin."""
     try:
         from vllm.model_executor.layers.fused_moe.experts import cpu_moe
     except ImportError:  # of versions that keep it elsewhere; models with experts are refused there
@@ -98,14 +98,15 @@ def noted_packing(found: list[Packed]) -> Iterator[None]:
 
 @torch.no_grad()
 def fill_with_noise(model: nn.Module) -> None:
-    """Small values in every parameter and buffer. vLLM profiles, and captures graphs, before an update brings any
-    weights: what memory held before may be no number, and a router of experts sends those nowhere, or out of bounds."""
+    """Fills every parameter and buffer with small random values. vLLM profiles, and captures graphs, before an update
+    brings weights: uninitialised memory may contain NaN, with which a router of experts sends tokens nowhere, or out of
+    bounds."""
     for tensor in model.state_dict().values():
         initialize_single_dummy_weight(tensor)
 
 
 def plain_linear(layer: Any, remove_weight: bool) -> None:
-    """Stands in for vLLM's choice of a CPU kernel, which repacks weights into memory that nobody else can see."""
+    """Replaces vLLM's choice of a CPU kernel, which repacks weights into memory that nothing else can access."""
     layer.cpu_linear = torch.nn.functional.linear
 
 
@@ -116,15 +117,15 @@ def served_pieces(model: nn.Module) -> dict[str, list[Piece]]:
 
 
 def packed_experts(model: nn.Module) -> list[Packed]:
-    """Those whose weights the pieces reach."""
+    """Experts whose weights are covered by the pieces."""
     reached = _storages(served_pieces(model))
     packed: list[Packed] = getattr(model, PACKED, [])
     return [one for one in packed if _storage(one.weights) in reached]
 
 
 def derived(model: nn.Module) -> dict[str, Any]:
-    """Attention layers that compute from tensors made out of weights, by name: latent attention multiplies with the two
-    halves of `kv_b_proj`, transposed. No loader reaches those; `rebuild` makes them again."""
+    """Attention layers that compute with tensors derived from weights, by name: latent attention multiplies with the
+    two halves of `kv_b_proj`, transposed. No loader updates those; `rebuild` recomputes them."""
     reached = _storages(served_pieces(model))
     return {
         name: module
@@ -135,7 +136,7 @@ def derived(model: nn.Module) -> dict[str, Any]:
 
 @torch.no_grad()
 def rebuild(model: nn.Module, dtype: torch.dtype) -> None:
-    """Makes derived tensors of the weights that are there now, in the memory where they are: captured graphs read it.
+    """Recomputes derived tensors from the current weights, in place, as captured graphs read them.
 
     Raises:
         WeightSyncError: vLLM put them somewhere else.
@@ -154,7 +155,7 @@ def rebuild(model: nn.Module, dtype: torch.dtype) -> None:
 
 @torch.no_grad()
 def check(model: nn.Module, dtype: torch.dtype) -> None:
-    """Raises: WeightSyncError: a derived tensor was not made of the weights that are served; it is now."""
+    """Raises `WeightSyncError` if a derived tensor did not match the served weights; it is recomputed."""
     for packed in packed_experts(model):
         if _fingerprint(packed.served) != _fingerprint(packed.pack(packed.weights)):
             raise WeightSyncError("experts that vLLM computes from are of other weights than are served")
@@ -201,5 +202,5 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _own(module: nn.Module) -> list[nn.Parameter]:
-    """Not those of the layers in it."""
+    """Tensors of a module without those of its submodules."""
     return [parameter for parameter in module.parameters(recurse=False) if parameter.numel()]

@@ -11,16 +11,16 @@ from torch.distributed import distributed_c10d
 
 
 class OwnWorld:
-    """Gives what runs inside `entered()` a default process group of its own.
+    """A separate default process group for code in `entered()`.
 
-    vLLM takes the default group for its own and makes it when there is none. A train engine in the same process does
-    the same, for other ranks. Neither may see the other's.
+    vLLM uses the default group as its own and creates it if there is none. A train engine in the same process does the
+    same, for other ranks. Neither may see the other's.
     """
 
     def __init__(self) -> None:
         self._default: Any = None
         self.users = 0
-        """Engines that live on these groups: vLLM keeps one set for the whole process."""
+        """Number of engines that use these groups: vLLM keeps one set per process."""
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -32,18 +32,18 @@ class OwnWorld:
 
     @property
     def alive(self) -> bool:
-        """False once somebody ended the groups of the whole process, these among them."""
+        """False once the groups of the whole process, including these, were destroyed."""
         return self._default is not None and self._default in distributed_c10d._world.pg_map
 
     def destroy(self) -> None:
-        """Ends the default group that was made inside. Groups derived from it are their makers' to end."""
+        """Destroys the default group that was created in it. Derived groups are destroyed by their creators."""
         mine, alive, self._default = self._default, self.alive, None
         if alive and mine is not dist.GroupMember.WORLD:
             dist.destroy_process_group(mine)
 
 
 WORLD = OwnWorld()
-"""Of all engines in this process."""
+"""The groups of all engines in this process."""
 
 
 def _swap(group: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Drawing tokens as the contract asks for it: what is drawn depends on the seed, and log-probs precede the filters."""
+"""Sampling as the contract requires: draws depend only on the seed, and log-probs precede the filters."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from vllm.v1.sample.sampler import Sampler
 from rlsdk_vllm.samples import PRIOR_ARGUMENT, SEED_ARGUMENT
 
 GREEDY_BELOW = 1e-5
-"""Temperatures under this are greedy to vLLM."""
+"""Temperatures below this are greedy in vLLM."""
 BLOCK = 256
-"""Neighbouring tokens whose probabilities are summed up first."""
+"""Number of neighbouring tokens whose probabilities are summed first."""
 ALMOST_ONE = 1.0 - 2.0**-53
 DRAW_ELEMENTS = 1 << 22
-"""Probabilities that are summed up at a time."""
+"""Number of probabilities that are summed at a time."""
 _GOLDEN, _MIX_1, _MIX_2 = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 class ContractSampler(Sampler):  # type: ignore[misc]
-    """vLLM's sampler, in its mode `raw_logprobs`, with logits divided by the temperature before they are normalised.
+    """vLLM's sampler in its mode `raw_logprobs`, with logits divided by the temperature before normalization.
 
-    vLLM itself offers log-probs before temperature, or after every filter. Of the most probable tokens and of ranks,
-    which nobody asks for here, it computes none: ranking the whole vocabulary costs as much as sampling from it.
+    vLLM itself offers log-probs before temperature, or after every filter. Top log-probs and ranks, which are not
+    needed here, are not computed: ranking the vocabulary costs as much as sampling from it.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -36,14 +36,14 @@ class ContractSampler(Sampler):  # type: ignore[misc]
         self.topk_topp_sampler = SeededDraw(runner)
         self._temperature: Tensor | None = None
         self.version = 0
-        """Of the weights."""
+        """Version of the weights."""
 
     def forward(self, logits: Tensor, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
         self._temperature = None if sampling_metadata.all_greedy else sampling_metadata.temperature
         return super().forward(logits, sampling_metadata, *args, **kwargs)
 
     def compute_logprobs(self, logits: Tensor) -> Tensor:
-        """`[R, V]` float32; a greedy row's are those of temperature 1."""
+        """`[R, V]` float32; for greedy rows at temperature 1."""
         logits = logits.float()
         if self._temperature is not None:
             temperature = self._temperature[: len(logits)]
@@ -51,8 +51,8 @@ class ContractSampler(Sampler):  # type: ignore[misc]
         return logits.log_softmax(dim=-1)
 
     def gather_logprobs(self, logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> LogprobsTensors:
-        """Of the sampled tokens alone: `[R, 1]`. In place of their ranks, the version that they are of: whoever reads
-        them later, and in another process, could not know it otherwise."""
+        """Log-probs of the sampled tokens only: `[R, 1]`. Their ranks are replaced by the version of the weights, which
+        a later reader in another process could not know otherwise."""
         ids = token_ids.unsqueeze(-1)
         versions = torch.full_like(token_ids, self.version)
         return LogprobsTensors(ids.to(torch.int32), logprobs.gather(-1, ids), versions)
@@ -76,7 +76,7 @@ class SeededDraw(nn.Module):
         logits = apply_top_k_top_p(logits, k, p)
         levels = torch.from_numpy(uniforms(*self._rows(len(logits))))
         if logits.is_cuda:
-            # From pinned memory, so that this thread waits for no kernel: the next pass is prepared meanwhile.
+            # From pinned memory, so that this thread does not wait for kernels and can prepare the next pass.
             levels = levels.pin_memory().to(logits.device, non_blocking=True)
         at_once = max(1, DRAW_ELEMENTS // logits.shape[1])
         parts = zip(torch.split(logits, at_once), torch.split(levels, at_once), strict=True)
@@ -110,7 +110,7 @@ def draw(logits: Tensor, levels: Tensor) -> Tensor:
     columns = block.unsqueeze(1) * BLOCK + torch.arange(BLOCK, device=logits.device)
     inside = columns < num_tokens
     members = probabilities.gather(1, columns.clamp(max=num_tokens - 1)) * inside
-    # Where logits are not numbers any token will do: its log-prob tells.
+    # If logits are NaN any token will do: its log-prob shows it.
     return (block * BLOCK + invert(members, within)[0]).clamp_(max=num_tokens - 1)
 
 

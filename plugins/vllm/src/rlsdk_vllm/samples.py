@@ -1,4 +1,4 @@
-"""Samples that run, and the calls of `generate` that wait for them."""
+"""Running samples, and the calls of `generate` that wait for them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from rlsdk.interfaces import FinishReason, GenerationOutput
 from rlsdk.kit.serving import RunningSample
 
 SEED_ARGUMENT = "rlsdk_seed"
-"""Under this name a sample's seed goes with it to the sampler."""
+"""Name of the extra argument with a sample's seed for the sampler."""
 PRIOR_ARGUMENT = "rlsdk_prior"
-"""And the tokens that its response has already: to vLLM they are part of the prompt."""
+"""Name of the extra argument with the number of given response tokens, which are part of the prompt for vLLM."""
 
 
 @dataclass
@@ -18,14 +18,14 @@ class Call:
     """One call of `generate`."""
 
     number: int = 0
-    """How many calls there were, with this one."""
+    """Number of the call, counting from 1."""
     left: int = 0
-    """Samples that still run."""
+    """Number of samples that still run."""
     finished: list[GenerationOutput] = field(default_factory=list)
     error: BaseException | None = None
 
     def take(self) -> list[GenerationOutput]:
-        """What finished since the last look.
+        """Samples that finished since the last call.
 
         Raises:
             what ended the engine under it.
@@ -43,7 +43,7 @@ class Sample(RunningSample):
     call: Call
 
     def finish(self, reason: FinishReason, version: int) -> None:
-        """Gives it to its call. `version` counts for a sample without any token."""
+        """Passes it to its call. `version` is that of a sample without any token."""
         self.call.left -= 1
         self.call.finished.append(self.output(reason, version))
 
@@ -55,7 +55,7 @@ class Abort:
     request_ids: frozenset[str] | None
     """None: all."""
     last_call: int
-    """Number of the newest call of `generate` at that time; later ones are not meant."""
+    """Number of the newest call of `generate` at that time; later calls are not affected."""
 
     def means(self, sample: Sample) -> bool:
         """Whether it ends this sample."""

@@ -1,4 +1,4 @@
-"""What this plugin adds to vLLM's workers: their weights and memory, reached by name from the engine's process."""
+"""Extension of vLLM's workers: access to their weights and memory by name, from the engine's process."""
 
 from __future__ import annotations
 
@@ -21,70 +21,70 @@ unnamed_memory.install()
 
 
 class WorkerExtension:
-    """Mixed into the worker class by vLLM. Importing this module registers the model loader and the weight transfer in
-    a worker's process, and does so before the worker's device and groups are made."""
+    """vLLM mixes it into its worker class. Importing this module registers the model loader and the weight transfer in
+    a worker's process, before the worker's device and groups are created."""
 
     model_runner: Any
     weight_transfer_engine: Any
-    """vLLM's name for it: a `PlanTransfer`."""
+    """vLLM's attribute with the `PlanTransfer`."""
     finish_weight_update: Any
     _weight_update_active: bool
 
     @property
     def _rlsdk_pieces(self) -> dict[str, list[Piece]]:
-        """Of each canonical tensor, what this worker serves."""
+        """Canonical tensor -> pieces that this worker serves."""
         pieces: dict[str, list[Piece]] = self.weight_transfer_engine.pieces
         return pieces
 
     def rlsdk_prepare(self) -> list[str]:
-        """Installs the sampler, and what ends this worker with its engine; returns why the weights could not be
-        replaced and proven."""
+        """Installs the sampler, and ends this worker with its engine; returns reasons why weights cannot be replaced
+        and verified."""
         watch_parent()
         self._rlsdk_released = {"weights": ReleasedMemory(), "kv_cache": ReleasedMemory()}
         self.model_runner.sampler = ContractSampler(self.model_runner)
         return loader.faults(self.model_runner.get_model())
 
     def rlsdk_describe(self) -> dict[str, Any]:
-        """Who this worker is, and what it holds."""
+        """Description of this worker and its boxes."""
         return delivery.describe_worker(self.weight_transfer_engine.name, os.getpid(), self._rlsdk_pieces)
 
     def rlsdk_taken(self) -> dict[str, Any]:
-        """What came of the deliveries of the last update."""
+        """Result of the deliveries of the last update."""
         return dict(self.weight_transfer_engine.taken)
 
     def rlsdk_leave_update(self) -> None:
-        """Ends an update that failed. vLLM ends it where weights failed to come, and leaves it open where its end
-        failed: then the next one could not begin."""
+        """Ends a failed update. vLLM ends it if weights did not arrive, but leaves it open if finishing failed: then no
+        further update could begin."""
         with suppress(Exception):
             self.finish_weight_update()
         self._weight_update_active = False
 
     def rlsdk_boxes(self) -> Boxes:
-        """All that this worker serves."""
+        """The boxes that this worker serves."""
         return weight_updates.served_boxes(self._rlsdk_pieces)
 
     def rlsdk_fingerprints(self) -> Fingerprints:
-        """Of each box that this worker serves, over the memory that serves it; what is derived from weights is of
-        these."""
+        """Fingerprints of the boxes that this worker serves, over the memory that it serves from; checks derived
+        tensors."""
         loader.check(self.model_runner.get_model(), self.model_runner.model_config.dtype)
         return weight_updates.served_fingerprints(self._rlsdk_pieces)
 
     def rlsdk_checksums(self) -> dict[str, str] | None:
-        """vLLM's own, of each parameter; None: this version has none."""
+        """vLLM's own checksums of all parameters; None: this version has none."""
         compute = getattr(self, "compute_weight_checksums", None)
         return None if compute is None else dict(compute())
 
     def rlsdk_serve(self, version: int) -> None:
-        """Tokens that are sampled from now on are of this version."""
+        """Sets the version of tokens sampled from now on."""
         self.model_runner.sampler.version = version
 
     def rlsdk_clear_caches(self) -> None:
-        """Overwrites all keys and values with zeros."""
+        """Overwrites the KV cache with zeros."""
         for tensor in self._rlsdk_tensors("kv_cache"):
             tensor.zero_()
 
     def rlsdk_release(self, parts: Sequence[str]) -> None:
-        """Gives memory back; for CPUs."""
+        """Frees memory on a CPU."""
         for part in parts:
             self._rlsdk_released[part].release(self._rlsdk_tensors(part))
 
