@@ -1,4 +1,4 @@
-"""From rows to what a model takes, and where each token's hidden state is found afterwards."""
+"""Converts rows to model inputs, and locates each token's hidden state in the output."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from rlsdk.interfaces import Batch
 
 @dataclass(frozen=True)
 class Inputs:
-    """One micro-batch, in a rectangle or in one long row."""
+    """One micro-batch, as a rectangle or as one long row."""
 
     batch: Batch
     ids: Tensor
-    """`[B, T]`, of this context-parallel rank's positions."""
+    """`[B, T]` token ids at this context-parallel rank's positions."""
     positions: Tensor
-    """`[B, T]`: of each id in its row."""
+    """`[B, T]`: position of each token in its row."""
     future: Tensor | None
-    """`[1, 1, T, all T]`, true where a position may not look; None where attention is causal by itself."""
+    """`[1, 1, T, all T]`, true where attention is masked; None if attention is causal by itself."""
     packed: PackedSeqParams | None
     places: Tensor
-    """`[N]`: where the state of each token lies among the `[T * B]` of this rank; -1: on another."""
+    """`[N]`: index of each token's state among the `[T * B]` of this rank; -1: on another rank."""
 
 
 def rectangle(batch: Batch, shape: tuple[int, int]) -> Inputs:
-    """Rows that end in padding, which no earlier position sees.
+    """Rows with padding at the end, which no earlier position attends to.
 
     Args:
         batch: on the device.
@@ -47,7 +47,7 @@ def rectangle(batch: Batch, shape: tuple[int, int]) -> Inputs:
 
 
 def one_row(batch: Batch, length: int) -> Inputs:
-    """Rows laid end to end, without padding between them, for attention that takes `PackedSeqParams`.
+    """Concatenated rows without padding, for attention with `PackedSeqParams`.
 
     Args:
         batch: on the device.
@@ -66,22 +66,22 @@ def one_row(batch: Batch, length: int) -> Inputs:
 
 
 def context_size() -> int:
-    """Context-parallel ranks."""
+    """Number of context-parallel ranks."""
     size: int = parallel_state.get_context_parallel_world_size()
     return size
 
 
 def length_unit(sequence_parallel: bool) -> int:
-    """What positions must be a multiple of: context-parallel ranks hold two stretches each, sequence-parallel ones one
-    of those."""
+    """Required divisor of the number of positions: context-parallel ranks have two stretches each, and
+    sequence-parallel ranks split those."""
     context = context_size()
     tensor = parallel_state.get_tensor_model_parallel_world_size() if sequence_parallel else 1
     return int(tensor * (2 * context if context > 1 else 1))
 
 
 def own_positions(length: int, rank: int, size: int, device: torch.device) -> Tensor:
-    """Positions of a row that a context-parallel rank holds: one stretch from each end, so that work is even, because
-    late positions look at more. Megatron's rotary embedding and Transformer Engine expect this order."""
+    """Positions of a row on a context-parallel rank: one stretch from each end, which balances work, because late
+    positions attend to more. Megatron's rotary embedding and Transformer Engine expect this order."""
     if size == 1:
         return torch.arange(length, device=device)
     stretches = torch.arange(length, device=device).chunk(2 * size)
@@ -89,7 +89,7 @@ def own_positions(length: int, rank: int, size: int, device: torch.device) -> Te
 
 
 def _future(length: int, mine: Tensor) -> Tensor | None:
-    """Of a context-parallel rank, whose stretches of a row a causal kernel does not know."""
+    """Mask of a context-parallel rank, as causal kernels do not support its two stretches of a row."""
     if len(mine) == length:
         return None
     return (torch.arange(length, device=mine.device) > mine[:, None])[None, None]

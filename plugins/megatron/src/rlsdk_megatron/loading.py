@@ -1,4 +1,4 @@
-"""Filling stages with values: each rank reads its own boxes of the checkpoint, and nothing else."""
+"""Loads weights into stages: each rank reads only its own boxes of the checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlsdk.kit.weight_files import HEADS, checkpoint_files, new_heads
 from rlsdk_megatron.parts import Held
 
 Read = Callable[[str, Box], Tensor]
-"""Values of a box of a canonical tensor."""
+"""Returns the values of a box of a canonical tensor."""
 
 
 @torch.no_grad()
@@ -26,11 +26,11 @@ def load_weights(held: Sequence[Held], empty: Any, spec: ModelSpec, *, seed: int
     """Fills every parameter of this rank.
 
     Args:
-        held: what there is to fill.
+        held: the parameters to fill.
         empty: the transformers model, on the meta device.
         spec: where weights come from.
         seed: of random weights and of heads that the checkpoint does not have.
-        random: nothing is read but the configuration; the whole model is then made on the host first.
+        random: only the configuration is read; the whole model is then first built on the host.
 
     Raises:
         ConfigError: the checkpoint cannot be read or does not fit the model.
@@ -70,7 +70,7 @@ EXPERTS = re.compile(r"(.*\.experts)\.(gate_up|down)_proj")
 
 
 class _Files:
-    """Safetensors, opened as they are needed. Experts may lie joined, or each in its own tensors."""
+    """Safetensors files, opened on demand. Experts may be joined in one tensor, or have their own."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class _Files:
         raise ConfigError(f"the checkpoint lacks {name!r}; give a folder that holds the whole model")
 
     def _expert(self, prefix: str, kind: str, box: Box, shape: tuple[int, ...]) -> Tensor:
-        """A box within one expert, out of that expert's own matrices."""
+        """A box within one expert, from that expert's own matrices."""
         expert, row, column = box.offset
         _, rows, columns = box.size
         if kind == "down":

@@ -1,4 +1,5 @@
-"""From a Hugging Face configuration to Megatron's model: the one module that depends on Megatron-Core's version."""
+"""Builds Megatron's model from a Hugging Face configuration; the only module that depends on Megatron-Core's
+version."""
 
 from __future__ import annotations
 
@@ -38,14 +39,15 @@ if not hasattr(moe_utils, "te_general_gemm"):
 
 
 class Stage(GPTModel):  # type: ignore[misc]
-    """A chunk of layers. The last one ends in normed hidden states: heads are applied to the tokens that need them."""
+    """A chunk of layers. The last one returns normed hidden states; heads are applied only to the tokens that need
+    them."""
 
     def _postprocess(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
         return hidden_states
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's, told apart under sequence parallelism, where each rank has the gradient of its own positions only."""
+    """torch's RMSNorm, marked for sequence parallelism, where each rank has the gradient of its own positions only."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object) -> None:
         device = None if config.use_cpu_initialization else torch.cuda.current_device()
@@ -54,7 +56,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 def check_model(config: Any) -> None:
-    """Raises `ConfigError` where a model has something that would be left out in silence."""
+    """Raises `ConfigError` if a model has a feature that would be silently ignored."""
     kind = config.model_type
     if kind not in FAMILIES:
         raise ConfigError(
@@ -81,7 +83,7 @@ def rope_of(config: Any) -> Mapping[str, Any]:
 
 
 def uses_transformer_engine(options: MegatronOptions, device: torch.device) -> bool:
-    """Raises `ConfigError` where it is asked for and not installed."""
+    """Whether Transformer Engine is used. Raises `ConfigError` if it is required but not installed."""
     from megatron.core.models.gpt.gpt_layer_specs import HAVE_TE
 
     if options.transformer_engine == "always" and not HAVE_TE:
@@ -99,8 +101,8 @@ def uses_transformer_engine(options: MegatronOptions, device: torch.device) -> b
 
 
 def packs_rows(options: MegatronOptions) -> bool:
-    """Whether layers get rows end to end, without padding. Interleaved stages need micro-batches
-    of one shape, and context-parallel ranks their two stretches of every row: those get rectangles."""
+    """Whether layers get concatenated rows without padding. Interleaved stages need micro-batches of one shape, and
+    context-parallel ranks two stretches of every row: those get rectangles."""
     return options.virtual_stages == 1 and options.context_parallel == 1
 
 
@@ -149,7 +151,7 @@ def transformer_config(
         "context_parallel_size": options.context_parallel,
         "expert_model_parallel_size": options.expert_parallel,
         "expert_tensor_parallel_size": expert_tensor_size(options),
-        # Sums, never means: the batch carries its own normalisers.
+        # Sums, never means: the loss weights are normalised globally.
         "calculate_per_token_loss": True,
         # With two interleaved ranks, next and previous are the same one: only the unbatched form, without an exchange
         # of shapes, tells their messages apart.
@@ -160,7 +162,7 @@ def transformer_config(
         "deallocate_pipeline_outputs": not on_cpu,
         "moe_token_dispatcher_type": "alltoall",
         "cuda_graph_scope": [],  # what the default stands for, without its warning
-        # Every parameter is filled from a checkpoint.
+        # Every parameter is loaded later.
         "perform_initialization": False,
         "use_cpu_initialization": on_cpu,
         "gradient_accumulation_fusion": False,
@@ -205,7 +207,7 @@ def _experts(config: Any, engine: bool) -> dict[str, Any]:
 
 
 def _layer_spec(config: TransformerConfig, engine: bool) -> ModuleSpec:
-    """What a layer is made of."""
+    """Specification of a layer's modules."""
     experts: dict[str, Any] = {"num_experts": config.num_moe_experts, "moe_grouped_gemm": config.moe_grouped_gemm}
     if engine:
         return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm, **experts)
@@ -224,7 +226,7 @@ def _has_biased_attention(model: Any) -> bool:
 
 
 def _with_bias(linear: Any) -> type:
-    """A linear layer with a bias, whatever the rest of the model has: Megatron knows one setting for all."""
+    """A linear layer with a bias; Megatron has only one setting for all layers."""
 
     class WithBias(linear):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -234,7 +236,7 @@ def _with_bias(linear: Any) -> type:
 
 
 def build_stages(config: TransformerConfig, model: Any, head: Head, *, engine: bool, tied: bool) -> list[Stage]:
-    """This rank's chunks of layers, without values. Every rank must call.
+    """This rank's chunks of layers, without values. Collective: every rank must call.
 
     Args:
         config: of Megatron.
@@ -309,8 +311,8 @@ class _PaddingToken:
 
 
 def _mark_split(stage: Stage) -> None:
-    """Says which parameters are parts and which are copies. Megatron does so while it initialises values, which is left
-    out here; without it the gradient norm, and so clipping, is wrong in silence."""
+    """Marks which parameters are split and which are replicated. Megatron does so while it initialises values, which is
+    skipped here; without it the gradient norm, and so clipping, is silently wrong."""
     for module in stage.modules():
         dim = 1 if isinstance(module, tensor_parallel.RowParallelLinear) else 0
         split = (
@@ -326,7 +328,7 @@ def _mark_split(stage: Stage) -> None:
 def make_trainable(
     config: TransformerConfig, stages: Sequence[Stage], options: MegatronOptions
 ) -> list[DistributedDataParallel]:
-    """Gives stages gradient buffers that are added up over data-parallel ranks. Every rank must call."""
+    """Creates gradient buffers that are summed over data-parallel ranks. Collective: every rank must call."""
     settings = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         use_distributed_optimizer=options.distributed_optimizer,
@@ -351,14 +353,14 @@ def buffers_of(module: Any) -> Iterator[Any]:
 
 
 def finish_gathers(module: Any) -> None:
-    """Waits for gathers of weights that are under way; begins none."""
+    """Waits for running gathers of weights; starts none."""
     for group in (*module.bucket_groups, *module.expert_parallel_bucket_groups):
         if group.param_gather_handle is not None:
             group.finish_param_sync(skip_next_bucket_dispatch=True)
 
 
 def keep_shared(stages: Sequence[Stage], buffers: Iterable[Any]) -> None:
-    """Moves weights, on a CPU, to where other processes of the node can read them (`kit.shared_memory`).
+    """Moves weights, on a CPU, to shared memory that other processes of the node can read (`kit.shared_memory`).
 
     Call it before an optimizer takes views of them.
 

@@ -1,4 +1,4 @@
-"""Where Megatron's optimizers keep the state of a parameter."""
+"""Access to the state of a parameter in Megatron's optimizers."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from torch import Tensor
 from rlsdk.interfaces import OptimSpec
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""AdamW's state of the shape of a parameter; beside them it counts steps."""
+"""AdamW's moments, with the shape of a parameter; it also counts steps."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """This rank's share of the optimizer's view of one parameter: a range of its elements, laid flat."""
+    """This rank's part of one parameter in the optimizer: a range of its flattened elements."""
 
     main: Tensor
-    """What is stepped: float32, the parameter's own memory where that is float32 too."""
+    """The float32 master; the parameter's own memory if that is float32 too."""
     start: int
     stop: int
     inner: Any
-    """The torch optimizer (or one that is used like it) that steps it."""
+    """The torch optimizer (or one with its interface) that updates it."""
 
     def moments(self) -> dict[str, Tensor]:
         """Empty before the first step."""
@@ -34,7 +34,7 @@ class Slot:
         return {name: state[name] for name in MOMENTS if name in state}
 
     def set_moments(self, moments: dict[str, Tensor], num_steps: int) -> None:
-        """Replaces the state; `num_steps` 0: there is none yet."""
+        """Replaces the state; `num_steps` 0: no state yet."""
         self.inner.state.pop(self.main, None)
         if num_steps:
             self.inner.state[self.main] = dict(moments)
@@ -46,7 +46,7 @@ class Slot:
 
 
 def slot_of(optimizer: Any, parameter: Tensor) -> Slot | None:
-    """None where other data-parallel ranks have all of it."""
+    """The slot of a parameter; None if other data-parallel ranks have all of it."""
     for one in optimizers(optimizer):
         if not hasattr(one, "model_param_group_index_map"):
             main = getattr(parameter, "main_param", parameter)
@@ -60,21 +60,22 @@ def slot_of(optimizer: Any, parameter: Tensor) -> Slot | None:
 
 
 def optimizers(optimizer: Any) -> Iterator[Any]:
-    """Megatron has one for experts and one for the rest; those without a parameter on this rank are left out."""
+    """Megatron's optimizers: one for experts and one for the rest; those without a parameter on this rank are left
+    out."""
     for one in getattr(optimizer, "chained_optimizers", [optimizer]):
         if one.get_parameters():
             yield one
 
 
 def replicas(parameter: Tensor) -> Any:
-    """The group of ranks that hold the same values of a parameter and may share its optimizer state."""
+    """The group of ranks with the same values of a parameter, which may share its optimizer state."""
     if getattr(parameter, "allreduce", True):
         return parallel_state.get_data_parallel_group(with_context_parallel=True)
     return parallel_state.get_expert_data_parallel_group()
 
 
 def collect(parameter: Tensor, slot: Slot | None, values: Tensor | None, *, shared: bool) -> Tensor:
-    """A parameter's whole state, on the first of its replicas; the others get something that does not count.
+    """Gathers a parameter's whole state on the first of its replicas; the result on others is meaningless.
 
     Args:
         parameter: whose shape the result has.
@@ -92,7 +93,7 @@ def collect(parameter: Tensor, slot: Slot | None, values: Tensor | None, *, shar
 
 
 def settings_of(optim: OptimSpec) -> dict[str, Any]:
-    """Fields of Megatron's optimizer configuration. Clipping is the engine's: it looks at the norm first."""
+    """Fields of Megatron's optimizer configuration. The engine clips, as it checks the norm first."""
     return {
         "optimizer": "adam",
         "lr": optim.lr,

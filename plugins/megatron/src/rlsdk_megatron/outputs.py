@@ -1,4 +1,4 @@
-"""From normed hidden states to log-probs, entropy, values and scores, with a vocabulary that is split over ranks."""
+"""Computes log-probs, entropy, values and scores from normed hidden states, with a vocabulary split over ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlsdk_megatron.sizes import CHUNK_ELEMENTS
 
 
 def check_names(names: Sequence[str], head: Head) -> None:
-    """Raises `ConfigError` for an output that the head does not give."""
+    """Raises `ConfigError` for an output that the head does not compute."""
     gives = {Head.LM: ("log_probs", "entropy"), Head.VALUE: ("values",), Head.SCORE: ("scores",)}[head]
     for name in names:
         if name not in gives:
@@ -64,7 +64,7 @@ def last_stage_outputs(
     wanted = batch.position_ids > 0
     if head is Head.LM and "response_mask" in batch:
         wanted = wanted & batch["response_mask"]
-    # What stands at t was predicted from the state at t - 1.
+    # The value at t is predicted from the state at t - 1.
     before = given.places.roll(1)
     tokens = (wanted & (before >= 0)).nonzero()[:, 0]
     states = flat[before[tokens]]
@@ -134,7 +134,7 @@ def _in_chunks(
 def _chunk(
     states: Tensor, weight: Tensor, targets: Tensor, temperature: float, start: int, real: int
 ) -> tuple[Tensor, Tensor]:
-    # Padding of the vocabulary takes no part.
+    # Padding of the vocabulary is excluded.
     logits = F.linear(states, weight if real == len(weight) else weight[:real]).float()
     if temperature != 1.0:
         logits = logits / temperature

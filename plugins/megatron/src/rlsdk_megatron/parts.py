@@ -1,4 +1,4 @@
-"""Where Megatron's parameters lie in the tensors of the Hugging Face checkpoint: boxes, and views of memory."""
+"""Maps Megatron's parameters to tensors of the Hugging Face checkpoint: boxes, and views of memory."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rlsdk.interfaces import Box, ConfigError, LayoutError
 
 @dataclass(frozen=True)
 class Part:
-    """A box of a canonical tensor, and its place in a parameter of this rank."""
+    """A box of a canonical tensor, and its rows in a parameter of this rank."""
 
     name: str
     box: Box
     rows: slice
-    """Of the parameter. The other dimensions are whole."""
+    """Rows of the parameter; the other dimensions are whole."""
 
     def view(self, parameter: Tensor) -> Tensor:
-        """Its values: this rank's memory, in the shape of the box."""
+        """This rank's memory of it, in the shape of the box."""
         return parameter.detach()[self.rows].view(self.box.size)
 
 
@@ -34,7 +34,7 @@ class Held:
 
     parameter: nn.Parameter
     parts: Sequence[Part]
-    """What it holds of the checkpoint; rows that are in none (padding of the vocabulary) are zero."""
+    """Its parts of the checkpoint; rows in none (padding of the vocabulary) are zero."""
 
 
 Piece = tuple[str, int, int]
@@ -43,10 +43,10 @@ Piece = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Shapes:
-    """The numbers that decide what lies where."""
+    """Sizes that determine the mapping."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    """Of every canonical tensor."""
+    """Shape of every canonical tensor."""
     heads: int
     groups: int
     head_size: int
@@ -61,7 +61,7 @@ class Shapes:
     @classmethod
     def of(cls, config: Any, shapes: Mapping[str, tuple[int, ...]]) -> Shapes:
         """From Megatron's configuration and groups."""
-        from megatron.core import parallel_state  # all else here is arithmetic, which forecasts do without Megatron
+        from megatron.core import parallel_state  # everything else is arithmetic, which forecasts use without Megatron
 
         return cls(
             shapes=shapes,
@@ -78,7 +78,7 @@ class Shapes:
         )
 
     def cut_rows(self, pieces: Sequence[Piece], start: int, stop: int) -> list[Part]:
-        """Parts of a parameter that holds rows `[start, stop)` of these pieces, laid end to end."""
+        """Parts of a parameter with rows `[start, stop)` of these concatenated pieces."""
         parts, at = [], 0
         for name, first, count in pieces:
             low, high = max(at, start), min(at + count, stop)
@@ -166,11 +166,11 @@ LAYER_RULES: Mapping[str, Rule] = {
         s.expert_down(f"{at}.mlp.experts", s.expert(m[1] or m[2]))
     ),
 }
-"""Parameter of a layer -> its parts, below the layer's canonical prefix."""
+"""Parameter of a layer -> function of its parts, below the layer's canonical prefix."""
 
 
 def held_by(stages: Sequence[nn.Module], shapes: Shapes, tied: Mapping[str, str]) -> list[Held]:
-    """Every parameter of this rank's stages. Every rank must call.
+    """Every parameter of this rank's stages. Collective: every rank must call.
 
     Raises:
         ConfigError: Megatron's model and the checkpoint do not have the same tensors.
@@ -193,7 +193,7 @@ def held_by(stages: Sequence[nn.Module], shapes: Shapes, tied: Mapping[str, str]
 
 
 def parts_of(stage: Any, name: str, parameter: nn.Parameter, shapes: Shapes, tied: Mapping[str, str]) -> Sequence[Part]:
-    """What a parameter of a stage holds."""
+    """Parts of a parameter of a stage."""
     fixed: Mapping[str, Callable[[], list[Part]]] = {
         "embedding.word_embeddings.weight": lambda: shapes.vocabulary("model.embed_tokens.weight", len(parameter)),
         "output_layer.weight": lambda: shapes.vocabulary(tied.get("lm_head.weight", "lm_head.weight"), len(parameter)),
@@ -224,7 +224,7 @@ def _checked(held: Held, name: str) -> Held:
 
 
 def all_parts(held: Sequence[Held]) -> Iterator[tuple[Part, nn.Parameter]]:
-    """Every box of this rank once, in a fixed order. A tied embedding that two stages of this rank hold counts once."""
+    """Every box of this rank once, in a fixed order. A tied embedding on two stages of this rank counts once."""
     seen: set[tuple[str, Box]] = set()
     for one in held:
         for part in one.parts:

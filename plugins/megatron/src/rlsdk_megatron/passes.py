@@ -1,4 +1,4 @@
-"""Running micro-batches through Megatron's own pipeline schedules."""
+"""Runs micro-batches through Megatron's own pipeline schedules."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from rlsdk_megatron.inputs import Inputs, length_unit, one_row, rectangle
 from rlsdk_megatron.modeling import Stage
 
 AtEnd = Callable[[Stage, Tensor, Inputs], Tensor]
-"""Makes something of the last stage's hidden states: the loss of a micro-batch, or nothing that counts."""
+"""Processes the last stage's hidden states: returns the loss of a micro-batch, or a value without effect."""
 STAND_IN = [[0]]
-"""What a rank without rows runs, so that it takes part: it counts for nothing."""
+"""Row that a rank without rows runs, to take part in collectives; it has no effect."""
 
 
 def run_passes(
     modules: Sequence[Any], parts: Sequence[Batch], at_end: AtEnd, *, backward: bool, packs: bool = False
 ) -> None:
-    """Runs every micro-batch through all stages, and back. Every rank must call with as many micro-batches.
+    """Runs every micro-batch through all stages, and back. Collective: every rank must call, with the same number of
+    micro-batches.
 
     Args:
         modules: this rank's stages, wrapped for training or not.
         parts: micro-batches, on the device; at least one row each.
         at_end: called on the ranks of the last stage, once for each micro-batch in order.
-        backward: gradients are wanted, and are reduced at the end.
-        packs: rows are laid end to end and not padded; attention must know how to read that.
+        backward: compute gradients, and reduce them at the end.
+        packs: rows are concatenated without padding, which attention must support.
     """
     config = modules[0].config
     unit = length_unit(config.sequence_parallel)

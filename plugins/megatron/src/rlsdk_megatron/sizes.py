@@ -1,4 +1,4 @@
-"""Which splits fit a model and a number of ranks, decided from numbers alone. Imports no torch."""
+"""Checks which splits fit a model and a number of ranks, from numbers alone. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Problem = tuple[str, str]
 
 
 ROW_ALIGNMENT = 8
-"""Embedding rows of one rank are padded to a multiple of this: kernels like it, and vocabularies seldom divide."""
+"""Embedding rows of one rank are padded to a multiple of this, for kernels and because vocabularies rarely divide."""
 
 CHUNK_ELEMENTS = 1 << 25
-"""Most float32 logits that exist at once on a rank; with a gradient, each chunk's are computed again."""
+"""Most float32 logits in memory at once on a rank; with gradients, each chunk is recomputed."""
 
 
 def padded_vocabulary(size: int, ranks: int) -> int:
@@ -25,13 +25,13 @@ def padded_vocabulary(size: int, ranks: int) -> int:
 
 
 def expert_tensor_size(options: MegatronOptions) -> int:
-    """Experts are dealt whole where they are dealt, and split like everything else where they are not."""
+    """Tensor-parallel size of experts: 1 if whole experts are distributed, otherwise as everything else."""
     return 1 if options.expert_parallel > 1 else options.tensor_parallel
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stands, in Megatron's order: neighbours share matrices, the farthest apart are stages."""
+    """Position of a rank in Megatron's order: neighbours share matrices, the most distant are stages."""
 
     tp_rank: int
     pp_rank: int
@@ -40,7 +40,7 @@ class Place:
 
 
 def place_of(rank: int, num_ranks: int, options: MegatronOptions) -> Place:
-    """Of a rank among all; the split must fit."""
+    """Position of a rank; the split must be valid."""
     stage = num_ranks // options.pipeline_parallel
     within, split = rank % stage, expert_tensor_size(options)
     return Place(

@@ -1,4 +1,4 @@
-"""The thread on which SGLang's side in this process lives."""
+"""The event loop and thread of SGLang's part in this process."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class ClientThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.SelectorEventLoop()
-        # A daemon: a request that hangs must not keep a process alive that was told to exit.
+        # A daemon thread: a hanging request must not keep an exiting process alive.
         self._thread = threading.Thread(target=self._work, name="rlsdk-sglang", daemon=True)
         self._thread.start()
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
-        """Runs a function there."""
+        """Runs a function on the thread."""
         return self.begin(function, *args).result()
 
     def begin(self, function: Callable[..., T], *args: Any) -> Future[T]:
-        """As `call`, without waiting. A function that has begun is not cancelled."""
+        """As `call`, without waiting. A running function is not cancelled."""
 
         async def job() -> T:
             return function(*args)
@@ -40,12 +40,12 @@ class ClientThread:
         return asyncio.run_coroutine_threadsafe(job(), self.loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float, look: Callable[[], None] = lambda: None) -> T:
-        """Runs a coroutine there, to its end.
+        """Runs a coroutine on the thread until it is done.
 
         Args:
-            coroutine: what is to be run.
-            timeout_s: without an end, and without a sign of progress of this process (`rlsdk.kit.progress`).
-            look: called every second; what it raises ends the wait.
+            coroutine: to run.
+            timeout_s: longest time without a result and without progress of this process (`rlsdk.kit.progress`).
+            look: called every second; its exception ends the wait.
 
         Raises:
             TimeoutError: it took longer.
@@ -53,7 +53,7 @@ class ClientThread:
         return result_while(asyncio.run_coroutine_threadsafe(coroutine, self.loop), timeout_s, look, idle_s=idle_s)
 
     def stop(self) -> None:
-        """Cancels what still runs and ends the thread."""
+        """Cancels everything that still runs and ends the thread."""
 
         async def cancel_all() -> None:
             tasks = asyncio.all_tasks() - {asyncio.current_task()}

@@ -1,7 +1,7 @@
-"""Tensors that SGLang's models make out of weights after loading them, and compute from.
+"""Tensors that SGLang's models derive from weights after loading, and compute with.
 
-Latent attention multiplies with the two halves of `kv_b_proj`, each in its own order. SGLang makes them again
-after its own loaders, and leaves them as they were after a custom one.
+Latent attention multiplies with the two halves of `kv_b_proj`, each in its own order. SGLang recomputes them after its
+own loaders, but not after a custom one.
 
 Tested: 0.5.23.
 """
@@ -15,7 +15,7 @@ from rlsdk.interfaces import Box, WeightSyncError, fingerprint
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Those that modules hold beside their parameters and buffers, by name; of a model that makes any."""
+    """Derived tensors of modules that are neither parameters nor buffers, by name."""
     if not hasattr(model, "post_load_weights"):
         return {}
     return {
@@ -28,7 +28,7 @@ def tensors(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def rebuild(model: nn.Module) -> None:
-    """Makes them of the weights that are there now, in the memory where they are: captured graphs read it.
+    """Recomputes them from the current weights, in place, as captured graphs read them.
 
     Raises:
         WeightSyncError: SGLang put them somewhere else.
@@ -45,7 +45,7 @@ def rebuild(model: nn.Module) -> None:
 
 @torch.no_grad()
 def check(model: nn.Module) -> None:
-    """Raises: WeightSyncError: one was not made of the weights that are served; it is now."""
+    """Raises `WeightSyncError` if one did not match the served weights; it is recomputed."""
     before = {name: fingerprint(tensor, Box.whole(tuple(tensor.shape))) for name, tensor in tensors(model).items()}
     _make(model)
     for name, tensor in tensors(model).items():

@@ -1,4 +1,4 @@
-"""`sglang`: a RolloutEngine around `sglang.Engine`, whose schedulers are processes of their own."""
+"""`sglang`: a RolloutEngine around `sglang.Engine`, whose schedulers are separate processes."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ from rlsdk_sglang.samples import Call, Sample
 
 CLOSED = "the engine was closed while this call ran"
 NO_WINDOWS = frozenset({"qwen2", "qwen3"})
-"""Families whose sliding windows SGLang's implementations leave out without a word."""
+"""Families whose sliding windows SGLang silently ignores."""
 
 
 class SglangRolloutEngine(RolloutEngine):
-    """SGLang runs on its own from request to request; samples are followed on a thread of the engine's.
+    """SGLang runs independently; samples are followed on a thread of the engine.
 
-    Weights are written straight into the parameters that the model computes with, wherever SGLang's own loaders would
-    have put them, inside its weight sessions; fingerprints are read back from there. Updates are refused while requests
-    run, unless they are paused; what was computed for them under the old weights is then computed again.
+    Weights are written directly into the parameters that the model computes with, where SGLang's own loaders would put
+    them, in its weight sessions; fingerprints are read back from there. Updates are refused while requests run, unless
+    they are paused; their KV cache is then recomputed.
     """
 
     num_tokens = 0
-    """Sampled so far; here, so that it can be read at any time."""
+    """Tokens sampled so far; kept here so that it can be read at any time."""
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         check_rollout_spec(spec, SglangOptions)
@@ -79,13 +79,13 @@ class SglangRolloutEngine(RolloutEngine):
             )
         self.stop_text = StopText(spec.model)
         self.samples: dict[str, Sample] = {}
-        """Those that run, by key. This and `tasks` change on the engine's thread only."""
+        """Running samples by key. This and `tasks` change on the engine's thread only."""
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.version = 0
         self.released: set[str] = set()
-        """Parts that gave their memory back."""
+        """Parts whose memory was freed."""
         self.released_bytes = 0
-        """By the last `sleep`, where that is known: on a CPU."""
+        """Bytes freed by the last `sleep`, if known: on a CPU."""
         self.paused = False
         self.num_calls = 0
         self.lock = threading.RLock()
@@ -131,8 +131,8 @@ class SglangRolloutEngine(RolloutEngine):
             )
 
     def _serve(self, version: int, workers: tuple[WorkerReceipt, ...]) -> SyncReceipt:
-        """Goes over to weights that are in their place, and proves them."""
-        # Keys and values of the old weights, and the version: neither is ever seen with the other's.
+        """Starts to serve updated weights, and verifies them."""
+        # KV cache and version change together: neither is ever combined with the other weights.
         self.engine.drop_caches(paused=self.paused)
         receipt = weight_updates.make_receipt(
             self.shapes, self.spec.model.dtype, self.engine.fingerprints(), version, workers
@@ -145,7 +145,7 @@ class SglangRolloutEngine(RolloutEngine):
         return self.num_tokens
 
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
-        """Ends them with the tokens that SGLang has reported. May be called from any thread."""
+        """Aborts requests, with the tokens that SGLang has reported. Thread-safe."""
         wanted = None if request_ids is None else set(request_ids)
 
         def leave() -> None:
@@ -157,7 +157,7 @@ class SglangRolloutEngine(RolloutEngine):
         self.engine.call(leave)
 
     def pause(self) -> None:
-        """Unfinished samples keep their tokens; their keys and values are given up."""
+        """Pauses: unfinished samples keep their tokens, but not their KV cache."""
         self.engine.pause()
         self.paused = True
 
@@ -166,8 +166,8 @@ class SglangRolloutEngine(RolloutEngine):
         self.paused = False
 
     def sleep(self, level: int = 1) -> None:
-        """Frees keys and values, with level 2 weights as well. Level 1 keeps weights: on a GPU in main memory, where an
-        engine loaded weights of its own (`load_weights`); elsewhere where they are."""
+        """Frees the KV cache; level 2 frees weights too. Level 1 keeps weights: on a GPU in main memory, if an engine
+        loaded weights of its own (`load_weights`); otherwise where they are."""
         with self.lock:
             kept_on_host = self.ctx.device != "cpu" and self.spec.load_weights
             wanted = ROLLOUT_PARTS if level > 1 or kept_on_host else ("kv_cache",)
@@ -182,7 +182,7 @@ class SglangRolloutEngine(RolloutEngine):
                 self.released -= set(waking)
 
     def close(self) -> None:
-        """Ends the engine; what runs is ended with an error."""
+        """Ends the engine; running calls fail."""
         if hasattr(self, "engine"):
             with self.lock:
                 self.engine.call(self._fail, RlsdkError(CLOSED))
@@ -190,7 +190,7 @@ class SglangRolloutEngine(RolloutEngine):
                 del self.engine
 
     def _samples(self, call: Call, at: int, request: GenerationRequest) -> list[Sample]:
-        """All samples of the request at this place of a call."""
+        """All samples of the request with this index in a call."""
         seed = request.sampling.seed
         if seed is None:
             seed = mixed_seed(self.ctx.seed, self.ctx.rank, self.num_calls, at)
@@ -210,7 +210,7 @@ class SglangRolloutEngine(RolloutEngine):
         ]
 
     async def _news(self, call: Call) -> list[GenerationOutput]:
-        """What finished; waits for something. Empty once nothing is left."""
+        """Waits for finished samples and returns them. Empty when none is left."""
         while True:
             try:
                 return await asyncio.wait_for(call.take(), LOOK_S)
@@ -222,7 +222,7 @@ class SglangRolloutEngine(RolloutEngine):
             raise RlsdkError(CLOSED)
         self.engine.check_alive()
 
-    # What follows runs on the engine's thread.
+    # The methods below run on the engine's thread.
 
     def _begin(self, samples: Sequence[Sample]) -> None:
         for sample in samples:
@@ -230,7 +230,7 @@ class SglangRolloutEngine(RolloutEngine):
             self.tasks[sample.key] = self.engine.create_task(self._follow(sample))
 
     async def _follow(self, sample: Sample) -> None:
-        """Takes reports of a sample until it ends; an error is its call's."""
+        """Reads reports of a sample until it ends; an error fails its call."""
         try:
             async with aclosing(self.engine.follow(sample)) as reports:
                 async for progress in reports:
@@ -264,7 +264,7 @@ class SglangRolloutEngine(RolloutEngine):
             sample.finish(reason, self.version)
 
     def _withdraw(self, samples: Sequence[Sample]) -> None:
-        """Forgets samples; SGLang ends what it still does for them."""
+        """Removes samples; SGLang aborts what still runs of them."""
         for sample in samples:
             task = self.tasks.pop(sample.key, None)
             self.samples.pop(sample.key, None)
@@ -272,7 +272,7 @@ class SglangRolloutEngine(RolloutEngine):
                 task.cancel()
 
     def _fail(self, error: BaseException) -> None:
-        """Ends everything that runs with this error."""
+        """Fails all running calls with this error."""
         running = list(self.samples.values())
         for sample in running:
             sample.call.fail(error)

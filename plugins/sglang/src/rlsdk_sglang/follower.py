@@ -13,11 +13,11 @@ from rlsdk_sglang.launch import engine_arguments, environment, started
 from rlsdk_sglang.nodes import NodePlace
 
 UNBLOCKED = {"SGLANG_BLOCK_NONZERO_RANK_CHILDREN": "0"}
-"""Else SGLang's start would not return on a node that serves no requests."""
+"""Variable without which SGLang's start does not return on a node that serves no requests."""
 
 
 class Follower:
-    """Made in a companion. Returns from its constructor once the schedulers of all nodes are up."""
+    """Created in a companion. Its constructor returns once the schedulers of all nodes are ready."""
 
     def __init__(self, ctx: RankContext, spec: RolloutSpec, options: SglangOptions, place: NodePlace) -> None:
         self._client = ClientThread()
@@ -26,12 +26,12 @@ class Follower:
         self._client.call(started, self._engine, arguments, environment(ctx, spec) | UNBLOCKED)
 
     def watch(self) -> None:
-        """Raises: RlsdkError: a scheduler ended. Returns never."""
+        """Waits until a scheduler ends, then raises `RlsdkError`. Never returns."""
         while True:
             self._engine.check_alive()
             time.sleep(LOOK_S)
 
     def end(self) -> None:
-        """Waits for the schedulers, which the first node tells to end; those that do not are killed."""
+        """Waits for the schedulers, which the first node ends; kills those that do not end."""
         self._client.call(self._engine.end, LEAVE_S)
         self._client.stop()

@@ -1,4 +1,4 @@
-"""An engine of this process's own: how SGLang is configured, started and ended.
+"""Configures, starts and ends an SGLang engine in this process.
 
 Tested: 0.5.23.
 """
@@ -38,13 +38,13 @@ OWNED = {
     *("tokenizer_worker_num", "enable_weights_cpu_backup"),
     *("custom_weight_loader", "sampling_backend", "skip_tokenizer_init"),
 }
-"""Arguments without whose values nothing here works."""
+"""Arguments that only this plugin sets."""
 RESERVED_TOKENS = 16
-"""More than what SGLang keeps back from a context for itself."""
+"""Tokens added to the context length; more than SGLang reserves of it."""
 MAX_SHARE = 0.25
-"""Of a machine's free memory that keys and values take unasked, on a CPU."""
+"""Largest share of a machine's free memory that the KV cache takes by default, on a CPU."""
 STARTING_ERRORS = (ValueError, NotImplementedError, AssertionError, RuntimeError, EOFError, OSError)
-"""What SGLang answers arguments with that it cannot serve."""
+"""Exceptions that SGLang raises for arguments that it does not support."""
 
 
 class OwnEngine:
@@ -56,7 +56,7 @@ class OwnEngine:
         self.num_stages = spec.pp_size
         self._engine = ContainedEngine()
         self.others: OtherNodes | None = None
-        """Of a replica on several nodes."""
+        """Processes on the other nodes of the replica."""
         place: NodePlace | None = None
         if spans_nodes(ctx):
             check_devices(ctx, spec)
@@ -81,13 +81,13 @@ class OwnEngine:
                 self.others.end()
             raise
         self.front = self._engine.front
-        """What is asked for samples and updates."""
-        # For a program that ends without closing.
+        """SGLang's `TokenizerManager`, which handles samples and updates."""
+        # For programs that end without `close`.
         atexit.register(self.close)
 
     def _start(self, ctx: RankContext, spec: RolloutSpec, options: SglangOptions, place: NodePlace | None) -> None:
-        """On the client's thread, which must live as long as the schedulers: they end with it. A node that fails ends
-        the wait of the others."""
+        """Runs on the client's thread, which must live as long as the schedulers: they end with it. An error on a node
+        ends the wait of the others."""
         arguments = engine_arguments(ctx, spec, options, place)
         starting = self._client.begin(started, self._engine, arguments, environment(ctx, spec))
         if self.others is None:
@@ -101,7 +101,7 @@ class OwnEngine:
             starting.result()
             self.others.wait(ctx.timeout_s)
         except BaseException:
-            # Schedulers may only come now: else they would wait for a node that is not there.
+            # Schedulers may start only now: otherwise they would wait for a missing node.
             while not starting.done():
                 self._engine.kill()
                 wait([starting], timeout=LOOK_S)
@@ -109,7 +109,7 @@ class OwnEngine:
             raise
 
     def check_alive(self) -> None:
-        """Raises: RlsdkError: a scheduler ended."""
+        """Raises `RlsdkError` if a scheduler ended."""
         self._engine.check_alive()
         if self.others is not None:
             self.others.check_alive()
@@ -126,16 +126,16 @@ class OwnEngine:
 def engine_arguments(
     ctx: RankContext, spec: RolloutSpec, options: SglangOptions, place: NodePlace | None = None
 ) -> dict[str, Any]:
-    """What `sglang.Engine` is made from; `spec.engine_kwargs` has the last word.
+    """Arguments of `sglang.Engine`; `spec.engine_kwargs` overrides them.
 
     Args:
         ctx: of the process that starts it.
         spec: of the replica.
         options: of the engine.
-        place: among the nodes of the replica; None: there is one.
+        place: of this node, if the replica has several; None: one node.
 
     Raises:
-        ConfigError: SGLang knows no such argument, or it is not the caller's.
+        ConfigError: SGLang has no such argument, or only the plugin may set it.
     """
     check_devices(ctx, spec)
     on_cpu = ctx.device == "cpu"
@@ -153,7 +153,7 @@ def engine_arguments(
         "sampling_backend": "pytorch",
         "context_length": spec.max_model_tokens + RESERVED_TOKENS,
         "max_running_requests": spec.max_running,
-        # SGLang counts the copies of attention among the ranks of tensor parallelism.
+        # In SGLang tensor-parallel ranks include the copies of attention.
         "tp_size": spec.tp_size * spec.dp_size,
         "attn_dp_size": spec.dp_size,
         "pp_size": spec.pp_size,
@@ -167,19 +167,19 @@ def engine_arguments(
         "mem_fraction_static": options.memory_share,
         "max_total_tokens": num_cached_tokens(ctx, spec, options) if place is None else place.num_cached_tokens,
         "enable_memory_saver": not on_cpu,
-        # A copy on the host of weights that the next update overwrites is a model's worth of memory and traffic.
+        # A host copy of weights that the next update overwrites would cost the memory and traffic of a model.
         "enable_weights_cpu_backup": not on_cpu and spec.load_weights,
-        # Else each scheduler keeps a core busy while there is nothing to do.
+        # Otherwise each idle scheduler keeps a core busy.
         "sleep_on_idle": True,
         "stream_interval": options.stream_interval,
-        # Reports hold what is new. Else each holds the whole response: work of the square of its length.
+        # Reports contain only new tokens. Otherwise each has the whole response: quadratic in its length.
         "incremental_streaming_output": True,
         "log_level": options.log_level,
     }
     if place is not None:
         arguments |= place.arguments(ctx.timeout_s)
     if not on_cpu:
-        # Its schedulers see the replica's own devices, and no others, from 0 on: `environment`.
+        # Its schedulers see only the replica's own devices, numbered from 0: `environment`.
         arguments["base_gpu_id"] = 0 if visible_devices(ctx) else int(ctx.device.partition(":")[2] or 0)
     owned = sorted(OWNED & set(spec.engine_kwargs))
     if owned:
@@ -195,7 +195,7 @@ def engine_arguments(
 
 
 def num_cached_tokens(ctx: RankContext, spec: RolloutSpec, options: SglangOptions) -> int | None:
-    """Tokens whose keys and values are kept; None leaves it to SGLang."""
+    """Tokens in the KV cache; None: SGLang's default."""
     if options.kv_cache_mb is None and ctx.device != "cpu":
         return None
     one = bytes_per_token(load_model_config(spec.model), spec.model.dtype)
@@ -207,23 +207,23 @@ def num_cached_tokens(ctx: RankContext, spec: RolloutSpec, options: SglangOption
 
 
 def environment(ctx: RankContext, spec: RolloutSpec) -> dict[str, str]:
-    """Settings that SGLang's processes read. What the user set stays."""
+    """Environment variables of SGLang's processes. Values of the user are kept."""
     settings = {
-        # Positions beyond the model's own are never reached: this lets the context be longer by what SGLang reserves.
+        # Allows the context to be longer by what SGLang reserves; positions beyond the model's are never reached.
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
         "OMP_NUM_THREADS": str(ctx.num_threads),
         **peers(ctx),
     }
     if ctx.device == "cpu":
         settings["SGLANG_USE_CPU_ENGINE"] = "1"
-        # SGLang asks for a set of cores for each scheduler, where there are more of them than memory nodes.
+        # SGLang needs a set of cores per scheduler, if there are more schedulers than memory nodes.
         settings["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(_cores(num_here(ctx, spec.num_devices)))
-    # Ray shows this process one device: not the user's to choose.
+    # Ray shows this process one device; not configurable.
     return {name: value for name, value in settings.items() if name not in os.environ} | visible_devices(ctx)
 
 
 def _cores(num_ranks: int) -> list[str]:
-    """The cores of this process, dealt out; all of them to everybody where there are too few."""
+    """The cores of this process, split over schedulers; all of them for each if there are too few."""
     cores = sorted(os.sched_getaffinity(0))
     each = len(cores) // num_ranks
     shares = [cores[rank * each : (rank + 1) * each] or cores for rank in range(num_ranks)]
@@ -231,10 +231,10 @@ def _cores(num_ranks: int) -> list[str]:
 
 
 def started(engine: ContainedEngine, arguments: dict[str, Any], environment: Mapping[str, str]) -> None:
-    """Starts it, on the thread that is to live as long as its schedulers.
+    """Starts an engine, on the thread that must live as long as its schedulers.
 
     Raises:
-        ConfigError: SGLang cannot serve what the arguments ask for.
+        ConfigError: SGLang does not support these arguments.
     """
     with _undisturbed_process(environment):
         try:
@@ -259,7 +259,7 @@ def _known_arguments(environment: Mapping[str, str]) -> set[str]:
 
 @contextmanager
 def _undisturbed_process(environment: Mapping[str, str]) -> Iterator[None]:
-    """Gives back what SGLang's import and start change for the whole process."""
+    """Restores what SGLang's import and start change for the whole process."""
     before = dict(os.environ)
     policy = asyncio.get_event_loop_policy()
     method = multiprocessing.get_start_method(allow_none=True)
@@ -269,7 +269,7 @@ def _undisturbed_process(environment: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        # One by one: other threads read it meanwhile.
+        # One by one, as other threads read it.
         for name in [name for name, value in os.environ.items() if before.get(name) != value]:
             del os.environ[name]
         for name in before.keys() - os.environ.keys():

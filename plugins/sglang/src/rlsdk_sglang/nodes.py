@@ -1,4 +1,4 @@
-"""A replica on several nodes: one process on each starts SGLang's schedulers there (`rlsdk.kit.other_nodes`).
+"""Replicas on several nodes: one process per node starts SGLang's schedulers there (`rlsdk.kit.other_nodes`).
 
 Tested: 0.5.23.
 """
@@ -16,20 +16,20 @@ from rlsdk.kit.replica_devices import spans_nodes
 FOLLOWER = "rlsdk_sglang.follower:Follower"
 LOOPBACK = "127.0.0.1"
 NEIGHBOURS = 16
-"""Ports that SGLang takes, counting from the one that it is given."""
+"""Number of consecutive ports that SGLang uses, from the given one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodePlace:
-    """One node of a replica that has several."""
+    """One node of a replica with several nodes."""
 
     rank: int
     count: int
     first: str
     """`HOST:PORT` where the first node listens."""
     num_cached_tokens: int | None
-    """Tokens whose keys and values are kept: the first node's figure, for schedulers that admit other numbers of rows
-    would wait for each other."""
+    """Tokens in the KV cache: the first node's number, since schedulers that admit different numbers of rows would wait
+    for each other."""
 
     def arguments(self, timeout_s: float) -> dict[str, Any]:
         """`ServerArgs` for this node."""
@@ -42,7 +42,7 @@ class NodePlace:
 
 
 def check_nodes(ctx: RankContext, spec: RolloutSpec) -> None:
-    """Raises: ConfigError: SGLang cannot split a replica over these nodes."""
+    """Raises `ConfigError` if SGLang cannot split a replica over these nodes."""
     counts = Counter(ctx.device_nodes)
     nodes = len(counts)
     if len(set(counts.values())) > 1:
@@ -58,9 +58,9 @@ def check_nodes(ctx: RankContext, spec: RolloutSpec) -> None:
 
 
 def peers(ctx: RankContext) -> dict[str, str]:
-    """Environment that lets nobody but the replica's nodes send to SGLang's sockets on TCP, which copies of attention
-    use: they unpickle what comes and ask for no key."""
+    """Environment that allows only the replica's nodes to connect to SGLang's TCP sockets, which copies of attention
+    use: they unpickle messages without authentication."""
     known = [name.rpartition("/")[2] for name in (*ctx.device_nodes, ctx.node) if "/" in name]
     found = {"SGLANG_ZMQ_ALLOWED_PEERS": ",".join(sorted({LOOPBACK, *known}))}
-    # On a node of several addresses, the one by which the others know it.
+    # On a node with several addresses, the one that the others use.
     return found | ({"SGLANG_ZMQ_SOURCE_IP": ctx.node.rpartition("/")[2]} if spans_nodes(ctx) and known else {})

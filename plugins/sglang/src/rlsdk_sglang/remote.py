@@ -1,4 +1,4 @@
-"""A running SGLang server, in the place of an engine of this process's own."""
+"""A running SGLang server in place of an engine in this process."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from rlsdk_sglang.config import SglangOptions
 
 LONGEST_REPORT_BYTES = 1 << 26
 CLOSE_S = 20.0
-"""Deadline of hanging up."""
+"""Seconds for closing connections."""
 
 
 START = "python -m rlsdk_sglang.server --model-path MODEL --port PORT"
 
 
 class RemoteServer:
-    """A server that somebody else started, on this machine, and that continues when a run ends.
+    """A server on this machine that was started separately, and continues when a run ends.
 
     Raises:
-        ConfigError: it is not the kind of server, or not the size, that the run asks for.
+        ConfigError: the server's settings are not those that the run needs.
     """
 
     def __init__(self, client: ClientThread, ctx: RankContext, spec: RolloutSpec, options: SglangOptions) -> None:
@@ -38,7 +38,7 @@ class RemoteServer:
         try:
             about = client.run(self.front.about(), ctx.timeout_s)
             _check_server(about, ctx, spec, options)
-            # Whatever a run before this one left.
+            # Leftovers of an earlier run.
             client.run(self.front.begin_anew(), ctx.timeout_s)
         except BaseException:
             self.close()
@@ -47,7 +47,7 @@ class RemoteServer:
         self.num_stages = spec.pp_size
 
     def check_alive(self) -> None:
-        """A server that ended is an error of what is asked next."""
+        """No check: if the server ended, the next request fails."""
 
     def close(self) -> None:
         self._client.run(self.front.close(), CLOSE_S)
@@ -73,17 +73,17 @@ def _check_server(about: dict[str, Any], ctx: RankContext, spec: RolloutSpec, op
 
 
 class RemoteFront:
-    """What SGLang's `TokenizerManager` does for this plugin, asked over HTTP.
+    """The operations of SGLang's `TokenizerManager` that this plugin uses, over HTTP.
 
-    The server is one that `python -m rlsdk_sglang.server` started on this machine: weights go through memory that both
-    see, and draws are the plugin's own.
+    The server was started by `python -m rlsdk_sglang.server` on this machine: weights go through shared memory, and
+    sampling is the plugin's own.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
-            # Every sample that runs holds a connection, and a report of a long one is a long line.
+            # Every running sample uses a connection, and a report of a long one is a long line.
             connector=aiohttp.TCPConnector(limit=0),
             read_bufsize=LONGEST_REPORT_BYTES,
         )
@@ -92,7 +92,7 @@ class RemoteFront:
         await self._session.close()
 
     async def about(self) -> dict[str, Any]:
-        """The server's arguments and state."""
+        """Arguments and state of the server."""
         found: dict[str, Any] = json.loads(await self._ask("GET", "/server_info"))
         return found
 

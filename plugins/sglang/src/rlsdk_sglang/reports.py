@@ -1,4 +1,4 @@
-"""What SGLang is asked for a sample, and what it reports of one. Tested: 0.5.23."""
+"""Requests of samples to SGLang, and its reports. Tested: 0.5.23."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": Fi
 
 @dataclass(frozen=True)
 class Progress:
-    """What one report adds to a sample."""
+    """New tokens of one report."""
 
     token_ids: Sequence[int]
     log_probs: Sequence[float]
     finished: FinishReason | None
     versions: Sequence[tuple[int, int]] | None
-    """Of a finished sample: runs of (version, tokens)."""
+    """Runs of (version, tokens) of a finished sample."""
 
 
 def sampling_params(sample: Sample) -> dict[str, Any]:
-    """How SGLang draws one sample. Stop strings are looked for by the caller: the engine has no tokenizer."""
+    """SGLang's parameters of one sample. The caller searches for stop strings: the engine has no tokenizer."""
     asked = sample.request.sampling
     return {
         "max_new_tokens": sample.limit,
@@ -38,7 +38,7 @@ def sampling_params(sample: Sample) -> dict[str, Any]:
 
 
 def progress_of(report: Mapping[str, Any], seen: int) -> Progress:
-    """What a report adds to what was seen. It holds what is new, or (from a server that was started otherwise) all."""
+    """New tokens of a report, which contains only these, or (from a server that was started differently) all."""
     about = report["meta_info"]
     ended = about["finish_reason"]
     total = about["completion_tokens"]

@@ -1,4 +1,4 @@
-"""Drawing tokens as the contract asks for it: what is drawn depends on the seed, and log-probs precede the filters."""
+"""Sampling as the contract requires: draws depend only on the seed, and log-probs precede the filters."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rlsdk.kit.sampling import RowSampling, draw, uniforms
 
 
 class ContractSampler(Sampler):  # type: ignore[misc]
-    """In place of SGLang's, whose draws follow seeds in a deterministic mode of some kernels only, and which replaces
-    logits that are not numbers in silence."""
+    """Replaces SGLang's sampler, which uses seeds only in a deterministic mode of some kernels, and silently replaces
+    logits that are NaN."""
 
     def forward(
         self,
@@ -41,7 +41,7 @@ class ContractSampler(Sampler):  # type: ignore[misc]
 
 
 def row_sampling(info: Any) -> RowSampling:
-    """SGLang writes a greedy row as the most probable token at temperature 1."""
+    """Sampling parameters of the rows; in SGLang a greedy row is top-k 1 at temperature 1."""
     return RowSampling(
         temperature=info.temperatures.view(-1),
         greedy=info.top_ks == 1,

@@ -1,4 +1,4 @@
-"""Samples that run, and the calls of `generate` that wait for them."""
+"""Running samples, and the calls of `generate` that wait for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Call:
 
     def __init__(self, num_samples: int) -> None:
         self.left = num_samples
-        """Samples that still run."""
+        """Number of samples that still run."""
         self._finished: list[GenerationOutput] = []
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -29,13 +29,13 @@ class Call:
         self._tell()
 
     def fail(self, error: BaseException) -> None:
-        """Ends the call with this error; the first counts."""
+        """Fails the call with this error; only the first is kept."""
         with self._lock:
             self._error = self._error or error
         self._tell()
 
     async def take(self) -> list[GenerationOutput]:
-        """What finished since the last look; waits for something. Empty once nothing is left.
+        """Waits for finished samples and returns those since the last call. Empty when none is left.
 
         Raises:
             what ended the call.
@@ -57,11 +57,11 @@ class Call:
 
 @dataclass(kw_only=True)
 class Sample(RunningSample):
-    """One sample of one request. No `key` is the beginning of another (SGLang aborts by beginnings); `seed` is 64 bits,
-    signed."""
+    """One sample of one request. No `key` is a prefix of another (SGLang aborts by prefix); `seed` is a signed 64-bit
+    number."""
 
     call: Call
 
     def finish(self, reason: FinishReason, version: int) -> None:
-        """Gives it to its call. `version` counts for a sample without any token."""
+        """Passes it to its call. `version` is that of a sample without any token."""
         self.call.put(self.output(reason, version))

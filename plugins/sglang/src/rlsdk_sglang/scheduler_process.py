@@ -20,11 +20,11 @@ RUNNERS: list[Any] = []
 
 
 def run_scheduler(*args: Any, **kwargs: Any) -> None:
-    """In place of SGLang's own function, in a new process: the same, with what the contract asks for."""
+    """Replaces SGLang's own function in a new process: the same, with the changes that the contract requires."""
     from sglang.srt.managers import scheduler
     from tqdm import tqdm  # type: ignore[import-untyped]
 
-    # Else tqdm takes a semaphore with a name, for bars in several processes: it would outlive one that is killed.
+    # Otherwise tqdm creates a named semaphore for bars in several processes, which would outlive a killed process.
     tqdm.set_lock(threading.RLock())
     install()
     scheduler.run_scheduler_process(*args, **kwargs)
@@ -34,7 +34,8 @@ def run_scheduler(*args: Any, **kwargs: Any) -> None:
 
 
 def install() -> None:
-    """Changes this process: draws, seeds, ends of responses, and what a failure does to others."""
+    """Patches SGLang in this process: sampling, seeds, ends of responses, and effects of a failure on other
+    processes."""
     import torch
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.layers.sampler import register_sampler_backend
@@ -47,13 +48,13 @@ def install() -> None:
     _skip_experts_elsewhere()
     _attend_to_latents_as_stored()
     register_sampler_backend("pytorch", ContractSampler)
-    # Nothing but the request says where a response ends.
+    # Only the request decides where a response ends.
     ModelConfig._get_hf_eos_token_id = lambda self: set()
 
     from_batch = SamplingBatchInfo.from_schedule_batch.__func__
 
     def with_seeds(cls: type, batch: Any, vocab_size: int) -> Any:
-        """SGLang itself passes seeds on in its deterministic mode only."""
+        """Passes seeds to the sampler, which SGLang itself does only in its deterministic mode."""
         info = from_batch(cls, batch, vocab_size)
         seeds = [request.sampling_params.sampling_seed or 0 for request in batch.reqs]
         info.sampling_seed = torch.tensor(seeds, dtype=torch.int64, device=batch.device)
@@ -69,7 +70,7 @@ def install() -> None:
 
     ModelRunner.__init__ = remembered
 
-    # A scheduler that fails would end the process that started it, the trainer's worker. That one sees it end.
+    # A failing scheduler would kill the process that started it, the trainer's worker, which notices its end anyway.
     setattr(psutil.Process, "send_signal", _spared(psutil.Process.send_signal))  # noqa: B010 - mypy knows no other way
 
 
@@ -109,11 +110,11 @@ def _skip_experts_elsewhere() -> None:
 
 
 def _attend_to_latents_as_stored() -> None:
-    """Latent attention always computes with the latent keys and values that the cache holds.
+    """Latent attention always computes with the latent keys and values in the cache.
 
-    Of a prompt of which nothing is cached, SGLang (0.5.23) expands them, and does not store what it expanded. Its torch
-    path for CPUs looks into the cache all the same, and takes the latent ones that it finds there for expanded ones:
-    such prompts get wrong log-probs, or fail on shapes.
+    For a prompt without cached tokens, SGLang (0.5.23) expands them and does not store the result. Its torch path for
+    CPUs still reads the cache, and takes the latent values in it for expanded ones: such prompts get wrong log-probs,
+    or fail on shapes.
     """
     from sglang.srt.models.deepseek_common.attention_backend_handler import (
         AttentionBackendRegistry,
