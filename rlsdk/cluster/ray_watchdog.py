@@ -53,7 +53,7 @@ class RayWatchdog:
         self._process.stdin.flush()
 
     def release(self, timeout_s: float) -> None:
-        """Ends the keeper without a cleanup: the daemons go on, and the folder stays."""
+        """Ends the watchdog without a cleanup: the daemons keep running, and the folder stays."""
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.write(DONE + b"\n")

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import psutil
 
-KEEPER = "resource_tracker"
+TRACKER = "resource_tracker"
 """Python's own process that frees shared resources; one for the life of the interpreter."""
 SHARED = Path("/dev/shm")
 SHARED_MEMORY = "shared memory "
 SEMAPHORE = "sem.mp-"
-"""How names of Python's semaphores begin. Its keeper removes those of processes that were killed, at the end of this
-one."""
+"""Prefix of the names of Python's semaphores. Its resource tracker removes those of processes that were killed, at the
+end of this one."""
 GRACE_S = 5.0
 """For processes to end and files to go after `close` returned."""
 
@@ -42,7 +42,7 @@ def children() -> Sequence[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
-            if process.status() != psutil.STATUS_ZOMBIE and KEEPER not in " ".join(process.cmdline()):
+            if process.status() != psutil.STATUS_ZOMBIE and TRACKER not in " ".join(process.cmdline()):
                 found.append(process)
         except psutil.NoSuchProcess:
             continue

@@ -14,8 +14,8 @@ SHARED = Path("/dev/shm")
 
 
 class UnnamedMemory(cpu_communicator._CPUSHMDistributed):  # type: ignore[misc]
-    """Through which workers of tensor parallelism add up on a CPU. vLLM itself takes its names away when a worker comes
-    to its end, which one that is ended by a signal never does: 4 MB a worker, or more, would stay in /dev/shm."""
+    """Shared memory in which workers of tensor parallelism reduce on a CPU. vLLM itself removes the names only when a
+    worker ends normally, not by a signal: 4 MB or more per worker would stay in /dev/shm."""
 
     def _init_cpu_shm(self) -> int:
         handle: int = super()._init_cpu_shm()
@@ -26,8 +26,9 @@ class UnnamedMemory(cpu_communicator._CPUSHMDistributed):  # type: ignore[misc]
 
 
 def unlink_name(queue: Any) -> None:
-    """Of a queue through which an engine and a worker speak, once all readers of this node have mapped it. Where the
-    writer is ended by a signal, Python's own keeper would do it, but only after the last process that it serves."""
+    """Unlinks the name of a queue between an engine and a worker, once all readers of this node have mapped it. If a
+    signal ends the writer, Python's own resource tracker would do so too, but only after the last process that it
+    serves."""
     buffer = queue.buffer
     if buffer is not None and buffer.is_creator:
         buffer.shared_memory.unlink()
@@ -36,7 +37,7 @@ def unlink_name(queue: Any) -> None:
 
 @functools.cache
 def install() -> None:
-    """Has engines and workers that start in this process go without names."""
+    """Patches vLLM so that engines and workers started in this process use unnamed memory."""
     wait_until_ready = shm_broadcast.MessageQueue.wait_until_ready
 
     def ready_without_name(queue: Any) -> None:
