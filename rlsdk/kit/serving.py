@@ -29,11 +29,11 @@ from rlsdk.kit.block_scales import DTYPE_NAME
 
 
 def check_rollout_spec(spec: RolloutSpec, options: type | None = None) -> None:
-    """Refuses what no engine that samples tokens could serve.
+    """Refuses specifications that no engine that samples tokens supports.
 
     Args:
         spec: as `RolloutEngine.initialize` gets it.
-        options: class of the backend's options; `spec.options` may be None as well.
+        options: class of the backend's options; `spec.options` may also be None.
 
     Raises:
         ConfigError: names the field, its value and what was expected.
@@ -64,7 +64,7 @@ def check_rollout_spec(spec: RolloutSpec, options: type | None = None) -> None:
 def tensor_metas(
     shapes: Mapping[str, tuple[int, ...]], dtype: str, dtypes: Mapping[str, str], scales: Mapping[str, BlockScales]
 ) -> tuple[TensorMeta, ...]:
-    """Of all tensors, in one dtype but for those that keep their own, and those with block scales."""
+    """Metadata of all tensors, in one dtype except those that keep their own, and those with block scales."""
     own = {**dtypes, **dict.fromkeys(scales, DTYPE_NAME)}
     return tuple(
         TensorMeta(name=name, shape=shape, dtype=own.get(name, dtype), scales=scales.get(name))
@@ -82,16 +82,17 @@ def whole_layout(
     on_host: bool = False,
     scales: Mapping[str, BlockScales] | None = None,
 ) -> WeightLayout:
-    """The layout of an engine that takes every tensor whole, in this process.
+    """The layout of an engine that receives every tensor whole, in this process.
 
     Args:
         ctx: of the engine.
         dtype: of every tensor that `dtypes` does not name.
         shapes: by canonical name.
         tied: see `WeightLayout.tied`.
-        dtypes: of tensors that keep their own, such as buffers.
-        on_host: they are taken in main memory, wherever they are served: for engines whose workers are other processes.
-        scales: of the tensors that are served as float8 with block scales.
+        dtypes: of tensors that keep their own dtype, such as buffers.
+        on_host: tensors are received in main memory, wherever they are served: for engines with workers in other
+            processes.
+        scales: of tensors that are served as float8 with block scales.
     """
     return WeightLayout(
         rank=0,
@@ -112,21 +113,21 @@ def worker_layouts(
     *,
     spans_nodes: bool = False,
 ) -> list[WeightLayout]:
-    """The layouts of an engine whose workers take their own parts.
+    """The layouts of an engine whose workers receive their own parts.
 
     Args:
         ctx: of the engine.
-        workers: what each says of itself (`rlsdk.kit.delivery.describe_worker`).
+        workers: description of each (`rlsdk.kit.delivery.describe_worker`).
         shapes: by canonical name.
         tied: see `WeightLayout.tied`.
-        spans_nodes: worker i is on `ctx.device_nodes[i]` and has the device `ctx.accelerators[i]`. Else all are on this
+        spans_nodes: worker i is on `ctx.device_nodes[i]` with the device `ctx.accelerators[i]`. False: all are on this
             node.
     """
     layouts = []
     for rank, worker in enumerate(workers):
         node, device = ctx.node, worker["device"]
         if spans_nodes:
-            # `cuda:N` counts the devices of the replica: a number of each node's own would name several.
+            # `cuda:N` numbers the devices of the replica: numbers per node would be ambiguous.
             node, kind = ctx.device_nodes[rank], device.partition(":")[0]
             device = kind if kind == "cpu" else f"{kind}:{rank}"
         dtypes = {name: dtype for name, _, _, dtype in worker["boxes"]}
@@ -148,10 +149,10 @@ def worker_layouts(
 
 @dataclass(kw_only=True)
 class RunningSample:
-    """One sample of one request, while it grows."""
+    """One running sample of one request."""
 
     key: str
-    """The engine's name for it."""
+    """Its name in the engine."""
     request: GenerationRequest
     index: int
     """`sample_index` of its output."""
@@ -159,13 +160,13 @@ class RunningSample:
     limit: int
     """Most new tokens."""
     token_ids: list[int] = field(default_factory=list)
-    """New ones: without the request's `response_ids`."""
+    """New tokens, without the request's `response_ids`."""
     log_probs: list[float] = field(default_factory=list)
     versions: list[tuple[int, int]] = field(default_factory=list)
     """Runs of (version, tokens), as in `GenerationOutput.versions`."""
 
     def extend(self, token_ids: Sequence[int], log_probs: Sequence[float], version: int) -> None:
-        """Adds tokens, and the version of the weights that they were sampled from."""
+        """Adds tokens, and the version of the weights with which they were sampled."""
         if not token_ids:
             return
         self.token_ids.extend(token_ids)
@@ -176,7 +177,7 @@ class RunningSample:
             self.versions.append((version, len(token_ids)))
 
     def check_finite(self) -> None:
-        """Raises: RlsdkError: a log-prob is not finite."""
+        """Raises `RlsdkError` if a log-prob is not finite."""
         if not all(map(math.isfinite, self.log_probs)):
             versions = ", ".join(str(version) for version, _ in self.versions)
             raise RlsdkError(
@@ -185,7 +186,7 @@ class RunningSample:
             )
 
     def output(self, reason: FinishReason, version: int) -> GenerationOutput:
-        """What `generate` yields. `version` counts for a sample without any token."""
+        """The output for `generate`. `version` is that of a sample without any token."""
         return GenerationOutput(
             request_id=self.request.request_id,
             sample_index=self.index,

@@ -1,12 +1,12 @@
-"""Memory that two processes of one node share, without a name that could be left behind.
+"""Memory that processes of one node share, without a name that could be left behind.
 
-The owner makes anonymous memory (`memfd_create`) and keeps its descriptor open; the other process opens it as
-`/proc/PID/fd/N`. The kernel frees it when both are gone, whatever ended them. Where that is not possible (no memfd, a
-/proc that hides the owner), a file in /dev/shm serves; the reader unlinks it as soon as it is attached, and the owner
-when it ends, if nobody did.
+The owner creates anonymous memory (`memfd_create`) and keeps its descriptor open; the other process opens it as
+`/proc/PID/fd/N`. The kernel frees it when both are gone, however they ended. If that is impossible (no memfd, or a
+/proc that hides the owner), a file in /dev/shm is used; the reader unlinks it as soon as it is attached, and otherwise
+the owner when it ends.
 
-An engine on a CPU that keeps its weights in such memory (`share`) spares every sync a copy: other processes read them
-where they are (`lent`).
+An engine on a CPU that keeps its weights in such memory (`share`) saves a copy in every sync: other processes read them
+in place (`lent`).
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from torch import Tensor
 from rlsdk.interfaces import WeightSyncError
 
 PAGE_BYTES = 1 << 21
-"""Blocks are made in multiples of this, so that buckets of nearly equal size reuse one block."""
+"""Sizes of blocks are multiples of this, so that buckets of nearly equal size reuse one block."""
 
 
 class AttachError(WeightSyncError):
-    """This process cannot open the owner's memory; another transport may still reach."""
+    """This process cannot open the owner's memory; another transport may work."""
 
 
 @dataclass(frozen=True)
 class BlockName:
-    """How another process finds a block."""
+    """Address of a block for another process."""
 
     path: str
     inode: int
-    """Tells a block from a later one that got the same path."""
+    """Distinguishes a block from a later one with the same path."""
     num_bytes: int
     unlink: bool
-    """The reader removes `path` once it is attached."""
+    """Whether the reader removes `path` once it is attached."""
 
 
 class SharedBlock:
@@ -57,7 +57,7 @@ class SharedBlock:
             fd, path = tempfile.mkstemp(prefix=f"rlsdk-weights-{os.getpid()}-", dir=folder)
         where = None if anonymous else path
         try:
-            # Takes the pages now: a full /dev/shm is an error here, and not a bus error at the first write.
+            # Allocates the pages now: a full /dev/shm is an error here, instead of a bus error at the first write.
             os.posix_fallocate(fd, 0, size)
             memory = mmap.mmap(fd, size)
         except OSError as error:
@@ -65,12 +65,12 @@ class SharedBlock:
             raise WeightSyncError(f"cannot take {size} bytes of shared memory at {path}: {error}") from error
         self._release = weakref.finalize(memory, _release, fd, where)
         self.memory = weakref.ref(memory)
-        """Lives as long as a tensor refers to it; so does the descriptor, unless `close` ends it before."""
+        """Lives as long as a tensor refers to it, as does the descriptor, unless `close` closes it earlier."""
         self.tensor: Tensor = torch.frombuffer(memory, dtype=torch.uint8)
         self.name = BlockName(path=path, inode=os.fstat(fd).st_ino, num_bytes=size, unlink=not anonymous)
 
     def close(self) -> None:
-        """Nobody can attach any more; gives the memory back once no tensor refers to it."""
+        """Prevents further attaching; frees the memory once no tensor refers to it."""
         self.tensor = torch.empty(0, dtype=torch.uint8)
         self._release()
 
@@ -83,16 +83,16 @@ def _release(fd: int, path: str | None) -> None:
 
 
 SHARED_WEIGHTS = "rlsdk-weights"
-"""What /proc/PID/maps calls the blocks of `share`."""
+"""Name of the blocks of `share` in /proc/PID/maps."""
 ALIGNMENT = 64
 """Bytes: shared tensors start at multiples of a cache line."""
 _shared: dict[int, tuple[int, BlockName]] = {}
-"""First address -> first address after, and name, of each block that `share` made and that is in use."""
+"""First address -> end address and name of each block of `share` that is in use."""
 
 
 def share(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of CPU tensors, contiguous, in one block that other processes of this node can map. It goes with the last
-    of them. Where the system has no anonymous shared memory, the tensors themselves."""
+    """Copies CPU tensors, contiguous, into one block that other processes of this node can map. It is freed with the
+    last of them. If the system has no anonymous shared memory, returns the tensors themselves."""
     if not tensors or not hasattr(os, "memfd_create"):
         return list(tensors)
     starts, end = [], 0
@@ -106,7 +106,7 @@ def share(tensors: Sequence[Tensor]) -> list[Tensor]:
     weakref.finalize(memory, _shared.pop, first)
     found = []
     for tensor, start in zip(tensors, starts, strict=True):
-        # Each has its own storage: what is saved or sent of one must not carry the others along.
+        # Each has its own storage: saving or sending one must not include the others.
         values = torch.empty(0, dtype=tensor.dtype)
         if tensor.numel():
             values = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start)
@@ -115,7 +115,7 @@ def share(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def lent(tensor: Tensor) -> tuple[BlockName, int] | None:
-    """The block that a tensor lies in, and the byte in it at which it begins; None where its memory is private."""
+    """The block that contains a tensor, and its byte offset in it; None if its memory is private."""
     if tensor.device.type != "cpu":
         return None
     at = tensor.data_ptr()
@@ -123,14 +123,14 @@ def lent(tensor: Tensor) -> tuple[BlockName, int] | None:
 
 
 def attach(name: BlockName, *, private: bool = False) -> Tensor:
-    """The other end: the block's bytes, `[num_bytes]` uint8, for as long as the tensor lives.
+    """The reader's end: the block's bytes, `[num_bytes]` uint8, as long as the tensor lives.
 
     Args:
         name: from the owner.
-        private: what is written here stays in this process; else the owner sees it.
+        private: writes stay in this process; False: the owner sees them.
 
     Raises:
-        AttachError: the block cannot be opened from here, or is another one by now.
+        AttachError: the block cannot be opened from here, or was replaced by another one.
     """
     try:
         fd = os.open(name.path, os.O_RDWR | os.O_CLOEXEC)

@@ -15,23 +15,23 @@ from rlsdk.interfaces import Box, WeightShard
 
 ALIGNMENT = 64
 BlockName = tuple[int, int, int]
-"""Process, file descriptor in it, bytes."""
+"""Process id, file descriptor in it, number of bytes."""
 
 
 class Entry(NamedTuple):
-    """A shard in a block. Plain values: some ways to a worker leave nothing but lists of them."""
+    """A shard in a block. Plain values, since some ways to a worker reduce everything to lists."""
 
     name: str
     start: Sequence[int]
     size: Sequence[int]
-    """With `start`: the box."""
+    """Size of the box that begins at `start`."""
     dtype: str
     offset: int
-    """Bytes from the start of the block."""
+    """Offset in bytes in the block."""
 
 
 class Staging:
-    """One block, filled and sent again and again. Nothing is left behind, whatever ends either process."""
+    """One block that is filled and sent repeatedly. Freed by the kernel, however either process ends."""
 
     def __init__(self, num_bytes: int) -> None:
         self._file = os.memfd_create("rlsdk-weights")
@@ -43,7 +43,7 @@ class Staging:
         self._used = 0
 
     def put(self, shard: WeightShard) -> bool:
-        """Copies a shard in; False where there is no room left."""
+        """Copies a shard into the block; False if it does not fit any more."""
         size = shard.tensor.numel() * shard.tensor.element_size()
         if self._used + size > self.name[2]:
             return False
@@ -55,7 +55,7 @@ class Staging:
         return True
 
     def values(self) -> bytes:
-        """A copy of what was put in, for who cannot map this memory."""
+        """A copy of the content, for processes that cannot map this memory."""
         return bytes(self._map[: self._used])
 
     def clear(self) -> None:
@@ -69,7 +69,7 @@ class Staging:
 
 @contextmanager
 def attached(block: BlockName, entries: Sequence[Sequence[Any]]) -> Iterator[Iterator[WeightShard]]:
-    """The shards of a block of another process, as views of it. `entries` are the values of its `Entry`s."""
+    """The shards of another process's block, as views of it. `entries` are the values of its `Entry`s."""
     process, descriptor, num_bytes = block
     with open(f"/proc/{process}/fd/{descriptor}", "r+b") as file, mmap.mmap(file.fileno(), num_bytes) as memory:
         whole = torch.frombuffer(memory, dtype=torch.uint8)
@@ -80,7 +80,7 @@ def attached(block: BlockName, entries: Sequence[Sequence[Any]]) -> Iterator[Ite
 
 
 def copied(values: bytes, entries: Sequence[Sequence[Any]]) -> Iterator[WeightShard]:
-    """The shards of a block whose values came along (`Staging.values`)."""
+    """The shards of a block whose values were sent along (`Staging.values`)."""
     whole = torch.frombuffer(bytearray(values), dtype=torch.uint8)
     return (_shard(whole, Entry(*entry)) for entry in entries)
 
@@ -93,11 +93,10 @@ def _shard(whole: Tensor, entry: Entry) -> WeightShard:
 
 
 def batches(shards: Iterator[WeightShard], num_bytes: int) -> Iterator[Staging]:
-    """Fills a block over and over, and yields it each time that it is full. A shard that is larger than the block is
-    cut.
+    """Fills a block repeatedly, and yields it whenever it is full. A shard that is larger than the block is split.
 
     Raises:
-        ValueError: a block does not hold one element.
+        ValueError: a block is smaller than one element.
     """
     block = Staging(num_bytes)
     try:
@@ -115,7 +114,8 @@ def batches(shards: Iterator[WeightShard], num_bytes: int) -> Iterator[Staging]:
 
 
 def cut(shard: WeightShard, num_bytes: int) -> Iterator[WeightShard]:
-    """Pieces of at most so many bytes, cut along the first dimension; where one row is larger, along the next too."""
+    """Splits a tensor into pieces of at most this many bytes along the first dimension; if one row is larger, along the
+    next too."""
     size = shard.tensor.numel() * shard.tensor.element_size()
     axis = next((at for at, length in enumerate(shard.box.size) if length > 1), None)
     if size <= num_bytes or axis is None:

@@ -1,4 +1,4 @@
-"""Stop strings: found in the text of the newest tokens, also across token boundaries."""
+"""Finds stop strings in the text of the newest tokens, also across token boundaries."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BYTES_PER_CHARACTER = 4
-"""At most, in UTF-8; a token of a byte-level vocabulary may be a single byte."""
+"""Most bytes of a character in UTF-8; a token of a byte-level vocabulary may be a single byte."""
 CONTEXT = 4
-"""Tokens before the window that are decoded with it: some tokenizers drop a space at the start of a text."""
+"""Tokens before the window that are decoded with it, because some tokenizers drop a space at the start of a text."""
 
 
 class StopText:
-    """Reads the tokenizer of a model when it is first needed."""
+    """Finds stop strings; loads the model's tokenizer on first use."""
 
     def __init__(self, model: ModelSpec) -> None:
         self.model = model
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Raises: ConfigError: the model has none."""
+        """The tokenizer. Raises `ConfigError` if the model has none."""
         model = self.model
         return load_tokenizer(model.path, revision=model.revision, trust_remote_code=model.trust_remote_code)
 
     def window(self, strings: Sequence[str]) -> int:
-        """Newest tokens among which the strings can end: each stands for one byte at least."""
+        """Number of newest tokens that can contain the strings: each token is at least one byte."""
         return BYTES_PER_CHARACTER * max(len(string) for string in strings) + CONTEXT
 
     def ends(self, strings: Sequence[str], token_ids: Sequence[int]) -> bool:
-        """True where one of the strings stands in the text of these tokens, the newest of a response."""
+        """Whether the text of these tokens, the newest of a response, contains one of the strings."""
         text = self.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
         return any(string in text for string in strings)
 
     def ended(self, strings: Sequence[str], token_ids: Sequence[int], before: Sequence[int] = ()) -> bool:
-        """True where the newest of a response's tokens end it: one of the strings, if there are any, has come.
+        """Whether the newest tokens of a response complete one of the strings.
 
         Args:
-            strings: what ends it.
+            strings: stop strings; may be empty.
             token_ids: of the response.
-            before: tokens of the response in front of those: a string may begin there.
+            before: tokens of the response before these, in which a string may begin.
         """
         if not strings or len(token_ids) == 0:
             return False
@@ -56,6 +56,6 @@ class StopText:
         return self.ends(strings, newest)
 
     def prepare(self, strings: Sequence[str]) -> None:
-        """Raises: ConfigError: strings are wanted, and the model has no tokenizer."""
+        """Loads the tokenizer if there are strings. Raises `ConfigError` if the model has none."""
         if strings:
             _ = self.tokenizer

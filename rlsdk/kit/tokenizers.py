@@ -13,11 +13,11 @@ SPECIAL = ("<pad>", "<eos>", "<unk>")
 
 
 def write_char_tokenizer(folder: Path, characters: str, *, lowercase: bool = False) -> PreTrainedTokenizerFast:
-    """A tokenizer of single characters; decoding gives back exactly what was encoded.
+    """Writes a tokenizer of single characters; decoding returns exactly the encoded text.
 
     Args:
-        folder: where its files are written.
-        characters: each once; others become `<unk>`.
+        folder: for its files.
+        characters: the vocabulary, without duplicates; other characters become `<unk>`.
         lowercase: lower-cases text before it is encoded.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -32,7 +32,7 @@ def write_char_tokenizer(folder: Path, characters: str, *, lowercase: bool = Fal
 
 
 def write_byte_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """A tokenizer of single bytes: any text, 256 tokens and three special ones."""
+    """Writes a tokenizer of single bytes: any text, 256 tokens and three special ones."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

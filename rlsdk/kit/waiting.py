@@ -1,4 +1,4 @@
-"""Waits for work of another thread or loop whose processes may die silently meanwhile."""
+"""Waits for work of another thread or loop whose processes may die silently."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 LOOK_S = 1.0
-"""Between two looks at what the work needs."""
+"""Seconds between checks of what the work needs."""
 
 
 def _never() -> float:
@@ -25,15 +25,15 @@ def result_while(
     idle_s: Callable[[], float] = _never,
     late: Callable[[], BaseException] = TimeoutError,
 ) -> Result:
-    """Returns what a future brings, also where it is done just as the time is over; raises what it raises.
+    """Returns or raises the result of a future, even if it is done just when the time is over.
 
     Args:
-        future: cancelled where the wait ends before it.
-        timeout_s: for the whole wait; infinite: as long as it takes.
-        look: called every second, and before the wait is given up; what it raises ends the wait.
-        idle_s: seconds without a sign of progress (`rlsdk.kit.progress.idle_s`): the limit counts from the last sign.
-            Not given: none is heeded.
-        late: makes the error for a wait that took longer.
+        future: cancelled if the wait ends first.
+        timeout_s: limit of the whole wait; infinite: no limit.
+        look: called every second, and before the wait times out; its exception ends the wait.
+        idle_s: seconds since the last progress (`rlsdk.kit.progress.idle_s`), from which the limit counts. Not given:
+            progress is ignored.
+        late: creates the error of a timeout.
 
     Raises:
         TimeoutError: it took longer, unless `late` makes another error.

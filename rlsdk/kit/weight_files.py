@@ -15,11 +15,11 @@ from rlsdk.interfaces import ConfigError, ModelSpec
 from rlsdk.kit.model_files import INDEX, WEIGHTS
 
 HEADS = ("score", "classifier")
-"""Modules that make values and scores, which a language model's checkpoint does not have."""
+"""Head modules of values and scores, which checkpoints of language models do not have."""
 
 
 def checkpoint_files(spec: ModelSpec) -> dict[str, Path]:
-    """Tensor name -> safetensors file that holds it.
+    """Tensor name -> safetensors file that contains it.
 
     Raises:
         ConfigError: the model has no safetensors.
@@ -39,7 +39,7 @@ def checkpoint_files(spec: ModelSpec) -> dict[str, Path]:
 
 
 def new_heads(model: Any, seed: int) -> dict[str, Tensor]:
-    """Values of a head that the checkpoint does not have, drawn as transformers draws them, the same on every rank."""
+    """Initial values of a head that the checkpoint lacks, drawn as transformers does, the same on every rank."""
     values: dict[str, Tensor] = {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,8 +1,8 @@
 """Finds where each canonical tensor is stored in the engine's own memory, by tracing its weight loaders.
 
-Engines join query, key and value, or gate and up, in one parameter, pad vocabularies and cut over workers. All of that
-is in the loaders of each model class. They are run once on tensors that have a shape and no values: every copy that
-they try to make says which box of which canonical tensor goes where.
+Engines fuse query, key and value, or gate and up, in one parameter, pad vocabularies and split over workers. The
+loaders of each model class implement all that. They are run once on tensors with a shape but no values: every attempted
+copy shows which box of which canonical tensor goes where.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class Piece:
 def trace_loaders(
     load: Loader, shapes: Mapping[str, Sequence[int]], sources: Sequence[Source] | None = None
 ) -> dict[str, list[Piece]]:
-    """Runs `load` over all tensors without moving a value.
+    """Runs `load` on all tensors without copying values.
 
     Args:
-        load: what takes (name, tensor) pairs into a model.
+        load: loads (name, tensor) pairs into a model.
         shapes: canonical name -> full shape.
-        sources: what it is given; None: the canonical tensors.
+        sources: the tensors to load; None: the canonical tensors.
 
     Returns:
-        The pieces of each canonical tensor that this process holds; a tensor of which it holds none, or whose path
-        could not be followed, has an empty list.
+        The pieces of each canonical tensor in this process; empty for a tensor of which it has none, or that could not
+        be traced.
     """
     recorder = Recorder()
     given = sources if sources is not None else [Source.whole(name, shape) for name, shape in shapes.items()]
@@ -52,20 +52,21 @@ def trace_loaders(
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes copies out of stand-ins in place of making them, and follows what is cut, copied and joined of them."""
+    """Records copies from placeholder tensors instead of executing them, and follows their slices, copies and
+    concatenations."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.pieces: dict[str, list[Piece]] = {}
         self._held: dict[int, tuple[Tensor, tuple[Part, ...]]] = {}
-        """By storage. Kept alive: a storage is known by its address."""
+        """Parts by storage. Kept alive, because a storage is identified by its address."""
 
     def stand_in(self, source: Source) -> Tensor:
-        """A tensor without values."""
+        """A placeholder tensor without values."""
         return self._hold(torch.empty(source.shape, device="meta"), source.parts)
 
     def parts(self, tensor: Tensor) -> tuple[Part, ...]:
-        """What of a tensor is known to come from stand-ins; nothing where it is no box of one."""
+        """The parts of a tensor that come from placeholders; empty if it is not a box of one."""
         held = self._held.get(tensor.untyped_storage()._cdata) if tensor.is_meta else None
         place = None if held is None else place_of(tensor, held[0])
         if held is None or place is None:
@@ -81,7 +82,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0]
         result = func(*args, **(kwargs or {}))
         if func._schema.is_mutable and isinstance(args[0], Tensor) and args[0].is_meta:
-            # Written over: the values are no longer those of a canonical tensor.
+            # Overwritten: the values are no longer those of a canonical tensor.
             self._hold(args[0], ())
         follow = FOLLOWED.get(func)
         if follow is not None and result.is_meta and (found := follow(self, args, kwargs or {})):
@@ -96,7 +97,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for part in parts:
             memory = target.detach()[part.box.slices(Box.whole(tuple(target.shape)))]
             origin = part.origin()
-            # Dimensions that a loader took one index of are back, with a size of one.
+            # Restores indexed dimensions, with size one.
             strides = [1] * len(origin.size)
             for dim, stride in zip(part.dims, memory.stride(), strict=True):
                 if dim is not None:
@@ -110,7 +111,7 @@ def _copied(recorder: Recorder, args: Sequence[Any], _: Mapping[str, Any]) -> tu
 
 
 def _joined(recorder: Recorder, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Part, ...]:
-    """Of `cat`."""
+    """Parts of the result of `cat`."""
     dim, found, at = (args[1] if len(args) > 1 else kwargs.get("dim", 0)), [], 0
     for tensor in args[0]:
         found += [part.moved(dim % tensor.dim(), at) for part in recorder.parts(tensor)]
@@ -119,7 +120,7 @@ def _joined(recorder: Recorder, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def _stacked(recorder: Recorder, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Part, ...]:
-    """Of `stack`."""
+    """Parts of the result of `stack`."""
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
     return tuple(
         part.stacked(dim % (tensor.dim() + 1), at)
@@ -134,4 +135,4 @@ FOLLOWED: dict[Any, Callable[[Recorder, Sequence[Any], Mapping[str, Any]], tuple
     torch.ops.aten.cat.default: _joined,
     torch.ops.aten.stack.default: _stacked,
 }
-"""What makes new tensors out of the values of others, each value as it was."""
+"""Operations that create tensors from unchanged values of others."""

@@ -1,8 +1,8 @@
-"""Computes from a decoder's configuration what each worker of a rollout engine would hold: for forecasts of engines
-whose workers receive their own parts.
+"""Forecasts, from a decoder's configuration, what each worker of a rollout engine holds, for engines whose workers
+receive their own parts.
 
-As vLLM cuts: tensor parallelism cuts heads, inner dimensions and the padded vocabulary, pipeline stages have whole
-layers, and experts are cut, or dealt out, over all ranks of a stage.
+The split is vLLM's: tensor parallelism splits heads, inner dimensions and the padded vocabulary; pipeline stages have
+whole layers; experts are split, or distributed, over all ranks of a stage.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from rlsdk.interfaces import Box, RankContext, RolloutSpec, WeightLayout
 from rlsdk.kit.forecast import ModelTensors
 
 ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "q_b_proj", "kv_b_proj")
-"""Modules of which every worker has some outputs."""
+"""Modules that are split by output features."""
 COLUMNS = ("o_proj", "down_proj")
-"""Modules of which every worker has some inputs; a bias is whole."""
+"""Modules that are split by input features; their bias is replicated."""
 VOCABULARY = ("embed_tokens", "lm_head")
 WHOLE = ("q_a_proj", "kv_a_proj_with_mqa", "gate", "shared_expert_gate", "sinks")
-"""Modules that every worker has whole, besides norms."""
+"""Replicated modules besides norms."""
 VOCABULARY_PAD = 64
-"""Rows of the vocabulary are padded to a multiple of this before they are cut."""
+"""Vocabulary rows are padded to a multiple of this before they are split."""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
@@ -38,13 +38,13 @@ def worker_layouts(
     pad: int = VOCABULARY_PAD,
     on_their_nodes: bool = False,
 ) -> tuple[WeightLayout, ...] | None:
-    """One layout per worker of a replica; None where the model has tensors of which it is not known how they are cut.
+    """One layout per worker of a replica; None if it is unknown how some tensor of the model is split.
 
     Args:
         tensors: of the model.
         config: its transformers configuration.
         ctx: of the replica.
-        spec: says how it is split.
+        spec: has the parallel sizes.
         pad: the vocabulary is padded to a multiple of this.
         on_their_nodes: on CPUs too, workers start on the nodes of `ctx`. False: the replica's process starts them all.
     """
@@ -69,11 +69,11 @@ def worker_layouts(
 
 
 class _UnknownTensorError(Exception):
-    """Nobody knows how it is cut."""
+    """It is unknown how the tensor is split."""
 
 
 class _Part:
-    """Of one worker."""
+    """The part of one worker."""
 
     def __init__(
         self, shapes: Mapping[str, tuple[int, ...]], config: Any, spec: RolloutSpec, worker: int, pad: int
@@ -86,14 +86,14 @@ class _Part:
         self._layers = _stages(config.num_hidden_layers, spec.pp_size)[stage]
         copy = worker // (spec.tp_size * spec.pp_size)
         self._experts = spec.tp_size * spec.dp_size, copy * spec.tp_size + self._tp_rank
-        """(ranks that share experts, which of them this is)."""
+        """(number of ranks that share experts, index of this one)."""
         self._dealt = spec.ep_size > 1
 
     def boxes(self, name: str) -> Iterator[Box]:
-        """What it holds of a tensor.
+        """Boxes of a tensor that it holds.
 
         Raises:
-            _UnknownTensorError: nobody knows.
+            _UnknownTensorError: it is unknown how the tensor is split.
         """
         layer = _LAYER.search(name)
         if layer is not None:
@@ -103,7 +103,7 @@ class _Part:
         yield from self.cut(name) if here else self._checked(name)
 
     def cut(self, name: str) -> Iterator[Box]:
-        """As `boxes`, where the stage has the layer."""
+        """As `boxes`, if the stage has the layer."""
         if ".experts" in name:
             yield from self._of_experts(name)
             return
@@ -125,7 +125,7 @@ class _Part:
             raise _UnknownTensorError(name)
 
     def _checked(self, name: str) -> Iterator[Box]:
-        """Nothing; it is known how it would be cut."""
+        """No boxes, after a check that the split is known."""
         for _ in self.cut(name):
             break
         yield from ()
@@ -150,7 +150,7 @@ class _Part:
         elif kind == "down_proj":
             yield _share(shape, 2, shape[2] // ranks, rank)
         else:
-            # Rows of the gate, and after all of them those of what it gates.
+            # Rows of the gate, then those of the up projection.
             inner = shape[1] // 2
             for first in (0, inner):
                 size = inner // ranks
@@ -158,11 +158,11 @@ class _Part:
 
 
 EXPERT_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts")
-"""Names of that number in configurations."""
+"""Names of the number of experts in configurations."""
 
 
 def _share(shape: tuple[int, ...], dim: int, size: int, rank: int) -> Box:
-    """Part `rank` of size `size` along a dimension, as far as there is one."""
+    """Part `rank` of size `size` along a dimension, up to its end."""
     low, high = min(shape[dim], rank * size), min(shape[dim], (rank + 1) * size)
     offset, extent = [0] * len(shape), list(shape)
     offset[dim], extent[dim] = low, high - low
@@ -170,7 +170,7 @@ def _share(shape: tuple[int, ...], dim: int, size: int, rank: int) -> Box:
 
 
 def _stages(layers: int, count: int) -> list[range]:
-    """Layers of each stage; what is left over goes to the last ones but the very last, from the back."""
+    """Number of layers of each stage; remaining layers go to the last stages except the very last, from the back."""
     sizes = [layers // count] * count
     for at in range(2, layers % count + 2):
         sizes[-at] += 1
@@ -179,7 +179,7 @@ def _stages(layers: int, count: int) -> list[range]:
 
 
 def _dealt(experts: int, ranks: int) -> list[range]:
-    """Experts of each rank; the first have one more where it does not go even."""
+    """Experts of each rank; the first ranks have one more if the number does not divide."""
     base, more = divmod(experts, ranks)
     ends = [at * base + min(at, more) for at in range(ranks + 1)]
     return [range(first, last) for first, last in pairwise(ends)]
