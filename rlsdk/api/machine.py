@@ -1,4 +1,4 @@
-"""What a run would be, and what is wrong with a machine: `rlsdk.plan` and `rlsdk.doctor`."""
+"""Plans of runs and diagnosis of machines: `rlsdk.plan` and `rlsdk.doctor`."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ def run_plan(settings: Settings, *, hardware: str | None = None, calibration: Pa
 
 
 def doctor(run_dir: str | os.PathLike[str] = "runs", *, ray_address: str | None = None) -> Table:
-    """What is wrong with this machine and its environment.
+    """Diagnoses this machine and its environment.
 
     Args:
-        run_dir: folder that runs are written to: is there room?
-        ray_address: also look at this running Ray cluster.
+        run_dir: folder of runs, whose free space is checked.
+        ray_address: also checks this running Ray cluster.
 
     Returns:
         A row for each thing that was looked at: `check`, `state` (`ok`, `warning`, `fault`), `found`, and `fix`, the
@@ -94,7 +94,7 @@ def doctor(run_dir: str | os.PathLike[str] = "runs", *, ray_address: str | None 
 
 
 def findings(run_dir: Path, ray_address: str | None) -> Iterator[Finding]:
-    """Each finding as soon as it is made."""
+    """Yields each finding as soon as it is known."""
     from rlsdk.diagnosis import examine
 
     yield from examine(run_dir, ray_address)
@@ -102,7 +102,7 @@ def findings(run_dir: Path, ray_address: str | None) -> Iterator[Finding]:
 
 
 def graders() -> Finding:
-    """What confines the processes that grade what a model wrote, on this system."""
+    """Confinement of grading processes on this system."""
     from rlsdk.diagnosis import Finding, Health
     from rlsdk.rewards.confine import probe
 

@@ -1,4 +1,4 @@
-"""What is known of a model before anything is loaded: its `config.json`."""
+"""Reads the `config.json` of models, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rlsdk.kit.model_files import tokenizer_fault, weights_fault
 
 SHAPE = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
          "num_key_value_heads", "head_dim", "vocab_size")  # fmt: skip
-"""Fields of a `config.json` that tensors take their shapes from."""
+"""Fields of a `config.json` that determine the shapes of tensors."""
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def model_fields(config: RunConfig) -> Mapping[str, Any]:
-    """`config.json` of the model: a folder's, or one of the hub. Empty where the configuration names no model.
+    """`config.json` of the model, from a folder or the hub. Empty if the configuration names no model.
 
     Raises:
         ConfigError: the folder holds no model; or there is none, and the hub has no model of this name either.
@@ -28,7 +28,7 @@ def model_fields(config: RunConfig) -> Mapping[str, Any]:
 
 
 def other_models(config: RunConfig) -> Mapping[str, Mapping[str, Any]]:
-    """The same of every role whose model is not the policy's, by role.
+    """`config.json` by role, of every role whose model is not the policy's.
 
     Raises:
         ConfigError: as `model_fields`.
@@ -41,7 +41,7 @@ def other_models(config: RunConfig) -> Mapping[str, Mapping[str, Any]]:
 
 
 def fields_of(path: str, revision: str | None, field: str) -> Mapping[str, Any]:
-    """`config.json` of a model's folder, or of one of the hub; errors begin with the name of the field.
+    """`config.json` of a model, from a folder or the hub; errors begin with the name of the field.
 
     Raises:
         ConfigError: the folder holds no model; or there is none, and the hub has no model of this name either.
@@ -108,12 +108,12 @@ def file_problems(config: RunConfig, table: Sequence[Role]) -> Iterator[Problem]
 
 
 def check_same_model(config: RunConfig, checkpoint: Path) -> None:
-    """Refuses to continue from a checkpoint of a model of another shape, before anything is started.
+    """Refuses to continue from a checkpoint of a model with other shapes, before anything is started.
 
-    A checkpoint that holds no model in Hugging Face form is left to the engine, which compares every tensor.
+    A checkpoint without a model in Hugging Face format is left to the engine, which compares every tensor.
 
     Raises:
-        ConfigError: names the fields of `config.json` that differ.
+        ConfigError: names the differing fields of `config.json`.
     """
     file = checkpoint / "model" / "config.json"
     if config.model.path is None or not file.is_file():

@@ -20,23 +20,23 @@ class Replica:
     def __init__(self, rates: Rates) -> None:
         self.rates = rates
         self.heap: list[tuple[float, int]] = []
-        """By the tokens that each sample since the start would have when it ends: group."""
+        """Heap of (value of `made` at which the sample ends, group)."""
         self.waiting: deque[tuple[int, int]] = deque()
-        """Group and tokens of samples without a place."""
+        """Group and tokens of samples without a slot."""
         self.made = 0.0
-        """Tokens that a sample which ran since the start would have."""
+        """Tokens of a sample that has run since the start."""
         self.admitted = 0.0
-        """Sum of `made` at the admission of those that run."""
+        """Sum of `made` at the admission of the running samples."""
         self.since = 0.0
         self.stamp = 0
         self.slowdown = 1.0
         self.pace = 1.0
-        """Seconds of its decoding steps now, over those of the rates."""
+        """Current time of its decoding steps relative to the rates."""
         self.occupied = 0.0
-        """Places times seconds."""
+        """Slot-seconds."""
 
     def advance(self, now: float, *, paused: bool) -> None:
-        """Brings the count to this time."""
+        """Advances to this time."""
         running = len(self.heap)
         if running and not paused:
             self.occupied += running * (now - self.since)
@@ -48,19 +48,19 @@ class Replica:
         return self.slowdown * self.pace * seconds
 
     def fill(self) -> None:
-        """Waiting samples take free places."""
+        """Admits waiting samples to free slots."""
         while self.waiting and len(self.heap) < self.rates.max_running:
             group, tokens = self.waiting.popleft()
             self.admitted += self.made
             heapq.heappush(self.heap, (self.made + tokens, group))
 
     def next_end(self) -> float | None:
-        """When the next sample ends."""
+        """Time at which the next sample ends."""
         if not self.heap:
             return None
         return self.since + max(self.heap[0][0] - self.made, 0.0) * self.step_s()
 
     def recompute_s(self) -> float:
-        """Seconds for the keys and values of what runs."""
+        """Seconds to recompute the KV cache of running samples."""
         tokens = len(self.heap) * (self.made + self.rates.prompt_tokens) - self.admitted
         return self.pace * max(tokens, 0.0) / self.rates.prefill_tokens_per_s

@@ -1,4 +1,4 @@
-"""The move of weights, summed up from the plan that a run would carry out."""
+"""Summary of the weight transfer, from the plan that a run would execute."""
 
 from __future__ import annotations
 
@@ -16,51 +16,51 @@ from rlsdk.sharding.relays import INTER_NODE_BYTES_S, INTRA_NODE_BYTES_S
 from rlsdk.sharding.transports import InProcessTransport, allowed_transports, named_transports
 
 MAX_BYTES = 200 * 10**9
-"""That are cut into buckets for their size. Targets are much alike: the first of them stand for all."""
+"""Most bytes that are split into buckets to determine sizes. Targets are similar, so the first ones represent all."""
 LINKS_GB_S = {"between nodes": INTER_NODE_BYTES_S / 1e9, "within a node": INTRA_NODE_BYTES_S / 1e9}
-"""That `ReshardSummary.predicted_s` counts with."""
+"""Link bandwidths in GB/s for `ReshardSummary.predicted_s`."""
 BLOCKS = 2
-"""That a source keeps for each target: one is read while the other is filled."""
+"""Blocks of a source per target: one is read while the other is filled."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReshardSummary:
-    """One sync."""
+    """Summary of one sync."""
 
     num_tensors: int
     num_parameters: int
     targets: int
-    """Places that weights are delivered to."""
+    """Number of targets of weights."""
     workers: int
-    """Of those, workers of rollout engines that take their own parts."""
+    """Number of these that are workers of rollout engines and receive their own parts."""
     place_bytes: tuple[int, int]
-    """That reach one place: least, most."""
+    """Smallest and largest number of bytes that one target receives."""
     num_bytes: int
-    """That reach all targets together."""
+    """Bytes that all targets together receive."""
     moved_bytes: int
-    """Of those, what crosses a process boundary."""
+    """Bytes of these that cross a process boundary."""
     lower_bound_bytes: int
-    """Least that has to."""
+    """Lower bound of the bytes that must cross a process boundary."""
     between_nodes_bytes: int
     by_transport: Mapping[str, int]
     busiest_source_bytes: int
     bucket_bytes: int
     sending_bytes: int
-    """Memory of the blocks of the source that has most of them: two for each target that it serves."""
+    """Memory of the transfer blocks of the source with the most: two for each of its targets."""
     predicted_s: float | None
-    """Of the busiest link of any device, kept full (`ReshardPlan.predicted_s`)."""
+    """Seconds of the busiest link of any device at full bandwidth (`ReshardPlan.predicted_s`)."""
     receiving_bytes: int
-    """Memory of the blocks that the target with most of them reads: two rounds of buckets at most."""
+    """Memory of the transfer blocks of the target with the most: at most two rounds of buckets."""
     quantized_tensors: int = 0
-    """Of the tensors, those that are quantized where they arrive."""
+    """Number of tensors that are quantized by targets."""
     quantizing_bytes: int = 0
-    """Most that a target keeps of one such tensor until its blocks are whole."""
+    """Most bytes of one such tensor that a target keeps until blocks are complete."""
 
 
 def layouts_of(
     forecast: Forecast, processes: Sequence[str], contexts: Sequence[RankContext]
 ) -> tuple[WeightLayout, ...]:
-    """Of all ranks, each in the process and on the device that host it."""
+    """Layouts of all ranks, each with its process and device."""
     return tuple(
         on_physical_device(layout if layout.process else replace(layout, process=process), ctx.accelerators)
         for layouts, process, ctx in zip(forecast.layouts, processes, contexts, strict=True)
@@ -69,7 +69,7 @@ def layouts_of(
 
 
 class _StoreOfTheRun(ObjectStoreTransport):
-    """This process is on no cluster, and the run will be."""
+    """Placeholder for the object store of the run's cluster, which this process is not part of."""
 
     @classmethod
     def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
@@ -79,7 +79,7 @@ class _StoreOfTheRun(ObjectStoreTransport):
 def plan_move(
     source: Sequence[WeightLayout], target: Sequence[WeightLayout], *, bucket_bytes: int, transport: str = "auto"
 ) -> ReshardPlan:
-    """The plan that a run between these layouts would carry out.
+    """The plan that a run between these layouts would execute.
 
     Raises:
         LayoutError: as `summarize`.
@@ -92,10 +92,10 @@ def plan_move(
 def summarize(
     source: Sequence[WeightLayout], target: Sequence[WeightLayout], *, bucket_bytes: int, transport: str = "auto"
 ) -> ReshardSummary:
-    """Plans the move and counts it.
+    """Plans the transfer and summarizes it.
 
     Raises:
-        LayoutError: the two sides do not fit, or the transport that was named does not reach between them.
+        LayoutError: the two sides do not match, or the chosen transport cannot connect them.
     """
     plan = plan_move(source, target, bucket_bytes=bucket_bytes, transport=transport)
     routes = bytes_by_route(plan)
@@ -130,7 +130,7 @@ def summarize(
 
 
 def block_bytes(plan: ReshardPlan) -> tuple[int, int]:
-    """(of the source, of the target that need most): what is kept between two processes while weights move."""
+    """(bytes of the source, of the target with the largest need): memory between two processes during a transfer."""
     by_source: dict[int, int] = {}
     most = looked = seen = 0
     for part in plan.parts:
@@ -157,5 +157,5 @@ def largest_buckets(part: Sequence[Bucket]) -> dict[int, int]:
 
 
 def num_parameters(plan: ReshardPlan) -> int:
-    """Of the model, tied copies counted once."""
+    """Number of parameters of the model; tied copies count once."""
     return sum(math.prod(meta.shape) for meta in plan.tensors.values())

@@ -1,4 +1,4 @@
-"""A schedule in virtual time: the real state machine, replicas and a training pool that only count."""
+"""Simulates a schedule in virtual time: the real state machine, with replicas and a training pool that only count."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rlsdk.rollouts.schedule import Command
 
 
 class _Kind(IntEnum):
-    """What an event of the clock is."""
+    """Kind of an event."""
 
     DECODED = auto()
-    """A replica has drawn the last token of a sample."""
+    """A replica has sampled the last token of a sample."""
     SAMPLED = auto()
-    """The controller has that sample."""
+    """The controller has received the sample."""
     GRADED = auto()
-    """A sample has its grade."""
+    """A sample is graded."""
     UPDATED = auto()
     """The update of a step is done."""
     PUBLISHED = auto()
@@ -33,7 +33,7 @@ class _Kind(IntEnum):
 
 @dataclass(kw_only=True)
 class _Clock:
-    """Events to come, in time and then in the order in which they were planned."""
+    """Future events by time, then in the order in which they were scheduled."""
 
     heap: list[tuple[float, int, _Kind, int, int]] = field(default_factory=list)
     count: itertools.count[int] = field(default_factory=itertools.count)
@@ -44,30 +44,30 @@ class _Clock:
 
 @dataclass(kw_only=True)
 class _Training:
-    """The step that trains."""
+    """The step in training."""
 
     step: int
     left_s: float
-    """Of it, with nobody beside it."""
+    """Remaining seconds without concurrent work."""
     since: float
     stamp: int = 0
 
 
 class Simulation:
-    """One setting, from the first step to the last."""
+    """Simulation of one setting, from the first step to the last."""
 
     def __init__(self, setting: Setting, rates: Rates, lengths: Sequence[int], *, steps: int) -> None:
-        """`lengths`: tokens of each sample, group after group, over and over."""
+        """`lengths`: tokens of each sample, by group, repeated cyclically."""
         self.setting, self.rates, self.lengths, self.steps = setting, rates, lengths, steps
         replicas = max(setting.rollout_devices // rates.devices_per_replica, 1)
         self.replicas = [Replica(rates) for _ in range(replicas)]
         self.load = [(0, at) for at in range(replicas)]
-        """Outstanding samples by replica; a heap, with entries that are out of date."""
+        """Outstanding samples by replica; a heap that may contain outdated entries."""
         self.outstanding = [0] * replicas
         self.left: dict[int, int] = {}
-        """Samples that are not graded, by group."""
+        """Ungraded samples by group."""
         self.drawing: dict[int, int] = {}
-        """Samples that still draw tokens, by group."""
+        """Running samples by group."""
         self.tokens: dict[int, int] = {}
         self.began: dict[int, int] = {}
         """By group: the step whose weights were served when it began."""
@@ -82,7 +82,7 @@ class Simulation:
         self.ends: list[float] = []
         self.trained_s: list[float] = []
         self.stale: list[list[int]] = []
-        """By step, samples of each age."""
+        """Number of samples of each age, by step."""
         self.num_events = 0
         self.schedule = Schedule(
             groups_per_step=setting.groups_per_step,
@@ -93,7 +93,7 @@ class Simulation:
         )
 
     def run(self) -> Simulated:
-        """To the end of the last step."""
+        """Runs until the end of the last step."""
         self.carry_out(self.schedule.begin())
         while self.clock.heap:
             at, _, kind, what, stamp = heapq.heappop(self.clock.heap)
@@ -127,8 +127,7 @@ class Simulation:
         )
 
     def window(self) -> tuple[int, int]:
-        """Positions of the steps between whose ends is measured: after the filling of the line, and before it runs
-        empty."""
+        """Range of steps that are measured: after the pipeline is filled, and before it drains."""
         edge = self.setting.max_staleness + 1
         return (edge, self.steps - 1 - edge) if self.setting.max_staleness else (0, self.steps - 1)
 
@@ -149,7 +148,7 @@ class Simulation:
                     pass
 
     def start(self, groups: Sequence[int]) -> None:
-        """A group goes whole to the replica with the least to do."""
+        """Starts a group on the replica with the least outstanding work."""
         count, touched, rates = self.setting.samples_per_group, set(), self.rates
         for group in groups:
             at = self.least()
@@ -169,7 +168,7 @@ class Simulation:
             self.replan(at)
 
     def vary(self, variation: float) -> float:
-        """A factor of 1 on the average; the same ones in every simulation."""
+        """A random factor with mean 1; the same sequence in every simulation."""
         return math.exp(self.chance.gauss(-0.5 * variation**2, variation)) if variation else 1.0
 
     def least(self) -> int:
@@ -178,7 +177,7 @@ class Simulation:
         return self.load[0][1]
 
     def replan(self, at: int) -> None:
-        """A replica's next end, after something in it has changed."""
+        """Schedules a replica's next finished sample again, after a change."""
         replica = self.replicas[at]
         replica.fill()
         replica.stamp += 1
@@ -203,7 +202,7 @@ class Simulation:
             self.sampled(group)
 
     def sampled(self, group: int) -> None:
-        """The controller has one more sample of a group."""
+        """The controller receives a sample of a group."""
         self.drawing[group] -= 1
         if not self.drawing[group]:
             del self.drawing[group]
@@ -215,7 +214,7 @@ class Simulation:
             self.graded(group)
 
     def graded(self, group: int) -> None:
-        """One more sample of a group has its grade."""
+        """A sample of a group is graded."""
         self.left[group] -= 1
         if not self.left[group]:
             del self.left[group]
@@ -246,8 +245,8 @@ class Simulation:
         self.tell(Updated(step))
 
     def share_cores(self) -> None:
-        """Where all processors are taken by devices that work, these give some of their time to the controller: what it
-        needs of a step, spread over the step before."""
+        """If all processors are busy with devices, these give time to the controller: its need per step, spread over
+        the previous step."""
         working = sum(bool(replica.heap) for replica in self.replicas) if not self.paused else 0
         busy = working * self.rates.devices_per_replica
         if self.training is not None:
@@ -271,7 +270,7 @@ class Simulation:
             self.clock.plan(end, _Kind.UPDATED, training.step, training.stamp)
 
     def publish(self, step: int) -> None:
-        """Replicas stand still; what runs is made ready for the new weights."""
+        """Replicas stop decoding; running samples are prepared for the new weights."""
         seconds = self.rates.overlapped_sync_s if self.setting.max_staleness else self.rates.sync_s
         if self.setting.partial:
             for replica in self.replicas:
@@ -292,6 +291,6 @@ class Simulation:
 
 
 def simulate(setting: Setting, rates: Rates, lengths: Sequence[int], *, steps: int) -> Simulated:
-    """What a setting comes to, over so many steps between those of the beginning and those of the end."""
+    """Simulates a setting and measures this many steps, without those at the beginning and the end."""
     edges = 2 * (setting.max_staleness + 1) if setting.max_staleness else 0
     return Simulation(setting, rates, lengths, steps=steps + edges + 1).run()

@@ -1,4 +1,4 @@
-"""The best split of devices between training and rollout, and what staleness gains: by simulation."""
+"""Finds the best split of devices between training and rollout, and the gain of staleness, by simulation."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ GIVEN = (
 )  # fmt: skip
 LENGTHS = ("median", "p99")
 TRIES = 4
-"""Splits that are simulated for each row, at most."""
+"""Most splits that are simulated per row."""
 SPARE = 1.1
-"""Devices that training gets over what keeps pace."""
+"""Additional devices for training beyond what is needed to keep pace."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What a step is made of."""
+    """Samples of a step."""
 
     devices: int
     groups_per_step: int
     samples_per_group: int
     lengths: Sequence[int]
-    """Tokens of samples to draw from, in turn."""
+    """Token counts of samples, used in turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +42,11 @@ class Row:
     setting: Setting
     found: Simulated
     gain: float
-    """Step time of the synchronous run on all devices over this one's."""
+    """Step time of the synchronous run on all devices divided by this one's."""
 
 
 def log_normal_lengths(*, middle: float, p99: float, most: int, count: int, seed: int = 0) -> list[int]:
-    """Lengths with this median and 99th percentile, cut at `most` tokens.
+    """Log-normal lengths with this median and 99th percentile, clipped to `most` tokens.
 
     Raises:
         ConfigError: the percentile is below the median.
@@ -59,7 +59,8 @@ def log_normal_lengths(*, middle: float, p99: float, most: int, count: int, seed
 
 
 def compare(work: Workload, rates: Rates, *, staleness: Sequence[int] = (1, 2, 4, 8), steps: int = 6) -> list[Row]:
-    """The synchronous run on all devices, then each staleness without and with partial rollouts at its best split."""
+    """Compares the synchronous run on all devices with each staleness, without and with partial rollouts, at its best
+    split."""
     base = Setting(
         train_devices=work.devices,
         rollout_devices=work.devices,
@@ -116,10 +117,10 @@ def best_split(
 
 
 def parse_rates(text: str, *, max_running: int, devices_per_replica: int) -> tuple[Rates, Mapping[str, float]]:
-    """`decode_ms=8,train_tokens_per_s=8000,median=2000,p99=30000`: rates, and what was said of the lengths.
+    """Parses `decode_ms=8,train_tokens_per_s=8000,median=2000,p99=30000`: rates, and lengths.
 
     Raises:
-        ConfigError: an unknown name, a value that is no positive number, or one that is missing.
+        ConfigError: an unknown name, a value that is not a positive number, or a missing value.
     """
     values: dict[str, float] = {}
     for part in text.split(","):

@@ -1,4 +1,4 @@
-"""Reads the final answer out of a response, and plain numbers out of an answer: strictly, so nothing else earns."""
+"""Parses the final answer of a response, and plain numbers of an answer; strictly, so that nothing else is rewarded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 
 MAX_NUMBER_CHARS = 64
-"""Longer digit strings are no answer to anything, and would be parsed at quadratic cost."""
+"""Most characters of a number: longer ones are never answers, and parsing is quadratic."""
 NO_ANSWER = "the data row has no reference answer; name the field that holds it (`--data.answer_field FIELD`)"
 _ANNOUNCED = re.compile(
     r"(?:so|thus|therefore|hence)?,?\s*+(?:the )?(?:final |correct )?answer\s*+(?:is|:|=)\s*+:?\s*+(.+)", re.I
@@ -37,13 +37,13 @@ def final_answer(text: str) -> str | None:
 
 
 def has_mark(text: str) -> bool:
-    """Whether the text holds a mark of a final answer, whole or not."""
+    """Whether the text contains a mark of a final answer, complete or not."""
     text = without_thoughts(text)
     return any(mark in text for mark in MARKS)
 
 
 def without_thoughts(text: str) -> str:
-    """What follows the last `</think>`; where a thought is not ended, what stands before it."""
+    """The text after the last `</think>`; if a thought is not closed, the text before it."""
     if "think>" not in text:
         return text
     _, ended, behind = text.rpartition("</think>")
@@ -51,7 +51,7 @@ def without_thoughts(text: str) -> str:
 
 
 def announced(text: str) -> str:
-    """`18` of `The answer is 18`; other texts as they are."""
+    """Returns `18` for `The answer is 18`; other texts unchanged."""
     match = _ANNOUNCED.fullmatch(text) if "nswer" in text else None
     return match.group(1) if match else text
 
@@ -72,7 +72,8 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def closing_brace(text: str) -> int:
-    """Where the brace closes that `text` begins with; -1 when it never does. Escaped braces do not count."""
+    """Index of the brace that closes the one at the start of `text`; -1 if there is none. Escaped braces do not
+    count."""
     depth = 0
     escaped = False
     for at, char in enumerate(text):

@@ -1,8 +1,8 @@
-"""The grading process: loads the reward functions, then grades what it is sent, one item after the other.
+"""The grading process: loads the reward functions, then grades items one after another.
 
-Everything that a user's function may do wrong happens here: it may raise, print, leave, hang, or eat memory. Functions
-run on the main thread, so time-outs that use signals work inside them. The functions are trusted, what they are given
-is not: `confine` says what the process gives up for that, and `isolation` where functions run that run text.
+Everything that can go wrong in a user's function happens here: it may raise, print, exit, hang, or exhaust memory.
+Functions run on the main thread, so that time-outs based on signals work in them. The functions are trusted, but their
+inputs are not: `confine` removes the process's rights for that, and `isolation` runs functions that execute text.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MESSAGE_CHARS = 400
 
 
 def main(requests: int, records: int, lifeline: int) -> None:
-    """Serves until the controller closes its end. The three are file descriptors of pipes."""
+    """Serves until the controller closes its end. The arguments are file descriptors of pipes."""
     die_with_parent(lifeline)
     first = read_message(requests)
     if first is None:
@@ -56,7 +56,7 @@ def main(requests: int, records: int, lifeline: int) -> None:
     confine_grading(confinement, limits, setup["scratch"], _files(functions))
     limit_memory(limits["memory_mb"])
     gc.collect()
-    gc.freeze()  # what is loaded now stays: collections during grading need not look at it
+    gc.freeze()  # what is loaded now stays: garbage collection during grading can skip it
     rewards = [_Reward(function, options, bounds, output.fileno()) for function, options in functions]
     if any(reward.apart for reward in rewards) and not bounds.allow_writes:
         confinement.note("no changes of permissions by functions that run text", why_attributes_change())
@@ -76,14 +76,14 @@ def main(requests: int, records: int, lifeline: int) -> None:
 
 
 def _close(fds: list[int]) -> None:
-    """Once: a fork of a fork may have other files under these numbers."""
+    """Closes only once, as a fork of a fork may reuse these descriptors for other files."""
     while fds:
         with contextlib.suppress(OSError):
             os.close(fds.pop())
 
 
 def _use_scratch(scratch: str) -> None:
-    """Temporary files go where they may be written, and go with the process."""
+    """Puts temporary files where writes are allowed; they are removed with the process."""
     os.environ["TMPDIR"] = scratch
     tempfile.tempdir = scratch
 
@@ -94,7 +94,7 @@ def _files(functions: Sequence[tuple[Callable[..., Any], Mapping[str, Any]]]) ->
 
 
 def die_with_parent(lifeline: int) -> None:
-    """Has this process and all that it started killed when the last write end of the pipe `lifeline` is closed.
+    """Kills this process and all its descendants when the last write end of the pipe `lifeline` is closed.
 
     On Linux the kernel does it, so it works while a C function holds the interpreter; elsewhere a thread does.
     """
@@ -104,7 +104,7 @@ def die_with_parent(lifeline: int) -> None:
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
         poller = select.poll()  # `select` takes no descriptor of 1024 and above, which a large controller has
         poller.register(lifeline, select.POLLIN)
-        if poller.poll(0):  # it was closed before the kernel was told
+        if poller.poll(0):  # it was closed before the kernel was asked
             os._exit(1)
         return
 
@@ -138,7 +138,7 @@ def _load_one(reward: Mapping[str, Any], limits: Mapping[str, Any]) -> Callable[
 
 
 class _Reward:
-    """One reward function, called so that what it does wrong stays with its own sample."""
+    """One reward function, called so that its failures affect only its own sample."""
 
     def __init__(
         self, function: Callable[..., Any], options: Mapping[str, Any], limits: RewardLimits, log: int
@@ -148,18 +148,18 @@ class _Reward:
         self.apart = limits.isolation == "always" or (
             limits.isolation == "auto" and evaluates_text(function) is not None
         )
-        """Every call runs in its own fork."""
+        """Whether every call runs in its own fork."""
         self._function, self._options, self._limits, self._log = function, options, limits, log
 
     def one(self, sample: RewardSample) -> tuple[Outcome, bool]:
-        """What came of one sample, and whether the process may go on."""
+        """Outcome of one sample, and whether the process may continue."""
         if not self.apart:
             return self._one(sample)
         outcomes, status = call_apart(lambda: [self._one(sample)[0]], 1, self._log, self._limits)
         return (outcomes[0] if outcomes else describe_status(status)), True
 
     def together(self, samples: Sequence[RewardSample]) -> Sequence[Outcome] | None:
-        """What came of all of them, in one call; None when the call failed as a whole."""
+        """Outcomes of all samples in one call; None if the call failed as a whole."""
         if not self.apart:
             return self._together(samples)
         return call_apart(lambda: self._together(samples), len(samples), self._log, self._limits)[0]
@@ -170,7 +170,7 @@ class _Reward:
             return to_outcome(given[0] if self.batched else given, self._limits), True
         except MemoryError as error:
             return failed(FailureKind.MEMORY, _describe(error)), False
-        except BaseException as error:  # sys.exit() and the like cost the sample, not the process
+        except BaseException as error:  # sys.exit() and the like fail the sample, not the process
             return failed(FailureKind.EXCEPTION, _describe(error), hint(error, self._limits.for_process())), True
 
     def _together(self, samples: Sequence[RewardSample]) -> Sequence[Outcome] | None:
@@ -178,12 +178,12 @@ class _Reward:
             values = list(self._function(samples, **self._options))
             outcomes = [to_outcome(value, self._limits) for value in values]
             return outcomes if len(outcomes) == len(samples) else None
-        except BaseException:  # tried again one by one, where the culprit shows
+        except BaseException:  # repeated one by one, which identifies the failing sample
             return None
 
 
 class _Channel:
-    """The way back to the controller, for this process only: what forks and comes back here ends at once."""
+    """The channel to the controller, for this process only: a fork that returns here ends immediately."""
 
     def __init__(self, records: int, process: int, limits: RewardLimits) -> None:
         self._records = records
@@ -191,7 +191,7 @@ class _Channel:
         self._limits = limits
 
     def encode(self, outcome: Outcome, nonce: bytes, item: int) -> bytes:
-        """The record of one item; a failure in place of one that is too large."""
+        """The record of one item; a failure if the record is too large."""
         if isinstance(outcome, float):
             return encode_value(outcome, nonce=nonce, item=item)
         if isinstance(outcome, Failed):
@@ -220,7 +220,7 @@ class _Task:
         self._contexts = contexts
 
     def sample(self, at: int, reward: _Reward) -> RewardSample:
-        """A sample with its own row: a function that changes it changes nobody else's."""
+        """A sample with its own row, so that a function cannot change those of other samples."""
         context, response, truncated, extra, response_ids = self._samples[at]
         prompt, answer, row = json.loads(self._contexts[context])
         return RewardSample(
@@ -235,7 +235,7 @@ class _Task:
 
 
 def _grade(task: _Task, rewards: Sequence[_Reward], channel: _Channel, clean_up: Callable[[], None]) -> None:
-    """Grades the items of one message in order. After a MemoryError the process ends: who knows what it still holds."""
+    """Grades the items of one message in order. After a MemoryError the process ends, as it may still hold memory."""
     if task.together:
         reward = rewards[task.items[0][0]]
         outcomes = reward.together([task.sample(at, reward) for _, at in task.items])
@@ -255,7 +255,7 @@ def _grade(task: _Task, rewards: Sequence[_Reward], channel: _Channel, clean_up:
 
 
 def _describe(error: BaseException) -> str:
-    """Type, message, and the innermost place in the code that raised it."""
+    """Type, message, and innermost code location of an error."""
     try:
         text = f"{type(error).__name__}: {error}"
     except Exception:
@@ -268,7 +268,7 @@ def _describe(error: BaseException) -> str:
 
 
 def _cleaner(output: _Output) -> Callable[[], None]:
-    """What undoes the things one call may leave behind for the next: a running alarm, closed or replaced output."""
+    """Undoes what a call may leave for the next: a running alarm, closed or replaced output."""
     null = os.open(os.devnull, os.O_RDWR)
 
     def clean_up() -> None:
@@ -284,7 +284,7 @@ def _cleaner(output: _Output) -> Callable[[], None]:
 
 
 class _Output(io.TextIOWrapper):
-    """Where `print` goes: the log file, as far as there is one and it is not full. Cannot be closed."""
+    """Output of `print`: the log file, if there is one and it is not full. Cannot be closed."""
 
     def __init__(self, path: str | None, limit: int) -> None:
         raw = open(path or os.devnull, "ab", buffering=0)  # noqa: SIM115 - lives as long as the process
@@ -292,7 +292,7 @@ class _Output(io.TextIOWrapper):
         self._limit = limit if path else 0
 
     def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):  # a full disk is not the reward's fault
+        with contextlib.suppress(OSError):  # a full disk must not fail the reward
             left = self._limit - os.fstat(self.fileno()).st_size
             if left > 0:
                 cut = max(0, left - len(LOG_FULL))
@@ -301,4 +301,4 @@ class _Output(io.TextIOWrapper):
         return len(text)
 
     def close(self) -> None:
-        """Stays open: what one function closes, the next one prints to."""
+        """Does nothing: the next function prints to the same output."""

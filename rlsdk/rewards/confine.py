@@ -1,9 +1,9 @@
-"""What a grading process gives up before it sees what a model wrote: network, file writes, privileges, resources.
+"""Confinement of a grading process before it reads model output: network, file writes, privileges, resources.
 
-Each part is asked of the system by its own call (Linux: seccomp, Landlock, prctl, rlimits; elsewhere rlimits only), and
-what the system does not give is reported, not required: `Confinement.missing`. `docs/security-graders.md` has the
-limits of all this. Done by system call because neither Landlock nor seccomp has a well-kept Python package without a
-compiled library beside it.
+Each measure is a system call of its own (Linux: seccomp, Landlock, prctl, rlimits; elsewhere only rlimits). What the
+system does not support is reported, not required: `Confinement.missing`. `docs/security-graders.md` describes the
+limits. System calls are made directly because neither Landlock nor seccomp has a maintained Python package without a
+compiled library.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from typing import Any
 from rlsdk.rewards.system_calls import filter_system_calls
 
 MAX_FILE_BYTES = 64 << 20
-"""Of a file that a reward function writes."""
+"""Largest size of a file that a reward function writes."""
 MAX_OPEN_FILES = 1_024
 MORE_PROCESSES = 1_024
-"""Processes and threads beyond those that the user has at the start; root has no such limit."""
+"""Most additional processes and threads of the user; root has no such limit."""
 NOBODY = 65_534
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/kfd",
            "/dev/nvidia*", "/dev/dri/*")  # fmt: skip
-"""Files that may be written to although writes are off; `*` as in a shell."""
+"""Files that may be written although writes are off; `*` as in a shell."""
 
 
 @dataclass
 class Confinement:
-    """What holds a process, and what this system does not offer, each in a few words."""
+    """Active measures, and those that this system does not support, each in a few words."""
 
     held: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
     def note(self, what: str, problem: str | None) -> None:
-        """Adds one measure: `problem` says why it could not be taken."""
+        """Adds one measure; `problem` says why it failed."""
         if problem is None:
             self.held.append(what)
         else:
@@ -49,7 +49,8 @@ class Confinement:
 
 
 def confine_start(limits: Mapping[str, Any]) -> Confinement:
-    """Before the user's code is imported: no new privileges, no network, no look into other processes, limits."""
+    """Called before the user's code is imported: no new privileges, no network, no access to other processes,
+    limits."""
     confinement = Confinement()
     _limit_resources(confinement)
     if sys.platform != "linux":
@@ -66,7 +67,8 @@ def confine_start(limits: Mapping[str, Any]) -> Confinement:
 def confine_grading(
     confinement: Confinement, limits: Mapping[str, Any], scratch: str, files: Sequence[str]
 ) -> Confinement:
-    """After the user's code is imported, before the first sample: no file writes outside `scratch`, another user.
+    """Called after the user's code is imported, before the first sample: no file writes outside `scratch`, another
+    user.
 
     Args:
         files: of the reward functions: another user must be able to read them.
@@ -87,7 +89,7 @@ def confine_grading(
 
 
 def probe() -> Confinement:
-    """What would hold a grading process on this system, seen in a forked child."""
+    """Measures that work on this system, tested in a forked child."""
     limits = {"allow_network": False, "allow_writes": False}
     readable, writable = os.pipe()
     child = os.fork()
@@ -105,7 +107,7 @@ def probe() -> Confinement:
 
 
 def limit_memory(memory_mb: int) -> None:
-    """Bounds the address space to what is in use now plus `memory_mb` MiB. Only Linux tells what is in use."""
+    """Limits the address space to current use plus `memory_mb` MiB. Only Linux reports current use."""
     statm = Path("/proc/self/statm")
     if statm.exists():
         used = int(statm.read_text().split()[0]) * resource.getpagesize()
@@ -114,7 +116,7 @@ def limit_memory(memory_mb: int) -> None:
 
 
 def hint(error: BaseException, limits: Mapping[str, Any]) -> str:
-    """Which field of the configuration lets a function do what it was refused; empty for any other error."""
+    """Hint on the field of the configuration that allows what a function was refused; empty for any other error."""
     for cause in _chain(error):
         if not isinstance(cause, OSError):
             continue
@@ -134,7 +136,7 @@ _CAP_DAC_READ_SEARCH = 2
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _WRITE_FILE, _REFER, _TRUNCATE = 1 << 1, 1 << 13, 1 << 14
 _CHANGES = _WRITE_FILE | sum(1 << bit for bit in range(4, 13))
-"""Writing to files; making and removing whatever stands in a folder."""
+"""Landlock rights of writing files, and of creating and removing entries of folders."""
 
 
 class _Beneath(ctypes.Structure):
@@ -145,8 +147,8 @@ class _Beneath(ctypes.Structure):
 
 
 def _landlock(limits: Mapping[str, Any], scratch: str) -> str | None:
-    """No writes outside `scratch` and some devices, no TCP, no signals and no abstract sockets to the outside; none of
-    what is allowed. As far as the kernel's version of Landlock goes."""
+    """Forbids writes outside `scratch` and some devices, TCP, and signals and abstract sockets to outside; except what
+    is allowed. As far as the kernel's Landlock version supports."""
     version = _call(_LANDLOCK_CREATE, None, 0, 1)
     if version < 1:
         return "the kernel has no Landlock"
@@ -171,7 +173,7 @@ def _landlock(limits: Mapping[str, Any], scratch: str) -> str | None:
 
 
 def _let_write(rules: int, path: str, rights: int) -> None:
-    with contextlib.suppress(OSError):  # what is not there cannot be written to
+    with contextlib.suppress(OSError):  # a missing file cannot be written
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         _call(_LANDLOCK_ADD, rules, 1, ctypes.byref(_Beneath(rights, fd)), 0)
         os.close(fd)
@@ -190,7 +192,7 @@ def _limit_resources(confinement: Confinement) -> None:
 
 
 def _limit_processes() -> None:
-    """Of the user that this process belongs to; root has no such limit."""
+    """Limits the processes of this process's user; root has no such limit."""
     if os.getuid() != 0 and (running := _tasks_of_user()) is not None:
         _limit(resource.RLIMIT_NPROC, running + MORE_PROCESSES)
 
@@ -203,7 +205,7 @@ def _limit(kind: int, value: int) -> None:
 
 
 def _tasks_of_user() -> int | None:
-    """Processes and threads that this user has: what RLIMIT_NPROC is compared with."""
+    """Processes and threads of this user, to which RLIMIT_NPROC applies."""
     total = 0
     try:
         for entry in os.scandir("/proc"):
@@ -216,8 +218,8 @@ def _tasks_of_user() -> int | None:
 
 
 def _become_nobody(scratch: str, files: Sequence[str]) -> str | None:
-    """Changes to the user nobody. Where that user cannot read what later imports need (an interpreter in root's own
-    folder), the process keeps one right of root's: to read any file."""
+    """Changes to the user nobody. If that user cannot read what later imports need (an interpreter in root's own
+    folder), the process keeps one capability of root: to read any file."""
     places = [sys.prefix, sys.base_prefix, *sys.path, *files]
     hidden = any(place and os.path.exists(place) and not _open_to_all(place) for place in places)
     try:
@@ -241,15 +243,15 @@ def _open_to_all(place: str) -> bool:
 
 
 def keep_reading() -> str | None:
-    """Gives up all of root's special rights but that to read any file, which later imports and programs that are
-    started may need. `no new privileges` keeps the others from coming back."""
+    """Drops all capabilities of root except reading any file, which later imports and started programs may need. `no
+    new privileges` prevents regaining the others."""
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
     read = 1 << _CAP_DAC_READ_SEARCH
     kept = (ctypes.c_uint32 * 6)(read, read, read, 0, 0, 0)  # effective, permitted, inheritable; then the upper halves
     library = ctypes.CDLL(None, use_errno=True)
     if library.capset(ctypes.byref(header), ctypes.byref(kept)) != 0:
         return _reason()
-    # Programs that are started keep it, too: the kernel asks for nothing else here.
+    # Started programs keep it too, which the kernel allows here.
     library.prctl(_PR_CAP_AMBIENT, _AMBIENT_RAISE, _CAP_DAC_READ_SEARCH, 0, 0)
     return None
 

@@ -1,4 +1,4 @@
-"""Plain data for grading: which rewards, and under which limits."""
+"""Plain data for grading: rewards and their limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 from rlsdk.interfaces import ConfigError
 
 OWN_METRICS = ("applied_share", "failed_share")
-"""What a run logs of every reward beside its mean: names that a reward's own metrics may not have."""
+"""Metrics that a run logs of every reward besides its mean; a reward's own metrics may not have these names."""
 Scalar: TypeAlias = "str | int | float | bool | None"
 
 
@@ -22,18 +22,18 @@ class FailureKind(StrEnum):
     TIMEOUT = "timeout"
     """It took longer than `RewardLimits.timeout_s`, or the batch longer than `batch_timeout_s`."""
     MEMORY = "memory"
-    """It wanted more than `RewardLimits.memory_mb`."""
+    """It needed more than `RewardLimits.memory_mb`."""
     NAN = "nan"
-    """It gave NaN, an infinity, or a number beyond `RewardLimits.max_value`."""
+    """It returned NaN, an infinity, or a number beyond `RewardLimits.max_value`."""
     TYPE = "type"
-    """It gave something that is neither a number nor a record of numbers."""
+    """It returned neither a number nor a record of numbers."""
     CRASH = "crash"
-    """The grading process died under it, or could not be kept alive."""
+    """The grading process died while grading it, or could not be kept alive."""
     SERVICE = "service"
-    """The service that was asked did not answer, or answered something else than scores."""
+    """The service did not answer, or returned something other than scores."""
     INAPPLICABLE = "inapplicable"
-    """No reward of non-zero weight applies to the sample: by its row, or because all gave None (a missing `return`
-    gives None, too)."""
+    """No reward of non-zero weight applies to the sample: by its row, or because all returned None (as with a missing
+    `return`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,20 +41,20 @@ class RewardDef:
     """One term of the reward."""
 
     name: str
-    """Of the term, in metrics; unique within a run."""
+    """Name in metrics; unique within a run."""
     target: str
     """`pkg.mod:fn` or `path/file.py:fn` of a `RewardFn` or `BatchRewardFn`."""
     weight: float = 1.0
-    """Factor in a sample's score; 0: measured, not rewarded, and its failures cost no sample."""
+    """Factor in a sample's score; 0: only measured, and its failures fail no sample."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the function: JSON types."""
     rows: Mapping[str, Sequence[Scalar]] = field(default_factory=dict)
-    """Field of the data row -> values with which this reward is used; all fields must match. Empty: every row."""
+    """Field of the data row -> values for which this reward applies; all fields must match. Empty: every row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardLimits:
-    """What grading may cost. Past a limit the sample has no reward; nothing else happens."""
+    """Limits of grading. A sample that exceeds one has no reward; nothing else happens."""
 
     timeout_s: float = 10.0
     """Seconds per sample and reward."""
@@ -69,23 +69,22 @@ class RewardLimits:
     max_batch_samples: int | None = None
     """Most samples in one call of a batched function; None: all that are there."""
     max_losses_in_a_row: int = 5
-    """Grading processes lost one after the other without a single sample graded in between; what is not graded then
-    counts as crashed."""
+    """Grading processes lost in a row without grading a sample; after that the remaining samples count as crashed."""
     max_attempts: int = 3
-    """At a sample whose grading process is ended from outside, and at loading the functions."""
+    """Attempts at a sample whose grading process is ended from outside, and at loading the functions."""
     max_value: float = 1e30
     """Largest size of a score, a token score or a metric."""
     max_record_bytes: int = 1 << 20
-    """Of what a reward returns for one sample: 4 bytes for a token score, and the metrics."""
+    """Most bytes that a reward may return for one sample: 4 per token score, plus the metrics."""
     max_metrics: int = 32
     """Metrics that a reward returns for one sample."""
     log_mb: float = 4.0
     """MiB of the file that reward functions print to; what comes after is dropped, and a note says so."""
 
     allow_network: bool = False
-    """Sockets, for rewards that ask a server."""
+    """Whether rewards may open sockets, to call a server."""
     allow_writes: bool = False
-    """File writes outside the folder for temporary files."""
+    """Whether rewards may write files outside their temporary folder."""
     isolation: Literal["auto", "always", "never"] = "auto"
     """Whether every call runs in a forked process of its own, which costs milliseconds and keeps nothing from call to
     call. auto: of the functions that run text as Python (`eval`, sympy's `parse_expr`), as far as their code shows."""
@@ -93,7 +92,7 @@ class RewardLimits:
     """Names of environment variables that grading processes get besides the ordinary ones (`grading_environment`)."""
 
     def for_process(self) -> dict[str, Any]:
-        """What a grading process must know; `RewardLimits(**...)` reads it back."""
+        """The fields that a grading process needs; `RewardLimits(**...)` reads them back."""
         names = ("memory_mb", "allow_network", "allow_writes", "isolation", "max_value", "max_record_bytes",
                  "max_metrics", "log_mb")  # fmt: skip
         return {name: getattr(self, name) for name in names}

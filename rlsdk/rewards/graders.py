@@ -13,7 +13,7 @@ from rlsdk.rewards.quantity import Quantity, parse_quantity
 from rlsdk.rewards.structure import split_name
 
 MAX_CHARS = 256
-"""A longer line is no answer, but a sentence around one."""
+"""Most characters of an answer line; a longer one is a sentence around an answer."""
 
 _LETTER = re.compile(r"\(?([A-Za-z])\)?[.):]?")
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
@@ -86,7 +86,7 @@ def _quantity(text: str) -> Quantity | None:
 
 
 def _chosen(response: str) -> str:
-    """The text that should hold the letter: what is marked, what the last line announces, or the only line."""
+    """The text that should contain the letter: the marked text, what the last line announces, or the only line."""
     if has_mark(response):
         return final_answer(response) or ""
     lines = without_thoughts(response).strip().splitlines()

@@ -1,8 +1,8 @@
 """Runs each call in its own forked process: for reward functions that execute what a model wrote.
 
-Such code may do anything to the process that it runs in. So that process has no way to the controller, grades this one
-call, and is ended with all that it started; what it changes in memory is gone, and nothing of it reaches another
-sample. It can still choose its own value: it stands where that value is computed.
+Such code may do anything to the process that it runs in. Therefore that process has no channel to the controller,
+grades only this call, and is killed with all its descendants; its changes in memory are lost, and nothing reaches
+another sample. It can still choose its own value, because it runs where that value is computed.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from rlsdk.rewards.system_calls import filter_system_calls
 
 _MAX_BYTES = 64 << 20
 _NOT_PROTECTED = 97
-"""Exit status of a fork in which the filter failed that held before."""
+"""Exit status of a fork in which the filter failed although it worked before."""
 _LENGTH = struct.Struct("<Q")
 
 
 def call_apart(
     call: Callable[[], Sequence[Outcome] | None], count: int, keep: int, limits: RewardLimits
 ) -> tuple[Sequence[Outcome] | None, int]:
-    """What `call` gives, computed in a fork, and the fork's wait status; None where it gave no such thing.
+    """Runs `call` in a fork; returns its outcomes and the fork's wait status. Outcomes are None if they are invalid.
 
     Args:
         count: outcomes that are expected.
-        keep: a file descriptor that the fork may use besides the standard ones: of the log.
-        limits: on what is given.
+        keep: file descriptor of the log, which the fork may use besides the standard ones.
+        limits: on returned values.
     """
     keep_attributes = not limits.allow_writes and why_attributes_change() is None
     readable, writable = os.pipe()
@@ -59,8 +59,8 @@ def call_apart(
 
 @cache
 def why_attributes_change() -> str | None:
-    """Why forks cannot be kept from changing permissions, owners and times of files here; None where they are. Tried in
-    a fork: a filter stays."""
+    """Reason why forks here cannot be prevented from changing permissions, owners and times of files; None if they can.
+    Tested in a fork, as a filter is permanent."""
     if sys.platform != "linux":
         return f"{sys.platform} has no seccomp"
     readable, writable = os.pipe()
@@ -87,7 +87,7 @@ def describe_status(status: int) -> Outcome:
 def _serve(
     call: Callable[[], Sequence[Outcome] | None], writable: int, keep: int, limits: RewardLimits, keep_attributes: bool
 ) -> None:
-    """The fork's whole life: it has no file descriptor but the standard ones, the log's and its way back.
+    """Runs in the fork: it has only the standard file descriptors, the log's and its channel back.
 
     Args:
         keep_attributes: it cannot change permissions, owners and times of files; without that nothing is called.
@@ -110,7 +110,7 @@ def _serve(
 
 
 def _read(readable: int) -> bytes:
-    """Until the fork has said all, or has closed its end: a child of its own may hold it open."""
+    """Reads until the fork has sent everything, or has closed its end: a child of its own may keep it open."""
     parts = bytearray()
     end = _LENGTH.size
     while len(parts) < end:
@@ -124,7 +124,7 @@ def _read(readable: int) -> bytes:
 
 
 def _to_json(outcome: Outcome) -> Any:
-    """Of a number itself; of the others a mapping."""
+    """A number as itself; other outcomes as a mapping."""
     if isinstance(outcome, float):
         return outcome
     if isinstance(outcome, Failed):
@@ -156,7 +156,7 @@ def _from_json(given: Any, limits: RewardLimits) -> Outcome:
 
 
 def _end(child: int) -> int:
-    """Kills a child and takes its status: the one that it ended with by itself, where it did."""
+    """Kills a child and reaps its status: its own exit status, if it had already ended."""
     status = 0
     with contextlib.suppress(ChildProcessError, ProcessLookupError):
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -167,7 +167,7 @@ def _end(child: int) -> int:
 
 
 def _children() -> set[int]:
-    """Processes whose parent is this one, adopted ones included; empty where the system does not tell."""
+    """Children of this process, including adopted ones; empty if the system does not report them."""
     found: set[int] = set()
     for path in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):

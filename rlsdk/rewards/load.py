@@ -1,4 +1,4 @@
-"""Reward functions: found by name, marked, named for another process."""
+"""Finds reward functions by name, marks them, and names them for other processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def prepared_by(prepare: Callable[[], object]) -> Callable[[F], F]:
-    """Marks a reward function with what to call once before the first sample: slow imports, tables, models.
+    """Marks a reward function with a function to call once before the first sample: slow imports, tables, models.
 
     It counts towards the start-up time of the grading process, not towards a sample's time limit.
     """
@@ -28,15 +28,15 @@ def prepared_by(prepare: Callable[[], object]) -> Callable[[F], F]:
 
 
 def checks_rows(function: F) -> F:
-    """Marks a reward function that is quick for an empty response, and raises ValueError then for a row that it cannot
-    grade, whatever the response: rows are checked with it before a run starts."""
+    """Marks a reward function that is fast for an empty response, and then raises ValueError for a row that it cannot
+    grade for any response: rows are checked with it before a run starts."""
     function.checks_rows = True  # type: ignore[attr-defined]
     return function
 
 
 def target_of(function: Callable[..., Any]) -> str:
-    """The text by which another process can load this function: `module:name`, or `file.py:name` for the script that
-    is being run.
+    """Import string with which another process can load this function: `module:name`, or `file.py:name` for the running
+    script.
 
     Raises:
         ConfigError: it has no importable name (a lambda, a nested function, an object).
@@ -52,8 +52,8 @@ def target_of(function: Callable[..., Any]) -> str:
 
 
 def load_function(target: str, options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
-    """The reward that `target` names, `pkg.mod:fn` or `path/file.py:fn`, checked to take a sample and these options;
-    one with the signature of TRL or verl in a wrapper that calls it their way.
+    """Loads the reward `target`, `pkg.mod:fn` or `path/file.py:fn`, and checks that it accepts a sample and these
+    options; a function with the signature of TRL or verl is wrapped.
 
     Raises:
         ConfigError: no such file, module or function (with the nearest name), or it cannot be called that way.

@@ -1,4 +1,4 @@
-"""Runs a program that a model wrote: in its own process, confined, limited, killed with all that it started."""
+"""Runs a program that a model wrote in its own process: confined, limited, and killed with all its descendants."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ _MAX_READ = 4 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a program may use."""
+    """Resource limits of a program."""
 
     seconds: float
-    """Of the clock, for all tests of a program."""
+    """Wall-clock seconds for all tests of a program."""
     memory_mb: int
     """MiB of address space."""
     packages: bool = False
-    """Whether it may import what is installed beside rlsdk; the standard library always."""
+    """Whether it may import installed packages; the standard library is always available."""
     confined: bool = True
-    """Without network, and with an empty folder in memory as the only place to write to."""
+    """Whether it has no network, and only an empty folder in memory to write to."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of one process."""
+    """Result of one process."""
 
     exit_code: int
-    """Negative: the number of the signal that ended it; -9 also past its time."""
+    """Exit code; negative: the signal that ended it; -9 also after a timeout."""
     output: str
-    """What it wrote on its standard output."""
+    """Its standard output."""
     results: Sequence[dict[str, Any]]
     """A record for each test."""
 
@@ -53,7 +53,7 @@ def run_io(program: str, given: str, limits: Limits, seconds: float) -> Outcome:
 
 
 def run_tests(program: str, setup: str, tests: Sequence[tuple[str, str]], nonce: str, limits: Limits) -> Outcome:
-    """Loads a program and runs tests beside it, each ("value", expression) or ("test", statements)."""
+    """Loads a program and runs tests in its process, each ("value", expression) or ("test", statements)."""
     job = {"mode": "tests", "program": program, "setup": setup, "tests": list(tests), "nonce": nonce}
     return _run(job, "", limits, limits.seconds)
 
@@ -104,7 +104,8 @@ def _text(stream: IO[bytes]) -> str:
 
 
 def _records(text: str) -> list[dict[str, Any]]:
-    """The lines that are records. The program shares its process with what writes them, so anything may stand there."""
+    """The valid records. The program shares its process with the code that writes them, so lines may contain
+    anything."""
     records = []
     for line in text.splitlines():
         with contextlib.suppress(ValueError, RecursionError):

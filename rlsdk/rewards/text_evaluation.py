@@ -1,4 +1,4 @@
-"""Whether a function runs text as Python: `eval` and its like, and sympy's `parse_expr`, which is `eval`."""
+"""Detects functions that run text as Python: `eval` and the like, and sympy's `parse_expr`, which uses `eval`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ BUILTINS = frozenset({"eval", "exec", "compile", "__import__"})
 """Functions of Python that run text."""
 SYMPY = frozenset({"parse_expr", "sympify", "S", "parse_latex", "parse_mathematica", "lambdify", "simplify", "diff",
                    "expand", "factor", "solve", "N", "Poly", "Eq", "integrate", "nsimplify"})  # fmt: skip
-"""Functions of sympy that run text, or that make an expression of whatever they are given, text included."""
+"""Functions of sympy that run text, or convert any argument to an expression, including text."""
 
 
 def evaluates_text(function: Callable[..., Any]) -> str | None:
-    """The name by which a function may run text as Python; None when it has none. Read from the byte-code of the
-    function and of what it calls by name within its own package: a search for the honest case, no proof."""
+    """The name with which a function may run text as Python; None if it has none. Found in the byte-code of the
+    function and of what it calls by name in its own package: a heuristic for honest code, not a proof."""
     package = _package(function)
     owner = getattr(function, "__self__", None)
     pending, seen = _functions(function), set[CodeType]()

@@ -1,4 +1,4 @@
-"""What a run looks like while it goes on: in a terminal, in a file, in a notebook."""
+"""Views of a running run: in a terminal, in a file, in a notebook."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlsdk.trainer.events import RunView
 
 @contextmanager
 def shown(view: RunView | None = None) -> Iterator[RunView]:
-    """The view that a run reports to: the given one, else what fits where this program runs."""
+    """The view of a run: the given one, or the one that suits the environment."""
     if view is not None:
         yield view
     elif in_notebook():
@@ -27,7 +27,7 @@ def shown(view: RunView | None = None) -> Iterator[RunView]:
 
 
 def in_notebook() -> bool:
-    """Whether this program is the kernel of a notebook."""
+    """Whether this program is a notebook kernel."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None

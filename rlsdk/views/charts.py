@@ -11,12 +11,12 @@ COLORS = ("#3b76af", "#d1733b", "#519e5c", "#a855a0", "#b8a13a", "#5aa9b5", "#8c
 WIDTH, HEIGHT = 420, 240
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 58, 26
 CHAR_WIDTH = 6.0
-"""Pixels of a letter of a legend, on average."""
+"""Average width in pixels of a legend's letter."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One curve; points that are not finite are left out."""
+    """One curve; points that are not finite are skipped."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -46,7 +46,7 @@ def line_chart(title: str, lines: Sequence[Line], *, unit: str = "") -> str:
 
 
 def stacked_bars(title: str, rows: Sequence[Mapping[str, float]], *, unit: str = "") -> str:
-    """An SVG of one bar per row, cut by key: where each step's seconds went."""
+    """An SVG of one bar per row, split by key: where each step's seconds went."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     top = max((sum(row.values()) for row in rows), default=0.0)
     if top <= 0:
@@ -103,7 +103,7 @@ def _frame(title: str, xs: tuple[float, float], ys: tuple[float, float], unit: s
 
 
 def _legends(names: Sequence[str]) -> Iterator[str]:
-    """A coloured square and its name for each, in as many lines as their lengths need."""
+    """Legend: a coloured square and a name for each curve, wrapped to as many lines as needed."""
     x, y = LEFT, 34
     for index, name in enumerate(names):
         width = 26 + math.ceil(CHAR_WIDTH * len(name))

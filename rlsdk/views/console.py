@@ -1,4 +1,4 @@
-"""What a run looks like in a terminal, and in a file when the output is one."""
+"""Shows a run in a terminal, or in a file."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ COLUMNS = (
     ("step", "time/step_s", "{:6.2f}s", 1.0),
     ("tok/s", "throughput/tokens_per_s", "{:7.0f}", 1.0),
 )
-"""Heading, metric, format, factor of each figure of a step's line: 80 columns with steps up to 9999. Seconds by phase
-are in `metrics.jsonl` and the report."""
+"""Heading, metric, format and factor of each column of a step's line: 80 columns with steps up to 9999. Seconds by
+phase are in `metrics.jsonl` and the report."""
 
 HEADER_EVERY = 25
 
 
 class _Counted(ProgressColumn):
-    """A column of tasks whose length is known; what only waits shows its name and a clock."""
+    """A progress column for tasks of known length; a mere wait shows its name and a clock."""
 
     def __init__(self, column: ProgressColumn) -> None:
         super().__init__()
@@ -56,8 +56,8 @@ class _Counted(ProgressColumn):
 
 
 class ConsoleView(RunView):
-    """One line a step, and below it (in a terminal only) a bar for the run and one for the current phase. Every
-    `HEADER_EVERY` steps the time that is left; at the end where the time went."""
+    """Prints one line per step, and below it (only in a terminal) a bar for the run and one for the current phase.
+    Every `HEADER_EVERY` steps it shows the remaining time; at the end where the time went."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or SafeConsole(file=sys.stdout, highlight=False, soft_wrap=True)
@@ -99,10 +99,10 @@ class ConsoleView(RunView):
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """A line with a clock that vanishes; in a file, one that stays."""
+        """Shows a line with a clock that vanishes; in a file, one that stays."""
         if not self.console.is_terminal:
             self._print(f"{what} ...")
-        task = self._progress.add_task(what, total=None)  # several at once: roles start side by side
+        task = self._progress.add_task(what, total=None)  # several at once, as roles start concurrently
         try:
             yield
         finally:
@@ -148,8 +148,8 @@ class ConsoleView(RunView):
         self._print(text)
 
     def synced(self, report: SyncReport) -> None:
-        """One line: what is served, by which transports, how long it took, and what crossed processes over the least
-        that had to. Of syncs that do the same the first alone has a line; times of all are among the metrics."""
+        """One line per sync: the version, transports, seconds, and moved bytes relative to the lower bound. Equal syncs
+        are shown only once; times of all are in the metrics."""
         done = (report.num_bytes, report.moved_bytes, tuple(report.transports))
         if done == self._synced:
             return
@@ -165,7 +165,7 @@ class ConsoleView(RunView):
         )
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Samples are in `samples.jsonl` and the report."""
+        """Shows nothing: samples are in `samples.jsonl` and the report."""
 
     def _show_run(self, name: str, done: int, total: int) -> None:
         if self._run is None or self._progress.tasks[0].total != total:
