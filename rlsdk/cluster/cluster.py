@@ -27,7 +27,7 @@ from rlsdk.cluster.rank_contexts import WorkerSettings, leading_devices, rank_co
 from rlsdk.cluster.shared_folder import check_shared_folder
 from rlsdk.cluster.stored_fields import StoredFields
 from rlsdk.interfaces import Batch, ConfigError, RankContext, WorkerError
-from rlsdk.kit.leaving import PATIENCE_S, is_interrupt
+from rlsdk.kit.interrupts import PATIENCE_S, is_interrupt
 from rlsdk.kit.object_store import use_store
 
 _GRACE_S = 5.0
