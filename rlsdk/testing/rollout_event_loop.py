@@ -6,8 +6,9 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -133,13 +134,9 @@ class EventLoopRequirements:
             changing.resume()
             return await task
 
-        for attempt in range(ATTEMPTS):
-            if attempt:
-                lab.restore()
-            outputs = lab.wait(updated())
-            faults = [fault for output in outputs if (fault := wrong_runs(lab, requests, output, models))]
-            if faults or any(len(output.versions) == 3 for output in outputs):
-                break
+        outputs, faults = attempt_until(
+            lambda outputs: any(len(output.versions) == 3 for output in outputs), updated, lab, requests, models
+        )
         measured.none("samples whose runs are not of the weights that they name", faults)
         measured.at_least("most runs of one sample", max(len(output.versions) for output in outputs), 2)
         measured.record("samples of all three weights", sum(len(output.versions) == 3 for output in outputs))
@@ -172,18 +169,41 @@ class EventLoopRequirements:
                 changing.resume()
             return await task
 
-        for attempt in range(ATTEMPTS):
-            if attempt:
-                lab.restore()
-            outputs = lab.wait(updated())
-            faults = [fault for output in outputs if (fault := wrong_runs(lab, requests, output, models))]
-            ended = [o for o in outputs if o.finish_reason is FinishReason.ABORT and len(o.versions) == 2]
-            if faults or ended or not aborts:
-                break
+        outputs, faults = attempt_until(
+            lambda outputs: not aborts or _num_aborted_of_both(outputs) > 0, updated, lab, requests, models
+        )
         measured.none("wrong samples", wrong_identities(requests, outputs))
         measured.none("samples whose runs are not of the weights that they name", faults)
         if aborts:
-            measured.at_least("aborted samples of both weights", len(ended), 1)
+            measured.at_least("aborted samples of both weights", _num_aborted_of_both(outputs), 1)
+
+
+def attempt_until(
+    is_enough: Callable[[Sequence[GenerationOutput]], bool],
+    run: Callable[[], Coroutine[Any, Any, list[GenerationOutput]]],
+    lab: RolloutLab,
+    requests: Sequence[GenerationRequest],
+    models: dict[int, PlainModel],
+) -> tuple[list[GenerationOutput], list[str]]:
+    """Repeats a call that is updated midway, from the first weights each time, until its samples are enough or some of
+    them are wrong: an engine that decodes by itself may be done before the update.
+
+    Returns:
+        Samples of the last attempt, and what is wrong with their versions.
+    """
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            lab.restore()
+        outputs = lab.wait(run())
+        faults = [fault for output in outputs if (fault := wrong_runs(lab, requests, output, models))]
+        if faults or is_enough(outputs):
+            break
+    return outputs, faults
+
+
+def _num_aborted_of_both(outputs: Sequence[GenerationOutput]) -> int:
+    """Samples that were aborted when they had tokens of two versions."""
+    return sum(output.finish_reason is FinishReason.ABORT and len(output.versions) == 2 for output in outputs)
 
 
 async def some_tokens_later(engine: RolloutEngine) -> None:
