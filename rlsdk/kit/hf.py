@@ -35,6 +35,18 @@ def load_model_config(spec: ModelSpec) -> PretrainedConfig:
         ) from error
 
 
+def torch_dtype(spec: ModelSpec) -> torch.dtype:
+    """`ModelSpec.dtype`, as torch has it.
+
+    Raises:
+        ConfigError: torch has no such dtype, or one that no model computes in.
+    """
+    found = getattr(torch, spec.dtype, None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ConfigError(f"model.dtype {spec.dtype!r}: expected 'float32', 'bfloat16' or 'float16'")
+    return found
+
+
 GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Class names of tokenizers that tokenizer.json describes completely."""
 
@@ -164,12 +176,13 @@ def build_model(
         empty: structure only, parameters on the meta device.
 
     Raises:
-        ConfigError: the checkpoint cannot be read, is not in safetensors, or lacks tensors of this model.
+        ConfigError: the checkpoint cannot be read, is not in safetensors, or lacks tensors of this model; or there is
+            no such dtype.
     """
     register_attention()
     config = load_model_config(spec)
     kind: Any = _auto_class(spec.head)
-    options: dict[str, Any] = {"dtype": dtype or getattr(torch, spec.dtype)}
+    options: dict[str, Any] = {"dtype": dtype or torch_dtype(spec)}
     if spec.head is not Head.LM:
         config.num_labels = 1
     with torch.random.fork_rng(devices=[]), no_progress_bars():

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from rlsdk.interfaces import ConfigError, RankContext, TrainSpec, nearest
+from rlsdk.kit.hf import torch_dtype
 from rlsdk.kit.shared_memory import share
 from rlsdk_fsdp.config import FsdpOptions
 
@@ -36,9 +37,9 @@ def dtypes_of(spec: TrainSpec, options: FsdpOptions) -> tuple[torch.dtype, torch
     """Dtype of the stored weights, and of passes.
 
     Raises:
-        ConfigError: training in float16, whose gradients underflow without loss scaling.
+        ConfigError: no dtype of a model; or training in float16, whose gradients underflow without loss scaling.
     """
-    dtype: torch.dtype = getattr(torch, spec.model.dtype)
+    dtype = torch_dtype(spec.model)
     computed = torch.bfloat16 if options.mixed_precision == "bfloat16" else dtype
     if spec.optim is None:
         return computed, computed

@@ -24,6 +24,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from torch import Tensor, nn
 
 from rlsdk.interfaces import ConfigError, Head, TrainSpec, nearest
+from rlsdk.kit.hf import torch_dtype
 from rlsdk.kit.shared_memory import share
 from rlsdk_megatron.attention import CausalAttention, GatheringAttention
 from rlsdk_megatron.config import MegatronOptions
@@ -118,10 +119,11 @@ def transformer_config(
         device: decides about fused kernels.
 
     Raises:
-        ConfigError: `engine_kwargs` names a field that Megatron's configuration does not have.
+        ConfigError: `engine_kwargs` names a field that Megatron's configuration does not have, or there is no such
+            dtype.
     """
     check_model(config)
-    dtype = getattr(torch, spec.model.dtype)
+    dtype = torch_dtype(spec.model)
     engine = uses_transformer_engine(options, device)
     on_cpu = device.type == "cpu"
     fields: dict[str, Any] = {
