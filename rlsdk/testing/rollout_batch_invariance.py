@@ -13,10 +13,8 @@ from rlsdk.interfaces import Capability, GenerationOutput, GenerationRequest, Ro
 from rlsdk.testing.draw_statistics import DrawStatistics, Noise
 from rlsdk.testing.modes import torch_modes
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.resources import handles, settled_handles
 from rlsdk.testing.rollout_audit import audit
-from rlsdk.testing.rollout_distribution import in_order, unseeded
-from rlsdk.testing.rollout_lab import ATTEMPTS, SECOND, RolloutLab, collect, whole_shards
+from rlsdk.testing.rollout_lab import ATTEMPTS, RolloutLab, collect, whole_shards
 from rlsdk.testing.rollout_outputs import tokens_of
 from rlsdk.testing.rollout_requests import at_random, kinds, stopping, stopping_by_text
 
@@ -24,8 +22,6 @@ NAMES = ("a", "a1", "a_1", "a-1", "a/1", "a:1", "a.1", "1", "10", "0", "a 1", "Ã
 """Ids that an engine may take for one another, once it has put a number after them."""
 
 
-MANY = 70
-"""Samples at once, of an engine that has room for them."""
 FIRST_SHARE = 0.5
 """Of the time of a call whose longest response is a hundred times as long as its shortest."""
 
@@ -262,47 +258,6 @@ class BatchInvarianceRequirements:
         measured.none("wrong samples", audit(lab, requests, outputs)[0])
         measured.equal("short samples behind a long one", late, 0)
         measured.at_most("share of the call's time that was over when the first sample came", share, FIRST_SHARE)
-
-    @requirement("replicas", since=(2, 0))
-    def test_replicas(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Two replicas have weights, versions and noise of their own: without seeds they draw apart, seeded alike. One
-        that is closed leaves no thread and no open file."""
-        if not lab.first_draws:
-            # What the second engine of a process brings for its life, the third does not.
-            replica = lab.start(**SECOND)
-            lab.first_draws = in_order(lab, unseeded(lab), replica)
-            replica.close()
-        before = handles()
-        # Of another size, too: what a seed gives has nothing to do with it, nor have log-probs.
-        other = lab.start(max_running=MANY, seed=SECOND["seed"])
-        try:
-            seeded = [lab.ask(f"r{at}", lab.prompt(6 + at, 157), 4, max_tokens=40, seed=at) for at in range(3)]
-            # Each replica's first call: what counts calls counts alike.
-            samples = [*lab.first_draws, *in_order(lab, unseeded(lab), other)]
-            samples += in_order(lab, unseeded(lab), changing)
-            measured.none("draws that depend on another replica's", Noise.of(samples).faults())
-            texts = {tuple(sample.tokens.tolist()) for sample in samples}
-            measured.equal("distinct samples without seeds", len(texts), len(samples))
-            every, prompt = tuple(range(lab.vocabulary)), lab.prompt(9, 158)
-            for how, stops in {"many": (), "many that stop": every[::5]}.items():
-                many = [lab.ask(how, prompt, MANY, max_tokens=12, temperature=1.2, stop_token_ids=stops)]
-                measured.none(f"wrong samples of {how} at once", audit(lab, many, lab.run(many, other))[0])
-            if Capability.SEED in lab.spec.capabilities:
-                first, second = (tokens_of(lab.run(seeded, one)) for one in (changing, other))
-                measured.none(
-                    "seeded samples that another replica changed", [k for k in first if first[k] != second[k]]
-                )
-            state = lab.changed(31)
-            other.update_weights(whole_shards(state), 4)
-            measured.none("wrong samples of the one that was left", audit(lab, seeded, lab.run(seeded, changing))[0])
-            new = lab.plain.with_state(state)
-            faults, _ = audit(lab, seeded, lab.run(seeded, other), new, version=4)
-            measured.none("wrong samples of the one that was updated", faults)
-        finally:
-            other.close()
-        for name, more in settled_handles(before).items():
-            measured.at_most(f"{name} that it left", more, 0)
-        measured.none("wrong samples after it was closed", audit(lab, seeded, lab.run(seeded, changing))[0])
 
     @requirement("company.manners", since=(2, 0))
     def test_manners(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:

@@ -110,21 +110,32 @@ class RolloutLab:
         return self.engine.engine
 
     def start(self, **fields: Any) -> GuardedRolloutEngine:
-        """Another engine; fields of its `RolloutSpec`, and `seed` and `rank` of its context."""
-        model = fields.pop("model", None)
+        """Another engine; fields of its `RolloutSpec`, `seed` and `rank` of its context, and `folder`: of the model."""
+        model, seed, rank = fields.get("model"), fields.pop("seed", 0), fields.pop("rank", 0)
+        spec = self.rollout_spec(**fields)
         self.num_started += 1
         inner = self.suite.registry().load_engine(self.spec)()
         engine = RecordingRolloutEngine(inner, self.base if model is None else None)
-        model = model or ModelSpec(path=str(self.folder), dtype="float32")
         ctx = RankContext(
             role="rollout",
             device=self.suite.device,
-            seed=fields.pop("seed", 0),
-            rank=fields.pop("rank", 0),
+            seed=seed,
+            rank=rank,
             scratch_dir=str(self.scratch),
             timeout_s=self.suite.timeout_s,
         )
+        try:
+            engine.initialize(ctx, spec)
+        except BaseException:
+            engine.close()
+            raise
+        self._records.append((engine.record, spec.max_model_tokens, weakref.ref(engine)))
+        return engine
+
+    def rollout_spec(self, *, folder: Path | None = None, **fields: Any) -> RolloutSpec:
+        """What engines are built from, with other fields; `folder`: another one of the model."""
         given: dict[str, Any] = {
+            "model": ModelSpec(path=str(folder or self.folder), dtype="float32"),
             "max_model_tokens": self.suite.max_model_tokens,
             "max_running": self.suite.max_running,
             "tp_size": self.suite.tp_size,
@@ -132,13 +143,7 @@ class RolloutLab:
             "engine_kwargs": dict(self.suite.engine_kwargs),
             **fields,
         }
-        try:
-            engine.initialize(ctx, RolloutSpec(model=model, **given))
-        except BaseException:
-            engine.close()
-            raise
-        self._records.append((engine.record, given["max_model_tokens"], weakref.ref(engine)))
-        return engine
+        return RolloutSpec(**given)
 
     def verify(self, measured: Measured) -> None:
         """What holds for every answer held for those of the requirement that has ended, whatever it looked at."""

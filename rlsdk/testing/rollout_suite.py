@@ -38,7 +38,6 @@ from rlsdk.testing.suite import Suite
 
 class RolloutConformance(
     ProcessRequirements,
-    ShardedRequirements,
     SamplingRequirements,
     DistributionRequirements,
     LengthRequirements,
@@ -58,6 +57,8 @@ class RolloutConformance(
     ModelRequirements,
     RandomCallRequirements,
     LifetimeRequirements,
+    # First of all: an engine of several workers takes longest to start, and no other should run then.
+    ShardedRequirements,
     Suite,
 ):
     """Subclass it with the name of a backend; a run of pytest does the rest.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -22,12 +23,17 @@ from rlsdk.interfaces import (
     fingerprint,
 )
 from rlsdk.testing.damaged_updates import DAMAGES, MORE_DAMAGES, Damage
+from rlsdk.testing.draws import Noise
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.rollout_audit import adds_up
+from rlsdk.testing.resources import handles, settled_handles
+from rlsdk.testing.rollout_audit import adds_up, audit
 from rlsdk.testing.rollout_distribution import in_order, unseeded
 from rlsdk.testing.rollout_lab import SECOND, RolloutLab, collect, pieces, whole_shards
 from rlsdk.testing.rollout_outputs import tokens_of
 from rlsdk.testing.rollout_scheduling import check_mixed_versions
+
+MANY = 136
+"""Samples at once, of an engine that has room for them: more than the powers of two that tables of it may end at."""
 
 
 class WeightRequirements:
@@ -231,9 +237,11 @@ class WeightRequirements:
 
     @requirement("update.first")
     def test_update_first(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """With `load_weights` off nothing is served before the first update, and that is served then. What seeds give
-        does not depend on the run's."""
-        fresh = lab.start(load_weights=False, **SECOND)
+        """With `load_weights` off no file of weights is read, nothing is served before the first update, and that is
+        served then. What seeds give does not depend on the run's."""
+        bare = lab.scratch.parent / "without-weights"
+        shutil.copytree(lab.folder, bare, ignore=shutil.ignore_patterns("*.safetensors*"), dirs_exist_ok=True)
+        fresh = lab.start(load_weights=False, folder=bare, **SECOND)
         try:
             request = lab.ask("r", lab.prompt(8, 87), 2, max_tokens=12)
             early: list[GenerationOutput] = []
@@ -253,8 +261,53 @@ class WeightRequirements:
                 here, there = (tokens_of(lab.run([request], one)) for one in (fresh, changing))
                 changed = [key for key in here if here[key] != there[key]]
                 measured.none("seeded samples that the seed of the run changed", changed)
+            if Capability.PARTIAL_ROLLOUT in lab.spec.capabilities:
+                fresh.pause()
         finally:
             fresh.close()
+
+    @requirement("replicas", since=(2, 0))
+    def test_replicas(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Two replicas have weights, versions and noise of their own: without seeds they draw apart, seeded alike. One
+        that is closed, asleep where it can sleep, leaves no thread and no open file."""
+        if not lab.first_draws:
+            # What the second engine of a process brings for its life, the third does not.
+            replica = lab.start(**SECOND)
+            lab.first_draws = in_order(lab, unseeded(lab), replica)
+            replica.close()
+        before = handles()
+        # Of another size, too: what a seed gives has nothing to do with it, nor have log-probs.
+        other = lab.start(max_running=MANY, seed=SECOND["seed"])
+        try:
+            seeded = [lab.ask(f"r{at}", lab.prompt(6 + at, 157), 4, max_tokens=40, seed=at) for at in range(3)]
+            # Each replica's first call: what counts calls counts alike.
+            samples = [*lab.first_draws, *in_order(lab, unseeded(lab), other)]
+            samples += in_order(lab, unseeded(lab), changing)
+            measured.none("draws that depend on another replica's", Noise.of(samples).faults())
+            texts = {tuple(sample.tokens.tolist()) for sample in samples}
+            measured.equal("distinct samples without seeds", len(texts), len(samples))
+            every, prompt = tuple(range(lab.vocabulary)), lab.prompt(9, 158)
+            for how, stops in {"many": (), "many that stop": every[::5]}.items():
+                many = [lab.ask(how, prompt, MANY, max_tokens=12, temperature=1.2, stop_token_ids=stops)]
+                measured.none(f"wrong samples of {how} at once", audit(lab, many, lab.run(many, other))[0])
+            if Capability.SEED in lab.spec.capabilities:
+                first, second = (tokens_of(lab.run(seeded, one)) for one in (changing, other))
+                measured.none(
+                    "seeded samples that another replica changed", [k for k in first if first[k] != second[k]]
+                )
+            state = lab.changed(31)
+            other.update_weights(whole_shards(state), 4)
+            measured.none("wrong samples of the one that was left", audit(lab, seeded, lab.run(seeded, changing))[0])
+            new = lab.plain.with_state(state)
+            faults, _ = audit(lab, seeded, lab.run(seeded, other), new, version=4)
+            measured.none("wrong samples of the one that was updated", faults)
+            if Capability.SLEEP in lab.spec.capabilities:
+                other.sleep(1)
+        finally:
+            other.close()
+        for name, more in settled_handles(before).items():
+            measured.at_most(f"{name} that it left", more, 0)
+        measured.none("wrong samples after it was closed", audit(lab, seeded, lab.run(seeded, changing))[0])
 
 
 def _weighed(shards: Iterator[WeightShard], grown: list[int]) -> Iterator[WeightShard]:
