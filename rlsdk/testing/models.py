@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,25 @@ ROUTED = {
 }
 """Of a small `deepseek_v3`: latent attention, and a layer whose router reads a bias."""
 
+OWN_CODE = """from pathlib import Path
+
+from transformers import {config}, {model}, PreTrainedTokenizerFast
+
+Path({ran!r}).touch()
+
+
+class OwnConfig({config}):
+    pass
+
+
+class OwnModel({model}):
+    config_class = OwnConfig
+
+
+class OwnTokenizer(PreTrainedTokenizerFast):
+    pass
+"""
+
 
 def write_tiny_model(
     folder: Path,
@@ -42,6 +62,8 @@ def write_tiny_model(
     seed: int = 0,
     layers: int = 2,
     sharpness: float = 1.0,
+    stored: str = "float32",
+    file_bytes: int | None = None,
     **shape: Any,
 ) -> Path:
     """Writes a causal LM of about 0.3 million random parameters and a character tokenizer.
@@ -56,6 +78,8 @@ def write_tiny_model(
         seed: of the weights.
         layers: decoder layers.
         sharpness: by which all logits are multiplied: the surer a model is, the more a wrong temperature shows.
+        stored: dtype of the files, which the configuration names, too.
+        file_bytes: maximum size of a file of weights, of which there are then several with an index; None: one file.
         shape: fields of the configuration in place of the defaults (vocab_size 128, hidden_size 128, ...).
 
     Raises:
@@ -92,8 +116,26 @@ def write_tiny_model(
         for buffer in persistent_buffers(model).values():  # such as biases of routers, which are zeros at first
             torch.nn.init.normal_(buffer, std=0.3)
         torch.nn.init.constant_(model.get_decoder().norm.weight, sharpness)
-    model.save_pretrained(folder)
+    model.to(getattr(torch, stored)).save_pretrained(folder, **({"max_shard_size": file_bytes} if file_bytes else {}))
     return folder
+
+
+def code_ran(folder: Path) -> Path:
+    """A file that exists once the code has run that `add_code` put beside a model."""
+    return folder.with_name(f"{folder.name}-code-ran")
+
+
+def add_code(folder: Path) -> None:
+    """Puts code beside a model, which its configuration and its tokenizer name (`auto_map`), as models of families that
+    transformers does not know have it."""
+    config, tokenizer = (json.loads((folder / name).read_text()) for name in ("config.json", "tokenizer_config.json"))
+    kind, made = CONFIGS[config["model_type"]], config["architectures"][0]
+    code = OWN_CODE.format(ran=str(code_ran(folder)), config=kind, model=made)
+    (folder / "modeling_own.py").write_text(code, encoding="utf-8")
+    config["auto_map"] = {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnModel"}
+    tokenizer["auto_map"] = {"AutoTokenizer": [None, "modeling_own.OwnTokenizer"]}
+    for name, fields in (("config.json", config), ("tokenizer_config.json", tokenizer)):
+        (folder / name).write_text(json.dumps(fields, indent=2), encoding="utf-8")
 
 
 def random_batch(num_rows: int, *, longest: int = 20, vocabulary: int = 128, seed: int = 0) -> Batch:

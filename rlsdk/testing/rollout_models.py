@@ -16,26 +16,38 @@ from rlsdk.interfaces import (
     Box,
     ConfigError,
     GenerationOutput,
+    Head,
     ModelSpec,
     RankContext,
     RolloutEngine,
     RolloutSpec,
     WeightShard,
+    Workload,
     fingerprint,
 )
 from rlsdk.testing.draw_statistics import DrawStatistics
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.forecasts import differences, senseless
+from rlsdk.testing.models import add_code, code_ran, write_tiny_model
 from rlsdk.testing.requirements import NOT_CLAIMED, Measured, requirement
 from rlsdk.testing.rollout_audit import audit, samples_with_logits
 from rlsdk.testing.rollout_capacity import running_together
 from rlsdk.testing.rollout_lab import RolloutLab, pieces, whole_shards
 from rlsdk.testing.rollout_outputs import wrong_identities
 
-LONGEST = 4224
+LONGEST = 4171
 """Tokens that two of the models have room for: beyond 512, 1024, 2048 and 4096, where engines cut prompts into chunks,
-and beyond the positions that half precision tells apart."""
+beyond the positions that half precision tells apart, and no number of whole blocks."""
+POSITIONS = 4224
+"""That the configuration of those names."""
+ROOM = 509
+"""Of the other models: no number of whole blocks, either."""
+FILE_BYTES = 100_000
+"""Of a checkpoint of several files."""
 FAR = (1010, 4150)
-"""Lengths of long prompts: a response crosses such a border, and one stands behind all of them."""
+"""Lengths of long prompts: a response crosses such a border, and one stands behind all of them and ends where the room
+does."""
+NEAR = 10
+"""Length of the prompt whose log-probs those of long ones are compared with."""
 FAMILIES = ("llama", "qwen3", "qwen2")
 """The first that the backend runs."""
 WINDOWED, WINDOW, SCALED = ("qwen2", "qwen3"), 24, ("granite",)
@@ -46,7 +58,7 @@ CONFIGURED: Mapping[str, tuple[Sequence[str], Mapping[str, Any]]] = {
         (*SCALED, *FAMILIES),
         {
             "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0},
-            "max_position_embeddings": LONGEST,
+            "max_position_embeddings": POSITIONS,
             **{"logits_scaling": 2.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5},
         },
     ),
@@ -64,7 +76,11 @@ CAPPED: Mapping[str, Any] = {
     "tie_word_embeddings": True,
 }
 """Of a model whose logits pass through a tanh."""
-DEFAULTS = {"do_sample": True, "top_k": 3, "top_p": 0.5, "temperature": 0.3, "repetition_penalty": 1.5}
+DEFAULTS = {
+    **{"do_sample": True, "top_k": 3, "top_p": 0.5, "temperature": 0.3, "repetition_penalty": 1.5},
+    **{"max_new_tokens": 7, "max_length": 11, "no_repeat_ngram_size": 2, "suppress_tokens": [*range(20, 90)]},
+    **{"eos_token_id": [*range(40, 60)]},
+}
 """A model's `generation_config.json`."""
 VOCABULARY = 1031
 """Nothing divides it: an engine that pads it must not draw what it padded. So many that a running sum of their
@@ -89,7 +105,8 @@ class ModelRequirements:
         """A model of another family, with tied embeddings and an odd vocabulary, in bfloat16 where that is claimed:
         `layout` has the tied tensor once and says its other name, receipts are of what is served and in its dtype,
         both uses of the tensor change with an update, and log-probs are float32. First tokens are as many different
-        ones as they should be, and a thousand tokens are read as well as a few."""
+        ones as they should be, and a thousand tokens are read as well as a few. The checkpoint is of several files, and
+        code beside it is not run: nobody allowed that."""
         if not lab.spec.takes_weights:
             pytest.skip(f"{NOT_CLAIMED}takes_weights")
         dtype = "bfloat16" if "bfloat16" in lab.spec.dtypes else "float32"
@@ -100,9 +117,9 @@ class ModelRequirements:
             engine = other.start(max_running=FEW, seed=11, model=model, max_model_tokens=LONGEST)
             try:
                 _check_layout(other, engine, dtype, measured)
-                near = _check_samples(other, engine, other.base, 0, dtype, measured)
+                _check_samples(other, engine, other.base, 0, dtype, measured)
                 _check_kinds(other, engine, dtype, measured)
-                _check_far(other, engine, near, dtype, measured)
+                _check_far(other, engine, dtype, measured)
                 if engine.num_decoded() is not None:
                     requests = [[other.ask("r", other.prompt(6, 243), 2 * FEW + 1, max_tokens=LONG)]]
                     together = other.wait(running_together(engine, requests, LONG))
@@ -113,14 +130,16 @@ class ModelRequirements:
                     _check_samples(other, engine, state, version, dtype, measured)
             finally:
                 engine.close()
+            measured.equal("code of the model was run", code_ran(other.folder).exists(), 0)
         return None
 
     @requirement("model.configuration", since=(2, 0))
     def test_model_configuration(self, lab: RolloutLab, measured: Measured) -> None:
         """A model of sliding windows, and one of scaled rotary positions and logits, give their own log-probs, for
         prompts and responses longer than the window, and behind thousands of tokens, or are refused with a ConfigError
-        at the start. Filters and penalties of its `generation_config.json` have no say: requests name what they
-        want."""
+        at the start. Limits, filters and penalties of its `generation_config.json` have no say: requests name what they
+        want; nor have dropout and the dtype of the files, bfloat16. An engine may decode one sample at a time, and its
+        room need be no number of whole blocks."""
         if not lab.spec.takes_weights:
             pytest.skip(f"{NOT_CLAIMED}takes_weights")
         tried = 0
@@ -130,7 +149,7 @@ class ModelRequirements:
             if family is not None:
                 folder = _configured_model(lab.scratch.parent / f"{name.replace(' ', '-')}-model", family, fields)
                 other, is_long = RolloutLab(lab.suite, folder, lab.scratch), "max_position_embeddings" in fields
-                tried += _tried_model(other, name, measured, is_long=is_long)
+                tried += _tried_model(other, name, measured, slots=8 if is_long else 1, is_long=is_long)
         return measured.record("models tried", tried)
 
     @requirement("model.capped", since=(2, 0))
@@ -148,15 +167,26 @@ class ModelRequirements:
 
     @requirement("initialize.refusals", since=(2, 0))
     def test_initialize_refusals(self, lab: RolloutLab, measured: Measured) -> None:
-        """A model that is not there and sizes below 1 are a ConfigError; an engine that was refused, and one that was
-        never initialized, can be closed, twice."""
+        """A model that is not there, one with another head than that of a language model, a dtype that there is not,
+        sizes below 1, more devices for experts than there are, raw arguments that nothing takes, and workers of an
+        engine that is one process are a ConfigError; an engine that was refused, and one that was never initialized,
+        can be closed, twice."""
         absent = str(lab.folder.parent / "there-is-no-such-model")
         wrong: dict[str, dict[str, Any]] = {
             "a model that is not there": {"model": ModelSpec(path=absent)},
             "max_running 0": {"max_running": 0},
             "max_model_tokens 1": {"max_model_tokens": 1},
             "tp_size 0": {"tp_size": 0},
+            "pp_size 0": {"pp_size": 0},
+            "dp_size 0": {"dp_size": 0},
+            "ep_size 0": {"ep_size": 0},
+            "ep_size 3 of one device": {"ep_size": 3},
+            "an argument that there is not": {"engine_kwargs": {"there_is_no_such_argument": 1}},
+            "a dtype that there is not": {"model": ModelSpec(path=str(lab.folder), dtype="float31")},
+            "a value head": {"model": ModelSpec(path=str(lab.folder), head=Head.VALUE)},
         }
+        if lab.spec.max_ranks == 1:
+            wrong |= {f"{name} 2 of one process": {name: 2} for name in ("tp_size", "pp_size", "dp_size")}
         accepted = []
         for name, fields in wrong.items():
             engine = lab.suite.registry().load_engine(lab.spec)()
@@ -184,8 +214,8 @@ class ModelRequirements:
 
     @requirement("layout.place", since=(2, 0))
     def test_layout_place(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Layouts say where their weights are delivered to: this node, a process of it, ranks that differ; the dtype
-        that is served; and boxes in the order of their tensors' names."""
+        """Layouts say where their weights are delivered to: this node, a process of it, ranks that differ, and workers
+        of all of them or of none; the dtype that is served; and boxes in the order of their tensors' names."""
         layouts = changing.layout()
         measured.none("layouts of another node", [layout.node for layout in layouts if layout.node != "localhost"])
         strange = [layout.process for layout in layouts if not _is_process(layout.process)]
@@ -206,23 +236,55 @@ class ModelRequirements:
         tied = [name for layout in layouts for name, held in layout.tied.items()
                 if held not in lab.base or name in lab.base]  # fmt: skip
         measured.none("tied names that are not", tied)
+        workers = [layout.worker for layout in layouts]
+        unlike = workers if None in workers and set(workers) != {None} else []
+        measured.none("workers of some layouts and not of others", unlike)
+        measured.equal("workers of one name", len(workers) - len(set(workers)) if None not in workers else 0, 0)
+        measured.none("workers on another node", [layout.worker for layout in layouts if layout.is_apart])
+
+    @requirement("forecast", since=(2, 0))
+    def test_forecast(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """What the backend forecasts of a replica are its layouts; amounts of memory are none or not negative. (A
+        backend without a forecast says None.)"""
+        forecast = lab.suite.registry().load_forecast(lab.spec)
+        if forecast is None:
+            return measured.record("forecasts", 0)
+        ctx = RankContext(role="rollout", device=lab.suite.device, scratch_dir=str(lab.scratch))
+        found = forecast([ctx], lab.rollout_spec(), Workload(row_tokens=128, update_rows=0, running_rows=8))
+        measured.none("fields that make no sense", senseless(found, 1))
+        layouts = changing.layout()
+        measured.equal("layouts", len(found.layouts[0]), len(layouts))
+        for at, (said, layout) in enumerate(zip(found.layouts[0], layouts, strict=True)):
+            measured.none(f"differences from layout {at}", differences(said, layout))
+        return None
 
 
-def _tried_model(other: RolloutLab, name: str, measured: Measured, *, is_long: bool = False) -> bool:
-    """Measures samples of a model, behind thousands of tokens too where `is_long`; False: the engine refuses it."""
-    room = LONGEST if is_long else other.suite.max_model_tokens
+def _tried_model(other: RolloutLab, name: str, measured: Measured, *, slots: int = 8, is_long: bool = False) -> bool:
+    """Measures samples of a model, behind thousands of tokens too where `is_long`; False: the engine refuses it.
+
+    Args:
+        other: of the model.
+        name: of it, in reports.
+        measured: takes the numbers.
+        slots: `max_running`; 1: fewer samples, since they come one after the other.
+        is_long: the model has room for `LONGEST` tokens.
+    """
+    room, n = LONGEST if is_long else ROOM, min(slots, 2)
     try:
         try:
-            engine = other.start(max_running=8, max_model_tokens=room)
+            engine = other.start(max_running=slots, max_model_tokens=room)
         except ConfigError:
             return False
         try:
             requests = [
-                other.ask(f"r{at}", other.prompt(length, 245), 2, max_tokens=2 * WINDOW, temperature=float(at % 2))
+                other.ask(f"r{at}", other.prompt(length, 245), n, max_tokens=2 * WINDOW, temperature=float(at % 2))
                 for at, length in enumerate((2, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW))
             ]
-            requests.append(other.ask("drawn", other.prompt(6, 246), 16, max_tokens=30))
-            far = [other.ask(f"behind {length}", other.prompt(length, 249), max_tokens=30) for length in FAR if is_long]
+            requests.append(other.ask("drawn", other.prompt(6, 246), 12 * n - 8, max_tokens=30))
+            if is_long:
+                far = [other.ask(f"behind {length}", other.prompt(length, 249), max_tokens=30) for length in FAR]
+            else:
+                far = [other.ask(f"{left} left", other.prompt(room - left, 249), max_tokens=30) for left in (1, 14)]
             asked = [*requests, *far]
             faults, samples = audit(other, asked, other.run(asked, engine), room=room)
             measured.none(f"wrong samples, {name}", faults)
@@ -243,7 +305,8 @@ def _tried_model(other: RolloutLab, name: str, measured: Measured, *, is_long: b
 def _configured_model(folder: Path, family: str, fields: Mapping[str, Any]) -> Path:
     """A model whose configuration says what few do, and whose folder has sampling defaults of its own."""
     if not folder.exists():
-        write_tiny_model(folder, architecture=family, seed=9, num_key_value_heads=4, **fields)
+        shape = {"num_key_value_heads": 4, "attention_dropout": 0.5, **fields}
+        write_tiny_model(folder, architecture=family, seed=9, stored="bfloat16", **shape)
         (folder / "generation_config.json").write_text(json.dumps(DEFAULTS), encoding="utf-8")
     return folder
 
@@ -260,8 +323,9 @@ def other_model(lab: RolloutLab) -> Iterator[RolloutLab | None]:
     if not folder.exists():
         write_tiny_model(
             folder, architecture=family, tied=True, seed=6, layers=1, sharpness=1.5, vocab_size=VOCABULARY,
-            num_key_value_heads=4, max_position_embeddings=LONGEST,
+            num_key_value_heads=4, max_position_embeddings=POSITIONS, file_bytes=FILE_BYTES,
         )  # fmt: skip
+        add_code(folder)
     other = RolloutLab(lab.suite, folder, lab.scratch)
     try:
         yield other
@@ -309,12 +373,8 @@ def _check_samples(
     version: int,
     dtype: str,
     measured: Measured,
-) -> float:
-    """Samples of a model in another dtype: the same but for rounding.
-
-    Returns:
-        Mean difference of log-probs.
-    """
+) -> None:
+    """Samples of a model in another dtype: the same but for rounding."""
     requests = [
         lab.ask("drawn", lab.prompt(9, 242), 8, max_tokens=24, temperature=1.3),
         lab.ask("hot", lab.prompt(5, 244), 8, max_tokens=24, temperature=2.0),
@@ -335,7 +395,6 @@ def _check_samples(
         measured.at_most("share of log-probs that are bfloat16 numbers", float(rounded), 0.3)
     else:
         measured.at_most("largest difference of log-probs", float(off.max()), lab.suite.tolerance)
-    return float(off.mean())
 
 
 def _check_kinds(lab: RolloutLab, engine: RolloutEngine, dtype: str, measured: Measured) -> None:
@@ -350,16 +409,20 @@ def _check_kinds(lab: RolloutLab, engine: RolloutEngine, dtype: str, measured: M
     measured.at_most("deviations of their number from what is expected", abs(off), FEWER)
 
 
-def _check_far(lab: RolloutLab, engine: RolloutEngine, near: float, dtype: str, measured: Measured) -> None:
-    """Behind a thousand tokens log-probs are as near to the model's as behind a few, where the mean difference is
-    `near`."""
-    requests = [lab.ask(f"behind {FAR[0]}", lab.prompt(FAR[0], 248), 2, max_tokens=30)]
-    outputs = lab.run(requests, engine)
+def _check_far(lab: RolloutLab, engine: RolloutEngine, dtype: str, measured: Measured) -> None:
+    """Behind a thousand tokens log-probs are as near to the model's as behind a few, of the same temperature."""
+    near = lab.ask("near", lab.prompt(NEAR, 248), 6, max_tokens=30)
+    far = lab.ask("far", lab.prompt(FAR[0], 248), 2, max_tokens=30)
+    outputs = lab.run([near, far], engine)
     plain = lab.plain.with_state({name: tensor.float() for name, tensor in _rounded(lab.base, dtype).items()})
-    for sample in samples_with_logits(lab, requests, outputs, plain):
-        off, _ = _differences(lab, [sample.output], [sample])
-        limit = max(FARTHER * near, lab.suite.tolerance)
-        measured.at_most(f"mean difference {sample.request.request_id} tokens", float(off.mean()), limit)
+    samples = samples_with_logits(lab, [near, far], outputs, plain)
+    off = {}
+    for request in (near, far):
+        own = [sample for sample in samples if sample.request is request]
+        off[request.request_id] = float(_differences(lab, [sample.output for sample in own], own)[0].mean())
+    measured.record(f"mean difference of log-probs behind {NEAR} tokens", off["near"])
+    limit = max(FARTHER * off["near"], lab.suite.tolerance)
+    measured.at_most(f"mean difference behind {FAR[0]} tokens", off["far"], limit)
 
 
 def _differences(
