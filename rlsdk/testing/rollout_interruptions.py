@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import cast
+
+from torch import Tensor
 
 from rlsdk.interfaces import (
     Capability,
@@ -15,17 +18,22 @@ from rlsdk.interfaces import (
     GenerationRequest,
     RolloutEngine,
     VersionRun,
+    WeightShard,
+    WeightSyncError,
 )
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.resources import cpu_seconds
 from rlsdk.testing.rollout_audit import audit
 from rlsdk.testing.rollout_lab import RolloutLab, collect, whole_shards
 from rlsdk.testing.rollout_outputs import tokens_of, wrong_identities
+from rlsdk.testing.rollout_scheduling import check_mixed_versions
 
 AT_ONCE_S = 1.0
 """For a method that returns at once, on a machine that does other things as well."""
 ALONE_S = 0.1
 """For an engine that decodes by itself to be seen at it."""
+ENDING_S = 5.0
+"""For what was aborted to come."""
 STEPS_AHEAD = 4
 """Decoding steps that may end after an abort: those that were under way."""
 
@@ -82,6 +90,43 @@ class InterruptionRequirements:
         measured.none("wrong samples", audit(lab, requests, as_before)[0])
         if Capability.SEED in lab.spec.capabilities:
             measured.none("samples that it changed", [k for k, t in tokens_of(outputs).items() if whole[k] != t])
+
+    @requirement("pause.updates", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
+    def test_pause_updates(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """Of several updates in one pause the last counts: samples continue under it, and no token is of another; one
+        of them may fail, and the version of the first weights may come again for others."""
+        requests = [lab.ask(f"r{at}", lab.prompt(6 + 30 * at, 250), 3, max_tokens=100, seed=at) for at in range(2)]
+        failing, last = lab.changed(106), lab.changed(107)
+        for name, versions, fails in (
+            ("two", (5, 6), False),
+            ("one that failed", (5, 6), True),
+            ("back", (5, 0), False),
+        ):
+            outputs = lab.wait(_updated_twice(changing, lab, requests, (failing, last), versions, fails=fails))
+            said = {run.version for output in outputs for run in output.versions}
+            measured.none(f"versions that sampled nothing, {name}", sorted(said - {0, versions[1]}))
+            measured.none(f"wrong samples, {name}", wrong_identities(requests, outputs))
+            faults, mixed = check_mixed_versions(lab, requests, outputs, lab.plain.with_state(last), versions[1])
+            if versions[1]:
+                measured.none(f"samples whose versions or log-probs are of neither, {name}", faults)
+                measured.at_least(f"samples of both weights, {name}", mixed, 1)
+            lab.restore()
+
+    @requirement("abort.without_weights", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
+    def test_abort_without_weights(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """What is aborted, or left, in a pause in which an update has failed ends then, with what it has: nobody can
+        resume it. A whole update is served as ever."""
+        requests = [lab.ask(f"r{at}", lab.prompt(6 + at, 251), 3, max_tokens=100, seed=at) for at in range(2)]
+        shards = list(whole_shards(lab.changed(108)))
+        for way in ("aborted", "left") if Capability.ABORT in lab.spec.capabilities else ("left",):
+            outputs, early = lab.wait(_ended_without_weights(changing, lab, requests, shards, way))
+            if way == "aborted":
+                measured.equal("samples that came in the pause", early, 6)
+                ids = [request.request_id for request in requests]
+                measured.none("wrong samples", audit(lab, requests, outputs, may_abort=ids)[0])
+            lab.restore()
+            changing.resume()
+            measured.none(f"wrong samples afterwards, {way}", audit(lab, requests, lab.run(requests))[0])
 
     @requirement("abandoned.paused", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_abandoned_paused(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
@@ -164,6 +209,45 @@ async def _aborted(
     seconds = time.perf_counter() - start
     outputs = await task
     return seconds, alone, (engine.num_decoded() or 0) - before, outputs
+
+
+async def _updated_twice(
+    engine: RolloutEngine,
+    lab: RolloutLab,
+    requests: Sequence[GenerationRequest],
+    states: Sequence[Mapping[str, Tensor]],
+    versions: Sequence[int],
+    *,
+    fails: bool,
+) -> list[GenerationOutput]:
+    """Samples of a call that is paused midway, and continues behind two updates; the first may lack its last tensor."""
+    task = await lab.paused_midway(requests, engine)
+    for at, (state, version) in enumerate(zip(states, versions, strict=True)):
+        shards = list(whole_shards(state))
+        with suppress(WeightSyncError):
+            engine.update_weights(iter(shards[:-1] if fails and at == 0 else shards), version)
+    engine.resume()
+    return await task
+
+
+async def _ended_without_weights(
+    engine: RolloutEngine,
+    lab: RolloutLab,
+    requests: Sequence[GenerationRequest],
+    shards: Sequence[WeightShard],
+    way: str,
+) -> tuple[list[GenerationOutput], int]:
+    """Samples of a call that is ended in a pause behind an update that failed, and how many came within some time."""
+    task = await lab.paused_midway(requests, engine)
+    with suppress(WeightSyncError):
+        engine.update_weights(iter(shards[:-1]), 5)
+    if way == "aborted":
+        engine.abort()
+    else:
+        task.cancel()
+    done, _ = await asyncio.wait([task], timeout=ENDING_S)
+    outputs = task.result() if done and not task.cancelled() else []
+    return outputs, len(outputs)
 
 
 async def _cancelled_in_a_pause(engine: RolloutEngine, lab: RolloutLab, requests: Sequence[GenerationRequest]) -> int:

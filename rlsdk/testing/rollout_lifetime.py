@@ -20,6 +20,8 @@ MIB = 2**20
 ROUNDS = 4
 """Of all that may happen to an engine, over which threads and files are counted, after half as many that are not."""
 
+WHEN = ("awake", "asleep", "awake again", "behind an update")
+"""At which the layout is asked for."""
 HALF_AWAKE = (
     (1, "weights", True, 1),
     (1, "weights", False, 1),
@@ -48,13 +50,20 @@ class LifetimeRequirements:
 
     @requirement("sleep.update", needs=Capability.SLEEP)
     def test_sleep_update(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Level 2 drops the weights: nothing is served before an update, which may come before the key-value cache."""
+        """Level 2 drops the weights: nothing is served before an update, which may come before the key-value cache.
+        `layout` is the same all along."""
         request = lab.ask("r", lab.prompt(20, 111), 3, max_tokens=12)
         lab.run([request])
+        layouts = [changing.layout()]
         changing.sleep(2)
+        layouts.append(changing.layout())
         changing.wake()
+        layouts.append(changing.layout())
         measured.none("samples of dropped weights", refused(lab, changing, WeightSyncError))
         changing.update_weights(whole_shards(lab.base), 0)
+        layouts.append(changing.layout())
+        changed = [when for when, layout in zip(WHEN, layouts, strict=True) if list(layout) != list(layouts[0])]
+        measured.none("moments at which the layout was another", changed)
         changing.sleep(2)
         changing.wake(("weights",))
         state = lab.changed(9)

@@ -90,7 +90,7 @@ class SchedulingRequirements:
     @requirement("pause", needs=Capability.PARTIAL_ROLLOUT)
     def test_pause(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """`pause` keeps unfinished requests and `resume` continues with them: nothing is lost or changed, neither
-        what they have nor how they are sampled."""
+        what they have nor how they are sampled; nor by a `resume` of what was not paused."""
         requests = [lab.ask(f"r{at}", lab.prompt(5 + at, 70), 3, max_tokens=40) for at in range(3)]
         requests += [
             lab.ask(name, lab.prompt(9 + at, 72), 3, max_tokens=50, seed=at, **sampling)
@@ -100,8 +100,10 @@ class SchedulingRequirements:
 
         async def held() -> list[GenerationOutput]:
             task = asyncio.create_task(collect(engine, requests))
-            for _ in range(12):
+            for turn in range(12):
                 await asyncio.sleep(0)
+                if turn in (3, 6):
+                    engine.resume()
             engine.pause()
             await asyncio.sleep(0.05)
             engine.resume()

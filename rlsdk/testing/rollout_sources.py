@@ -131,7 +131,26 @@ class SourceRequirements:
     @requirement("update.not_finite", since=(2, 0))
     def test_update_not_finite(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Weights that are not finite are refused by a WeightSyncError, or calls that meet them end in an RlsdkError:
-        no sample is made of them. The next whole update is served as ever."""
+        no sample is made of them, also where one token's embedding is not finite, and that comes in the middle of a
+        response. The next whole update is served as ever."""
+        late = lab.ask("late", lab.prompt(6, 198), max_tokens=16, temperature=0.0)
+        whole = tokens_of(lab.run([late]))["late", 0]
+        # The first of its tokens behind some others that was not there before: what follows it is of no number.
+        met = next((at for at in range(3, 15) if whole[at] not in (*late.prompt_ids, *whole[:at])), None)
+        if met is not None:
+            state = {name: tensor.clone() for name, tensor in lab.base.items()}
+            state["model.embed_tokens.weight"][whole[met]] = float("nan")
+            beside = [lab.ask(f"r{at}", late.prompt_ids, max_tokens=2, temperature=0.0) for at in range(3)]
+            spoilt: list[GenerationOutput] = []
+            with suppress(RlsdkError):
+                changing.update_weights(whole_shards(state), 7)
+                for requests in ([late], [*beside, late]):
+                    with suppress(RlsdkError):
+                        spoilt += lab.run(requests)
+            measured.none(
+                "samples that go on behind a token of no number", [o for o in spoilt if o.request_id == "late"]
+            )
+            lab.restore()
         for version, value in enumerate((float("nan"), float("inf")), start=1):
             state = {name: tensor.clone() for name, tensor in lab.base.items()}
             for tensor in (state["model.embed_tokens.weight"], *list(state.values())[-1:]):
