@@ -163,6 +163,13 @@ def copies(number: int, replicas: int) -> Pair:
 
 
 @functools.cache
+def chain() -> Pair:
+    """Two ranks of one node, and three replicas of another: one of them may forward to the others."""
+    replicas = [placed(complete(replica), node="b") for replica in range(3)]
+    return Pair(source=placed(sharded(2), node="a"), replicas=replicas)
+
+
+@functools.cache
 def pairs() -> dict[str, Pair]:
     """The swaps that every manager has to know."""
     both = sharded(2, copies=2)

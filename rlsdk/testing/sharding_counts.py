@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -95,6 +96,32 @@ def wrong_fields(plan: ReshardPlan, pair: Pair) -> Iterator[str]:
             yield from wrong_transfers(bucket, pair, wire)
     if {source: load for source, load in plan.source_load.items() if load} != +loads:
         yield f"source_load {dict(plan.source_load)}, it is {dict(loads)}"
+    yield from wrong_relays(plan, pair)
+
+
+def wrong_relays(plan: ReshardPlan, pair: Pair) -> Iterator[str]:
+    """What a plan says of targets that forward to others, and is not so."""
+    needs = [(sorted(layout.boxes), {meta.name: meta.dtype for meta in layout.tensors}) for layout in pair.target]
+    known = range(len(needs))
+    for target, parent in plan.relays.items():
+        if target not in known or parent not in known:
+            yield f"relays: target {parent} forwards to {target}, there are {len(needs)} targets"
+        elif needs[target] != needs[parent]:
+            yield f"relays: target {parent} forwards to {target}, which has other needs"
+        at = parent
+        for _ in plan.relays:
+            at = plan.relays.get(at, at)
+        if at in plan.relays:
+            yield f"relays: target {target} receives from none that receives from the sources"
+    loads: Counter[int] = Counter()
+    for at, part in enumerate(plan.parts):
+        for bucket in part if at not in plan.relays else ():
+            loads[bucket.source] += bucket.num_bytes if distance(pair, bucket.source, at) != HERE else 0
+    said = {source: load for source, load in plan.relayed_load.items() if load}
+    if said != +loads and (plan.relays or said):
+        yield f"relayed_load {dict(plan.relayed_load)}, it is {dict(loads)}"
+    if plan.predicted_s is not None and not 0 <= plan.predicted_s < math.inf:
+        yield f"predicted_s {plan.predicted_s}"
 
 
 def wrong_transfers(bucket: Bucket, pair: Pair, wire: Mapping[str, str]) -> Iterator[str]:

@@ -3,13 +3,14 @@ silence."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rlsdk.interfaces import RlsdkError, SyncReceipt, WeightSyncError
 from rlsdk.testing.faulty_replicas import damages, lies
-from rlsdk.testing.layouts import Pair, copies, in_one_process, pairs, placed, tied, with_head
+from rlsdk.testing.layouts import Pair, chain, copies, in_one_process, pairs, placed, tied, with_head
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.sharding_lab import ShardingLab, Trial, WatchedRolloutHost
 
@@ -46,16 +47,18 @@ class SyncFaultRequirements:
     @requirement("sync.proven.first", since=(2, 0))
     def test_proven_first(self, lab: ShardingLab, measured: Measured) -> None:
         """A replica that serves something else after the very first sync is a WeightSyncError, too; and one of several
-        places, beside others that want their weights in another way."""
+        places, beside others that want their weights in another way; and one that takes its weights from another, or
+        hands them on."""
         accepted = []
         for name, lie in lies().items():
             trial = lab.trial(in_one_process(replicas=2), **LARGE)
             trial.replicas[1].lie = lie
             accepted += [] if refused(trial, 1, WeightSyncError) else [name]
-        for liar in range(3):
-            trial = lab.trial(pairs()["tensor parallel to another"], **LARGE)
-            trial.replicas[liar].lie = lies()["keeps one element of its experts"]
-            accepted += [] if refused(trial, 1, WeightSyncError) else [f"replica {liar} of unlike ones"]
+        for where, pair in {"unlike ones": pairs()["tensor parallel to another"], "a chain": chain()}.items():
+            for liar in range(3):
+                trial = lab.trial(pair, **LARGE)
+                trial.replicas[liar].lie = lies()["keeps one element of its experts"]
+                accepted += [] if refused(trial, 1, WeightSyncError) else [f"replica {liar} of {where}"]
         measured.none("accepted", accepted)
 
     @requirement("sync.proven.each", since=(2, 0))
@@ -144,11 +147,12 @@ class SyncFaultRequirements:
     @requirement("sync.failures", since=(2, 0))
     def test_failures(self, lab: ShardingLab, measured: Measured) -> None:
         """A replica that fails, a rank that gives no fingerprints, or one that breaks off at a first sync is an error,
-        and a sync that is repeated brings the weights everywhere, under a higher version as well."""
+        and a sync that is repeated brings the weights everywhere, under a higher version as well; so too where replicas
+        forward to others."""
         accepted, harmed = [], []
-        for name, breaks in FAILURES.items():
+        for name, (pair, breaks) in FAILING.items():
             for first in (False, True):
-                trial = lab.trial(in_one_process(replicas=4), **LARGE)
+                trial = lab.trial(pair, **LARGE)
                 if not first:
                     trial.sync(1)
                 trial.step()
@@ -274,11 +278,11 @@ CHANGED = {
 """What must not be."""
 
 
-def _replica_fails(trial: Trial, on: bool) -> None:
+def _replica_fails(trial: Trial, on: bool, replica: int = 3) -> None:
     def fail(host: WatchedRolloutHost, old: SyncReceipt, pull: Callable[[], SyncReceipt]) -> SyncReceipt:
         raise WeightSyncError("the replica has no memory left")
 
-    trial.replicas[3].lie = fail if on else None
+    trial.replicas[replica].lie = fail if on else None
 
 
 def _no_fingerprints(trial: Trial, on: bool) -> None:
@@ -294,3 +298,12 @@ FAILURES: Mapping[str, Callable[[Trial, bool], None]] = {
     "a rank gives no fingerprints": _no_fingerprints,
     "a rank breaks off": _breaks_off,
 }
+FAILING: Mapping[str, tuple[Pair, Callable[[Trial, bool], None]]] = {
+    **{name: (in_one_process(replicas=4), breaks) for name, breaks in FAILURES.items()},
+    **{
+        f"replica {at} of a chain fails": (chain(), functools.partial(_replica_fails, replica=at))
+        for at in range(len(chain().replicas))
+    },
+    "a rank breaks off before a chain": (chain(), _breaks_off),
+}
+"""What fails, of which layouts."""

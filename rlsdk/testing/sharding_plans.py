@@ -16,7 +16,7 @@ from rlsdk.interfaces import (
     TensorMeta,
     WeightLayout,
 )
-from rlsdk.testing.layouts import Pair, complete, copies, distant_pairs, pairs, sharded, tied, with_head
+from rlsdk.testing.layouts import Pair, chain, complete, copies, distant_pairs, pairs, sharded, tied, with_head
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.sharding_counts import (
     HERE,
@@ -65,8 +65,9 @@ class PlanRequirements:
 
     @requirement("plan.fields", since=(2, 0))
     def test_fields(self, lab: ShardingLab, measured: Measured) -> None:
-        """A transfer is a part of one box of its source, in the dtype that travels, and every count is what it says."""
-        for name, pair in {**pairs(), **distant_pairs()}.items():
+        """A transfer is a part of one box of its source, in the dtype that travels, and every count is what it says; a
+        target forwards to such as have its needs, and the first of a chain receives from the sources."""
+        for name, pair in {**pairs(), **distant_pairs(), "a chain": chain()}.items():
             measured.none(f"fields that are wrong: {name}", list(wrong_fields(lab.plan(pair), pair)))
 
     @requirement("plan.order", since=(2, 0))
