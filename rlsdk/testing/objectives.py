@@ -46,6 +46,18 @@ class Unfit:
         return ObjectiveResult(loss=(batch["loss_weight"] * outputs["log_probs"]).sum() + spoilt)
 
 
+@dataclass(frozen=True)
+class LossAlone:
+    """A loss that is not finite, whose gradient is that of `Weighted`: what is added to it depends on no weight."""
+
+    value: float = math.nan
+    outputs: Sequence[str] = ("log_probs",)
+
+    def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
+        loss = -(batch["loss_weight"] * batch["advantages"] * outputs["log_probs"]).sum()
+        return ObjectiveResult(loss=loss + self.value)
+
+
 class _Slope(torch.autograd.Function):
     """0, with a slope of this value."""
 

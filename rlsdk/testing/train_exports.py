@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,11 @@ UNCHANGED = (
     "generation_config.json",
     "chat_template.jinja",
 )
+BESIDE = {
+    "chat_template.jinja": "{% for message in messages %}{{ message.content }}{% endfor %}",
+    "generation_config.json": '{"temperature": 0.7, "top_k": 20}',
+}
+"""Files of a model, and what stands in them where there are none."""
 OWN = (
     "_name_or_path",
     "architectures",
@@ -45,11 +51,14 @@ class ExportRequirements:
 
     @requirement("export.files", needs=Capability.EXPORT, since=(2, 0))
     def test_export_files(self, lab: TrainLab, measured: Measured) -> None:
-        """The tokenizer and generation defaults come along, the configuration is the model's, weights are
-        safetensors; no pickle."""
-        folder = lab.new_folder("export")
-        lab.play([learn(three_batches()[0]), step, export(folder)])
-        source = Path(lab.model)
+        """The tokenizer, its chat template and generation defaults come along, the configuration is the model's,
+        weights are safetensors; no pickle."""
+        folder, source = lab.new_folder("export"), lab.new_folder("exported") / "model"
+        shutil.copytree(lab.model, source)
+        for name, content in BESIDE.items():
+            if not (source / name).exists():
+                (source / name).write_text(content, encoding="utf-8")
+        lab.play([learn(three_batches()[0]), step, export(folder)], model=str(source))
         written = {path.name for path in folder.rglob("*") if path.is_file()}
         expected = [name for name in UNCHANGED if (source / name).exists()]
         measured.none("files that are missing", [name for name in [*expected, "config.json"] if name not in written])
@@ -61,7 +70,8 @@ class ExportRequirements:
 
     @requirement("export.tied", needs=Capability.EXPORT, since=(2, 0))
     def test_export_tied(self, lab: TrainLab, measured: Measured) -> None:
-        """A tied model's export is tied: transformers reads it without a word, with one tensor for both uses."""
+        """A tied model's export is tied: transformers reads it without a word, with one tensor for both uses; an index
+        of its files names no others, such as those of the checkpoint."""
         if (model := lab.variant("tied")) is None:
             return measured.record("models tried", 0)
         self._readable(lab, measured, Head.LM, model=model)
@@ -131,6 +141,7 @@ class ExportRequirements:
         found = lab.play([*script, look(batch, name), export(folder)], head=head, **fields)
         case = lab.case(model=str(folder), head=head)
         measured.none("tensors that transformers finds missing or strange", ill_fitting(folder, head))
+        measured.none("files of its index that are not there", missing_files(folder))
         model = plain_model_of(case)
         exported = {n: p.detach() for n, p in canonical_parameters(model)[0].items()}
         rounded = rounded_to(fields.get("dtype", "float32"), found)
@@ -157,6 +168,14 @@ def ill_fitting(folder: Path, head: Head) -> list[str]:
     kind: Any = AutoModelForCausalLM if head is Head.LM else AutoModelForTokenClassification
     _, info = kind.from_pretrained(folder, output_loading_info=True, **LOCAL)
     return [f"{what} {name}" for what in ("missing_keys", "unexpected_keys", "mismatched_keys") for name in info[what]]
+
+
+def missing_files(folder: Path) -> list[str]:
+    """Files that an index of the weights names, and that are not there."""
+    named = {
+        file for index in folder.glob("*.index.json") for file in json.loads(index.read_text())["weight_map"].values()
+    }
+    return sorted(file for file in named if not (folder / file).exists())
 
 
 def settings_that_differ(source: Path, folder: Path) -> list[str]:

@@ -37,15 +37,23 @@ class Variant:
     tied: bool = False
     layers: int = 1
     shape: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, Any] = field(default_factory=dict)
+    """How the checkpoint is kept: `stored` and `file_bytes` of `write_tiny_model`."""
 
 
 SMALL = {"hidden_size": 96, "intermediate_size": 80, "num_attention_heads": 4}
 VARIANTS: Mapping[str, Variant] = {
-    "tied": Variant(architectures=("qwen2", "llama", "qwen3"), tied=True, shape={**SMALL, "vocab_size": 131}),
+    "tied": Variant(
+        architectures=("qwen2", "llama", "qwen3"),
+        tied=True,
+        shape={**SMALL, "vocab_size": 131},
+        files={"file_bytes": 60_000},
+    ),
     "llama": Variant(
         architectures=("llama",),
         layers=3,
         shape={**SMALL, "vocab_size": 133, "num_key_value_heads": 1, "head_dim": 16, "rms_norm_eps": 1e-3},
+        files={"stored": "bfloat16"},
     ),
     "qwen3": Variant(architectures=("qwen3",), shape={**SMALL, "num_key_value_heads": 4, "head_dim": 40}),
     "dropout": Variant(
@@ -88,7 +96,7 @@ VARIANTS: Mapping[str, Variant] = {
 """Tied embeddings and a vocabulary that nothing divides; one head of keys, and heads whose sizes do not add up to the
 hidden size; norms of queries and keys; dropout wherever a configuration can ask for it; another vocabulary; logits
 capped by a tanh; scaled rotary positions; sliding windows; a vocabulary of more than a thousand tokens; positions of
-long rows."""
+long rows. The first checkpoint is of several files, the second in bfloat16."""
 ATTENTIVE = {"q_proj": 2.0, "k_proj": 2.0, "v_proj": 4.0, "o_proj": 4.0}
 """By what a random model's weights are multiplied, so that what attention finds far behind is seen in log-probs."""
 
@@ -159,7 +167,8 @@ class TrainLab:
             return None
         folder = self.folder / f"variant-{name}"
         if not folder.exists():
-            write_tiny_model(folder, architecture=kinds[0], tied=made.tied, seed=20, layers=made.layers, **made.shape)
+            fields = {**made.shape, **made.files}
+            write_tiny_model(folder, architecture=kinds[0], tied=made.tied, seed=20, layers=made.layers, **fields)
         if head is Head.LM:
             return str(folder)
         headed = self.folder / f"variant-{name}-headed"

@@ -83,12 +83,13 @@ class LengthRequirements:
 
     @requirement("length.values", needs=Capability.VALUE_HEAD, since=(2, 0))
     def test_length_values(self, lab: TrainLab, measured: Measured) -> None:
-        """Values and their gradient over rows of 1 to 500 tokens; a response mask leaves values where they are."""
+        """Values and their gradient over rows of 1 to 500 tokens; a response mask leaves values where they are, and so
+        does the temperature, which is that of logits."""
         self._trained(lab, measured, Head.VALUE, Weighted(("values",)))
 
     @requirement("length.scores", needs=Capability.SCORE_HEAD, since=(2, 0))
     def test_length_scores(self, lab: TrainLab, measured: Measured) -> None:
-        """Scores and their gradient over rows of 1 to 500 tokens, in the order of the rows."""
+        """Scores and their gradient over rows of 1 to 500 tokens, in row order, whatever the temperature."""
         self._trained(lab, measured, Head.SCORE, Weighted(("scores",)))
 
     @requirement("length.gradient", since=(2, 0))
@@ -124,7 +125,7 @@ class LengthRequirements:
             measured.at_most("passes of a longer row", wide, 1)
 
     def _trained(self, lab: TrainLab, measured: Measured, head: Head, objective: Weighted) -> None:
-        batch = rows_of(LONG, seed=11, masked=True)
+        batch = rows_of(LONG, seed=11, masked=True, temperature=0.6)
         case = lab.case(head=head, objective=objective, steps=[[batch]], probe=(batch, objective.outputs), tokens=400)
         lab.holds_to_plain(measured, [lab.run(drive, case)], case)
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from rlsdk.interfaces import Capability, Head
+from rlsdk.interfaces import Capability, ConfigError, Head
 from rlsdk.kit.hf import canonical_parameters
 from rlsdk.testing.call_sequences import Act, export, learn, look, step
 from rlsdk.testing.case_runner import drive, whole
 from rlsdk.testing.cases import OPTIM, Case, Driven, Weighted, rows_of
+from rlsdk.testing.case_runner import drive, whole
+from rlsdk.testing.models import add_code, code_ran
 from rlsdk.testing.plain_steps import drive_plain, plain_model_of
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.train_lab import TrainLab, claimed_heads, furthest_weight, whole_of
@@ -23,6 +28,12 @@ TENSOR_TOLERANCE = 5e-4
 TINY_STEPS = replace(OPTIM, lr=1e-4, eps=1e-8, weight_decay=0.0)
 """A step is about a quarter of what bfloat16 can tell apart at the size of these weights."""
 NUM_TINY_STEPS = 24
+PARTS: Mapping[str, Callable[[str], bool]] = {
+    "matrices": lambda name: "norm" not in name and not name.endswith(".bias"),
+    "norms": lambda name: "norm" in name,
+    "the last layer": lambda name: name.startswith(("lm_head.", "score.")),
+}
+"""Of a model, by the names of tensors."""
 LINEAR = replace(OPTIM, lr=1e3, eps=1e3, betas=(0.0, 0.0), weight_decay=0.0)
 """Adam with an eps that no gradient comes near: a step is the gradient itself."""
 
@@ -47,16 +58,18 @@ class ModelRequirements:
     @requirement("model.bfloat16_forward", since=(2, 0))
     def test_bfloat16_forward(self, lab: TrainLab, measured: Measured) -> None:
         """In bfloat16, what a trained engine computes with is what it would export: a new engine of its export gives
-        the same outputs, norms and biases too."""
+        the same outputs, norms and biases too, and so do a head and tied embeddings."""
         if "bfloat16" not in lab.spec.dtypes or Capability.EXPORT not in lab.spec.capabilities:
             return measured.record("dtypes tried", 0)
-        batch, folder = rows_of((30, 12, 1, 5), seed=120), lab.new_folder("rounded")
-        script: list[Act] = [act for at in range(3) for act in (learn(rows_of((9, 4, 17), seed=121 + at)), step)]
-        optim = replace(OPTIM, lr=0.05, weight_decay=0.0)
-        trained = lab.play([*script, look(batch, "log_probs"), export(folder)], dtype="bfloat16", optim=optim)
-        anew = lab.play([look(batch, "log_probs")], dtype="bfloat16", model=str(folder))
-        mine, theirs = trained.seen[0]["log_probs"], anew.seen[0]["log_probs"]
-        measured.at_most("largest difference of log-probs", float((mine - theirs).abs().max()), lab.suite.tolerance)
+        batch, optim = rows_of((30, 12, 1, 5), seed=120), replace(OPTIM, lr=0.05, weight_decay=0.0)
+        for kind, (name, fields) in kinds_of(lab).items():
+            folder, asked = lab.new_folder("rounded"), look(batch, name)
+            learning = [learn(rows_of((9, 4, 17), seed=121 + at), Weighted((name,))) for at in range(3)]
+            script: list[Act] = [act for one in learning for act in (one, step)]
+            trained = lab.play([*script, asked, export(folder)], dtype="bfloat16", optim=optim, **fields)
+            anew = lab.play([asked], dtype="bfloat16", **{**fields, "model": str(folder)})
+            off = float((trained.seen[0][name] - anew.seen[0][name]).abs().max())
+            measured.at_most(f"largest difference of {name}{kind}", off, lab.suite.tolerance)
         return None
 
     @requirement("model.tied", since=(2, 0))
@@ -94,7 +107,7 @@ class ModelRequirements:
     @requirement("model.recomputed", since=(2, 0))
     def test_model_recomputed(self, lab: TrainLab, measured: Measured) -> None:
         """With `activation_checkpointing` outputs and gradients are what they are without it: under mask,
-        temperature and entropy, and with a head."""
+        temperature and entropy, with a head, and in bfloat16."""
         claimed, both = lab.spec.capabilities, ("log_probs", "entropy")
         steps = steps_of(masked=True, temperature=0.6)
         cases = {"masked": lab.case(steps=steps, checkpointing=True, probe=probe_of(), rows=2)}
@@ -105,6 +118,12 @@ class ModelRequirements:
             cases["values"] = lab.case(steps=steps_of(1), checkpointing=True, **fields)
         for name, case in cases.items():
             lab.holds_to_plain(measured, [lab.run(drive, case)], case, name)
+        if "bfloat16" in lab.spec.dtypes:
+            fields = {"steps": steps[:1], "dtype": "bfloat16", "optim": LINEAR}
+            start = whole([lab.play([], dtype="bfloat16")])
+            plain, again = (moved(lab.drive(**fields, checkpointing=asked), start) for asked in (False, True))
+            off = float((again - plain).norm() / plain.norm())
+            measured.at_most("difference of the gradient, relative, bfloat16", off, 0.02)
 
     @requirement("model.initial", since=(2, 0))
     def test_model_initial(self, lab: TrainLab, measured: Measured) -> None:
@@ -156,23 +175,45 @@ class ModelRequirements:
             measured.at_most(f"difference of late tokens, as a multiple of that of early ones, {name}", share, 2.5)
         return None
 
+    @requirement("model.code", since=(2, 0))
+    def test_model_code(self, lab: TrainLab, measured: Measured) -> None:
+        """Code that lies beside a model is not run: nobody allowed that. The model is read as ever, or refused with a
+        ConfigError."""
+        if (plain := lab.variant("llama") or lab.variant("tied")) is None:
+            return measured.record("models tried", 0)
+        folder = lab.new_folder("coded") / "model"
+        shutil.copytree(plain, folder)
+        add_code(folder)
+        asked = look(rows_of((7, 3), seed=4), "log_probs")
+        with suppress(ConfigError):
+            lab.play([asked, export(folder.with_name("export"))] if exports(lab) else [asked], model=str(folder))
+        measured.equal("code of the model was run", code_ran(folder).exists(), 0)
+        return None
+
     @requirement("model.small_steps", since=(2, 0))
     def test_model_small_steps(self, lab: TrainLab, measured: Measured) -> None:
-        """Trained in bfloat16, steps too small for it add up: what is stepped is float32."""
+        """Trained in bfloat16, steps too small for it add up: what is stepped is float32, also of a head and of
+        norms."""
         if "bfloat16" not in lab.spec.dtypes:
             return measured.record("dtypes tried", 0)
         batch = rows_of(LENGTHS, seed=5)
-        script = [act for _ in range(NUM_TINY_STEPS) for act in (learn(batch), step)]
-        movement = {}
-        for dtype in ("bfloat16", "float32"):
-            fields = {"dtype": dtype, "optim": TINY_STEPS}
-            before, after = whole([lab.play([], **fields)]), whole([lab.play(script, **fields)])
-            movement[dtype] = torch.cat([(after[n] - before[n]).flatten() for n in sorted(after) if after[n].dim() > 1])
-        # Signs of gradients that are nearly 0 differ between the dtypes, and Adam makes whole steps of them.
-        scale = movement["float32"].norm()
-        along = float(movement["bfloat16"] @ movement["float32"] / scale**2)
-        measured.at_least("movement, as a share of that in float32", along, 0.6)
-        measured.at_most("movement, as a share of that in float32", along, 1.4)
+        heads = [(head, name) for head, name in claimed_heads(lab) if head is Head.VALUE]
+        for head, name in [(Head.LM, "log_probs"), *heads]:
+            script = [act for _ in range(NUM_TINY_STEPS) for act in (learn(batch, Weighted((name,))), step)]
+            movement: dict[str, dict[str, torch.Tensor]] = {}
+            for dtype in ("bfloat16", "float32"):
+                fields: dict[str, Any] = {"dtype": dtype, "optim": TINY_STEPS, "head": head}
+                before, after = whole([lab.play([], **fields)]), whole([lab.play(script, **fields)])
+                movement[dtype] = {n: (after[n] - before[n]).flatten() for n in sorted(after)}
+            for part, is_meant in PARTS.items():
+                names = [n for n in movement["float32"] if is_meant(n)]
+                if not names:
+                    continue
+                mine, right = (torch.cat([movement[dtype][n] for n in names]) for dtype in ("bfloat16", "float32"))
+                # Signs of gradients that are nearly 0 differ between the dtypes, and Adam makes whole steps of them.
+                along = float(mine @ right / right.norm() ** 2)
+                measured.at_least(f"movement of {part}, as a share of that in float32, {name}", along, 0.6)
+                measured.at_most(f"movement of {part}, as a share of that in float32, {name}", along, 1.4)
 
     @requirement("model.accumulated", since=(2, 0))
     def test_model_accumulated(self, lab: TrainLab, measured: Measured) -> None:
@@ -210,6 +251,20 @@ class ModelRequirements:
         where = f"{variant}, recomputed" if case.checkpointing else variant
         lab.holds_to_plain(measured, [found], case, where)
         return found
+
+
+def exports(lab: TrainLab) -> bool:
+    """Whether the backend claims exports."""
+    return Capability.EXPORT in lab.spec.capabilities
+
+
+def kinds_of(lab: TrainLab) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Makes of model with an output of each, and fields of a case: the suite's, one of tied embeddings, and those of
+    heads that are claimed; named by words for a report."""
+    found: dict[str, tuple[str, dict[str, Any]]] = {"": ("log_probs", {})}
+    if (tied := lab.variant("tied")) is not None:
+        found[", tied"] = "log_probs", {"model": tied}
+    return found | {f", head {head.value}": (name, {"head": head}) for head, name in claimed_heads(lab)}
 
 
 def moved(found: Driven, start: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -12,7 +12,8 @@ from rlsdk.interfaces import OptimSpec
 from rlsdk.testing.call_sequences import learn, reset, skip, step
 from rlsdk.testing.case_runner import drive
 from rlsdk.testing.cases import OPTIM, rows_of
-from rlsdk.testing.objectives import Unfit
+from rlsdk.testing.case_runner import drive
+from rlsdk.testing.objectives import LossAlone, Unfit
 from rlsdk.testing.plain_steps import drive_plain, plain_model_of, plain_numbers, scheduled
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
@@ -142,6 +143,20 @@ class SettingRequirements:
             found, expected = lab.play(script, optim=EVERYTHING), lab.play(script_of(batches), optim=EVERYTHING)
             del found.results[1]
             lab.holds(measured, [found], expected)
+
+    @requirement("step.loss_alone", since=(2, 0))
+    def test_loss_alone(self, lab: TrainLab, measured: Measured) -> None:
+        """Where a loss is not finite and its gradient is, the step is one like any other: what decides is the
+        gradient."""
+        batches = three_batches()
+        expected = lab.play(script_of(batches), optim=EVERYTHING)
+        for value in (math.nan, math.inf):
+            script = [*script_of(batches[:1]), learn(batches[1], LossAlone(value)), step, *script_of(batches[2:])]
+            found = lab.play(script, optim=EVERYTHING)
+            measured.equal(f"steps that were skipped, a loss of {value}", sum(found.skipped), 0)
+            measured.equal(f"finite number told for a loss of {value}", math.isfinite(found.results[1].loss), 0)
+            off = furthest_weight(whole_of(found), whole_of(expected))
+            measured.at_most(f"largest difference of weights, a loss of {value}", off, lab.suite.step_tolerance)
 
     @requirement("step.reset", since=(2, 0))
     def test_reset(self, lab: TrainLab, measured: Measured) -> None:

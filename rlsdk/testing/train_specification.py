@@ -4,7 +4,10 @@ loads unchanged."""
 from __future__ import annotations
 
 import functools
+import threading
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,18 +16,23 @@ import torch
 
 from rlsdk.interfaces import (
     Batch,
+    Capability,
     ConfigError,
+    Head,
     TrainEngine,
     TrainSpec,
 )
+from rlsdk.kit import progress
 from rlsdk.testing.call_sequences import Act, learn, load, look, save, step
-from rlsdk.testing.case_runner import drive
+from rlsdk.testing.case_runner import drive, share
 from rlsdk.testing.cases import OPTIM, Case, Driven, rows_of
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.train_lab import TrainLab, claimed_heads, furthest_weight, whole_of
 from rlsdk.testing.train_settings import script_of, three_batches
 from rlsdk.testing.worlds import Seat
 
+SAVES = 4
+"""Checkpoints that are written beside a thread that reads weights."""
 LATER_S = 0.3
 """For a thread that writes behind the caller's back to get on with it."""
 
@@ -74,10 +82,34 @@ class SpecificationRequirements:
 
     @requirement("refusals.settings", since=(2, 0))
     def test_refusals_settings(self, lab: TrainLab, measured: Measured) -> None:
-        """A specification that contradicts itself is a ConfigError: no limit of a micro-batch, a limit of 0, a schedule
-        that does not exist, one that decays without a number of steps. An engine that was refused, and one that was
-        never initialized, can be closed, twice."""
-        measured.none("accepted", lab.run(contradictions, lab.case()))
+        """A specification that contradicts itself is a ConfigError: no limit of a micro-batch, a limit below 1, a
+        schedule that does not exist, one that decays without a number of steps; so are a dtype and raw arguments that
+        nothing knows, and a head that is not claimed. An engine that was refused, and one that was never initialized,
+        can be closed, twice."""
+        heads = {Head.VALUE: Capability.VALUE_HEAD, Head.SCORE: Capability.SCORE_HEAD}
+        missing = [head for head, capability in heads.items() if capability not in lab.spec.capabilities]
+        measured.none("accepted", lab.run(contradictions, lab.case(), missing))
+
+    @requirement("shards.beside_saves", since=(2, 0))
+    def test_shards_beside_saves(self, lab: TrainLab, measured: Measured) -> None:
+        """While a checkpoint or an export is written, another thread reads the same weights as ever from `shards`."""
+        exports = Capability.EXPORT in lab.spec.capabilities
+        for dtype in sorted({"float32", "bfloat16"} & lab.spec.dtypes):
+            folders = [str(lab.new_folder("beside")) for _ in range(SAVES)]
+            rounds, changed = lab.run(read_beside_saves, lab.case(dtype=dtype), three_batches()[0], folders, exports)
+            measured.at_least(f"times that all were read, {dtype}", rounds, 1)
+            measured.none(f"weights that were others meanwhile, {dtype}", changed)
+
+    @requirement("progress", since=(2, 0))
+    def test_progress(self, lab: TrainLab, measured: Measured) -> None:
+        """Passes without gradient report progress for each micro-batch, and an export for each tensor: deadlines count
+        from the last report."""
+        batch, folder = rows_of((5, 3, 8, 1, 6, 4), seed=16), lab.new_folder("progress")
+        exports = Capability.EXPORT in lab.spec.capabilities
+        passes, tensors, reported = lab.run(reports_of, lab.case(rows=1), batch, str(folder) if exports else None)
+        measured.at_least(f"reports of {batch.num_rows} passes", passes, batch.num_rows)
+        if exports:
+            measured.at_least("reports of an export, less its tensors", reported - tensors, 0)
 
     @requirement("checkpoint.only_reads", since=(2, 0))
     def test_checkpoint_only_reads(self, lab: TrainLab, measured: Measured) -> None:
@@ -100,6 +132,77 @@ class SpecificationRequirements:
         for batch, folder in zip(batches, folders, strict=False):
             script += [learn(batch), step, functools.partial(_saved_at_once, folder)]
         measured.none("faults", lab.play([*script, learn(batches[2]), step]).faults)
+
+
+def read_beside_saves(
+    seat: Seat, case: Case, batch: Batch, folders: Sequence[str], exports: bool
+) -> tuple[int, list[str]]:
+    """How often another thread read all shards while checkpoints and exports were written, and which it found
+    changed."""
+    engine, done, rounds = seat.start(case.spec), threading.Event(), 0
+    changed: list[str] = []
+    try:
+        engine.forward_backward(share(engine, batch), case.objective)
+        engine.optim_step()
+        expected = [shard.tensor.detach().cpu().clone() for shard in engine.shards()]
+
+        def read() -> None:
+            nonlocal rounds
+            while not done.is_set():
+                for shard, known in zip(engine.shards(), expected, strict=True):
+                    found = shard.tensor.detach().cpu()
+                    if found.dtype != known.dtype or not torch.equal(found, known):
+                        changed.append(shard.name)
+                rounds += 1
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            for folder in folders:
+                engine.save_checkpoint(Path(folder))
+                if exports:
+                    engine.save_pretrained(Path(f"{folder}-export"))
+        finally:
+            done.set()
+            reader.join()
+        return rounds, sorted(set(changed))
+    finally:
+        engine.close()
+
+
+def reports_of(seat: Seat, case: Case, batch: Batch, folder: str | None) -> tuple[int, int, int]:
+    """Reports of progress in a `forward`, tensors that the engine holds, and reports in an export of them."""
+    engine = seat.start(case.spec)
+    try:
+        with counted_reports() as passes:
+            engine.forward(share(engine, batch), ("log_probs",))
+        with counted_reports() as written:
+            if folder is not None:
+                engine.save_pretrained(Path(folder))
+        return passes[0], len(engine.layout().tensors), written[0]
+    finally:
+        engine.close()
+
+
+@contextmanager
+def counted_reports() -> Iterator[list[int]]:
+    """Counts how often progress is reported meanwhile."""
+    counts = [0]
+
+    class Clock:
+        last = progress._Clock.last
+
+        def __setattr__(self, name: str, value: float) -> None:
+            counts[0] += 1
+            object.__setattr__(self, name, value)
+
+    held = progress._Clock
+    progress._Clock = Clock()  # type: ignore[assignment,misc]
+    try:
+        yield counts
+    finally:
+        held.last = progress._Clock.last
+        progress._Clock = held  # type: ignore[misc]
 
 
 def started_with(seat: Seat, case: Case, seed: int) -> Driven:
@@ -133,15 +236,21 @@ def module_calls(seat: Seat, case: Case, batch: Batch) -> int:
         engine.close()
 
 
-def contradictions(seat: Seat, case: Case) -> list[str]:
-    """What was built that should not have been."""
+def contradictions(seat: Seat, case: Case, missing: Sequence[Head]) -> list[str]:
+    """What was built that should not have been; `missing`: heads that are not claimed."""
     spec, optim = case.spec, OPTIM
     wrong: dict[str, TrainSpec] = {
         "no limit of a micro-batch": replace(spec, micro_batch_rows=None, micro_batch_tokens=None),
         "micro_batch_rows 0": replace(spec, micro_batch_rows=0, micro_batch_tokens=None),
+        "micro_batch_tokens 0": replace(spec, micro_batch_rows=None, micro_batch_tokens=0),
+        "micro_batch_tokens -1": replace(spec, micro_batch_rows=None, micro_batch_tokens=-1),
         "a schedule that does not exist": replace(spec, optim=replace(optim, schedule="cosign", total_steps=5)),
         "linear without total_steps": replace(spec, optim=replace(optim, schedule="linear")),
         "cosine without total_steps": replace(spec, optim=replace(optim, schedule="cosine")),
+        "a dtype that there is not": replace(spec, model=replace(spec.model, dtype="float31")),
+        "a dtype that there is not, frozen": replace(spec, model=replace(spec.model, dtype="float31"), optim=None),
+        "an argument that there is not": replace(spec, engine_kwargs={"there_is_no_such_argument": 1}),
+        **{f"head {head.value}": replace(spec, model=replace(spec.model, head=head)) for head in missing},
     }
     accepted = []
     for name, given in wrong.items():
