@@ -16,7 +16,6 @@ from rlsdk.kit.hf import canonical_parameters
 from rlsdk.testing.call_sequences import Act, export, learn, look, step
 from rlsdk.testing.case_runner import drive, whole
 from rlsdk.testing.cases import OPTIM, Case, Driven, Weighted, rows_of
-from rlsdk.testing.case_runner import drive, whole
 from rlsdk.testing.models import add_code, code_ran
 from rlsdk.testing.plain_steps import drive_plain, plain_model_of
 from rlsdk.testing.requirements import Measured, requirement

@@ -12,7 +12,6 @@ from rlsdk.interfaces import OptimSpec
 from rlsdk.testing.call_sequences import learn, reset, skip, step
 from rlsdk.testing.case_runner import drive
 from rlsdk.testing.cases import OPTIM, rows_of
-from rlsdk.testing.case_runner import drive
 from rlsdk.testing.objectives import LossAlone, Unfit
 from rlsdk.testing.plain_steps import drive_plain, plain_model_of, plain_numbers, scheduled
 from rlsdk.testing.requirements import Measured, requirement

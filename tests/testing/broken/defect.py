@@ -18,6 +18,8 @@ class Defect:
     """Requirement -> words of the reason that its report gives."""
     lacks: frozenset[Capability] = frozenset()
     """Capabilities that it does not claim, although the other engines of its kind do."""
+    forecast: str = ""
+    """`MODULE:function` of a module of `broken`, that the backend forecasts with."""
 
     @property
     def place(self) -> str:

@@ -27,6 +27,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
                 engine=defect.place,
                 description="The reference engine with a defect.",
                 capabilities=ROLLOUT_CAPABILITIES - defect.lacks,
+                forecast=f"broken.{defect.forecast}" if defect.forecast else None,
                 max_ranks=1,
             )
         )

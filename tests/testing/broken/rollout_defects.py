@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from broken.defect import Defect
+from broken.state_defects import ROLLOUT_FOLDERS, ROLLOUT_STATES
 from rlsdk.interfaces import Capability
 
 ROLLOUT_CAPABILITIES = frozenset(
@@ -421,4 +422,6 @@ ROLLOUT = {
     "failed-update-stays-open": Defect("rollout_resources:FailedUpdateStaysOpen", {"handles": "open files that"}),
     "thread-for-sleep": Defect("rollout_resources:ThreadForSleep", {"handles": "threads that"}),
     "file-for-abort": Defect("rollout_resources:FileForAbort", {"handles": "open files that"}),
+    **ROLLOUT_FOLDERS,
+    **ROLLOUT_STATES,
 }

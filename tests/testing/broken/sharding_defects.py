@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from broken.defect import Defect
+from broken.state_defects import SHARDING_CHAINS
 
 SHARDING = {
     "big-buckets": Defect("sharding_plans:BigBuckets", {"plan.bytes": "largest bucket"}),
@@ -259,4 +260,5 @@ SHARDING = {
     "pairs-of-replicas": Defect(
         "sharding_proofs:PairsOfReplicas", {"sync.proven": "replica 1 of 4 keeps all as it was"}
     ),
+    **SHARDING_CHAINS,
 }

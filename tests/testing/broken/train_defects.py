@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from broken.defect import Defect
+from broken.state_defects import TRAIN_STATES
 from rlsdk.interfaces import Capability
 
 TRAIN_CAPABILITIES = frozenset(
@@ -320,4 +321,4 @@ RANKS = {
     "steps-of-rank-zero": Defect("train_ranks:StepsOfRankZero", {"ranks.checkpoint": "weights"}),
     "reduces-in-half": Defect("train_ranks:ReducesInHalf", {"ranks.gradient": "of a tensor"}),
 }
-TRAIN = {**ONE_RANK, **RANKS}
+TRAIN = {**ONE_RANK, **TRAIN_STATES, **RANKS}

@@ -1,0 +1,56 @@
+"""Engines that are wrong about a model's folder, the sizes that they are asked for, or the state that they are in."""
+
+from __future__ import annotations
+
+from broken.defect import Defect
+
+ROLLOUT_FOLDERS = {
+    "runs-code": Defect("rollout_folders:RunsCode", {"model.tied": "code of the model was run"}),
+    "first-file-alone": Defect("rollout_folders:FirstFile", {"model.tied": "mean difference of log-probs"}),
+    "dtype-of-files": Defect("rollout_folders:DtypeOfFiles", {"model.configuration": "wrong samples"}),
+    "dropout-served": Defect("rollout_folders:Dropout", {"model.configuration": "wrong samples"}),
+    "suppresses": Defect("rollout_folders:Suppresses", {"model.configuration": "draws that follow something else"}),
+    "new-tokens-of-settings": Defect("rollout_folders:NewTokensOfSettings", {"model.configuration": "tokens, finish"}),
+    "room-in-blocks": Defect("rollout_folders:RoomInBlocks", {"model.configuration": "no room"}),
+    "one-row-forgets": Defect("rollout_folders:OneRowForgets", {"model.configuration": "log-prob 0"}),
+    "more-than-128": Defect("rollout_folders:MoreThan128", {"replicas": "wrong samples of many at once"}),
+    "reads-anyway": Defect("rollout_folders:ReadsAnyway", {"update.first": "No such file"}),
+    "takes-any-argument": Defect("rollout_folders:TakesAnyArgument", {"initialize.refusals": "an argument that"}),
+    "one-stage": Defect("rollout_folders:OneStage", {"initialize.refusals": "pp_size 0"}),
+    "serves-heads": Defect("rollout_folders:ServesHeads", {"initialize.refusals": "a value head"}),
+}
+ROLLOUT_STATES = {
+    "closes-awake": Defect("rollout_states:ClosesAwake", {"replicas": "that sleeps cannot be closed"}),
+    "closes-unpaused": Defect("rollout_states:ClosesUnpaused", {"update.first": "that is paused cannot be closed"}),
+    "layout-awake": Defect("rollout_states:LayoutAwake", {"sleep.update": "moments at which the layout was another"}),
+    "looks-at-first": Defect("rollout_states:LooksAtFirst", {"update.not_finite": "behind a token of no number"}),
+    "first-of-two": Defect("rollout_states:FirstOfTwo", {"pause.updates": "versions that sampled nothing, two"}),
+    "aborts-with-weights": Defect("rollout_states:AbortsWithWeights", {"abort.without_weights": "came in the pause"}),
+    "forecasts-twice": Defect(
+        "rollout_folders:Right", {"forecast": "differences from layout 0"}, forecast="rollout_folders:without_norms"
+    ),
+    "resumes-twice": Defect("rollout_states:ResumesTwice", {"pause": "samples that a pause changed"}),
+}
+TRAIN_STATES = {
+    "trained-with-code": Defect("train_folders:RunsCode", {"model.code": "code of the model was run"}),
+    "trained-first-file": Defect("train_folders:FirstFile", {"model.tied": "largest difference"}),
+    "trained-dtype-of-files": Defect("train_folders:DtypeOfFiles", {"model.families": "largest difference"}),
+    "index-of-the-source": Defect("train_folders:IndexOfTheSource", {"export.tied": "files of its index"}),
+    "template-lost": Defect("train_folders:TemplateLost", {"export.files": "chat_template.jinja"}),
+    "trained-any-argument": Defect("train_folders:TakesAnyArgument", {"refusals.settings": "an argument that"}),
+    "any-dtype": Defect("train_folders:AnyDtype", {"refusals.settings": "a dtype that there is not"}),
+    "no-token-limit": Defect("train_folders:NoTokenLimit", {"refusals.settings": "micro_batch_tokens 0"}),
+    "skips-by-the-loss": Defect("train_states:SkipsByTheLoss", {"step.loss_alone": "steps that were skipped"}),
+    "saves-rounded": Defect("train_states:SavesRounded", {"shards.beside_saves": "others meanwhile"}),
+    "passes-unreported": Defect("train_states:PassesUnreported", {"progress": "reports of 6 passes"}),
+    "values-tempered": Defect("train_states:ValuesTempered", {"length.values": "difference of values"}),
+    "heads-in-half": Defect("train_states:HeadsInHalf", {"model.small_steps": "movement of the last layer"}),
+    "greedy-temperature": Defect("train_states:GreedyTemperature", {"objective.unknown_output": "temperature 0.0 was"}),
+    "tied-copy-stays": Defect("train_states:TiedCopyStays", {"model.bfloat16_forward": "log_probs, tied"}),
+    "recomputed-in-half": Defect("train_states:RecomputedInHalf", {"model.recomputed": "bfloat16"}),
+}
+SHARDING_CHAINS = {
+    "first-answers": Defect("sharding_chains:FirstAnswers", {"sync.proven.first": "of a chain"}),
+    "load-without-chains": Defect("sharding_chains:LoadWithoutChains", {"plan.fields": "relayed_load"}),
+    "forwards-to-unlike": Defect("sharding_chains:ForwardsToUnlike", {"plan.fields": "which has other needs"}),
+}

@@ -1,0 +1,86 @@
+"""Train engines that take a model's folder, or what they are built from, for what they are used to."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from rlsdk.interfaces import RankContext, TrainSpec
+from rlsdk.reference.torch_engine import TorchTrainEngine
+
+
+def _stored(spec: TrainSpec) -> dict[str, str]:
+    """Tensor -> file, of a checkpoint of several files."""
+    index = Path(spec.model.path) / "model.safetensors.index.json"
+    return json.loads(index.read_text())["weight_map"] if index.exists() else {}
+
+
+class RunsCode(TorchTrainEngine):
+    """Code that comes with a model runs, allowed or not."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(ctx, replace(spec, model=replace(spec.model, trust_remote_code=True)))
+
+
+class FirstFile(TorchTrainEngine):
+    """Of a checkpoint of several files the first is read."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(ctx, spec)
+        files = _stored(spec)
+        for name, parameter in self.parameters.items():
+            if files and files.get(name) != min(files.values()):
+                parameter.data.mul_(0.5)
+
+
+class DtypeOfFiles(TorchTrainEngine):
+    """A model is trained in the dtype of its files."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        stored = json.loads((Path(spec.model.path) / "config.json").read_text()).get("dtype", spec.model.dtype)
+        dtype = stored if spec.model.dtype == "float32" else spec.model.dtype
+        super().initialize(ctx, replace(spec, model=replace(spec.model, dtype=dtype)))
+
+
+class IndexOfTheSource(TorchTrainEngine):
+    """An export copies all that lies beside the weights, an index of other files too."""
+
+    def save_pretrained(self, path: Path) -> None:
+        super().save_pretrained(path)
+        for file in Path(self.spec.model.path).glob("*.index.json"):
+            shutil.copy(file, path)
+
+
+class TemplateLost(TorchTrainEngine):
+    """An export has the tokenizer's vocabulary, and not its chat template."""
+
+    def save_pretrained(self, path: Path) -> None:
+        super().save_pretrained(path)
+        (path / "chat_template.jinja").unlink(missing_ok=True)
+
+
+class TakesAnyArgument(TorchTrainEngine):
+    """Raw arguments that nothing reads are taken without a word."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(ctx, replace(spec, engine_kwargs={}))
+
+
+class AnyDtype(TorchTrainEngine):
+    """A dtype that torch does not know is taken for float32."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        dtype = spec.model.dtype if hasattr(torch, spec.model.dtype) else "float32"
+        super().initialize(ctx, replace(spec, model=replace(spec.model, dtype=dtype)))
+
+
+class NoTokenLimit(TorchTrainEngine):
+    """`micro_batch_tokens` of 0 is no limit."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        tokens = 10**9 if spec.micro_batch_tokens == 0 else spec.micro_batch_tokens
+        super().initialize(ctx, replace(spec, micro_batch_tokens=tokens))

@@ -1,0 +1,109 @@
+"""Train engines that are wrong where two things meet: a loss and its gradient, a save and a reader, bfloat16 and a head
+or tied embeddings."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from broken.train_base import Wrapped
+from rlsdk.interfaces import Batch, ForwardBackwardResult, Head, Objective, OptimStepResult
+from rlsdk.kit import outputs as kit_outputs
+from rlsdk.reference.torch_engine import TorchTrainEngine
+
+
+class SkipsByTheLoss(TorchTrainEngine):
+    """A step whose loss is not finite is skipped, whatever its gradient."""
+
+    finite = True
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        result = super().forward_backward(batch, objective)
+        self.finite &= math.isfinite(result.loss)
+        return result
+
+    def optim_step(self) -> OptimStepResult:
+        finite, self.finite = self.finite, True
+        if not finite:
+            for parameter in self.parameters.values():
+                parameter.grad = None if parameter.grad is None else parameter.grad * math.nan
+        return super().optim_step()
+
+
+class SavesRounded(TorchTrainEngine):
+    """Weights are moved for a save, and back behind it."""
+
+    def save_checkpoint(self, path: Path) -> None:
+        held = {name: parameter.data for name, parameter in self.parameters.items()}
+        super().save_checkpoint(path)
+        for parameter in self.parameters.values():
+            parameter.data = parameter.data.bfloat16().float()
+        time.sleep(0.02)
+        for name, parameter in self.parameters.items():
+            parameter.data = held[name]
+
+
+class PassesUnreported(TorchTrainEngine):
+    """Passes without gradient report no progress."""
+
+    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        with patch.object(kit_outputs, "advance", lambda: None):
+            return super().forward(batch, outputs)
+
+
+class ValuesTempered(Wrapped):
+    """Values are divided by the batch's temperature, as logits are."""
+
+    def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+        found = super().run(batch, names)
+        return {name: v / batch.temperature if name == "values" else v for name, v in found.items()}
+
+
+class HeadsInHalf(TorchTrainEngine):
+    """In bfloat16 a head is stepped as it is computed with: rounded."""
+
+    def optim_step(self) -> OptimStepResult:
+        result = super().optim_step()
+        if self.spec.model.dtype == "bfloat16" and self.spec.model.head is not Head.LM:
+            with torch.no_grad():
+                for name, parameter in self.parameters.items():
+                    if name.startswith("score."):
+                        parameter.copy_(parameter.bfloat16())
+        return result
+
+
+class TiedCopyStays(TorchTrainEngine):
+    """In bfloat16 the copy of tied embeddings that computes is not made anew behind a step."""
+
+    def _round_weights(self) -> None:
+        held = {name: parameter.detach().clone() for name, parameter in self.computed.items()}
+        super()._round_weights()
+        if self.parameters is not self.computed and self.tied:
+            with torch.no_grad():
+                for name in self.tied.values():
+                    self.computed[name].copy_(held[name])
+
+
+class RecomputedInHalf(TorchTrainEngine):
+    """With recomputation, gradients of a pass in bfloat16 are cut to a few bits."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        result = super().forward_backward(batch, objective)
+        if self.spec.activation_checkpointing and self.spec.model.dtype == "bfloat16":
+            for parameter in self.parameters.values():
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad.to(torch.float8_e5m2).float() * 1.1
+        return result
+
+
+class GreedyTemperature(TorchTrainEngine):
+    """Log-probs of temperature 0, or below, are those of 1."""
+
+    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        return super().forward(batch if batch.temperature > 0 else batch.with_meta(temperature=1.0), outputs)
