@@ -182,9 +182,10 @@ class ModelRequirements:
             "ep_size 0": {"ep_size": 0},
             "ep_size 3 of one device": {"ep_size": 3},
             "an argument that there is not": {"engine_kwargs": {"there_is_no_such_argument": 1}},
-            "a dtype that there is not": {"model": ModelSpec(path=str(lab.folder), dtype="float31")},
             "a value head": {"model": ModelSpec(path=str(lab.folder), head=Head.VALUE)},
         }
+        if lab.spec.takes_weights:
+            wrong["a dtype that there is not"] = {"model": ModelSpec(path=str(lab.folder), dtype="float31")}
         if lab.spec.max_ranks == 1:
             wrong |= {f"{name} 2 of one process": {name: 2} for name in ("tp_size", "pp_size", "dp_size")}
         accepted = []

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from safetensors import safe_open
 
 from broken.rollout_base import Drawing, Patched, Rewritten
 from rlsdk.interfaces import Forecast, GenerationRequest, Head, RankContext, RolloutSpec, Workload
-from rlsdk.kit import hf
 from rlsdk.reference.forecast import forecast_rollout
 from rlsdk.reference.running import Running
 from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
@@ -52,9 +50,14 @@ class Dropout(TransformersRolloutEngine):
     """The dropout of a model's configuration is on, as in training."""
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
-        with patch.object(hf, "_remove_dropout", lambda model: None):
-            super().initialize(ctx, spec)
-        self.model.train()
+        super().initialize(ctx, spec)
+        share = float(getattr(self.model.config, "attention_dropout", 0.0))
+
+        def drop(module: Any, inputs: Any, output: Any) -> Any:
+            return (torch.nn.functional.dropout(output[0], share), *output[1:])
+
+        for layer in self.model.model.layers if share else ():
+            layer.self_attn.register_forward_hook(drop)
 
 
 class Suppresses(Drawing):

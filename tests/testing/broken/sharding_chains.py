@@ -35,4 +35,5 @@ class ForwardsToUnlike(GenericShardingManager):
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         plan = super().plan(source, target)
-        return replace(plan, relays={len(target) - 1: 0}) if len(target) > 1 and not plan.relays else plan
+        is_unlike = target[0].boxes != target[-1].boxes
+        return replace(plan, relays={len(target) - 1: 0}) if is_unlike and not plan.relays else plan

@@ -27,6 +27,7 @@ from rlsdk.interfaces import (
 from rlsdk.kit.hf import load_model_config
 from rlsdk.kit.requests import check_requests, response_limit
 from rlsdk.kit.sampling import mixed_seed
+from rlsdk.kit.serving import check_rollout_spec
 from rlsdk_openai.client import Client
 from rlsdk_openai.config import OpenAiOptions
 
@@ -45,13 +46,9 @@ class OpenAiRolloutEngine(RolloutEngine):
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         if not spec.load_weights:
             raise ConfigError(NO_WEIGHTS)
-        if spec.tp_size != 1 or spec.engine_kwargs:
-            raise ConfigError("rollout.tp_size and rollout.engine_kwargs are for the server's own command line")
-        if spec.max_running < 1 or spec.max_model_tokens < 2:
-            raise ConfigError(
-                f"rollout.max_running_samples {spec.max_running}, rollout.max_model_tokens {spec.max_model_tokens}: "
-                "expected at least 1 and 2"
-            )
+        check_rollout_spec(spec, OpenAiOptions)
+        if spec.num_devices != 1 or spec.engine_kwargs:
+            raise ConfigError("rollout.engine_kwargs and the server's devices are for the server's own command line")
         self.spec = spec
         self.options = spec.options if isinstance(spec.options, OpenAiOptions) else OpenAiOptions()
         self.client = Client(self.options)
