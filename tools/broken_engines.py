@@ -27,8 +27,8 @@ that is frozen meanwhile. Of the 38 of the newest trial (2026-11-25) it caught 2
 74 %, 87 %, 67 of the 72 that were decided, and 47 of 63.
 Requirements were then added for what it missed. Not looked at yet are: float32 buffers of a mixture that an export
 rounds; and of earlier trials ranks of which each skips a step by its own shards' gradients, groups that are cut when
-ranks cut again to have as many passes, a norm that is wrong only under an option of one backend, a temporary folder
-outside of `scratch_dir` that stays behind `close`, and a checkpoint that is read although `load_weights` is off.
+ranks cut again to have as many passes, a norm that is wrong only under an option of one backend, and a temporary folder
+outside of `scratch_dir` that stays behind `close`.
 
 Another way to look for holes needs nobody's imagination: `make mutants` makes one small change, drawn by a seed, in a
 copy of a right engine's sources (a comparison, an off-by-one, a removed statement, swapped branches, ...), runs the
