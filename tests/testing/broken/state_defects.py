@@ -26,10 +26,10 @@ ROLLOUT_STATES = {
     "looks-at-first": Defect("rollout_states:LooksAtFirst", {"update.not_finite": "behind a token of no number"}),
     "first-of-two": Defect("rollout_states:FirstOfTwo", {"pause.updates": "versions that sampled nothing, two"}),
     "aborts-with-weights": Defect("rollout_states:AbortsWithWeights", {"abort.without_weights": "came in the pause"}),
-    "forecasts-twice": Defect(
+    "forecast-without-norms": Defect(
         "rollout_folders:Right", {"forecast": "differences from layout 0"}, forecast="rollout_folders:without_norms"
     ),
-    "resumes-twice": Defect("rollout_states:ResumesTwice", {"pause": "samples that a pause changed"}),
+    "resumes-unpaused": Defect("rollout_states:ResumesTwice", {"pause": "samples that a pause changed"}),
 }
 TRAIN_STATES = {
     "trained-with-code": Defect("train_folders:RunsCode", {"model.code": "code of the model was run"}),
