@@ -23,7 +23,7 @@ from rlsdk.interfaces import (
     fingerprint,
 )
 from rlsdk.testing.damaged_updates import DAMAGES, MORE_DAMAGES, Damage
-from rlsdk.testing.draws import Noise
+from rlsdk.testing.draw_statistics import Noise
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.resources import handles, settled_handles
 from rlsdk.testing.rollout_audit import adds_up, audit
