@@ -17,6 +17,13 @@ class RaisedHereError(RuntimeError):
     """What `Raising` raises."""
 
 
+class FullError(torch.OutOfMemoryError):
+    """What torch raises where a device has no memory left."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"out of memory: {message}")
+
+
 @dataclass(frozen=True)
 class Raising:
     """Raises at a micro-batch that holds one of these rows; before, it trains."""
@@ -28,6 +35,20 @@ class Raising:
     def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
         if set(batch["row_id"].tolist()) & set(self.rows):
             raise self.error(f"a row of {sorted(self.rows)}")
+        return ObjectiveResult(loss=outputs["log_probs"].sum())
+
+
+@dataclass(frozen=True)
+class FullOnce(Raising):
+    """Out of memory where it first meets one of these rows, and not again: an engine might try once more in silence."""
+
+    error: type[Exception] = FullError
+    met: list[bool] = field(default_factory=list)
+
+    def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
+        if not self.met and set(batch["row_id"].tolist()) & set(self.rows):
+            self.met.append(True)
+            return super().__call__(outputs, batch)
         return ObjectiveResult(loss=outputs["log_probs"].sum())
 
 

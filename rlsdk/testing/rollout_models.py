@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlsdk.interfaces import (
     Box,
+    Capability,
     ConfigError,
     GenerationOutput,
     Head,
@@ -93,6 +94,9 @@ FEW = 3
 LONG, FEW_OVERRUN = 120, 1.3
 """Tokens of the samples by which that is counted, and most samples at once over `max_running`: what an engine decodes
 ahead of its caller is small beside such responses."""
+NARROW = 227
+"""Vocabulary of the models of unusual configurations: no number of whole blocks, and so small that what an engine pads
+it by shows in every log-prob."""
 MEAN_ROUNDING, WORST_ROUNDING = 0.06, 0.8
 """Of log-probs of a bfloat16 model, from float32 with the same weights."""
 
@@ -104,9 +108,9 @@ class ModelRequirements:
     def test_model_tied(self, lab: RolloutLab, measured: Measured) -> None:
         """A model of another family, with tied embeddings and an odd vocabulary, in bfloat16 where that is claimed:
         `layout` has the tied tensor once and says its other name, receipts are of what is served and in its dtype,
-        both uses of the tensor change with an update, and log-probs are float32. First tokens are as many different
-        ones as they should be, and a thousand tokens are read as well as a few. The checkpoint is of several files, and
-        code beside it is not run: nobody allowed that."""
+        both uses of the tensor change with an update, behind a sleep too, and log-probs are float32. First tokens are
+        as many different ones as they should be, and a thousand tokens are read as well as a few. The checkpoint is of
+        several files, and code beside it is not run: nobody allowed that."""
         if not lab.spec.takes_weights:
             pytest.skip(f"{NOT_CLAIMED}takes_weights")
         dtype = "bfloat16" if "bfloat16" in lab.spec.dtypes else "float32"
@@ -125,6 +129,9 @@ class ModelRequirements:
                     together = other.wait(running_together(engine, requests, LONG))
                     measured.at_most("samples at once", together, FEW_OVERRUN * FEW)
                 for version, lay in ((4, whole_shards), (5, lambda state: iter(pieces(state)))):
+                    if Capability.SLEEP in other.spec.capabilities:
+                        engine.sleep(1)
+                        engine.wake()
                     state = other.changed(version)
                     _check_update(engine, lay(state), state, version, dtype, measured)
                     _check_samples(other, engine, state, version, dtype, measured)
@@ -138,8 +145,8 @@ class ModelRequirements:
         """A model of sliding windows, and one of scaled rotary positions and logits, give their own log-probs, for
         prompts and responses longer than the window, and behind thousands of tokens, or are refused with a ConfigError
         at the start. Limits, filters and penalties of its `generation_config.json` have no say: requests name what they
-        want; nor have dropout and the dtype of the files, bfloat16. An engine may decode one sample at a time, and its
-        room need be no number of whole blocks."""
+        want; nor have dropout and the dtype of the files, bfloat16. An engine may decode one sample at a time, and
+        neither its room nor the vocabulary need be a number of whole blocks."""
         if not lab.spec.takes_weights:
             pytest.skip(f"{NOT_CLAIMED}takes_weights")
         tried = 0
@@ -306,7 +313,7 @@ def _tried_model(other: RolloutLab, name: str, measured: Measured, *, slots: int
 def _configured_model(folder: Path, family: str, fields: Mapping[str, Any]) -> Path:
     """A model whose configuration says what few do, and whose folder has sampling defaults of its own."""
     if not folder.exists():
-        shape = {"num_key_value_heads": 4, "attention_dropout": 0.5, **fields}
+        shape = {"num_key_value_heads": 4, "attention_dropout": 0.5, "vocab_size": NARROW, **fields}
         write_tiny_model(folder, architecture=family, seed=9, stored="bfloat16", **shape)
         (folder / "generation_config.json").write_text(json.dumps(DEFAULTS), encoding="utf-8")
     return folder

@@ -132,7 +132,8 @@ class SourceRequirements:
     def test_update_not_finite(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Weights that are not finite are refused by a WeightSyncError, or calls that meet them end in an RlsdkError:
         no sample is made of them, also where one token's embedding is not finite, and that comes in the middle of a
-        response. The next whole update is served as ever."""
+        response. The next whole update is served as ever, whatever the keys and
+        values in memory were."""
         late = lab.ask("late", lab.prompt(6, 198), max_tokens=16, temperature=0.0)
         whole = tokens_of(lab.run([late]))["late", 0]
         # The first of its tokens behind some others that was not there before: what follows it is of no number.
@@ -165,6 +166,10 @@ class SourceRequirements:
             ):
                 with suppress(RlsdkError):
                     given += lab.run([request])
+            # Their keys and values are not finite either, in as many slots and at as many positions as come later.
+            for lengths in ((140,) * 8, (1, 51, 101, 151)):
+                with suppress(RlsdkError):
+                    given += lab.run([lab.ask(f"r{at}", lab.prompt(num, 191), 2) for at, num in enumerate(lengths)])
             measured.none(f"samples of weights with {value}", given)
             lab.restore()
             requests = [lab.ask(f"r{at}", lab.prompt(1 + 40 * at, 193), 2, max_tokens=12) for at in range(4)]

@@ -19,6 +19,8 @@ from rlsdk.testing.cases import Case, Driven, Weighted, rows_of
 from rlsdk.testing.objectives import (
     Comparing,
     Counting,
+    FullError,
+    FullOnce,
     Inspecting,
     InspectingApart,
     RaisedHereError,
@@ -131,8 +133,9 @@ class ObjectiveRequirements:
 
     @requirement("objective.raises", since=(2, 0))
     def test_objective_raises(self, lab: TrainLab, measured: Measured) -> None:
-        """What an objective raises comes out as it is, in whatever micro-batch; gradients are then zero, those of
-        earlier calls too, and the next step is the one of an engine that never heard of it."""
+        """What an objective raises comes out as it is, in whatever micro-batch, also where a device is out of memory;
+        gradients are then zero, those of earlier calls too, and the next step is the one of an engine that never heard
+        of it."""
         batch, other = rows_of(LENGTHS, seed=6), rows_of(LENGTHS, seed=7)
         expected = lab.play([learn(batch), step, learn(other), step], rows=2)
         for at, error in ((0, RaisedHereError), (4, ZeroDivisionError), (6, StopIteration)):
@@ -143,6 +146,14 @@ class ObjectiveRequirements:
             measured.none("faults", found.faults)
             del found.results[1]
             lab.holds(measured, [found], expected, f"raised at row {at}")
+        row = int(other["row_id"][5])
+        full = [
+            refused("an objective that is out of memory once", learn(other, FullOnce((row,))), FullError) for _ in "ab"
+        ]
+        found = lab.play([full[0], learn(batch), step, learn(batch), full[1], learn(other), step], rows=2)
+        measured.none("faults, out of memory", found.faults)
+        del found.results[1]
+        lab.holds(measured, [found], expected, "out of memory")
         left = lab.run(threads_left, lab.case(), batch, Raising((int(batch["row_id"][4]),)))
         measured.at_most("threads that an objective which raises leaves behind", left, 0)
         if "bfloat16" in lab.spec.dtypes:

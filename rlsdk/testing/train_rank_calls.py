@@ -130,15 +130,16 @@ class RankCallRequirements:
     @requirement("ranks.whole_groups", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_whole_groups(self, lab: TrainLab, measured: Measured) -> None:
         """Rows of equal `uid` stay in one pass on every rank, whatever the others cut."""
-        batch = rows_of((5, 9, 3, 12, 7, 7, 2, 10), seed=5)
-        # Groups of one rank each, as the controller sends them: the first rank has the last two rows as well.
+        # Groups of one rank each, as the controller sends them: the first rank has the last two rows as well. Ranks
+        # have as many groups, or one of them has more: it makes more passes than the other.
         mine = torch.tensor([0 if at >= 6 else at % 2 for at in range(8)])
-        batch = batch.with_rows(uid=mine * 4 + torch.tensor([0, 0, 1, 1, 0, 0, 1, 0]))
-        case = replace(data_case(lab), steps=[[batch]], objective=Comparing(), probe=None)
-        expected = drive_plain(replace(case, steps=[[batch]]))
-        for rows in (None, 1, 2):
-            ranks = lab.drive_split(replace(case, rows=rows))
-            lab.holds(measured, ranks, expected, f"{rows or 'all'} rows a pass")
+        for name, groups in (("as many", [0, 0, 1, 1, 0, 0, 1, 0]), ("more", [0, 0, 1, 0, 2, 0, 2, 0])):
+            batch = rows_of((5, 9, 3, 12, 7, 7, 2, 10), seed=5).with_rows(uid=mine * 4 + torch.tensor(groups))
+            case = replace(data_case(lab), steps=[[batch]], objective=Comparing(), probe=None)
+            expected = drive_plain(replace(case, steps=[[batch]]))
+            for rows in (None, 1, 2):
+                ranks = lab.drive_split(replace(case, rows=rows))
+                lab.holds(measured, ranks, expected, f"{name} groups, {rows or 'all'} rows a pass")
 
     @requirement("ranks.close", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_close(self, lab: TrainLab, measured: Measured) -> None:

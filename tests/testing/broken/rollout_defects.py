@@ -409,6 +409,7 @@ ROLLOUT = {
     "kept-until-awake": Defect(
         "rollout_sleep:KeptUntilAwake", {"sleep.stages": "slept at 1, woke weights, updated, slept at 1"}
     ),
+    "comes-apart": Defect("rollout_sleep:ComesApart", {"model.tied": "log-probs"}),
     "host-copy-once": Defect("rollout_sleep:HostCopyOnce", {"sleep.kept": "wrong samples, woken"}),
     "leaks": Defect("rollout_resources:Leaks", {"memory": "MiB that 12 calls added"}),
     "leaves-process": Defect("rollout_resources:LeavesProcess", {"close": "left behind"}),
@@ -422,6 +423,8 @@ ROLLOUT = {
     "failed-update-stays-open": Defect("rollout_resources:FailedUpdateStaysOpen", {"handles": "open files that"}),
     "thread-for-sleep": Defect("rollout_resources:ThreadForSleep", {"handles": "threads that"}),
     "file-for-abort": Defect("rollout_resources:FileForAbort", {"handles": "open files that"}),
+    "over-padding": Defect("rollout_log_probs:OverPadding", {"model.configuration": "log-prob"}),
+    "nan-stays": Defect("rollout_updates:NanStays", {"update.not_finite": "wrong samples afterwards"}),
     **ROLLOUT_FOLDERS,
     **ROLLOUT_STATES,
 }

@@ -146,3 +146,17 @@ class WideLogProbs(Rewritten):
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         return replace(output, log_probs=output.log_probs.astype(np.float64))
+
+
+class OverPadding(BeforeTemperature):
+    """Log-probs are normalized over the padding of the vocabulary to whole blocks, too."""
+
+    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+        temperature = request.sampling.temperature
+        if not temperature:
+            return output
+
+        def padded(logits: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.pad(logits / temperature, (0, -logits.shape[1] % 64))
+
+        return replace(output, log_probs=self.log_probs(request.prompt_ids, output, padded))

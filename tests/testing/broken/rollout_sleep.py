@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from broken.rollout_base import Patched
+from rlsdk.kit.hf import canonical_tensors
 from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 
 
@@ -130,3 +131,24 @@ class HostCopyOnce(Patched):
                 for name, parameter in self.parameters.items():
                     parameter.data.copy_(self.host[name])
             self.level = 0
+
+
+class ComesApart(TransformersRolloutEngine):
+    """The host copy comes back name by name: tied weights then have a tensor each, of which updates change one."""
+
+    copies: dict[str, torch.Tensor] | None = None
+
+    def sleep(self, level: int = 1) -> None:
+        if level == 1 and self.copies is None:
+            self.copies = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        super().sleep(level)
+
+    def wake(self, parts: Sequence[str] = ("weights", "kv_cache")) -> None:
+        super().wake(parts)
+        if "weights" not in parts or self.copies is None:
+            return
+        for name, tensor in self.copies.items():
+            path, _, leaf = name.rpartition(".")
+            setattr(self.model.get_submodule(path), leaf, torch.nn.Parameter(tensor, requires_grad=False))
+        found, _ = canonical_tensors(self.model)
+        self.parameters, self.copies = {name: found[name] for name in self.held}, None

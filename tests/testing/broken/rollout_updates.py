@@ -17,7 +17,9 @@ from rlsdk.interfaces import (
     FinishReason,
     GenerationOutput,
     GenerationRequest,
+    RankContext,
     RlsdkError,
+    RolloutSpec,
     SyncReceipt,
     WeightLayout,
     WeightShard,
@@ -494,3 +496,18 @@ class SourceErrorsRenamed(Patched):
             return super().update_weights(shards, version)
         except Exception as error:
             raise WeightSyncError(f"version {version} could not be loaded: {error}") from error
+
+
+class NanStays(TransformersRolloutEngine):
+    """The memory of keys and values is used again without zeroing: 0 times NaN, where it is masked, is NaN."""
+
+    class Pooled(PositionedRows):
+        def clear(self) -> None:
+            kept = getattr(self, "keys", []), getattr(self, "values", [])
+            super().clear()
+            self.keys, self.values = kept
+
+    def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
+        super().initialize(ctx, spec)
+        if isinstance(self.decoder.memory, PositionedRows):
+            self.decoder.memory.__class__ = self.Pooled

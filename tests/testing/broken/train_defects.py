@@ -101,6 +101,7 @@ ONE_RANK = {
         "train_gradients:EntropyOfTheLikeliest", {"objective.both": "difference of loss"}
     ),
     "last-name-only": Defect("train_objectives:LastNameOnly", {"objective.both": "log_probs"}),
+    "tries-again": Defect("train_objectives:TriesAgain", {"objective.raises": "out of memory once"}),
     "maxima-from-zero": Defect("train_objectives:MaximaFromZero", {"objective.metrics": "maximum"}),
     "names-of-the-first": Defect("train_objectives:NamesOfTheFirst", {"objective.metrics": "not reported"}),
     "temperature-kept": Defect("train_objectives:TemperatureKept", {"objective.temperature": "largest difference"}),
@@ -319,6 +320,7 @@ RANKS = {
     "stays-in-group": Defect("train_ranks:StaysInGroup", {"ranks.close": "still in a process group"}),
     "raises-alone": Defect("train_ranks:RaisesAlone", {"ranks.raises_one": "raised nothing"}),
     "steps-of-rank-zero": Defect("train_ranks:StepsOfRankZero", {"ranks.checkpoint": "weights"}),
+    "cuts-again": Defect("train_ranks:CutsAgain", {"ranks.whole_groups": "largest difference"}),
     "reduces-in-half": Defect("train_ranks:ReducesInHalf", {"ranks.gradient": "of a tensor"}),
 }
 TRAIN = {**ONE_RANK, **TRAIN_STATES, **RANKS}

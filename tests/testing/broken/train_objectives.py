@@ -301,3 +301,14 @@ class WatchdogLeft(TorchTrainEngine):
         timer.cancel()
         timer.join()
         return found
+
+
+class TriesAgain(TorchTrainEngine):
+    """Out of memory, an update starts over with smaller passes in silence, without what earlier calls accumulated."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        try:
+            return super().forward_backward(batch, objective)
+        except torch.OutOfMemoryError:
+            self.spec = replace(self.spec, micro_batch_rows=1)
+            return super().forward_backward(batch, objective)

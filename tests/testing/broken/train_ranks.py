@@ -23,6 +23,7 @@ from rlsdk.interfaces import (
     WeightLayout,
 )
 from rlsdk.kit.memory_parts import TRAIN_PARTS
+from rlsdk.kit.microbatch import groups_to_keep, micro_batches, rows_that_belong_together
 from rlsdk.reference.torch_engine import TorchTrainEngine
 from rlsdk_fsdp.engine import FsdpTrainEngine
 from rlsdk_fsdp.wrapping import _groups
@@ -306,3 +307,17 @@ class ReducesInHalf(FsdpTrainEngine):
                 local = piece.parameter.grad.to_local()  # type: ignore[attr-defined]
                 local.copy_(local.bfloat16())
         return super().optim_step()
+
+
+class CutsAgain(FsdpTrainEngine):
+    """A rank that makes fewer passes than another one cuts its rows again, without the groups."""
+
+    def _cut(self, batch: Batch, objective: Objective | None = None) -> list[Tensor]:
+        limits, near = self.spec, rows_that_belong_together(batch)
+        size = {"max_tokens": limits.micro_batch_tokens, "max_rows": limits.micro_batch_rows}
+        mine = micro_batches(batch.lengths, **size, groups=groups_to_keep(batch, objective), near=near)
+        most = torch.tensor(len(mine))
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        if len(mine) == int(most):
+            return mine
+        return micro_batches(batch.lengths, **size, min_count=int(most), near=near)
