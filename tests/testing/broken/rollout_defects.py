@@ -424,7 +424,7 @@ ROLLOUT = {
     "thread-for-sleep": Defect("rollout_resources:ThreadForSleep", {"handles": "threads that"}),
     "file-for-abort": Defect("rollout_resources:FileForAbort", {"handles": "open files that"}),
     "over-padding": Defect("rollout_log_probs:OverPadding", {"model.configuration": "log-prob"}),
-    "nan-stays": Defect("rollout_updates:NanStays", {"update.not_finite": "wrong samples afterwards"}),
+    "nan-stays": Defect("rollout_updates:NanStays", {"update.not_finite": "logits that are not finite"}),
     **ROLLOUT_FOLDERS,
     **ROLLOUT_STATES,
 }
