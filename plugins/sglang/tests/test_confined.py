@@ -25,7 +25,7 @@ class RunsCommand:
 
 def test_sockets_lie_in_a_folder_of_their_owner_alone(lab: Any) -> None:
     quiet = lab.engine.engine.engine._home._engine
-    folder = quiet.belongings.folder
+    folder = quiet.named_resources.folder
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     ports = vars(quiet._engine.port_args)
     addresses = [value for value in ports.values() if isinstance(value, str) and "://" in value]

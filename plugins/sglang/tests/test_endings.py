@@ -100,7 +100,7 @@ def test_what_dies_inside_an_engine_is_an_error_and_its_host_lives(other: Any) -
     finally:
         other.drop()
     assert all(context.closed for context in contexts), "each has threads of its own"
-    assert left_in(quiet.belongings.folder, [scheduler.pid]) == []
+    assert left_in(quiet.named_resources.folder, [scheduler.pid]) == []
 
 
 def test_what_a_killed_host_left_is_cleared_by_the_next_and_what_is_in_use_stays() -> None:
