@@ -40,7 +40,7 @@ def pair(models: Mapping[str, str], folder: Path) -> list[Case]:
         Case("recomputed", plain, rows=3, checkpointing=True),
         Case("idle rank", plain, rows=2, lonely=True),
         Case("host", plain, options=FsdpOptions(cpu_offload=True)),
-        Case("offloaded", plain, rows=3, offloaded=True),
+        Case("offload and onload", plain, rows=3, offloaded=True),
         Case("after a failure", plain, rows=3, failed_before=True),
         Case("random", plain, random=True),
         Case("value", plain, head="value", rows=3),

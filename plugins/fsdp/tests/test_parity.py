@@ -19,7 +19,7 @@ PARITY = [
         (2, name)
         for name in (
             "all rows", "micro 1", "micro 3", "by tokens", "packed", "padded", "two calls", "two calls sharded",
-            "kept gathered", "one group", "recomputed", "idle rank", "host", "offloaded", "after a failure", "random",
+            "kept gathered", "one group", "recomputed", "idle rank", "host", "offload and onload", "after a failure", "random",
             "value", "score", "tied", "odd vocabulary", "gpt2", "gemma3", "mixture",
         )
     ),
@@ -122,7 +122,7 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_all(results: An
 
 
 def test_memory_lent_to_the_host_is_gone_from_the_device_until_it_is_back(results: Any) -> None:
-    for rank in good(results[2, "offloaded"]):
+    for rank in good(results[2, "offload and onload"]):
         before, meanwhile = rank["offload_bytes"]
         assert before > 0
         assert meanwhile == 0
