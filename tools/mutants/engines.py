@@ -62,9 +62,9 @@ ENGINES = {
         settings=f"backend = '*+*'\n    {MANAGER}",
         files=[
             *_named("rlsdk/sharding", "balance", "box_table", "boxes", "cache", "calls", "fetching", "forwarding"),
-            *_named("rlsdk/sharding", "gathering", "holders", "manager", "packed_plan", "passing", "planner"),
-            *_named("rlsdk/sharding", "receiving", "relays", "scales", "signs", "source", "target", "transport"),
-            *_named("rlsdk/sharding", "transports", "verify", "wire"),
+            *_named("rlsdk/sharding", "gathering", "holders", "manager", "packed_plan", "planner", "relay_source"),
+            *_named("rlsdk/sharding", "receiving", "relays", "scales", "source", "target", "transport"),
+            *_named("rlsdk/sharding", "transports", "verify", "wire", "worker_progress"),
         ],
         first=("test_constructor", "test_bitwise", "test_cover"),
     ),
