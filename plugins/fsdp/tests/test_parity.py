@@ -19,8 +19,8 @@ PARITY = [
         (2, name)
         for name in (
             "all rows", "micro 1", "micro 3", "by tokens", "packed", "padded", "two calls", "two calls sharded",
-            "kept gathered", "one group", "recomputed", "idle rank", "host", "offload and onload", "after a failure", "random",
-            "value", "score", "tied", "odd vocabulary", "gpt2", "gemma3", "mixture",
+            "kept gathered", "one group", "recomputed", "idle rank", "host", "offload and onload", "after a failure",
+            "random", "value", "score", "tied", "odd vocabulary", "gpt2", "gemma3", "mixture",
         )
     ),
     *(
