@@ -370,9 +370,9 @@ ROLLOUT = {
     "through-half": Defect(
         "rollout_updates:ThroughHalf", {"update.strided": "fingerprints that differ, inside of another"}
     ),
-    "nans-hidden": Defect("rollout_updates:NaNsHidden", {"update.not_finite": "samples of weights with nan"}),
-    "nans-given": Defect("rollout_updates:NaNsGiven", {"update.not_finite": "samples of weights with nan"}),
-    "nans-stay": Defect("rollout_updates:NaNsStay", {"update.not_finite": "wrong samples afterwards"}),
+    "nans-hidden": Defect("rollout_updates:NaNsHidden", {"update.not_finite": "behind a token of no number"}),
+    "nans-given": Defect("rollout_updates:NaNsGiven", {"update.not_finite": "behind a token of no number"}),
+    "nans-stay": Defect("rollout_updates:NaNsStay", {"update.not_finite": "behind a token of no number"}),
     "greedy-remembered": Defect(
         "rollout_updates:GreedyRemembered", {"update.nothing_old": "wrong samples of version 1"}
     ),

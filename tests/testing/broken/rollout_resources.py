@@ -21,14 +21,14 @@ MIB = 2**20
 
 
 class Leaks(Rewritten):
-    """Two MiB of every call are kept."""
+    """Eight MiB of every call are kept."""
 
     def initialize(self, ctx: Any, spec: Any) -> None:
         super().initialize(ctx, spec)
         self.kept: list[bytearray] = []
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
-        self.kept.append(bytearray(b"x" * 2 * MIB))
+        self.kept.append(bytearray(b"x" * 8 * MIB))
         return request
 
 

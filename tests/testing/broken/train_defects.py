@@ -244,7 +244,7 @@ ONE_RANK = {
     "drawn-by-process": Defect("train_models:DrawnByProcess", {"model.initial": "two random starts"}),
     "begins-rounded": Defect("train_models:BeginsRounded", {"model.initial": "from the checkpoint"}),
     "heads-in-half": Defect("train_models:HeadsInHalf", {"model.bfloat16": "faults, values"}),
-    "norms-stay-old": Defect("train_models:NormsStayOld", {"model.bfloat16_forward": "difference of log-probs"}),
+    "norms-stay-old": Defect("train_models:NormsStayOld", {"model.bfloat16_forward": "difference of log_probs"}),
     "trained-uncapped": Defect("train_models:LogitsUncapped", {"model.capped": "capped"}),
     "trained-unscaled": Defect("train_models:PositionsUnscaled", {"model.scaled_positions": "llama3 positions"}),
     "window-one-too-wide": Defect("train_models:WindowOneTooWide", {"model.windows": "windows"}),
