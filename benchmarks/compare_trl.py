@@ -136,6 +136,8 @@ def commands(model: Path, words: Path, steps: int, threads: int, runs: Path) -> 
         "--trainer.run_dir": str(runs),
         "--trainer.callbacks": "[benchmarks.marks:mark]",
         "--sft.steps": "0",
+        # As many words as the other two get; the quickstart holds 512 more back for evaluations.
+        "--data.options": f"{{size: {steps * 64 + 512}, seed: 7, min_word_len: 5, max_word_len: 5}}",
         "--eval.every_steps": "null",
         "--eval.at_start": "false",
         "--algorithm.old_log_probs": "auto",
@@ -170,6 +172,8 @@ def measure(program: Program, folder: Path, steps: int, threads: int) -> Figures
         "PYTHONPATH": str(program.root),
         "HF_HUB_OFFLINE": "1",
     }
+    # An environment that compiles modules when they are first imported would compile them in every process.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     log = folder / "log.txt"
     with log.open("w") as out:
         start = time.time()

@@ -25,7 +25,7 @@ ROOMS: dict[str, set[str]] = {
     "config": {"interfaces", "registry"},
     "algorithms": {"interfaces"},
     "rollouts": {"interfaces"},
-    "data": {"interfaces"},
+    "data": {"interfaces", "registry"},
     "rewards": {"interfaces", "registry"},
     "sharding": {"interfaces", "kit"},
     "reference": {"interfaces", "kit"},

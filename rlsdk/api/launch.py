@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,7 +66,7 @@ def launch(
         for text in (*resolved.notices, *notes_on_environment(resolved.config)):
             view.notice(text)
         view.notice(f"run {run_dir}")
-        with _cluster_ahead(resolved, run_dir) as ahead:
+        with _cluster_ahead(resolved, run_dir, view) as ahead:
             config = _filled(resolved, run_dir, bring)
             return Launched(result=_train(resolved, config, run_dir, view, stop, ahead), config=config)
 
@@ -129,7 +128,7 @@ def _filled(resolved: Resolved, run_dir: Path, bring: Callable[[RunConfig, Path]
 
 
 @contextmanager
-def _cluster_ahead(resolved: Resolved, run_dir: Path) -> Iterator[BackgroundCluster | None]:
+def _cluster_ahead(resolved: Resolved, run_dir: Path, view: RunView) -> Iterator[BackgroundCluster | None]:
     """Starts the run's own cluster while other modules are imported and data is read. None for a shared cluster, which
     is asked for devices only when nothing else can fail.
 
@@ -146,9 +145,7 @@ def _cluster_ahead(resolved: Resolved, run_dir: Path) -> Iterator[BackgroundClus
         yield None
         return
 
-    torch_is_there: Future[None] = Future()
-
-    def start(before_workers: Callable[[], None]) -> Cluster:
+    def start(before_connect: Callable[[], None]) -> Cluster:
         return start_cluster(
             resolved.table,
             resolved.registry,
@@ -157,20 +154,18 @@ def _cluster_ahead(resolved: Resolved, run_dir: Path) -> Iterator[BackgroundClus
             seed=config.trainer.seed,
             device=resolved.device,
             run_dir=run_dir,
-            before_connect=torch_is_there.result,
-            before_workers=before_workers,
+            before_connect=before_connect,
         )
 
     with BackgroundCluster(start) as ahead:
-        # Ray's daemons start in their own processes meanwhile. This process connects to them afterwards: connecting
-        # imports torch, and of two threads that import torch at once, one gets a partial module.
-        try:
-            import torch  # noqa: F401
-        except BaseException:
-            # Connecting holds Python's lock, for seconds on a busy machine: nothing else would get to leave.
-            torch_is_there.set_exception(WorkerError("the program ended before it connected to Ray"))
-            raise
-        torch_is_there.set_result(None)
+        # The workers' imports take longest, so their processes come first. Until they are started this one imports
+        # only what brings no torch along: connecting to Ray looks into torch, and must not find a part of it.
+        with view.waiting("starting Ray"):
+            import transformers  # noqa: F401
+
+            ahead.wait()
+        import torch  # noqa: F401
+
         yield ahead
 
 
@@ -182,8 +177,6 @@ def _train(
     from rlsdk.trainer.sft_run import run_sft
     from rlsdk.trainer.start import Start
 
-    if ahead is not None:
-        ahead.imported()
     start = Start.of(config, resolved.registry, view, run_dir=run_dir, device=resolved.device, stop=stop, ahead=ahead)
     if (pairs := resolved.training.pairs) is not None:
         return run_pairs(start, pairs)

@@ -20,29 +20,29 @@ class BackgroundCluster:
         """Calls `start` on its own thread.
 
         Args:
-            start: makes the cluster; its argument is a function to call before workers are started. Ray imports torch
-                with the first worker, and of two threads that import torch at once, one gets a partial module.
+            start: makes the cluster. Its argument is a function to call before this process connects to Ray; it raises
+                an error if the cluster is no longer wanted.
         """
         wait_for_abandoned()  # Ray is one for the whole process
         # Here and not there: two imports at a time take turns, and Ray's daemons would be started late.
         import ray  # noqa: F401
 
         self._starting: Future[Cluster] | None = Future()
-        self._may_import = threading.Event()
         self._is_over = threading.Event()
         self._is_given_up = False
         threading.Thread(
             target=self._run, args=(start, self._starting), name="rlsdk-cluster-start", daemon=True
         ).start()
 
-    def imported(self) -> None:
-        """Reports that this thread has imported torch, so that workers may be started."""
-        self._may_import.set()
-
     @property
     def is_there(self) -> bool:
         """Whether `take` returns without waiting."""
         return self._starting is None or self._starting.done()
+
+    def wait(self) -> None:
+        """Waits until the cluster has started or has failed to; raises nothing."""
+        if self._starting is not None:
+            self._starting.exception()
 
     def take(self) -> Cluster | None:
         """Waits for the cluster and passes its ownership to the caller. None: it was taken before.
@@ -50,7 +50,6 @@ class BackgroundCluster:
         Raises:
             Exception: what `start` raised.
         """
-        self.imported()
         # Ownership passes only once it is ready: a caller that is interrupted meanwhile still closes it.
         found = None if self._starting is None else self._starting.result()
         self._starting = None
@@ -64,7 +63,6 @@ class BackgroundCluster:
         """
         starting, self._starting = self._starting, None
         self._is_given_up = starting is not None
-        self.imported()
         try:
             if starting is not None:
                 wait_or_abandon(starting, interrupted=interrupted, then=_close)
@@ -79,14 +77,14 @@ class BackgroundCluster:
     ) -> None:
         self.close(interrupted=is_interrupt(kind))
 
-    def _wait(self) -> None:
-        self._may_import.wait()
+    def _check_wanted(self) -> None:
+        # Connecting holds Python's lock, for seconds on a busy machine: nothing else would get to leave.
         if self._is_given_up:
-            raise WorkerError("the program ended before its workers were started")
+            raise WorkerError("the program ended before it connected to Ray")
 
     def _run(self, start: Callable[[Callable[[], None]], Cluster], starting: Future[Cluster]) -> None:
         try:
-            starting.set_result(start(self._wait))
+            starting.set_result(start(self._check_wanted))
         except BaseException as error:
             starting.set_exception(error)
         # Linux ends what was asked to end with its parent when the parent's thread ends: Ray's daemons would go.

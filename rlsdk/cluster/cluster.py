@@ -78,7 +78,6 @@ class Cluster:
         network_interface: str | None = None,
         shared_folder: Path | None = None,
         before_connect: Callable[[], None] = lambda: None,
-        before_workers: Callable[[], None] = lambda: None,
     ) -> Cluster:
         """Reserves the devices and starts a worker on each; does not wait for the workers.
 
@@ -98,7 +97,6 @@ class Cluster:
             network_interface: of every rendezvous; None: the address by which Ray knows a node.
             shared_folder: must be one and the same on all nodes; not looked at where there is one node.
             before_connect: called when the daemons of a cluster that is started here run, before this process connects.
-            before_workers: called when this process is connected to Ray, before a worker is started.
 
         Raises:
             PlacementError: the cluster does not have what is asked for (shows asked against available), or the folder
@@ -124,7 +122,6 @@ class Cluster:
         cluster = cls(WorkerPools(placement, settings), local)
         use_store(RayObjectStore())
         try:
-            before_workers()
             cluster._pools.start(interpreters or {})
             nodes = cluster._pools.node_ids
             if shared_folder is not None and len(nodes) > 1:

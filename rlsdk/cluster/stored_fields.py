@@ -27,11 +27,8 @@ class StoredFields:
 
     def __init__(self, put: Callable[[Batch], Any]) -> None:
         """`put` stores a batch and returns its reference."""
-        from torch.utils.weak import WeakIdKeyDictionary
-
         self._put = put
-        self._new: Callable[[], Any] = WeakIdKeyDictionary
-        self._known: Any = self._new()
+        self._known: Any = None
         self._lock = threading.Lock()
 
     def pieces(self, batch: Batch, rows: Tensor | None = None) -> tuple[Piece, ...]:
@@ -60,8 +57,13 @@ class StoredFields:
 
     def _same_rows(self, batch: Batch) -> Any:
         """Field -> (its write counter, rows) -> reference, of batches of these lengths and identities."""
-        of_lengths = self._known.setdefault(batch.lengths, self._new())
-        return of_lengths.setdefault(batch["row_id"], self._new())
+        # Not at the top: a cluster starts while the program imports torch, and only one thread may do that.
+        from torch.utils.weak import WeakIdKeyDictionary
+
+        if self._known is None:
+            self._known = WeakIdKeyDictionary()
+        of_lengths = self._known.setdefault(batch.lengths, WeakIdKeyDictionary())
+        return of_lengths.setdefault(batch["row_id"], WeakIdKeyDictionary())
 
 
 def _by_reference(found: Mapping[str, Any]) -> tuple[Piece, ...]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 from rlsdk.data.rows import DataRow, to_row
 from rlsdk.interfaces import ConfigError, nearest
+from rlsdk.registry.task_library import import_reasoning_gym
 
 
 def load_reasoning_gym(
@@ -29,22 +29,20 @@ def load_reasoning_gym(
     Raises:
         ConfigError: no such task, no such parameter (with the nearest name), or a value that the task refuses.
     """
-    with warnings.catch_warnings():
-        # A dependency of reasoning-gym compares literals with `is`, of which Python warns when it compiles the file.
-        warnings.simplefilter("ignore", SyntaxWarning)
-        from reasoning_gym.factory import DATASETS, create_dataset
-    if rest not in DATASETS:
-        close = nearest(rest, DATASETS)
-        have = f"; the installed reasoning-gym has {len(DATASETS)}: {', '.join(sorted(DATASETS))}"
+    library = import_reasoning_gym()
+    tasks = library.DATASETS
+    if rest not in tasks:
+        close = nearest(rest, tasks)
+        have = f"; the installed reasoning-gym has {len(tasks)}: {', '.join(sorted(tasks))}"
         raise ConfigError(f"reasoning_gym:{rest}: no such task{close or have}")
-    fields = sorted(f.name for f in dataclasses.fields(DATASETS[rest][1]))
+    fields = sorted(f.name for f in dataclasses.fields(tasks[rest][1]))
     for name in parameters:
         if name not in fields:
             raise ConfigError(f"reasoning_gym:{rest}: no parameter {name!r}{nearest(name, fields)}; it has {fields}")
     size = limit if size is None else size
     chosen = {**parameters, "seed": seed, **({} if size is None else {"size": size})}
     try:
-        items = create_dataset(rest, **chosen)
+        items = library.create_dataset(rest, **chosen)
     except (AssertionError, TypeError, ValueError) as error:
         raise ConfigError(f"reasoning_gym:{rest} refuses {chosen}: {error}") from error
     return (to_row(items[at], f"reasoning_gym:{rest}:{at + 1}") for at in range(len(items)))

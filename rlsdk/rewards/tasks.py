@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Mapping
 from functools import cache
 from math import isfinite
 from typing import Any
 
 from rlsdk.interfaces import RewardSample
+from rlsdk.registry.task_library import import_reasoning_gym
 from rlsdk.rewards.answer import final_answer, parse_number
 from rlsdk.rewards.load import prepared_by
 from rlsdk.rewards.task_scorers import SAFE_ROWS, SCORERS, Scorer
@@ -37,11 +37,7 @@ UNREADABLE = (
 
 def _import_tasks() -> Mapping[str, Any]:
     """The registry of tasks: importing it takes seconds where byte-code is not kept."""
-    with warnings.catch_warnings():
-        # A dependency compares with `is`, which Python complains of when it compiles it.
-        warnings.simplefilter("ignore", SyntaxWarning)
-        from reasoning_gym.factory import DATASETS
-    tasks: Mapping[str, Any] = DATASETS
+    tasks: Mapping[str, Any] = import_reasoning_gym().DATASETS
     return tasks
 
 
@@ -131,9 +127,7 @@ def _scorer(task: str) -> Scorer:
         raise ValueError(f"the installed reasoning-gym has no task {task!r}")
     if task in SCORERS:
         return SCORERS[task]
-    from reasoning_gym.factory import get_score_answer_fn
-
-    scorer: Scorer = get_score_answer_fn(task)
+    scorer: Scorer = import_reasoning_gym().get_score_answer_fn(task)
     if task in SAFE_ROWS:
         return lambda given, row: scorer(given, SAFE_ROWS[task](row))
     name = evaluates_text(scorer)

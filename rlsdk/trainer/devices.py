@@ -30,10 +30,9 @@ def start_cluster(
     device: str,
     run_dir: Path,
     before_connect: Callable[[], None] = lambda: None,
-    before_workers: Callable[[], None] = lambda: None,
 ) -> Cluster:
     """Reserves the devices that the roles need, or raises an error that says what is missing. Use as a context manager.
-    `before_connect`, `before_workers`: see `Cluster.start`."""
+    `before_connect`: see `Cluster.start`."""
     specs = {role.name: registry.backend(role.kind, role.backend) for role in table}
     isolated = {name: registry.isolation(spec) for name, spec in specs.items()}
     engines = dict.fromkeys(spec.engine.partition(":")[0] for spec in specs.values())
@@ -50,5 +49,4 @@ def start_cluster(
         network_interface=placement.network_interface,
         shared_folder=run_dir,
         before_connect=before_connect,
-        before_workers=before_workers,
     )

@@ -38,7 +38,7 @@ def made(cluster: FakeCluster) -> Cluster:
 def test_it_starts_beside_its_caller_and_is_taken_once() -> None:
     cluster, go_on = FakeCluster(), threading.Event()
 
-    def start(before_workers: Wait) -> Cluster:
+    def start(before_connect: Wait) -> Cluster:
         assert go_on.wait(30)
         return made(cluster)
 
@@ -59,7 +59,7 @@ def test_one_that_nobody_took_is_closed() -> None:
 
 
 def test_why_it_did_not_start_is_told_to_who_takes_it_and_hides_no_other_error() -> None:
-    def start(before_workers: Wait) -> Cluster:
+    def start(before_connect: Wait) -> Cluster:
         raise PlacementError("asked for 8 GPUs, there is 1")
 
     with pytest.raises(PlacementError, match="there is 1"), BackgroundCluster(start) as ahead:
@@ -68,26 +68,51 @@ def test_why_it_did_not_start_is_told_to_who_takes_it_and_hides_no_other_error()
         raise ValueError("of the caller")
 
 
-def test_workers_wait_for_the_imports_of_who_began_it() -> None:
-    """Ray imports torch with the first worker; two threads that do get parts of it."""
-    cluster, daemons, workers = FakeCluster(), threading.Event(), threading.Event()
+def test_a_program_that_ends_before_it_is_connected_does_not_connect() -> None:
+    """Connecting holds Python's lock: on a busy machine Ctrl-C was heard seven seconds later."""
+    daemons, ends, connected = threading.Event(), threading.Event(), threading.Event()
 
-    def start(before_workers: Wait) -> Cluster:
+    def start(before_connect: Wait) -> Cluster:
         daemons.set()
-        before_workers()
-        workers.set()
+        assert ends.wait(30)
+        time.sleep(0.1)
+        before_connect()
+        connected.set()
+        return made(FakeCluster())
+
+    def program() -> None:
+        with BackgroundCluster(start):
+            assert daemons.wait(30)
+            ends.set()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        program()
+    interrupts.wait_for_abandoned()
+    assert not connected.is_set()
+
+
+def test_who_waits_goes_on_when_the_cluster_is_there_or_cannot_be() -> None:
+    cluster, go_on = FakeCluster(), threading.Event()
+
+    def start(before_connect: Wait) -> Cluster:
+        assert go_on.wait(30)
+        before_connect()
         return made(cluster)
 
+    def fail(before_connect: Wait) -> Cluster:
+        raise PlacementError("asked for 8 GPUs, there is 1")
+
     with BackgroundCluster(start) as ahead:
-        assert daemons.wait(30)
-        assert not workers.wait(0.2)
-        ahead.imported()
-        assert workers.wait(30)
-        assert ahead.take() is made(cluster)
-    workers.clear()
-    with pytest.raises(KeyboardInterrupt), BackgroundCluster(start):
-        raise KeyboardInterrupt
-    assert not workers.is_set(), "given up before: no worker is started"
+        threading.Timer(0.2, go_on.set).start()
+        ahead.wait()
+        assert ahead.is_there
+        ahead.take()
+        ahead.wait()
+    with BackgroundCluster(fail) as ahead:
+        ahead.wait()
+        with pytest.raises(PlacementError, match="there is 1"):
+            ahead.take()
 
 
 def test_a_handler_that_is_set_below_python_on_its_thread_gives_way_to_the_program_s() -> None:
@@ -96,7 +121,7 @@ def test_a_handler_that_is_set_below_python_on_its_thread_gives_way_to_the_progr
     getsig.restype, setsig.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
     seen: list[int] = []
 
-    def start(before_workers: Wait) -> Cluster:
+    def start(before_connect: Wait) -> Cluster:
         with own_signal_handlers():
             setsig(signal.SIGTERM, 1)  # SIG_IGN
         return made(FakeCluster())
@@ -117,7 +142,7 @@ def test_an_interrupted_program_does_not_wait_for_a_slow_start_and_the_next_one_
     cluster, next_one, go_on = FakeCluster(), FakeCluster(), threading.Event()
     cluster.takes_s = 0.5
 
-    def start(before_workers: Wait) -> Cluster:
+    def start(before_connect: Wait) -> Cluster:
         assert go_on.wait(60)
         return made(cluster)
 
@@ -138,7 +163,7 @@ def test_who_is_interrupted_while_it_waits_for_its_cluster_still_closes_it() -> 
     """In a notebook the next run would join a cluster that nobody owns, and find its devices taken."""
     cluster, go_on = FakeCluster(), threading.Event()
 
-    def start(before_workers: Wait) -> Cluster:
+    def start(before_connect: Wait) -> Cluster:
         assert go_on.wait(60)
         return made(cluster)
 
