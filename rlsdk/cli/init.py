@@ -14,6 +14,7 @@ import yaml
 
 from rlsdk.config import RunConfig, load_config
 from rlsdk.config.describe import describe_options
+from rlsdk.data.generated import check_spelling
 from rlsdk.interfaces import BackendKind, ConfigError, nearest
 from rlsdk.kit.atomic import atomic_write_text
 from rlsdk.kit.printable import printable
@@ -27,11 +28,13 @@ TEMPLATES = {
 }
 """Reward -> what tells the model which mark it reads."""
 QUESTIONS = {
-    "model": "model: folder, or name on the hub (Qwen/Qwen2.5-0.5B-Instruct)",
-    "data": "data: file, folder, org/name on the hub, or reasoning_gym:TASK (openai/gsm8k:main)",
-    "reward": "reward: gsm8k, math, code, ..., or file.py:fn (gsm8k)",
+    "model": ("model: folder, or name on the hub", "Qwen/Qwen2.5-0.5B-Instruct"),
+    "data": ("data: file, folder, org/name on the hub, or reasoning_gym:TASK", "openai/gsm8k:main"),
+    "reward": ("reward: gsm8k, math, code, ..., or file.py:fn", "gsm8k"),
 }
-"""What has no default -> how it is asked for; brackets hold what an empty line means."""
+"""What has no default -> how it is asked for, and what an empty line means."""
+OWN_REWARD = "reasoning_gym"
+"""Data of this source is graded by the reward of the same name."""
 EXIT_INTERRUPTED = 130
 
 
@@ -102,16 +105,20 @@ def asked(
         ConfigError: something without a default is missing and nobody can be asked.
     """
     known = {name: value for name, value in given.items() if value is not None}
-    if problem := _fault("reward", rewards, known["reward"]) if "reward" in known else "":
-        raise ConfigError(f"--reward: {problem}")
+    for name in ("data", "reward"):
+        if problem := _fault(name, rewards, known[name]) if name in known else "":
+            raise ConfigError(f"--{name}: {problem}")
     missing = _missing(given)
     if missing and ask is None:
         raise ConfigError(f"rlsdk init: nobody can be asked here (no terminal); {_flags(missing)}")
     for name in missing:
         assert ask is not None
-        known[name] = _answer(ask, QUESTIONS[name], partial(_fault, name, rewards))
+        question, suggested = QUESTIONS[name]
+        if name == "reward" and str(known["data"]).startswith(f"{OWN_REWARD}:"):
+            suggested = OWN_REWARD
+        known[name] = _answer(ask, question, suggested, partial(_fault, name, rewards))
     if missing and ask is not None and "devices" not in known:
-        typed = _answer(ask, "GPUs on each machine, 0 for the CPU (1)", partial(_fault, "devices", rewards))
+        typed = _answer(ask, "GPUs on each machine, 0 for the CPU", "1", partial(_fault, "devices", rewards))
         known |= {"devices": max(int(typed), 1), "gpu": int(typed) > 0}
     return Wishes(**known)
 
@@ -124,10 +131,9 @@ def _flags(missing: Iterable[str]) -> str:
     return "add " + " ".join(f"--{name} ..." for name in missing)
 
 
-def _answer(ask: Callable[[str], str], question: str, fault: Callable[[str], str]) -> str:
-    """What was typed, or what the question suggests in its brackets."""
-    suggested = question.rpartition("(")[2].rstrip(")")
-    while problem := fault(typed := ask(f"{question}: ").strip() or suggested):
+def _answer(ask: Callable[[str], str], question: str, suggested: str, fault: Callable[[str], str]) -> str:
+    """What was typed, or the suggestion where nothing was."""
+    while problem := fault(typed := ask(f"{question} ({suggested}): ").strip() or suggested):
         print(printable(problem))
     return typed
 
@@ -136,6 +142,11 @@ def _fault(name: str, rewards: Collection[str], typed: str) -> str:
     """What is wrong with an answer; empty where nothing is known to be."""
     if name == "devices" and not typed.isdecimal():
         return f"{typed!r} is no whole number, such as 8"
+    if name == "data" and typed.startswith("reasoning_gym:"):
+        try:
+            check_spelling(typed.partition(":")[2])
+        except ConfigError as error:
+            return str(error)
     if name == "reward" and ":" not in typed and typed not in rewards:
         return f"{typed!r} is no reward{nearest(typed, rewards) or ';'} registered: {', '.join(sorted(rewards))}"
     return ""

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from rlsdk.data.rows import DataRow, to_row
 from rlsdk.interfaces import ConfigError, nearest
-from rlsdk.registry.task_library import import_reasoning_gym
+from rlsdk.registry.task_library import import_reasoning_gym, may_have_task
+
+
+def check_spelling(task: str) -> None:
+    """Finds nearly all misspelt tasks without importing reasoning-gym.
+
+    Raises:
+        ConfigError: no such task, with the nearest name.
+    """
+    if not may_have_task(task):
+        _check_task(task, import_reasoning_gym().DATASETS)
+
+
+def _check_task(task: str, tasks: Collection[str]) -> None:
+    if task not in tasks:
+        have = f"; the installed reasoning-gym has {len(tasks)}: {', '.join(sorted(tasks))}"
+        raise ConfigError(f"reasoning_gym:{task}: no such task{nearest(task, tasks) or have}")
 
 
 def load_reasoning_gym(
@@ -31,10 +47,7 @@ def load_reasoning_gym(
     """
     library = import_reasoning_gym()
     tasks = library.DATASETS
-    if rest not in tasks:
-        close = nearest(rest, tasks)
-        have = f"; the installed reasoning-gym has {len(tasks)}: {', '.join(sorted(tasks))}"
-        raise ConfigError(f"reasoning_gym:{rest}: no such task{close or have}")
+    _check_task(rest, tasks)
     fields = sorted(f.name for f in dataclasses.fields(tasks[rest][1]))
     for name in parameters:
         if name not in fields:

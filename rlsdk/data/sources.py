@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from rlsdk.data.files import SUFFIXES, NoFileError, existing_file, load_csv, load_json, load_parquet, local_path
-from rlsdk.data.generated import load_reasoning_gym
+from rlsdk.data.generated import check_spelling, load_reasoning_gym
 from rlsdk.data.hub import check_folder, load_folder, load_hub
 from rlsdk.data.rows import DataRow, to_row
 from rlsdk.interfaces import ConfigError, DataError, nearest
@@ -80,7 +80,7 @@ def check_source(name: str, *, kinds: Collection[str]) -> None:
     """Checks that a source exists, before anything is loaded or started.
 
     Raises:
-        ConfigError: no such source.
+        ConfigError: no such source, or no such task of reasoning-gym.
         DataError: no such file, or a folder without one.
     """
     source = parse_source(name, kinds)
@@ -93,6 +93,8 @@ def check_source(name: str, *, kinds: Collection[str]) -> None:
             raise DataError(f"{error}. {_other_sources(kinds)}") from error
     elif source.kind == "folder":
         check_folder(source.rest)
+    elif source.kind == "reasoning_gym":
+        check_spelling(source.rest)
 
 
 def _other_sources(kinds: Collection[str]) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +27,14 @@ def import_reasoning_gym() -> ModuleType:
         import reasoning_gym.factory
 
     return reasoning_gym.factory
+
+
+def may_have_task(name: str) -> bool:
+    """Whether reasoning-gym's source holds this name in quotes, as it does for every task. Imports nothing: 20 ms."""
+    spec = importlib.util.find_spec("reasoning_gym")
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    quoted = f'"{name}"'.encode()
+    return any(quoted in file.read_bytes() for folder in folders for file in Path(folder).rglob("*.py"))
 
 
 @contextmanager

@@ -87,6 +87,18 @@ def test_what_is_missing_is_asked_for_or_named(tmp_path: Path) -> None:
         asked({"model": "m"}, None)
 
 
+def test_generated_tasks_have_their_own_reward_and_misspelt_ones_are_asked_for_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    typed = iter(["my/model", "reasoning_gym:chain_sm", "reasoning_gym:chain_sum", "", "0"])
+    rewards = ("gsm8k", "reasoning_gym")
+    found = asked({}, lambda _: next(typed), rewards=rewards)
+    assert found == Wishes(model="my/model", data="reasoning_gym:chain_sum", reward="reasoning_gym", gpu=False)
+    assert "did you mean 'chain_sum'?" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="--data: reasoning_gym:chain_sm: no such task; did you mean 'chain_sum'"):
+        asked({"model": "m", "data": "reasoning_gym:chain_sm", "reward": "gsm8k"}, None, rewards=rewards)
+
+
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
 def test_recipes_are_marked_explained_and_of_the_schema(file: Path, schema: dict[str, object]) -> None:
     text = file.read_text()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -133,3 +135,23 @@ def test_a_plugin_may_yield_plain_mappings() -> None:
         DataRow(row={"question": "6", "metadata": {"seen": [6]}}, source="count:6:1"),
         DataRow(row={"question": "4", "metadata": {"seen": [4]}}, source="count:6:2"),
     ]
+
+
+def test_a_misspelt_task_is_seen_before_anything_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="reasoning_gym:chain_sm: no such task; did you mean 'chain_sum'"):
+        check_source("reasoning_gym:chain_sm", kinds=["reasoning_gym"])
+
+
+def test_known_tasks_are_checked_without_importing_them_or_what_draws(tmp_path: Path) -> None:
+    script = """
+import sys
+from rlsdk.data import check_source
+from rlsdk.registry.task_library import import_reasoning_gym, may_have_task
+check_source("reasoning_gym:game_of_life", kinds=["reasoning_gym"])
+print("reasoning_gym" in sys.modules)
+library = import_reasoning_gym()
+print([name for name in library.DATASETS if not may_have_task(name)], {"matplotlib", "cellpylib"} & set(sys.modules))
+print(len(library.create_dataset("game_of_life", size=1, seed=1)[0]["question"]) > 100, "cellpylib" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.stdout.splitlines() == ["False", "[] set()", "True True"], done.stderr
