@@ -23,9 +23,8 @@ from rlsdk.api.words import Words
 from rlsdk.config import RunConfig
 from rlsdk.interfaces import ConfigError, DataError, RlsdkError
 from rlsdk.kit.atomic import atomic_path
+from rlsdk.trainer.run_folder import INPUTS
 
-FOLDER = "inputs"
-"""Folder in a run with the files of inputs that were passed as Python objects."""
 PROMPT_FIELDS = ("question", "prompt", "problem", "instruction", "input")
 ANSWER_FIELDS = ("answer", "solution", "ground_truth", "reward_model.ground_truth", "label", "target", "output")
 """Fields of rows that are tried for the prompt and the answer, in this order, if the call does not name them."""
@@ -53,12 +52,12 @@ class PythonInputs:
         """Copies the files into the run's folder atomically; returns the configuration that names them."""
         files = sorted(self.folder.iterdir()) if self.folder is not None else []
         for file in files:
-            with atomic_path(run_dir / FOLDER / file.name) as draft:
+            with atomic_path(run_dir / INPUTS / file.name) as draft:
                 draft.write_bytes(file.read_bytes())
         if self.folder is None or not files:
             return config
-        self.words.places.append(run_dir / FOLDER)
-        old, new = f"{self.folder}{os.sep}", f"{run_dir / FOLDER}{os.sep}"
+        self.words.places.append(run_dir / INPUTS)
+        old, new = f"{self.folder}{os.sep}", f"{run_dir / INPUTS}{os.sep}"
         return RunConfig.model_validate(_replaced(config.model_dump(), old, new))
 
 

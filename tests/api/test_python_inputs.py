@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from rlsdk.api.python_inputs import FOLDER, written
+from rlsdk.api.python_inputs import written
 from rlsdk.api.settings import Settings, from_keywords
 from rlsdk.config import load_config
 from rlsdk.interfaces import ConfigError, DataError, RewardSample
 from rlsdk.registry import Registry
+from rlsdk.trainer.run_folder import INPUTS
 
 ROWS = [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(5)]
 
@@ -91,11 +92,11 @@ def test_a_run_has_its_inputs_in_its_own_folder(tmp_path: Path) -> None:
     assert lines(moved.data.train) == ROWS
     assert lines(moved.data.eval) == ROWS[:2]
     file, _, name = moved.rewards[0].name.rpartition(":")
-    assert Path(file).parent == tmp_path / FOLDER
+    assert Path(file).parent == tmp_path / INPUTS
     assert f"def {name}(sample: RewardSample, scale: float=1.0)" in Path(file).read_text()
     assert moved.rewards[0].options == {"scale": 2.0}
     assert (moved.rewards[1].name, moved.rewards[1].weight) == ("gsm8k", 0.5)
-    assert {path.suffix for path in (tmp_path / FOLDER).iterdir()} == {".jsonl", ".py"}
+    assert {path.suffix for path in (tmp_path / INPUTS).iterdir()} == {".jsonl", ".py"}
 
 
 def test_a_function_of_a_module_is_named_by_its_file() -> None:

@@ -325,6 +325,11 @@ def test_a_model_that_the_run_made_for_itself_is_said_to_be_small_and_random() -
     assert title_of(settings, "b") == "a/model \N{MIDDLE DOT} reasoning_gym:x"
 
 
+def test_rows_that_were_given_in_python_are_not_named_after_their_file() -> None:
+    settings = {"model": {"path": "org/model"}, "data": {"train": "/home/me/runs/a/inputs/data-0a1b2c.jsonl"}}
+    assert title_of(settings, "a") == "org/model \N{MIDDLE DOT} rows given in Python"
+
+
 def test_names_in_tables_break_between_their_words() -> None:
     """On a phone `placement.devices_per_n/ode` was cut within a word."""
     assert "<th>placement.<wbr>devices_<wbr>per_<wbr>node</th>" in table([["placement.devices_per_node", "1"]])

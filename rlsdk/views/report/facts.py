@@ -10,6 +10,7 @@ from typing import Any
 
 from rlsdk.config import RunConfig
 from rlsdk.kit.quantities import counted, duration
+from rlsdk.trainer.run_folder import INPUTS
 from rlsdk.views.report.record import RunRecord
 from rlsdk.views.report.statistics import LEVEL_Z, Estimate, ends_of
 
@@ -59,7 +60,7 @@ def title_of(settings: Mapping[str, Any], name: str) -> str:
     """Model, data and algorithm in one line; the run's name if these are unknown."""
     model, folder = _at(settings, "model.path"), str(_at(settings, "trainer.run_name") or name)
     made_here = f"/{folder}/" in str(model)  # by the run itself: it has no name
-    parts = ["small random model" if made_here else _tail(model), _tail(_at(settings, "data.train"))]
+    parts = ["small random model" if made_here else _tail(model), _data_name(_at(settings, "data.train"))]
     parts.append(str(_at(settings, "algorithm.recipe") or _at(settings, "algorithm.advantage") or ""))
     return " \N{MIDDLE DOT} ".join(part for part in parts if part) or name
 
@@ -204,6 +205,11 @@ def _at(settings: Mapping[str, Any], path: str) -> Any:
     for part in path.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
+
+
+def _data_name(source: object) -> str:
+    parts = str(source).split("/")
+    return "rows given in Python" if len(parts) > 2 and parts[-2] == INPUTS else _tail(source)
 
 
 def _tail(name: object) -> str:
