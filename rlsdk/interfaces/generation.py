@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How one request is sampled."""
+    """How one request is sampled. `top_k`, `top_p` and `min_p` apply in this order to the probabilities after
+    temperature; each looks at what the one before kept."""
 
     max_tokens: int = 512
     """Maximum number of response tokens, the stop token and `GenerationRequest.response_ids` included."""
@@ -22,14 +23,15 @@ class SamplingParams:
     0.01 (`ConfigError`)."""
     top_p: float = 1.0
     top_k: int = 0
-    """0 keeps the whole vocabulary."""
+    """0 keeps the whole vocabulary, and so does any value above its size."""
     min_p: float = 0.0
     """Keeps tokens whose probability is at least `min_p` times the largest. Requires `Capability.MIN_P`."""
     stop_token_ids: tuple[int, ...] = ()
     """A response ends with (and contains) the first of these. The engine adds no stop token of its own, so the caller
     must include the end-of-sequence token here."""
     stop_strings: tuple[str, ...] = ()
-    """A response ends with the token that completes one of these. Requires `Capability.STOP_STRINGS`."""
+    """A response ends with the token that completes one of these, in the text of the response: one that begins in the
+    prompt does not count. Requires `Capability.STOP_STRINGS`."""
     seed: int | None = None
     """Sample i depends only on (seed, i, prompt, weights): not on `n`, `first_sample`, concurrent requests, or how much
     of it was passed as `response_ids`. None: fresh randomness."""
@@ -40,6 +42,7 @@ class GenerationRequest:
     """One prompt, sampled `n` times: its samples are numbered `first_sample` to `first_sample + n - 1`."""
 
     request_id: str
+    """Unique within one call of `generate`."""
     prompt_ids: tuple[int, ...]
     """At least one token."""
     sampling: SamplingParams = field(default_factory=SamplingParams)

@@ -29,6 +29,7 @@ class ModelSpec:
     """Dtype of the computation and of exports: `float32`, `bfloat16` or `float16`. A train engine's optimizer steps
     float32 weights in any case (see `TrainEngine`)."""
     head: Head = Head.LM
+    """A value or score head is loaded if the checkpoint holds one; otherwise it is random, from `RankContext.seed`."""
     trust_remote_code: bool = False
     """Allows code that comes with the model to run. Off unless the user sets it explicitly."""
 
@@ -106,7 +107,7 @@ class OptimSpec:
     max_grad_norm: float | None = 1.0
     """Clips the global 2-norm of the gradient; None never clips."""
     schedule: str = "constant"
-    """`constant`, or `linear` or `cosine` to `min_lr_ratio`."""
+    """`constant`; or `linear` or `cosine`, which decay to `min_lr_ratio` and stay there after `total_steps`."""
     warmup_steps: int = 0
     """Optimizer steps of linear warm-up from lr / warmup_steps."""
     total_steps: int | None = None

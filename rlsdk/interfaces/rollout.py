@@ -41,7 +41,8 @@ class RolloutEngine(ABC):
 
         If the engine claims `Capability.ABORT`, `generate` may be called while another call runs (from the same event
         loop); the new requests are then decoded together with the running ones. It returns to the event loop between
-        decoding steps, so that other calls and blocking methods can run.
+        decoding steps, so that other calls and blocking methods can run; they also go on while this call's caller
+        handles a sample.
 
         A caller may stop early: it closes the generator, or is cancelled. The engine then drops the unfinished samples:
         once `aclose` returns, the call decodes nothing more, holds no slot and blocks no update. Yielded outputs belong
@@ -51,7 +52,8 @@ class RolloutEngine(ABC):
             RlsdkError: logits are not finite. They are never sampled from; the calls that they affect end.
             ConfigError: an empty prompt; prompt and `response_ids` that leave no room for one more token, by
                 `max_model_tokens` or `max_tokens`; or a sampling field that needs a capability the engine lacks
-                (`min_p`, `stop_strings`; without `Capability.SEED` a `seed` is ignored). Nothing is generated then.
+                (`min_p`, `stop_strings`; without `Capability.SEED` a `seed` is ignored). Nothing is generated then, and
+                other calls are not affected.
         """
 
     @abstractmethod
@@ -59,7 +61,8 @@ class RolloutEngine(ABC):
         """The weights that the replica needs: one layout per destination. An engine that loads whole tensors itself
         returns one layout, with a box per tensor. An engine with `Capability.SHARDED_UPDATE` returns one per worker
         that receives its own part (`WeightLayout.worker`); either all layouts name a worker, or none does. For a worker
-        on another node than this process, `WeightLayout.is_apart` is True."""
+        on another node than this process, `WeightLayout.is_apart` is True. The same at every call, also while parts are
+        asleep."""
 
     @abstractmethod
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
@@ -123,7 +126,8 @@ class RolloutEngine(ABC):
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.ABORT.value!r}")
 
     def pause(self) -> None:
-        """Stops decoding before the next step and keeps unfinished requests; calls of `generate` wait meanwhile."""
+        """Stops decoding before the next step and keeps unfinished requests; calls of `generate` wait meanwhile.
+        Safe to call twice: one `resume` continues everything."""
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.PARTIAL_ROLLOUT.value!r}")
 
     def resume(self, *, keep_cache: bool = False) -> None:

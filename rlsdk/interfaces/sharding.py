@@ -271,7 +271,8 @@ class ShardingManager(ABC):
 
     @abstractmethod
     def plan(self, source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> ReshardPlan:
-        """Decides which boxes each source sends to each target. Pure: no device, no communication.
+        """Decides which boxes each source sends to each target. Pure: no device, no communication. The plan depends
+        on all of both layouts: names, boxes, nodes, processes and devices.
 
         Raises:
             LayoutError: no source holds a box that a target needs, shapes differ, or a trained tensor would not be
@@ -293,6 +294,8 @@ class ShardingManager(ABC):
 
         Raises:
             WeightSyncError: a tensor is not covered or not equal, or nothing changed although a change was expected.
+            WorkerError: a source or a replica has died. No replica is left out.
+            DeadlineError: a stage made no progress for `timeout_s`.
         """
 
     def sync(self, version: int, *, expect_change: bool | None = None) -> SyncReport:

@@ -56,7 +56,7 @@ class Objective(Protocol):
 
     def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
         """`outputs` has the requested outputs, with the shapes given at `OUTPUTS`; `batch` is packed, on the same
-        device."""
+        device, with all fields and metadata that the caller gave, in their dtypes whatever the model computes in."""
         ...
 
 
@@ -154,7 +154,8 @@ class TrainEngine(ABC):
 
         The engine is responsible for micro-batching, packing and pipeline schedules; it splits `batch` at row
         boundaries. The added gradient is that of the sum of all `ObjectiveResult.loss`, over micro-batches and
-        data-parallel ranks. Several calls before `optim_step` accumulate.
+        data-parallel ranks, and of nothing else: losses that a model's code adds by itself (balance of a router) are
+        left out. Several calls before `optim_step` accumulate.
 
         Raises:
             ConfigError: the objective requests an unknown output, or one that the model's head does not produce.
@@ -177,7 +178,8 @@ class TrainEngine(ABC):
     @abstractmethod
     def shards(self) -> Iterator[WeightShard]:
         """Yields this rank's boxes in the order of `layout().boxes`: views, no copy, no communication. Not collective,
-        and not always on the engine's thread (see above)."""
+        and not always on the engine's thread (see above). A caller may stop early, or iterate twice at once: between
+        two items the engine holds no lock, and torch's settings of the thread (grad mode) are the caller's."""
 
     @abstractmethod
     def save_checkpoint(self, path: Path) -> None:
