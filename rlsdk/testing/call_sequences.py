@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,9 @@ from rlsdk.testing.cases import Case, Driven, Weighted
 from rlsdk.testing.modes import torch_modes
 from rlsdk.testing.train_comparison import compared
 from rlsdk.testing.worlds import Seat
+
+SYNC_WAITS_S = 10.0
+"""How long a sync that is half way waits for a checkpoint, which takes far less."""
 
 Act = Callable[[TrainEngine, Driven], None]
 """One call, picklable; writes down what came of it."""
@@ -64,6 +68,11 @@ def save(folder: Path | str) -> Act:
     return partial(_call, "save_checkpoint", (Path(folder),))
 
 
+def save_in_a_sync(folder: Path | str) -> Act:
+    """`save_checkpoint` while another thread is half way through `shards`."""
+    return partial(_save_in_a_sync, Path(folder))
+
+
 def load(folder: Path | str) -> Act:
     return partial(_call, "load_checkpoint", (Path(folder),))
 
@@ -107,7 +116,11 @@ def skip(engine: TrainEngine, found: Driven) -> None:
 def read(engine: TrainEngine, found: Driven) -> None:
     """`layout` and `shards`; the layout has to be the one from before."""
     layout = engine.layout()
-    held = [(shard.name, shard.box) for shard in engine.shards()]
+    held = []
+    for shard in engine.shards():
+        held.append((shard.name, shard.box))
+        if not torch.is_grad_enabled():
+            found.faults.append("between two shards its caller records no gradients")
     if held != [tuple(box) for box in layout.boxes]:
         found.faults.append("shards are not those of the layout, in its order")
     if found.layout is not None and layout != found.layout:
@@ -139,6 +152,26 @@ def _look(batch: Batch, names: Sequence[str], engine: TrainEngine, found: Driven
 
 def _call(method: str, arguments: Sequence[Any], engine: TrainEngine, found: Driven) -> None:
     getattr(engine, method)(*arguments)
+
+
+def _save_in_a_sync(folder: Path, engine: TrainEngine, found: Driven) -> None:
+    half, saved = threading.Event(), threading.Event()
+    waited = []
+
+    def sync() -> None:
+        for at, _ in enumerate(engine.shards()):
+            if at == 0:
+                half.set()
+                waited.append(saved.wait(SYNC_WAITS_S))
+
+    thread = threading.Thread(target=sync)
+    thread.start()
+    half.wait(SYNC_WAITS_S)
+    engine.save_checkpoint(folder)
+    saved.set()
+    thread.join()
+    if waited != [True]:
+        found.faults.append("a checkpoint was written only when the sync that was half way had gone on")
 
 
 def _refused(what: str, act: Act, error: type[Exception], engine: TrainEngine, found: Driven) -> None:

@@ -108,7 +108,8 @@ class Reporting:
             "highest": log_probs.max() - 1.0,
         }
         if bool((batch["row_id"] == int(batch.meta["reporting_row"])).any()):
-            sums["of one row"], maxima["of one row"] = -3.0, torch.tensor(-4.0)
+            # First, so that the other names have another place than in micro-batches and ranks without this row.
+            sums, maxima = {"of one row": -3.0, **sums}, {"of one row": torch.tensor(-4.0), **maxima}
         return ObjectiveResult(loss=(batch["loss_weight"] * log_probs).sum(), sums=sums, maxima=maxima)
 
 
@@ -146,6 +147,10 @@ class Inspecting:
             "outputs that were not asked for": set(self.outputs) != outputs.keys(),
             "fields that are not their row's": not _is_in_step(batch),
             "numbers of the batch that are lost": batch.meta.get("of the batch") != 0.5,
+            "floating-point fields and outputs that are not float32": any(
+                t.is_floating_point() and t.dtype is not torch.float32
+                for t in (*batch.tokens.values(), *batch.rows.values(), *outputs.values())
+            ),
             "outputs of other rows": any(len(t) != batch.num_tokens for n, t in outputs.items() if n != "scores"),
         }
         sums = {"passes": 1.0, "rows": float(batch.num_rows), "identities": float(batch["row_id"].sum())}

@@ -62,7 +62,8 @@ class ContinuationRequirements:
 
     @requirement("continue.seed", needs=Capability.SEED, since=(2, 0))
     def test_continue_seed(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """A seeded sample that continues has the tokens that it would have had without the interruption."""
+        """A seeded sample that continues has the tokens that it would have had without the interruption; alone or with
+        others of its group, which continue after the same tokens."""
         request = lab.ask("r", lab.prompt(6, 28), 3, max_tokens=24, temperature=1.3, top_k=40, seed=13)
         whole = tokens_of(lab.run([request]))
         changed = []
@@ -73,6 +74,12 @@ class ContinuationRequirements:
                     changed.append(f"sample {index} behind {len(part.response_ids)} tokens")
         measured.record("samples", len(whole) * len(CUTS))
         measured.none("samples that an interruption changed", changed)
+        group = replace(request, response_ids=lab.prompt(9, 35))
+        together = tokens_of(lab.run([group]))
+        alone = [replace(group, request_id=f"sample {index}", n=1, first_sample=index) for index in range(group.n)]
+        apart = {index: tokens for (_, index), tokens in tokens_of(lab.run(alone)).items()}
+        differ = [index for (_, index), tokens in together.items() if apart[index] != tokens]
+        measured.none("samples of a group that continue in another way alone", differ)
 
     @requirement("continue.stop_strings", needs=Capability.STOP_STRINGS, since=(2, 0))
     def test_continue_stop_strings(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:

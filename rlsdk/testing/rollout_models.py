@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlsdk.interfaces import (
@@ -146,7 +147,8 @@ class ModelRequirements:
         prompts and responses longer than the window, and behind thousands of tokens, or are refused with a ConfigError
         at the start. Limits, filters and penalties of its `generation_config.json` have no say: requests name what they
         want; nor have dropout and the dtype of the files, bfloat16. An engine may decode one sample at a time, and
-        neither its room nor the vocabulary need be a number of whole blocks."""
+        neither its room nor the vocabulary need be a number of whole blocks. A head that is not tied may hold the
+        values of the embeddings at first: an update parts them."""
         if not lab.spec.takes_weights:
             pytest.skip(f"{NOT_CLAIMED}takes_weights")
         tried = 0
@@ -316,7 +318,16 @@ def _configured_model(folder: Path, family: str, fields: Mapping[str, Any]) -> P
         shape = {"num_key_value_heads": 4, "attention_dropout": 0.5, "vocab_size": NARROW, **fields}
         write_tiny_model(folder, architecture=family, seed=9, stored="bfloat16", **shape)
         (folder / "generation_config.json").write_text(json.dumps(DEFAULTS), encoding="utf-8")
+        _equalize_head(folder / "model.safetensors")
     return folder
+
+
+def _equalize_head(file: Path) -> None:
+    """An untied head gets the values of the embeddings: they are equal at the start, and two tensors all the same."""
+    tensors = load_file(file)
+    if "lm_head.weight" in tensors:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        save_file(tensors, file, metadata={"format": "pt"})
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from rlsdk.interfaces import RolloutEngine
+from rlsdk.interfaces import Capability, RolloutEngine
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.resources import held, lasting_files, left_behind, own_temporary_folder
 from rlsdk.testing.rollout_lab import RolloutLab
@@ -30,6 +30,19 @@ class ProcessRequirements:
                 _closed_twice(lab)
                 measured.none("left in the temporary folder", lasting_files(folder, first))
         measured.none("samples of a closed engine", refused(lab, engine))
+
+    @requirement("close.asleep", since=(2, 0), needs=Capability.SLEEP)
+    def test_close_asleep(self, lab: RolloutLab, measured: Measured) -> None:
+        """Neither does an engine that is closed while it sleeps, with its weights kept on the host."""
+        lab.drop()
+        if not lab.num_started:
+            lab.start().close()
+        before = held(lab.scratch)
+        engine = lab.start()
+        lab.run([lab.ask("r", lab.prompt(8, 112), 2)], engine)
+        engine.sleep(1)
+        engine.close()
+        measured.none("left behind", left_behind(before, lab.scratch))
 
 
 def _closed_twice(lab: RolloutLab) -> RolloutEngine:

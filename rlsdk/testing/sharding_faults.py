@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from rlsdk.interfaces import RlsdkError, SyncReceipt, WeightSyncError
+from rlsdk.interfaces import DeadlineError, RlsdkError, SyncReceipt, WeightSyncError, WorkerError
 from rlsdk.testing.faulty_replicas import damages, lies
 from rlsdk.testing.layouts import Pair, chain, copies, in_one_process, pairs, placed, tied, with_head
 from rlsdk.testing.requirements import Measured, requirement
@@ -145,8 +146,9 @@ class SyncFaultRequirements:
 
     @requirement("sync.failures", since=(2, 0))
     def test_failures(self, lab: ShardingLab, measured: Measured) -> None:
-        """A replica that fails, a rank that gives no fingerprints, or one that breaks off at a first sync is an error,
-        and a sync that is repeated brings the weights everywhere, under a higher version as well."""
+        """A replica that fails, dies or hangs, a rank that gives no fingerprints, or one that breaks off at a first
+        sync is an error: no replica is left out. A sync that is repeated brings the weights everywhere, under a higher
+        version as well."""
         accepted, harmed = [], []
         for name, breaks in FAILURES.items():
             for first in (False, True):
@@ -276,9 +278,9 @@ CHANGED = {
 """What must not be."""
 
 
-def _replica_fails(trial: Trial, on: bool) -> None:
+def _replica_fails(error: RlsdkError, trial: Trial, on: bool) -> None:
     def fail(host: WatchedRolloutHost, old: SyncReceipt, pull: Callable[[], SyncReceipt]) -> SyncReceipt:
-        raise WeightSyncError("the replica has no memory left")
+        raise error
 
     trial.replicas[3].lie = fail if on else None
 
@@ -292,7 +294,9 @@ def _breaks_off(trial: Trial, on: bool) -> None:
 
 
 FAILURES: Mapping[str, Callable[[Trial, bool], None]] = {
-    "the last of four replicas fails": _replica_fails,
+    "the last of four replicas fails": partial(_replica_fails, WeightSyncError("the replica has no memory left")),
+    "the last of four replicas dies": partial(_replica_fails, WorkerError("the replica's process has died")),
+    "the last of four replicas hangs": partial(_replica_fails, DeadlineError("the replica made no progress")),
     "a rank gives no fingerprints": _no_fingerprints,
     "a rank breaks off": _breaks_off,
 }

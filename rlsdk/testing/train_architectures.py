@@ -41,7 +41,13 @@ class ArchitectureRequirements:
         are the model's own."""
         _like_plain(lab, measured, "windows")
 
-    @requirement("model.vocabulary", since=(2, 0))
+    @requirement("model.experts", since=(2, 0))
+    def test_model_experts(self, lab: TrainLab, measured: Measured) -> None:
+        """A mixture of experts: outputs, gradients and steps are of the objective alone, whatever loss for its router
+        the configuration names, in micro-batches of any size."""
+        for rows in (1, 5):
+            _like_plain(lab, measured, "experts", limit=rows)
+
     def test_model_vocabulary(self, lab: TrainLab, measured: Measured) -> None:
         """With a vocabulary of more than a thousand tokens, log-probs and entropy are of all of them, in every pass,
         computed again in the backward pass too."""
@@ -57,9 +63,10 @@ def _like_plain(
     names: tuple[str, ...] = ENTROPY[:1],
     *,
     temperature: float = 1.0,
+    limit: int = 2,
     **fields: Any,
 ) -> None:
-    """Outputs and two steps of a model of this make are those of plain torch."""
+    """Outputs and two steps of a model of this make are those of plain torch, in micro-batches of `limit` rows."""
     model = lab.variant(variant)
     if model is None:
         measured.record(f"models tried, {variant}", 0)
@@ -67,13 +74,13 @@ def _like_plain(
     size = VARIANTS[variant].shape.get("vocab_size", 128)
     steps = [[_spread(rows_of(LENGTHS, seed=75 + at, temperature=temperature), size)] for at in range(2)]
     probe = _spread(rows_of(LENGTHS, seed=77, temperature=temperature), size), names
-    case = lab.case(model=model, steps=steps, probe=probe, objective=Weighted(names), rows=2, **fields)
+    case = lab.case(model=model, steps=steps, probe=probe, objective=Weighted(names), rows=limit, **fields)
     try:
         found = lab.run(drive, case)
     except ConfigError:
         measured.record(f"models tried, {variant}", 0)
         return
-    where = f"{variant}, recomputed" if case.checkpointing else variant
+    where = f"{variant}, recomputed" if case.checkpointing else f"{variant}, rows {limit}"
     lab.holds_to_plain(measured, [found], case, where)
 
 

@@ -86,6 +86,13 @@ VARIANTS: Mapping[str, Variant] = {
             },
         },
     ),
+    "experts": Variant(
+        architectures=("qwen3_moe",),
+        shape={
+            **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "router_aux_loss_coef": 5.0},
+            **SMALL,
+        },
+    ),
     "windows": Variant(
         architectures=("qwen2",),
         shape={**SMALL, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0},

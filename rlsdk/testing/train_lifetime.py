@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlsdk.interfaces import Box, Capability, CheckpointError, ConfigError, RankContext, RlsdkError, TrainSpec
+from rlsdk.interfaces import Batch, Box, Capability, CheckpointError, ConfigError, RankContext, RlsdkError, TrainSpec
 from rlsdk.kit.hf import canonical_parameters
 from rlsdk.testing.case_runner import drive, share, whole
 from rlsdk.testing.cases import OPTIM, Case, Driven, Weighted, train_batch
@@ -111,12 +112,18 @@ class LifetimeRequirements:
 
     @requirement("frozen")
     def test_frozen(self, lab: TrainLab, measured: Measured) -> None:
-        """Without an `OptimSpec` a model runs `forward` alone; training it is refused."""
+        """Without an `OptimSpec` a model runs `forward` alone; training it is refused. Batches that differ in one token
+        or in their temperature alone have outputs of their own."""
         batch = train_batch(seed=61)
-        outputs, done = lab.run(frozen, lab.case(optim=None), batch)
+        ids = batch["input_ids"].clone()
+        ids[-1] = (ids[-1] + 1) % 128
+        batches = [batch, batch.with_meta(temperature=0.6), batch.with_tokens(input_ids=ids), batch]
+        seen, done = lab.run(frozen, lab.case(optim=None), batches)
         with torch.no_grad():
-            expected = plain_outputs(plain_model_of(lab.case()), batch)["log_probs"]
-        measured.at_most("largest difference", float((outputs - expected).abs().max()), lab.suite.tolerance)
+            plain = plain_model_of(lab.case())
+            expected = [plain_outputs(plain, one)["log_probs"] for one in batches]
+        off = max(float((outputs - right).abs().max()) for outputs, right in zip(seen, expected, strict=True))
+        measured.at_most("largest difference", off, lab.suite.tolerance)
         measured.none("trained all the same", done)
 
     @requirement("refusals")
@@ -226,13 +233,14 @@ def with_offload(seat: Seat, case: Case) -> dict[str, Any]:
         engine.close()
 
 
-def frozen(seat: Seat, case: Case, batch: Any) -> tuple[Tensor, list[str]]:
+def frozen(seat: Seat, case: Case, batches: Sequence[Batch]) -> tuple[list[Tensor], list[str]]:
+    """Log-probs of each batch, and what trained it all the same."""
     engine = seat.start(case.spec)
     try:
-        outputs = engine.forward(batch, ("log_probs",))["log_probs"]
+        outputs = [engine.forward(batch, ("log_probs",))["log_probs"] for batch in batches]
         done = []
         for name, action in {
-            "forward_backward": lambda: engine.forward_backward(batch, Weighted()),
+            "forward_backward": lambda: engine.forward_backward(batches[0], Weighted()),
             "optim_step": engine.optim_step,
         }.items():
             try:

@@ -59,9 +59,12 @@ class ObjectiveRequirements:
     @requirement("objective.given", since=(2, 0))
     def test_objective_given(self, lab: TrainLab, measured: Measured) -> None:
         """An objective sees whole rows, each once, with every field and number of the batch, known to the core or
-        not; and what it was asked for, no more. The batch stays as it was."""
+        not, in float32 whatever the model computes in; and what it was asked for, no more. The batch stays as it
+        was."""
         batch = with_own_fields(rows_of(LENGTHS, seed=3))
-        for limit in ({"rows": 3}, {"tokens": 16}, {}):
+        limits: list[dict[str, Any]] = [{"rows": 3}, {"tokens": 16}, {}]
+        limits += [{"rows": 3, "dtype": "bfloat16"}] if "bfloat16" in lab.spec.dtypes else []
+        for limit in limits:
             result, changed = lab.run(inspected, lab.case(**limit), batch, Inspecting())
             sums = dict(result.sums)
             measured.equal(f"passes reported, {limit}", result.num_micro_batches, sums.pop("passes"))

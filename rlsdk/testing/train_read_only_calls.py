@@ -12,7 +12,21 @@ import torch
 
 from rlsdk.interfaces import Capability, Head
 from rlsdk.kit.memory_parts import TRAIN_PARTS
-from rlsdk.testing.call_sequences import Act, export, learn, load, look, offload, onload, play, read, reset, save, step
+from rlsdk.testing.call_sequences import (
+    Act,
+    export,
+    learn,
+    load,
+    look,
+    offload,
+    onload,
+    play,
+    read,
+    reset,
+    save,
+    save_in_a_sync,
+    step,
+)
 from rlsdk.testing.cases import Case, Driven, Weighted, rows_of
 from rlsdk.testing.plain_steps import drive_plain
 from rlsdk.testing.requirements import Measured, requirement
@@ -77,11 +91,11 @@ class ReadOnlyRequirements:
 
     @requirement("steady.save", since=(2, 0))
     def test_steady_save(self, lab: TrainLab, measured: Measured) -> None:
-        """Saving and exporting leave no trace."""
+        """Saving, also while a sync is half way through the weights, and exporting leave no trace."""
         can_export = Capability.EXPORT in lab.spec.capabilities
         script = []
         for at, batch in enumerate(three_batches()):
-            script += [save(lab.new_folder(f"save-{at}")), learn(batch)]
+            script += [save(lab.new_folder(f"save-{at}")), learn(batch), save_in_a_sync(lab.new_folder(f"sync-{at}"))]
             script += [export(lab.new_folder(f"export-{at}"))] if can_export else []
             script += [step]
         self._leaves_no_trace(lab, measured, script)
