@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -118,28 +119,32 @@ class EventLoopRequirements:
 
     @requirement("versions.runs", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_versions_runs(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Over two updates in pauses every token carries the version that sampled it, as runs that add up."""
+        """Over two updates in pauses every token carries the version that sampled it, as runs that add up, also where
+        the second update brings back the first weights under their version."""
         states = {0: lab.base, 3: lab.changed(5), 4: lab.changed(6)}
         models = {version: lab.plain.with_state(state) for version, state in states.items()}
         requests = [lab.ask(f"r{at}", lab.prompt(5 + 3 * at, 73), 3, max_tokens=100) for at in range(2)]
 
-        async def updated() -> list[GenerationOutput]:
+        async def updated(last: int) -> list[GenerationOutput]:
             task = await lab.paused_midway(requests)
             changing.update_weights(iter(pieces(states[3])), 3)
             changing.resume()
             await some_tokens_later(changing)
             changing.pause()
             await asyncio.sleep(0.1)
-            changing.update_weights(iter(pieces(states[4])), 4)
+            changing.update_weights(iter(pieces(states[last])), last)
             changing.resume()
             return await task
 
-        outputs, faults = attempt_until(
-            lambda outputs: any(len(output.versions) == 3 for output in outputs), updated, lab, requests, models
-        )
-        measured.none("samples whose runs are not of the weights that they name", faults)
-        measured.at_least("most runs of one sample", max(len(output.versions) for output in outputs), 2)
-        measured.record("samples of all three weights", sum(len(output.versions) == 3 for output in outputs))
+        for last, name in ((4, "a third version"), (0, "the first version again")):
+            outputs, faults = attempt_until(
+                lambda outputs: any(len(output.versions) == 3 for output in outputs),
+                partial(updated, last), lab, requests, models,
+            )  # fmt: skip
+            measured.none(f"samples whose runs are not of the weights that they name, {name}", faults)
+            measured.at_least(f"most runs of one sample, {name}", max(len(output.versions) for output in outputs), 2)
+            measured.record(f"samples of three runs, {name}", sum(len(output.versions) == 3 for output in outputs))
+            lab.restore()
 
     @requirement("versions.ends", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_versions_ends(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:

@@ -97,14 +97,14 @@ class RankRequirements:
 
     @requirement("ranks.metrics", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_metrics(self, lab: TrainLab, measured: Measured) -> None:
-        """Metrics are those of all ranks' rows and equal on each, below zero too, and where one rank alone tells
-        them."""
+        """Metrics are those of all ranks' rows and equal on each, below zero too, and where one rank alone reports
+        them, behind others or first."""
         batch = rows_of(FEW, seed=44)
         case = replace(data_case(lab), objective=Reporting(), probe=None)
-        for at, lonely in ((0, False), (1, False), (1, True)):
+        for at, lonely, rows in ((0, False, 2), (1, False, 2), (1, True, 2), (1, False, None)):
             marked = batch.with_meta(reporting_row=float(batch["row_id"][at]))
             expected = drive_plain(replace(case, steps=[[marked]])).results[0]
-            for rank in lab.drive_split(replace(case, steps=[[marked]], rows=2, lonely=lonely)):
+            for rank in lab.drive_split(replace(case, steps=[[marked]], rows=rows, lonely=lonely)):
                 mine = rank.results[0]
                 absent = (expected.sums.keys() - mine.sums.keys()) | (expected.maxima.keys() - mine.maxima.keys())
                 measured.none("metrics that are not reported", sorted(absent))

@@ -425,6 +425,12 @@ ROLLOUT = {
     "file-for-abort": Defect("rollout_resources:FileForAbort", {"handles": "open files that"}),
     "over-padding": Defect("rollout_log_probs:OverPadding", {"model.configuration": "log-prob"}),
     "nan-stays": Defect("rollout_updates:NanStays", {"update.not_finite": "logits that are not finite"}),
+    "file-of-sleep": Defect("rollout_resources:FileOfSleep", {"close.asleep": "shared memory"}),
+    "group-begins-anew": Defect("rollout_noise:GroupBeginsAnew", {"continue.seed": "in another way alone"}),
+    "shares-equal-head": Defect(
+        "rollout_models:SharesEqualHead", {"model.configuration": "wrong samples after an update, sliding windows"}
+    ),
+    "runs-by-label": Defect("rollout_versions:RunsByLabel", {"versions.runs": "the first version again"}),
     **ROLLOUT_FOLDERS,
     **ROLLOUT_STATES,
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from broken.rollout_base import Patched
-from rlsdk.interfaces import SyncReceipt, WeightLayout, WeightShard
+from rlsdk.interfaces import RankContext, RolloutSpec, SyncReceipt, WeightLayout, WeightShard
 from rlsdk.kit.outputs import output_logits
 from rlsdk.kit.sampling import filtered
 from rlsdk.reference import running
@@ -189,3 +189,13 @@ class CompactionKeepsSampling(Patched):
             super().compact()
             if len(self.table) != before:
                 self.sampling = kept.select(torch.arange(len(self.table), device=self.device))
+
+
+class SharesEqualHead(TransformersRolloutEngine):
+    """An untied head that equals the embeddings when the model is loaded shares their memory from then on."""
+
+    def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
+        super().initialize(ctx, spec)
+        embeddings, head = self.model.get_input_embeddings().weight, self.model.get_output_embeddings().weight
+        if spec.load_weights and torch.equal(head, embeddings):
+            head.data = embeddings.data

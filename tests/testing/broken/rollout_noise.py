@@ -18,6 +18,7 @@ from rlsdk.kit import sampling as right
 from rlsdk.kit.requests import response_limit
 from rlsdk.kit.sampling import mixed_seed, splitmix64
 from rlsdk.reference.jobs import Job
+from rlsdk.reference.running import Running
 from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 
 
@@ -404,3 +405,16 @@ class GlobalGenerator(Patched):
         if request.sampling.seed is None:
             job.seed = int(torch.randint(2**62, ()))
         return job
+
+
+class GroupBeginsAnew(Patched):
+    """A group of several samples that continues tokens counts positions of its noise from 0; one sample does not."""
+
+    class Begins(Running):
+        def _take(self, logits: Tensor, first: int, version: int) -> None:
+            for row in range(first, len(self.table)):
+                if self.table["alive"][row] and self.table["prior"][row] and self._job(row).request.n > 1:
+                    self.table["prior"][row] = 0
+            super()._take(logits, first, version)
+
+    RunningPart = Begins

@@ -151,3 +151,21 @@ class FileForAbort(TransformersRolloutEngine):
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
         os.open(os.devnull, os.O_RDONLY)
         super().abort(request_ids)
+
+
+class FileOfSleep(TransformersRolloutEngine):
+    """Level 1 keeps the weights in a file in shared memory, which `wake` removes and `close` does not."""
+
+    file: Path | None = None
+
+    def sleep(self, level: int = 1) -> None:
+        super().sleep(level)
+        if self.file is None:
+            self.file = Path(f"/dev/shm/broken-{os.getpid()}-{id(self)}")
+            self.file.write_bytes(b"weights")
+
+    def wake(self, parts: Sequence[str] = ("weights", "kv_cache")) -> None:
+        super().wake(parts)
+        if "weights" in parts and self.file is not None:
+            self.file.unlink()
+            self.file = None

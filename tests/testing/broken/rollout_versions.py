@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from broken.rollout_base import Patched, Rewritten, SplitAbortDecoder
 from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest, SyncReceipt, VersionRun, WeightShard
-from rlsdk.reference.jobs import Job
+from rlsdk.reference.jobs import Call, Job
 from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 
 
@@ -109,3 +109,22 @@ class VersionOfTheQueue(Patched):
         job = super()._job(call, request, at)
         job.queued_under = self.version
         return job
+
+
+class RunsByLabel(TransformersRolloutEngine):
+    """Tokens are counted by version: one that comes again during a sample is added to its first run."""
+
+    def _job(self, call: Call, request: GenerationRequest, at: int) -> Job:
+        job = super()._job(call, request, at)
+        job.__class__ = _CountsByLabel
+        return job
+
+
+class _CountsByLabel(Job):
+    def finish(self, index, token_ids, log_probs, reason, newest):
+        counts: dict[int, int] = {}
+        for run in (*self.runs.pop(index, ()), newest):
+            counts[run.version] = counts.get(run.version, 0) + run.num_tokens
+        *earlier, last = (VersionRun(version, count) for version, count in counts.items())
+        self.runs[index] = earlier
+        super().finish(index, token_ids, log_probs, reason, last)

@@ -260,5 +260,6 @@ SHARDING = {
     "pairs-of-replicas": Defect(
         "sharding_proofs:PairsOfReplicas", {"sync.proven": "replica 1 of 4 keeps all as it was"}
     ),
+    "leaves-dead-out": Defect("sharding_failures:LeavesDeadOut", {"sync.failures": "dies"}),
     **SHARDING_CHAINS,
 }

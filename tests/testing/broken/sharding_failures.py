@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from rlsdk.interfaces import ReshardPlan, SyncReceipt, SyncReport, WeightSyncError
+from rlsdk.interfaces import ReshardPlan, SyncReceipt, SyncReport, WeightSyncError, WorkerError
 from rlsdk.sharding import GenericShardingManager
 
 
@@ -140,3 +140,17 @@ class PullsTwice(GenericShardingManager):
     def pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
         super().pull(plan, version)
         return super().pull(plan, version)
+
+
+class LeavesDeadOut(GenericShardingManager):
+    """A replica whose process has died is left out; the report is that of the sync before."""
+
+    _report: SyncReport | None = None
+
+    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
+        try:
+            self._report = super().sync_weights(plan, version, expect_change=expect_change)
+        except WorkerError:
+            if self._report is None:
+                raise
+        return replace(self._report, version=version)

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,15 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlsdk.interfaces import Batch, CheckpointError, ForwardBackwardResult, Objective
+from rlsdk.interfaces import (
+    Batch,
+    CheckpointError,
+    ForwardBackwardResult,
+    Objective,
+    RankContext,
+    TrainSpec,
+    WeightShard,
+)
 from rlsdk.kit.atomic import atomic_write_json, atomic_write_tensors
 from rlsdk.reference.torch_engine import CHECKPOINT_FORMAT, MOMENTS, RANDOM, TorchTrainEngine
 
@@ -462,3 +471,19 @@ class StepsOfEightBits(TorchTrainEngine):
         super().load_checkpoint(path)
         for state in self.optimizer.state.values():
             state["step"].copy_(state["step"].bfloat16())
+
+
+class LockedBySync(TorchTrainEngine):
+    """`shards` holds a lock from its first item to its last, and a checkpoint waits for it."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        self.lock = threading.Lock()
+        super().initialize(ctx, spec)
+
+    def shards(self) -> Iterator[WeightShard]:
+        with self.lock:
+            yield from super().shards()
+
+    def save_checkpoint(self, path: Path) -> None:
+        with self.lock:
+            super().save_checkpoint(path)

@@ -291,6 +291,10 @@ ONE_RANK = {
     "leaves-threads": Defect("train_resources:LeavesThreads", {"resources": "threads"}),
     "optimizer-folder-stays": Defect("train_resources:OptimizerFolderStays", {"close": "temporary folder"}),
     "all-the-cores": Defect("train_resources:AllTheCores", {"place.threads": "threads of torch"}),
+    "balances-experts": Defect("train_models:BalancesExperts", {"model.experts": "experts, rows 1"}),
+    "locked-by-sync": Defect("train_checkpoints:LockedBySync", {"steady.save": "the sync that was half way"}),
+    "narrow-fields": Defect("train_objectives:NarrowFields", {"objective.given": "bfloat16"}),
+    "remembers-outputs": Defect("train_outputs:RemembersOutputs", {"frozen": "largest difference"}),
     "any-size": Defect("train_ranks:AnySize", {"refusals": "2 ranks"}),
 }
 RANKS_CAPABILITIES = TRAIN_CAPABILITIES | {Capability.DATA_PARALLEL, Capability.RESHARD_ON_LOAD}
@@ -321,6 +325,7 @@ RANKS = {
     "raises-alone": Defect("train_ranks:RaisesAlone", {"ranks.raises_one": "raised nothing"}),
     "steps-of-rank-zero": Defect("train_ranks:StepsOfRankZero", {"ranks.checkpoint": "weights"}),
     "cuts-again": Defect("train_ranks:CutsAgain", {"ranks.whole_groups": "largest difference"}),
+    "sums-by-place": Defect("train_ranks:SumsByPlace", {"ranks.metrics": "metric"}),
     "reduces-in-half": Defect("train_ranks:ReducesInHalf", {"ranks.gradient": "of a tensor"}),
 }
 TRAIN = {**ONE_RANK, **TRAIN_STATES, **RANKS}

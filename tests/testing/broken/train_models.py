@@ -187,3 +187,37 @@ class RotaryInBfloat16(TorchTrainEngine):
         for name, buffer in self.model.named_buffers():
             if spec.model.dtype == "bfloat16" and name not in saved and buffer.is_floating_point():
                 buffer.data = buffer.data.bfloat16().to(buffer.dtype)
+
+
+class BalancesExperts(TorchTrainEngine):
+    """The loss that the configuration names for the router (`router_aux_loss_coef`) reaches its gradient, once in
+    every micro-batch."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(ctx, spec)
+        weight = float(getattr(self.model.config, "router_aux_loss_coef", None) or 0.0)
+
+        def balance(router: Any, args: Any, found: Any) -> Any:
+            logits, scores, chosen = found
+            if not scores.requires_grad:
+                return found
+            chances = logits.float().softmax(-1).reshape(-1, logits.shape[-1])
+            share = torch.bincount(chosen.reshape(-1), minlength=chances.shape[1]).float() / len(chances)
+            return logits, _WithLoss.apply(scores, weight * chances.shape[1] * (share * chances.mean(0)).sum()), chosen
+
+        if weight and spec.optim is not None:
+            for module in self.model.modules():
+                if "Router" in type(module).__name__:
+                    module.register_forward_hook(balance)
+
+
+class _WithLoss(torch.autograd.Function):
+    """The identity of the scores; backward, the loss gets the slope 1."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, loss: Tensor) -> Tensor:
+        return scores.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return gradient, gradient.new_ones(())

@@ -312,3 +312,15 @@ class TriesAgain(TorchTrainEngine):
         except torch.OutOfMemoryError:
             self.spec = replace(self.spec, micro_batch_rows=1)
             return super().forward_backward(batch, objective)
+
+
+class NarrowFields(TorchTrainEngine):
+    """A batch goes to the device in the dtype of the model: advantages and old log-probs are bfloat16."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        dtype = getattr(torch, self.spec.model.dtype)
+
+        def cast(fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {name: field.to(dtype) if field.is_floating_point() else field for name, field in fields.items()}
+
+        return super().forward_backward(replace(batch, tokens=cast(batch.tokens), rows=cast(batch.rows)), objective)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -23,8 +25,10 @@ from rlsdk.interfaces import (
     WeightLayout,
 )
 from rlsdk.kit.memory_parts import TRAIN_PARTS
+from rlsdk.kit.metric_sums import MetricSums
 from rlsdk.kit.microbatch import groups_to_keep, micro_batches, rows_that_belong_together
 from rlsdk.reference.torch_engine import TorchTrainEngine
+from rlsdk_fsdp import engine as fsdp
 from rlsdk_fsdp.engine import FsdpTrainEngine
 from rlsdk_fsdp.wrapping import _groups
 
@@ -321,3 +325,29 @@ class CutsAgain(FsdpTrainEngine):
         if len(mine) == int(most):
             return mine
         return micro_batches(batch.lengths, **size, min_count=int(most), near=near)
+
+
+class SumsByPlace(FsdpTrainEngine):
+    """Metrics are reduced over ranks as one vector, in each rank's own order of names."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        with patch.object(fsdp, "MetricSums", _VectorSums):
+            return super().forward_backward(batch, objective)
+
+
+class _VectorSums(MetricSums):
+    def reduce(self, num_micro_batches: int) -> ForwardBackwardResult:
+        found = [(self._loss, self._sums, self._maxima)] * dist.get_world_size()
+        dist.all_gather_object(found, found[0])
+        sums, maxima = (max((rank[at] for rank in found), key=len) for at in (1, 2))
+        return ForwardBackwardResult(
+            loss=math.fsum(float(rank[0]) for rank in found),
+            sums={name: math.fsum(_place(rank[1], at, 0.0) for rank in found) for at, name in enumerate(sums)},
+            maxima={name: max(_place(rank[2], at, -math.inf) for rank in found) for at, name in enumerate(maxima)},
+            num_micro_batches=num_micro_batches,
+        )
+
+
+def _place(metrics: Mapping[str, Any], at: int, nothing: float) -> float:
+    values = [float(value) for value in metrics.values()]
+    return values[at] if at < len(values) else nothing
