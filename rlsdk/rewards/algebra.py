@@ -1,10 +1,10 @@
-r"""Whether two expressions are equal by algebra: math-verify's verdict, on what passes a strict screen.
+r"""Compares two expressions by algebra with math-verify, after strict checks.
 
-math-verify alone lets much through (against 42 it accepts `6*7`, `42%`, `41=42` and "42 or maybe not"), reads `BA` as a
-product, and runs for minutes on `10^10^10`. So numbers, units, names, lists, tuples and words never reach it
-(`rlsdk.rewards.symbolic` compares them), and any other expression must first be shown to be one finished expression of
-bounded size. It is read by the LaTeX grammar only: math-verify's reader of plain expressions evaluates Python. What
-still hangs is killed with the grading process and counted as a time-out.
+math-verify alone is too lenient (against 42 it accepts `6*7`, `42%`, `41=42` and "42 or maybe not"), reads `BA` as a
+product, and runs for minutes on `10^10^10`. So it never sees numbers, units, names, lists, tuples and words
+(`rlsdk.rewards.symbolic` compares them). Any other expression must first pass checks that it is one evaluated
+expression of bounded size. Only the LaTeX parser is used, because math-verify's parser of plain expressions evaluates
+Python. If an expression still hangs, the grading process is killed and the sample counts as a time-out.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 
 MAX_CHARS = 256
 MAX_DEPTH = 12
-"""Nested braces and brackets."""
+"""Maximum nesting of braces and brackets."""
 MAX_POWER = 1_000
-"""Product of all exponents: bounds the digits of whatever the expression evaluates to."""
+"""Maximum product of all exponents; it bounds the number of digits of the result."""
 MAX_DIGITS = 15
-"""Digits of one integer."""
+"""Maximum number of digits of one integer."""
 
 COMMANDS = frozenset({
     "alpha", "angle", "arccos", "arcsin", "arctan", "begin", "beta", "cap", "cdot", "circ", "cos", "cot", "csc", "cup",
@@ -32,7 +32,7 @@ COMMANDS = frozenset({
     "omega", "overline", "phi", "pi", "pm", "rceil", "rfloor", "rvert", "sec", "sigma", "sin", "sqrt", "tan", "text",
     "textbf", "theta", "times", "varnothing",
 })  # fmt: skip
-"""LaTeX commands that a candidate may hold besides those of its reference; none of them loops or grows."""
+"""LaTeX commands that are allowed besides those of the reference. None of them makes the evaluation long or large."""
 WORDS = frozenset({
     "arccos", "arcsin", "arctan", "array", "bmatrix", "cases", "cos", "exp", "inf", "log", "matrix", "pmatrix", "sin",
     "sqrt", "tan",
@@ -46,22 +46,22 @@ _TOWER = re.compile(r"\^\s*(?:\{[^{}]*\}|[\w.]+|\\[a-z]+)\s*\^|\^\s*\{[^{}]*\^")
 
 
 def import_math_verify() -> None:
-    """Imports it and has it build its tables, which takes longer than grading a batch."""
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time-outs are off, which is meant
+    """Imports math-verify and makes it build its tables, which takes longer than grading a batch."""
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # else it warns that its time-outs are off (on purpose)
     _parse("1")
 
 
 def objection(given: str, wanted: str) -> str | None:
-    """Why a `plain` candidate must not be handed to math-verify, or None when it may.
+    """Returns why a candidate normalized by `plain` must not be passed to math-verify; None if it may.
 
-    Whatever the reference itself holds (an equals sign, a word, a sum) the candidate may hold too.
+    The candidate may contain whatever the reference contains (an equals sign, a word, a sum).
     """
     checks = (
         ("empty", not given),
         ("too long", len(given) > MAX_CHARS),
         ("nested too deeply", depth(given) > MAX_DEPTH),
         ("not ASCII", not given.isascii() and not set(given) <= set(wanted) | set(map(chr, range(128)))),
-        ("holds a sign the reference lacks", any(c in given and c not in wanted for c in "=%!;:?&#@$\"'`\n")),
+        ("contains a sign that the reference lacks", any(c in given and c not in wanted for c in "=%!;:?&#@$\"'`\n")),
         ("subscript of a number", re.search(r"[0-9]_", given) is not None and re.search(r"[0-9]_", wanted) is None),
         ("approximate", "." in given and "." not in wanted),
         ("text", r"\text" in given and r"\text" not in wanted),
@@ -76,8 +76,11 @@ def objection(given: str, wanted: str) -> str | None:
 
 @lru_cache(maxsize=8192)
 def equal(wanted: str, given: str) -> bool:
-    """math-verify's verdict, without its alarms: they fire as a plain "wrong". A hang is the grading process's
-    business. Floats are compared to the last digit."""
+    """Whether math-verify finds the two equal. Floats are compared to 15 digits.
+
+    Its own time-outs are off, because they report a slow comparison as a wrong answer; the time limit of the grading
+    process stops a hang.
+    """
     from math_verify import verify
 
     expected, found = _parse(wanted), _parse(given)
@@ -87,7 +90,7 @@ def equal(wanted: str, given: str) -> bool:
 
 
 def depth(text: str) -> int:
-    """How deeply brackets are nested."""
+    """Returns the maximum nesting of brackets."""
     now = deepest = 0
     for char in text:
         now += (char in "{([") - (char in "})]")
@@ -96,9 +99,11 @@ def depth(text: str) -> int:
 
 
 def _differ(expected: Sequence[Any], found: Sequence[Any]) -> bool:
-    """True when both are plain expressions with different values at one point, all variables positive: a hundredth of
-    the cost of failing to prove them equal, and no chance to hang on it. The difference is relative, in arithmetic
-    without an underflow: math-verify rounds `1/2^{99}` and `1/2^{98}` to the same zero."""
+    """Whether both are plain expressions with different values at one point, where all variables are positive.
+
+    This takes a hundredth of the time of a failed proof of equality, and cannot hang in one. The relative difference
+    counts, in arithmetic without underflow: math-verify rounds both `1/2^{99}` and `1/2^{98}` to zero.
+    """
     from sympy import Expr, Max
 
     pair = [*expected, *found]
@@ -113,16 +118,16 @@ def _differ(expected: Sequence[Any], found: Sequence[Any]) -> bool:
 
 
 def _point(symbols: Iterable[Any]) -> dict[Any, float]:
-    """A value between 0.5 and 1.5 for each variable, by its name."""
+    """Returns a value between 0.5 and 1.5 for each variable, derived from its name."""
     return {symbol: 0.5 + (0.618034 * sum(map(ord, symbol.name))) % 1 for symbol in symbols}
 
 
 @lru_cache(maxsize=8192)
 def _parse(text: str) -> list[Any]:
-    """Kept, because the samples of one prompt share their reference, and often what they answer.
+    """Parses LaTeX with math-verify. Cached, because samples of one prompt share the reference and often the answer.
 
-    As LaTeX only: math-verify's other way goes through sympy's `parse_expr`, which runs text as Python. Units stay: it
-    would take the `m` of `5m` for one.
+    LaTeX only: math-verify's other parser uses sympy's `parse_expr`, which runs text as Python. Removal of units is
+    off: it would treat the variable `m` in `5m` as a unit.
     """
     from math_verify import parse
 
@@ -139,7 +144,7 @@ def _latex() -> Any:
 
 
 def _strange_words(given: str, wanted: str) -> set[str]:
-    """Words that make a sentence of the candidate: three letters or more, or a short connective."""
+    """Returns words that suggest prose instead of mathematics: three letters or more, or a short connective."""
     words = {word.lower() for word in _WORD.findall(given)}
     known = WORDS | {word.lower() for word in _WORD.findall(wanted)} | _commands(given)
     return {word for word in words if len(word) > 2 or word in _CONNECTIVES} - known
@@ -150,5 +155,5 @@ def _commands(text: str) -> set[str]:
 
 
 def _power(text: str) -> int:
-    """Product of all numeric exponents, each at least 1."""
+    """Returns the product of all numeric exponents, each counted as at least 1."""
     return prod(max(1, int(run[: MAX_DIGITS + 1])) for run in _EXPONENT.findall(text))

@@ -1,7 +1,8 @@
-"""A strict grammar for what a model writes where an expression or a list is expected. Nothing is evaluated as Python.
+"""A strict grammar for expressions and lists in model output. Nothing is evaluated as Python.
 
-Text is parsed into a syntax tree (`ast.parse` compiles and runs nothing), every node of the tree is checked against a
-short list, and the tree is folded here. Length, depth, digits and powers are bounded, so `9**9**9` costs nothing.
+`ast.parse` turns text into a syntax tree without compiling or running it. Every node is checked against a short list
+of allowed kinds, and this module evaluates the tree. Length, depth, digits and powers are bounded, so `9**9**9` is
+rejected at once.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from typing import TypeAlias
 MAX_CHARS = 1_000
 MAX_LITERAL_CHARS = 16_384
 MAX_BRACKETS = 32
-"""Nested ones."""
+"""Maximum nesting of brackets."""
 MAX_DEPTH = 200
-"""Of the tree: terms of a sum, one to the left of the other, count."""
+"""Maximum depth of the tree; each further term of a sum adds one level."""
 MAX_DIGITS = 18
-"""Digits of one number."""
+"""Maximum number of digits of one number."""
 MAX_EXPONENT = 200
 MAX_BITS = 4_096
-"""Of a numerator, a denominator, or a coefficient."""
+"""Maximum size of a numerator, a denominator, or a coefficient."""
 MAX_TERMS = 1_000
-"""Terms of a polynomial."""
+"""Maximum number of terms of a polynomial."""
 
 _ARITHMETIC = re.compile(r"[0-9.+\-*/() \t\n]*")
 _ALGEBRA = re.compile(r"[A-Za-z0-9.+\-*/() \t\n]*")
@@ -39,34 +40,42 @@ Polynomial: TypeAlias = dict[Monomial, Fraction]
 
 
 class GrammarError(ValueError):
-    """The text is not of the grammar, or beyond its bounds."""
+    """The text does not follow the grammar, or exceeds its bounds."""
 
 
 def parse_arithmetic(text: str) -> ast.expr:
-    """The tree of an expression of numbers, `+ - * / **` and brackets. Raises `GrammarError` for anything else."""
+    """Parses an expression of numbers, `+ - * / **` and brackets. Raises `GrammarError` for anything else."""
     return _checked(_parse(text, _ARITHMETIC), frozenset())
 
 
 def parse_algebra(text: str, functions: frozenset[str] = frozenset()) -> ast.expr:
-    """As `parse_arithmetic`, with names, and calls of `functions` with one argument."""
+    """Like `parse_arithmetic`, and also allows names, and calls of `functions` with one argument."""
     return _checked(_parse(text, _ALGEBRA), functions)
 
 
 def parse_literal(text: str) -> Literal:
-    """A number, a string, or a list (or tuple) of literals, in Python's or JSON's spelling. Raises `GrammarError`."""
+    """Parses a number, a string, or a list (or tuple) of literals, in Python or JSON notation.
+
+    Raises `GrammarError` for anything else.
+    """
     return _literal(_parse(text, None))
 
 
 def whole_numbers(node: ast.expr) -> list[int]:
-    """The numbers of an arithmetic expression, in the order written. Raises `GrammarError` where one is not whole."""
+    """Returns the numbers of an arithmetic expression. Raises `GrammarError` if one is not an integer."""
     found = [child.value for child in ast.walk(node) if isinstance(child, ast.Constant)]
     if not all(type(value) is int for value in found):
-        raise GrammarError("a number is not whole")
+        raise GrammarError("a number is not an integer")
     return [int(str(value)) for value in found]
 
 
 def value_of(node: ast.expr) -> Fraction:
-    """The exact value of an arithmetic expression. Raises `GrammarError` past the bounds, `ZeroDivisionError`."""
+    """Returns the exact value of an arithmetic expression.
+
+    Raises:
+        GrammarError: the expression is not arithmetic, or a value exceeds the bounds.
+        ZeroDivisionError: it divides by zero.
+    """
     if isinstance(node, ast.Constant):
         return constant(node)
     if isinstance(node, ast.UnaryOp):
@@ -88,7 +97,7 @@ def value_of(node: ast.expr) -> Fraction:
 
 
 def polynomial_of(node: ast.expr) -> Polynomial:
-    """The terms of a polynomial that is written out: a product of two sums is not, and is refused."""
+    """Returns the terms of an expanded polynomial. Raises `GrammarError` for others, such as a product of two sums."""
     if isinstance(node, ast.Constant):
         return _without_zeros({(): constant(node)})
     if isinstance(node, ast.Name):
@@ -112,7 +121,7 @@ def polynomial_of(node: ast.expr) -> Polynomial:
 
 
 def constant(node: ast.Constant) -> Fraction:
-    """The exact value of a number as written. Raises `GrammarError` for anything else."""
+    """Returns the exact value of a number as written. Raises `GrammarError` for anything else."""
     if type(node.value) not in (int, float):
         raise GrammarError("not a number")
     return Fraction(repr(node.value))
@@ -123,11 +132,11 @@ def _parse(text: str, allowed: re.Pattern[str] | None) -> ast.expr:
     if not text or len(text) > (MAX_CHARS if allowed else MAX_LITERAL_CHARS) or _brackets(text) > MAX_BRACKETS:
         raise GrammarError("empty, too long or nested too deeply")
     if allowed is not None and (not allowed.fullmatch(text) or _LONG_NUMBER.search(text)):
-        raise GrammarError("a sign or a number that the grammar lacks")
+        raise GrammarError("a character or a number that the grammar does not allow")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # Within brackets, line breaks mean nothing.
+            # Line breaks have no meaning within brackets.
             return ast.parse(f"({text}\n)", mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise GrammarError("not an expression") from error
@@ -138,13 +147,13 @@ def _brackets(text: str) -> int:
     for char in text:
         depth += (char in "([{") - (char in ")]}")
         if depth < 0:
-            raise GrammarError("a bracket is closed that was not opened")
+            raise GrammarError("a closing bracket without an opening one")
         deepest = max(deepest, depth)
     return deepest
 
 
 def _checked(node: ast.expr, functions: frozenset[str]) -> ast.expr:
-    """The tree itself, every node of which is one that the folds know."""
+    """Returns the tree unchanged. Raises `GrammarError` if it holds a node that is not allowed."""
     stack: list[tuple[ast.expr, int]] = [(node, 0)]
     while stack:
         at, depth = stack.pop()
@@ -179,22 +188,22 @@ def _literal(node: ast.expr) -> Literal:
 
 def _bounded(value: Fraction) -> Fraction:
     if max(abs(value.numerator), value.denominator).bit_length() > MAX_BITS:
-        raise GrammarError("too large a number")
+        raise GrammarError("a number is too large")
     return value
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1 or abs(exponent) > MAX_EXPONENT:
-        raise GrammarError("an exponent beyond the bounds")
+        raise GrammarError("an exponent exceeds the bounds")
     size = max(abs(base.numerator), base.denominator).bit_length()
     if size * abs(exponent) > MAX_BITS:
-        raise GrammarError("too large a number")
+        raise GrammarError("a number is too large")
     return Fraction(base ** int(exponent))
 
 
 def _number(terms: Polynomial) -> Fraction:
     if set(terms) - {()}:
-        raise GrammarError("a variable where a number is expected")
+        raise GrammarError("expected a number, found a variable")
     return terms.get((), Fraction(0))
 
 
@@ -214,7 +223,7 @@ def _sum(left: Polynomial, right: Polynomial) -> Polynomial:
 
 def _product(left: Polynomial, right: Polynomial) -> Polynomial:
     if (len(left) > 1 and set(right) - {()}) or (len(right) > 1 and set(left) - {()}):
-        raise GrammarError("a product that is not written out")
+        raise GrammarError("a product that is not expanded")
     return _without_zeros({
         _joined(first, second): factor * right[second] for first, factor in left.items() for second in right
     })  # fmt: skip
@@ -225,20 +234,20 @@ def _joined(left: Monomial, right: Monomial) -> Monomial:
     for name, exponent in right:
         exponents[name] = exponents.get(name, 0) + exponent
     if sum(exponents.values()) > MAX_EXPONENT:
-        raise GrammarError("an exponent beyond the bounds")
+        raise GrammarError("an exponent exceeds the bounds")
     return tuple(sorted(exponents.items()))
 
 
 def _monomial_power(terms: Polynomial, exponent: Fraction) -> Polynomial:
     if exponent.denominator != 1 or not 0 <= exponent <= MAX_EXPONENT:
-        raise GrammarError("an exponent beyond the bounds")
+        raise GrammarError("an exponent exceeds the bounds")
     if exponent == 0:
         return {(): Fraction(1)}
     if len(terms) > 1 and exponent > 1:
-        raise GrammarError("a power that is not written out")
+        raise GrammarError("a power that is not expanded")
     times = int(exponent)
     if any(sum(power for _, power in monomial) * times > MAX_EXPONENT for monomial in terms):
-        raise GrammarError("an exponent beyond the bounds")
+        raise GrammarError("an exponent exceeds the bounds")
     raised = {tuple((name, power * times) for name, power in monomial): _power(factor, exponent)
               for monomial, factor in terms.items()}  # fmt: skip
     return terms if times == 1 else raised

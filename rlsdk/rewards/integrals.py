@@ -1,8 +1,8 @@
-"""Whether one expression is an antiderivative of another: by exact rules of differentiation at many points.
+"""Checks whether one expression is an antiderivative of another, by automatic differentiation at many points.
 
-Each expression is a checked syntax tree; its value and its derivative are computed together (forward-mode automatic
-differentiation, dual numbers) with 80 digits. Neither text nor generated code is run, and the time is the size of the
-tree times the number of points. A wrong answer would have to agree in 20 digits at every point.
+Each expression is a checked syntax tree. Its value and its derivative are computed together (forward-mode automatic
+differentiation, dual numbers) with 80 digits. No text or generated code is run. The time is proportional to the size of
+the tree times the number of points. To pass, a wrong answer would have to agree to 20 digits at every point.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from rlsdk.rewards.expressions import MAX_EXPONENT, GrammarError, constant, pars
 
 DIGITS = 80
 TOLERANCE = "1e-20"
-"""Relative, and absolute below 1."""
+"""Relative tolerance; absolute for values below 1."""
 LARGEST = "1e200"
-"""Of any intermediate value; a point where the integrand passes 1e60, or is below 1e-6, is left out."""
+"""Maximum size of an intermediate value. Points where the integrand exceeds 1e60, or is below 1e-6, are skipped."""
 MIN_POINTS = 4
 POINTS = ("0.0371", "-0.0413", "0.1137", "-0.1319", "0.2113", "-0.2719", "0.4127", "-0.5231", "0.7313", "-0.8117",
           "1.3711", "-1.6199", "2.7133", "-3.1411", "5.3171", "-6.1933", "10.733", "-10.919", "11.071", "-12.113",
           "17.319", "-19.771", "23.131", "-23.717")  # fmt: skip
-"""Where integrand and derivative are compared: those where the integrand is real."""
+"""Points where integrand and derivative are compared; those where the integrand is not real are skipped."""
 
 _CONSTANT = re.compile(r"[A-Za-z][0-9]{0,2}")
 
@@ -33,12 +33,12 @@ Dual: TypeAlias = tuple[Any, Any]
 
 
 def is_antiderivative(answer: str, integrand: str, variable: str) -> bool:
-    """Whether the derivative of `answer` with respect to `variable` is `integrand`, wherever that is real.
+    """Whether the derivative of `answer` with respect to `variable` equals `integrand` wherever the integrand is real.
 
-    Other names of one letter (`C`, `k1`) are constants; `E` and `pi` are the numbers.
+    Other names of one letter, with or without digits (`C`, `k1`), are constants; `E` and `pi` are the numbers.
 
     Raises:
-        GrammarError: one of them is no expression of elementary functions, or is beyond the bounds.
+        GrammarError: a text is not an expression of elementary functions, or exceeds the bounds.
     """
     given, wanted = (parse_algebra(text, functions()) for text in (answer, integrand))
     compared = 0
@@ -53,12 +53,12 @@ def is_antiderivative(answer: str, integrand: str, variable: str) -> bool:
 
 
 def functions() -> frozenset[str]:
-    """Names of the functions that the grammar knows."""
+    """Returns the names of the functions that the grammar knows."""
     return frozenset(_NAMES)
 
 
 def _target(wanted: ast.expr, variable: str, point: str) -> Any:
-    """The integrand at a point, or None where it is not a real number of ordinary size."""
+    """Returns the integrand at a point; None if it is not real, too large, or too close to zero."""
     mp = _context()
     try:
         value, _ = _dual(wanted, variable, mp.mpf(point))
@@ -73,13 +73,16 @@ def _agree(given: ast.expr, variable: str, point: str, target: Any) -> bool:
     mp = _context()
     try:
         _, slope = _dual(given, variable, mp.mpf(point))
-    except ArithmeticError:  # no value where the integrand has one
+    except ArithmeticError:  # undefined at a point where the integrand is defined
         return False
     return bool(abs(slope - target) <= mp.mpf(TOLERANCE) * max(1, abs(target)))
 
 
 def _dual(node: ast.expr, variable: str, point: Any) -> Dual:
-    """Value and derivative of the tree. Raises `GrammarError` past the bounds and `ArithmeticError` at a pole."""
+    """Returns value and derivative of the tree.
+
+    Raises `GrammarError` if a value exceeds the bounds, and `ArithmeticError` at a pole.
+    """
     mp = _context()
     match node:
         case ast.Constant():
@@ -106,8 +109,8 @@ def _named(name: str, variable: str, point: Any) -> Dual:
     if name in ("E", "pi"):
         return (+mp.e if name == "E" else +mp.pi), mp.mpf(0)
     if not _CONSTANT.fullmatch(name):
-        raise GrammarError(f"an unknown name, {name!r}")
-    return mp.mpf(sum(map(ord, name))) / 97, mp.mpf(0)  # a constant of integration: any number does
+        raise GrammarError(f"unknown name {name!r}")
+    return mp.mpf(sum(map(ord, name))) / 97, mp.mpf(0)  # a constant of integration: any number works
 
 
 def _binary(op: ast.operator, left: Dual, right: Dual) -> Dual:
@@ -127,7 +130,7 @@ def _binary(op: ast.operator, left: Dual, right: Dual) -> Dual:
 def _power(base: Any, slope: Any, exponent: Any, growth: Any) -> Dual:
     mp = _context()
     if abs(exponent) > MAX_EXPONENT:
-        raise GrammarError("an exponent beyond the bounds")
+        raise GrammarError("an exponent exceeds the bounds")
     if growth != 0:
         value = _sized(mp.power(base, exponent))
         return value, _sized(value * (growth * mp.log(base) + exponent * slope / base))
@@ -141,13 +144,13 @@ def _power(base: Any, slope: Any, exponent: Any, growth: Any) -> Dual:
 
 def _sized(value: Any) -> Any:
     if not abs(value) <= _context().mpf(LARGEST):
-        raise GrammarError("too large a number")
+        raise GrammarError("a number is too large")
     return value
 
 
 @cache
 def _context() -> Any:
-    """Arithmetic of its own: other code may change the precision of mpmath's."""
+    """Returns an mpmath context of our own: other code may change the precision of the global one."""
     from mpmath import MPContext
 
     context = MPContext()
@@ -160,12 +163,12 @@ _NAMES: Mapping[str, str] = {
                                "sinh", "cosh", "tanh", "asinh", "acosh", "atanh")},
     "ln": "log", "arcsin": "asin", "arccos": "acos", "arctan": "atan", "Abs": "abs", "abs": "abs",
 }  # fmt: skip
-"""As written -> as computed."""
+"""Name as written -> name of the function in `_elementary`."""
 
 
 @cache
 def _elementary() -> Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]]:
-    """Name -> the function and its derivative."""
+    """Returns, by name, each function and its derivative."""
     mp = _context()
     one = mp.mpf(1)
     return {
@@ -196,11 +199,11 @@ def _exp(value: Any) -> Any:
 
 
 def _periodic(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The function, for arguments of ordinary size: reducing a huge one costs as many digits as it has."""
+    """Wraps a function to refuse arguments above 10,000; range reduction of a number needs as many digits as it has."""
 
     def bounded(value: Any) -> Any:
         if abs(value) > 10_000:
-            raise GrammarError("too large an argument")
+            raise GrammarError("the argument of a function is too large")
         return function(value)
 
     return bounded

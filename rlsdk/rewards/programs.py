@@ -1,4 +1,4 @@
-"""Grading of programs by running the tests of the data row."""
+"""Grades programs by running the tests of the data row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlsdk.rewards.answer import final_answer, without_thoughts
 from rlsdk.rewards.sandbox import Limits, run_io, run_tests
 
 MAX_CHARS = 65_536
-"""A longer program is not run."""
+"""Longer programs are not run."""
 
 _FENCED = re.compile(r"```[ \t]*+(?:python3?|py)?[ \t]*+\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
@@ -29,9 +29,9 @@ class Case:
     source: str
     """Statements, an expression, or the input of a program."""
     expected: Any = None
-    """Value of the expression, or the program's output."""
+    """Value of the expression, or output of the program."""
     kind: str = "test"
-    """`test`: statements that must not raise; `value`: an expression; `io`: a program's input and output."""
+    """`test`: statements that must not raise; `value`: an expression; `io`: input and output of a program."""
 
 
 def code(
@@ -45,32 +45,33 @@ def code(
     packages: bool = False,
     unconfined: bool = False,
 ) -> float:
-    """1 when all of the row's tests pass on the response's code; 0 otherwise, or the share that passes.
+    """Returns 1 if the response's code passes all tests of the row, else 0; with `partial`, the share that passes.
 
-    The code is the last fenced block after the thoughts, or what stands in `<answer>` tags. It runs in a process of
-    its own: no network, no other process to be seen, nothing to write to but folders in memory that are empty and
-    vanish, limits on time and memory; with it ends whatever it started. On Linux only.
+    The code is the last fenced block after the thoughts, or the content of the `<answer>` tags. It runs in its own
+    process, without network, without access to other processes, and with limits on time and memory. It can write only
+    to in-memory folders that start empty and are discarded. All processes that it starts end with it. Linux only.
 
-    Where a test says `assert CALL == VALUE`, the process computes the call and the comparison is made outside: neither
-    leaving early nor an object that is equal to everything passes. Other tests run beside the code, which might tamper
-    with them.
+    For a test of the form `assert CALL == VALUE`, the process computes the call, and the comparison runs outside of
+    that process. So code cannot pass by exiting early or by returning an object that equals everything. Other tests
+    run in the same process as the code, which could tamper with them.
 
     Args:
         sample: its row has tests: a list of `assert` statements (MBPP), statements that define `check(candidate)` with
             `entry_point` in the row (HumanEval), a list of `{"input": ..., "output": ...}`, or
-            `{"inputs": [...], "outputs": [...]}` (APPS): lines on standard input and output, blanks at line ends aside.
-        field: of the row, with the tests; JSON text of them, too.
-        setup_field: of the row, with statements to run before the code (imports).
-        timeout_s: seconds for all tests together; keep it below `reward_limits.timeout_s`.
-        memory_mb: MiB of address space.
-        partial: True: the share of tests that pass.
-        packages: True: the code may import installed packages, and not only the standard library.
-        unconfined: True: runs the code with the run's own rights, where the machine does not let processes be
-            confined. Only for code that you would run yourself.
+            `{"inputs": [...], "outputs": [...]}` (APPS). Inputs and outputs are lines on standard input and output;
+            whitespace at the end of a line is ignored.
+        field: field of the row with the tests, as data or as JSON text.
+        setup_field: field of the row with statements to run before the code (imports).
+        timeout_s: time limit in seconds for all tests together; keep it below `reward_limits.timeout_s`.
+        memory_mb: limit on the address space, in MiB.
+        partial: return the share of tests that pass.
+        packages: allow the code to import installed packages. Default: only the standard library.
+        unconfined: run the code with the full rights of the run, for machines that do not allow confinement. Only for
+            code that you would run yourself.
 
     Raises:
-        ValueError: the row has no tests that can be read.
-        RuntimeError: processes cannot be confined here.
+        ValueError: the row has no tests, or their form is unknown.
+        RuntimeError: this machine does not allow confinement.
     """
     tests = read_tests(sample.row, field)
     program = program_of(sample.response)
@@ -78,8 +79,8 @@ def code(
         return 0.0
     if not unconfined and _why_not_confined() is not None:
         raise RuntimeError(
-            f"code cannot be confined on this machine ({_why_not_confined()}); allow user namespaces, or set the "
-            f"reward's option 'unconfined: true' for code that you would run yourself"
+            f"this machine does not allow code to be confined ({_why_not_confined()}); allow user namespaces, or set "
+            f"the reward's option 'unconfined: true' for code that you would run yourself"
         )
     limits = Limits(seconds=timeout_s, memory_mb=memory_mb, packages=packages, confined=not unconfined)
     setup = str(sample.row.get(setup_field) or "") if setup_field else ""
@@ -90,7 +91,7 @@ def code(
 
 
 def program_of(response: str) -> str | None:
-    """The code of a response; None where there is none, it is too long or no Python."""
+    """Returns the code of a response; None if there is none, it is too long, or it is not valid Python."""
     visible = without_thoughts(response)
     blocks = _FENCED.findall(visible)
     text = blocks[-1] if blocks else final_answer(visible) if "<answer>" in visible else None
@@ -104,10 +105,10 @@ def program_of(response: str) -> str | None:
 
 
 def read_tests(row: Mapping[str, Any], field: str) -> list[Case]:
-    """The tests of a row.
+    """Returns the tests of a row.
 
     Raises:
-        ValueError: there are none, or they have another form.
+        ValueError: there are none, or their form is unknown.
     """
     found = row.get(field)
     if isinstance(found, str) and found.lstrip()[:1] in ("[", "{"):
@@ -130,15 +131,15 @@ def _read_test(item: Any, field: str) -> Iterator[Case]:
     elif isinstance(item, str):
         yield _read_statement(item)
     else:
-        raise ValueError(f"a test of {field!r} is {item!r:.80}; expected a statement or an input with its output")
+        raise ValueError(f"{field!r} has the test {item!r:.80}; expected a statement, or an input with its output")
 
 
 def _read_statement(source: str) -> Case:
-    """`assert CALL == VALUE` as a value to compute; anything else as it is."""
+    """Turns `assert CALL == VALUE` into a value to compute; keeps any other statement as it is."""
     try:
         body = ast.parse(source).body
     except SyntaxError as error:
-        raise ValueError(f"a test is no Python: {source[:80]!r}: {error.msg}") from error
+        raise ValueError(f"a test is not valid Python: {source[:80]!r}: {error.msg}") from error
     match body:
         case [ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]))]:
             try:
@@ -157,7 +158,7 @@ def _as_lines(value: Any) -> str:
 
 
 def _pass_io(program: str, tests: Sequence[Case], limits: Limits) -> Iterator[bool]:
-    """Ends at the deadline: tests that did not run did not pass."""
+    """Stops at the deadline; tests that did not run count as failed."""
     deadline = time.monotonic() + limits.seconds
     for test in tests:
         left = deadline - time.monotonic()
@@ -172,7 +173,7 @@ def _pass_tests(program: str, setup: str, tests: Sequence[Case], limits: Limits)
     outcome = run_tests(program, setup, [(test.kind, test.source) for test in tests], nonce, limits)
     for at, test in enumerate(tests):
         records = [record for record in outcome.results if record.get("at") == at]
-        if len(records) != 1:  # none, or several guesses
+        if len(records) != 1:  # none; or several, written by the code itself
             yield False
         elif test.kind == "value":
             yield _is_value(records[0].get("value"), test.expected)
@@ -182,7 +183,7 @@ def _pass_tests(program: str, setup: str, tests: Sequence[Case], limits: Limits)
 
 @cache
 def _why_not_confined() -> str | None:
-    """What this machine says when a process confines itself; None when it may."""
+    """The error that this machine gives when a process tries to confine itself; None if it succeeds."""
     outcome = run_tests("", "", [], "", Limits(seconds=20.0, memory_mb=512))
     return next((str(record["refused"]) for record in outcome.results if "refused" in record), None)
 
@@ -196,9 +197,12 @@ def _is_value(data: Any, expected: Any) -> bool:
 
 
 def _decode(data: Any) -> Any:
-    """What `sandbox_child.as_data` encoded. Raises ValueError and its kin for anything else."""
+    """Decodes the output of `sandbox_child.as_data`.
+
+    Raises ValueError, TypeError, RecursionError or OverflowError for anything else.
+    """
     if not isinstance(data, dict) or len(data) != 1:
-        raise ValueError("no value")
+        raise ValueError("not an encoded value")
     ((kind, inner),) = data.items()
     match kind:
         case "value":
@@ -216,7 +220,7 @@ def _decode(data: Any) -> Any:
             return tuple(_decode(item) for item in inner)
         case "set":
             return {_decode(item) for item in inner}
-    raise ValueError("no value")
+    raise ValueError("not an encoded value")
 
 
 def _trimmed(text: str) -> list[str]:

@@ -1,8 +1,8 @@
-"""Numbers and what they count: exact values, units, and whether two quantities are the same.
+"""Quantities: exact numbers with units, and their comparison.
 
-A number must be finished: `6*7` and `84/2` are not 42, `2/6` is not 1/3. Written as an integer, a decimal, a fraction
-in lowest terms, a mixed number or a power of ten, its value is exact. A unit that only one side names is let pass;
-units that both name must be the same. Nothing is converted: 1 km is not 1000 m, and 50% is not 0.5.
+A number must be fully evaluated: `6*7` and `84/2` are not 42, `2/6` is not 1/3. It is an integer, a decimal, a fraction
+in lowest terms, a mixed number or a power of ten, and its value is exact. If both sides name a unit, the units must be
+the same; a unit that only one side names is ignored. Units are not converted: 1 km is not 1000 m, and 50% is not 0.5.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlsdk.rewards.answer import parse_number
 
 MAX_CHARS = 96
 MAX_EXPONENT = 400
-"""Of ten: bounds the digits of a value."""
+"""Maximum exponent of ten; it bounds the number of digits of a value."""
 
 _FRACTION = re.compile(r"([+-]?)(?:([+-]?[0-9]+)/([+-]?[0-9]+)|\\frac\{([+-]?[0-9]+)\}\{([+-]?[0-9]+)\})")
 _MIXED = re.compile(r"([+-]?)([0-9]+)(?: ([0-9]+)/([0-9]+)|\\frac\{([0-9]+)\}\{([0-9]+)\})")
@@ -48,7 +48,7 @@ _NOT_UNITS = frozenset({
     "thousands", "to", "trillion", "twice", "was", "zero", "one", "two", "three", "four", "five", "six", "seven",
     "eight", "nine", "ten", "th", "st", "nd", "rd", "x", "times", "squared", "cubed", "wrong", "incorrect",
 })  # fmt: skip
-"""Words after a number that change it, doubt it or belong to an expression: no answer ends in them."""
+"""Words after a number that are not units: they change it, doubt it, or are part of an expression."""
 _LETTER_UNITS = frozenset("mgshlLNJWVAK")
 _ALIASES = {
     "$": "dollar", "usd": "dollar", "buck": "dollar", "eur": "euro", "cents": "cent",
@@ -67,24 +67,24 @@ _POWERS = {"square": "2", "cubic": "3"}
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """A number and what it counts."""
+    """A number with its unit."""
 
     value: Fraction
     unit: str | None = None
-    """In one spelling; None when none is named."""
+    """Normalized; None if no unit is named."""
 
     def same(self, other: Quantity) -> bool:
-        """Whether the values are equal and no two units differ."""
+        """Whether the values are equal and the units agree (`same_unit`)."""
         return self.value == other.value and same_unit(self.unit, other.unit)
 
 
 def same_unit(one: str | None, other: str | None) -> bool:
-    """Whether two units agree: they are the same, or one is not named."""
+    """Whether two units are the same, or at least one is not named."""
     return one is None or other is None or one == other
 
 
 def parse_quantity(text: str) -> Quantity | None:
-    """The quantity that a `plain` answer names, or None when it is anything else."""
+    """Returns the quantity in an answer normalized by `plain`; None if it is anything else."""
     if len(text) > MAX_CHARS:
         return None
     value = parse_value(text)
@@ -96,8 +96,10 @@ def parse_quantity(text: str) -> Quantity | None:
 
 
 def parse_value(text: str) -> Fraction | None:
-    r"""The exact value of a finished number in `plain` notation: `1,234.5`, `-2/3`, `\frac{1}{-3}`, `1\frac{2}{3}`,
-    `4 4/9`, `1e3`, `10^4`, `1.5\times10^{-3}`; None for anything else."""
+    r"""Returns the exact value of a fully evaluated number as `plain` writes it; None for anything else.
+
+    Examples: `1,234.5`, `-2/3`, `\frac{1}{-3}`, `1\frac{2}{3}`, `4 4/9`, `1e3`, `10^4`, `1.5\times10^{-3}`.
+    """
     if len(text) > MAX_CHARS:
         return None
     number = None if "$" in text else parse_number(text)
@@ -111,7 +113,7 @@ def parse_value(text: str) -> Fraction | None:
 
 
 def parse_based(text: str) -> tuple[str, str, str] | None:
-    """Sign, digits and base of a number in a stated base (`1001_2`), or None. Its digits are not evaluated."""
+    """Returns sign, digits and base of a number in a stated base (`1001_2`), or None. Does not evaluate the digits."""
     text = re.sub(r"\\text\{\s*([^{}]*?)\s*\}", r"{\1}", text) if r"\text" in text else text
     match = _BASED.fullmatch(text.replace("{{", "{").replace("}}", "}"))
     if match is None:
@@ -122,8 +124,10 @@ def parse_based(text: str) -> tuple[str, str, str] | None:
 
 
 def split_unit(text: str) -> tuple[str, str | None]:
-    """An answer without its unit, and the unit in one spelling; None for no unit. Two different units, as in `$5%`,
-    are no unit: the text comes back whole."""
+    """Returns an answer without its unit, and the normalized unit or None.
+
+    For two different units, as in `$5%`, it returns the unchanged text and None.
+    """
     front = _IN_FRONT.fullmatch(text)
     body = f"{front.group(1)}{front.group(3)}" if front else text
     rest, unit = _split_behind(body)
@@ -153,13 +157,13 @@ def _split_behind(text: str) -> tuple[str, str | None]:
 
 
 def _is_unit(words: str, *, spaced: bool) -> bool:
-    """Whether words after a number are a unit and no variable: `5 m` and `5cm` are, `5x` is a product."""
+    """Whether words after a number are a unit, not a variable: `5 m` and `5cm` have units, `5x` is a product."""
     first = re.split(r"[ ./-]", words)[0]
     return (spaced and first in _LETTER_UNITS) if len(first) == 1 else (spaced or first in _ALIASES)
 
 
 def _one_spelling(words: str, power: str | None) -> str | None:
-    """`square meters`, `m^2` and `sq. m` alike; None for words that are no unit."""
+    """Normalizes a unit: `square meters`, `m^2` and `sq. m` give the same text. None for words that are not a unit."""
     named = re.findall(r"[A-Za-z%$]+|/|\^\{?[23]", words.replace(r"\$", "$").replace(r"\%", "%"))
     if not named or len(named) > 6 or any(word.lower() in _NOT_UNITS for word in named):
         return None

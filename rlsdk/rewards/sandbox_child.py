@@ -1,7 +1,8 @@
-"""The script that runs a program of a model: confines itself, runs the program, and writes the result.
+"""Runs a program that a model wrote: confines its own process, runs the program, and writes the result.
 
-Started by `rlsdk.rewards.sandbox` as `python -I -S sandbox_child.py JOB RESULT`, two file descriptors. Imports nothing
-of rlsdk, so it starts in a few milliseconds and the program finds nothing of the run in its process.
+`rlsdk.rewards.sandbox` starts this script as `python -I -S sandbox_child.py JOB RESULT`; the arguments are file
+descriptors. It imports nothing from rlsdk, so it starts in a few milliseconds, and the program finds no data of the
+run in its process.
 """
 
 import ctypes
@@ -22,11 +23,11 @@ _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _CAPABILITY_VERSION = 0x20080522
 _INNER_ID = 1000
 CANNOT_CONFINE = 97
-"""Exit status of a process that was not allowed to confine itself."""
+"""Exit status if the system does not allow the process to confine itself."""
 
 
 def main() -> None:
-    if sys.platform == "linux":  # ends with the grading process, however that one is ended
+    if sys.platform == "linux":  # ends with the grading process, even if that is killed
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     job_fd, result_fd = int(sys.argv[1]), int(sys.argv[2])
     with os.fdopen(job_fd, encoding="utf-8") as stream:
@@ -34,7 +35,7 @@ def main() -> None:
     if job["confined"]:
         try:
             confine(job["folder"])
-        except (OSError, AttributeError) as error:  # other systems have no such calls
+        except (OSError, AttributeError) as error:  # other systems lack these calls
             os.write(result_fd, json.dumps({"refused": str(error)}).encode())
             os._exit(CANNOT_CONFINE)
     limit(job["seconds"], job["memory_mb"])
@@ -46,30 +47,35 @@ def main() -> None:
 
 
 def confine(folder: str) -> None:
-    """Leaves this process without network, with nothing but empty folders to write to, and without capabilities.
+    """Removes the network, all writable folders except new empty ones, and all capabilities from this process.
 
-    By namespaces, where the process continues as the first of its own: no other process is to be seen, and whatever it
-    starts ends with it. A grading process that is itself confined may not mount: there its own rules are applied once
-    more, for `folder` alone. Sockets are refused in both cases: a socket file may stand in any folder, and those that
-    hold the interpreter cannot be hidden. Those rules say nothing about permissions, owners and times of files: there
-    changes of these are refused as well. In namespaces every file but the program's own is read-only anyway.
+    It uses namespaces where the system allows them. The process continues as the first process of its own PID
+    namespace: it sees no other process, and all processes that it starts end with it. Every file except the program's
+    own is read-only.
+
+    A grading process that is itself confined may not mount. Then the rules of the grading process (seccomp, Landlock)
+    are applied once more, with `folder` as the only writable one. Landlock does not cover permissions, owners and times
+    of files, so seccomp blocks changes of these.
+
+    Sockets are blocked in both cases: a socket file may be in any folder, and the folders of the interpreter cannot be
+    hidden.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     uid, gid = os.getuid(), os.getgid()
-    # In namespaces of its own a process loses the right to read what the interpreter is made of (`confine.py`).
+    # In a new user namespace, a process loses the capability to read the interpreter's files (`confine.py`).
     reads_by_right = uid != 0 and has_rights()
     unshared = not reads_by_right and libc.unshare(_NEW_NAMESPACES) == 0
     try:
         _check(0 if unshared else -1, "unshare")
         hide_files(libc, folder, uid, gid)
-        with open(os.devnull, "wb") as stream:  # the inherited one stands on a mount that can be written to
+        with open(os.devnull, "wb") as stream:  # the inherited one is on a writable mount
             os.dup2(stream.fileno(), 2)
         attributes = True
     except OSError as error:
         apply_rules(folder, error)
         attributes = False
     os.chdir(folder)
-    _check(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")  # new capabilities cleared it
+    _check(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")  # the change of capabilities cleared it
     child = os.fork() if unshared else 0
     if child:
         _, status = os.waitpid(child, 0)
@@ -85,13 +91,13 @@ def confine(folder: str) -> None:
 
 
 def has_rights() -> bool:
-    """Whether this process has any of root's special rights."""
+    """Whether this process has any capability."""
     with open("/proc/self/status") as stream:
         return any(line.startswith("CapEff:") and int(line.split()[1], 16) for line in stream)
 
 
 def hide_files(libc: ctypes.CDLL, folder: str, uid: int, gid: int) -> None:
-    """In new namespaces: every file read-only, empty folders in place of those that others use."""
+    """In new namespaces: makes all files read-only, and mounts empty folders over those that other processes use."""
     for name, text in (("setgroups", "deny"), ("uid_map", f"{_INNER_ID} {uid} 1"), ("gid_map", f"{_INNER_ID} {gid} 1")):
         with open(f"/proc/self/{name}", "w") as stream:
             stream.write(text)
@@ -107,12 +113,12 @@ def hide_files(libc: ctypes.CDLL, folder: str, uid: int, gid: int) -> None:
 
 
 def apply_rules(folder: str, why: OSError) -> None:
-    """seccomp and Landlock, as for grading processes (`confine.py`, loaded by its path).
+    """Applies seccomp and Landlock as for grading processes (`confine.py`, loaded by path).
 
-    Raises OSError where they do not take away network and files either.
+    Raises OSError if these cannot block network and file writes either.
     """
     try:
-        load_rules("system_calls")  # which the other one imports
+        load_rules("system_calls")  # `confine` imports it
         rules = load_rules("confine")
     except FileNotFoundError:
         raise why from None
@@ -123,7 +129,7 @@ def apply_rules(folder: str, why: OSError) -> None:
 
 
 def load_rules(name: str) -> types.ModuleType:
-    """A module that stands beside this one, under its name in the package, which need not be importable here."""
+    """Loads a module from the folder of this one under its full name; the package need not be importable here."""
     full = f"rlsdk.rewards.{name}"
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
     specification = importlib.util.spec_from_file_location(full, path)
@@ -135,7 +141,7 @@ def load_rules(name: str) -> types.ModuleType:
 
 
 def hidden() -> list[str]:
-    """Folders that hold the sockets, the memory and the temporary files of other processes."""
+    """Returns folders with sockets, shared memory and temporary files of other processes, except ones in use here."""
     used = [os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, __file__, *sys.path)]
     found = {os.path.realpath(path) for path in ("/proc", "/run", "/tmp", "/var/tmp", "/dev/shm")}
     found -= {path for path in found for name in used if f"{name}/".startswith(f"{path}/")}
@@ -143,7 +149,7 @@ def hidden() -> list[str]:
 
 
 def limit(seconds: float, memory_mb: int) -> None:
-    """Bounds processor time, memory, what is written, open files; a crash leaves no core."""
+    """Limits CPU time, memory, file size and open files, and disables core dumps."""
     cpu = max(1, int(seconds) + 1)
     for what, bound in (
         (resource.RLIMIT_CPU, cpu),
@@ -158,7 +164,7 @@ def limit(seconds: float, memory_mb: int) -> None:
 
 
 def run_tests(job: dict, result_fd: int) -> None:  # type: ignore[type-arg]
-    """Loads the program, then evaluates each expression and runs each test, a line of JSON for each."""
+    """Loads the program, then evaluates each expression and runs each test. Writes one line of JSON for each."""
     names = {"__name__": "program"}
     if job["setup"]:
         exec(compile(job["setup"], "<setup>", "exec"), names)
@@ -177,9 +183,9 @@ def run_tests(job: dict, result_fd: int) -> None:  # type: ignore[type-arg]
 
 
 def as_data(value: object, depth: int = 0) -> object:
-    """Plain values as JSON in which kinds stay apart: `[1]` is a list, `(1,)` a tuple, `{1}` a set.
+    """Encodes a plain value as JSON that keeps its type: list, tuple and set stay distinct.
 
-    Raises TypeError for anything else.
+    Raises TypeError for other types.
     """
     if depth > 50:
         raise TypeError("nested too deeply")
@@ -196,7 +202,7 @@ def as_data(value: object, depth: int = 0) -> object:
             return {name: [as_data(inner, depth + 1) for inner in value]}
     if hasattr(value, "tolist"):
         return as_data(value.tolist(), depth + 1)
-    raise TypeError(f"a {type(value).__name__} is no plain value")
+    raise TypeError(f"a {type(value).__name__} is not a plain value")
 
 
 def _check(result: int, what: str) -> None:

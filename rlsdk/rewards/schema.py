@@ -1,4 +1,4 @@
-"""Responses that must be JSON of a given shape."""
+"""Reward for responses that must be JSON that follows a schema."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlsdk.rewards.load import prepared_by
 from rlsdk.rewards.texts import answer_text
 
 MAX_CHARS = 262_144
-"""A longer response is not read."""
+"""Longer responses are not parsed."""
 
 _FENCED = re.compile(r"```(?:json|JSON)?[ \t]*+\n(.*?)\n?```", re.DOTALL)
 
@@ -25,19 +25,19 @@ def _import_jsonschema() -> None:
 
 @prepared_by(_import_jsonschema)
 def json_schema(sample: RewardSample, *, schema: Mapping[str, Any] | None = None, field: str = "schema") -> float:
-    """1 when the response is JSON that the schema allows; 0 otherwise.
+    """Returns 1 if the response is JSON that is valid under the schema, else 0.
 
-    The JSON is the response's last fenced block, or what stands in `<answer>` tags, or the whole response without its
-    thoughts. Text around it, NaN, infinities and a key that stands twice are no JSON. References inside the schema are
-    followed; nothing is fetched.
+    The JSON is the response's last fenced block, the content of the `<answer>` tags, or the whole response without its
+    thoughts. Additional text, NaN, infinities and duplicate keys are not valid JSON here. References inside the schema
+    are resolved; nothing is fetched.
 
     Args:
-        sample: its row holds its own schema, unless `schema` is given.
-        schema: one for all rows.
-        field: of the row, with the schema as an object or as JSON text.
+        sample: its row holds the schema, unless `schema` is given.
+        schema: one schema for all rows.
+        field: field of the row with the schema, as an object or as JSON text.
 
     Raises:
-        ValueError: no schema, or one that is none.
+        ValueError: there is no schema, it is not valid, or it has a reference to outside of itself.
     """
     from referencing.exceptions import Unresolvable
 
@@ -51,7 +51,7 @@ def json_schema(sample: RewardSample, *, schema: Mapping[str, Any] | None = None
     except (ValueError, RecursionError):
         return 0.0
     except Unresolvable as error:
-        raise ValueError(f"the schema refers to what it does not hold, and nothing is fetched: {error}") from error
+        raise ValueError(f"the schema has a reference to outside of itself, and nothing is fetched: {error}") from error
 
 
 def _schema_of(sample: RewardSample, field: str) -> Any:
@@ -59,7 +59,7 @@ def _schema_of(sample: RewardSample, field: str) -> Any:
     try:
         found = json.loads(found) if isinstance(found, str) else found
     except ValueError as error:
-        raise ValueError(f"the data row's {field!r} is no JSON: {error}") from error
+        raise ValueError(f"the data row's {field!r} is not valid JSON: {error}") from error
     if not isinstance(found, Mapping):
         raise ValueError(f"the data row has no JSON schema in {field!r}; set the reward's option 'field' or 'schema'")
     return found
@@ -67,7 +67,10 @@ def _schema_of(sample: RewardSample, field: str) -> Any:
 
 @lru_cache(maxsize=1024)
 def _validator(schema: str) -> Any:
-    """Raises ValueError for what is no schema. An empty registry: the default one fetches references from the net."""
+    """Builds a validator. Raises ValueError if the schema is not valid.
+
+    The registry is empty, because the default one fetches references from the network.
+    """
     from jsonschema import SchemaError
     from jsonschema.validators import Draft202012Validator, validator_for
     from referencing import Registry
@@ -87,11 +90,11 @@ def _json_text(response: str) -> str:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not valid JSON")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     keys = dict(pairs)
     if len(keys) != len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("duplicate key")
     return keys

@@ -1,8 +1,7 @@
-r"""What an answer is made of: a list of solutions, a set, a tuple or interval, or one thing, each part with the name it
-is given (`x = 5`).
+r"""Splits an answer into parts: a list of solutions, a set, a tuple, an interval, or a single value.
 
-A list (`1, 2`, `x = 1 or x = 2`, `1 \pm \sqrt{2}`) and a set (`\{1, 2\}`) hold the same things in any order; a tuple or
-an interval holds its parts in its order, between its own brackets.
+Each part may have a name (`x = 5`). In lists (`1, 2`, `x = 1 or x = 2`, `1 \pm \sqrt{2}`) and sets (`\{1, 2\}`) the
+order of the parts does not matter; in tuples and intervals order and brackets matter.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _CONSTANTS = ("\\pi", "\\infty")
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One thing, and what it is called."""
+    """One part of an answer, and its name."""
 
     text: str
     name: str | None = None
@@ -37,12 +36,12 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A `plain` answer, taken apart."""
+    """An answer normalized by `plain`, split into parts."""
 
     brackets: str
-    r"""Of a tuple or interval: `()`, `[]`, `[)`, `(]`; `{}` of a set, and empty of a list or of one thing."""
+    r"""`()`, `[]`, `[)` or `(]` for a tuple or interval; `{}` for a set; empty for a list or a single value."""
     name: str | None
-    """Of the whole: `(x,y) = (1,2)`."""
+    """Name of the whole answer: `(x,y)` in `(x,y) = (1,2)`."""
     parts: tuple[Part, ...]
 
     @property
@@ -55,7 +54,7 @@ class Answer:
 
 
 def read(text: str) -> Answer | None:
-    """Takes a `plain` answer apart; None for one with an empty or with too many parts."""
+    """Splits an answer normalized by `plain`; None if a part is empty or there are too many parts."""
     name, body = split_name(text)
     brackets, inner = _brackets(body)
     if not brackets:
@@ -71,8 +70,10 @@ def read(text: str) -> Answer | None:
 
 
 def split_name(text: str) -> tuple[str | None, str]:
-    r"""`x` and `5` of `x=5`, `f(x)` and `x^2` of `f(x)=x^2`, `x` and `[0,1]` of `x\in[0,1]`. Two equals signs name
-    nothing, and numbers are no names."""
+    r"""Splits off the name: `x=5` gives `x` and `5`, `f(x)=x^2` gives `f(x)` and `x^2`, `x\in[0,1]` `x` and `[0,1]`.
+
+    The name is None if there are two equals signs, or a number on the left side.
+    """
     match = _NAME.match(text)
     if match is None or match.group(1) in _CONSTANTS:
         return None, text
@@ -80,12 +81,15 @@ def split_name(text: str) -> tuple[str | None, str]:
 
 
 def is_relation(text: str) -> bool:
-    """Whether the text says that things are equal, larger, smaller or contained."""
+    """Whether the text contains a relation sign, such as equality, inequality or membership."""
     return _RELATION.search(text) is not None
 
 
 def _brackets(text: str) -> tuple[str, str]:
-    """The brackets around the whole, if what they hold is a list or they can hold one thing only as a set."""
+    """Returns the outer brackets and their content, if the content is a list or the brackets are those of a set.
+
+    Otherwise returns no brackets and the whole text.
+    """
     if text.startswith(r"\{") and text.endswith(r"\}"):
         inner, kind = text[2:-2], "{}"
     elif len(text) > 1 and text[0] in "([{" and text[-1] in ")]}":
@@ -110,7 +114,7 @@ def _closes_early(inner: str) -> bool:
 
 
 def _both_signs(part: str) -> list[str]:
-    r"""`1+\sqrt{2}` and `1-\sqrt{2}` of `1\pm\sqrt{2}`."""
+    r"""Expands `1\pm\sqrt{2}` to `1+\sqrt{2}` and `1-\sqrt{2}`."""
     signs = len(re.findall(r"\\pm(?![a-z])", part))
     if signs != 1 or r"\mp" in part:
         return [part]

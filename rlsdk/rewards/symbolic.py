@@ -1,4 +1,4 @@
-r"""Grading of mathematical answers by stated rules: structure first, exact numbers next, algebra last."""
+r"""Grades mathematical answers by fixed rules: first structure, then exact numbers, and algebra last."""
 
 from __future__ import annotations
 
@@ -33,17 +33,21 @@ Same = Callable[[Part, Part], bool]
 @checks_rows
 @prepared_by(import_math_verify)
 def math(sample: RewardSample, *, ordered: bool = False) -> float:
-    r"""1 when the response's final answer equals the reference; 0 otherwise.
+    r"""Returns 1 if the response's final answer equals the reference, else 0.
 
-    The final answer stands after the last `####`, in the last `\boxed{}` or between answer tags; a response of one
-    short line without any mark is taken whole. What counts as equal is stated in docs/rewards.md: numbers exactly and
-    finished (0.333333 is not 1/3, `6*7` is not 42), lists in any order, tuples and intervals with their brackets,
-    units and names that both sides state must be the same, words letter by letter, other expressions by algebra.
-    Repeating a piece of the prompt in another form than the reference's earns nothing.
+    The final answer is the text after the last `####`, in the last `\boxed{}`, or between answer tags. If the response
+    is one short line without a mark, the whole line is the answer. docs/rewards.md defines equality:
+
+    - Numbers must be exact and fully evaluated (0.333333 is not 1/3, `6*7` is not 42).
+    - Lists match in any order; tuples and intervals match with their brackets.
+    - Units and names must agree if both sides state them.
+    - Words must match letter by letter; other expressions are compared by algebra.
+
+    An answer that only repeats a piece of the prompt, in a form other than the reference's, scores 0.
 
     Args:
-        sample: its answer may be a worked solution with a mark.
-        ordered: True: the solutions of a list must stand in the reference's order.
+        sample: its reference answer may be a worked solution with a mark.
+        ordered: require the elements of a list in the reference's order.
 
     Raises:
         ValueError: the data row has no reference answer.
@@ -55,7 +59,7 @@ def math(sample: RewardSample, *, ordered: bool = False) -> float:
         return 0.0
     wanted, exact, has_list_comma = _reference(sample.answer)
     number = None if exact is None or "$" in given else parse_number(given)
-    if exact is not None and number is not None:  # most answers are plain numbers
+    if exact is not None and number is not None:  # fast path: most answers are plain numbers
         return float(exact.value == number)
     if has_list_comma and plain(_COMMA.sub(", ", given)) == wanted:  # `1,234` for the list `1, 234`
         return 1.0
@@ -68,7 +72,7 @@ def math(sample: RewardSample, *, ordered: bool = False) -> float:
 
 
 def same_answer(wanted: str, given: str, *, ordered: bool = False) -> bool:
-    """Whether two `plain` answers are equal: same kind, same parts."""
+    """Whether two answers normalized by `plain` have the same kind and equal parts."""
     if len(given) > max(MAX_CHARS, len(wanted)) or depth(given) > max(MAX_DEPTH, depth(wanted)):
         return False
     expected, found = read(wanted), read(given)
@@ -93,7 +97,7 @@ def same_answer(wanted: str, given: str, *, ordered: bool = False) -> bool:
 
 
 def same_part(wanted: Part, given: Part, whole: str) -> bool:
-    """Whether two single things are equal. A name that only one side gives is dropped, where the other is no
+    """Whether two parts of an answer are equal. If only one has a name, the name is ignored, unless the other one is a
     relation."""
     if wanted.name and given.name and wanted.name != given.name:
         return (wanted.name, wanted.text) == (given.text, given.name)
@@ -105,7 +109,7 @@ def same_part(wanted: Part, given: Part, whole: str) -> bool:
 
 
 def same_value(wanted: str, given: str, whole: str) -> bool:
-    """Whether two values are equal: as quantities, as numbers of a base, as words, or by algebra."""
+    """Whether two values are equal: as quantities, as numbers in a stated base, as words, or by algebra."""
     if wanted == given:
         return bool(wanted)
     if _is_bracketed(wanted) or _is_bracketed(given):
@@ -126,8 +130,10 @@ def same_value(wanted: str, given: str, whole: str) -> bool:
 
 
 def _as_words(wanted: str, given: str) -> bool | None:
-    """Words are equal letter by letter, capitals aside unless the reference is all capitals (`AB`); single letters are
-    equal when they are the same. None where neither applies: `xy` may be written as a product with signs."""
+    """Compares words letter by letter, without regard to case; a reference in capitals (`AB`) only matches itself.
+
+    Different single letters are not equal. None if the texts cannot be compared as words: `xy` may also be a product.
+    """
     if _LETTER.fullmatch(wanted) and _LETTER.fullmatch(given):
         return False
     if _WORDS.fullmatch(wanted) is None:
@@ -139,7 +145,7 @@ def _as_words(wanted: str, given: str) -> bool | None:
 
 def _by_algebra(wanted: str, given: str, whole: str) -> bool:
     wanted, given = _DEGREES.sub("", wanted), _DEGREES.sub("", given)
-    if is_relation(wanted) != is_relation(given):  # of an equation math-verify takes the right side
+    if is_relation(wanted) != is_relation(given):  # math-verify would use the right side of an equation
         return False
     if ":" in wanted + given or _mixes_cases(f"{wanted} {given}") or objection(given, f"{wanted} {whole}") is not None:
         return False
@@ -147,14 +153,14 @@ def _by_algebra(wanted: str, given: str, whole: str) -> bool:
 
 
 def _mixes_cases(text: str) -> bool:
-    """Whether a letter stands as a capital and as a small one: math-verify takes `n` and `N` for the same."""
+    """Whether a letter occurs both in upper and in lower case: math-verify treats `n` and `N` as the same."""
     letters = set("".join(_VARIABLES.findall(text)))
     return any(letter.swapcase() in letters for letter in letters)
 
 
 def _keeps_order(expected: Answer, found: Answer) -> bool:
-    """Tuples and intervals; lists of words or letters, which are rankings; and values whose names only one side
-    states."""
+    """Whether order matters: in tuples and intervals, in lists of words or letters (rankings), and in values that only
+    one side names."""
     if expected.in_order:
         return True
     if expected.brackets == "" and all(_is_word(part.text) for part in expected.parts):
@@ -173,7 +179,7 @@ def _is_word(text: str) -> bool:
 
 
 def _match(wanted: tuple[Part, ...], given: tuple[Part, ...], same: Same) -> bool:
-    """Whether each wanted part has a given part of its own."""
+    """Whether every wanted part matches a different given part."""
     left = list(given)
     for part in wanted:
         found = next((at for at, other in enumerate(left) if same(part, other)), None)
@@ -184,7 +190,10 @@ def _match(wanted: tuple[Part, ...], given: tuple[Part, ...], same: Same) -> boo
 
 
 def _as_interval(text: str) -> str | None:
-    r"""The interval that inequalities of one variable describe: `[-2,7)` of `-2\le x<7`, `(5,\infty)` of `x>5`."""
+    r"""Converts inequalities in one variable to an interval: `-2\le x<7` to `[-2,7)`, `x>5` to `(5,\infty)`.
+
+    None for other texts.
+    """
     text = _GREATER.sub("≥", _LESS.sub("≤", text))
     between, above, below = (form.fullmatch(text) for form in (_BETWEEN, _ABOVE, _BELOW))
     if between:
@@ -197,15 +206,17 @@ def _as_interval(text: str) -> str | None:
 
 @lru_cache(maxsize=8192)
 def _reference(answer: str) -> tuple[str, Quantity | None, bool]:
-    """The final answer of a reference in one spelling, its value where it is a quantity, and whether it has a comma as
-    in `1, 234`, where `1,234` would be a number; for such a comma `plain` writes a semicolon."""
+    """Returns the normalized answer of a reference, its value if it is a quantity, and whether it has a list comma.
+
+    A list comma is the one in `1, 234`, where `1,234` would be a number; `plain` writes it as a semicolon.
+    """
     written = final_answer(answer) or answer
     wanted = plain(written)
     return wanted, parse_quantity(wanted), ";" in wanted and ";" not in written.replace(r"\;", "")
 
 
 def _candidate(response: str) -> str | None:
-    """The marked answer, or the whole of a response that is one short line."""
+    """Returns the marked answer, or the whole response if it is one short line; else None."""
     if has_mark(response):
         marked = final_answer(response)
         return announced(marked) if marked else None

@@ -1,7 +1,9 @@
-"""System calls that are refused to processes that see what a model wrote: sockets, tracing, kernel modules (seccomp);
-and to programs of a model, changes of what files are besides their content.
+"""Blocks system calls with seccomp.
 
-Imports almost nothing: `sandbox_child` loads it by its path into every process that runs a program.
+Processes that read model output may not open sockets, trace other processes, or load kernel modules. Programs written
+by a model may also not change the metadata of files (permissions, owners, times, attributes).
+
+This module imports almost nothing, because `sandbox_child` loads it by path into every process that runs a program.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _SYSTEM_CALLS: Mapping[str, tuple[int, Mapping[str, int]]] = {
         "open_by_handle_at": 265,
     }),
 }  # fmt: skip
-"""Machine -> its number in audit.h, and the system calls that are refused."""
+"""Machine -> its number in audit.h, and the blocked system calls."""
 _ATTRIBUTES: Mapping[str, Mapping[str, int]] = {
     "x86_64": {
         "chmod": 90, "fchmod": 91, "chown": 92, "fchown": 93, "lchown": 94, "utime": 132, "setxattr": 188,
@@ -40,7 +42,7 @@ _ATTRIBUTES: Mapping[str, Mapping[str, int]] = {
         "setxattrat": 463, "removexattrat": 466, "file_setattr": 469,
     },
 }  # fmt: skip
-"""Machine -> the system calls that change permissions, owners, times and attributes of files: Landlock knows none."""
+"""Machine -> system calls that change permissions, owners, times and attributes of files; Landlock covers none."""
 _X32_BIT = 0x40000000
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
@@ -59,16 +61,16 @@ class _Program(ctypes.Structure):
 
 
 def filter_system_calls(*, network: bool, attributes: bool = True) -> str | None:
-    """Has the kernel refuse system calls with EACCES, for this process and all that it starts.
+    """Makes system calls fail with EACCES, in this process and in all processes that it starts.
 
-    Needs `no new privileges`, or root's rights.
+    Needs `no new privileges`, or the rights of root.
 
     Args:
-        network: sockets stay allowed.
-        attributes: permissions, owners, times and attributes of files may be changed.
+        network: allow sockets.
+        attributes: allow changes of permissions, owners, times and attributes of files.
 
     Returns:
-        Why it could not be done; None when the filter holds.
+        Why the filter could not be installed; None if it is active.
     """
     known = _SYSTEM_CALLS.get(os.uname().machine)
     if known is None:
@@ -79,7 +81,7 @@ def filter_system_calls(*, network: bool, attributes: bool = True) -> str | None
     numbers = [number for name, number in calls.items() if name not in allowed]
     numbers += [] if attributes else _ATTRIBUTES[os.uname().machine].values()
     body = [(_JUMP_EQUAL, number) for number in numbers]
-    # Another machine's numbering (32 bits) and the x32 one are refused whole.
+    # System calls with the numbers of another architecture (32 bits) or of x32 are all refused.
     program = [(_LOAD, 0, 0, 4), (_JUMP_EQUAL, 0, len(body) + 3, audit), (_LOAD, 0, 0, 0)]
     program.append((_JUMP_AT_LEAST, len(body) + 1, 0, _X32_BIT))
     program += [(code, len(body) - at, 0, number) for at, (code, number) in enumerate(body)]

@@ -1,8 +1,8 @@
-"""Scorers in place of those of reasoning-gym that run text as Python: `eval`, or sympy's `parse_expr`, which is `eval`.
+"""Replacements for the scorers of reasoning-gym that run text as Python: by `eval`, or by sympy's `parse_expr`.
 
-Nine of them evaluate what the model wrote, two what stands in the data row. Each one here gives what the library's
-gives (partial credit too) to what its grammar accepts, and nothing to anything else. Scorers of this kind in
-whatever version is installed are found by `evaluates_text`, so that a new one is refused and not run.
+Nine scorers of the library evaluate model output, two evaluate the data row. Each replacement gives the library's
+score, partial credit included, to text that its grammar accepts, and 0 to anything else. `evaluates_text` finds
+scorers of this kind in the installed version, so that a new one is refused instead of run.
 """
 
 from __future__ import annotations
@@ -29,40 +29,45 @@ Scorer: TypeAlias = Callable[[str, dict[str, Any]], float]
 
 
 def countdown(given: str, row: Row) -> float:
-    """1 for an expression of exactly the given numbers whose value is the target."""
+    """Returns 1 for an expression that uses exactly the given numbers and equals the target."""
     return _equation(given, row, row["metadata"]["target"], otherwise=(0.01, 0.05))
 
 
 def puzzle24(given: str, row: Row) -> float:
-    """1 for an expression of exactly the given numbers whose value is 24. The library's also takes 24.9, and any four
-    numbers."""
+    """Returns 1 for an expression that uses exactly the given numbers and equals 24.
+
+    The library's scorer also accepts 24.9, and any four numbers.
+    """
     return _equation(given, row, 24, otherwise=(0.01, 0.01))
 
 
 def string_insertion(given: str, row: Row) -> float:
-    """0.1 where the letters are correct but given as a list."""
+    """Returns 1 for the reference, 0.1 for the correct letters as a list, else 0."""
     return _as_list(given, row["answer"], 0.1, lambda value: "".join(map(_text, _items(value))))
 
 
 def spiral_matrix(given: str, row: Row) -> float:
-    """0.1 where the numbers are correct but given as a list."""
+    """Returns 1 for the reference, 0.1 for the correct numbers as a list, else 0."""
     return _as_list(given.strip(), row["answer"].strip(), 0.1, lambda value: " ".join(map(str, _items(value))))
 
 
 def binary_matrix(given: str, row: Row) -> float:
-    """0.1 where the matrix is correct but given as lists."""
+    """Returns 1 for the reference, 0.1 for the correct matrix as lists, else 0."""
     return _as_list(given, row["answer"], 0.1, _matrix)
 
 
 def n_queens(given: str, row: Row) -> float:
-    """1 for any valid board, 0.5 where it is given as lists."""
+    """Returns 1 for a valid board, 0.5 for a valid board as lists, else 0."""
     boards = row["metadata"]["valid_answers"]
     return 1.0 if given in boards else 0.5 if _read(given, _matrix) in boards else 0.0
 
 
 def integration(given: str, row: Row) -> float:
-    """1 for any antiderivative of the integrand, and for the reference, which holds what sympy cannot integrate as an
-    `Integral`: to the library that is an answer to every question, here it is not."""
+    """Returns 1 for an antiderivative of the integrand, and for the reference itself.
+
+    A reference holds an `Integral` if sympy cannot integrate the function. The library accepts an `Integral` as an
+    answer to every question; this scorer accepts it only where the reference has it.
+    """
     if given.strip() == row["answer"].strip():
         return 1.0
     metadata = row["metadata"]
@@ -73,7 +78,7 @@ def integration(given: str, row: Row) -> float:
 
 
 def polynomial_multiplication(given: str, row: Row) -> float:
-    """1 for the terms of the product, written out, in any order."""
+    """Returns 1 for the expanded product, its terms in any order."""
     wanted = polynomial_of(parse_algebra(row["answer"]))
     try:
         return float(polynomial_of(parse_algebra(given)) == wanted)
@@ -82,7 +87,7 @@ def polynomial_multiplication(given: str, row: Row) -> float:
 
 
 def bitwise_arithmetic(given: str, row: Row) -> float:
-    """1 for the number in any base that Python writes. The library's evaluates the row's problem."""
+    """Returns 1 for the correct number in any base of Python's notation. The library evaluates the row's problem."""
     return float(int(given, 0) == int(row["answer"], 0))
 
 
@@ -98,20 +103,20 @@ SCORERS: Mapping[str, Callable[[str, Row], float]] = {
     "polynomial_multiplication": polynomial_multiplication,
     "bitwise_arithmetic": bitwise_arithmetic,
 }
-"""Task -> what scores it instead of the library's own function."""
+"""Task -> the scorer that replaces the library's."""
 
 
 def plain_list(row: Row) -> dict[str, Any]:
-    """The row with its answer as JSON: number_sorting's scorer evaluates an answer that is not."""
+    """Returns the row with its answer as JSON; the scorer of number_sorting evaluates an answer that is not JSON."""
     return {**row, "answer": json.dumps(parse_literal(row["answer"]))}
 
 
 SAFE_ROWS: Mapping[str, Callable[[Row], dict[str, Any]]] = {"number_sorting": plain_list}
-"""Task -> what is done to its row, so that the library's scorer finds nothing to evaluate."""
+"""Task -> a conversion of its row, after which the library's scorer does not evaluate text."""
 
 
 def _equation(given: str, row: Row, target: int, *, otherwise: tuple[float, float]) -> float:
-    """1 when correct; else the first where nothing can be read, the second where the expression is wrong."""
+    """Returns 1 if correct; else `otherwise[0]` if the text cannot be parsed, `otherwise[1]` if it is wrong."""
     try:
         tree = parse_arithmetic(given)
         used, value = whole_numbers(tree), value_of(tree)
@@ -138,7 +143,7 @@ def _matrix(value: Literal) -> str:
 
 def _items(value: Literal) -> list[Any]:
     if isinstance(value, int | float):
-        raise GrammarError("a number where a list is expected")
+        raise GrammarError("expected a list, found a number")
     return list(value)
 
 

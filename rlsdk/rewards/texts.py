@@ -16,7 +16,7 @@ from rlsdk.rewards.answer import NO_ANSWER, final_answer, has_mark, without_thou
 from rlsdk.rewards.load import checks_rows
 
 MAX_CHARS = 4_096
-"""Of a text whose edit distance is taken; the cost is quadratic."""
+"""Maximum length of the texts in an edit distance; the cost is quadratic."""
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
@@ -24,12 +24,14 @@ _CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
 
 @checks_rows
 def exact(sample: RewardSample, *, field: str | None = None, ignore_case: bool = False) -> float:
-    """1 when the response's answer is one of the references, blanks at the ends and runs of blanks aside.
+    """Returns 1 if the response's answer equals one of the references, else 0.
+
+    Leading and trailing whitespace is ignored; a run of whitespace counts as one space.
 
     Args:
         sample: its answer is what `answer_text` finds.
-        field: of the row, with a text or a list of texts; None: the row's reference answer.
-        ignore_case: True: capitals do not matter.
+        field: field of the row with a text or a list of texts; None: the row's reference answer.
+        ignore_case: compare without regard to case.
 
     Raises:
         ValueError: the row has no reference.
@@ -46,20 +48,20 @@ def fuzzy(
     by: Literal["f1", "edit"] = "f1",
     threshold: float | None = None,
 ) -> float:
-    """How similar the response's answer is to the nearest reference, from 0 to 1.
+    """Returns the similarity of the response's answer to the most similar reference, from 0 to 1.
 
-    Both are compared as SQuAD does (Rajpurkar et al. 2016, arXiv 1606.05250): without capitals, punctuation and English
-    articles. `f1` is the harmonic mean of precision and recall of words, each as often as it stands; `edit` is 1 less
-    the Levenshtein distance over the length of the longer text, of at most 4096 characters each.
+    Both are normalized as in SQuAD (Rajpurkar et al. 2016, arXiv 1606.05250): lower case, no punctuation, no English
+    articles. `f1` is the harmonic mean of precision and recall over words, counted with repetition. `edit` is
+    1 - Levenshtein distance / length of the longer text, over at most 4096 characters of each text.
 
     Args:
         sample: its answer is what `answer_text` finds.
-        field: of the row, with a text or a list of texts; None: the row's reference answer.
+        field: field of the row with a text or a list of texts; None: the row's reference answer.
         by: `f1` or `edit`.
-        threshold: gives 1 from this similarity on and 0 below; None: the similarity itself.
+        threshold: return 1 if the similarity is at least this, else 0; None: return the similarity itself.
 
     Raises:
-        ValueError: the row has no reference, or `by` is neither.
+        ValueError: the row has no reference, or `by` is neither `f1` nor `edit`.
     """
     if by not in ("f1", "edit"):
         raise ValueError(f"by is {by!r}; expected 'f1' or 'edit'")
@@ -72,13 +74,13 @@ def fuzzy(
 def format(
     sample: RewardSample, *, tags: Sequence[str] = ("think", "answer"), opened: bool = False, only: bool = True
 ) -> float:
-    """1 when each tag opens once and closes once, in the given order, one after the other, with something in each.
+    """Returns 1 if each tag opens and closes exactly once, in the given order, not nested and not empty; else 0.
 
     Args:
-        sample: looked at whole.
-        tags: names without brackets.
-        opened: True: the prompt ends with the first tag, so the response only closes it.
-        only: True: nothing but blanks may stand outside of the tags.
+        sample: its whole response is checked.
+        tags: tag names without brackets.
+        opened: the prompt ends with the first opening tag, so the response only closes it.
+        only: allow only whitespace outside of the tags.
     """
     text = f"<{tags[0]}>{sample.response}" if opened and tags else sample.response
     at = 0
@@ -101,22 +103,22 @@ def language(
     min_share: float | None = None,
     ignore_code: bool = True,
 ) -> float:
-    """Share of the response's letters that belong to the scripts; 0 for a response without letters.
+    """Returns the share of the response's letters that belong to the scripts; 0 for a response without letters.
 
     Args:
-        sample: looked at whole, thoughts included: mixing languages shows there first.
-        scripts: as the names of characters begin in Unicode: `LATIN`, `CYRILLIC`, `GREEK`, `ARABIC`, `HEBREW`,
+        sample: its whole response counts, thoughts included: language mixing often starts there.
+        scripts: first words of Unicode character names: `LATIN`, `CYRILLIC`, `GREEK`, `ARABIC`, `HEBREW`,
             `DEVANAGARI`, `CJK`, `HIRAGANA`, `KATAKANA`, `HANGUL`, `THAI`.
-        min_share: gives 1 from this share on and 0 below; None: the share itself.
-        ignore_code: True: letters in code, between back quotes, do not count.
+        min_share: return 1 if the share is at least this, else 0; None: return the share itself.
+        ignore_code: do not count letters in code between backticks.
 
     Raises:
-        ValueError: no character's name begins with one of `scripts`.
+        ValueError: an entry of `scripts` is not the first word of any character's name.
     """
     wanted = frozenset(script.upper() for script in scripts)
     unknown = wanted - _known_scripts()
     if unknown:
-        raise ValueError(f"no such script: {sorted(unknown)}; expected for instance 'LATIN', 'CYRILLIC' or 'CJK'")
+        raise ValueError(f"no such script: {sorted(unknown)}; use names such as 'LATIN', 'CYRILLIC' or 'CJK'")
     text = _CODE.sub(" ", sample.response) if ignore_code else sample.response
     letters = Counter(filter(str.isalpha, text))
     total = sum(letters.values())
@@ -125,17 +127,16 @@ def language(
 
 
 def answer_text(response: str) -> str:
-    """The marked answer, or else the response without its thoughts: what follows the last `</think>`, and nothing where
-    a thought does not end."""
+    """Returns the marked answer; without a mark, the response without its thoughts (`without_thoughts`), stripped."""
     text = without_thoughts(response)
     return (final_answer(text) or "") if has_mark(text) else text.strip()
 
 
 def references(sample: RewardSample, field: str | None) -> list[str]:
-    """The accepted texts.
+    """Returns the reference texts.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there are none, or one is not text.
     """
     found = sample.answer if field is None else sample.row.get(field)
     texts = [found] if isinstance(found, str) else found
@@ -145,7 +146,7 @@ def references(sample: RewardSample, field: str | None) -> list[str]:
 
 
 def simple_words(text: str) -> str:
-    """Without capitals, punctuation, English articles and runs of blanks."""
+    """Returns the text in lower case, without punctuation and English articles, words separated by one space."""
     folded = unicodedata.normalize("NFKC", text).casefold()
     spaced = "".join(" " if unicodedata.category(char)[0] in "PZC" else char for char in folded)
     return " ".join(_ARTICLES.sub(" ", spaced).split())
@@ -171,8 +172,10 @@ def _edit_similarity(given: str, wanted: str) -> float:
 
 
 def edit_distance(one: str, other: str) -> int:
-    """Levenshtein distance, a row of the table at a time. In a row, `x[j] = min(x[j], x[j-1] + 1)` is a running minimum
-    of `x[j] - j`."""
+    """Returns the Levenshtein distance, computed row by row.
+
+    Within a row, `x[j] = min(x[j], x[j-1] + 1)` equals a running minimum of `x[j] - j`, plus `j`.
+    """
     columns = np.arange(len(other) + 1)
     codes = np.array([ord(char) for char in other], dtype=np.int64)
     row = columns.copy()

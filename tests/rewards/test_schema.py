@@ -57,7 +57,7 @@ def test_a_row_may_hold_its_own_schema_as_an_object_or_as_text() -> None:
     ("row", "said"),
     [
         ({}, "no JSON schema in 'schema'"),
-        ({"schema": "{"}, "is no JSON"),
+        ({"schema": "{"}, "is not valid JSON"),
         ({"schema": {"type": "no"}}, "not a JSON schema"),
     ],
 )
