@@ -1,4 +1,4 @@
-"""Parses the final answer of a response, and plain numbers of an answer; strictly, so that nothing else is rewarded."""
+"""Parses the final answer of a response, and plain numbers in an answer; strictly, so that nothing else scores."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 
 MAX_NUMBER_CHARS = 64
-"""Most characters of a number: longer ones are never answers, and parsing is quadratic."""
+"""Maximum length of a number in characters: longer ones are never answers, and parsing is quadratic."""
 NO_ANSWER = "the data row has no reference answer; name the field that holds it (`--data.answer_field FIELD`)"
 _ANNOUNCED = re.compile(
     r"(?:so|thus|therefore|hence)?,?\s*+(?:the )?(?:final |correct )?answer\s*+(?:is|:|=)\s*+:?\s*+(.+)", re.I
@@ -19,12 +19,13 @@ _BARE_BOX = re.compile(r"\s++([+-]?[0-9][0-9,]*+(?:\.[0-9]++)?+|[A-Za-z])(?![\w.
 
 
 def final_answer(text: str) -> str | None:
-    r"""What stands behind the last `####` (to the end of its line), in the last `\boxed{}` or `\fbox{}`, or in the last
-    `<answer>...</answer>`, whichever begins last; None without any of them. Marks in thoughts (`without_thoughts`)
-    are none.
+    r"""Returns the text after the last mark of a final answer; None if there is no mark.
 
-    A box without braces holds the number or the letter that follows (`\boxed 5`). A `\boxed{` that is never closed, or
-    an `<answer>` cut off, is no answer, and hides the ones before it.
+    Marks are `####` (the answer is the rest of the line), `\boxed{}` or `\fbox{}`, and `<answer>...</answer>`. The one
+    that begins last counts. Marks in thoughts are ignored (`without_thoughts`).
+
+    The answer of a box without braces is the number or the letter that follows (`\boxed 5`). A `\boxed{` or `<answer>`
+    that is not closed gives None, even if there is a complete mark before it.
     """
     text = without_thoughts(text)
     at, mark = max((text.rfind(mark), mark) for mark in MARKS)
@@ -43,7 +44,7 @@ def has_mark(text: str) -> bool:
 
 
 def without_thoughts(text: str) -> str:
-    """The text after the last `</think>`; if a thought is not closed, the text before it."""
+    """Returns the text after the last `</think>` if there is one, and before a `<think>` that is not closed."""
     if "think>" not in text:
         return text
     _, ended, behind = text.rpartition("</think>")
@@ -51,17 +52,17 @@ def without_thoughts(text: str) -> str:
 
 
 def announced(text: str) -> str:
-    """Returns `18` for `The answer is 18`; other texts unchanged."""
+    """Returns `18` for `The answer is 18`; returns other texts unchanged."""
     match = _ANNOUNCED.fullmatch(text) if "nswer" in text else None
     return match.group(1) if match else text
 
 
 def parse_number(text: str) -> Fraction | None:
-    """The exact value of an integer or decimal in ASCII digits, or None for anything else.
+    """Returns the exact value of an integer or decimal in ASCII digits; None for anything else.
 
-    Commas must cut the integer part into threes (`1,234`, not `12,34`). A dollar sign in front and one full stop
-    after are let pass. Operators, `=`, `%`, exponents, `nan`, `inf`, underscores and the digits of other alphabets
-    are not numbers here; `rlsdk.rewards.quantity` reads more.
+    Commas must separate groups of three digits (`1,234`, not `12,34`). A dollar sign before the number and one full
+    stop after it are ignored. Operators, `=`, `%`, exponents, `nan`, `inf`, underscores and the digits of other
+    alphabets are not allowed here; `rlsdk.rewards.quantity` accepts more forms.
     """
     if len(text) > MAX_NUMBER_CHARS:
         return None
@@ -72,8 +73,10 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def closing_brace(text: str) -> int:
-    """Index of the brace that closes the one at the start of `text`; -1 if there is none. Escaped braces do not
-    count."""
+    """Returns the index of the brace that closes the one at the start of `text`; -1 if there is none.
+
+    Escaped braces do not count.
+    """
     depth = 0
     escaped = False
     for at, char in enumerate(text):

@@ -2,7 +2,8 @@
 
 Everything that can go wrong in a user's function happens here: it may raise, print, exit, hang, or exhaust memory.
 Functions run on the main thread, so that time-outs based on signals work in them. The functions are trusted, but their
-inputs are not: `confine` removes the process's rights for that, and `isolation` runs functions that execute text.
+inputs are not. So `confine` removes the rights of the process, and `isolation` runs functions that execute text in
+forks.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from rlsdk.rewards.outcomes import Failed, Outcome, failed, to_outcome
 from rlsdk.rewards.protocol import Tag, encode_graded, encode_record, encode_value, read_message, write_all
 from rlsdk.rewards.text_evaluation import evaluates_text
 
-LOG_FULL = "\n[the log is full: what rewards print from here on is dropped]\n"
+LOG_FULL = "\n[the log is full: further output of rewards is discarded]\n"
 _MESSAGE_CHARS = 400
 
 
@@ -56,7 +57,7 @@ def main(requests: int, records: int, lifeline: int) -> None:
     confine_grading(confinement, limits, setup["scratch"], _files(functions))
     limit_memory(limits["memory_mb"])
     gc.collect()
-    gc.freeze()  # what is loaded now stays: garbage collection during grading can skip it
+    gc.freeze()  # loaded objects stay alive, so garbage collection during grading can skip them
     rewards = [_Reward(function, options, bounds, output.fileno()) for function, options in functions]
     if any(reward.apart for reward in rewards) and not bounds.allow_writes:
         confinement.note("no changes of permissions by functions that run text", why_attributes_change())
@@ -76,14 +77,14 @@ def main(requests: int, records: int, lifeline: int) -> None:
 
 
 def _close(fds: list[int]) -> None:
-    """Closes only once, as a fork of a fork may reuse these descriptors for other files."""
+    """Closes each descriptor only once, because a fork of a fork may reuse its number for another file."""
     while fds:
         with contextlib.suppress(OSError):
             os.close(fds.pop())
 
 
 def _use_scratch(scratch: str) -> None:
-    """Puts temporary files where writes are allowed; they are removed with the process."""
+    """Puts temporary files into the folder that the process may write; they are removed when the process ends."""
     os.environ["TMPDIR"] = scratch
     tempfile.tempdir = scratch
 
@@ -104,7 +105,7 @@ def die_with_parent(lifeline: int) -> None:
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
         poller = select.poll()  # `select` takes no descriptor of 1024 and above, which a large controller has
         poller.register(lifeline, select.POLLIN)
-        if poller.poll(0):  # it was closed before the kernel was asked
+        if poller.poll(0):  # it was closed before the kernel was set up
             os._exit(1)
         return
 
@@ -138,7 +139,7 @@ def _load_one(reward: Mapping[str, Any], limits: Mapping[str, Any]) -> Callable[
 
 
 class _Reward:
-    """One reward function, called so that its failures affect only its own sample."""
+    """One reward function; its failures affect only their own sample."""
 
     def __init__(
         self, function: Callable[..., Any], options: Mapping[str, Any], limits: RewardLimits, log: int
@@ -152,14 +153,14 @@ class _Reward:
         self._function, self._options, self._limits, self._log = function, options, limits, log
 
     def one(self, sample: RewardSample) -> tuple[Outcome, bool]:
-        """Outcome of one sample, and whether the process may continue."""
+        """Returns the outcome of one sample, and whether the process may continue."""
         if not self.apart:
             return self._one(sample)
         outcomes, status = call_apart(lambda: [self._one(sample)[0]], 1, self._log, self._limits)
         return (outcomes[0] if outcomes else describe_status(status)), True
 
     def together(self, samples: Sequence[RewardSample]) -> Sequence[Outcome] | None:
-        """Outcomes of all samples in one call; None if the call failed as a whole."""
+        """Returns the outcomes of all samples from one call; None if the call failed as a whole."""
         if not self.apart:
             return self._together(samples)
         return call_apart(lambda: self._together(samples), len(samples), self._log, self._limits)[0]
@@ -178,12 +179,12 @@ class _Reward:
             values = list(self._function(samples, **self._options))
             outcomes = [to_outcome(value, self._limits) for value in values]
             return outcomes if len(outcomes) == len(samples) else None
-        except BaseException:  # repeated one by one, which identifies the failing sample
+        except BaseException:  # the caller repeats one by one, to find the failing sample
             return None
 
 
 class _Channel:
-    """The channel to the controller, for this process only: a fork that returns here ends immediately."""
+    """The channel to the controller, for this process only: a fork that writes to it ends immediately."""
 
     def __init__(self, records: int, process: int, limits: RewardLimits) -> None:
         self._records = records
@@ -191,7 +192,7 @@ class _Channel:
         self._limits = limits
 
     def encode(self, outcome: Outcome, nonce: bytes, item: int) -> bytes:
-        """The record of one item; a failure if the record is too large."""
+        """Encodes the record of one item; a record that is too large becomes a failure."""
         if isinstance(outcome, float):
             return encode_value(outcome, nonce=nonce, item=item)
         if isinstance(outcome, Failed):
@@ -210,7 +211,7 @@ class _Channel:
 
 
 class _Task:
-    """One message: its items, and the samples as fresh objects for every call."""
+    """One message: its items, and the samples as new objects for every call."""
 
     def __init__(self, header: Mapping[str, Any], contexts: Sequence[bytes]) -> None:
         self.nonce = bytes.fromhex(header["nonce"])
@@ -220,7 +221,7 @@ class _Task:
         self._contexts = contexts
 
     def sample(self, at: int, reward: _Reward) -> RewardSample:
-        """A sample with its own row, so that a function cannot change those of other samples."""
+        """Builds a sample with its own row, so that a function cannot change rows of other samples."""
         context, response, truncated, extra, response_ids = self._samples[at]
         prompt, answer, row = json.loads(self._contexts[context])
         return RewardSample(
@@ -255,7 +256,7 @@ def _grade(task: _Task, rewards: Sequence[_Reward], channel: _Channel, clean_up:
 
 
 def _describe(error: BaseException) -> str:
-    """Type, message, and innermost code location of an error."""
+    """Returns type, message, and innermost code location of an error."""
     try:
         text = f"{type(error).__name__}: {error}"
     except Exception:
@@ -268,7 +269,7 @@ def _describe(error: BaseException) -> str:
 
 
 def _cleaner(output: _Output) -> Callable[[], None]:
-    """Undoes what a call may leave for the next: a running alarm, closed or replaced output."""
+    """Returns a function that undoes side effects of a call: a running alarm, closed or replaced output."""
     null = os.open(os.devnull, os.O_RDWR)
 
     def clean_up() -> None:

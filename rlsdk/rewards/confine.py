@@ -1,9 +1,9 @@
 """Confinement of a grading process before it reads model output: network, file writes, privileges, resources.
 
-Each measure is a system call of its own (Linux: seccomp, Landlock, prctl, rlimits; elsewhere only rlimits). What the
-system does not support is reported, not required: `Confinement.missing`. `docs/security-graders.md` describes the
-limits. System calls are made directly because neither Landlock nor seccomp has a maintained Python package without a
-compiled library.
+Each measure is a separate system call (Linux: seccomp, Landlock, prctl, rlimits; elsewhere only rlimits). Measures that
+the system does not support are reported in `Confinement.missing`, and grading continues. `docs/security-graders.md`
+describes the limits. This module makes system calls directly, because neither Landlock nor seccomp has a maintained
+Python package without a compiled library.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any
 from rlsdk.rewards.system_calls import filter_system_calls
 
 MAX_FILE_BYTES = 64 << 20
-"""Largest size of a file that a reward function writes."""
+"""Maximum size of a file that a reward function writes."""
 MAX_OPEN_FILES = 1_024
 MORE_PROCESSES = 1_024
-"""Most additional processes and threads of the user; root has no such limit."""
+"""Maximum number of additional processes and threads of the user; root has no such limit."""
 NOBODY = 65_534
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/kfd",
            "/dev/nvidia*", "/dev/dri/*")  # fmt: skip
-"""Files that may be written although writes are off; `*` as in a shell."""
+"""Device files that stay writable when file writes are off; `*` as in a shell."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Confinement:
     missing: list[str] = field(default_factory=list)
 
     def note(self, what: str, problem: str | None) -> None:
-        """Adds one measure; `problem` says why it failed."""
+        """Adds one measure; `problem` is the reason why it failed, or None."""
         if problem is None:
             self.held.append(what)
         else:
@@ -49,15 +49,17 @@ class Confinement:
 
 
 def confine_start(limits: Mapping[str, Any]) -> Confinement:
-    """Called before the user's code is imported: no new privileges, no network, no access to other processes,
-    limits."""
+    """Confines the process before it imports the user's code.
+
+    Blocks new privileges, the network and access to other processes, and sets resource limits.
+    """
     confinement = Confinement()
     _limit_resources(confinement)
     if sys.platform != "linux":
         confinement.missing += [f"no network ({sys.platform} has no seccomp)", "no new privileges"]
         return confinement
     confinement.note("no new privileges", _prctl(_PR_SET_NO_NEW_PRIVS, 1))
-    confinement.note("no look into this process from others", _prctl(_PR_SET_DUMPABLE, 0))
+    confinement.note("no access to this process from others", _prctl(_PR_SET_DUMPABLE, 0))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     denied = "no network and no tracing" if not limits["allow_network"] else "no tracing"
     confinement.note(denied, filter_system_calls(network=limits["allow_network"]))
@@ -67,11 +69,12 @@ def confine_start(limits: Mapping[str, Any]) -> Confinement:
 def confine_grading(
     confinement: Confinement, limits: Mapping[str, Any], scratch: str, files: Sequence[str]
 ) -> Confinement:
-    """Called after the user's code is imported, before the first sample: no file writes outside `scratch`, another
-    user.
+    """Confines the process after it imported the user's code, before the first sample.
+
+    Blocks file writes outside `scratch`, and changes root to another user.
 
     Args:
-        files: of the reward functions: another user must be able to read them.
+        files: source files of the reward functions, which the other user must be able to read.
     """
     if sys.platform == "linux":
         what = "no signals to others" if limits["allow_writes"] else "no file writes outside a folder of its own"
@@ -79,7 +82,7 @@ def confine_grading(
     elif not limits["allow_writes"]:
         confinement.missing.append(f"no file writes ({sys.platform} has no Landlock)")
     if sys.platform == "linux" and os.getuid() == 0:
-        kept = "reward_limits.allow_writes: files are written as who runs this"
+        kept = "reward_limits.allow_writes: files are written as the user of the run"
         confinement.note("not root", kept if limits["allow_writes"] else _become_nobody(scratch, files))
         if os.getuid() == 0 and not limits["allow_writes"]:
             confinement.note("root without capabilities", keep_reading())
@@ -89,7 +92,7 @@ def confine_grading(
 
 
 def probe() -> Confinement:
-    """Measures that work on this system, tested in a forked child."""
+    """Tests in a forked child which measures work on this system."""
     limits = {"allow_network": False, "allow_writes": False}
     readable, writable = os.pipe()
     child = os.fork()
@@ -116,7 +119,7 @@ def limit_memory(memory_mb: int) -> None:
 
 
 def hint(error: BaseException, limits: Mapping[str, Any]) -> str:
-    """Hint on the field of the configuration that allows what a function was refused; empty for any other error."""
+    """Returns a hint on the configuration field that allows the refused operation; empty for other errors."""
     for cause in _chain(error):
         if not isinstance(cause, OSError):
             continue
@@ -136,7 +139,7 @@ _CAP_DAC_READ_SEARCH = 2
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _WRITE_FILE, _REFER, _TRUNCATE = 1 << 1, 1 << 13, 1 << 14
 _CHANGES = _WRITE_FILE | sum(1 << bit for bit in range(4, 13))
-"""Landlock rights of writing files, and of creating and removing entries of folders."""
+"""Landlock rights to write files, and to create and remove entries of folders."""
 
 
 class _Beneath(ctypes.Structure):
@@ -147,8 +150,11 @@ class _Beneath(ctypes.Structure):
 
 
 def _landlock(limits: Mapping[str, Any], scratch: str) -> str | None:
-    """Forbids writes outside `scratch` and some devices, TCP, and signals and abstract sockets to outside; except what
-    is allowed. As far as the kernel's Landlock version supports."""
+    """Blocks writes outside `scratch` and some devices, TCP, and signals and abstract sockets to other processes.
+
+    `limits` may allow writes and the network. Only what the kernel's Landlock version supports is blocked. Returns the
+    reason if Landlock cannot be used at all.
+    """
     version = _call(_LANDLOCK_CREATE, None, 0, 1)
     if version < 1:
         return "the kernel has no Landlock"
@@ -205,7 +211,7 @@ def _limit(kind: int, value: int) -> None:
 
 
 def _tasks_of_user() -> int | None:
-    """Processes and threads of this user, to which RLIMIT_NPROC applies."""
+    """Counts the processes and threads of this user, to which RLIMIT_NPROC applies."""
     total = 0
     try:
         for entry in os.scandir("/proc"):
@@ -218,8 +224,11 @@ def _tasks_of_user() -> int | None:
 
 
 def _become_nobody(scratch: str, files: Sequence[str]) -> str | None:
-    """Changes to the user nobody. If that user cannot read what later imports need (an interpreter in root's own
-    folder), the process keeps one capability of root: to read any file."""
+    """Changes to the user nobody.
+
+    If that user cannot read files that later imports need (an interpreter in root's own folder), the process keeps one
+    capability of root: to read any file.
+    """
     places = [sys.prefix, sys.base_prefix, *sys.path, *files]
     hidden = any(place and os.path.exists(place) and not _open_to_all(place) for place in places)
     try:
@@ -243,15 +252,17 @@ def _open_to_all(place: str) -> bool:
 
 
 def keep_reading() -> str | None:
-    """Drops all capabilities of root except reading any file, which later imports and started programs may need. `no
-    new privileges` prevents regaining the others."""
+    """Drops all capabilities of root except the one to read any file, which later imports and programs may need.
+
+    `no new privileges` prevents the process from regaining the others.
+    """
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
     read = 1 << _CAP_DAC_READ_SEARCH
     kept = (ctypes.c_uint32 * 6)(read, read, read, 0, 0, 0)  # effective, permitted, inheritable; then the upper halves
     library = ctypes.CDLL(None, use_errno=True)
     if library.capset(ctypes.byref(header), ctypes.byref(kept)) != 0:
         return _reason()
-    # Started programs keep it too, which the kernel allows here.
+    # Programs that this process starts keep the capability too.
     library.prctl(_PR_CAP_AMBIENT, _AMBIENT_RAISE, _CAP_DAC_READ_SEARCH, 0, 0)
     return None
 

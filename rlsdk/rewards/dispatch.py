@@ -20,21 +20,21 @@ from rlsdk.rewards.protocol import RESULTS, ForeignRecordError, Record, Tag
 from rlsdk.rewards.submission import Submission, Task
 
 _POLL_S = 0.1
-"""Longest time between checks of the processes: one may die while its child holds the pipe open."""
+"""Maximum time between checks of the processes: one may die while its child holds the pipe open."""
 _PAUSE_S = 0.002
-"""Longest time that a record waits to be read together with others."""
+"""Maximum time that a record waits to be read together with others."""
 _SHORTEST_PAUSE_S = 0.0002
 
 
 class Dispatcher:
-    """Grades submissions in its own thread, one task of each in turn. All methods are thread-safe."""
+    """Grades submissions in its own thread; submissions take turns, one task each. All methods are thread-safe."""
 
     def __init__(
         self, rewards: Sequence[RewardDef], limits: RewardLimits, log_path: Path | None, num_workers: int
     ) -> None:
         """Starts the thread and the processes, and returns at once."""
         self.ready: Future[dict[str, Any]] = Future()
-        """What the first process reports when the functions are loaded; `ConfigError` if they cannot be."""
+        """The report of the first process when the functions are loaded; `ConfigError` if they cannot be loaded."""
         self._rewards, self._limits, self._log_path, self._num_workers = rewards, limits, log_path, num_workers
         self._lock = threading.Lock()
         self._inbox: list[Submission] = []
@@ -89,7 +89,7 @@ class Dispatcher:
             self._wake()
 
     def _wake(self) -> None:
-        with self._lock, suppress(OSError):  # it is already awake, or has ended
+        with self._lock, suppress(OSError):  # the thread is already awake, or has ended
             os.write(self._wake_out, b".")
 
     def _run(self) -> None:
@@ -104,7 +104,7 @@ class Dispatcher:
                 self._look_after_submissions()
                 if pause_s := self._pause_s():
                     time.sleep(pause_s)
-        except BaseException as unexpected:  # callers wait, and must get the error
+        except BaseException as unexpected:  # callers wait on futures, and must get the error
             error = unexpected
         self._end(error)
 
@@ -154,7 +154,7 @@ class Dispatcher:
             task = self._next_task()
             if task is None:
                 return
-            if process.is_gone():  # between two tasks: no item caused it
+            if process.is_gone():  # it died between two tasks, so no item caused it
                 task.submission.queue.appendleft(task)
                 self._replace(process, blame=False)
                 continue
@@ -162,7 +162,7 @@ class Dispatcher:
             task.submission.deadline = min(task.submission.deadline, now + self._limits.batch_timeout_s)
             try:
                 process.send(task)
-            except OSError:  # it died before it read anything: no item caused it
+            except OSError:  # it died before it read the task, so no item caused it
                 self._replace(process, blame=True)
 
     def _next_task(self) -> Task | None:
@@ -180,8 +180,10 @@ class Dispatcher:
         return _POLL_S
 
     def _pause_s(self) -> float:
-        """Seconds to wait for further records: processes write each record immediately, and fast functions would wake
-        this thread for every one. Shorter than the expected rest of a task; 0 if waiting is not worthwhile."""
+        """Seconds to wait for further records; shorter than the expected rest of a task, 0 if waiting does not pay off.
+
+        Processes write each record immediately; without the pause, fast functions would wake this thread for every one.
+        """
         tasks = [process.task for process in self._processes if process.task is not None]
         if not tasks or self._inbox or self._seconds_per_item >= _PAUSE_S:
             return 0.0
@@ -277,7 +279,7 @@ class Dispatcher:
         return None
 
     def _read_rest(self, process: GradingProcess) -> None:
-        """Reads what it wrote before it ended, so that graded items are not lost."""
+        """Reads what the process wrote before it ended, so that graded items are not lost."""
         task = process.task
         with suppress(EOFError, ForeignRecordError):
             for record in process.read():
@@ -303,10 +305,10 @@ class Dispatcher:
                 self._finish(submission)
 
     def _replace(self, process: GradingProcess, *, blame: bool) -> None:
-        """Starts a replacement immediately; the remaining items of the lost one are queued first.
+        """Queues the remaining items of a lost process first, and starts a replacement immediately.
 
         Args:
-            blame: the loss counts for the submission that it was grading, or those that wait for its start.
+            blame: count the loss for the submission that it was grading, or for those that wait for its start.
         """
         task = process.task
         if blame:
@@ -319,11 +321,11 @@ class Dispatcher:
         self._drop(process)
 
     def _drop(self, process: GradingProcess) -> None:
-        """Ends a process, whatever it is doing."""
+        """Ends a process, even if it is busy, and starts a replacement if one is needed."""
         self._selector.unregister(process.fileno())
         process.close()
         self._processes.remove(process)
-        if self._active or process.ready is not None:  # else it cannot start, and nobody waits for it
+        if self._active or process.ready is not None:  # else it cannot start, and no caller waits for it
             self._top_up()
 
     def _give_up(self, submission: Submission, kind: FailureKind, message: str) -> None:

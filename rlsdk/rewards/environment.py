@@ -1,4 +1,4 @@
-"""Allow-list of environment variables for grading processes, so that no secret reaches them."""
+"""Allow-list of environment variables for grading processes; it keeps secrets out of them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ PREFIXES = ("LC_",)
 
 
 def grading_environment(environment: Mapping[str, str], further: Sequence[str] = ()) -> dict[str, str]:
-    """The part of `environment` that grading processes get, plus default settings.
+    """Returns the part of `environment` that grading processes get, plus default settings.
 
     Args:
-        further: names that the user lets through (`reward_limits.environment`).
+        environment: the full environment.
+        further: additional names that the user allows (`reward_limits.environment`).
     """
     kept = {
         name: value

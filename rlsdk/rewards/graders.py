@@ -13,7 +13,7 @@ from rlsdk.rewards.quantity import Quantity, parse_quantity
 from rlsdk.rewards.structure import split_name
 
 MAX_CHARS = 256
-"""Most characters of an answer line; a longer one is a sentence around an answer."""
+"""Maximum length of an answer in characters; longer texts are sentences around an answer."""
 
 _LETTER = re.compile(r"\(?([A-Za-z])\)?[.):]?")
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
@@ -29,11 +29,11 @@ _ANNOUNCED = re.compile(
 
 @checks_rows
 def gsm8k(sample: RewardSample) -> float:
-    r"""1 when the response's final number equals the reference's, exactly; 0 otherwise.
+    r"""Returns 1 if the response's final number equals the reference's exactly, else 0.
 
-    The number must stand alone behind the last `####`, in the last `\boxed{}`, or between the last answer tags; a
-    unit, bold, a currency sign or a name (`x = 18`) may stand with it. A response without such a mark earns nothing,
-    so neither repeating the question nor listing candidates pays. Numbers and units: docs/rewards.md.
+    The number must stand alone after the last `####`, in the last `\boxed{}`, or between the last answer tags. A unit,
+    bold type, a currency sign or a name (`x = 18`) is allowed. A response without such a mark scores 0, so it does not
+    pay to repeat the question or to list candidates. docs/rewards.md has the rules for numbers and units.
 
     Raises:
         ValueError: the reference answer is not a number.
@@ -50,10 +50,10 @@ def gsm8k(sample: RewardSample) -> float:
 
 @checks_rows
 def choice(sample: RewardSample) -> float:
-    r"""1 when the response's final letter is the reference's; 0 otherwise.
+    r"""Returns 1 if the response's final letter is the reference's, else 0.
 
-    The letter stands after a mark as for `gsm8k`, in a last line such as "Answer: B", or is the whole response.
-    Brackets, bold, a full stop and the option's own text (`B. Paris`) may stand with it; a second letter may not.
+    The letter follows a mark as for `gsm8k`, is in a last line such as "Answer: B", or is the whole response. Brackets,
+    bold type, a full stop and the option's text (`B. Paris`) are allowed; a second letter is not.
 
     Raises:
         ValueError: the reference answer is not one letter.
@@ -66,7 +66,7 @@ def choice(sample: RewardSample) -> float:
 
 
 def _reference(sample: RewardSample) -> str:
-    """The final answer of the reference, which may be a worked solution."""
+    """Returns the final answer of the reference, which may be a worked solution."""
     if sample.answer is None:
         raise ValueError(NO_ANSWER)
     marked = final_answer(sample.answer)
@@ -86,7 +86,8 @@ def _quantity(text: str) -> Quantity | None:
 
 
 def _chosen(response: str) -> str:
-    """The text that should contain the letter: the marked text, what the last line announces, or the only line."""
+    """Returns the text that should contain the letter: the marked text, a last line such as "Answer: B", or the only
+    line."""
     if has_mark(response):
         return final_answer(response) or ""
     lines = without_thoughts(response).strip().splitlines()

@@ -1,4 +1,4 @@
-"""HTTP client of services: one POST with retries, within limits of time and size; errors say what is wrong."""
+"""HTTP client for reward services: requests with retries, within limits on time and size."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rlsdk.interfaces import ConfigError
 from rlsdk.rewards.definitions import FailureKind
 
 if TYPE_CHECKING:
-    # Imported by who asks: every run imports this module, and httpx comes with a command line of its own.
+    # Imported only where a client is created: every run imports this module, and httpx also imports a command line.
     import httpx
 
 _SHOWN = 200
-"""Most characters of an answer that an error shows."""
+"""Maximum number of bytes of a response that an error shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +26,11 @@ class RemoteOptions:
     """Settings of requests to a service."""
 
     batch_size: int = 64
-    """Most samples in one request."""
+    """Maximum number of samples in one request."""
     batch_wait_s: float = 0.02
-    """Seconds that a sample waits to be batched with others."""
+    """Maximum seconds that a sample waits to be batched with others."""
     max_concurrent: int = 4
-    """Most concurrent requests."""
+    """Maximum number of concurrent requests."""
     timeout_s: float = 60.0
     """Seconds per attempt, from connecting to the last byte."""
     retries: int = 3
@@ -39,7 +39,7 @@ class RemoteOptions:
     """Seconds before the first retry; doubled for each further one."""
     max_response_bytes: int = 8 << 20
     send_tokens: bool = False
-    """Sends `response_ids`."""
+    """Send `response_ids`."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Headers of every request. They may contain secrets, and are never shown."""
 
@@ -55,7 +55,7 @@ class RemoteError(Exception):
 
 
 class HttpClient:
-    """Sends JSON and returns bytes. For one event loop only."""
+    """Sends JSON and returns bytes. Use it on one event loop only."""
 
     def __init__(self, options: RemoteOptions) -> None:
         import httpx
@@ -70,15 +70,15 @@ class HttpClient:
         )
 
     async def post(self, url: str, body: bytes) -> bytes:
-        """Posts JSON and returns the answer.
+        """Posts JSON and returns the body of the response.
 
         Raises:
-            RemoteError: no answer of status 200, or none within the limits.
+            RemoteError: the status is not 200, or the response exceeds the limits on time or size.
         """
         return await self._with_retries("POST", url, body)
 
     async def get(self, url: str) -> bytes:
-        """As `post`, without a body."""
+        """Sends a GET request; otherwise like `post`."""
         return await self._with_retries("GET", url, None)
 
     async def close(self) -> None:
@@ -113,7 +113,7 @@ class HttpClient:
             raise RemoteError(f"{url}: {type(error).__name__}: {error}") from error
 
     async def _read(self, url: str, response: httpx.Response) -> bytes:
-        """The body, up to its limit; of an error only the beginning."""
+        """Reads the body up to the size limit; for an error status, only the beginning."""
         status = response.status_code
         if response.is_redirect:
             target = response.headers.get("Location", "nowhere")
@@ -121,7 +121,7 @@ class HttpClient:
                 f"{url} redirects to {target!r}, which is not followed; name the URL that it redirects to"
             )
         if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise RemoteError(f"{url} answered compressed, although that was not asked for")
+            raise RemoteError(f"{url} answered compressed data, which was not requested")
         data = bytearray()
         limit = self._options.max_response_bytes if status == HTTPStatus.OK else _SHOWN
         async for part in response.aiter_raw():
@@ -136,7 +136,7 @@ class HttpClient:
 
 
 def check_url(url: str) -> str:
-    """The URL.
+    """Returns the URL if it can be used.
 
     Raises:
         ConfigError: it is not an HTTP URL, has no host, or contains a password.
@@ -157,6 +157,6 @@ def check_url(url: str) -> str:
 
 
 def shown(data: bytes) -> str:
-    """The beginning of an answer."""
+    """Returns the beginning of a response, for error messages."""
     text = data[:_SHOWN].decode("utf-8", "replace")
     return repr(text) + ("..." if len(data) > _SHOWN else "")

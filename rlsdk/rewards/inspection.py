@@ -1,6 +1,6 @@
-"""Inspects the source of a reward function before anything is started, without running it.
+"""Inspects the source of a reward function before the run starts any process, without running the function.
 
-The grading process loads the function later and finds further errors; this finds mistakes without a process.
+The grading process loads the function later and finds further errors.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from rlsdk.rewards.signatures import Form, check_form, form_of, parameters_of
 
 
 def inspect_target(target: str, options: Mapping[str, Any] | None = None) -> Form:
-    """The form of the function that `target` names, as far as its source shows.
+    """Returns the form of the function that `target` names, as far as its source shows.
 
     Args:
         target: `pkg.mod:fn` or `path/file.py:fn`.
-        options: keyword arguments that it will get.
+        options: keyword arguments of its calls.
 
     Raises:
-        ConfigError: no such file, module or function (with the nearest name), source that is no Python, or a signature
-            that cannot be called.
+        ConfigError: the file, module or function does not exist (the message gives the nearest name), the source is not
+            valid Python, or the signature does not accept the call.
     """
     said = f"reward {target!r}"
     where, colon, name = target.rpartition(":")
@@ -46,7 +46,7 @@ def inspect_target(target: str, options: Mapping[str, Any] | None = None) -> For
 
 
 def _module(name: str, said: str) -> Path | None:
-    """The source file of a module, without importing it; None if it has none."""
+    """Returns the source file of a module without importing it; None if it has none."""
     places: Sequence[str] | None = [*sys.path, str(Path.cwd())]
     spec = None
     for at, _ in enumerate(parts := name.split("."), 1):
@@ -69,7 +69,7 @@ def _parsed(path: Path, said: str) -> ast.Module:
         return ast.parse(path.read_bytes(), str(path))
     except SyntaxError as error:
         line = (error.text or "").strip()
-        raise ConfigError(f"{said}: {path}:{error.lineno} is no Python: {error.msg}: {line[:80]}") from error
+        raise ConfigError(f"{said}: {path}:{error.lineno} is not valid Python: {error.msg}: {line[:80]}") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{said}: {str(path)!r} cannot be read as Python: {error}") from error
 
@@ -93,7 +93,7 @@ def _check_imports(tree: ast.Module, path: Path, said: str) -> None:
             package = name.partition(".")[0]
             if not _is_there(package):
                 raise ConfigError(
-                    f"{said}: {path}:{node.lineno} imports {name!r}, and there is no module {package!r} here. Is it "
+                    f"{said}: {path}:{node.lineno} imports {name!r}, but there is no module {package!r} here. Is it "
                     f"installed in {sys.prefix}?"
                 )
 
@@ -108,7 +108,7 @@ def _is_there(package: str) -> bool:
 
 
 def _definition(tree: ast.Module, path: Path, name: str, said: str) -> ast.AST | None:
-    """The definition of a top-level name in a file; None if the source does not show it."""
+    """Returns the definition of a top-level name in a file; None if the source does not show it."""
     defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     if name in defined:
         return defined[name]
@@ -124,7 +124,7 @@ def _definition(tree: ast.Module, path: Path, name: str, said: str) -> ast.AST |
 
 
 def _form(node: ast.FunctionDef, options: Mapping[str, Any], said: str) -> Form:
-    """The form of a function, which is checked to be callable that way."""
+    """Returns the form of a function, and checks that its signature accepts such a call."""
     signature = _signature(node)
     named, takes_any = parameters_of(signature)
     form = form_of(named)

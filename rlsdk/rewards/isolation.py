@@ -1,8 +1,8 @@
-"""Runs each call in its own forked process: for reward functions that execute what a model wrote.
+"""Runs each call in its own forked process, for reward functions that execute model output.
 
-Such code may do anything to the process that it runs in. Therefore that process has no channel to the controller,
-grades only this call, and is killed with all its descendants; its changes in memory are lost, and nothing reaches
-another sample. It can still choose its own value, because it runs where that value is computed.
+Such code may do anything to its process. So the process has no channel to the controller, runs only this call, and is
+killed with all its descendants. Its changes in memory are lost, so they cannot affect another sample. The code can
+still forge the value of its own sample, because it runs in the process that computes the value.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ _LENGTH = struct.Struct("<Q")
 def call_apart(
     call: Callable[[], Sequence[Outcome] | None], count: int, keep: int, limits: RewardLimits
 ) -> tuple[Sequence[Outcome] | None, int]:
-    """Runs `call` in a fork; returns its outcomes and the fork's wait status. Outcomes are None if they are invalid.
+    """Runs `call` in a fork; returns its outcomes (None if they are invalid) and the wait status of the fork.
 
     Args:
-        count: outcomes that are expected.
-        keep: file descriptor of the log, which the fork may use besides the standard ones.
-        limits: on returned values.
+        call: the function to run.
+        count: expected number of outcomes.
+        keep: file descriptor of the log, which the fork keeps besides the standard ones.
+        limits: limits on returned values.
     """
     keep_attributes = not limits.allow_writes and why_attributes_change() is None
     readable, writable = os.pipe()
@@ -59,8 +60,10 @@ def call_apart(
 
 @cache
 def why_attributes_change() -> str | None:
-    """Reason why forks here cannot be prevented from changing permissions, owners and times of files; None if they can.
-    Tested in a fork, as a filter is permanent."""
+    """Returns why this system cannot stop forks from changing permissions, owners and times of files; None if it can.
+
+    Tested in a fork, because a filter is permanent.
+    """
     if sys.platform != "linux":
         return f"{sys.platform} has no seccomp"
     readable, writable = os.pipe()
@@ -78,7 +81,7 @@ def why_attributes_change() -> str | None:
 
 
 def describe_status(status: int) -> Outcome:
-    """The failure of a sample whose process ended with this status and no value."""
+    """Returns the failure of a sample whose process ended with this status and without a value."""
     code = os.waitstatus_to_exitcode(status)
     how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
     return failed(FailureKind.CRASH, f"the process died: {how}")
@@ -87,10 +90,10 @@ def describe_status(status: int) -> Outcome:
 def _serve(
     call: Callable[[], Sequence[Outcome] | None], writable: int, keep: int, limits: RewardLimits, keep_attributes: bool
 ) -> None:
-    """Runs in the fork: it has only the standard file descriptors, the log's and its channel back.
+    """Runs in the fork, which keeps only the standard file descriptors, the log, and the channel back.
 
     Args:
-        keep_attributes: it cannot change permissions, owners and times of files; without that nothing is called.
+        keep_attributes: block changes of permissions, owners and times of files; if that fails, do not run the call.
     """
     with contextlib.suppress(BaseException):
         low, high = sorted((writable, keep))
@@ -110,7 +113,8 @@ def _serve(
 
 
 def _read(readable: int) -> bytes:
-    """Reads until the fork has sent everything, or has closed its end: a child of its own may keep it open."""
+    """Reads until the fork has sent everything or closed its end. Stops after the announced length, because a child of
+    the fork may keep the pipe open."""
     parts = bytearray()
     end = _LENGTH.size
     while len(parts) < end:
@@ -124,7 +128,7 @@ def _read(readable: int) -> bytes:
 
 
 def _to_json(outcome: Outcome) -> Any:
-    """A number as itself; other outcomes as a mapping."""
+    """Encodes a number as it is, and other outcomes as a mapping."""
     if isinstance(outcome, float):
         return outcome
     if isinstance(outcome, Failed):
@@ -144,19 +148,19 @@ def _decode(data: bytes, count: int, limits: RewardLimits) -> Sequence[Outcome] 
 
 
 def _from_json(given: Any, limits: RewardLimits) -> Outcome:
-    """Raises `ValueError`, `KeyError` or `TypeError` for what is no outcome: the fork may have written anything."""
+    """Decodes an outcome. The fork may have written anything: raises `ValueError`, `KeyError` or `TypeError`."""
     if isinstance(given, float):
         return check_number(given, limits)
     if set(given) == {"kind", "message"}:
         return failed(FailureKind(given["kind"]), str(given["message"]))
     if set(given) != {"score", "token_scores", "metrics"}:
-        raise NonsenseError(FailureKind.TYPE, "no outcome")
+        raise NonsenseError(FailureKind.TYPE, "not an outcome")
     found: Graded = check_graded(given["score"], given["token_scores"], given["metrics"], limits)
     return found
 
 
 def _end(child: int) -> int:
-    """Kills a child and reaps its status: its own exit status, if it had already ended."""
+    """Kills a child and returns its wait status; that of its own exit, if it had already ended."""
     status = 0
     with contextlib.suppress(ChildProcessError, ProcessLookupError):
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -167,7 +171,7 @@ def _end(child: int) -> int:
 
 
 def _children() -> set[int]:
-    """Children of this process, including adopted ones; empty if the system does not report them."""
+    """Returns the children of this process, including adopted ones; empty if the system does not report them."""
     found: set[int] = set()
     for path in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """A model as judge: it rates every response, and its verdict is the reward.
 
-The model is behind any server with the OpenAI chat API (`vllm serve`, `sglang`, a hosted API), with weights of its own
-that training does not change.
+Any server with the OpenAI chat API can serve the model (`vllm serve`, `sglang`, a hosted API). Training does not change
+its weights.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from rlsdk.rewards.service import SentScore, describe
 PATTERN = r"(?i)\b(?:score|rating|verdict)\b[*\s]*[:=][*\s]*([\w.+-]+)"
 """Default pattern: `Score: 7`, `**Verdict:** yes`; the group is the verdict."""
 MAX_REPLY_CHARS = 20_000
-"""Characters at the end of a reply that are searched for the verdict."""
+"""Number of characters at the end of a reply that are searched for the verdict."""
 _PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeOptions:
-    """Question of a judge, and how to parse its verdict."""
+    """The question to a judge, and how to parse its verdict."""
 
     model: str
-    """Name of the model at the service."""
+    """Name of the model on the server."""
     template: str
     """Text of the question; `{prompt}`, `{response}`, `{answer}` and `{any_field_of_the_row}` are filled in."""
     system_prompt: str | None = None
@@ -40,7 +40,7 @@ class JudgeOptions:
     """Verdict -> score, case-insensitive. Empty: the verdict is a number."""
     lowest: float = 0.0
     highest: float = 1.0
-    """Range of numeric verdicts, mapped linearly to scores from 0 to 1. Verdicts outside are failures."""
+    """Range of numeric verdicts, mapped linearly to scores from 0 to 1. Verdicts outside the range are failures."""
     temperature: float = 0.0
     max_tokens: int = 1024
     seed: int = 0
@@ -51,10 +51,10 @@ class VerdictError(ValueError):
 
 
 def question(sample: RewardSample, options: JudgeOptions) -> str:
-    """The template with its placeholders filled in. Placeholders in filled-in text are not replaced.
+    """Returns the template with its placeholders filled in. Placeholders inside inserted text are not replaced.
 
     Raises:
-        VerdictError: the sample has no such field.
+        VerdictError: the sample lacks a field of the template.
     """
     own = {"prompt": sample.prompt, "response": sample.response, "answer": sample.answer}
 
@@ -71,10 +71,10 @@ def question(sample: RewardSample, options: JudgeOptions) -> str:
 
 
 def verdict(reply: str, options: JudgeOptions) -> float:
-    """Parses the score of a reply.
+    """Parses the score from a reply.
 
     Raises:
-        VerdictError: the pattern is nowhere in it, or what it finds is none of the choices, or no number in the range.
+        VerdictError: the pattern does not match, or the verdict is not one of the choices or not a number in the range.
     """
     found = None
     for match in re.finditer(options.pattern, reply[-MAX_REPLY_CHARS:]):
@@ -96,7 +96,7 @@ def verdict(reply: str, options: JudgeOptions) -> float:
 
 
 class _Reply(BaseModel):
-    """The used fields of an answer; services send more."""
+    """The fields of a reply that are used; servers send more."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -123,19 +123,19 @@ class JudgeClient:
     def __init__(self, url: str, options: RemoteOptions, judge: JudgeOptions) -> None:
         """
         Args:
-            url: up to `/v1`.
-            options: how the service is asked.
-            judge: what it is asked.
+            url: base URL, up to and including `/v1`.
+            options: settings of requests.
+            judge: the question, and how to parse the verdict.
 
         Raises:
-            ConfigError: the URL is not one that is asked.
+            ConfigError: the URL cannot be used (`check_url`).
         """
         self.name = check_url(url).rstrip("/")
         self._judge = judge
         self._http = HttpClient(options)
 
     async def score(self, samples: Sequence[RewardSample]) -> Sequence[SentScore]:
-        """Asks one question after another; concurrent calls ask concurrently."""
+        """Asks about the samples one after another. Concurrent calls run concurrently."""
         return [await self._one(sample) for sample in samples]
 
     async def check(self) -> None:
@@ -149,7 +149,7 @@ class JudgeClient:
         try:
             models = [model.id for model in _Models.model_validate_json(data).data]
         except ValidationError as error:
-            raise RemoteError(f"{url} answered no list of models: {describe(error)}: {shown(data)}") from error
+            raise RemoteError(f"{url} did not answer a list of models: {describe(error)}: {shown(data)}") from error
         if self._judge.model not in models:
             wanted = self._judge.model
             raise RemoteError(f"{self.name} has no model {wanted!r}{nearest(wanted, models)}; it has {models[:8]}")
@@ -178,7 +178,7 @@ class JudgeClient:
         try:
             reply = _Reply.model_validate_json(data)
         except ValidationError as error:
-            raise RemoteError(f"{url} answered no completion: {describe(error)}: {shown(data)}") from error
+            raise RemoteError(f"{url} did not answer a completion: {describe(error)}: {shown(data)}") from error
         if not reply.choices or reply.choices[0].message.content is None:
-            raise RemoteError(f"{url} answered a completion without a text")
+            raise RemoteError(f"{url} answered a completion without text")
         return reply.choices[0].message.content

@@ -1,4 +1,4 @@
-"""Finds reward functions by name, marks them, and names them for other processes."""
+"""Loads reward functions by name, marks their properties, and names them for other processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def prepared_by(prepare: Callable[[], object]) -> Callable[[F], F]:
     """Marks a reward function with a function to call once before the first sample: slow imports, tables, models.
 
-    It counts towards the start-up time of the grading process, not towards a sample's time limit.
+    Its time counts towards the startup of the grading process, not towards a sample's time limit.
     """
 
     def mark(function: F) -> F:
@@ -28,15 +28,17 @@ def prepared_by(prepare: Callable[[], object]) -> Callable[[F], F]:
 
 
 def checks_rows(function: F) -> F:
-    """Marks a reward function that is fast for an empty response, and then raises ValueError for a row that it cannot
-    grade for any response: rows are checked with it before a run starts."""
+    """Marks a reward function that can check rows of the data before a run starts.
+
+    Called with an empty response, such a function is fast, and raises ValueError for a row that it cannot grade.
+    """
     function.checks_rows = True  # type: ignore[attr-defined]
     return function
 
 
 def target_of(function: Callable[..., Any]) -> str:
-    """Import string with which another process can load this function: `module:name`, or `file.py:name` for the running
-    script.
+    """Returns the import string with which another process can load this function: `module:name`, or `file.py:name` for
+    the running script.
 
     Raises:
         ConfigError: it has no importable name (a lambda, a nested function, an object).
@@ -52,11 +54,17 @@ def target_of(function: Callable[..., Any]) -> str:
 
 
 def load_function(target: str, options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
-    """Loads the reward `target`, `pkg.mod:fn` or `path/file.py:fn`, and checks that it accepts a sample and these
-    options; a function with the signature of TRL or verl is wrapped.
+    """Loads the reward function `target`, and checks that it accepts a sample and these options.
+
+    A function with the signature of TRL or verl is wrapped.
+
+    Args:
+        target: `pkg.mod:fn` or `path/file.py:fn`.
+        options: keyword arguments of its calls.
 
     Raises:
-        ConfigError: no such file, module or function (with the nearest name), or it cannot be called that way.
+        ConfigError: the file, module or function does not exist (the message gives the nearest name), or the function
+            does not accept the arguments.
     """
     function = find_function(target, what="reward")
     wrapped = adapted(function, options or {}, f"reward {target!r}")

@@ -1,6 +1,6 @@
 r"""Normalizes the notation of answers: `plain` removes presentation and does not change the meaning.
 
-Presentation is: math delimiters, boxes, bold and other fonts, sizes, spacing, a full stop at the end, signs that
+Presentation means math delimiters, boxes, bold and other fonts, sizes, spacing, a final full stop, and signs that
 Unicode and LaTeX write differently. Units, names, brackets and order are kept.
 """
 
@@ -11,7 +11,7 @@ import re
 from rlsdk.rewards.answer import closing_brace
 
 MAX_CHARS = 2_048
-"""Longest answer in characters that is normalized; longer ones are compared as they are."""
+"""Maximum length in characters of an answer that is normalized; longer ones are compared unchanged."""
 
 _UNICODE = str.maketrans({
     "\u2212": "-", "\u00d7": r"\times ", "\u00b7": r"\cdot ", "\u22c5": r"\cdot ", "\u00f7": r"\div ",
@@ -49,7 +49,7 @@ _BY_COMMAND = re.compile(r"(?<=[^\w\s])\s+(?=\\)|(?<=\w)\s+(?=\\(?!text))|(?<=\\
 
 
 def plain(text: str) -> str:
-    """One spelling of an answer. A blank between two letters or digits stays: `4 2` is not `42`."""
+    """Normalizes the notation of an answer. A space between two letters or digits stays: `4 2` is not `42`."""
     if len(text) > MAX_CHARS:
         return text.strip()
     text = unwrap(_BOLD.sub(r"\1", text.translate(_UNICODE)))
@@ -70,8 +70,7 @@ def plain(text: str) -> str:
 
 
 def unwrap(text: str) -> str:
-    """Without what is around the whole: delimiters, boxes, fonts, a pair of brackets that holds one thing, a full
-    stop."""
+    """Removes what surrounds the whole text: delimiters, boxes, fonts, brackets around a single value, a full stop."""
     before = None
     while text != before:
         before = text
@@ -90,8 +89,10 @@ def unwrap(text: str) -> str:
 
 
 def top_level(text: str, separators: str) -> list[str]:
-    """The parts of `text` between the separators that stand outside of all brackets. An interval's brackets close each
-    other whatever their kind: `[0,1)`."""
+    """Splits `text` at the separators outside of all brackets.
+
+    Brackets of different kinds close each other, for intervals such as `[0,1)`.
+    """
     parts, depth, start = [], 0, 0
     for at, char in enumerate(text):
         depth += (char in "([{") - (char in ")]}")
@@ -129,7 +130,8 @@ def _depths(text: str) -> list[int]:
 
 
 def _as_text(match: re.Match[str]) -> str:
-    """Upright letters are text; bold ones, and a single one that is no unit after a number, are variables."""
+    r"""Rewrites a font command: bold text, and a single upright letter not after a number, are variables; the rest is
+    `\text`."""
     font, inside = match.groups()
     behind_number = match.string[: match.start()].rstrip()[-1:].isdigit()
     is_letter = len(inside.strip()) == 1 and not behind_number
@@ -137,7 +139,7 @@ def _as_text(match: re.Match[str]) -> str:
 
 
 def _drop_math_signs(text: str) -> str:
-    r"""Dollar signs that delimit math go; one that stands for money is written `\$`."""
+    r"""Removes dollar signs that delimit math; writes one that means money as `\$`."""
     signs = len(re.findall(r"(?<!\\)\$", text))
     if signs % 2 == 0:
         return re.sub(r"(?<!\\)\$", "", text)

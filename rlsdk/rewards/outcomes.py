@@ -21,7 +21,7 @@ _MESSAGE_CHARS = 400
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Graded:
-    """What a reward returned for one sample."""
+    """The value that a reward returned for one sample."""
 
     score: float | None
     """None: the reward does not apply to the sample."""
@@ -39,7 +39,7 @@ class Failed:
 
 
 Outcome: TypeAlias = float | Graded | Failed
-"""Outcome of one item. Most rewards return a plain number, which is sent as such."""
+"""Outcome of one item. Most rewards return a plain number, which is sent as a float."""
 
 NOT_APPLICABLE = Graded(score=None)
 
@@ -70,15 +70,15 @@ def failed(kind: FailureKind, message: str, hint: str = "") -> Failed:
 
 
 def check_number(value: object, limits: RewardLimits, what: str = "") -> float:
-    """Checks for a finite number of bounded size.
+    """Returns `value` as a float, and checks that it is finite and not too large.
 
     Args:
-        value: anything that `float` takes, text excepted.
-        limits: `max_value`.
-        what: it is, for messages; empty: what the function returned.
+        value: anything that `float` accepts, except text.
+        limits: its `max_value` applies.
+        what: beginning of error messages; empty: "the function gave".
 
     Raises:
-        NonsenseError: it is not.
+        NonsenseError: it is not such a number.
     """
     gave = what or "the function gave"
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
@@ -89,12 +89,12 @@ def check_number(value: object, limits: RewardLimits, what: str = "") -> float:
     except OverflowError:
         number = math.inf
     except Exception as error:
-        raise NonsenseError(FailureKind.TYPE, f"{gave} a {type(value).__name__} that is no number: {error}") from error
+        raise NonsenseError(FailureKind.TYPE, f"{gave} a {type(value).__name__}, not a number: {error}") from error
     if not math.isfinite(number):
         raise NonsenseError(FailureKind.NAN, f"{gave} {number}")
     if abs(number) > limits.max_value:
         limit = f"reward_limits.max_value {limits.max_value:g}"
-        raise NonsenseError(FailureKind.NAN, f"{gave} {number:g}, which is beyond {limit}")
+        raise NonsenseError(FailureKind.NAN, f"{gave} {number:g}, which exceeds {limit}")
     return number
 
 
@@ -102,19 +102,19 @@ def check_graded(score: object, token_scores: object, metrics: object, limits: R
     """Checks type and size of each part of a record.
 
     Raises:
-        NonsenseError: names the part and its value.
+        NonsenseError: a part is invalid; the message gives the part and its value.
     """
     number = None if score is None else check_number(score, limits, "the record has a score of")
     tokens = None if token_scores is None else _check_tokens(token_scores, limits)
     if number is None and tokens is not None:
         raise NonsenseError(
-            FailureKind.TYPE, "the record has token_scores without a score; expected a score, such as 0.0, beside them"
+            FailureKind.TYPE, "the record has token_scores without a score; expected a score too, such as 0.0"
         )
     return Graded(score=number, token_scores=tokens, metrics=_check_metrics(metrics, limits))
 
 
 def check_length(graded: Graded, num_tokens: int) -> Failed | None:
-    """Checks that there is a number for each response token."""
+    """Returns a failure if there is not one token score for each response token, else None."""
     if graded.token_scores is None or len(graded.token_scores) == num_tokens:
         return None
     return failed(

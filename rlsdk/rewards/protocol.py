@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 NONCE_BYTES = 8
 NO_NONCE = bytes(NONCE_BYTES)
-"""Nonce of records before the first task."""
+"""Nonce of records sent before the first task."""
 MAX_RECORD_BYTES = 1 << 20
 """Largest size of a record without token scores."""
 
@@ -41,15 +41,15 @@ class Tag(IntEnum):
     REFUSED = 2
     """JSON: a reward function cannot be loaded. The process ends."""
     VALUE = 3
-    """A double: the item's reward."""
+    """A double (float64): the item's reward."""
     FAILED = 4
     """JSON: why the item has no reward."""
     SINGLY = 5
-    """Empty: the batched call failed; its items follow one by one."""
+    """Empty: the batched call failed; its items are graded one by one."""
     DONE = 6
-    """Empty: the whole message is graded."""
+    """Empty: all items of the message are graded."""
     RECORD = 7
-    """Doubles and JSON: the item's score, token scores and metrics; or that the reward does not apply to it."""
+    """The item's score, token scores and metrics, or that the reward does not apply (`encode_graded`)."""
 
 
 RESULTS = (Tag.VALUE, Tag.FAILED, Tag.RECORD)
@@ -73,11 +73,11 @@ class Record:
     """Index of the item in its task."""
     value: float = 0.0
     body: Mapping[str, Any] | None = None
-    """JSON; of a RECORD its `score`, `token_scores` and `metrics`."""
+    """Decoded JSON; for a RECORD, its `score`, `token_scores` and `metrics`."""
 
 
 def encode_message(body: Mapping[str, Any], lines: Sequence[bytes] = ()) -> bytes:
-    """A header, and lines that are JSON already. Raises `TypeError` or `ValueError` for what JSON does not know."""
+    """Encodes a header and lines of JSON. Raises `TypeError` or `ValueError` if JSON cannot represent the header."""
     data = b"\n".join([json.dumps(body).encode(), *lines])
     return _LENGTH.pack(len(data)) + data
 
@@ -109,7 +109,7 @@ def encode_graded(
     nonce: bytes = NO_NONCE,
     item: int = 0,
 ) -> bytes:
-    """A RECORD. `score` None: the reward does not apply."""
+    """Encodes a RECORD. `score` None: the reward does not apply."""
     count = 0 if token_scores is None else len(token_scores)
     data = _GRADED.pack(score is not None, score or 0.0, token_scores is not None, count)
     data += b"" if token_scores is None else token_scores.astype("<f4", copy=False).tobytes()
@@ -118,14 +118,14 @@ def encode_graded(
 
 
 def take_records(buffer: bytearray, max_bytes: int = MAX_RECORD_BYTES) -> Iterator[Record]:
-    """Yields the complete records at the start of `buffer`, and removes them when exhausted.
+    """Yields the complete records at the start of `buffer`, and removes them after the last one.
 
     Args:
         buffer: bytes read so far.
-        max_bytes: of one record's payload.
+        max_bytes: maximum payload of one record.
 
     Raises:
-        ForeignRecordError: the next bytes are no record.
+        ForeignRecordError: the next bytes are not a record.
     """
     at = 0
     while len(buffer) - at >= _HEADER.size:
@@ -133,7 +133,7 @@ def take_records(buffer: bytearray, max_bytes: int = MAX_RECORD_BYTES) -> Iterat
         end = at + _HEADER.size + length
         known = _TAGS.get(tag)
         if known is None or length > max_bytes:
-            raise ForeignRecordError("bytes that are no record")
+            raise ForeignRecordError("bytes that are not a record")
         if end > len(buffer):
             break
         yield _decode(known, nonce, item, bytes(buffer[at + _HEADER.size : end]))
@@ -156,11 +156,11 @@ def _decode(tag: Tag, nonce: bytes, item: int, data: bytes) -> Record:
             return Record(tag, nonce, item, 0.0, _read_graded(data))
         return Record(tag, nonce, item, 0.0, json.loads(data) if data else None)
     except (struct.error, ValueError) as error:
-        raise ForeignRecordError("a record that cannot be read") from error
+        raise ForeignRecordError("a record that cannot be decoded") from error
 
 
 def _read_graded(data: bytes) -> dict[str, Any]:
-    """The parts of a RECORD, before validation."""
+    """Decodes the parts of a RECORD without validating them."""
     has_score, score, has_tokens, count = _GRADED.unpack_from(data)
     end = _GRADED.size + 4 * count
     if end > len(data):

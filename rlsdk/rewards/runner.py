@@ -18,10 +18,10 @@ from rlsdk.rewards.submission import Submission
 
 
 class RewardRunner:
-    """Reward functions, in one or more processes that live as long as the runner.
+    """Runs reward functions in one or more processes that live as long as the runner.
 
-    `start` returns immediately, so that imports overlap with the rest of the run's start; `score` waits for them. The
-    processes end with `close`, with the runner, and with this process, however it ends.
+    `start` returns immediately, so that imports overlap with the rest of the startup; `score` waits for them. The
+    processes end on `close`, when the runner is deleted, and when this process ends for any reason.
     """
 
     def __init__(
@@ -33,18 +33,18 @@ class RewardRunner:
         log_path: Path | None = None,
         is_whole: bool = True,
     ) -> None:
-        """Starts nothing yet.
+        """Does not start processes yet.
 
         Args:
-            rewards: at least one; names differ.
-            limits: on time and memory.
+            rewards: at least one, with different names.
+            limits: limits on time and memory.
             num_workers: number of processes. More than one helps if grading takes longer than sampling.
-            log_path: a file to which what the functions print is added; None: dropped.
-            is_whole: these are all rewards of the samples, so that a sample to which none applies has failed. False:
-                the caller adds others (`merge`) and then decides (`name_inapplicable`).
+            log_path: file to which the output of the functions is appended; None: output is discarded.
+            is_whole: these are all rewards of the samples, so a sample to which none applies counts as failed. False:
+                the caller merges other rewards (`merge`), and then calls `name_inapplicable`.
 
         Raises:
-            ConfigError: no reward, or two of one name.
+            ConfigError: there is no reward, two have the same name, or `num_workers` is below 1.
         """
         names = [reward.name for reward in rewards]
         if not names or len(set(names)) < len(names):
@@ -62,8 +62,10 @@ class RewardRunner:
 
     @property
     def confinement(self) -> Mapping[str, Any]:
-        """Confinement of the grading processes: `held` and `missing`, each a list of texts. Waits until they are ready;
-        raises as `wait_ready`."""
+        """Confinement of the grading processes: `held` and `missing`, each a list of texts.
+
+        Waits until they are ready; raises the same errors as `wait_ready`.
+        """
         return self._dispatcher().ready.result()
 
     @property
@@ -79,33 +81,33 @@ class RewardRunner:
         """Blocks until the reward functions are loaded.
 
         Raises:
-            ConfigError: a function cannot be loaded, or the process ended or hung meanwhile.
+            ConfigError: a function cannot be loaded, or the process ended or hung while loading it.
         """
         self._dispatcher().ready.result()
 
     def submit(self, samples: Sequence[RewardSample]) -> Future[RewardResult]:
-        """Has all samples graded with all rewards, and returns at once. May be called from any thread, many times.
+        """Grades all samples with all rewards, and returns immediately. Thread-safe; may be called many times.
 
-        All submissions share the grading processes, in turns. A sample's values do not depend on what else was
-        submitted, and with it or apart; a batched reward gets what was submitted together. A submission ends within
-        `limits.batch_timeout_s` after its first task was handed out, and what a reward function does raises nothing.
+        Submissions take turns on the grading processes. The values of a sample do not depend on other submissions; a
+        batched reward gets only samples of one submission. A submission ends within `limits.batch_timeout_s` after its
+        first task is assigned. Failures of reward functions are in the result and raise nothing.
 
         Raises:
-            DataError: a row holds more than JSON types.
+            DataError: a row contains types other than those of JSON.
 
-        The future raises `ConfigError` where a function cannot be loaded (see `wait_ready`), and is cancelled by
-        `close`. Cancelling it frees the processes that are at it.
+        The future raises `ConfigError` if a function cannot be loaded (see `wait_ready`); `close` cancels it.
+        Cancelling it frees the processes that work on it.
         """
         submission = Submission(self.rewards, samples, self.limits, is_whole=self.is_whole)
         self._dispatcher().submit(submission)
         return submission.future
 
     def score(self, samples: Sequence[RewardSample]) -> RewardResult:
-        """`submit`, and waits for the result.
+        """Calls `submit`, and waits for the result.
 
         Raises:
-            ConfigError: at the first call: see `wait_ready`.
-            DataError: a row holds more than JSON types.
+            ConfigError: on the first call, see `wait_ready`.
+            DataError: a row contains types other than those of JSON.
         """
         future = self.submit(samples)
         try:

@@ -159,4 +159,4 @@ def test_a_service_without_the_model_is_refused_before_the_run() -> None:
 def test_an_answer_that_is_no_completion_is_a_failure_with_the_url() -> None:
     with chatting(lambda body: None) as (url, _), judging(url, ASKED) as scorer:
         result = scorer.submit([made(question="q")]).result(30)
-    assert result.examples[0].message == f"{url}/chat/completions answered a completion without a text"
+    assert result.examples[0].message == f"{url}/chat/completions answered a completion without text"

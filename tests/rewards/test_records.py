@@ -86,7 +86,7 @@ def test_with_a_score_from_elsewhere_such_a_sample_is_valid() -> None:
         ("nested tokens", r"token_scores of \[\[1.0\], \[2.0\]\]; expected a flat list"),
         ("nan token", "the record has inf in token_scores, at position 1"),
         ("three tokens", "the record has 3 token_scores; expected 2, one for each of the sample's response_ids"),
-        ("tokens alone", "token_scores without a score; expected a score, such as 0.0, beside them"),
+        ("tokens alone", "token_scores without a score; expected a score too, such as 0.0"),
         ("many tokens", r"the record has \d+ bytes, more than reward_limits.max_record_bytes 2048"),
         ("list metrics", r"metrics of \[1.0\]; expected names and numbers"),
         ("nan metric", "metric 'm' is nan"),
@@ -123,7 +123,7 @@ def test_a_value_beyond_the_limit_is_a_failure() -> None:
     with RewardRunner([term("some")], RewardLimits(max_value=1.5)) as runner:
         result = runner.score([made("else")])
     assert result.failures == {"nan": 1}
-    assert "the function gave 2, which is beyond reward_limits.max_value 1.5" in result.examples[0].message
+    assert "the function gave 2, which exceeds reward_limits.max_value 1.5" in result.examples[0].message
 
 
 def graded_by(rewards: list[RewardDef], rows: list[Mapping[str, Any]]) -> RewardResult:

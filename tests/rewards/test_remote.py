@@ -106,7 +106,7 @@ def test_what_may_pass_is_tried_again(service: Service, path: str, attempts: int
             1,
             r"redirects to 'http://example.invalid/score', which is not followed; name the URL that it redirects to$",
         ),
-        ("/gzip", 1, r"answered compressed"),
+        ("/gzip", 1, r"answered compressed data, which was not requested"),
         ("/html", 1, r"answered no scores: the body: Invalid JSON.*: '<html>hello</html>'$"),
         ("/deep", 1, r"answered no scores: the body: Invalid JSON: recursion limit"),
         ("/list", 1, r"answered no scores: the body: Input should be an object: '\[1.0\]'$"),

@@ -129,7 +129,7 @@ def test_mistakes_are_seen_before_a_process_starts(target: str, options: dict[st
 
 def test_a_syntax_error_is_shown_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("x = 1\ndef f(sample:\n    return 1\n")
-    with pytest.raises(ConfigError, match=r"bad.py:2 is no Python: .*: def f\(sample:"):
+    with pytest.raises(ConfigError, match=r"bad.py:2 is not valid Python: .*: def f\(sample:"):
         inspect_target(f"{tmp_path / 'bad.py'}:f")
 
 
