@@ -149,7 +149,7 @@ class JudgeClient:
         try:
             models = [model.id for model in _Models.model_validate_json(data).data]
         except ValidationError as error:
-            raise RemoteError(f"{url} did not answer a list of models: {describe(error)}: {shown(data)}") from error
+            raise RemoteError(f"{url} did not return a list of models: {describe(error)}: {shown(data)}") from error
         if self._judge.model not in models:
             wanted = self._judge.model
             raise RemoteError(f"{self.name} has no model {wanted!r}{nearest(wanted, models)}; it has {models[:8]}")
@@ -178,7 +178,7 @@ class JudgeClient:
         try:
             reply = _Reply.model_validate_json(data)
         except ValidationError as error:
-            raise RemoteError(f"{url} did not answer a completion: {describe(error)}: {shown(data)}") from error
+            raise RemoteError(f"{url} did not return a completion: {describe(error)}: {shown(data)}") from error
         if not reply.choices or reply.choices[0].message.content is None:
             raise RemoteError(f"{url} answered a completion without text")
         return reply.choices[0].message.content

@@ -1,4 +1,4 @@
-"""The controller's end of one grading process: start it, send it tasks, read its records, kill it."""
+"""The controller's side of one grading process: starts it, sends tasks, reads records, kills it."""
 
 from __future__ import annotations
 
@@ -31,22 +31,23 @@ from rlsdk.rewards.submission import Task
 
 _PIPE_BYTES = 1 << 20
 _FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT, -signal.SIGQUIT}
-"""Exit codes that are not caused by the function: the system's out-of-memory killer, an operator, a closed terminal."""
+"""Exit codes that the function may not have caused: the system's out-of-memory killer, an operator, a closed
+terminal."""
 
 
 class GradingProcess:
-    """One child process in its own session. Methods never block longer than the given timeout."""
+    """One child process in its own session. Methods never block longer than the limits allow."""
 
     def __init__(self, rewards: Sequence[RewardDef], limits: RewardLimits, log_path: Path | None) -> None:
-        """Starts the process and returns immediately; `ready` is set when it has loaded the functions."""
+        """Starts the process and returns immediately; `ready` is set when the process has loaded the functions."""
         self.limits = limits
         self.ready: dict[str, Any] | None = None
-        """What it reports: which functions are `batched`, and its confinement (`confined`, `missing`)."""
+        """Report of the process: which functions are `batched`, and its confinement (`held`, `missing`)."""
         self.task: Task | None = None
         self.began = 0.0
-        """Time at which it began its current item (monotonic seconds)."""
+        """Start time of the current item (monotonic seconds)."""
         self.retired = False
-        """Whether it gets no more items, because its memory cannot be trusted."""
+        """Whether it gets no more items, because it ran out of memory."""
         self.deadline = time.monotonic() + limits.start_timeout_s
         self._buffer = bytearray()
         self._scratch = tempfile.mkdtemp(prefix="rlsdk-grading-")
@@ -57,7 +58,7 @@ class GradingProcess:
             "log_path": None if log_path is None else str(log_path),
             "scratch": self._scratch,
         }
-        with contextlib.suppress(OSError):  # it died immediately: the reader will notice
+        with contextlib.suppress(OSError):  # it died immediately; `read` will notice
             self._write(encode_message(setup))
 
     @property
@@ -67,15 +68,15 @@ class GradingProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id, and that of its process group."""
+        """Process id, which is also the id of its process group."""
         return self._popen.pid
 
     def fileno(self) -> int:
-        """File descriptor that is readable if there are records, or if the process is gone."""
+        """File descriptor that is readable if there are records, or if the process has ended."""
         return self._records
 
     def send(self, task: Task) -> None:
-        """Sends a task. Raises `OSError` if the process is gone, or reads nothing."""
+        """Sends a task. Raises `OSError` if the process has ended, or does not read."""
         self.task = task
         self.began = time.monotonic()
         self.deadline = self._next_deadline()
@@ -85,7 +86,7 @@ class GradingProcess:
         """Reads the available records, and counts them for the task.
 
         Raises:
-            EOFError: there will be no more.
+            EOFError: the process has closed its end.
             ForeignRecordError: something else wrote to the channel.
         """
         try:
@@ -102,15 +103,19 @@ class GradingProcess:
             yield record
 
     def kill(self) -> int:
-        """Kills it with all its descendants; returns its exit code, negative for a signal. What it wrote can still be
-        read."""
+        """Kills the process with all its descendants; returns its exit code, negative for a signal.
+
+        Records that it wrote can still be read.
+        """
         with contextlib.suppress(ProcessLookupError, PermissionError):  # no process of its group is left
             os.killpg(self._popen.pid, signal.SIGKILL)
         return self._popen.wait()
 
     def end(self) -> int | None:
-        """Kills its remaining processes; returns its exit code, or None if it closed its channel and continued to
-        run."""
+        """Waits up to 1 s for the process to end, then kills it with its descendants.
+
+        Returns its exit code; None if it had closed its channel but was still running.
+        """
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(1.0)  # its end of the pipe closes shortly before the process is gone
         code = self._popen.poll()
@@ -118,7 +123,7 @@ class GradingProcess:
         return code
 
     def close(self) -> None:
-        """Kills it and frees the resources of this end. Safe to call twice."""
+        """Kills the process and frees the resources of this side. Safe to call twice."""
         if self._records >= 0:
             self.kill()
             for fd in (self._requests, self._records, self._lifeline):
@@ -127,11 +132,11 @@ class GradingProcess:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def is_gone(self) -> bool:
-        """Whether it has ended by itself."""
+        """Whether it has ended."""
         return self._popen.poll() is not None
 
     def is_stopped(self) -> bool:
-        """Whether a signal has stopped it: it sends nothing until it is continued."""
+        """Whether a signal has stopped it: it sends nothing until another signal continues it."""
         if self._popen.poll() is not None or not hasattr(os, "waitid"):
             return False
         with contextlib.suppress(ChildProcessError):
@@ -149,7 +154,7 @@ class GradingProcess:
         if in_step and task is not None and record.tag in RESULTS:
             in_step = record.item == task.graded < len(task.items)
         if not in_step:
-            raise ForeignRecordError("a record that belongs to no item in progress")
+            raise ForeignRecordError("a record that does not belong to the current item")
 
     def _count(self, record: Record) -> None:
         if record.tag is Tag.READY and record.body is not None:
@@ -179,16 +184,16 @@ class GradingProcess:
                 poller = select.poll()
                 poller.register(self._requests, select.POLLOUT)
                 if not poller.poll(wait_s * 1000):
-                    raise TimeoutError("the grading process takes no input") from None
+                    raise TimeoutError("the grading process does not read its input") from None
 
 
 def came_from_outside(code: int | None) -> bool:
-    """Whether a process with this exit code may have been ended from outside."""
+    """Whether a process with this exit code may have been killed from outside."""
     return code in _FROM_OUTSIDE
 
 
 def describe_end(code: int | None) -> str:
-    """An exit code as text: `exit code 3`, `signal SIGSEGV`."""
+    """Returns an exit code as text: `exit code 3`, `signal SIGSEGV`."""
     if code is None:
         return "it closed its channel"
     if code >= 0:
@@ -200,7 +205,10 @@ def describe_end(code: int | None) -> str:
 
 
 def _spawn(limits: RewardLimits) -> tuple[subprocess.Popen[bytes], int, int, int]:
-    """Starts the interpreter with this one's module path; pipes: requests to it, records from it, its lifeline."""
+    """Starts an interpreter with the module path of this one.
+
+    Returns the process, and our ends of its pipes: requests to it, records from it, its lifeline.
+    """
     pipes = [os.pipe() for _ in range(3)]
     (request_in, request_out), (record_in, record_out), (life_in, life_out) = pipes
     path = [*sys.path, str(Path.cwd())]  # the current folder last, so that it cannot hide an installed module
@@ -232,5 +240,5 @@ def _widen(fd: int) -> None:
     if sys.platform == "linux":
         import fcntl
 
-        with contextlib.suppress(OSError):  # the system's own size serves as well
+        with contextlib.suppress(OSError):  # the default size works too
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)

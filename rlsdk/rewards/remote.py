@@ -1,4 +1,4 @@
-"""A reward that a service computes: samples are sent in batches over HTTP; an error fails only the samples of its
+"""A reward that a service computes. Samples are sent in batches over HTTP; an error fails only the samples of its
 request."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlsdk.rewards.routing import applies_to
 from rlsdk.rewards.service import ScoreReply, ScoreRequest, SentSample, SentScore, describe
 
 _SHOWN = 200
-"""Most characters of a service's error that a failure shows."""
+"""Maximum number of characters of a service's error that a failure shows."""
 
 
 class Client(Protocol):
@@ -36,7 +36,7 @@ class Client(Protocol):
         ...
 
     async def score(self, samples: Sequence[RewardSample]) -> Sequence[SentScore]:
-        """One result for each sample.
+        """Returns one result for each sample.
 
         Raises:
             RemoteError: the service did not answer, or its answer is invalid.
@@ -47,7 +47,7 @@ class Client(Protocol):
         """Checks that the service is reachable and answers correctly.
 
         Raises:
-            RemoteError: it is not, or does not.
+            RemoteError: it is not reachable, or its answer is invalid.
         """
         ...
 
@@ -55,19 +55,19 @@ class Client(Protocol):
 
 
 class ScoreClient:
-    """A service that speaks the protocol of `rlsdk.rewards.service`."""
+    """Client of a service with the protocol of `rlsdk.rewards.service`."""
 
     def __init__(self, url: str, options: RemoteOptions) -> None:
         """
         Raises:
-            ConfigError: the URL is not one that is asked.
+            ConfigError: the URL cannot be used (`check_url`).
         """
         self.name = check_url(url)
         self._options = options
         self._http = HttpClient(options)
 
     async def score(self, samples: Sequence[RewardSample]) -> Sequence[SentScore]:
-        """As `Client.score`."""
+        """See `Client.score`."""
         sent = [SentSample.of(sample, with_tokens=self._options.send_tokens) for sample in samples]
         body = ScoreRequest.model_construct(samples=sent).model_dump_json().encode()
         data = await self._http.post(self.name, body)
@@ -88,7 +88,7 @@ class ScoreClient:
 
 
 class RemoteScorer:
-    """One reward of a service. Its requests run on an event loop in its own thread."""
+    """A scorer with one reward that a service computes. Requests run on an event loop in its own thread."""
 
     def __init__(
         self,
@@ -101,12 +101,12 @@ class RemoteScorer:
 
         Args:
             reward: its `target` is the URL.
-            options: how the service is asked.
-            limits: on what it may give, as for every reward.
-            make_client: called on the thread, with URL and options.
+            options: settings of requests.
+            limits: limits on returned values, as for every reward.
+            make_client: creates the client from URL and options; called on the thread.
 
         Raises:
-            ConfigError: the URL is not one that is asked.
+            ConfigError: the URL cannot be used (`check_url`).
         """
         self._reward, self._options, self._limits = reward, options, limits
         self._waiting: deque[tuple[_Asked, int]] = deque()
@@ -126,7 +126,7 @@ class RemoteScorer:
         """Checks that the service is reachable and answers correctly.
 
         Raises:
-            ConfigError: it is not, or does not.
+            ConfigError: it is not reachable, or its answer is invalid.
         """
         try:
             self._call(self._client.check())
@@ -137,13 +137,13 @@ class RemoteScorer:
             ) from error
 
     def wait_ready(self) -> None:
-        """As `Scorer.wait_ready`: there is nothing to load. `check` asks whether the service is there."""
+        """Returns immediately, because there is nothing to load. `check` checks the service."""
 
     def submit(self, samples: Sequence[RewardSample]) -> Future[RewardResult]:
-        """As `Scorer.submit`.
+        """See `Scorer.submit`.
 
         Raises:
-            DataError: a row, or what a rollouter handed over, holds more than JSON types.
+            DataError: a row, or a sample's `extra`, contains types other than those of JSON.
         """
         asked = _Asked(ResultBuilder([self._reward], samples, self._limits))
         rows = self._reward.rows
@@ -154,7 +154,7 @@ class RemoteScorer:
         return asked.future
 
     def close(self) -> None:
-        """As `Scorer.close`."""
+        """See `Scorer.close`."""
         if not self._thread.is_alive():
             return
         with suppress(RuntimeError):
@@ -194,7 +194,7 @@ class RemoteScorer:
         self._send()
 
     def _send(self, *, all_of_it: bool = False) -> None:
-        """Starts as many requests as allowed: full ones immediately, others when their waiting time is over."""
+        """Starts as many requests as allowed: full ones immediately, others after `batch_wait_s`."""
         while self._waiting and len(self._running) < self._options.max_concurrent:
             if len(self._waiting) < self._options.batch_size and not all_of_it:
                 if self._timer is None:
@@ -220,7 +220,7 @@ class RemoteScorer:
         except RemoteError as error:
             for asked, at in batch:
                 asked.builder.fail((0, at), error.kind, str(error))
-        except Exception as error:  # callers must not wait forever
+        except Exception as error:  # else callers would wait forever
             message = f"{self._client.name}: {type(error).__name__}: {error}"
             for asked, at in batch:
                 asked.builder.fail((0, at), FailureKind.SERVICE, message)

@@ -17,8 +17,10 @@ from rlsdk.rewards.routing import applies_to
 
 
 class ResultBuilder:
-    """Results so far of some samples. An item is (index of the reward, index of the sample). Results are checked again
-    here, as they come from another process or from the network."""
+    """Collects the results of samples. An item is (index of the reward, index of the sample).
+
+    It checks results again, because they come from another process or from the network.
+    """
 
     def __init__(self, rewards: Sequence[RewardDef], samples: Sequence[RewardSample], limits: RewardLimits) -> None:
         self.rewards = rewards
@@ -28,7 +30,7 @@ class ResultBuilder:
             sum(applies_to(reward.rows, sample.row) for sample in samples) if reward.rows else len(samples)
             for reward in rewards
         )
-        """Number of items without value or failure."""
+        """Number of items that have no result yet."""
         self.notices: list[str] = []
         shape = (len(rewards), len(samples))
         self._values = np.zeros(shape)
@@ -47,7 +49,7 @@ class ResultBuilder:
         token_scores: object = None,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Adds what a reward returned; `score` None: it does not apply. Invalid values become failures."""
+        """Adds the return value of a reward; `score` None: it does not apply. Invalid values become failures."""
         try:
             if token_scores is None and not metrics and score is not None:
                 self._values[item] = check_number(score, self.limits)
@@ -69,7 +71,7 @@ class ResultBuilder:
         return None
 
     def fail(self, item: tuple[int, int], kind: FailureKind, message: str) -> None:
-        """Adds a failure of an item."""
+        """Adds the failure of an item."""
         self.left -= 1
         self._failed[item] = True
         self._failures[kind.value] += 1
@@ -79,7 +81,7 @@ class ResultBuilder:
         del shown[EXAMPLES_PER_KIND:]
 
     def result(self) -> RewardResult:
-        """The result: weighted sums of all rewards."""
+        """Returns the result, with the weighted sum of all rewards."""
         names = [reward.name for reward in self.rewards]
         weights = {reward.name: reward.weight for reward in self.rewards}
         graded, failed = (dict(zip(names, found, strict=True)) for found in (self._graded, self._failed))
@@ -106,7 +108,7 @@ class ResultBuilder:
             self._metrics.setdefault(sample, {}).update(named)
 
     def _token_sums(self) -> dict[int, NDArray[np.float32]]:
-        """For each sample, the sum of its token scores times the weights of their rewards."""
+        """Returns, for each sample, the weighted sum of the token scores of its rewards."""
         sums: dict[int, NDArray[np.float32]] = {}
         for (reward, sample), found in sorted(self._tokens.items()):
             if self.rewards[reward].weight == 0:

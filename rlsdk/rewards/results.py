@@ -1,4 +1,4 @@
-"""Results of grading a batch of samples: arrays per reward, and their sums."""
+"""Results of grading a batch of samples: arrays per reward, and weighted sums."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rlsdk.rewards.definitions import FailureKind
 
 EXAMPLES_PER_KIND = 3
-"""Most examples that a result shows per kind of failure and reward."""
+"""Maximum number of examples in a result per kind of failure and reward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,34 +32,34 @@ class RewardResult:
     """Result of grading `B` samples. For a sample, a reward returns a number, fails, or does not apply."""
 
     scores: NDArray[np.float32]
-    """`[B]` float32: weighted sum of the rewards that gave a number; 0 where `valid` is False."""
+    """`[B]` float32: weighted sum of the rewards that returned a number; 0 where `valid` is False."""
     valid: NDArray[np.bool_]
-    """`[B]`: no reward of non-zero weight failed, and at least one gave a number."""
+    """`[B]`: no reward of non-zero weight failed, and at least one returned a number."""
     weights: Mapping[str, float]
     """Reward's name -> its factor in `scores`."""
     by_reward: Mapping[str, NDArray[np.float32]]
-    """Reward's name -> `[B]` float32, before its weight; 0 where it gave no number."""
+    """Reward's name -> `[B]` float32, not weighted; 0 where it returned no number."""
     graded: Mapping[str, NDArray[np.bool_]]
-    """Reward's name -> `[B]`: it gave a number."""
+    """Reward's name -> `[B]`: it returned a number."""
     failed: Mapping[str, NDArray[np.bool_]]
     """Reward's name -> `[B]`: it failed."""
     token_scores: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
-    """Sample -> `[response tokens]`: weighted sum of the token scores; only samples that have some."""
+    """Sample -> `[response tokens]` float32: weighted sum of the token scores; only samples with token scores."""
     metrics: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
-    """Sample -> `REWARD/METRIC` -> number; only samples that have some."""
+    """Sample -> `REWARD/METRIC` -> number; only samples with metrics."""
     failures: Counter[str] = field(default_factory=Counter)
-    """`FailureKind` -> failures, each a sample and reward."""
+    """`FailureKind` -> number of failures; each is of one sample and one reward."""
     examples: tuple[FailureExample, ...] = ()
     """The first few failures of each kind and reward."""
     notices: tuple[str, ...] = ()
-    """Notices of recovered errors for the run's log: samples that were graded again."""
+    """Notices for the run's log: samples that were graded again, missing confinement."""
 
     @classmethod
     def concat(cls, results: Sequence[RewardResult]) -> RewardResult:
-        """The results of the same rewards for consecutive samples, as one.
+        """Concatenates results of the same rewards for consecutive samples.
 
         Raises:
-            ValueError: no result, or results of other rewards.
+            ValueError: there is no result, or the results have different rewards.
         """
         if not results or any(list(result.by_reward) != list(results[0].by_reward) for result in results):
             raise ValueError("expected at least one result, all of the same rewards")
@@ -83,7 +83,7 @@ class RewardResult:
         )
 
     def means(self) -> dict[str, float]:
-        """Mean of each reward over the samples that it graded; 0 where it graded none."""
+        """Returns the mean of each reward over the samples that it graded; 0 if it graded none."""
         return {
             name: float(values[self.graded[name]].mean()) if self.graded[name].any() else 0.0
             for name, values in self.by_reward.items()
@@ -91,7 +91,7 @@ class RewardResult:
 
 
 def merge(parts: Sequence[RewardResult], names: Sequence[str]) -> RewardResult:
-    """The results of different rewards for the same samples, as one; the rewards stand in the order of `names`."""
+    """Merges results of different rewards for the same samples; the rewards come in the order of `names`."""
     weights = {name: weight for part in parts for name, weight in part.weights.items()}
     graded = {name: found for part in parts for name, found in part.graded.items()}
     failed = {name: found for part in parts for name, found in part.failed.items()}
@@ -124,7 +124,8 @@ def merge(parts: Sequence[RewardResult], names: Sequence[str]) -> RewardResult:
 def usable(
     weights: Mapping[str, float], graded: Mapping[str, NDArray[np.bool_]], failed: Mapping[str, NDArray[np.bool_]]
 ) -> NDArray[np.bool_]:
-    """`[B]`: samples with a valid score from the rewards of non-zero weight, if there are any."""
+    """Returns `[B]`: samples with a valid score from the rewards of non-zero weight; all if there are no such
+    rewards."""
     counted = [name for name, weight in weights.items() if weight != 0] or None
     if counted is None:
         return np.ones(len(next(iter(graded.values()))), np.bool_)
@@ -137,8 +138,8 @@ def name_inapplicable(result: RewardResult, *, scored_elsewhere: bool = False) -
     """Counts samples to which no reward applies as failures.
 
     Args:
-        result: of all rewards.
-        scored_elsewhere: every sample gets a score from elsewhere, too (a reward model): such samples are valid then,
+        result: results of all rewards.
+        scored_elsewhere: every sample also gets a score from elsewhere (a reward model); then such samples are valid,
             with a score of 0.
     """
     counted = [name for name, weight in result.weights.items() if weight != 0]
@@ -149,8 +150,8 @@ def name_inapplicable(result: RewardResult, *, scored_elsewhere: bool = False) -
     if scored_elsewhere:
         return replace(result, valid=result.valid | ~broken)
     message = (
-        f"no reward applies to this sample: each of {counted} is for other rows, or gave None "
-        "(a missing `return` gives None, too)"
+        f"no reward applies to this sample: each of {counted} is for other rows, or returned None "
+        "(a function without `return` also returns None)"
     )
     shown = [
         FailureExample(kind=FailureKind.INAPPLICABLE, reward="", sample=int(at), message=message)
@@ -163,7 +164,7 @@ def name_inapplicable(result: RewardResult, *, scored_elsewhere: bool = False) -
 
 
 def first_of_each_kind(examples: Sequence[FailureExample]) -> tuple[FailureExample, ...]:
-    """At most `EXAMPLES_PER_KIND` of each kind and reward, in order."""
+    """Returns at most `EXAMPLES_PER_KIND` examples of each kind and reward, in order."""
     shown = Counter[tuple[str, str]]()
     kept = []
     for example in examples:
@@ -174,8 +175,10 @@ def first_of_each_kind(examples: Sequence[FailureExample]) -> tuple[FailureExamp
 
 
 def failures_of(result: RewardResult) -> Sequence[Sequence[tuple[str, str, str]]]:
-    """Of each sample, (kind, reward, message) of what failed; the reward is empty where none applies. The message is
-    known of the first few of each kind and reward, and empty for the others."""
+    """Returns, for each sample, (kind, reward, message) of each failure; the reward is empty if none applies.
+
+    Only the first few failures of each kind and reward have a message; for the others it is empty.
+    """
     if not result.failures and bool(result.valid.all()):
         return [_NONE] * len(result.scores)
     failures: list[list[tuple[str, str, str]]] = [[] for _ in result.scores]
@@ -197,4 +200,4 @@ def failures_of(result: RewardResult) -> Sequence[Sequence[tuple[str, str, str]]
 
 
 _NONE: tuple[tuple[str, str, str], ...] = ()
-"""Shared empty value, as thousands of samples have no failure."""
+"""Shared empty value, because thousands of samples have no failure."""

@@ -1,4 +1,4 @@
-"""Selects the rewards that apply to a row of the data."""
+"""Decides which rewards apply to a data row."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ _MISSING = object()
 
 
 def value_at(row: Mapping[str, Any], path: str) -> Any:
-    """The value of a field; `metadata.source_dataset` reads nested objects unless a field has exactly that name. None
-    if there is no such field."""
+    """Returns the value of a field, or None if there is no such field.
+
+    A path such as `metadata.source_dataset` reads nested objects, unless a field has exactly that name.
+    """
     found = _lookup(row, path)
     return None if found is _MISSING else found
 
@@ -27,16 +29,17 @@ def applies_to(rows: Mapping[str, Sequence[Scalar]], row: Mapping[str, Any]) -> 
 def check_routes(
     rewards: Sequence[RewardDef], rows: Iterable[tuple[str, Mapping[str, Any]]], *, whole: bool, field: str = "rewards"
 ) -> None:
-    """Compares the rewards' `rows` with the data.
+    """Checks the `rows` of the rewards against the data.
 
     Args:
-        rewards: of the run.
-        rows: (where it stands, data row) of every row that is graded.
-        field: where the configuration has them.
-        whole: a row that no reward is for is an error; False: it gets a score from elsewhere, too.
+        rewards: all rewards of the run.
+        rows: (location, data row) of every row that is graded.
+        whole: a row without an applicable reward is an error. False: rows also get a score from elsewhere.
+        field: path of the rewards in the configuration.
 
     Raises:
-        ConfigError: a field or value of `rows` that no row has, with the nearest; or rows that no reward is for.
+        ConfigError: no data row has a field or value of `rows` (the message gives the nearest), or no reward applies to
+            some data rows.
     """
     if all(not reward.rows for reward in rewards):
         return
@@ -59,8 +62,8 @@ def check_routes(
             _check_values(f"{field}.{at}.rows.{path}", path, values, list(seen[path].values()), list(fields))
     if lost:
         raise ConfigError(
-            f"{field}: {len(lost)} of {count} data rows are for no reward of non-zero weight, the first is {lost[0]}; "
-            "give one of the rewards their values in `rows`, or add a reward without `rows`"
+            f"{field}: no reward of non-zero weight applies to {len(lost)} of {count} data rows, the first is "
+            f"{lost[0]}; add their values to the `rows` of a reward, or add a reward without `rows`"
         )
 
 

@@ -1,4 +1,4 @@
-"""Runs a program that a model wrote in its own process: confined, limited, and killed with all its descendants."""
+"""Runs a program that a model wrote in its own confined process, with limits; kills it with all its descendants."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Limits:
     packages: bool = False
     """Whether it may import installed packages; the standard library is always available."""
     confined: bool = True
-    """Whether it has no network, and only an empty folder in memory to write to."""
+    """Whether it has no network, and can write only to an empty folder in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Outcome:
     """Result of one process."""
 
     exit_code: int
-    """Exit code; negative: the signal that ended it; -9 also after a timeout."""
+    """Exit code; negative: the number of the signal that killed it, also -9 after a timeout."""
     output: str
     """Its standard output."""
     results: Sequence[dict[str, Any]]
@@ -48,7 +48,7 @@ class Outcome:
 
 
 def run_io(program: str, given: str, limits: Limits, seconds: float) -> Outcome:
-    """Runs a program on an input."""
+    """Runs a program with an input, for at most `seconds`."""
     return _run({"mode": "io", "program": program}, given, limits, seconds)
 
 
@@ -104,8 +104,7 @@ def _text(stream: IO[bytes]) -> str:
 
 
 def _records(text: str) -> list[dict[str, Any]]:
-    """The valid records. The program shares its process with the code that writes them, so lines may contain
-    anything."""
+    """Returns the valid records. The program runs in the process that writes them, so lines may contain anything."""
     records = []
     for line in text.splitlines():
         with contextlib.suppress(ValueError, RecursionError):

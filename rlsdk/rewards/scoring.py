@@ -1,4 +1,4 @@
-"""Interface of scorers of samples, and their combination."""
+"""Interface of scorers, and a scorer that combines several."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlsdk.rewards.results import RewardResult, merge, name_inapplicable
 
 
 class Scorer(Protocol):
-    """Scores samples in other processes, by a service, or by a model."""
+    """Scores samples: in other processes, with a service, or with a model."""
 
     def wait_ready(self) -> None:
         """Waits until its rewards are loaded.
@@ -24,8 +24,11 @@ class Scorer(Protocol):
         ...
 
     def submit(self, samples: Sequence[RewardSample]) -> Future[RewardResult]:
-        """Returns immediately. Failures of rewards are in the result; the future raises errors that end the run, and
-        cancelling it frees the processes that work for it."""
+        """Starts scoring samples, and returns immediately.
+
+        Failures of rewards are in the result. The future raises errors that end the run. Cancelling it frees the
+        processes that work on it.
+        """
         ...
 
     def close(self) -> None:
@@ -34,27 +37,27 @@ class Scorer(Protocol):
 
 
 class CombinedScorer:
-    """Several scorers, of different rewards of the same samples."""
+    """Combines scorers that compute different rewards of the same samples."""
 
     def __init__(self, parts: Sequence[Scorer], names: Sequence[str], *, scored_elsewhere: bool = False) -> None:
         """
         Args:
-            parts: each with its own rewards, and not whole (`RewardRunner.is_whole`).
-            names: of all rewards, in the order of the result.
-            scored_elsewhere: samples get a score from elsewhere, too (a reward model), so that one to which no reward
-                applies has not failed.
+            parts: scorers, each with its own rewards and with `is_whole` False (`RewardRunner`).
+            names: names of all rewards, in the order of the result.
+            scored_elsewhere: samples also get a score from elsewhere (a reward model), so a sample to which no reward
+                applies does not count as failed.
         """
         self._parts = parts
         self._names = names
         self._scored_elsewhere = scored_elsewhere
 
     def wait_ready(self) -> None:
-        """As `Scorer.wait_ready`."""
+        """See `Scorer.wait_ready`."""
         for part in self._parts:
             part.wait_ready()
 
     def submit(self, samples: Sequence[RewardSample]) -> Future[RewardResult]:
-        """As `Scorer.submit`."""
+        """See `Scorer.submit`."""
         whole: Future[RewardResult] = Future()
         waiting = [part.submit(samples) for part in self._parts]
         left, lock = len(waiting), threading.Lock()
@@ -78,6 +81,6 @@ class CombinedScorer:
         return whole
 
     def close(self) -> None:
-        """As `Scorer.close`."""
+        """See `Scorer.close`."""
         for part in self._parts:
             part.close()

@@ -16,7 +16,7 @@ HEALTH_PATH = "/health"
 
 
 class _Message(BaseModel):
-    """Base of messages: strictly typed, unknown fields refused."""
+    """Base of messages: strictly typed; unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -31,7 +31,7 @@ class SentSample(_Message):
     truncated: bool = False
     extra: dict[str, JsonValue] = Field(default_factory=dict)
     response_ids: list[int] | None = None
-    """Only if the client sends them (`send_tokens`)."""
+    """None unless the client sends them (`send_tokens`)."""
 
     @classmethod
     def of(cls, sample: RewardSample, *, with_tokens: bool) -> Self:
@@ -74,13 +74,13 @@ class SentScore(_Message):
 
 
 class ScoreReply(_Message):
-    """Body of its answer: one result for each sample, in order."""
+    """Body of the response to `POST /score`: one result for each sample, in order."""
 
     results: list[SentScore]
 
 
 def describe(error: ValidationError, shown: int = 2) -> str:
-    """Describes violations of the protocol: places, not values."""
+    """Describes validation errors: where they are and what is wrong, without values."""
     found: Sequence[Any] = error.errors(include_url=False, include_input=False, include_context=False)
     texts = [f"{'.'.join(map(str, one['loc'])) or 'the body'}: {one['msg']}" for one in found[:shown]]
     more = f" and {len(found) - shown} more" if len(found) > shown else ""

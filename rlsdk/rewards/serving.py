@@ -1,4 +1,4 @@
-"""A reward as a service: what `rlsdk reward serve` starts, for the protocol of `rlsdk.rewards.service`."""
+"""A reward as a service: the server of `rlsdk reward serve`, with the protocol of `rlsdk.rewards.service`."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from rlsdk.rewards.service import HEALTH_PATH, SCORE_PATH, VERSION, ScoreReply, 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """Address of a reward service, and limits of a request."""
+    """Address of a reward service, and limits on requests."""
 
     host: str = "127.0.0.1"
     port: int = 8700
-    """Port; 0: any free one."""
+    """Port; 0: any free port."""
     token: str | None = None
     """Token that clients must send (`Authorization: Bearer TOKEN`); None: every client that can connect is served."""
     max_request_bytes: int = 64 << 20
     max_samples: int = 1024
-    """Most samples in one request."""
+    """Maximum number of samples in one request."""
     max_requests: int = 16
-    """Most concurrent requests; further ones get status 503."""
+    """Maximum number of concurrent requests; further ones get status 503."""
     timeout_s: float = 30.0
     """Seconds after which a silent connection is closed."""
 
@@ -47,16 +47,16 @@ class RewardServer:
         """Starts listening; `run` answers requests.
 
         Args:
-            runner: of one reward; stays the caller's to close.
-            options: see there.
+            runner: runner of exactly one reward; the caller closes it.
+            options: address and limits.
 
         Raises:
-            ConfigError: the address is not free, is none, or is reached from outside and there is no token.
+            ConfigError: the address is in use or invalid, or other machines can reach it and there is no token.
         """
         if options.token is None and not is_loopback(options.host):
             raise ConfigError(
-                f"--host {options.host}: reached from other machines, so it needs a token; name the environment "
-                "variable that holds one, --token-env REWARD_TOKEN, or listen on 127.0.0.1"
+                f"--host {options.host}: other machines can reach this address, so it needs a token; name the "
+                "environment variable that holds one, --token-env REWARD_TOKEN, or listen on 127.0.0.1"
             )
         self.runner = runner
         self.options = options
@@ -66,30 +66,30 @@ class RewardServer:
         except (OSError, OverflowError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise ConfigError(
-                f"--port {options.port}: cannot listen on {options.host}: {why}; give another one, or 0 for any"
+                f"--port {options.port}: cannot listen on {options.host}: {why}; give another port, or 0 for any"
             ) from error
 
     @property
     def url(self) -> str:
-        """URL to which samples are posted."""
+        """URL to which clients post samples."""
         host, port = self._http.server_address[:2]
         name = f"[{host!s}]" if ":" in str(host) else str(host)
         return f"http://{name}:{port}{SCORE_PATH}"
 
     def run(self) -> None:
-        """Answers requests until `stop` is called, and finishes running ones."""
+        """Answers requests until `stop` is called, then finishes those in progress."""
         try:
             self._http.serve_forever(poll_interval=0.1)
         finally:
             self._http.server_close()
 
     def stop(self) -> None:
-        """Has `run` return. May be called from any thread but the one of `run`, and from a signal handler."""
+        """Makes `run` return. May be called from any thread, and from a signal handler."""
         threading.Thread(target=self._http.shutdown, daemon=True).start()
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach that address."""
+    """Whether only this machine can reach the address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -97,7 +97,7 @@ def is_loopback(host: str) -> bool:
 
 
 def score_all(runner: RewardRunner, samples: list[RewardSample]) -> ScoreReply:
-    """One result for each sample."""
+    """Grades samples, and returns one result for each."""
     result = runner.score(samples)
     reasons = failures_of(result)
     return ScoreReply(results=[_result(result, at, reasons[at]) for at in range(len(samples))])
@@ -120,7 +120,7 @@ def _result(result: RewardResult, at: int, reasons: Sequence[tuple[str, str, str
 
 
 class _RefusedError(Exception):
-    """A refused request, with its status."""
+    """A refused request, with its HTTP status."""
 
     def __init__(self, status: HTTPStatus, why: str) -> None:
         super().__init__(why)
@@ -144,7 +144,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request; the connection is closed after it."""
+    """Handles one request, then closes the connection."""
 
     protocol_version = "HTTP/1.1"
     server_version = "rlsdk"
@@ -162,13 +162,13 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(self._score)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """No logging: errors are in the answer."""
+        """Logs nothing; errors are in the response."""
 
     def _answer(self, make: Any) -> None:
         self.close_connection = True
         slots = self.server.service.slots
         if not slots.acquire(blocking=False):
-            self._send(HTTPStatus.SERVICE_UNAVAILABLE, {"error": "too many requests at once; try again"})
+            self._send(HTTPStatus.SERVICE_UNAVAILABLE, {"error": "too many concurrent requests; try again"})
             return
         try:
             self._send(HTTPStatus.OK, make())
@@ -177,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
         except (RlsdkError, CancelledError) as error:
             self._send(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"the reward cannot be run: {error}"})
         except OSError:
-            return  # The client disconnected, or was silent for too long.
+            return  # the client disconnected, or was silent for too long
         finally:
             slots.release()
 
@@ -216,7 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise _RefusedError(HTTPStatus.UNAUTHORIZED, "expected Authorization: Bearer TOKEN")
 
     def _length(self) -> int:
-        """Length of the body in bytes."""
+        """Returns the length of the body in bytes."""
         text = self.headers.get("Content-Length", "")
         if not text.isascii() or not text.isdigit():
             raise _RefusedError(HTTPStatus.LENGTH_REQUIRED, "expected a Content-Length")

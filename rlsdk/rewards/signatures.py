@@ -1,8 +1,8 @@
-"""Reward functions written for other libraries: recognised by the names of their parameters, and called their way.
+"""Adapts reward functions written for other libraries, which it recognises by the names of their parameters.
 
 | library | signature | called with |
 |---|---|---|
-| TRL | `fn(prompts, completions, **columns) -> list of floats` | several samples, each column of the rows as a list |
+| TRL | `fn(prompts, completions, **columns) -> list of floats` | several samples; each column of the rows is a list |
 | verl | `fn(data_source, solution_str, ground_truth, extra_info) -> float or {"score": float}` | one sample |
 
 Sources: `reward_funcs` of TRL's GRPOTrainer; `custom_reward_function` of verl.
@@ -29,52 +29,52 @@ class Form(StrEnum):
 
 
 MARKS = {Form.TRL: "completions", Form.VERL: "solution_str"}
-"""The parameter by which a form is recognised."""
+"""The parameter that identifies each form."""
 GIVEN = {
     Form.TRL: frozenset({"prompts", "completions"}),
     Form.VERL: frozenset({"data_source", "solution_str", "ground_truth", "extra_info"}),
 }
-"""Parameters of a form that are always passed; TRL's others are columns of the rows."""
+"""Parameters of a form that are always available; further parameters of TRL functions are columns of the rows."""
 NOT_GIVEN = frozenset({"completion_ids", "trainer_state", "log_extra", "log_metric", "environments"})
-"""Parameters of TRL's own trainer, which are not available."""
+"""Parameters that only TRL's own trainer can pass."""
 
 
 def form_of(parameters: Collection[str]) -> Form:
-    """The form of a function with parameters of these names."""
+    """Returns the form of a function with parameters of these names."""
     return next((form for form, mark in MARKS.items() if mark in parameters), Form.OWN)
 
 
 def parameters_of(signature: inspect.Signature) -> tuple[dict[str, bool], bool]:
-    """Name of each parameter -> whether it has no default; and whether there is `**kwargs`."""
+    """Returns the name of each parameter -> whether it is required; and whether there is `**kwargs`."""
     every = signature.parameters.values()
     named = {p.name: p.default is p.empty for p in every if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
     return named, any(p.kind is p.VAR_KEYWORD for p in every)
 
 
 def said_of(form: Form, name: str) -> str:
-    """One line for users: the recognised signature, and the arguments of its calls."""
+    """Returns one line for users: the recognised signature, and how the function is called."""
     how = {
         Form.TRL: "called with prompts, completions and the rows' columns as lists; None counts as 0",
         Form.VERL: "called with data_source, solution_str, ground_truth and extra_info of the row",
     }
-    return f"reward {name}: has {form}'s signature; {how[form]}"
+    return f"reward {name} has {form}'s signature; {how[form]}"
 
 
 def adapted(function: Callable[..., Any], options: Mapping[str, Any], said: str) -> Callable[..., Any]:
-    """The function as rlsdk calls it: itself, or a wrapper for a function of another library.
+    """Returns a function that rlsdk can call: `function` itself, or a wrapper if it was written for another library.
 
     Args:
-        function: as its author wrote it.
-        options: keyword arguments that it will get besides.
-        said: how messages name it.
+        function: the user's function.
+        options: additional keyword arguments of its calls.
+        said: name of the function in messages.
 
     Raises:
-        ConfigError: it needs what only the other library's trainer has, or does not accept an option.
+        ConfigError: it requires an argument that only the other library's trainer has, or does not accept an option.
     """
     try:
         named, takes_any = parameters_of(inspect.signature(function))
     except (TypeError, ValueError):
-        return function  # built in: Python does not tell
+        return function  # a built-in function without a signature
     form = form_of(named)
     if form is Form.OWN:
         return function
@@ -85,24 +85,22 @@ def adapted(function: Callable[..., Any], options: Mapping[str, Any], said: str)
 def check_form(
     form: Form, parameters: Mapping[str, bool], *, takes_any: bool, options: Mapping[str, Any], said: str
 ) -> None:
-    """Refuses functions of another library whose arguments are not available here.
+    """Checks that rlsdk can pass all arguments that a function of another library requires.
 
     Args:
-        form: of the function.
-        parameters: name -> whether it has no default.
-        takes_any: it has `**kwargs`.
-        options: keyword arguments that it will get besides.
-        said: how messages name it.
+        form: form of the function.
+        parameters: name -> whether it is required.
+        takes_any: whether it has `**kwargs`.
+        options: additional keyword arguments of its calls.
+        said: name of the function in messages.
 
     Raises:
-        ConfigError: see above.
+        ConfigError: a required argument is not available, or the function does not accept an option.
     """
     required = {name for name, is_required in parameters.items() if is_required}
     lacking = required & NOT_GIVEN if form is Form.TRL else required - GIVEN[form] - set(options)
     if lacking:
-        raise ConfigError(
-            f"{said} has {form}'s signature and requires {sorted(lacking)}, which rlsdk does not hand over"
-        )
+        raise ConfigError(f"{said} has {form}'s signature and requires {sorted(lacking)}, which rlsdk does not pass")
     for option in options:
         if option not in parameters and not takes_any:
             raise ConfigError(
@@ -133,7 +131,7 @@ def _prompt(sample: RewardSample) -> Any:
 
 
 def _completion(sample: RewardSample) -> Any:
-    """A message if the prompt is one, else the text."""
+    """Returns a list with one message if the prompt is a list of messages, else the text."""
     is_chat = isinstance(sample.row.get("prompt"), list)
     return [{"role": "assistant", "content": sample.response}] if is_chat else sample.response
 

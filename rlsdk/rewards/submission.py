@@ -1,4 +1,4 @@
-"""One submission of samples: encoded once, split into tasks, and their results."""
+"""One submission of samples: encodes samples once, splits them into tasks, and collects results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlsdk.rewards.routing import applies_to
 
 @dataclass(eq=False)
 class Task:
-    """Items that one process grades, in order."""
+    """Items that one process grades in order."""
 
     submission: Submission
     items: Sequence[tuple[int, int]]
@@ -28,7 +28,7 @@ class Task:
     together: bool = False
     """Whether a batched function grades them in one call."""
     attempts: int = 1
-    """Attempts at the first of its items."""
+    """Number of the current attempt at its first ungraded item."""
     graded: int = 0
     """Number of items with a record."""
     nonce: bytes = field(default_factory=lambda: os.urandom(NONCE_BYTES))
@@ -38,7 +38,7 @@ class Task:
         return self.items[self.graded :]
 
     def encode(self) -> bytes:
-        """Encodes the task as a message; prompt, answer and row of each prompt are sent once for all its samples."""
+        """Encodes the task as a message; prompt, answer and row are sent once for all samples of a prompt."""
         submission = self.submission
         samples, context_of, extras = submission.samples, submission.context_of, submission.extras
         responses = {at: place for place, at in enumerate(dict.fromkeys([at for _, at in self.items]))}
@@ -63,7 +63,7 @@ class Task:
 
 
 class Submission(ResultBuilder):
-    """One `submit` call: results of its items so far, and its future."""
+    """One `submit` call: its queue of tasks, its results so far, and its future."""
 
     def __init__(
         self,
@@ -73,12 +73,12 @@ class Submission(ResultBuilder):
         *,
         is_whole: bool = True,
     ) -> None:
-        """Raises `DataError` for a row, or for what a rollouter handed over, that holds more than JSON types."""
+        """Raises `DataError` if a row or a sample's `extra` contains types other than those of JSON."""
         super().__init__(rewards, samples, limits)
         self.is_whole = is_whole
         self.future: Future[RewardResult] = Future()
         self.contexts: list[bytes] = []
-        """Prompt, answer and row as JSON, each once."""
+        """Prompt, answer and row as JSON; one entry for each different combination."""
         self.context_of = _encode_contexts(samples, self.contexts)
         self.extras = [_encode_extra(sample.extra) for sample in samples]
         """Data of each sample from the rollouter as JSON; empty if there is none."""
@@ -91,7 +91,7 @@ class Submission(ResultBuilder):
         self.reads_tokens: Sequence[bool] = [False] * len(rewards)
 
     def book(self, item: tuple[int, int], record: Record) -> None:
-        """Adds a grading process's record of an item."""
+        """Adds a record of an item from a grading process."""
         if record.tag is Tag.FAILED and record.body is not None:
             self.fail(item, FailureKind(record.body["kind"]), str(record.body["message"]))
             return
@@ -102,11 +102,11 @@ class Submission(ResultBuilder):
             self.take(item, record.value)
 
     def result(self) -> RewardResult:
-        """The result; if these are all rewards, samples to which none applies are failures."""
+        """Returns the result; if `is_whole`, samples to which no reward applies are failures."""
         return name_inapplicable(super().result()) if self.is_whole else super().result()
 
     def enqueue(self, batched: Sequence[bool], reads_tokens: Sequence[bool]) -> None:
-        """Creates a task for every batched reward, and one of all other items, which `next_task` splits."""
+        """Creates the tasks of each batched reward, and one task with all other items, which `next_task` splits."""
         self.is_queued = True
         self.reads_tokens = reads_tokens
         most = self.limits.max_batch_samples or max(len(self.samples), 1)
@@ -119,12 +119,12 @@ class Submission(ResultBuilder):
             self.queue.append(Task(self, single))
 
     def _items(self, reward: int) -> list[tuple[int, int]]:
-        """Items of the samples to which the reward applies."""
+        """Returns the items of the samples to which the reward applies."""
         rows = self.rewards[reward].rows
         return [(reward, at) for at, sample in enumerate(self.samples) if not rows or applies_to(rows, sample.row)]
 
     def next_task(self, num_workers: int, seconds_per_item: float) -> Task:
-        """The next task, sized so that workers finish together and other submissions get their turn."""
+        """Takes the next task, sized so that workers finish together and other submissions get their turn."""
         task = self.queue.popleft()
         count = len(task.items)
         share = count if num_workers == 1 else -(-count // (2 * num_workers))
@@ -137,8 +137,9 @@ class Submission(ResultBuilder):
 
 
 _WORTH_SENDING_S = 0.002
-"""Least seconds of work worth a message of its own."""
+"""Minimum seconds of work in one task, so that messages pay off."""
 _MAX_TASK_S = 0.25
+"""Maximum seconds of work in one task."""
 
 
 def _encode_contexts(samples: Sequence[RewardSample], contexts: list[bytes]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Grading of reasoning-gym's tasks: right or wrong, not "contains the answer somewhere"."""
+"""Grades reasoning-gym's tasks strictly: text around the correct answer is wrong."""
 
 from __future__ import annotations
 
@@ -16,45 +16,46 @@ from rlsdk.rewards.task_scorers import SAFE_ROWS, SCORERS, Scorer
 from rlsdk.rewards.text_evaluation import evaluates_text
 
 MAX_CHARS = 16_384
-"""Longer responses answer no task."""
+"""Longer responses score 0."""
 FEWER_CHARS = {"propositional_logic": 1_000, "rubiks_cube": 2_000, "rush_hour": 2_000}
-"""Where a scorer's time grows faster than the response."""
+"""Lower limits for tasks whose scorer's time grows faster than the response."""
 HUGE = re.compile(r"[eE][+-]?[\d_]{4,}")
-"""A power of ten that a scorer may write out: `Fraction("1e999999999")`."""
+"""A large power of ten, which a scorer may expand to all its digits: `Fraction("1e999999999")`."""
 MANY_TIMES = {"rubiks_cube": re.compile(r"\d{3,}"), "rush_hour": re.compile(r"\d{3,}")}
-"""A move so many times over, in tasks whose scorer makes them one by one."""
+"""A large repeat count of a move, in tasks whose scorer simulates moves one by one."""
 NO_NUMBER = re.compile("nan", re.IGNORECASE)
-"""`float` reads it as a number that is neither nearer nor farther than any other."""
+"""Text that `float` parses as NaN. Comparisons with NaN are always False."""
 BY_DISTANCE = frozenset({"complex_arithmetic", "number_sorting"})
-"""Tasks whose scorers find a number right unless it is too far away: a NaN never is."""
+"""Tasks whose scorers accept a number unless its distance is too large; the distance of a NaN never is."""
 PROBE = "?"
-"""No task has it for an answer. A scorer that finds it right finds anything right, and gives no partial credit."""
+"""Not the answer of any task. A scorer that accepts it accepts anything, so its verdict does not count."""
 UNREADABLE = (
     ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, SyntaxError, TypeError, ValueError,
 )  # fmt: skip
-"""What scorers raise on a response that they cannot read: a wrong response, not a failed grader."""
+"""Errors that scorers raise on a response that they cannot parse. The response is wrong; the grader has not failed."""
 
 
 def _import_tasks() -> Mapping[str, Any]:
-    """The registry of tasks: importing it takes seconds where byte-code is not kept."""
+    """Returns the registry of tasks. Importing it takes seconds if byte-code is not cached."""
     tasks: Mapping[str, Any] = import_reasoning_gym().DATASETS
     return tasks
 
 
 @prepared_by(_import_tasks)
 def reasoning_gym(sample: RewardSample, *, exact: bool = True, partial: float = 0.0) -> float:
-    """1 when the response answers the task; `partial` times the task's own score otherwise.
+    """Returns 1 if the response answers the task, else `partial` times the score of the task's scorer.
 
-    The answer is what `final_answer` finds, or the whole response where nothing is marked.
+    The answer is what `final_answer` finds, or the whole response if it has no mark.
 
     Args:
         sample: its row is the task's item: `question`, `answer`, and `metadata` with `source_dataset`.
-        exact: True: equal to the reference answer (as text, or as an exact number), or another answer that the task's
-            scorer finds fully right and that is no text around the reference. False: whatever the scorer gives.
-        partial: weight of the scorer's partial credit where the answer is not right; for shaped rewards.
+        exact: require the reference answer (as text, or as an exact number), or another answer that the task's scorer
+            fully accepts and that is not just text around the reference. False: return the score of the scorer.
+        partial: weight of the scorer's partial credit for wrong answers; for shaped rewards.
 
     Raises:
-        ValueError: the row does not come from reasoning-gym, or its task is not installed.
+        ValueError: the row does not come from reasoning-gym, the installed version lacks its task, or the task's scorer
+            may run text as Python.
     """
     marked = final_answer(sample.response)
     given = sample.response.strip() if marked is None else marked
@@ -72,7 +73,7 @@ def reasoning_gym(sample: RewardSample, *, exact: bool = True, partial: float = 
 
 
 def _compare(given: str, answer: str | None) -> bool | None:
-    """Whether the response is the reference answer, as text or as an exact number; None when the task must say."""
+    """Whether the response is the reference answer, as text or as an exact number; None if the scorer must decide."""
     if answer is None:
         return None
     if given == answer.strip():
@@ -82,8 +83,10 @@ def _compare(given: str, answer: str | None) -> bool | None:
 
 
 def _is_another_answer(given: str, sample: RewardSample) -> bool:
-    """Whether a response that the task's scorer finds right is an answer: no text around the reference, no piece of
-    the question and no rambling."""
+    """Whether a response that the task's scorer accepts is an answer.
+
+    It is not if it contains the reference, is a piece of the question, or is much longer than the reference.
+    """
     if sample.answer is None:
         return True
     question = str(sample.row.get("question", ""))
@@ -91,7 +94,7 @@ def _is_another_answer(given: str, sample: RewardSample) -> bool:
 
 
 def _score(given: str, sample: RewardSample) -> float:
-    """The task's score of a response; 0 where it cannot be read or must not be handed to its scorer."""
+    """Returns the task's score of a response; 0 if it cannot be parsed or must not be passed to the scorer."""
     metadata = sample.row.get("metadata")
     task = metadata.get("source_dataset") if isinstance(metadata, Mapping) else None
     if not isinstance(task, str):
@@ -107,8 +110,10 @@ def _score(given: str, sample: RewardSample) -> float:
 
 
 def _is_refused(given: str, task: str) -> bool:
-    """Screens what a scorer would wrongly find right, or would be busy with for long; what is missed of the latter runs
-    into the time or memory limit."""
+    """Whether a scorer would wrongly accept the response, or need too long for it.
+
+    Slow responses that this check misses end at the time or memory limit.
+    """
     if len(given) > FEWER_CHARS.get(task, MAX_CHARS) or HUGE.search(given):
         return True
     if task in BY_DISTANCE and NO_NUMBER.search(given):
@@ -118,10 +123,10 @@ def _is_refused(given: str, task: str) -> bool:
 
 @cache
 def _scorer(task: str) -> Scorer:
-    """Ours where the library's would run text as Python; the library's otherwise.
+    """Returns our scorer if the library's would run text as Python, else the library's.
 
     Raises:
-        ValueError: no such task, or one whose scorer runs text and that has no replacement.
+        ValueError: there is no such task, or its scorer runs text and has no replacement.
     """
     if task not in _import_tasks():
         raise ValueError(f"the installed reasoning-gym has no task {task!r}")
@@ -134,6 +139,6 @@ def _scorer(task: str) -> Scorer:
     if name is not None:
         raise ValueError(
             f"reasoning-gym's scorer of {task!r} may run text as Python (it uses {name!r}), and rlsdk has no "
-            f"replacement for it; use another task, or a reward of your own"
+            f"replacement for it; use another task, or your own reward"
         )
     return scorer

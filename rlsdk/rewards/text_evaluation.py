@@ -8,15 +8,18 @@ from types import CellType, CodeType, FunctionType
 from typing import Any
 
 BUILTINS = frozenset({"eval", "exec", "compile", "__import__"})
-"""Functions of Python that run text."""
+"""Built-in functions that run text."""
 SYMPY = frozenset({"parse_expr", "sympify", "S", "parse_latex", "parse_mathematica", "lambdify", "simplify", "diff",
                    "expand", "factor", "solve", "N", "Poly", "Eq", "integrate", "nsimplify"})  # fmt: skip
 """Functions of sympy that run text, or convert any argument to an expression, including text."""
 
 
 def evaluates_text(function: Callable[..., Any]) -> str | None:
-    """The name with which a function may run text as Python; None if it has none. Found in the byte-code of the
-    function and of what it calls by name in its own package: a heuristic for honest code, not a proof."""
+    """Returns the name that a function may use to run text as Python; None if there is none.
+
+    Searches the byte-code of the function, and of functions that it calls by name in its own package. This is a
+    heuristic for code without malicious intent, not a proof.
+    """
     package = _package(function)
     owner = getattr(function, "__self__", None)
     pending, seen = _functions(function), set[CodeType]()
@@ -40,7 +43,7 @@ def evaluates_text(function: Callable[..., Any]) -> str | None:
 
 
 def _names(code: CodeType) -> Iterator[tuple[str, bool]]:
-    """Names that the code looks up: True for those of its module, False for attributes of whatever object."""
+    """Yields names that the code looks up; True: a global name of its module, False: an attribute of some object."""
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD"):
             yield str(instruction.argval), instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
@@ -54,7 +57,8 @@ def _package(found: object) -> str:
 
 
 def _functions(found: Any) -> list[Any]:
-    """What a call of `found` may run: a function, what it wraps or closes over, the methods of a class."""
+    """Returns functions that a call of `found` may run: itself, functions it wraps or closes over, methods of a
+    class."""
     if isinstance(found, type):
         return [getattr(member, "__func__", member) for member in vars(found).values()]
     function = getattr(found, "__func__", found)

@@ -162,7 +162,7 @@ DATA: list[tuple[str, Mapping[str, Any]]] = [
         ({"sorce": ["gsm8k"]}, "rewards.0.rows.sorce: no data row has a field 'sorce'; did you mean 'source'?"),
         ({"source": ["gsm8"]}, "rewards.0.rows.source: no data row has 'gsm8' there; did you mean 'gsm8k'"),
         ({"n": [True]}, r"rewards.0.rows.n: no data row has True there; rows have \[1\]"),
-        ({"source": ["gsm8k"]}, "1 of 2 data rows are for no reward of non-zero weight, the first is d.jsonl:2"),
+        ({"source": ["gsm8k"]}, "no reward of non-zero weight applies to 1 of 2 data rows, the first is d.jsonl:2"),
     ],
 )
 def test_routes_that_do_not_fit_the_data_are_refused_before_a_sample_is_made(
