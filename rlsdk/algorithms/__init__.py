@@ -1,9 +1,10 @@
 """Pure tensor functions on the packed batch: rewards, advantages, losses, KL, weights, corrections, objectives,
 metrics.
 
-No engine, no process, no file. A step goes: length penalties on `scores`, `token_level_rewards`, `denominator` and what
-it asks for, an advantage estimator, `correct_rollout`, `loss_weights` per mini-batch, and an objective that the train
-engine differentiates; `update_means` for its log. docs/algorithms.md has every name with its formula.
+They use no engine, process or file. The order in a step: length penalties on `scores`, `token_level_rewards`,
+`denominator` (and `old_log_probs` as it decides), an advantage estimator, `correct_rollout`, `loss_weights` per
+mini-batch, an objective that the train engine differentiates, and `update_means` for the log. docs/algorithms.md lists
+every name with its formula.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Correction for samples that another policy made than the one whose log-probs the update takes as old.
+"""Off-policy correction, for samples from another policy than the one of `old_log_probs`.
 
-The rollout engine differs from the train engine by rounding and kernels, and in an asynchronous run by versions. With
-`rollout_log_probs` (behaviour policy: what sampled) and `old_log_probs` (proximal policy: the train engine, recomputed
-before the update), the policy loss of a token is multiplied with a weight that has no gradient: old / rollout, bounded.
-With a PPO loss on top, whose ratio is current / old, this is the decoupled objective of three policies (Hilton et al.
-2021, arXiv 2110.00641; AReaL, Fu et al. 2025, arXiv 2505.24298).
+The rollout engine differs from the train engine in rounding and kernels, and in an asynchronous run also in weights.
+`rollout_log_probs` are those of the behaviour policy (the one that sampled); `old_log_probs` are those of the proximal
+policy (recomputed by the train engine before the update). The policy loss of each token is multiplied by the bounded
+ratio old / rollout, without gradient. With a PPO loss, whose ratio is current / old, this is the decoupled objective
+with three policies (Hilton et al. 2021, arXiv 2110.00641; AReaL, Fu et al. 2025, arXiv 2505.24298).
 
-Two independent parts: `correct_rollout` weighs tokens, `reject_rows` leaves rows out altogether.
+The two parts are independent: `correct_rollout` weights tokens, `reject_rows` removes rows from the loss.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ MODES = ("truncate", "mask")
 
 
 def engine_log_ratio(batch: Batch, level: str) -> Tensor:
-    """`[N]` float32: log of old / rollout, cut at +-20; 0 off the mask.
+    """Returns `[N]` float32: log of old / rollout, clamped to +-20; 0 outside of the mask.
 
     Args:
         batch: with `old_log_probs`, `rollout_log_probs`, `response_mask`.
-        level: `token`: of each token; `sequence`: summed over the response, the exact weight of a response, whose
-            variance grows with its length; `geometric`: mean over the response's tokens, biased and comparable between
-            lengths.
+        level: `token`: the ratio of each token. `sequence`: the sum over the response, the exact importance weight,
+            whose variance grows with the length. `geometric`: the mean over the response's tokens, which is biased but
+            comparable between lengths.
 
     Raises:
-        ConfigError: an unknown level.
+        ConfigError: the level is unknown.
     """
     if level not in LEVELS:
         raise ConfigError(f"correction level {level!r}{nearest(level, LEVELS)}; choose one of {list(LEVELS)}")
@@ -49,25 +49,25 @@ def engine_log_ratio(batch: Batch, level: str) -> Tensor:
 def correct_rollout(
     batch: Batch, *, level: str = "token", mode: str = "truncate", upper: float = 2.0, lower: float = 0.0
 ) -> Batch:
-    """Adds `rollout_weight [N]` float32: importance weight of each response token, 0 off the mask.
+    """Adds `rollout_weight [N]` float32: the importance weight of each response token, 0 outside of the mask.
 
     - `truncate`: `min(max(ratio, lower), upper)`: truncated importance sampling (IMPALA, Espeholt et al. 2018, arXiv
       1802.01561; for engine mismatch Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL
       training"). Every token keeps a gradient.
-    - `mask`: the ratio where it is within the bounds, 0 elsewhere: masked importance sampling (IcePop; Liu et al. 2025,
-      "When speed kills stability"). Tokens, or with `level` sequence whole responses, outside teach nothing.
+    - `mask`: the ratio if it is within the bounds, else 0: masked importance sampling (IcePop; Liu et al. 2025, "When
+      speed kills stability"). Tokens outside of the bounds (whole responses with `level` sequence) have no gradient.
 
-    The divisor of the loss stays that of all tokens: nothing is renormalised.
+    The loss is still divided by the number of all tokens; the weights are not renormalised.
 
     Args:
-        batch: with `old_log_probs`, complete, and `rollout_log_probs`.
+        batch: with `old_log_probs` for all rows, and `rollout_log_probs`.
         level: see `engine_log_ratio`.
-        mode: one of the two above.
-        upper: largest ratio, above `lower`.
-        lower: smallest ratio, at least 0.
+        mode: `truncate` or `mask`.
+        upper: maximum ratio, above `lower`.
+        lower: minimum ratio, at least 0.
 
     Raises:
-        ConfigError: an unknown name, or bounds that do not fit.
+        ConfigError: a name is unknown, or the bounds are invalid.
     """
     if mode not in MODES:
         raise ConfigError(f"correction mode {mode!r}{nearest(mode, MODES)}; choose one of {list(MODES)}")
@@ -79,21 +79,21 @@ def correct_rollout(
 
 @torch.no_grad()
 def reject_rows(batch: Batch, *, level: str = "geometric", upper: float = 1.001, lower: float = 0.999) -> Batch:
-    """Takes rows out of the loss whose ratio old / rollout is outside the bounds: `trained` is False on them, so no
-    aggregation counts them; their score still counts for their group.
+    """Removes rows from the loss whose ratio old / rollout is outside the bounds.
 
-    Sequence rejection (Liu et al. 2025, "When speed kills stability"; in verl `rollout_rs`). With `level` token a row
-    is rejected when any of its tokens is outside ("veto").
+    It sets `trained` to False on them, so no aggregation counts them; their score still counts for their group.
+    Sequence rejection (Liu et al. 2025, "When speed kills stability"; in verl `rollout_rs`). With `level` token, one
+    token outside the bounds rejects its row ("veto").
 
     Args:
-        batch: with `old_log_probs`, complete, and `rollout_log_probs`.
+        batch: with `old_log_probs` for all rows, and `rollout_log_probs`.
         level: see `engine_log_ratio`.
-        upper: largest ratio, above `lower`. The defaults are for `geometric`; for `token` think of 1e4 and 1e-4, for
-            `sequence` of 2.0 and 0.5.
-        lower: smallest ratio, at least 0.
+        upper: maximum ratio, above `lower`. The defaults suit `geometric`; for `token` use values such as 1e4 and 1e-4,
+            for `sequence` 2.0 and 0.5.
+        lower: minimum ratio, at least 0.
 
     Raises:
-        ConfigError: an unknown level, or bounds that do not fit.
+        ConfigError: the level is unknown, or the bounds are invalid.
     """
     _check_bounds(lower, upper)
     ratio = engine_log_ratio(batch, level).exp()

@@ -1,4 +1,4 @@
-"""Which log-probs stand in the denominator of the policy ratio: decided once, in one place."""
+"""Decides which log-probs are the denominator of the policy ratio."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ CHOICES = ("auto", "always", "rollout", "decoupled")
 
 @dataclass(frozen=True, kw_only=True)
 class Denominator:
-    """What a step does about `old_log_probs`. The field is then complete, or absent."""
+    """Where a step takes `old_log_probs` from. Afterwards the field is complete for all rows, or absent."""
 
     source: str
-    """`current`: the field is absent, and every update's own log-probs stand in (ratio 1). `recomputed`: by the train
-    engine for all rows, before the first update. `rollout`: the sampler's are copied."""
+    """`current`: the field is absent, and each update uses its own log-probs (ratio 1). `recomputed`: the train engine
+    computes it for all rows before the first update. `rollout`: copied from `rollout_log_probs`."""
     correct: bool
-    """Weigh tokens with old / rollout (`correct_rollout`)."""
+    """Whether to weight tokens by old / rollout (`correct_rollout`)."""
     first_on_policy: bool
-    """The first update of the step sees the very weights that `old_log_probs` are of: it can take its own log-probs for
-    them (`PolicyObjective.on_policy`), so that its ratio is exactly 1."""
+    """Whether the first update of the step has the weights of `old_log_probs`. Then it can use its own log-probs
+    instead (`PolicyObjective.on_policy`), so that its ratio is exactly 1."""
     why: str
-    """For the log, in one line."""
+    """The reason, as one line for the log."""
 
 
 def denominator(
@@ -37,9 +37,9 @@ def denominator(
     correction: bool = False,
     comparable: bool = True,
 ) -> Denominator:
-    """Decides for one step, from the versions of its rows and the configuration.
+    """Decides for one step, from the policy versions of its rows and the configuration.
 
-    A row is stale when any of its tokens was sampled by another version than the one that is about to be updated.
+    A row is stale if any of its tokens was sampled with an older version than the one that the step updates first.
 
     | choice | rows | updates | correction | source | correct | first on policy |
     |---|---|---|---|---|---|---|
@@ -51,38 +51,40 @@ def denominator(
     | always | any | any | as configured | recomputed | as configured | no |
     | decoupled | any | any | any | recomputed | yes | yes |
     | rollout | any | any | no | rollout | no | no |
-    | rollout | any | any | yes | refused: the ratio holds the sampler's log-probs already | | |
-    | any with correction, or decoupled, or rollout | not comparable | | | refused | | |
+    | rollout | any | any | yes | error: the ratio already uses the sampler's log-probs | | |
+    | any with correction, or decoupled, or rollout | not comparable | | | error | | |
 
-    `auto` with stale rows is the decoupled objective: the clip is then around the weights of now, and the distance to
-    the sampler is a bounded weight (AReaL, arXiv 2505.24298), instead of a ratio that most tokens begin outside of.
+    `auto` with stale rows gives the decoupled objective (AReaL, arXiv 2505.24298). The clip range is then around the
+    current weights, and a bounded weight corrects for the sampler. Otherwise the ratio of most tokens would start
+    outside the clip range.
 
     Args:
         choice: `auto`, `always`, `rollout` or `decoupled`.
-        first_version: `[B]` int64, of each row's first sampled token.
-        last_version: `[B]` int64, of its last one.
-        current_version: of the weights before the step's first update.
-        num_updates: optimizer steps of the step: mini-batches times epochs.
-        correction: a correction is configured.
-        comparable: the sampler's log-probs are those of the contract (temperature applied, before top-k and top-p).
+        first_version: `[B]` int64, policy version of each row's first sampled token.
+        last_version: `[B]` int64, policy version of each row's last sampled token.
+        current_version: version of the weights before the step's first update.
+        num_updates: optimizer steps in the step: mini-batches times epochs.
+        correction: whether a correction is configured.
+        comparable: whether the sampler's log-probs are those of the contract (temperature applied, before top-k and
+            top-p).
 
     Raises:
-        ConfigError: an unknown choice, or one that the configuration contradicts.
-        BatchError: a row from the future, or whose last token is older than its first.
+        ConfigError: the choice is unknown, or contradicts the configuration.
+        BatchError: a row has a version newer than the current one, or its last token is older than its first.
     """
     if choice not in CHOICES:
         raise ConfigError(f"old_log_probs is {choice!r}{nearest(choice, CHOICES)}; choose one of {list(CHOICES)}")
     num_stale = _count_stale(first_version, last_version, current_version)
     if choice == "rollout" and correction:
         raise ConfigError(
-            "old_log_probs is 'rollout' with a correction: the ratio then has the sampler's log-probs in it already; "
+            "old_log_probs is 'rollout' with a correction, but the ratio already uses the sampler's log-probs; "
             "choose 'decoupled', or no correction"
         )
     if not comparable and (correction or choice in ("rollout", "decoupled")):
         raise ConfigError(
             f"old_log_probs is {choice!r}{' with a correction' if correction else ''}, but the rollout engine's "
-            "log-probs are of another distribution than the train engine's: choose 'always' without a correction, or "
-            "sample with top_p 1, top_k 0 and min_p 0"
+            "log-probs belong to another distribution than the train engine's: choose 'always' without a correction, "
+            "or sample with top_p 1, top_k 0 and min_p 0"
         )
     if choice == "rollout":
         return Denominator(source="rollout", correct=False, first_on_policy=False, why="the sampler's, as configured")
@@ -96,7 +98,7 @@ def denominator(
     if correction:
         return _recomputed(True, "recomputed for the correction")
     if num_updates > 1:
-        return _recomputed(False, f"recomputed: {num_updates} updates, of which one is on policy")
+        return _recomputed(False, f"recomputed: {num_updates} updates, only the first is on policy")
     return Denominator(source="current", correct=False, first_on_policy=True, why="one update on policy: ratio 1")
 
 
@@ -113,7 +115,7 @@ def _count_stale(first_version: Tensor, last_version: Tensor, current_version: i
     if bool((first_version > last_version).any()):
         at = int((first_version > last_version).nonzero()[0])
         raise BatchError(
-            f"policy_version: row {at} begins at version {int(first_version[at])} and ends at {int(last_version[at])}: "
-            "versions only grow within a row"
+            f"policy_version: row {at} begins at version {int(first_version[at])} and ends at {int(last_version[at])}; "
+            "versions must not decrease within a row"
         )
     return int((first_version < current_version).sum())

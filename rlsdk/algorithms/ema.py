@@ -1,4 +1,4 @@
-"""Exponential moving average of weights: the update rule, nothing else."""
+"""Exponential moving average of weights."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rlsdk.interfaces import ConfigError
 def update_average(average: Mapping[str, Tensor], weights: Mapping[str, Tensor], decay: float) -> None:
     """`average <- decay * average + (1 - decay) * weights`, in place and name by name.
 
-    Keep the average in float32: in bfloat16 a step of less than 0.4 % of a weight rounds to nothing, and at decay 0.999
-    all steps are smaller.
+    Keep the average in float32: in bfloat16 a change of less than 0.4 % of a weight is lost to rounding, and at decay
+    0.999 all changes are smaller.
 
     Args:
-        average: what is updated; any float dtype.
-        weights: of the same names and shapes; cast to the average's dtype.
-        decay: in [0, 1]; 0 copies.
+        average: the tensors to update; any float dtype.
+        weights: tensors of the same names and shapes; cast to the average's dtype.
+        decay: in [0, 1]; 0 copies the weights.
 
     Raises:
-        ConfigError: `decay` outside [0, 1], or names that differ.
+        ConfigError: `decay` is outside [0, 1], or the names differ.
     """
     if not 0 <= decay <= 1:
         raise ConfigError(f"ema decay is {decay!r}: expected a number in [0, 1], such as 0.999")

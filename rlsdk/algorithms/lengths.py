@@ -1,5 +1,6 @@
-"""What a response's length does to its score, and what becomes of one that was cut. Lengths are response tokens: those
-that the policy sampled, tool tokens not among them.
+"""Length penalties on scores, and the filter for truncated responses.
+
+Lengths are numbers of response tokens: those that the policy sampled, without tool tokens.
 """
 
 from __future__ import annotations
@@ -12,39 +13,39 @@ from rlsdk.interfaces import Batch, ConfigError
 
 
 def overlong_punishment(batch: Batch, *, max_tokens: int, cache_tokens: int, factor: float = 1.0) -> Batch:
-    """Adds to `scores` the soft punishment of long responses: 0 up to `max_tokens - cache_tokens`, then linear down to
-    `-factor` at `max_tokens`, and `-factor` beyond.
+    """Adds a soft penalty for long responses to `scores`.
 
+    It is 0 up to `max_tokens - cache_tokens`, falls linearly to `-factor` at `max_tokens`, and is `-factor` beyond.
     DAPO (Yu et al. 2025, arXiv 2503.14476), equation 13.
 
     Args:
         batch: with `scores` and `response_mask`.
-        max_tokens: most tokens of a response.
-        cache_tokens: width of the slope, from 1 to `max_tokens`.
-        factor: the largest punishment, in units of reward; the paper's is 1.
+        max_tokens: length from which the penalty is maximal.
+        cache_tokens: number of tokens over which the penalty grows, from 1 to `max_tokens`.
+        factor: maximum penalty, in units of reward; 1 in the paper.
 
     Raises:
-        ConfigError: `cache_tokens` outside its range, or a negative factor.
+        ConfigError: `cache_tokens` is outside its range, or `factor` is negative.
     """
     if not 1 <= cache_tokens <= max_tokens:
         raise ConfigError(f"cache_tokens is {cache_tokens!r}: expected from 1 to max_tokens, which is {max_tokens!r}")
     if factor < 0:
-        raise ConfigError(f"factor is {factor!r}: expected a punishment of at least 0, such as 1.0")
+        raise ConfigError(f"factor is {factor!r}: expected a penalty of at least 0, such as 1.0")
     excess = response_lengths(batch) - (max_tokens - cache_tokens)
     return _add_to_scores(batch, -factor * (excess / cache_tokens).clamp(0.0, 1.0))
 
 
 def length_penalty(batch: Batch, *, coef: float, free_tokens: int = 0, max_penalty: float | None = None) -> Batch:
-    """Adds to `scores` a linear penalty: `-coef` for each response token beyond `free_tokens`.
+    """Adds a linear penalty to `scores`: `-coef` for each response token beyond `free_tokens`.
 
     Args:
         batch: with `scores` and `response_mask`.
         coef: units of reward per token, at least 0.
-        free_tokens: tokens that cost nothing.
-        max_penalty: the most that is taken off; None: no bound.
+        free_tokens: number of tokens without penalty.
+        max_penalty: maximum penalty; None: no limit.
 
     Raises:
-        ConfigError: a negative number.
+        ConfigError: a number is negative.
     """
     for name, value in (("coef", coef), ("free_tokens", free_tokens), ("max_penalty", max_penalty or 0)):
         if value < 0:
@@ -54,16 +55,16 @@ def length_penalty(batch: Batch, *, coef: float, free_tokens: int = 0, max_penal
 
 
 def relative_length_reward(batch: Batch, *, coef: float = 1.0, right_from: float = 1.0) -> Batch:
-    """Adds to `scores` a reward for being shorter than the group: `l = 0.5 - (length - shortest) / (longest -
-    shortest)`, for right answers; `min(0, l)` for wrong ones, so that a short wrong answer gains nothing.
+    """Adds a reward to `scores` for responses that are shorter than others of their group.
 
-    Kimi k1.5 (Kimi team 2025, arXiv 2501.12599), section 2.3.3. Shortest and longest are over the group's valid rows;
-    where all are of one length nothing is added.
+    It is `l = 0.5 - (length - shortest) / (longest - shortest)` for correct answers, and `min(0, l)` for wrong ones, so
+    that a short wrong answer gains nothing. Kimi k1.5 (Kimi team 2025, arXiv 2501.12599), section 2.3.3. `shortest` and
+    `longest` are over the valid rows of the group; if all have the same length, the term is 0.
 
     Args:
         batch: a whole step with `scores`, `uid`, `response_mask`.
         coef: weight of the term; the paper warms it up.
-        right_from: score from which an answer is right.
+        right_from: minimum score of a correct answer.
     """
     groups, valid = Groups.of(batch), valid_rows(batch)
     length = response_lengths(batch).double()
@@ -76,10 +77,10 @@ def relative_length_reward(batch: Batch, *, coef: float = 1.0, right_from: float
 
 
 def overlong_filter(batch: Batch) -> Batch:
-    """Takes truncated rows out of the loss: their score counts for the group, their tokens carry no loss and are not
-    counted by any aggregation (`trained` is False on them).
+    """Removes truncated rows from the loss, by setting `trained` to False.
 
-    DAPO (arXiv 2503.14476), section 3.4, "overlong filtering".
+    Their score still counts for the group; their tokens have no loss, and no aggregation counts them. DAPO (arXiv
+    2503.14476), section 3.4, "overlong filtering".
 
     Args:
         batch: with `truncated`.

@@ -1,4 +1,4 @@
-"""Numbers about updates and log-probs: pure functions, plain floats out."""
+"""Metrics of updates and log-probs, as plain floats."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rlsdk.algorithms.kl import k3
 
 
 def update_means(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Means over the mini-batches of a step, from the `sums` that objectives return.
+    """Returns means over the mini-batches of a step, from the `sums` that objectives return.
 
-    - Names that end in `_loss` are shares of the loss, normalised already: their mean over mini-batches. Together they
-      are the mean of `ForwardBackwardResult.loss`, whatever the aggregation.
-    - Names that end in `_weight` are divisors, and left out.
-    - All others: the sum over all mini-batches divided by that of `metric_weight`; left out where that is 0 (no token
-      was observed). Mini-batches without a name do not count for it.
+    - Names that end in `_loss` are terms of the loss, which are already normalised: their mean over mini-batches. With
+      every aggregation they add up to the mean of `ForwardBackwardResult.loss`.
+    - Names that end in `_weight` are divisors, and are left out.
+    - All others: the sum over all mini-batches divided by the sum of `metric_weight`; left out if that is 0 (no token
+      was counted). Mini-batches that lack a name do not count for it.
 
     Args:
-        sums: one mapping per optimizer step, added up over micro-batches and ranks.
+        sums: one mapping per optimizer step, summed over micro-batches and ranks.
     """
     names = sorted({name for each in sums for name in each if not name.endswith("_weight")})
     means: dict[str, float] = {}
@@ -38,11 +38,11 @@ def update_means(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class LogProbDifference:
-    """How far two engines' log-probs of the same tokens are apart, in nats; all 0 where there are no tokens."""
+    """Difference between two engines' log-probs of the same tokens, in nats; all 0 if there are no tokens."""
 
     mean_abs: float = 0.0
     p95_abs: float = 0.0
-    """95 % of the tokens differ by no more."""
+    """95th percentile of the absolute difference."""
     max_abs: float = 0.0
     kl: float = 0.0
     """k3 estimate of KL(rollout || train): the tokens were sampled by the rollout engine."""
@@ -51,8 +51,8 @@ class LogProbDifference:
 def log_prob_difference(train: Tensor, rollout: Tensor, mask: Tensor) -> LogProbDifference:
     """Compares the train engine's log-probs with the rollout engine's, over response tokens.
 
-    Two engines at the same weights differ by rounding only (1e-5 in float32, 1e-2 in bfloat16). More means that one of
-    them serves other weights, or computes another distribution.
+    Two engines with the same weights differ only by rounding (1e-5 in float32, 1e-2 in bfloat16). A larger difference
+    means that they have different weights, or compute different distributions.
 
     Args:
         train: `[N]` float32, recomputed.
@@ -72,5 +72,5 @@ def log_prob_difference(train: Tensor, rollout: Tensor, mask: Tensor) -> LogProb
 
 
 def _quantile(values: Tensor, share: float) -> float:
-    """The smallest value that `share` of all do not exceed (`torch.quantile` refuses more than 2**24 values)."""
+    """Returns the smallest value that is >= `share` of all values. `torch.quantile` refuses more than 2**24 values."""
     return float(values.kthvalue(max(1, math.ceil(share * len(values)))).values)

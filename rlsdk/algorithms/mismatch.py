@@ -1,4 +1,4 @@
-"""How far the policy that sampled is from the one that is trained, in numbers for a log."""
+"""Metrics of the mismatch between the policy that sampled and the policy that is trained."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rlsdk.interfaces import Batch
 
 @dataclass(frozen=True, kw_only=True)
 class Mismatch:
-    """Rollout against train engine over response tokens, natural logs; NaN where there are no tokens."""
+    """Mismatch of rollout and train engine over response tokens, natural logs; NaN if there are no tokens."""
 
     kl_k1: float = math.nan
     """KL(rollout || train), mean over tokens of log rollout - log train. Unbiased; may be negative."""
     kl_k3: float = math.nan
-    """The same by k3: of low variance, never negative."""
+    """The same KL estimated by k3: low variance, never negative."""
     ess_token: float = math.nan
-    """Effective sample size of the weights train / rollout of tokens, as a share of their number: 1 where all are
-    equal, `1 / n` where one owns all."""
+    """Effective sample size of the token weights train / rollout, as a share of the number of tokens: 1 if all weights
+    are equal, `1 / n` if one token has all the weight."""
     ess_sequence: float = math.nan
-    """The same of whole responses, whose weight is the product over their tokens."""
+    """The same for whole responses, whose weight is the product over their tokens."""
     perplexity_train: float = math.nan
     """exp of the mean negative log-prob of a token."""
     perplexity_rollout: float = math.nan
@@ -34,17 +34,17 @@ class Mismatch:
     ratio_min: float = math.nan
 
     def metrics(self) -> Mapping[str, float]:
-        """By name, for a log."""
+        """Returns the numbers by name, for a log."""
         return asdict(self)
 
 
 @torch.no_grad()
 def mismatch(batch: Batch, train: Tensor, rollout: Tensor) -> Mismatch:
-    """Compares log-probs of the same tokens by the two policies.
+    """Compares the log-probs of two policies for the same tokens.
 
     Args:
-        batch: with `response_mask`; rows whose reward failed count like others.
-        train: `[N]`, by the train engine.
+        batch: with `response_mask`; rows whose reward failed also count.
+        train: `[N]`, from the train engine.
         rollout: `[N]`, as returned at sampling.
     """
     mask = batch["response_mask"]
@@ -67,6 +67,6 @@ def mismatch(batch: Batch, train: Tensor, rollout: Tensor) -> Mismatch:
 
 
 def _effective_share(log_weights: Tensor) -> float:
-    """`(sum w)^2 / (n sum w^2)` of `w = exp(log_weights)`, without overflow."""
+    """Returns `(sum w)^2 / (n sum w^2)` for `w = exp(log_weights)`, without overflow."""
     both = 2 * log_weights.logsumexp(0) - (2 * log_weights).logsumexp(0)
     return float((both - math.log(len(log_weights))).exp())

@@ -1,4 +1,4 @@
-"""Functions by import string: what crosses to workers as text is looked up there, once per process."""
+"""Loads functions by import string: workers receive names as text, and look each up once per process."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rlsdk.interfaces import ConfigError
 
 @functools.cache
 def resolve(path: str, what: str) -> Any:
-    """The object that `package.module:name` names.
+    """Returns the object that `package.module:name` names.
 
     Args:
         path: the import string.
-        what: what it is to be, for errors: "policy loss".
+        what: kind of the object, for errors: "policy loss".
 
     Raises:
-        ConfigError: there is no such module, or nothing of that name in it.
+        ConfigError: the module does not exist, or has no such name.
     """
     module, _, name = path.partition(":")
     try:

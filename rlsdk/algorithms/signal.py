@@ -1,4 +1,4 @@
-"""Which groups can teach a group estimator anything: the predicate of dynamic sampling."""
+"""Finds the groups whose advantages are not all 0, for dynamic sampling."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlsdk.interfaces import Batch
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSignal:
-    """What is known of each group, in ascending order of `uid`."""
+    """Whether each group has signal, in ascending order of `uid`."""
 
     uid: Tensor
     """`[groups]` int64."""
@@ -24,33 +24,33 @@ class GroupSignal:
 
     @property
     def share(self) -> float:
-        """Share of the groups that have signal; 0 where there is no group."""
+        """Share of the groups that have signal; 0 if there is no group."""
         return float(self.has_signal.float().mean()) if len(self.uid) else 0.0
 
 
 def has_signal(scores: Tensor, valid: Tensor | None = None, *, min_spread: float = 0.0) -> bool:
-    """True where the scores of one group differ.
+    """Whether the scores of one group differ.
 
-    DAPO (Yu et al. 2025, arXiv 2503.14476), section 3.2, dynamic sampling: prompts of which every response is right, or
-    every one wrong, give an advantage of 0 and are sampled again. A row that is not valid has no score: it counts
-    neither as wrong nor as different, and a group with fewer than two valid rows has no signal.
+    DAPO (Yu et al. 2025, arXiv 2503.14476), section 3.2, dynamic sampling: if all responses to a prompt are correct, or
+    all are wrong, their advantages are 0, and other prompts are sampled instead. An invalid row has no score and is
+    ignored; a group with fewer than two valid rows has no signal.
 
     Args:
         scores: `[rows]` of one group.
-        valid: `[rows]` bool; None: all of them.
-        min_spread: largest less smallest score must be more than this.
+        valid: `[rows]` bool; None: all rows.
+        min_spread: the maximum minus the minimum score must exceed this.
     """
     usable = scores if valid is None else scores[valid]
     return len(usable) > 1 and bool(usable.max() - usable.min() > min_spread)
 
 
 def group_signal(batch: Batch, *, min_spread: float = 0.0) -> GroupSignal:
-    """`has_signal` of every group of a batch.
+    """Computes `has_signal` for every group of a batch.
 
     Args:
-        batch: whole groups, with `scores`, `uid` and, where rewards can fail, `valid`; `token_scores` are added to the
+        batch: whole groups, with `scores`, `uid` and, if rewards can fail, `valid`. `token_scores` are added to the
             scores of their rows.
-        min_spread: as in `has_signal`.
+        min_spread: see `has_signal`.
     """
     uid = torch.unique(batch["uid"])
     groups, valid, scores = Groups.of(batch), valid_rows(batch), batch["scores"].double()

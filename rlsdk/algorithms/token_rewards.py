@@ -1,4 +1,4 @@
-"""From one score per row to a reward per token."""
+"""Converts one score per row to a reward per token."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ def token_level_rewards(
     *,
     log_probs: Tensor | None = None,
 ) -> Batch:
-    """Puts each row's score on its last response token, less `kl_coef` times the KL estimate of every response token.
+    """Puts each row's score on its last response token, and subtracts a KL penalty from every response token.
 
-    Ziegler et al. 2019 (arXiv 1909.08593), equation 2, token by token. Where the batch has `token_scores` they are
-    added on response tokens. Rows that are not valid get 0 everywhere; the score of a row without a response token has
-    nowhere to stand and is left out.
+    Ziegler et al. 2019 (arXiv 1909.08593), equation 2, applied per token. If the batch has `token_scores`, they are
+    added on response tokens. Invalid rows get 0 everywhere. The score of a row without response tokens is dropped.
 
     Args:
         batch: needs `scores [B]`, `response_mask`; with `kl_coef` also `ref_log_probs`.
-        kl_coef: in units of reward per nat; 0 needs no reference.
+        kl_coef: factor of the KL estimate, in units of reward per nat; 0 needs no reference.
         estimator: a name of `KL_ESTIMATORS`, or a function.
-        log_probs: `[N]` of the policy, needed with `kl_coef`: which ones is the caller's decision (the sampler's, or
-            recomputed), and they must be there for every response token of every valid row.
+        log_probs: `[N]` log-probs of the policy, needed with `kl_coef`. The caller chooses which (the sampler's or
+            recomputed ones); they must be finite on every response token of every valid row.
 
     Returns:
-        The batch with `token_level_rewards [N]` float32, 0 off the mask.
+        The batch with `token_level_rewards [N]` float32, 0 outside of the mask.
 
     Raises:
-        BatchError: a penalty without log-probs, or with ones that are not finite on a response token; names the row.
+        BatchError: a penalty has no log-probs, or some are not finite on a response token; the message names rows.
     """
     mask = batch["response_mask"]
     position = torch.arange(batch.num_tokens, device=mask.device)
@@ -53,7 +52,7 @@ def token_level_rewards(
 
 
 def _complete(values: Tensor | None, name: str, counted: Tensor, batch: Batch) -> Tensor:
-    """`values`, where every counted token has a number."""
+    """Returns `values`, after checking that every counted token has a finite value."""
     if values is None:
         raise BatchError(
             "a KL penalty in the reward needs the policy's log-probs: pass log_probs= (old_log_probs recomputed for "

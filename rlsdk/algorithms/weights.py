@@ -1,8 +1,8 @@
-"""How the losses of tokens become one number: the `loss_weight` of every token, over a whole mini-batch.
+"""Loss aggregation: the `loss_weight` of every token, computed over a whole mini-batch.
 
-The weights travel with the rows, so a loss is `sum(loss_weight * per-token loss)` however rows are cut into
-micro-batches and ranks. An aggregation gives the shares; rows that carry no loss and tokens off the mask are cut out
-here, whatever the aggregation.
+The weights are a field of the batch, so the loss is `sum(loss_weight * per-token loss)` for every split of the rows
+into micro-batches and ranks. An aggregation computes the weights; for every aggregation, `loss_weights` sets them to 0
+on rows without loss and outside of the mask.
 """
 
 from __future__ import annotations
@@ -29,39 +29,40 @@ class Aggregation(StrEnum):
 
 
 def token_mean(batch: Batch, counted: Tensor, max_tokens: int | None) -> Tensor:
-    """Every token weighs the same: 1 / tokens. DAPO (arXiv 2503.14476), equation 8; verl's `token-mean`."""
+    """Gives every token the same weight: 1 / tokens. DAPO (arXiv 2503.14476), equation 8; verl's `token-mean`."""
     return (1 / counted.sum().double()).expand(batch.num_tokens)
 
 
 def sequence_mean(batch: Batch, counted: Tensor, max_tokens: int | None) -> Tensor:
-    """Every row weighs the same: 1 / (rows * its tokens). GRPO (arXiv 2402.03300), equation 3; verl's
+    """Gives every row the same weight: 1 / (rows * tokens of the row). GRPO (arXiv 2402.03300), equation 3; verl's
     `seq-mean-token-mean`."""
     row_tokens = batch.row_sum(counted.double())
     return (1 / (row_tokens * _rows(batch, counted)))[batch.row_of_token]
 
 
 def sequence_sum(batch: Batch, counted: Tensor, max_tokens: int | None) -> Tensor:
-    """Every token weighs 1 / (rows * max_tokens), a constant. Dr. GRPO (arXiv 2503.20783), as its authors' code and TRL
-    have it."""
+    """Gives every token the constant weight 1 / (rows * max_tokens). Dr. GRPO (arXiv 2503.20783), as in the authors'
+    code and TRL."""
     constant = _constant("sequence_sum", max_tokens)
     return (1 / (_rows(batch, counted) * constant)).expand(batch.num_tokens)
 
 
 def sequence_token_sum(batch: Batch, counted: Tensor, max_tokens: int | None) -> Tensor:
-    """Sum over a row's tokens, mean over rows: 1 / rows. The plain policy gradient; verl's `seq-mean-token-sum`. The
-    scale grows with the length of responses: lower the learning rate, or clip the gradient."""
+    """Sums over a row's tokens, and averages over rows: 1 / rows. The plain policy gradient; verl's
+    `seq-mean-token-sum`. The scale grows with the length of responses: lower the learning rate, or clip the gradient.
+    """
     return (1 / _rows(batch, counted)).expand(batch.num_tokens)
 
 
 def token_sum_norm(batch: Batch, counted: Tensor, max_tokens: int | None) -> Tensor:
-    """Every token weighs 1 / max_tokens: sums over rows, too. verl's `seq-mean-token-sum-norm`, whose scale grows with
-    the number of rows; `sequence_sum` is the same divided by the rows."""
+    """Gives every token the weight 1 / max_tokens, so it also sums over rows. verl's `seq-mean-token-sum-norm`, whose
+    scale grows with the number of rows; `sequence_sum` also divides by the number of rows."""
     return counted.new_full((), 1 / _constant("token_sum_norm", max_tokens), dtype=torch.float64).expand(len(counted))
 
 
 def prompt_mean(batch: Batch, counted: Tensor, max_tokens: int | None) -> Tensor:
-    """Every prompt weighs the same, and within it every token: 1 / (prompts * tokens of its rows). ScaleRL (Khatri et
-    al. 2025, arXiv 2510.13786). A prompt whose rows are in two mini-batches counts in both."""
+    """Gives every prompt the same weight, and every token within a prompt: 1 / (prompts * tokens of the prompt's rows).
+    ScaleRL (Khatri et al. 2025, arXiv 2510.13786). A prompt with rows in two mini-batches counts in both."""
     groups = Groups.of(batch)
     tokens = groups.sum(batch.row_sum(counted.double()))
     return (1 / (tokens * (tokens > 0).sum()))[groups.index][batch.row_of_token]
@@ -75,25 +76,25 @@ AGGREGATIONS: Mapping[str, LossAggregation] = {
     Aggregation.TOKEN_SUM_NORM: token_sum_norm,
     Aggregation.PROMPT_MEAN: prompt_mean,
 }
-"""The built-in ones."""
+"""Built-in aggregations by name."""
 
 
 def loss_weights(
     batch: Batch, aggregation: str | LossAggregation = Aggregation.TOKEN_MEAN, *, max_tokens: int | None = None
 ) -> Tensor:
-    """Share of each token in the loss of the mini-batch `batch`.
+    """Computes the weight of each token in the loss of a mini-batch.
 
     Args:
-        batch: one whole mini-batch: what one optimizer step sees, over all ranks. Needs `response_mask`; rows that are
-            not `valid` or not `trained` (see `SCHEMA`; where the batch has the fields) carry no loss.
+        batch: one whole mini-batch: all rows of one optimizer step, over all ranks. Needs `response_mask`; if the batch
+            has the fields `valid` and `trained` (see `SCHEMA`), rows where one is False have no loss.
         aggregation: a value of `Aggregation`, or a function.
-        max_tokens: the constant of `sequence_sum` and `token_sum_norm`: the most response tokens that a row may have.
+        max_tokens: the constant of `sequence_sum` and `token_sum_norm`: the maximum number of response tokens of a row.
 
     Returns:
-        `[N]` float32, 0 off the mask; adds up to 1 for the means (to 0 when nothing can be learnt from).
+        `[N]` float32, 0 outside of the mask. The weights of a mean add up to 1, or to 0 if no row has loss.
 
     Raises:
-        ConfigError: an unknown aggregation, or one that needs `max_tokens` without it.
+        ConfigError: the aggregation is unknown, or needs `max_tokens`.
     """
     counted = batch["response_mask"] & trained_rows(batch)[batch.row_of_token]
     share = _aggregation(aggregation)(batch, counted, max_tokens)
@@ -101,16 +102,16 @@ def loss_weights(
 
 
 def keep_top_entropy(batch: Batch, share: float) -> Batch:
-    """Lets only the most uncertain tokens of a mini-batch carry loss: `loss_weight` is 0 below the quantile.
+    """Keeps loss only on the tokens with the highest entropy; sets `loss_weight` to 0 on the others.
 
-    Wang et al. 2025, "Beyond the 80/20 rule" (arXiv 2506.01939): the threshold is over all tokens of the
-    mini-batch, and the others keep the weight that they had, so the loss is still divided by all tokens. The entropy is
-    that of the policy before the update, a field of the batch, so micro-batches and ranks cannot change the choice
-    (where implementations take it of each micro-batch). Tokens at the threshold are kept, all of them.
+    Wang et al. 2025, "Beyond the 80/20 rule" (arXiv 2506.01939). The threshold is a quantile over all tokens of the
+    mini-batch. Kept tokens keep their weight, so the loss is still divided by the number of all tokens. All tokens at
+    the threshold are kept. The entropy is that of the policy before the update, a field of the batch, so the choice
+    does not depend on micro-batches and ranks (other implementations compute it per micro-batch).
 
     Args:
         batch: one whole mini-batch with `loss_weight` and `entropy [N]`.
-        share: of the tokens that carry loss, in (0, 1]; the paper's is 0.2.
+        share: share of the tokens with loss to keep, in (0, 1]; 0.2 in the paper.
 
     Returns:
         The batch with the new `loss_weight`.
@@ -131,7 +132,7 @@ def keep_top_entropy(batch: Batch, share: float) -> Batch:
 
 
 def _rows(batch: Batch, counted: Tensor) -> Tensor:
-    """Rows that carry loss, float64."""
+    """Returns the number of rows with loss, float64."""
     return (batch.row_sum(counted.long()) > 0).sum().double()
 
 
@@ -148,6 +149,6 @@ def _constant(name: str, max_tokens: int | None) -> int:
     if max_tokens is None or max_tokens < 1:
         raise ConfigError(
             f"loss aggregation {name!r} divides by max_tokens, which is {max_tokens!r}: "
-            "give the most response tokens that a row may have"
+            "give the maximum number of response tokens of a row"
         )
     return max_tokens

@@ -143,7 +143,7 @@ def test_gradcheck(name: str) -> None:
 
 def test_k1_is_refused_in_a_loss_with_the_reason() -> None:
     for make in (lambda: loss_kl_estimator("k1"), lambda: PolicyObjective(kl_coef=0.1, kl_estimator="k1")):
-        with pytest.raises(ConfigError, match=r"'k1' cannot stand in a loss: its expected gradient is zero.*'k3'"):
+        with pytest.raises(ConfigError, match=r"'k1' cannot be used in a loss: its expected gradient is zero.*'k3'"):
             make()
     assert PolicyObjective(kl_estimator="k1").kl_coef == 0
     for name in sorted(KL_ESTIMATORS.keys() - {"k1"}):
@@ -194,7 +194,7 @@ def test_the_coefficient_settles_where_the_kl_is_on_target() -> None:
     [
         ({"coef": -0.1}, "kl coef is -0.1"),
         ({"coef": 0.1, "target": 0.0}, "kl target is 0.0"),
-        ({"coef": 0.0, "target": 1.0}, "must begin above 0"),
+        ({"coef": 0.0, "target": 1.0}, "must start above 0"),
         ({"coef": 0.1, "horizon": 0.0}, "kl horizon is 0.0"),
     ],
 )
