@@ -11,12 +11,12 @@ EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line and leaves the process with its exit code.
+    """Runs the command line, and ends the process with its exit code.
 
-    0: done. 2: something that the command was given cannot be used; nothing was started. 130: Ctrl-C. 1: anything else.
+    0: success. 2: an input of the command is invalid, and nothing was started. 130: Ctrl-C. 1: any other failure.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    try:  # around every import: Ctrl-C may come while this program is still being read
+    try:  # includes all imports: Ctrl-C may come while this program is loading
         _run(arguments)
     except KeyboardInterrupt:
         _leave(EXIT_INTERRUPTED)
@@ -41,8 +41,11 @@ def _run(arguments: Sequence[str]) -> None:
 
 
 def _leave(code: str | int | None) -> NoReturn:
-    """Ends the process; without Python's own end where threads are still at what an interrupted start has left: that
-    would wait for them. Ray's processes and graders end with this one, however it ends."""
+    """Ends the process.
+
+    If threads of an interrupted start are still running, it skips Python's own shutdown, which would wait for them.
+    Ray's processes and grading processes end with this one in every case.
+    """
     interrupts = sys.modules.get("rlsdk.kit.interrupts")
     if interrupts is not None and interrupts.has_abandoned() and not isinstance(code, str):
         sys.stdout.flush()

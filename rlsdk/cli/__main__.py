@@ -1,4 +1,4 @@
-"""`python -m rlsdk.cli`: the command line, where the script is not on the path."""
+"""`python -m rlsdk.cli`: the command line, for use if the script is not on PATH."""
 
 from __future__ import annotations
 

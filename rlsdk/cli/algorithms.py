@@ -1,4 +1,4 @@
-"""`rlsdk algorithms`: recipes, and the parts that they expand into."""
+"""`rlsdk algorithms`: recipes, and the settings that they expand to."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ PARTS = {
     "loss": ComponentKind.LOSS,
     "loss_aggregation": ComponentKind.AGGREGATION,
 }
-"""Fields of `algorithm` that name something registered."""
+"""Fields of `algorithm` that name a registered component."""
 
 
 def list_recipes() -> None:
     """Prints every recipe with its summary."""
     print(table([("name", "what it is"), *((name, recipe_summary(name)) for name in recipe_names())]))
-    print("\nrlsdk algorithms show NAME prints what one sets; rlsdk train --algorithm NAME begins with it")
+    print("\nrlsdk algorithms show NAME prints the settings of one; rlsdk train --algorithm NAME starts from it")
 
 
 def show_recipe(name: str) -> None:
-    """Prints what a recipe sets, what its parts are, and the roles that a run with it has.
+    """Prints the settings of a recipe, a description of its parts, and the roles of a run with it.
 
     Raises:
         ConfigError: there is no recipe of this name.
@@ -35,10 +35,10 @@ def show_recipe(name: str) -> None:
         chosen = getattr(config.algorithm, field)
         print(f"{field:<17} {chosen}: {description(registry, kind, chosen)}")
     print(f"{'roles':<17} {', '.join(needed_roles(config))}")
-    print(f"\nrlsdk train --algorithm {name} ...; any part can be set beside it: --algorithm.loss_options '{{...}}'")
+    print(f"\nrlsdk train --algorithm {name} ...; flags override any part: --algorithm.loss_options '{{...}}'")
 
 
 def description(registry: Registry, kind: ComponentKind, name: str) -> str:
-    """What its plugin says of a registered name."""
+    """Returns the description of a registered component."""
     spec = registry.row(kind, name).spec
     return spec.description if spec is not None else ""

@@ -1,4 +1,4 @@
-"""`rlsdk chaos RUN-ARGS...`: what a run of these arguments comes to when its processes are killed."""
+"""`rlsdk chaos RUN-ARGS...`: kills processes of runs with these arguments, and measures what is lost."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ from rlsdk.views.terminal import SafeConsole
 
 RESULTS = "chaos.json"
 WHOLE = "whole"
-"""Name of the undisturbed run."""
+"""Name of the undisturbed run (without faults)."""
 
 
 def run(
     args: Sequence[str], kills: Sequence[str], faults: int, seed: int, folder: Path, per_run: int, minutes: float
 ) -> None:
-    """Makes the run once undisturbed, then strikes others like it, each as often as its steps give time for; prints a
-    table, and ends with 1 where something was lost. A folder that holds faults of the same arguments gets more.
+    """Runs once without faults, then runs with faults, as many per run as its steps have time for; prints a table.
+
+    Exits with 1 if something was lost. If the folder already has faults of the same arguments, new ones are added.
 
     Raises:
-        ConfigError: no such process or moment, or a folder that holds something else.
-        RlsdkError: the undisturbed run did not come to its end.
+        ConfigError: there is no such process or moment, or the folder has other content.
+        RlsdkError: the undisturbed run failed.
     """
     from rlsdk.trainer.roles import roles
 
@@ -61,7 +62,7 @@ def run(
     waiting = deque(islice(cycle(chosen), wanted))
 
     def keep(found: Sequence[Outcome]) -> None:
-        """A campaign that is cut has the rows of all faults that were over."""
+        """Saves after each fault, so that an interrupted campaign keeps the rows of all finished faults."""
         say.print(line_of(found[-1]), markup=False)
         save(args, folder, [*outcomes, *found])
 
@@ -87,8 +88,10 @@ def run(
 
 
 def end_on_signals() -> None:
-    """From now on the first SIGINT or SIGTERM ends this program, and the run under way before it. A signal that comes
-    meanwhile is ignored: it would cut that short, and leave processes of the run behind."""
+    """Makes the first SIGINT or SIGTERM end the current run and then this program.
+
+    Further signals are ignored: they would interrupt this, and leave processes of the run behind.
+    """
 
     def end(number: int, frame: FrameType | None) -> None:
         for either in (signal.SIGINT, signal.SIGTERM):
@@ -98,47 +101,49 @@ def end_on_signals() -> None:
         sys.exit(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as in a shell's background
+        if signal.getsignal(number) is not signal.SIG_IGN:  # ignored for background jobs of a shell
             signal.signal(number, end)
 
 
 def earlier(args: Sequence[str], folder: Path) -> list[Outcome]:
-    """What the folder holds of faults that struck runs of these arguments; it is made where there is none. One with
-    nothing but an undisturbed run that was cut holds none yet.
+    """Returns the earlier faults of runs with these arguments in the folder; creates the folder if needed.
+
+    A folder that has only an interrupted undisturbed run has no faults yet.
 
     Raises:
-        ConfigError: it holds something else.
+        ConfigError: the folder has other content, or faults of other arguments.
     """
     file = folder / RESULTS
     if not file.is_file():
         names = {path.name for path in folder.iterdir()} if folder.exists() else set()
-        # The output is there before the run's folder.
+        # The output file is created before the run's folder.
         if names and names not in ({f"{WHOLE}.txt"}, {f"{WHOLE}.txt", WHOLE}):
-            raise ConfigError(f"--folder {str(folder)!r} is not empty and has no {RESULTS}; give a new one")
+            raise ConfigError(f"--folder {str(folder)!r} is not empty and has no {RESULTS}; give a new folder")
         folder.mkdir(parents=True, exist_ok=True)
         return []
     found = json.loads(file.read_text(encoding="utf-8"))
     if found["arguments"] != list(args):
         raise ConfigError(
-            f"--folder {str(folder)!r} holds faults of a run with other arguments ({' '.join(found['arguments'])}); "
-            "give the same ones to add to it, or a new folder"
+            f"--folder {str(folder)!r} has faults of a run with other arguments ({' '.join(found['arguments'])}); "
+            "give the same arguments to add faults, or a new folder"
         )
     return [Outcome(**one) for one in found["outcomes"]]
 
 
 def save(args: Sequence[str], folder: Path, outcomes: Sequence[Outcome]) -> None:
-    """Whole, or as it was before."""
+    """Writes the results atomically."""
     content = {"arguments": list(args), "outcomes": [asdict(one) for one in outcomes]}
     atomic_write_bytes(folder / RESULTS, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def undisturbed(args: Sequence[str], folder: Path, pools: dict[str, str]) -> ChaosRun:
-    """The run that the others are held against, which is made where the folder has no faults yet. It ends with this
-    program; one that did not come to its end is made again.
+    """Returns the run without faults, to which the others are compared; runs it first if the folder has no faults yet.
+
+    The run ends with this program. An undisturbed run that was interrupted is repeated.
 
     Raises:
-        ConfigError: the folder has faults, and has lost that run; or an earlier one still goes on.
-        RlsdkError: it did not come to its end.
+        ConfigError: the folder has faults but has lost that run, or an earlier undisturbed run is still running.
+        RlsdkError: the run failed.
     """
     whole = ChaosRun(args, folder, WHOLE, pools)
     if not (folder / RESULTS).is_file():
@@ -153,18 +158,18 @@ def undisturbed(args: Sequence[str], folder: Path, pools: dict[str, str]) -> Cha
             raise RlsdkError(f"the undisturbed run ended with {code}:\n{whole.text()[-2000:]}")
     if not whole.updates():
         raise ConfigError(
-            f"--folder {str(folder)!r} holds faults ({RESULTS}), and not the undisturbed run that they were held "
-            f"against: the journal of {str(whole.run_dir)!r} has no update of a step. Bring {whole.run_dir.name!r} "
-            f"back, or begin anew: rlsdk chaos --folder {shlex.quote(f'{folder}_2')} {shlex.join(args)}"
+            f"--folder {str(folder)!r} has faults ({RESULTS}), but not the undisturbed run that they are compared "
+            f"to: the journal of {str(whole.run_dir)!r} has no update of a step. Restore {whole.run_dir.name!r}, or "
+            f"start again: rlsdk chaos --folder {shlex.quote(f'{folder}_2')} {shlex.join(args)}"
         )
     return whole
 
 
 def _remove(whole: ChaosRun) -> None:
-    """Removes what an undisturbed run wrote that was cut.
+    """Removes the output of an undisturbed run that was interrupted.
 
     Raises:
-        ConfigError: it still goes on.
+        ConfigError: it is still running.
     """
     from rlsdk.trainer.run_folder import run_lock
 
@@ -175,8 +180,7 @@ def _remove(whole: ChaosRun) -> None:
 
 
 def least_struck(roles: Sequence[str], outcomes: Sequence[Outcome], chance: random.Random) -> list[Fault]:
-    """Every process at every moment, in an order that the seed draws: first those that were struck, or tried in vain,
-    least often."""
+    """Returns every process at every moment, in random order, those with the fewest attempts so far first."""
     found = [Fault(role=role, moment=moment) for role in (*roles, *PROCESSES) for moment in MOMENTS]
     chance.shuffle(found)
     tried = Counter(outcome.fault for outcome in outcomes)
@@ -184,15 +188,15 @@ def least_struck(roles: Sequence[str], outcomes: Sequence[Outcome], chance: rand
 
 
 def line_of(outcome: Outcome) -> str:
-    """In a few words, as soon as it is over."""
+    """Returns one line about a fault, printed as soon as it is over."""
     if not outcome.struck:
-        return f"{outcome.fault}: the moment did not come"
+        return f"{outcome.fault}: this moment did not occur"
     wrong = "; ".join(outcome.wrong)
     return f"{outcome.fault} after step {outcome.step}: recovered after {_seconds(outcome.recover_s)} {wrong}"
 
 
 def table_of(outcomes: Sequence[Outcome]) -> Table:
-    """One row a fault."""
+    """Returns a table with one row per fault."""
     table = Table(box=None)
     for column in ("fault", "moment", "lost", "twice", "again", "detect", "recover", "commands", "difference"):
         table.add_column(column, justify="left" if column in ("fault", "moment") else "right")

@@ -21,7 +21,7 @@ def run(
     verbose: bool,
     processes: int | None,
 ) -> None:
-    """Prints the table of each suite; leaves with 1 when something that is claimed does not hold."""
+    """Prints the table of each suite; exits with 1 if the backend lacks something that it claims."""
     from rlsdk.testing.kinds import kinds_of
 
     kinds_of(name, _kind(kind))

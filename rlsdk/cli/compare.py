@@ -9,10 +9,10 @@ from rlsdk.kit.printable import printable
 
 
 def run(run_dirs: Sequence[Path], output: Path) -> None:
-    """Writes the page and says where.
+    """Writes the page and prints its path.
 
     Raises:
-        ConfigError: fewer than two runs, or one that holds no metrics.
+        ConfigError: there are fewer than two runs, or one has no metrics.
     """
     from rlsdk.views.report import write_comparison
 

@@ -1,4 +1,4 @@
-"""Completion in the shell of what typer does not know: the fields of the configuration as flags."""
+"""Shell completion for flags that typer does not know: the fields of the configuration."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typer.core import TyperCommand
 
 
 class FieldsCommand(TyperCommand):
-    """A command that takes fields of a run's configuration as flags, and hands them on as typed."""
+    """A command that accepts fields of a run's configuration as flags, and passes them on unchanged."""
 
     def shell_complete(self, ctx: Context, incomplete: str) -> list[Any]:  # type: ignore[override]  # click's or its own
-        """The command's own options, short forms, and every field whose name begins so."""
+        """Returns the command's own options, short forms, and every field whose name starts with the typed text."""
         found = super().shell_complete(ctx, incomplete)
         if not incomplete.startswith("-"):
             return found
@@ -32,6 +32,6 @@ class FieldsCommand(TyperCommand):
 
 
 def _item_class() -> Any:
-    """click's class of a completion: typer brings its own click in newer versions, and uses the library before."""
+    """Returns click's class of completions. Newer versions of typer include their own click; older ones import it."""
     package = TyperCommand.__mro__[1].__module__.rpartition(".")[0]
     return importlib.import_module(f"{package}.shell_completion").CompletionItem

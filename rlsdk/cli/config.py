@@ -1,4 +1,4 @@
-"""`rlsdk config schema`: what an editor needs to complete and check a run's YAML file."""
+"""`rlsdk config schema`: a JSON schema with which editors complete and check a run's YAML file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlsdk.registry import Registry
 
 
 def schema(output: Path | None) -> None:
-    """Prints the schema, or writes it and says how an editor finds it.
+    """Prints the schema, or writes it to a file and prints how to tell an editor about it.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -26,7 +26,7 @@ def schema(output: Path | None) -> None:
         atomic_write_text(output, text)
     except OSError as error:
         raise ConfigError(
-            f"--output {str(output)!r} cannot be written: {error.strerror}; choose another one"
+            f"--output {str(output)!r} cannot be written: {error.strerror}; choose another path"
         ) from error
-    print(printable(f"{output}: first line of a YAML file, for editors with the YAML language server:"))
+    print(printable(f"wrote {output}; for editors with the YAML language server, start a YAML file with this line:"))
     print(printable(f"# yaml-language-server: $schema={output}"))

@@ -1,4 +1,4 @@
-"""`rlsdk doctor`: looks at this machine, its environment and its plugins, and ends in a verdict."""
+"""`rlsdk doctor`: checks this machine, its environment and its plugins, and prints a verdict."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXIT_FAULTS = 1
 
 
 def run(run_dir: Path, ray_address: str | None, *, as_json: bool) -> None:
-    """Prints every finding as it is made, then the verdict; leaves with code 1 where there are faults."""
+    """Prints each finding immediately, then the verdict; exits with code 1 if there are faults."""
     findings = []
     for finding in look(run_dir, ray_address):
         findings.append(finding)
@@ -33,7 +33,7 @@ def run(run_dir: Path, ray_address: str | None, *, as_json: bool) -> None:
 
 
 def show(finding: Finding) -> None:
-    """One line."""
+    """Prints a finding as one line."""
     from rich.markup import escape
 
     name = escape(f"{finding.check:<{NAME_WIDTH}}")
@@ -41,7 +41,7 @@ def show(finding: Finding) -> None:
 
 
 def conclude(findings: list[Finding]) -> None:
-    """The verdict, and how to fix each fault, worst first."""
+    """Prints the verdict, and how to fix each problem, worst first."""
     from rich.markup import escape
 
     bad = sorted((f for f in findings if f.state is not Health.OK), key=lambda f: f.state is not Health.FAULT)

@@ -1,4 +1,4 @@
-"""What a command says of an error that ends it, and the exit code that it leaves with."""
+"""Prints the error that ends a command, and determines its exit code."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ TRACEBACK_VARIABLE = "RLSDK_TRACEBACK"
 EXIT_REFUSED = 2
 EXIT_FAILURE = 1
 BEGUN = "the run had begun"
-"""Note of an error that ended a run after its first step had begun: whatever it is, it is no refusal."""
+"""Note on an error that ended a run after its first step had begun; its exit code is 1 for every type of error."""
 _REFUSALS = (CheckpointError, ConfigError, DataError, PlacementError, PluginError, UnsupportedCapabilityError)
-"""Errors in what a command was given: a field, a file, a plugin, a checkpoint to resume from, devices."""
+"""Errors in an input of a command: a field, a file, a plugin, a checkpoint to resume from, devices."""
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _MISPLACED = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
 
 
 def explain(error: Exception, *, wants_traceback: bool) -> int | None:
-    """Prints what is wrong; returns the exit code, or None for an error that is nobody's mistake and needs a traceback.
+    """Prints the error; returns the exit code, or None for an unexpected error that needs a traceback.
 
-    2: something that the command was given cannot be used, and no step was made. 1: anything else.
+    2: an input of the command is invalid, and no step was made. 1: any other failure.
     """
     if isinstance(error, OSError) and not isinstance(error, RlsdkError):
         if wants_traceback or error.filename is None:
@@ -46,7 +46,7 @@ def explain(error: Exception, *, wants_traceback: bool) -> int | None:
     if wants_traceback:
         print(printable("".join(traceback.format_exception(error))), file=sys.stderr)
     print(f"error: {printable(str(error))}", file=sys.stderr)
-    # What a person typed or wrote is said in full; only what came from deeper down needs a trace.
+    # Messages about the user's input are complete; only other errors may need a traceback.
     if error.__cause__ is not None and not wants_traceback and not isinstance(error, ConfigError | DataError):
         print(f"({TRACEBACK_VARIABLE}=1 shows where it came from)", file=sys.stderr)
     return _code_of(error)
@@ -60,18 +60,18 @@ def _code_of(error: Exception) -> int:
 
 
 def _file_error(error: OSError) -> str:
-    """A file that cannot be read or written, and what to do about it."""
+    """Describes a file that cannot be read or written, and what to do about it."""
     path = str(error.filename)
     if error.errno in _DENIED:
-        hint = f"this user may not use it: choose another folder, or see `ls -ld {shlex.quote(path)}`"
+        hint = f"this user has no permission: choose another folder, or see `ls -ld {shlex.quote(path)}`"
     elif error.errno in (errno.ENOSPC, errno.EDQUOT):
-        hint = f"make room: `df -h {shlex.quote(os.path.dirname(path) or '.')}`"
+        hint = f"free disk space: `df -h {shlex.quote(os.path.dirname(path) or '.')}`"
     elif error.errno == errno.EISDIR:
-        hint = "a folder stands where a file is needed: choose another path"
+        hint = "this is a folder, but a file is needed: choose another path"
     elif error.errno == errno.ENOENT:
-        hint = "it is not there, or its folder is not: check the path"
+        hint = "the file or its folder does not exist: check the path"
     elif error.errno in _MISPLACED:
-        hint = "a file stands where a folder is needed: choose another path"
+        hint = "this is a file, but a folder is needed: choose another path"
     else:
         hint = f"({TRACEBACK_VARIABLE}=1 shows where it came from)"
     return f"{path!r}: {error.strerror}; {hint}"

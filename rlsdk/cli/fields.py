@@ -14,17 +14,17 @@ WIDTH = 100
 
 
 def command_help(command: str, summary: str) -> str:
-    """The whole help text of a command."""
+    """Returns the help text of a command."""
     return "\n".join(_lines(command, summary))
 
 
 def _lines(command: str, summary: str) -> Iterator[str]:
     yield f"Usage: rlsdk {command} [--config FILE]... [--FIELD VALUE]...\n\n{summary}\n"
-    yield "Fields come from the files, then from flags; the later wins. `--a.b 1`, `--a.b=1`, and `--a.b` for true."
-    yield "Lists and mappings are written as YAML: --train.optim.betas '[0.9, 0.95]'."
+    yield "Flags override files, and later ones override earlier ones. `--a.b 1`, `--a.b=1`, and `--a.b` for true."
+    yield "Write lists and mappings as YAML: --train.optim.betas '[0.9, 0.95]'."
     yield "A backend's own options: --train.BACKEND.OPTION, --rollout.BACKEND.OPTION; see `rlsdk plugins info BACKEND`."
     yield f"\n{TRUST_FLAG} also runs the code that a run's own config.yaml names: rewards, losses and callbacks in"
-    yield "files or modules, code that comes with a model. Without it such a configuration is refused before that."
+    yield "files or modules, code that comes with a model. Without the flag, such a configuration is refused."
     yield "\nShort forms:"
     yield from (f"  --{flag:<17} {field}" for flag, field in ALIASES.items())
     section = ""

@@ -1,4 +1,4 @@
-"""`rlsdk generate` and `rlsdk eval`: use a run, a checkpoint or a model folder."""
+"""`rlsdk generate` and `rlsdk eval`, for a run, a checkpoint or a model folder."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def evaluate(
     output: Path | None,
     samples: Path | None,
 ) -> None:
-    """Prints figures on the evaluation prompts.
+    """Prints metrics on the evaluation prompts.
 
     Raises:
-        EvaluationError: too many samples have no grade; the figures are printed and written all the same.
+        EvaluationError: too many samples have no grade; the metrics are printed and written before.
     """
     config, registry = configured(path, Settings(flags=args), checkpoint=checkpoint)  # before torch is imported
 

@@ -1,4 +1,4 @@
-"""`rlsdk init`: a commented YAML file for a model, data and a machine, by flags or by asking."""
+"""`rlsdk init`: writes a commented YAML file for a model, data and a machine; values come from flags or questions."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ TEMPLATES = {
     "math": "{prompt}\nThink step by step. Put the final answer into \\boxed{{}}.",
     "choice": "{prompt}\nEnd with a line that holds the letter of your answer in \\boxed{{}}.",
 }
-"""Reward -> what tells the model which mark it reads."""
+"""Reward -> prompt template that tells the model how to mark its answer."""
 QUESTIONS = {
     "model": ("model: folder, or name on the hub", "Qwen/Qwen2.5-0.5B-Instruct"),
     "data": ("data: file, folder, org/name on the hub, or reasoning_gym:TASK", "openai/gsm8k:main"),
     "reward": ("reward: gsm8k, math, code, ..., or file.py:fn", "gsm8k"),
 }
-"""What has no default -> how it is asked for, and what an empty line means."""
+"""Field without a default -> its question, and the value of an empty answer."""
 OWN_REWARD = "reasoning_gym"
-"""Data of this source is graded by the reward of the same name."""
+"""Data source whose rows are graded by the reward of the same name."""
 EXIT_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """What the file is for."""
+    """The user's choices for the file."""
 
     model: str
     data: str
@@ -48,21 +48,20 @@ class Wishes:
     algorithm: str = "grpo"
     nodes: int = 1
     devices: int = 1
-    """On each node; 1 with `gpu` False is this machine's CPU."""
+    """Devices on each node; with `gpu` False, 1 means the CPU of this machine."""
     gpu: bool = True
     train_backend: str | None = None
     rollout_backend: str | None = None
 
 
 def run(file: Path, given: Mapping[str, Any], *, force: bool) -> None:
-    """Writes the file and says what to do with it.
+    """Writes the file and prints the next commands.
 
     Raises:
-        ConfigError: the file is there already, something is missing and nobody can be asked, or rlsdk would refuse the
-            file: its message says why.
+        ConfigError: the file exists or cannot be written, or a value is missing and there is no terminal to ask for it.
     """
     if file.exists() and not force:
-        raise ConfigError(f"{str(file)!r} is there already; give another name, or --force")
+        raise ConfigError(f"{str(file)!r} already exists; give another name, or --force")
     registry = Registry.discover()
     wishes = _wishes(given, registry)
     text = file_text(settings(wishes, registry), wishes)
@@ -70,17 +69,17 @@ def run(file: Path, given: Mapping[str, Any], *, force: bool) -> None:
     try:
         atomic_write_text(file, text)
     except OSError as error:
-        raise ConfigError(f"{str(file)!r} cannot be written: {error.strerror}; choose another one") from error
+        raise ConfigError(f"{str(file)!r} cannot be written: {error.strerror}; choose another path") from error
     name = shlex.quote(str(file))
     print(printable(f"wrote {file}"))
     if problem:
-        print(printable(f"as it stands, this machine would refuse it: {problem}"))
+        print(printable(f"this machine cannot use the file yet: {problem}"))
     kind = f" --hardware h100:{wishes.nodes}x{wishes.devices}" if wishes.gpu else ""
     print(printable(f"\nnext:\n  rlsdk plan --config {name}{kind}\n  rlsdk train --config {name}"))
 
 
 def _wishes(given: Mapping[str, Any], registry: Registry) -> Wishes:
-    """As `asked`, at the terminal where there is one. Ctrl-C leaves with 130."""
+    """Calls `asked` with the terminal if there is one. Ctrl-C exits with 130."""
     try:
         return asked(given, input if sys.stdin.isatty() else None, rewards=registry.usable(ComponentKind.REWARD))
     except EOFError:
@@ -94,15 +93,16 @@ def _wishes(given: Mapping[str, Any], registry: Registry) -> Wishes:
 def asked(
     given: Mapping[str, Any], ask: Callable[[str], str] | None, *, rewards: Collection[str] = tuple(TEMPLATES)
 ) -> Wishes:
-    """The wishes, with what is missing asked for. An answer that cannot be valid is asked for again.
+    """Returns the user's choices; asks for missing values, and repeats a question after an invalid answer.
 
     Args:
-        given: by flags; None where nothing was.
-        ask: prints a question, returns the line that was typed; None: nobody is there.
-        rewards: names that are registered.
+        given: values of flags; None if a flag is missing.
+        ask: prints a question and returns the typed line; None: there is no terminal.
+        rewards: names of registered rewards.
 
     Raises:
-        ConfigError: something without a default is missing and nobody can be asked.
+        ConfigError: a value without a default is missing and there is no terminal, or `data` or `reward` is
+            misspelt.
     """
     known = {name: value for name, value in given.items() if value is not None}
     for name in ("data", "reward"):
@@ -110,7 +110,7 @@ def asked(
             raise ConfigError(f"--{name}: {problem}")
     missing = _missing(given)
     if missing and ask is None:
-        raise ConfigError(f"rlsdk init: nobody can be asked here (no terminal); {_flags(missing)}")
+        raise ConfigError(f"rlsdk init: values are missing and there is no terminal to ask; {_flags(missing)}")
     for name in missing:
         assert ask is not None
         question, suggested = QUESTIONS[name]
@@ -132,28 +132,28 @@ def _flags(missing: Iterable[str]) -> str:
 
 
 def _answer(ask: Callable[[str], str], question: str, suggested: str, fault: Callable[[str], str]) -> str:
-    """What was typed, or the suggestion where nothing was."""
+    """Returns the typed answer; for an empty line, the suggestion."""
     while problem := fault(typed := ask(f"{question} ({suggested}): ").strip() or suggested):
         print(printable(problem))
     return typed
 
 
 def _fault(name: str, rewards: Collection[str], typed: str) -> str:
-    """What is wrong with an answer; empty where nothing is known to be."""
+    """Returns what is wrong with an answer; empty if no problem is found."""
     if name == "devices" and not typed.isdecimal():
-        return f"{typed!r} is no whole number, such as 8"
+        return f"{typed!r} is not a whole number, such as 8"
     if name == "data" and typed.startswith("reasoning_gym:"):
         try:
             check_spelling(typed.partition(":")[2])
         except ConfigError as error:
             return str(error)
     if name == "reward" and ":" not in typed and typed not in rewards:
-        return f"{typed!r} is no reward{nearest(typed, rewards) or ';'} registered: {', '.join(sorted(rewards))}"
+        return f"{typed!r} is not a reward{nearest(typed, rewards) or ';'} registered: {', '.join(sorted(rewards))}"
     return ""
 
 
 def settings(wishes: Wishes, registry: Registry) -> dict[str, Any]:
-    """The fields of the file, nested: few, and each one that a person is likely to change."""
+    """Returns the fields of the file, nested: only those that a user is likely to change."""
     names = {row.name for row in registry.rows() if row.state.usable}
     trains = wishes.train_backend or _first(BackendKind.TRAIN, registry, names)
     rolls = wishes.rollout_backend or _first(BackendKind.ROLLOUT, registry, names)
@@ -198,7 +198,7 @@ def settings(wishes: Wishes, registry: Registry) -> dict[str, Any]:
 
 
 def file_text(fields: Mapping[str, Any], wishes: Wishes) -> str:
-    """YAML in which every field stands under what it means."""
+    """Returns YAML with a comment above each field that explains it."""
     texts = {option.path: option.doc for option in describe_options(RunConfig)}
     head = [
         f"# {wishes.algorithm} of {wishes.model} on {wishes.data}; written by rlsdk init.",
@@ -208,7 +208,7 @@ def file_text(fields: Mapping[str, Any], wishes: Wishes) -> str:
 
 
 def refused(text: str, registry: Registry) -> str:
-    """Why the configuration cannot be used here; empty where it can."""
+    """Returns why the configuration cannot be used on this machine; empty if it can."""
     try:
         load_config(values=yaml.safe_load(text), registry=registry)
     except ConfigError as error:
@@ -217,7 +217,7 @@ def refused(text: str, registry: Registry) -> str:
 
 
 def _first(kind: BackendKind, registry: Registry, usable: set[str]) -> str:
-    """The first usable backend that a plugin brought; a built-in one where there is none."""
+    """Returns the first usable backend of an installed plugin, else a built-in one."""
     found = [row for row in registry.rows() if row.kind == kind and row.name in usable]
     outside = [row.name for row in found if row.source.distribution != "rlsdk"]
     return (outside or [row.name for row in found])[0]
@@ -240,7 +240,7 @@ def _lines(fields: Mapping[str, Any], path: str, texts: Mapping[str, str]) -> It
 
 
 def _written(name: str, value: Any) -> Iterator[str]:
-    """A field as YAML; a text of several lines line by line, as it is."""
+    """Yields a field as lines of YAML; a text of several lines becomes a block."""
     lines = value.split("\n") if isinstance(value, str) else []
     if len(lines) > 1 and value == value.strip() and all(line.isprintable() for line in lines):
         yield f"{name}: |-"

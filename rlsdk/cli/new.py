@@ -1,7 +1,7 @@
-"""`rlsdk plugins new`: a complete distribution that passes its tests before a line of it is changed.
+"""`rlsdk plugins new`: writes a complete distribution, whose tests pass before any change.
 
-The files stand in `templates/`: `common/` for every kind, and a folder for each. In their names and texts `@WORDS@` are
-replaced; `PACKAGE` in a path is the package's name.
+The templates are in `templates/`: `common/` for all kinds, and one folder for each kind. Marks such as `@NAME@` in
+their text are replaced, and `PACKAGE` in a path is replaced by the package's name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Kind:
     """One kind of plugin."""
 
     what: str
-    """What it is."""
+    """Description of the kind."""
     use: str
     """The command that uses it."""
 
@@ -37,27 +37,27 @@ KINDS: Mapping[str, Kind] = {
     "tracker": Kind("Tracker", "rlsdk train --tracking.trackers '[jsonl, @NAME@]'"),
 }
 HIDDEN = ("gitignore", "github/")
-"""Written with a dot in front; here they are not to be taken for this repository's own."""
+"""Files that are written with a leading dot; without it here, so that they do not apply to this repository."""
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _SUFFIX = ".in"
-"""Of every template, so that no tool takes it for source."""
+"""Suffix of every template, so that tools do not treat templates as source code."""
 
 
 def new_plugin(name: str, kind: str, folder: Path | None) -> None:
-    """Writes the distribution `rlsdk-NAME` into a new folder and says what to do with it.
+    """Writes the distribution `rlsdk-NAME` into a new folder, and prints the next commands.
 
     Raises:
-        ConfigError: no such kind, a name that cannot be one, or a folder that is there already.
+        ConfigError: there is no such kind, the name is invalid or taken, or the folder exists and is not empty.
     """
     if kind not in KINDS:
-        raise ConfigError(f"--kind {kind!r} is none{nearest(kind, KINDS)}; kinds: {', '.join(KINDS)}")
+        raise ConfigError(f"--kind {kind!r} is not a kind{nearest(kind, KINDS)}; kinds: {', '.join(KINDS)}")
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise ConfigError(f"plugin name {name!r}: expected lower-case letters, digits and dashes, such as 'acme'")
     if taken := [row for row in Registry.discover().rows() if row.name == name and row.state.usable]:
         raise ConfigError(f"plugin name {name!r} is taken by the {taken[0].kind} of {taken[0].source}; choose another")
     folder = folder or Path(f"rlsdk-{name}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{str(folder)!r} is there already; give --folder a new one")
+        raise ConfigError(f"{str(folder)!r} already exists; give a new folder with --folder")
     words = _words(name, kind)
     for path, text in _filled(kind, words):
         target = folder / path
@@ -69,7 +69,7 @@ def new_plugin(name: str, kind: str, folder: Path | None) -> None:
 
 
 def _words(name: str, kind: str) -> dict[str, str]:
-    """What the templates' marks stand for."""
+    """Returns the values of the marks in templates."""
     major, minor = rlsdk.__version__.split(".")[:2]
     above = f"0.{int(minor) + 1}" if major == "0" else f"{int(major) + 1}"
     described = KINDS[kind]
@@ -87,7 +87,7 @@ def _words(name: str, kind: str) -> dict[str, str]:
 
 
 def _filled(kind: str, words: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
-    """Path and text of every file."""
+    """Yields path and text of every file."""
     for room in ("common", kind):
         root = Path(str(files("rlsdk.cli") / "templates" / room))
         for template in sorted(root.rglob(f"*{_SUFFIX}")):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def run(kind: PairTraining, args: Sequence[str]) -> None:
-    """Trains, and leaves a Hugging Face folder."""
+    """Trains, and writes a model folder in Hugging Face format."""
     launched, stopped = train(Training(kind.value), args)
     result = launched.result
     print(f"\n{_figures(kind, result)} after {result.steps} steps, {result.seconds:.0f} s\nmodel  {result.checkpoint}")

@@ -1,4 +1,4 @@
-"""`rlsdk plan`: what `rlsdk train` with the same arguments would be, without taking a device."""
+"""`rlsdk plan`: shows placement, batches and memory of `rlsdk train` with the same arguments; uses no device."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rlsdk.views.terminal import SafeConsole
 
 EXIT_DOES_NOT_FIT = 1
 SCHEMA = 2
-"""Of `--json`: goes up when a field goes, or changes its meaning."""
+"""Version of the output of `--json`; increases when a field is removed or changes its meaning."""
 
 
 def run(args: Sequence[str], *, hardware: str | None, calibration: Path | None, as_json: bool) -> None:
-    """Prints the plan; leaves with code 1 where the run does not fit."""
+    """Prints the plan; exits with code 1 if the run does not fit."""
     plan = run_plan(Settings(flags=args), hardware=hardware, calibration=calibration)
     if as_json:
         print(json.dumps(record(plan), indent=2))
@@ -37,7 +37,7 @@ def run(args: Sequence[str], *, hardware: str | None, calibration: Path | None, 
 
 
 def record(plan: RunPlan) -> dict[str, Any]:
-    """Everything that is printed, as JSON takes it."""
+    """Returns everything that is printed, as values for JSON."""
     found = asdict(plan)
     del found["places"]["contexts"]
     found["places"] = [asdict(device) for device in plan.places.devices]

@@ -1,4 +1,4 @@
-"""`rlsdk plan --schedule`: the best split of devices and the gain of staleness, by simulation."""
+"""`rlsdk plan --schedule`: simulates the best split of devices, and the speedup from staleness."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ NUM_LENGTHS = 1 << 16
 
 
 def run(args: Sequence[str], given: str, *, as_json: bool) -> None:
-    """Prints the table for a run's batch and all its devices.
+    """Prints the table for the batch size of a run and all its devices.
 
     Args:
-        args: of `rlsdk train`.
-        given: rates as `NAME=VALUE,...`, or the folder of a run that measured them; after a comma those of others on
-            the same devices.
-        as_json: one JSON document in place of the table.
+        args: arguments of `rlsdk train`.
+        given: rates as `NAME=VALUE,...`; or the folder of a run that measured them, optionally followed by commas and
+            folders of further runs on the same devices.
+        as_json: print one JSON document instead of the table.
     """
     resolved = resolve(Settings(flags=args))
     config = resolved.config
@@ -57,11 +57,11 @@ def _work_and_rates(config: RunConfig, given: str, devices: int) -> tuple[Worklo
         for other in beside:
             if (found := devices_of_run(other)) != measured:
                 raise ConfigError(
-                    f"--schedule {given!r}: {str(other)!r} ran on {_said(found)}, and {str(run_dir)!r} on "
-                    f"{_said(measured)}; runs beside the first one say what its own devices do with other batches"
+                    f"--schedule {given!r}: {str(other)!r} ran on {_said(found)}, but {str(run_dir)!r} on "
+                    f"{_said(measured)}; all runs must have the same devices, only with other batches"
                 )
         rates, lengths = measured_rates(run_dir, read_metrics(run_dir), measured, beside)
-        # Another number of devices is another machine, whose processors are not known.
+        # Another number of devices means another machine, whose number of cores is not known.
         same = devices == measured.train + measured.replicas * measured.per_replica
         rates = replace(rates, max_running=rollout.max_running_samples, cores=rates.cores if same else 0)
     elif "=" in given:
@@ -94,17 +94,17 @@ def _said(devices: Devices) -> str:
 
 
 def devices_of_run(run_dir: Path) -> Devices:
-    """What a run's configuration says of its two pools.
+    """Returns the devices of a run's two pools, from its configuration.
 
     Raises:
-        ConfigError: the folder holds no configuration.
+        ConfigError: the folder has no configuration.
     """
     path = run_dir / "config.yaml"
     if not path.is_file():
-        raise ConfigError(f"{str(run_dir)!r} holds no config.yaml; give the folder of a run (runs/NAME)")
-    # Nothing that the run names is loaded, so its code needs no trust.
+        raise ConfigError(f"{str(run_dir)!r} has no config.yaml; give the folder of a run (runs/NAME)")
+    # The run's own code is not loaded, so --trust-run is not needed.
     config = load_config([path], sections=("placement",))
-    # How many devices there are does not depend on what they are.
+    # The number of devices does not depend on their type.
     placement = placement_of(config.placement, needed_roles(config), "cpu")
     count = {pool.name: pool.num_devices for pool in placement.pools}
     per_replica = config.rollout.num_devices
@@ -118,7 +118,7 @@ def devices_of_run(run_dir: Path) -> Devices:
 
 
 def _cores(history: Path) -> int:
-    """Processors of the machine that a run was last started on, where its devices were processors; 0: otherwise."""
+    """Returns the CPU cores of the machine on which the run was last started, if it had no GPU; else 0."""
     starts = read_lines(history)
     surroundings = starts[-1].get("surroundings") if starts else None
     machine = str(surroundings.get("machine", "")) if isinstance(surroundings, Mapping) else ""
@@ -127,12 +127,12 @@ def _cores(history: Path) -> int:
 
 
 def record(row: Row) -> dict[str, Any]:
-    """For `--json`."""
+    """Returns a row as values for `--json`."""
     return {"setting": asdict(row.setting), "found": asdict(row.found), "gain": row.gain}
 
 
 def show_rows(rows: Sequence[Row], console: Console, *, title: str) -> None:
-    """One line for each schedule, at its best split."""
+    """Prints one line for each schedule, with its best split."""
     table = Table(title=title)
     for name in (
         "max_staleness",

@@ -1,4 +1,4 @@
-"""`rlsdk plugins`: what is installed, and why something cannot be used."""
+"""`rlsdk plugins`: shows what is installed, and why something cannot be used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def list_plugins(*, as_json: bool) -> None:
 
 
 def show_plugin(name: str) -> None:
-    """Prints capabilities, options and tested engine versions of a backend; what is known of anything else.
+    """Prints capabilities, options and tested engine versions of a backend, or the known facts about a component.
 
     Raises:
         PluginNotFoundError: no backend, component, plugin or distribution of that name is installed.
@@ -42,7 +42,7 @@ def show_plugin(name: str) -> None:
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
-    """Aligned columns of text, never wrapped: it reads the same in a terminal, a pipe and a file."""
+    """Returns aligned columns of text without line wrapping, so output is the same in a terminal, a pipe and a file."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -85,7 +85,7 @@ def _backend_info(spec: BackendSpec, isolation: Isolation | None) -> Iterator[st
     yield f"  processes     {spec.max_ranks if spec.max_ranks is not None else 'no limit'}"
     if spec.kind is BackendKind.ROLLOUT:
         yield f"  log-probs     {spec.log_prob_kind}"
-        yield f"  weights       {'from the trainer' if spec.takes_weights else 'its own: no run can train with it'}"
+        yield f"  weights       {'from the trainer' if spec.takes_weights else 'fixed: runs cannot train with it'}"
     for distribution, specifier in spec.engine_requires.items():
         version = isolation.versions.get(distribution) if isolation else installed_version(distribution)
         yield f"  tested with   {distribution}{specifier}; installed: {version or 'none'}"
@@ -101,7 +101,7 @@ def _option_info(spec: BackendSpec, registry: Registry) -> Iterator[str]:
         yield f"  options       cannot be shown: {error}"
         return
     if options is None:
-        yield "  options       none of its own"
+        yield "  options       none"
         return
     from rlsdk.config.describe import describe_options
 

@@ -1,4 +1,4 @@
-"""`rlsdk push PATH REPO`: a model to the Hugging Face hub."""
+"""`rlsdk push PATH REPO`: uploads a model to the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from rlsdk.interfaces import ConfigError, RlsdkError
 from rlsdk.kit.printable import printable
 
 HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
-"""Under the hub's client: which one differs by its version. What they raise is about the network."""
+"""HTTP libraries of the hub's client, which depend on its version. Their errors mean network problems."""
 PUBLIC = ("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "tokenizer*",
           "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "*.model",
           "chat_template*", "preprocessor_config.json")  # fmt: skip
-"""Files of a model's folder that are sent. Nothing else is: no optimizer state, no configuration of the run."""
+"""Files of a model folder that are uploaded. Other files, such as optimizer state and the run's configuration, are
+not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Upload:
-    """What goes where."""
+    """Files to upload, and their destination."""
 
     repo: str
     folder: Path
@@ -29,17 +30,17 @@ class Upload:
 
     @property
     def files(self) -> list[Path]:
-        """Of the folder, besides the card."""
+        """Files of the folder to upload, without the card."""
         found = sorted(path for path in self.folder.iterdir() if path.is_file() and not path.is_symlink())
         return [path for path in found if any(fnmatch(path.name, pattern) for pattern in PUBLIC)]
 
 
 def run(path: Path, repo: str, *, checkpoint: str | None, licence: str | None, private: bool, dry_run: bool) -> None:
-    """Sends a model with its card, or says what would be sent.
+    """Uploads a model with its card, or prints what would be uploaded.
 
     Raises:
-        ConfigError: no model there, or no such name.
-        RlsdkError: the hub refuses, or cannot be reached.
+        ConfigError: there is no model, or the name of the repository is invalid.
+        RlsdkError: the hub refuses the upload, or cannot be reached.
     """
     upload = prepare(path, repo, checkpoint=checkpoint, licence=licence, private=private)
     for file in upload.files:
@@ -55,15 +56,15 @@ def run(path: Path, repo: str, *, checkpoint: str | None, licence: str | None, p
 
 
 def _size(num_bytes: int) -> str:
-    """In its own column; small files are not 0.0 MB."""
+    """Returns a size for a column; small files in kB."""
     return f"{num_bytes / 1e6:12,.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:12,.1f} kB"
 
 
 def prepare(path: Path, repo: str, *, checkpoint: str | None, licence: str | None, private: bool) -> Upload:
-    """Finds the model and writes its card.
+    """Finds the model, and prepares its card.
 
     Raises:
-        ConfigError: no model there, no weights in it, or no such name.
+        ConfigError: there is no model, it has no weights, or the name of the repository is invalid.
     """
     from rlsdk.trainer.model_card import FILE, with_licence
     from rlsdk.trainer.model_source import find_model
@@ -76,17 +77,15 @@ def prepare(path: Path, repo: str, *, checkpoint: str | None, licence: str | Non
         card = with_licence(card if card.startswith("---\n") else f"---\n\n---\n{card}", licence)
     upload = Upload(repo=repo, folder=folder, card=card, private=private)
     if not any(file.suffix == ".safetensors" for file in upload.files):
-        raise ConfigError(
-            f"{str(folder)!r} holds no weights (*.safetensors); give a run, a checkpoint or a model folder"
-        )
+        raise ConfigError(f"{str(folder)!r} has no weights (*.safetensors); give a run, a checkpoint or a model folder")
     return upload
 
 
 def send(upload: Upload) -> str:
-    """Makes the repository where it is not there, and one commit; returns its address.
+    """Creates the repository if it does not exist, and uploads everything in one commit; returns its URL.
 
     Raises:
-        RlsdkError: the hub refuses, or cannot be reached.
+        RlsdkError: the hub refuses the upload, or cannot be reached.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
@@ -101,8 +100,8 @@ def send(upload: Upload) -> str:
         done = api.create_commit(upload.repo, changes, commit_message="Upload a model trained with rlsdk")
     except (HfHubHTTPError, LocalTokenNotFoundError, ValueError) as error:
         raise RlsdkError(
-            f"the hub did not take {upload.repo}: {error}. Log in with a token that may write: hf auth login, or set "
-            "HF_TOKEN"
+            f"the hub did not accept {upload.repo}: {error}. Log in with a token that has write permission: "
+            "hf auth login, or set HF_TOKEN"
         ) from error
     except Exception as error:
         if not (isinstance(error, ConnectionError) or type(error).__module__.partition(".")[0] in HTTP_LIBRARIES):

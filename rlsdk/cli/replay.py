@@ -1,4 +1,4 @@
-"""`rlsdk replay RUN`: trains again on what a run's journal recorded."""
+"""`rlsdk replay RUN`: repeats the updates of a run from its journal."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rlsdk.views.terminal import SafeConsole
 
 
 def run(run_dir: Path, trust: Sequence[str]) -> None:
-    """Prints each step's largest difference, and ends with 1 where there is one.
+    """Prints the largest difference of each step; exits with 1 if there is any difference.
 
     Raises:
-        ConfigError: the folder is not that of a run.
+        ConfigError: the folder is not the folder of a run.
     """
     from rlsdk.trainer.replay_run import run_replay
 
     path = run_dir / "config.yaml"
     if not path.is_file():
-        raise ConfigError(f"{str(run_dir)!r} holds no config.yaml; give the folder of a run (runs/NAME)")
+        raise ConfigError(f"{str(run_dir)!r} has no config.yaml; give the folder of a run (runs/NAME)")
     resolved = resolve(Settings(flags=["--config", str(path), *trust]))
     say, largest = SafeConsole(highlight=False, soft_wrap=True), 0.0
     with (

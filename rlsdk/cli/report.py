@@ -1,4 +1,4 @@
-"""`rlsdk report RUN`: one HTML page about a run."""
+"""`rlsdk report RUN`: writes one HTML page about a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlsdk.kit.printable import printable
 
 
 def run(run_dir: Path) -> None:
-    """Writes `report.html` and `curves.svg` into the run's folder and says where."""
+    """Writes `report.html` and `curves.svg` into the run's folder, and prints their paths."""
     from rlsdk.views.report import write_report
 
     page, plot = write_report(run_dir)

@@ -1,4 +1,4 @@
-"""`rlsdk reward serve`: a reward as a service over HTTP."""
+"""`rlsdk reward serve`: serves a reward over HTTP."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from rlsdk.rewards.serving import RewardServer, ServeOptions
 from rlsdk.trainer.reward_sources import secret_from_env, start_runner
 
 SECTIONS = ("rewards", "reward_limits")
-"""Of the configuration, that a service acts on."""
+"""Sections of the configuration that apply to a service."""
 
 
 def serve(name: str, arguments: Sequence[str], options: ServeOptions, token_env: str | None) -> None:
-    """Answers until SIGINT or SIGTERM, then finishes what it is at.
+    """Serves until SIGINT or SIGTERM, then finishes the requests in progress.
 
     Args:
-        name: of a reward, or the label of one in the configuration.
-        arguments: `--config FILE` and fields: `--reward_limits.timeout_s 20`.
-        options: less the token.
-        token_env: environment variable that holds it.
+        name: name of a reward, or label of one in the configuration.
+        arguments: `--config FILE` and fields, such as `--reward_limits.timeout_s 20`.
+        options: options of the server, without the token.
+        token_env: environment variable that holds the token; None: no token.
 
     Raises:
-        ConfigError: the reward cannot be found or loaded, or the address not be used.
+        ConfigError: the reward cannot be found or loaded, or the address cannot be used.
     """
     registry = Registry.discover()
     config = load_config([], arguments, registry, sections=SECTIONS)
@@ -50,25 +50,25 @@ def serve(name: str, arguments: Sequence[str], options: ServeOptions, token_env:
 
 
 def find_reward(name: str, config: RunConfig, registry: Registry) -> RewardConfig:
-    """The entry of the configuration with this label or name, or a reward of this name with the entry's options.
+    """Returns the reward of the configuration with this label or name; without any there, the reward of this name.
 
     Raises:
-        ConfigError: the configuration has rewards, and none of this name; or it is a URL.
+        ConfigError: the configuration has rewards but none of this name, the reward is a URL, or it is not registered.
     """
     titles = [reward.title for reward in config.rewards]
     found = next((reward for reward in config.rewards if name in (reward.title, reward.name)), None)
     if found is None and titles:
-        raise ConfigError(f"{name!r} is none of the configuration's rewards {titles}{nearest(name, titles)}")
+        raise ConfigError(f"{name!r} is not one of the configuration's rewards {titles}{nearest(name, titles)}")
     reward = found or RewardConfig(name=name)
     if reward.is_remote:
         raise ConfigError(f"{name!r} is a service already; name it in a run by `--reward {name}`")
     if ":" not in reward.name:
         registry.row(ComponentKind.REWARD, reward.name)
-    return reward.model_copy(update={"weight": 1.0, "rows": {}})  # The client weighs it, and chooses rows.
+    return reward.model_copy(update={"weight": 1.0, "rows": {}})  # the client applies weight and rows
 
 
 def command(url: str, token_env: str | None) -> str:
-    """How a run uses the service."""
+    """Returns the command of a run that uses the service."""
     if token_env is None:
         return f"rlsdk train --reward {url} ..."
     return f"rlsdk train --rewards '[{{name: \"{url}\", remote: {{token_env: {token_env}}}}}]' ..."

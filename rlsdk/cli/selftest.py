@@ -1,7 +1,7 @@
-"""`python -m rlsdk.cli.selftest DISTRIBUTION FILE`: run in a plugin's own environment when that was made.
+"""`python -m rlsdk.cli.selftest DISTRIBUTION FILE`: tests a new environment of a plugin, in its own interpreter.
 
-Imports every engine that the plugin registers, and writes down what another environment must know of it. The answer
-goes into a file: what engines print while they are imported is their own business.
+Imports every engine that the plugin registers, and writes a description of the plugin for other environments. The
+result goes to a file, because engines may print while they are imported.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from rlsdk.interfaces import BackendSpec, PluginError, PluginLoadError, PluginNo
 from rlsdk.registry import Registry, Row, installed_version, plain_row, versions_here
 
 ENGINES = ("torch", "transformers")
-"""Besides what a plugin itself names: what most engines stand on."""
+"""Libraries that most engines need, whose versions are reported besides those that the plugin names."""
 
 
 def describe(distribution: str) -> dict[str, Any]:
-    """Version, versions around it and rows of an installed plugin.
+    """Returns the version, the versions of related packages, and the registered rows of an installed plugin.
 
     Raises:
-        PluginError: it is not installed, something that it registers cannot be used, or an engine cannot be imported.
+        PluginError: it is not installed, a backend or component is not usable, or an engine cannot be imported.
     """
     from rlsdk.config.portable import plain_options
 
@@ -33,7 +33,7 @@ def describe(distribution: str) -> dict[str, Any]:
     wanted = distribution.replace("_", "-").lower()
     rows = [row for row in registry.rows() if row.source.distribution.replace("_", "-").lower() == wanted]
     if not rows:
-        raise PluginNotFoundError(f"{distribution!r} registers nothing: it is not installed, or no plugin of rlsdk")
+        raise PluginNotFoundError(f"{distribution!r} registers nothing: it is not installed, or not a plugin of rlsdk")
     if unusable := [f"{row.kind} {row.name!r}: {row.state}: {row.reason}" for row in rows if not row.state.usable]:
         raise PluginError("; ".join(unusable))
     plain = []
@@ -49,10 +49,10 @@ def describe(distribution: str) -> dict[str, Any]:
 
 
 def _import_engine(spec: BackendSpec) -> None:
-    """Imports what the plugin's engine stands on: its own module may leave that for later.
+    """Imports the libraries of the plugin's engine, because its own module may import them lazily.
 
     Raises:
-        PluginLoadError: that fails, with its own message.
+        PluginLoadError: an import fails; the message quotes its error.
     """
     for names in spec.engine_requires:
         for name in (one.strip() for one in names.split("|")):
@@ -60,7 +60,7 @@ def _import_engine(spec: BackendSpec) -> None:
                 continue
             for module in (importlib.metadata.distribution(name).read_text("top_level.txt") or "").split():
                 if not name.replace("-", "_").startswith(module):
-                    continue  # Torch brings its own tools along, which engines do not use.
+                    continue  # torch also installs tools that engines do not use
                 try:
                     importlib.import_module(module)
                 except (Exception, SystemExit) as error:
@@ -71,7 +71,7 @@ def _import_engine(spec: BackendSpec) -> None:
 
 
 def _versions(rows: Iterable[Row]) -> dict[str, str]:
-    """Of what both sides must share, and of the engines, under the names that are asked for."""
+    """Returns the versions of packages that both sides must share, and of the engines, under the requested names."""
     named = [name for row in rows if isinstance(row.spec, BackendSpec) for name in row.spec.engine_requires]
     found = {name: installed_version(name) for name in (*ENGINES, *named)}
     return versions_here() | {name: version for name, version in found.items() if version is not None}

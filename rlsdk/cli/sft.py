@@ -10,7 +10,7 @@ from rlsdk.cli.train import command_here, quoted, train
 
 
 def run(args: Sequence[str]) -> None:
-    """Trains, and leaves a Hugging Face folder."""
+    """Trains, and writes a model folder in Hugging Face format."""
     launched, stopped = train(Training.SFT, args)
     result = launched.result
     loss = result.last_eval.get("sft/loss", float("nan"))

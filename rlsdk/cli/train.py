@@ -1,4 +1,4 @@
-"""`rlsdk train`: reinforcement learning from one command; without arguments, the quickstart."""
+"""`rlsdk train`: reinforcement learning; without arguments, the quickstart."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def train(training: Training, args: Sequence[str]) -> tuple[Launched, Stopped]:
-    """Checks everything that can be checked, then trains; prints how it goes."""
+    """Checks the configuration, data and devices, then trains; prints progress."""
     resolved = resolve(Settings(flags=args), training)
 
     from rlsdk.trainer.stopping import StopFlag
@@ -46,7 +46,7 @@ def train(training: Training, args: Sequence[str]) -> tuple[Launched, Stopped]:
 
 
 def run(args: Sequence[str]) -> None:
-    """Trains, and says what to type next."""
+    """Trains, and prints the next commands."""
     launched, stopped = train(Training.RL, args)
     result, config = launched.result, launched.config
     tell(result, config)
@@ -55,7 +55,7 @@ def run(args: Sequence[str]) -> None:
 
 
 def tell(result: RunResult, config: RunConfig) -> None:
-    """The last lines: what was reached, where everything is, what to type next."""
+    """Prints the result, the paths of all outputs, and the next commands."""
     from rlsdk.views.report import write_report
 
     say = SafeConsole(highlight=False, soft_wrap=True)
@@ -84,22 +84,22 @@ def tell(result: RunResult, config: RunConfig) -> None:
         say.print(f"  {rlsdk} generate {checkpoint} --num-prompts 5{trust}", markup=False)
         say.print(f"  {rlsdk} train --config {file} --resume {here} --steps {more}{trust}", markup=False)
         if trust:
-            say.print(f"{TRUST_FLAG}: this run uses code of yours, which {file} names", markup=False)
+            say.print(f"{TRUST_FLAG}: this run uses your own code, which {file} names", markup=False)
 
 
 def command_here() -> str:
-    """What a person types to call this program again: its path, where the shell would find another one or none."""
+    """Returns how to call this program again: by its path, if the shell would find another program or none."""
     own, found = Path(sys.executable).with_name("rlsdk"), shutil.which("rlsdk")
     return quoted(own) if own.exists() and (found is None or not own.samefile(found)) else "rlsdk"
 
 
 def quoted(path: Path) -> str:
-    """As a shell reads it, relative where that is shorter."""
+    """Returns a path quoted for a shell, relative to the current folder if it is inside."""
     return shlex.quote(shown(path))
 
 
 def shown(path: Path) -> str:
-    """Relative to where the person stands, when that is shorter."""
+    """Returns a path relative to the current folder if it is inside, else absolute."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

@@ -1,4 +1,4 @@
-"""`rlsdk watch RUN`: the page of a run while it goes on."""
+"""`rlsdk watch RUN`: serves a live page of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def run(run_dir: Path, port: int, *, opens: bool) -> None:
     """Serves the page until Ctrl-C.
 
     Raises:
-        ConfigError: no such folder, or the port is taken.
+        ConfigError: the folder does not exist, or the port is in use.
     """
     from rlsdk.views.report.live import LivePage, LiveServer
 

@@ -27,7 +27,7 @@ def test_a_page_that_cannot_be_written_is_an_error_of_one_line(
     said = capsys.readouterr().err
     assert left.value.code == 2
     assert said.startswith(f"error: '{tmp_path}/file'") or said.startswith(f"error: '{tmp_path}/file/page.html'")
-    assert "a file stands where a folder is needed" in said
+    assert "this is a file, but a folder is needed" in said
     assert said.count("\n") == 1
 
 
@@ -36,7 +36,7 @@ def test_a_page_that_cannot_be_written_is_an_error_of_one_line(
     [
         (errno.EACCES, "ls -ld", 2),
         (errno.EROFS, "choose another folder", 2),
-        (errno.EISDIR, "a folder stands where a file is needed", 2),
+        (errno.EISDIR, "this is a folder, but a file is needed", 2),
         (errno.ENOSPC, "df -h", 1),
         (errno.EIO, "TRACEBACK", 1),
     ],

@@ -60,7 +60,7 @@ def test_the_command_writes_once_and_says_what_to_type(tmp_path: Path, capsys: p
     assert f"rlsdk train --config '{file}'" in capsys.readouterr().out
     before = file.read_text()
     main_code(command, 2)
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert file.read_text() == before
     main_code([*command, "--force", "--algorithm", "dapo"], 0)
     assert "dapo" in file.read_text()

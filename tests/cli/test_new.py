@@ -37,7 +37,7 @@ def test_every_kind_is_a_whole_distribution(kind: str, tmp_path: Path, capsys: p
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
     [
-        ("acme", "rolout", "--kind 'rolout' is none; did you mean 'rollout'"),
+        ("acme", "rolout", "--kind 'rolout' is not a kind; did you mean 'rollout'"),
         ("Acme Engine", "reward", "plugin name 'Acme Engine': expected lower-case letters"),
         ("class", "reward", "plugin name 'class': expected lower-case letters"),
         ("grpo", "algorithm", "plugin name 'grpo' is taken by the advantage of rlsdk"),
@@ -51,6 +51,6 @@ def test_what_cannot_be_a_plugin_is_refused(name: str, kind: str, message: str, 
 
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("mine")
-    with pytest.raises(ConfigError, match="is there already; give --folder a new one"):
+    with pytest.raises(ConfigError, match="already exists; give a new folder with --folder"):
         new_plugin("acme", "reward", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]

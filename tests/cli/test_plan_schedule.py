@@ -307,7 +307,7 @@ def test_runs_beside_the_first_one_are_of_the_same_devices(tmp_path: Path) -> No
         "--model", model, "--data", str(tmp_path / "rows.jsonl"), "--data.num_eval_rows", "1", "--reward", "exact",
         "--data.max_prompt_tokens", "64", "--rollout.max_response_tokens", "64",
     ]  # fmt: skip
-    with pytest.raises(ConfigError, match=r"ran on 4 \+ 4 x 1 devices, and .* on 2 \+ 6 x 1 devices"):
+    with pytest.raises(ConfigError, match=r"ran on 4 \+ 4 x 1 devices, but .* on 2 \+ 6 x 1 devices"):
         run(arguments, f"{tmp_path / 'a'},{tmp_path / 'b'}", as_json=False)
 
 
@@ -324,7 +324,7 @@ def test_the_devices_of_a_run_are_read_also_where_it_names_code(tmp_path: Path) 
     start = {"step": 0, "surroundings": {"machine": "Linux x86_64, 8 CPU cores, 31 GiB memory, no GPU"}}
     (tmp_path / "config.history.jsonl").write_text(json.dumps(start) + "\n")
     assert devices_of_run(tmp_path).cores == 8
-    with pytest.raises(ConfigError, match=r"holds no config\.yaml"):
+    with pytest.raises(ConfigError, match=r"has no config\.yaml"):
         devices_of_run(tmp_path / "nowhere")
 
 

@@ -175,7 +175,7 @@ def test_an_unknown_command_or_flag_is_refused(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("group", "name", "meant"),
     [
-        ("reward", "gsm8k", "there is: serve. A run takes a reward by `--reward gsm8k`"),
+        ("reward", "gsm8k", "commands: serve. A run takes a reward by `--reward gsm8k`"),
         ("plugins", "vllm", "`rlsdk plugins info vllm`"),
         ("algorithms", "grpo", "`rlsdk algorithms show grpo`"),
         ("plugins", "lst", "Did you mean 'list'?"),

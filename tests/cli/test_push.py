@@ -128,7 +128,7 @@ def test_a_refusal_of_the_hub_is_said_with_the_way_in(
 ) -> None:
     hub.refuses = True
     assert code_of(["push", str(model), "me/model"]) == 1
-    assert "the hub did not take me/model" in (said := capsys.readouterr().err)
+    assert "the hub did not accept me/model" in (said := capsys.readouterr().err)
     assert "hf auth login" in said
 
 

@@ -207,7 +207,7 @@ def test_the_command_refuses_what_cannot_be_served(tmp_path: Path) -> None:
 
     config = tmp_path / "rewards.yaml"
     config.write_text("rewards: [{name: gsm8k, label: numbers}]")
-    with pytest.raises(ConfigError, match=r"'number' is none of the configuration's rewards .*did you mean 'numbers'"):
+    with pytest.raises(ConfigError, match=r"'number' is not one of the .* rewards .*did you mean 'numbers'"):
         serve("number", ["--config", str(config)], ServeOptions(port=0), None)
     with pytest.raises(RlsdkError, match="did you mean 'gsm8k'"):
         serve("gsm8", [], ServeOptions(port=0), None)

@@ -1,7 +1,7 @@
-"""Wiring: the commands, their arguments and their one-line help.
+"""The commands, their arguments and their one-line help.
 
-Importing a module of this package adds its commands; `--help` lists them in the order of these imports. What a command
-does is imported when it is called.
+Importing a module of this package adds its commands; `--help` lists them in the order of these imports. Each command
+imports its implementation when it is called.
 """
 
 # isort: skip_file

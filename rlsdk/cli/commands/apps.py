@@ -1,4 +1,4 @@
-"""The program and its groups of commands; the modules beside this one add the commands."""
+"""The program and its groups of commands; the other modules of this package add the commands."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import rlsdk
 
 
 def group(hint: str) -> typer.Typer:
-    """Commands under one name. `hint` says what was probably meant by `{name}`, which is none of them."""
+    """Creates a group of commands. `hint` tells what an unknown command `{name}` probably meant."""
 
     class Hinted(TyperGroup):
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
             if args and args[0] not in self.commands and not get_close_matches(args[0], self.commands):
                 known = ", ".join(sorted(self.commands))
-                ctx.fail(f"No such command {args[0]!r}; there is: {known}. {hint.format(name=args[0])}.")
+                ctx.fail(f"No such command {args[0]!r}; commands: {known}. {hint.format(name=args[0])}.")
             return super().resolve_command(ctx, args)
 
     return typer.Typer(rich_markup_mode=None, no_args_is_help=True, cls=Hinted)
@@ -30,7 +30,7 @@ app = typer.Typer(
     help=rlsdk.__doc__,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-plugins_app = group("`rlsdk plugins info {name}` says what a plugin of that name can do")
+plugins_app = group("`rlsdk plugins info {name}` shows what a plugin of that name can do")
 app.add_typer(plugins_app, name="plugins", help="What is installed, and why something cannot be used.")
 
 algorithms_app = group("`rlsdk algorithms show {name}` prints the parts of the recipe of that name")
@@ -58,4 +58,4 @@ def _options(
         bool, typer.Option("--traceback", help="Print tracebacks of errors; same as RLSDK_TRACEBACK=1.")
     ] = False,
 ) -> None:
-    """`main` reads `--traceback` itself, wherever it stands."""
+    """Declares `--traceback` for the help only; `main` reads it at any position."""

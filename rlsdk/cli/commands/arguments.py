@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 FIELDS = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""For commands that take the fields of a run's configuration as flags, and hand them on as typed."""
+"""For commands that accept the fields of a run's configuration as flags, and pass them on unchanged."""
 ONLY_FIELDS = {**FIELDS, "help_option_names": []}
 HELP_FLAGS = frozenset({"--help", "-h"})
 
@@ -27,12 +27,12 @@ TrustRun = Annotated[
 
 
 def with_trust(arguments: Sequence[str], trust_run: bool) -> list[str]:
-    """The fields as typed, with the flag that typer has taken out."""
+    """Returns the fields as typed, with `--trust-run` added back if typer removed it."""
     return [*arguments, "--trust-run"] if trust_run else list(arguments)
 
 
 def explained(arguments: Sequence[str], command: str, summary: str) -> bool:
-    """Prints the help of a command that takes fields, if it is asked for."""
+    """Prints the help of a command with fields if `--help` is given; returns whether it did."""
     if not HELP_FLAGS.intersection(arguments):
         return False
     from rlsdk.cli.fields import command_help

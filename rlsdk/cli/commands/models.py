@@ -1,4 +1,4 @@
-"""Commands about what was trained: figures, responses, publishing, and rewards as services."""
+"""Commands for trained models (evaluate, generate, upload), and for rewards as services."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def serve_reward(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8700,
     token_env: Annotated[str | None, typer.Option(help="Environment variable that holds the clients' token.")] = None,
     max_request_bytes: Annotated[int, typer.Option(min=1, help="Maximum size of a request.")] = 64 << 20,
-    max_samples: Annotated[int, typer.Option(min=1, help="Maximum number in a request.")] = 1024,
-    max_requests: Annotated[int, typer.Option(min=1, help="Maximum number at a time.")] = 16,
+    max_samples: Annotated[int, typer.Option(min=1, help="Maximum number of samples in a request.")] = 1024,
+    max_requests: Annotated[int, typer.Option(min=1, help="Maximum number of concurrent requests.")] = 16,
 ) -> None:
     from rlsdk.cli.reward import serve
     from rlsdk.rewards.serving import ServeOptions

@@ -1,4 +1,4 @@
-"""Commands before a run: is this machine ready, does the run fit, what can be set."""
+"""Commands before a run: check the machine, plan the run, write and explain the configuration."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def plan(
         str | None,
         typer.Option(
             metavar="RATES",
-            help="In place of the plan, the best split of devices for each staleness, simulated: a synchronous run's "
+            help="Instead of the plan, simulate the best split of devices for each staleness: a synchronous run's "
             "folder, or decode_ms=8,decode_us_per_sample=40,train_tokens_per_s=4000,sync_s=3,median=2000,p99=30000.",
         ),
     ] = None,

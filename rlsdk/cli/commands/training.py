@@ -1,4 +1,4 @@
-"""Commands that train: `train`, `sft`, `reward-model`, `dpo`; and those that train again."""
+"""Commands that train: `train`, `sft`, `reward-model`, `dpo`; and `replay` and `chaos`, which repeat runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sft(context: typer.Context) -> None:
     "reward-model", cls=FieldsCommand, context_settings=ONLY_FIELDS, help="Train a reward model from pairs of answers."
 )
 def reward_model(context: typer.Context) -> None:
-    if not explained(context.args, "reward-model", "A model of scores, from pairs of answers (Bradley-Terry)."):
+    if not explained(context.args, "reward-model", "Train a reward model from pairs of answers (Bradley-Terry)."):
         from rlsdk.cli.pairs import run
         from rlsdk.config import PairTraining
 
