@@ -1,4 +1,4 @@
-"""The built-in backends and components, registered through the same hooks as any plugin's. Imports no engine."""
+"""The built-in backends and components, registered through the same hooks as those of plugins. Imports no engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
             kind=BackendKind.TRAIN,
             engine="rlsdk.reference.torch_engine:TorchTrainEngine",
             forecast="rlsdk.reference.forecast:forecast_training",
-            description="One process of plain torch: the embedded default, and what other engines are tested against.",
+            description="Plain torch in one process: the default, and the reference in tests of other engines.",
             capabilities=frozenset(
                 {
                     Capability.VALUE_HEAD,
@@ -64,37 +64,37 @@ def rlsdk_register_algorithms(register: RegisterComponent) -> None:
     register(
         "policy_gradient",
         "rlsdk.trainer.policy_gradient:PolicyGradient",
-        "Advantages, losses, KL, correction and critic, composed by the fields of `algorithm`.",
+        "Advantages, losses, KL, correction and critic, as configured in `algorithm`.",
     )
 
 
 @hookimpl
 def rlsdk_register_advantages(register: RegisterComponent) -> None:
     at = "rlsdk.algorithms.advantages"
-    register("grpo", f"{at}:grpo", "Reward less the mean of its prompt's samples, over their deviation.")
-    register("dr_grpo", f"{at}:dr_grpo", "Reward less the mean of its prompt's samples.")
-    register("grpo_passk", f"{at}:grpo_passk", "A prompt's best sample: reward less the second best.")
-    register("rloo", f"{at}:rloo", "Reward less the mean of the prompt's other samples.")
-    register("opo", f"{at}:opo", "Reward less the length-weighted mean of its prompt's samples.")
-    register("gpg", f"{at}:gpg", "Reward less the prompt's mean, scaled up for prompts without signal.")
+    register("grpo", f"{at}:grpo", "Reward minus the mean of the prompt's samples, divided by their deviation.")
+    register("dr_grpo", f"{at}:dr_grpo", "Reward minus the mean of the prompt's samples.")
+    register("grpo_passk", f"{at}:grpo_passk", "For a prompt's best sample: reward minus the second best.")
+    register("rloo", f"{at}:rloo", "Reward minus the mean of the prompt's other samples.")
+    register("opo", f"{at}:opo", "Reward minus the length-weighted mean of the prompt's samples.")
+    register("gpg", f"{at}:gpg", "Reward minus the prompt's mean, scaled up to make up for prompts without signal.")
     register("reinforce", f"{at}:reinforce", "The (discounted) return of each token.")
     register("reinforce_plus_plus", f"{at}:reinforce_plus_plus", "Returns normalised over the step's tokens.")
     register(
         "reinforce_plus_plus_baseline",
         f"{at}:reinforce_plus_plus_baseline",
-        "Reward less the prompt's mean, normalised over the step's tokens.",
+        "Reward minus the prompt's mean, normalised over the step's tokens.",
     )
-    register("remax", f"{at}:remax", "Return less the score of a greedy response; needs `baseline_scores`.")
+    register("remax", f"{at}:remax", "Return minus the score of a greedy response; needs `baseline_scores`.")
     register("gae", f"{at}:gae", "Generalized advantage estimation; needs a critic's `values`.")
 
 
 @hookimpl
 def rlsdk_register_losses(register: RegisterComponent) -> None:
     at = "rlsdk.algorithms.losses"
-    register("ppo_clip", f"{at}:ppo_clip", "Clipped policy-gradient surrogate; clip-higher and dual clip by option.")
+    register("ppo_clip", f"{at}:ppo_clip", "PPO's clipped surrogate; options for clip-higher and dual clip.")
     register("gspo", f"{at}:gspo", "The clipped surrogate with one ratio per response.")
-    register("cispo", f"{at}:cispo", "Policy gradient weighed with a clipped ratio: no token loses its gradient.")
-    register("sapo", f"{at}:sapo", "A soft gate on the ratio in place of the clip.")
+    register("cispo", f"{at}:cispo", "Policy gradient weighted by a clipped ratio: no token loses its gradient.")
+    register("sapo", f"{at}:sapo", "A soft gate on the ratio instead of a clip.")
     register("gpg", f"{at}:policy_gradient", "The plain policy gradient, as GPG uses it.")
     register("reinforce", f"{at}:policy_gradient", "The plain policy gradient.")
 
@@ -102,47 +102,51 @@ def rlsdk_register_losses(register: RegisterComponent) -> None:
 @hookimpl
 def rlsdk_register_aggregations(register: RegisterComponent) -> None:
     at = "rlsdk.algorithms.weights"
-    register("token_mean", f"{at}:token_mean", "Every token weighs the same (DAPO).")
-    register("sequence_mean", f"{at}:sequence_mean", "Every row weighs the same (GRPO).")
-    register("sequence_sum", f"{at}:sequence_sum", "Token sums over a constant, mean over rows (Dr. GRPO).")
+    register("token_mean", f"{at}:token_mean", "Every token has the same weight (DAPO).")
+    register("sequence_mean", f"{at}:sequence_mean", "Every row has the same weight (GRPO).")
+    register("sequence_sum", f"{at}:sequence_sum", "Token sums divided by a constant, mean over rows (Dr. GRPO).")
     register("sequence_token_sum", f"{at}:sequence_token_sum", "Token sums, mean over rows.")
-    register("token_sum_norm", f"{at}:token_sum_norm", "Token sums over a constant, summed over rows.")
-    register("prompt_mean", f"{at}:prompt_mean", "Every prompt weighs the same (ScaleRL).")
+    register("token_sum_norm", f"{at}:token_sum_norm", "Token sums divided by a constant, summed over rows.")
+    register("prompt_mean", f"{at}:prompt_mean", "Every prompt has the same weight (ScaleRL).")
 
 
 @hookimpl
 def rlsdk_register_kl_estimators(register: RegisterComponent) -> None:
     at = "rlsdk.algorithms.kl"
-    register("k1", f"{at}:k1", "The log-ratio: for the reward, refused in a loss.")
+    register("k1", f"{at}:k1", "The log-ratio: for the reward; not allowed in a loss.")
     register("k2", f"{at}:k2", "Half the squared log-ratio.")
-    register("k3", f"{at}:k3", "Low variance, never negative; straight beyond a ratio of e^5.")
-    register("low_var_kl", f"{at}:low_var_kl", "k3, cut at 10.")
+    register("k3", f"{at}:k3", "Low variance, never negative; linear beyond a ratio of e^5.")
+    register("low_var_kl", f"{at}:low_var_kl", "k3, clamped to at most 10.")
     register("abs", f"{at}:absolute", "Magnitude of the log-ratio.")
 
 
 @hookimpl
 def rlsdk_register_rewards(register: RegisterComponent) -> None:
-    register("gsm8k", "rlsdk.rewards.graders:gsm8k", "1 when the final number equals the answer, exactly.")
-    register("choice", "rlsdk.rewards.graders:choice", "1 when the final letter is the answer's.")
-    register("math", "rlsdk.rewards.symbolic:math", "1 when the final expression equals the answer (math-verify).")
-    register("code", "rlsdk.rewards.programs:code", "1 when the row's tests pass on the response's code.")
-    register("json_schema", "rlsdk.rewards.schema:json_schema", "1 when the response is JSON that the schema allows.")
-    register("exact", "rlsdk.rewards.texts:exact", "1 when the answer's text is one of the references.")
-    register("fuzzy", "rlsdk.rewards.texts:fuzzy", "Similarity to the nearest reference: F1 of words or edit distance.")
-    register("format", "rlsdk.rewards.texts:format", "1 when tags such as <think> stand once each, in order.")
+    register("gsm8k", "rlsdk.rewards.graders:gsm8k", "1 if the final number equals the reference exactly.")
+    register("choice", "rlsdk.rewards.graders:choice", "1 if the final letter is the reference's.")
+    register("math", "rlsdk.rewards.symbolic:math", "1 if the final expression equals the reference (math-verify).")
+    register("code", "rlsdk.rewards.programs:code", "1 if the response's code passes the tests of the row.")
+    register("json_schema", "rlsdk.rewards.schema:json_schema", "1 if the response is JSON that follows the schema.")
+    register("exact", "rlsdk.rewards.texts:exact", "1 if the answer's text is one of the references.")
+    register("fuzzy", "rlsdk.rewards.texts:fuzzy", "Similarity to the best reference: F1 of words or edit distance.")
+    register("format", "rlsdk.rewards.texts:format", "1 if tags such as <think> occur once each, in order.")
     register("language", "rlsdk.rewards.texts:language", "Share of the letters that belong to a script.")
-    register("reasoning_gym", "rlsdk.rewards.tasks:reasoning_gym", "1 when the task's own grader finds it right.")
+    register("reasoning_gym", "rlsdk.rewards.tasks:reasoning_gym", "1 if the task's grader accepts the answer.")
 
 
 @hookimpl
 def rlsdk_register_datasets(register: RegisterComponent) -> None:
     register("jsonl", "rlsdk.data.sources:load_json", "A file of one JSON object per line.")
-    register("json", "rlsdk.data.sources:load_json", "A file that holds a JSON array of objects.")
+    register("json", "rlsdk.data.sources:load_json", "A file with one JSON array of objects.")
     register("csv", "rlsdk.data.sources:load_csv", "A CSV file with a header line.")
     register("parquet", "rlsdk.data.sources:load_parquet", "A Parquet file.")
-    register("folder", "rlsdk.data.sources:load_folder", "A folder saved by `datasets`, or one of data files.")
+    register("folder", "rlsdk.data.sources:load_folder", "A folder saved by `datasets`, or a folder of data files.")
     register("hf", "rlsdk.data.sources:load_hub", "A Hugging Face data set: org/name[:config][:split].")
-    register("reasoning_gym", "rlsdk.data.sources:load_reasoning_gym", "A task generated by reasoning-gym, by name.")
+    register(
+        "reasoning_gym",
+        "rlsdk.data.sources:load_reasoning_gym",
+        "A task of reasoning-gym, by name; its rows are generated.",
+    )
 
 
 @hookimpl
@@ -167,7 +171,11 @@ def rlsdk_register_trackers(register: RegisterComponent) -> None:
 
 @hookimpl
 def rlsdk_register_sharding_managers(register: RegisterComponent) -> None:
-    register("*+*", "rlsdk.sharding.manager:GenericShardingManager", "Streams boxes in bounded buckets; any pair.")
+    register(
+        "*+*",
+        "rlsdk.sharding.manager:GenericShardingManager",
+        "Streams weights in bounded buckets; works for every pair.",
+    )
 
 
 @hookimpl

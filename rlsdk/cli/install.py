@@ -1,8 +1,8 @@
-"""`rlsdk plugins install` and `remove`: into this environment, or into one of the plugin's own.
+"""`rlsdk plugins install` and `remove`: a plugin in this environment, or in its own.
 
-An own environment is made under a name that nothing knows, must show in its own interpreter that the plugin works, and
-is then recorded in one step. Whatever ends this program before that leaves a folder that nothing uses and the next
-install clears away.
+A plugin's own environment is created in a new folder with a random name. A self-test in its interpreter must show that
+the plugin works; then one atomic write records it. If this program ends before that, nothing uses the folder, and the
+next install removes it.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from rlsdk.registry import (
 )
 
 RECIPE = "install.toml"
-"""In a plugin's package: what its environment needs besides what the distribution asks for, by device."""
+"""File in a plugin's package: what its environment needs besides the distribution's requirements, by device."""
 SHARED = ("ray", "torch", "transformers", "numpy")
-"""What an install into this environment may not change: the engines that are here were tested with it."""
+"""Packages that an install into this environment must not change: its engines were tested with these versions."""
 _CLEAR_TIMEOUT_S = 60.0
 _PROBE = """
 import importlib.metadata, importlib.util, json, pathlib
@@ -67,26 +67,27 @@ print(json.dumps(found))
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What `rlsdk plugins install` was asked for besides the name."""
+    """Options of `rlsdk plugins install`."""
 
     editable: bool = False
     more: Sequence[str] = ()
-    """Further requirements."""
+    """Additional requirements."""
     core: str | None = None
-    """Where rlsdk itself comes from; None: from where this one came."""
+    """Where to install rlsdk itself from; None: the source of this installation."""
     device: str = "auto"
     python: Path | None = None
     environment: Path | None = None
-    """An environment that is there already: nothing is installed."""
+    """An existing environment, into which nothing is installed."""
     allow_direct: bool = False
-    """Requirements may be URLs."""
+    """Allow requirements that are URLs."""
 
 
 def install(name: str, choices: Choices, *, isolated: bool) -> None:
-    """Installs a plugin and prints what came of it.
+    """Installs a plugin and prints the result.
 
     Raises:
-        PluginError: it could not be installed, or does not work; what was there before is as it was.
+        ConfigError: a requirement is invalid or not allowed.
+        PluginError: it cannot be installed, or does not work; an earlier isolated installation is unchanged.
     """
     for requirement in (name, *choices.more, *([choices.core] if choices.core else ())):
         check_requirement(requirement, allow_direct=choices.allow_direct)
@@ -104,7 +105,7 @@ def install(name: str, choices: Choices, *, isolated: bool) -> None:
 
 
 def install_isolated(name: str, choices: Choices) -> IsolatedPlugin:
-    """Makes an environment for one plugin, tests it, records it; an older one of the same plugin is replaced."""
+    """Makes an environment for one plugin, tests it and records it; replaces an older one of the same plugin."""
     start = time.monotonic()
     requirement = _requirement(name, editable=choices.editable)
     distribution = distribution_of(requirement)
@@ -125,17 +126,17 @@ def install_isolated(name: str, choices: Choices) -> IsolatedPlugin:
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        # The older environment, and what installers wrote that went on for a while after their parent was killed.
+        # The older environment, and files of installers that kept running after their parent was killed.
         _clear_leftovers(distribution)
     return record
 
 
 def adopt(name: str, environment: Path) -> IsolatedPlugin:
-    """Records an environment that somebody else made and keeps: an image's, a cluster's, a developer's."""
+    """Records an environment that others made and maintain: of an image, a cluster, or a developer."""
     start = time.monotonic()
     python = environment.expanduser().absolute() / "bin" / "python"
     if not python.exists():
-        raise ConfigError(f"--environment {str(environment)!r} is no virtual environment: {python} is not there")
+        raise ConfigError(f"--environment {str(environment)!r} is not a virtual environment: {python} does not exist")
     distribution = distribution_of(_requirement(name, editable=False))
     with _only_one(distribution):
         found = self_test(python, distribution)
@@ -146,7 +147,7 @@ def adopt(name: str, environment: Path) -> IsolatedPlugin:
 
 
 def remove(name: str) -> None:
-    """Takes a plugin away: its own environment with its record, or the distribution out of this environment.
+    """Removes a plugin: its own environment with its record, or the distribution from this environment.
 
     Raises:
         PluginNotFoundError: there is neither.
@@ -162,7 +163,7 @@ def remove(name: str) -> None:
                     f"{previous.environment} is in use by process {', '.join(map(str, users))}; end it, then run "
                     f"`rlsdk plugins remove {name}` again"
                 )
-            path.unlink()  # First: from here on nobody starts anything there.
+            path.unlink()  # first, so that no new process starts in the environment
             if previous is not None and previous.owned:
                 shutil.rmtree(previous.environment, ignore_errors=True)
             _clear_leftovers(distribution)
@@ -173,23 +174,22 @@ def remove(name: str) -> None:
         importlib.metadata.distribution(distribution)
     except importlib.metadata.PackageNotFoundError as error:
         raise PluginNotFoundError(
-            f"plugin {name!r} ({distribution}) is neither in this environment nor in one of its own; see "
-            "`rlsdk plugins list`"
+            f"plugin {name!r} ({distribution}) is neither in this environment nor in its own; see `rlsdk plugins list`"
         ) from error
     installer_for(Path(sys.executable)).uninstall([distribution])
-    print(f"removed {distribution} from this environment; what it brought along stays")
+    print(f"removed {distribution} from this environment; its requirements stay installed")
 
 
 def self_test(python: Path, distribution: str) -> dict[str, Any]:
-    """Lets a plugin show in its own interpreter that it can be found, imported and described.
+    """Tests in a plugin's own interpreter that it can be found, imported and described; returns the description.
 
     Raises:
-        PluginError: it cannot; says what that interpreter said.
+        PluginError: the test fails; the message quotes the output of the interpreter.
     """
     unfit = "the environment must have this rlsdk, and the same Python and Ray"
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
-        # No record of ours may speak for it there.
+        # An empty home: our records must not make the plugin visible there.
         command = [str(python), "-P", "-m", "rlsdk.cli.selftest", distribution, str(answer)]
         try:
             run(command, {HOME: folder, "RLSDK_PLUGINS": "", "RLSDK_DISABLE_PLUGINS": ""}, as_worker=True)
@@ -203,7 +203,7 @@ def self_test(python: Path, distribution: str) -> dict[str, Any]:
 
 
 def users_of(environment: Path) -> list[int]:
-    """Processes of this node that run with an environment's interpreter."""
+    """Returns the process ids on this node that run an environment's interpreter."""
     import psutil
 
     prefix, found = f"{environment}{os.sep}", []
@@ -214,7 +214,7 @@ def users_of(environment: Path) -> list[int]:
 
 
 def distribution_of(requirement: str) -> str:
-    """Name of the distribution that a requirement, wheel or folder brings, as indexes compare names."""
+    """Returns the normalized name of the distribution that a requirement, wheel or folder installs."""
     place = requirement.removeprefix("-e ")
     if place.endswith(".whl"):
         try:
@@ -225,27 +225,28 @@ def distribution_of(requirement: str) -> str:
         try:
             return canonicalize_name(tomllib.loads(project.read_text(encoding="utf-8"))["project"]["name"])
         except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
-            raise ConfigError(f"{project} cannot be read, or names no project: {error!r}") from error
+            raise ConfigError(f"{project} cannot be read, or has no project name: {error!r}") from error
     try:
         return canonicalize_name(Requirement(place).name)
     except InvalidRequirement as error:
         raise ConfigError(
-            f"{requirement!r} is no plugin: expected a backend's name, a distribution such as 'rlsdk-acme>=1.2', a "
+            f"{requirement!r} is not a plugin: expected a backend's name, a distribution such as 'rlsdk-acme>=1.2', a "
             "wheel, or a folder with a pyproject.toml"
         ) from error
 
 
 def check_requirement(text: str, *, allow_direct: bool) -> None:
-    """Lets a name with versions through, and a wheel or folder that is here: what an installer would take besides is
-    refused, since it can run code from anywhere.
+    """Allows a name with versions, and a local wheel or folder.
+
+    Refuses everything else that an installer would accept, because it can run code from anywhere.
 
     Raises:
-        ConfigError: an option, a URL, or nothing that an installer knows.
+        ConfigError: the text is an option, a URL, or not a requirement.
     """
     place = text.removeprefix("-e ").strip()
     if not place or place.startswith("-"):
         raise ConfigError(
-            f"{text!r}: options of the installer are not taken; expected a name such as 'rlsdk-acme>=1.2'"
+            f"{text!r}: options of the installer are not allowed; expected a name such as 'rlsdk-acme>=1.2'"
         )
     if Path(place).exists() or (Path(place).is_absolute() and place.endswith(".whl")):
         return
@@ -257,13 +258,14 @@ def check_requirement(text: str, *, allow_direct: bool) -> None:
             distribution_of(place)
     if direct and not allow_direct:
         raise ConfigError(
-            f"{text!r}: what stands at a URL runs here as you. Give a name with versions, or download it, look at it "
-            "and give its path; --allow-direct takes the URL all the same"
+            f"{text!r}: code from a URL would run with your rights. Give a name with versions, or download it, check "
+            "it and give its path; --allow-direct accepts the URL"
         )
 
 
 def _requirement(name: str, *, editable: bool) -> str:
-    """What the installer is given for a name: a place stays one, a first-party backend becomes its distribution."""
+    """Returns the requirement for the installer: keeps paths and URLs, and maps a first-party backend to its
+    distribution."""
     if "://" in name:
         return name
     if name.endswith(".whl") or (Path(name) / "pyproject.toml").is_file():
@@ -271,21 +273,21 @@ def _requirement(name: str, *, editable: bool) -> str:
     if beside := _beside(name):
         return f"-e {beside}"
     if editable:
-        raise ConfigError(f"--editable: {name!r} is no folder")
+        raise ConfigError(f"--editable: {name!r} is not a folder with a pyproject.toml")
     return next((names[name] for names in FIRST_PARTY.values() if name in names), name)
 
 
 def _beside(name: str) -> Path | None:
-    """The folder of a plugin in the checkout that this rlsdk runs from; None for one that was installed whole."""
+    """Returns the folder of a plugin in the checkout that this rlsdk runs from; None if there is none."""
     folder = Path(rlsdk.__file__).parents[1] / "plugins" / name.removeprefix("rlsdk-")
     return folder if name.replace("-", "").isalnum() and (folder / "pyproject.toml").is_file() else None
 
 
 def core_requirement() -> str:
-    """Where this rlsdk came from: a checkout, a folder, a wheel, or an index.
+    """Returns the requirement from which this rlsdk was installed: a checkout, a folder, a wheel, or a version.
 
     Raises:
-        ConfigError: that place is not there any more.
+        ConfigError: that path no longer exists.
     """
     distribution = importlib.metadata.distribution("rlsdk")
     direct = json.loads(distribution.read_text("direct_url.json") or "{}")
@@ -293,23 +295,23 @@ def core_requirement() -> str:
     if not place:
         return f"rlsdk=={rlsdk.__version__}"
     if not os.path.exists(place):
-        raise ConfigError(f"rlsdk was installed from {place!r}, which is not there; say where it is: --core WHEEL")
+        raise ConfigError(f"rlsdk was installed from {place!r}, which no longer exists; give its path: --core WHEEL")
     return f"-e {place}" if direct.get("dir_info", {}).get("editable") else place
 
 
 def _fill(installer: Installer, requirement: str, choices: Choices) -> None:
-    """Installs the plugin alone, reads its recipe, then installs all that it needs."""
+    """Installs the plugin without its requirements, reads its recipe, then installs everything that it needs."""
     installer.install_alone(requirement)
     (found,) = json.loads(run([str(installer.python), "-P", "-c", _PROBE])) or [None]
     if found is None:
-        raise PluginError(f"{requirement!r} is no plugin of rlsdk: it has no entry point in the group 'rlsdk'")
+        raise PluginError(f"{requirement!r} is not a plugin of rlsdk: it has no entry point in the group 'rlsdk'")
     device = choices.device if choices.device != "auto" else "cuda" if count_gpus() else "cpu"
     recipe: Mapping[str, Any] = tomllib.loads(found["recipe"]).get(device, {})
     installer.install(
         Wanted(
             plugin=requirement,
             requirements=[choices.core or core_requirement(), *recipe.get("requires", ()), *choices.more],
-            # rlsdk itself is brought by name.
+            # rlsdk itself is in `requirements`.
             asked=[text for text in applicable(found["requires"]) if Requirement(text).name != "rlsdk"],
             overrides=recipe.get("overrides", ()),
             constraints=[f"ray=={importlib.metadata.version('ray')}"],
@@ -319,11 +321,11 @@ def _fill(installer: Installer, requirement: str, choices: Choices) -> None:
 
 
 def _install_here(name: str, choices: Choices) -> None:
-    """Into this environment, where it may change nothing that other engines rely on."""
+    """Installs a plugin into this environment, without changing packages that other engines rely on."""
     requirement = _requirement(name, editable=choices.editable)
     distribution = distribution_of(requirement)
     pinned = {shared: importlib.metadata.version(shared) for shared in SHARED}
-    # A local version, such as torch's +cpu, says which build it is: not a wish that an index could serve.
+    # A local version, such as torch's +cpu, names a build; an index may not have it.
     constraints = [f"{shared}=={version.partition('+')[0]}" for shared, version in pinned.items()]
     wanted = Wanted(plugin=requirement, requirements=choices.more, constraints=constraints)
     python = Path(sys.executable)
@@ -336,7 +338,7 @@ def _install_here(name: str, choices: Choices) -> None:
     except PluginError as error:
         kept = ", ".join(f"{shared} {version}" for shared, version in pinned.items())
         raise PluginError(
-            f"{error}\nThis environment keeps {kept}. A plugin that needs others can have an environment of its own: "
+            f"{error}\nThis environment keeps {kept}. A plugin that needs other versions can have its own environment: "
             f"run `rlsdk plugins install {name} --isolated`"
         ) from None
     found = self_test(python, distribution)
@@ -359,7 +361,7 @@ def _record(
 
 
 def _previous(distribution: str) -> IsolatedPlugin | None:
-    """The record that stands; None where there is none that can be read."""
+    """Returns the current record; None if there is none, or it cannot be read."""
     try:
         return read_record(record_path(distribution))
     except (OSError, ValueError, TypeError):
@@ -372,7 +374,7 @@ def _environments() -> Path:
 
 @contextmanager
 def _only_one(distribution: str) -> Iterator[None]:
-    """Keeps two programs from working on one plugin's environment."""
+    """Holds a lock on a plugin's environment. Raises `PluginError` if another process has it."""
     _environments().mkdir(parents=True, exist_ok=True)
     with (_environments() / f".{distribution}.lock").open("w") as handle:
         try:
@@ -384,8 +386,10 @@ def _only_one(distribution: str) -> Iterator[None]:
 
 @contextmanager
 def _gone_unless_finished(folder: Path) -> Iterator[None]:
-    """Ends installers that were started inside, and removes what they wrote, unless the end is reached: also when this
-    program is killed, by its own process that watches it."""
+    """On failure, ends installers that were started inside, and removes their files.
+
+    A watchdog process does the same if this program is killed.
+    """
     watchdog = RayWatchdog(str(folder))
     os.environ[MARK] = str(folder)
     try:
@@ -401,7 +405,7 @@ def _gone_unless_finished(folder: Path) -> Iterator[None]:
 
 
 def _clear_leftovers(distribution: str) -> None:
-    """Takes away environments of this plugin that no record names, and nobody uses."""
+    """Removes environments of this plugin that no record names and no process uses."""
     previous = _previous(distribution)
     kept = Path(previous.environment) if previous else None
     for folder in _environments().glob(f"{distribution}-????????"):
@@ -410,5 +414,5 @@ def _clear_leftovers(distribution: str) -> None:
 
 
 def _num_bytes(folder: Path) -> int:
-    """Of the files of a folder, each counted once."""
+    """Returns the total size of the files in a folder."""
     return sum(os.lstat(os.path.join(path, name)).st_size for path, _, names in os.walk(folder) for name in names)

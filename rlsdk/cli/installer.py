@@ -1,8 +1,8 @@
-"""Makes virtual environments and puts packages into them: uv where it is present, else venv and pip.
+"""Makes virtual environments and installs packages: with uv if it is available, else with venv and pip.
 
-uv can replace what a package asks for (overrides). pip cannot, so there the same is done in steps: the plugin, and each
-engine that asks for what is replaced, without what they ask for; then their requirements with the replacements; then
-what still came along against them is taken out again.
+uv can replace requirements of packages (overrides). With pip this takes three steps. First install, without their
+requirements, the plugin and each engine that requires a replaced package. Then install their requirements with the
+replacements. Then uninstall packages that an override excludes but that were installed anyway.
 """
 
 from __future__ import annotations
@@ -27,47 +27,47 @@ from packaging.utils import canonicalize_name
 from rlsdk.interfaces import PluginError
 
 NEVER = "sys_platform == 'never'"
-"""The marker of an override that leaves a package out."""
+"""Marker of an override that excludes a package."""
 _TORCH_INDEX = "https://download.pytorch.org/whl"
 _TIMEOUT_S = 3600.0
 _LAST_LINES = 15
 _UV_NAMES = {"UV_FIND_LINKS": "PIP_FIND_LINKS", "UV_DEFAULT_INDEX": "PIP_INDEX_URL", "UV_INDEX": "PIP_EXTRA_INDEX_URL"}
-"""uv does not read pip's environment; what is set for pip is meant for any installer."""
+"""uv does not read pip's environment variables; we pass their values to uv too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What goes into an environment."""
+    """Packages to install into an environment."""
 
     plugin: str
-    """Name with versions, wheel or folder; `-e FOLDER` for a source checkout that stays where it is."""
+    """Name with versions, wheel or folder; `-e FOLDER` for an editable install of a source checkout."""
     requirements: Sequence[str] = ()
-    """What else, in the same forms."""
+    """Further requirements, in the same forms."""
     asked: Sequence[str] = ()
-    """What the plugin asks for, where it is installed alone already."""
+    """Requirements of the plugin, if it is already installed without them."""
     overrides: Sequence[str] = ()
-    """Requirements that replace what packages ask for; marked `sys_platform == 'never'`: leave it out."""
+    """Requirements that replace those of packages; the marker `sys_platform == 'never'` excludes a package."""
     constraints: Sequence[str] = ()
     torch_backend: str | None = None
-    """Which build of torch: `cpu`, `cu128`, ..., `auto`."""
+    """Build of torch: `cpu`, `cu128`, ..., `auto`."""
 
 
 class Installer:
-    """Works on one interpreter's environment."""
+    """Installs into the environment of one interpreter."""
 
     def __init__(self, python: Path) -> None:
         self.python = python
 
     def install(self, wanted: Wanted) -> None:
-        """Brings everything at once, so that versions fit together.
+        """Installs everything in one call, so that versions are resolved together.
 
         Raises:
-            PluginError: they do not, or something cannot be had; with the installer's last lines.
+            PluginError: versions conflict, or a package cannot be found; with the last lines of the installer's output.
         """
         raise NotImplementedError
 
     def install_alone(self, requirement: str) -> None:
-        """One package, without what it asks for."""
+        """Installs one package without its requirements."""
         raise NotImplementedError
 
     def uninstall(self, names: Sequence[str]) -> None:
@@ -75,14 +75,14 @@ class Installer:
 
 
 class Uv(Installer):
-    """By uv."""
+    """Installs with uv."""
 
     def __init__(self, python: Path, command: Sequence[str]) -> None:
         super().__init__(python)
         self._command = [*command, "pip"]
 
     def install(self, wanted: Wanted) -> None:
-        # Engines are large: importing one without byte-code takes half a minute.
+        # Engines are large: to import one without byte-code takes half a minute.
         options = [] if "UV_COMPILE_BYTECODE" in os.environ else ["--compile-bytecode"]
         if wanted.torch_backend and "UV_TORCH_BACKEND" not in os.environ and _torch_index_answers():
             options.append(f"--torch-backend={wanted.torch_backend}")
@@ -102,11 +102,11 @@ class Uv(Installer):
 
 
 class Pip(Installer):
-    """By the environment's own pip."""
+    """Installs with the environment's own pip."""
 
     def install(self, wanted: Wanted) -> None:
         overrides = {_name(text): text for text in wanted.overrides}
-        if overrides:  # Then the plugin is there, alone.
+        if overrides:  # then the plugin is already installed, without its requirements
             kept = self._replaced([*wanted.asked, *wanted.requirements], overrides)
         else:
             kept = [*wanted.requirements, wanted.plugin]
@@ -129,8 +129,11 @@ class Pip(Installer):
         self._pip("uninstall", "--yes", *names)
 
     def _replaced(self, asked: Sequence[str], overrides: Mapping[str, str]) -> list[str]:
-        """What is asked for, with the replacements. A package that asks for what is replaced is installed alone and
-        stands as its own requirements: else it would bring gigabytes, only to have them taken out again."""
+        """Returns the requirements with replacements.
+
+        A package that requires a replaced one is installed without its requirements, and its requirements take its
+        place in the list. Otherwise pip would download gigabytes that are then removed again.
+        """
         known = [text for text in asked if not _is_place(text) and _name(text) not in overrides]
         options = ("--dry-run", "--ignore-installed", "--no-deps", "--quiet", "--report", "-")
         report = json.loads(self._pip("install", *options, *known)) if known else {"install": ()}
@@ -148,7 +151,7 @@ class Pip(Installer):
 
 
 def make_environment(folder: Path, python: Path) -> Installer:
-    """A new, empty virtual environment, and what installs into it."""
+    """Makes a new, empty virtual environment; returns its installer."""
     if uv := find_uv():
         run([*uv, "venv", "--python", str(python), str(folder)])
     else:
@@ -162,7 +165,7 @@ def installer_for(python: Path) -> Installer:
 
 
 def find_uv() -> list[str]:
-    """The command that runs uv; empty where it is not present."""
+    """Returns the command that runs uv; empty if it is not installed."""
     beside = Path(sys.executable).parent / "uv"
     if beside.exists():
         return [str(beside)]
@@ -172,17 +175,17 @@ def find_uv() -> list[str]:
 
 
 def run(command: Sequence[str], more_environment: dict[str, str] | None = None, *, as_worker: bool = False) -> str:
-    """Runs a command; returns what it printed.
+    """Runs a command; returns its standard output.
 
     Args:
-        command: with its arguments.
-        more_environment: variables to set.
-        as_worker: with the folders that this process was given for its imports, as Ray starts workers.
+        command: program and arguments.
+        more_environment: environment variables to set.
+        as_worker: keep PYTHONPATH and PYTHONHOME of this process, as Ray does for workers.
 
     Raises:
-        PluginError: it failed; with its last lines.
+        PluginError: it failed; with the last lines of its output.
     """
-    # What is installed must not depend on folders that were given to this process for its own imports.
+    # An installation must not depend on the import folders of this process.
     left_out = () if as_worker else ("PYTHONPATH", "PYTHONHOME")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
     environment |= more_environment or {}
@@ -197,7 +200,7 @@ def run(command: Sequence[str], more_environment: dict[str, str] | None = None, 
 
 
 def _arguments(requirements: Sequence[str]) -> list[str]:
-    """As command-line arguments: `-e FOLDER` is two."""
+    """Returns requirements as command-line arguments; `-e FOLDER` becomes two."""
     return [part for text in requirements for part in (text.split(" ", 1) if text.startswith("-e ") else [text])]
 
 
@@ -210,7 +213,7 @@ def _name(requirement: str) -> str:
 
 
 def applicable(requirements: Sequence[str], extras: Sequence[str] = ()) -> list[str]:
-    """Those of this platform, and of no extra or of these."""
+    """Returns the requirements that apply on this platform, without an extra or with one of `extras`."""
     found = []
     for one in map(Requirement, requirements):
         if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
@@ -221,7 +224,7 @@ def applicable(requirements: Sequence[str], extras: Sequence[str] = ()) -> list[
 
 @contextmanager
 def _listed(lines: Sequence[str]) -> Iterator[str]:
-    """A file with these lines, for as long as the context lives."""
+    """Yields the path of a temporary file with these lines."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
         file.write("".join(f"{line}\n" for line in lines))
         file.flush()

@@ -121,7 +121,7 @@ def test_an_environment_without_rlsdk_is_refused_with_what_it_must_have(home: Pa
     assert done.returncode == 2
     assert "the environment must have this rlsdk, and the same Python and Ray" in done.stderr
     missing = rlsdk("plugins", "install", "rlsdk-gale", "--environment", str(tmp_path / "nowhere"))
-    assert "is no virtual environment" in missing.stderr
+    assert "is not a virtual environment" in missing.stderr
 
 
 def test_a_failed_install_leaves_the_older_one_and_nothing_of_itself(home: Path, tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_pip_too_replaces_what_an_engine_asks_for_and_never_brings_the_rest(
 def test_removing_what_is_not_there_says_so(home: Path) -> None:
     done = rlsdk("plugins", "remove", "rlsdk-nothing-like-it")
     assert done.returncode == 2
-    assert "is neither in this environment nor in one of its own" in done.stderr
+    assert "is neither in this environment nor in its own" in done.stderr
 
 
 def test_names_wheels_and_folders_are_told_apart(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_names_wheels_and_folders_are_told_apart(tmp_path: Path) -> None:
     assert distribution_of(str(tmp_path)) == distribution_of(f"-e {tmp_path}") == "acme-engine"
     assert distribution_of("/a/rlsdk_acme-1.2-py3-none-any.whl") == "rlsdk-acme"
     assert distribution_of("rlsdk.acme[x]>=1.2") == "rlsdk-acme"
-    with pytest.raises(ConfigError, match="is no plugin: expected a backend's name"):
+    with pytest.raises(ConfigError, match="is not a plugin: expected a backend's name"):
         distribution_of("no such thing")
 
 
