@@ -1,8 +1,8 @@
 """Advantage estimators: how much better a response was than expected.
 
-Each reads `token_level_rewards` and `response_mask` (and `valid`, where the batch has it) of a whole step and adds
-`advantages`, flat `[N]` float32, 0 off the mask and on rows that are not valid. Further fields that an estimator reads
-are declared with `@reads`. Groups are the rows of equal `uid`.
+Each reads `token_level_rewards` and `response_mask` (and `valid`, if the batch has it) of a whole step. It adds
+`advantages`, flat `[N]` float32, 0 outside of the mask and on invalid rows. `@reads` declares further fields that an
+estimator reads. A group is the rows of equal `uid`.
 """
 
 from __future__ import annotations

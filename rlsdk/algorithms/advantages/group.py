@@ -1,7 +1,7 @@
-"""Outcome estimators that compare the responses to one prompt: one number per row, spread over its response.
+"""Outcome estimators that compare the responses to one prompt: one advantage per row, on all tokens of its response.
 
-All of them: rows that are not valid belong to no group and get 0; a row that is alone in its group, and the rows of a
-group of equal rewards, get exactly 0. (Some implementations give a row that is alone its plain reward.)
+In all of them, invalid rows are ignored and get 0. The only valid row of a group, and the rows of a group with equal
+rewards, get exactly 0. (Some other implementations give a single row its plain reward.)
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ SCALES = ("group", "batch")
 
 @dataclass(frozen=True)
 class _Outcomes:
-    """Rewards and the statistics of each row's group over its valid rows: all `[B]`, float64 unless said."""
+    """Rewards, and statistics over the valid rows of each row's group: all `[B]`, float64 unless noted."""
 
     reward: Tensor
     valid: Tensor
     """Bool."""
     groups: Groups
     size: Tensor
-    """Valid rows in the group."""
+    """Number of valid rows in the group."""
     centred: Tensor
-    """Reward less the group's mean; exactly 0 where all rewards of a group are equal, and on rows not valid."""
+    """Reward minus the group's mean; exactly 0 if all rewards of a group are equal, and on invalid rows."""
 
     @property
     def comparable(self) -> Tensor:
-        """Bool: valid rows with another valid row beside them."""
+        """Bool: valid rows of groups with at least two valid rows."""
         return self.valid & (self.size > 1)
 
     def group_sum(self, values: Tensor) -> Tensor:
-        """`[B]`: sum over each row's group."""
+        """Returns `[B]`: the sum over each row's group."""
         return self.groups.sum(values)[self.groups.index]
 
 
 def _outcomes(batch: Batch) -> _Outcomes:
-    """Equal float32 rewards add up without rounding in float64, so `centred` is exactly 0 for a group of them."""
+    """Computes the statistics. Sums of equal float32 rewards are exact in float64, so their `centred` is exactly 0."""
     reward, valid, groups = outcome_rewards(batch), valid_rows(batch), Groups.of(batch)
     size = groups.sum(valid.double())[groups.index]
     mean = groups.sum(reward)[groups.index] / size.clamp(min=1)
@@ -50,36 +50,36 @@ def _outcomes(batch: Batch) -> _Outcomes:
 
 
 def _group_deviation(outcomes: _Outcomes) -> Tensor:
-    """`[B]`: sample standard deviation (divisor n - 1) of each row's group."""
+    """Returns `[B]`: sample standard deviation (divisor n - 1) of each row's group."""
     return (outcomes.group_sum(outcomes.centred.square()) / (outcomes.size - 1).clamp(min=1)).sqrt()
 
 
 def _batch_deviation(outcomes: _Outcomes) -> Tensor:
-    """Scalar: sample standard deviation of all valid rewards."""
+    """Returns a scalar: sample standard deviation of all valid rewards."""
     rewards = outcomes.reward[outcomes.valid]
     return rewards.std() if len(rewards) > 1 else rewards.new_zeros(())
 
 
 @reads("uid", "valid")
 def grpo(batch: Batch, *, normalize_std: bool = True, scale: str = "group", eps: float = 1e-6) -> Batch:
-    """Group-relative advantages: `(r - mean(group)) / (std + eps)`.
+    """Computes group-relative advantages: `(r - mean(group)) / (std + eps)`.
 
-    DeepSeekMath (Shao et al. 2024, arXiv 2402.03300), outcome supervision, section 4.1.2. The paper leaves the kind of
-    standard deviation open; this is the sample one (divisor n - 1), as `torch.std` and the public implementations have
-    it.
+    DeepSeekMath (Shao et al. 2024, arXiv 2402.03300), outcome supervision, section 4.1.2. The paper does not say which
+    standard deviation; this is the sample one (divisor n - 1), as in `torch.std` and the public implementations.
 
     Args:
-        batch: a whole step, groups unbroken.
-        normalize_std: False leaves out the division: see `dr_grpo`.
-        scale: whose standard deviation divides: `group`, or `batch`: that of all valid rewards of the step (Lite PPO,
-            Liu et al. 2025, arXiv 2508.08221), which does not blow up groups that are nearly of one mind.
+        batch: a whole step with complete groups.
+        normalize_std: divide by the standard deviation. False: see `dr_grpo`.
+        scale: the standard deviation to divide by: of the `group`, or of the `batch`, that is of all valid rewards of
+            the step (Lite PPO, Liu et al. 2025, arXiv 2508.08221). The latter does not inflate the advantages of groups
+            whose rewards are nearly equal.
         eps: added to the standard deviation, in units of reward.
 
     Returns:
         The batch with `advantages`.
 
     Raises:
-        ConfigError: an unknown `scale`.
+        ConfigError: `scale` is unknown.
     """
     if scale not in SCALES:
         raise ConfigError(f"scale is {scale!r}{nearest(scale, SCALES)}; choose one of {list(SCALES)}")
@@ -93,12 +93,12 @@ def grpo(batch: Batch, *, normalize_std: bool = True, scale: str = "group", eps:
 
 @reads("uid", "valid")
 def dr_grpo(batch: Batch) -> Batch:
-    """`r - mean(group)`, without the division that favours easy and hard prompts.
+    """Computes `r - mean(group)`, without the division that gives easy and hard prompts more weight.
 
-    Dr. GRPO (Liu et al. 2025, arXiv 2503.20783), section 3.1; goes with the loss aggregation `sequence_sum`.
+    Dr. GRPO (Liu et al. 2025, arXiv 2503.20783), section 3.1; use it with the loss aggregation `sequence_sum`.
 
     Args:
-        batch: a whole step, groups unbroken.
+        batch: a whole step with complete groups.
 
     Returns:
         The batch with `advantages`.
@@ -108,15 +108,15 @@ def dr_grpo(batch: Batch) -> Batch:
 
 @reads("uid", "valid")
 def grpo_passk(batch: Batch, *, normalize_std: bool = True, eps: float = 1e-6) -> Batch:
-    """Trains the best of k: a group's best row gets `r_max - r_second`, every other row 0.
+    """Computes advantages for pass@k: a group's best row gets `r_max - r_second`, every other row 0.
 
-    Tang et al. 2025 (arXiv 2503.19595): for the objective "largest reward of k samples", the leave-one-out baseline of
-    a row is the largest reward of the others, so only a single best row has an advantage. A best that is shared gets 0.
+    Tang et al. 2025 (arXiv 2503.19595): for the objective "maximum reward of k samples", the leave-one-out baseline of
+    a row is the maximum reward of the others. So only a unique best row has an advantage; tied best rows get 0.
 
     Args:
-        batch: a whole step, groups unbroken.
-        normalize_std: divides by the group's sample standard deviation plus `eps`, as GRPO does; not in the paper.
-        eps: in units of reward.
+        batch: a whole step with complete groups.
+        normalize_std: divide by the group's sample standard deviation plus `eps`, as in GRPO; not in the paper.
+        eps: added to the standard deviation, in units of reward.
 
     Returns:
         The batch with `advantages`.
@@ -134,12 +134,12 @@ def grpo_passk(batch: Batch, *, normalize_std: bool = True, eps: float = 1e-6) -
 
 @reads("uid", "valid")
 def rloo(batch: Batch) -> Batch:
-    """Leave-one-out advantages: reward less the mean reward of the group's other valid rows.
+    """Computes leave-one-out advantages: reward minus the mean reward of the group's other valid rows.
 
-    Ahmadian et al. 2024 (arXiv 2402.14740), equation 8, in the equal form `n / (n - 1) * (r - mean(group))`.
+    Ahmadian et al. 2024 (arXiv 2402.14740), equation 8, in the equivalent form `n / (n - 1) * (r - mean(group))`.
 
     Args:
-        batch: a whole step, groups unbroken.
+        batch: a whole step with complete groups.
 
     Returns:
         The batch with `advantages`.
@@ -151,35 +151,35 @@ def rloo(batch: Batch) -> Batch:
 
 @reads("uid", "valid")
 def opo(batch: Batch) -> Batch:
-    """Reward less the length-weighted mean reward of the group: `r - sum(l r) / sum(l)`, l = response tokens.
+    """Computes reward minus the length-weighted mean reward of the group: `r - sum(l r) / sum(l)`, l = response tokens.
 
-    On-policy optimization (Hao et al. 2025, arXiv 2505.23585): the baseline of least variance where the
-    squared norm of a response's score function grows with its length. Meant for exactly on-policy updates.
+    On-policy optimization (Hao et al. 2025, arXiv 2505.23585): the baseline with minimum variance if the squared norm
+    of a response's score function is proportional to its length. Intended for exactly on-policy updates.
 
     Args:
-        batch: a whole step, groups unbroken.
+        batch: a whole step with complete groups.
 
     Returns:
-        The batch with `advantages`. Centred at the reward of a group of equal rewards exactly.
+        The batch with `advantages`; exactly 0 in a group of equal rewards.
     """
     outcomes = _outcomes(batch)
     length = torch.where(outcomes.valid, response_lengths(batch).double(), 0.0)
-    # Of rewards that are centred already, so that equal rewards give exactly 0; the baseline moves along.
+    # Uses centred rewards, so that equal rewards give exactly 0; subtracting the mean does not change the result.
     shift = outcomes.group_sum(length * outcomes.centred) / outcomes.group_sum(length).clamp(min=1)
     return with_advantages(batch, torch.where(outcomes.comparable, outcomes.centred - shift, 0.0))
 
 
 @reads("uid", "valid")
 def gpg(batch: Batch, *, f_norm: float = 1.0) -> Batch:
-    """`alpha * (r - mean(group)) / f_norm`, with `alpha = rows / rows in groups whose rewards differ`.
+    """Computes `alpha * (r - mean(group)) / f_norm`, with `alpha = rows / rows in groups whose rewards differ`.
 
-    Group policy gradient (Chu et al. 2025, arXiv 2504.02546): alpha makes up for the rows that have
-    no gradient because their group scored alike. Rows are counted where they are valid and comparable. (verl counts
-    rewards other than 0 instead, which agrees with the paper only by chance.) Goes with the loss `gpg`.
+    Group policy gradient (Chu et al. 2025, arXiv 2504.02546): alpha makes up for rows without gradient, whose group has
+    equal rewards. It counts valid rows of groups with at least two of them. (verl counts nonzero rewards instead, which
+    agrees with the paper only by chance.) Use it with the loss `gpg`.
 
     Args:
-        batch: a whole step, groups unbroken.
-        f_norm: the constant that replaces the standard deviation; above 0.
+        batch: a whole step with complete groups.
+        f_norm: constant that replaces the standard deviation; above 0.
 
     Returns:
         The batch with `advantages`.

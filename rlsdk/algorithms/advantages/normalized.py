@@ -12,10 +12,10 @@ from rlsdk.interfaces import Batch, reads
 
 @reads("valid")
 def reinforce_plus_plus(batch: Batch, *, gamma: float = 1.0) -> Batch:
-    """Discounted returns with mean 0 and variance 1 over the step's response tokens.
+    """Normalises discounted returns to mean 0 and variance 1 over the step's response tokens.
 
-    REINFORCE++ (Hu et al. 2025, arXiv 2501.03262); made for a KL penalty of k1 inside the reward.
-    Needs no group. (verl's version starts a return again at every hole of the mask, this one does not.)
+    REINFORCE++ (Hu et al. 2025, arXiv 2501.03262), designed for a KL penalty by k1 inside the reward. Needs no groups.
+    (verl's version restarts the return at every gap of the mask; this one does not.)
 
     Args:
         batch: a whole step.
@@ -25,7 +25,7 @@ def reinforce_plus_plus(batch: Batch, *, gamma: float = 1.0) -> Batch:
         The batch with `advantages` and `returns` (before normalisation).
 
     Raises:
-        ConfigError: `gamma` outside [0, 1].
+        ConfigError: `gamma` is outside [0, 1].
     """
     with_returns = reinforce(batch, gamma=gamma)
     counted = batch["response_mask"] & valid_rows(batch)[batch.row_of_token]
@@ -34,14 +34,14 @@ def reinforce_plus_plus(batch: Batch, *, gamma: float = 1.0) -> Batch:
 
 @reads("uid", "valid")
 def reinforce_plus_plus_baseline(batch: Batch) -> Batch:
-    """`r - mean(group)` on every response token, with mean 0 and variance 1 over the step's response tokens.
+    """Normalises `r - mean(group)` on response tokens to mean 0 and variance 1 over the step's response tokens.
 
-    REINFORCE++-baseline (Hu et al. 2025, arXiv 2501.03262): as GRPO, with the deviation of the step
-    instead of the group's. Rows that are alone in their group get 0 and are not counted; a group of equal rewards gets
-    the same small number throughout, which is not 0 (the mean over tokens is, not that over rows).
+    REINFORCE++-baseline (Hu et al. 2025, arXiv 2501.03262): like GRPO, with the deviation of the step instead of the
+    group's. The only valid row of a group gets 0 and is not counted. All rows of a group with equal rewards get the
+    same small number, which is not 0, because the mean is over tokens and not over rows.
 
     Args:
-        batch: a whole step, groups unbroken.
+        batch: a whole step with complete groups.
 
     Returns:
         The batch with `advantages`.

@@ -1,5 +1,6 @@
-"""Estimators in time: rewards that come after a token count for it. They step from response token to response token;
-a tool's tokens between two of them neither discount nor stop a return.
+"""Estimators over time: a token gets credit for later rewards.
+
+A time step goes from one response token to the next; tool tokens between them neither discount nor end a return.
 """
 
 from __future__ import annotations
@@ -12,16 +13,15 @@ from rlsdk.interfaces import Batch, ConfigError, reads
 
 
 def returns_to_go(batch: Batch, values: Tensor, discount: float) -> Tensor:
-    """`[N]` float64: `sum_k discount^k * values` over this and the later response tokens of the row; 0 off the mask and
-    on rows that are not valid.
+    """Returns `[N]` float64: `sum_k discount^k * values` over this and all later response tokens of the row.
 
-    Doubling: after pass j each token holds the discounted sum of 2^j tokens, so there are log2(longest row) passes over
-    flat tensors and no loop over tokens.
+    It is 0 outside of the mask and on invalid rows. Computed by doubling: after pass j, each token has the discounted
+    sum of 2^j tokens, so log2(longest row) passes over flat tensors replace a loop over tokens.
 
     Args:
-        batch: whole rows, with `response_mask`.
-        values: `[N]`; off the mask anything.
-        discount: per response token, in [0, 1].
+        batch: complete rows, with `response_mask`.
+        values: `[N]`; ignored outside of the mask.
+        discount: factor per response token, in [0, 1].
     """
     counted = batch["response_mask"] & valid_rows(batch)[batch.row_of_token]
     tokens = counted.nonzero()[:, 0]
@@ -36,7 +36,7 @@ def returns_to_go(batch: Batch, values: Tensor, discount: float) -> Tensor:
 
 
 def _next_value(batch: Batch, values: Tensor, counted: Tensor) -> Tensor:
-    """`[N]`: value at the row's next counted token; 0 at its last one."""
+    """Returns `[N]`: the value at the row's next counted token; 0 at its last one."""
     tokens = counted.nonzero()[:, 0]
     row = batch.row_of_token[tokens]
     following = torch.zeros_like(values[tokens])
@@ -46,7 +46,7 @@ def _next_value(batch: Batch, values: Tensor, counted: Tensor) -> Tensor:
 
 @reads("valid")
 def reinforce(batch: Batch, *, gamma: float = 1.0) -> Batch:
-    """The return itself: `A_t = sum_k gamma^k r_(t+k)`, without a baseline.
+    """Uses the return as advantage: `A_t = sum_k gamma^k r_(t+k)`, without a baseline.
 
     REINFORCE (Williams 1992).
 
@@ -55,10 +55,10 @@ def reinforce(batch: Batch, *, gamma: float = 1.0) -> Batch:
         gamma: discount per response token, in [0, 1].
 
     Returns:
-        The batch with `advantages` and `returns`, equal.
+        The batch with `advantages` and `returns`, which are equal.
 
     Raises:
-        ConfigError: `gamma` outside [0, 1].
+        ConfigError: `gamma` is outside [0, 1].
     """
     _check_share("gamma", gamma)
     returns = returns_to_go(batch, batch["token_level_rewards"], gamma).float()
@@ -67,14 +67,14 @@ def reinforce(batch: Batch, *, gamma: float = 1.0) -> Batch:
 
 @reads("valid", "baseline_scores")
 def remax(batch: Batch) -> Batch:
-    """Return to go less the score of a greedy response to the same prompt.
+    """Computes the return to go minus the score of a greedy response to the same prompt.
 
-    ReMax (Li et al. 2023, arXiv 2310.10505), algorithm 1. As in verl the baseline is the greedy response's score
-    without KL penalty.
+    ReMax (Li et al. 2023, arXiv 2310.10505), algorithm 1. As in verl, the baseline is the greedy response's score
+    without the KL penalty.
 
     Args:
-        batch: a whole step, with `baseline_scores [B]` float32: the greedy response's score, NaN where that has none
-            (its reward failed). Such rows get 0.
+        batch: a whole step, with `baseline_scores [B]` float32: the score of the greedy response, NaN if its reward
+            failed. Such rows get 0.
 
     Returns:
         The batch with `advantages` and `returns` (before the baseline).
@@ -93,22 +93,23 @@ def gae(
 ) -> Batch:
     """Generalized advantage estimation: `A_t = sum_k (gamma lam)^k d_(t+k)`, `d_t = r_t + gamma V_(t+1) - V_t`.
 
-    Schulman et al. 2015 (arXiv 1506.02438), equation 16. The value after the last response token is 0, also where the
-    response was cut at its token limit. Holes of the mask are skipped: V_(t+1) is the value at the next response token.
+    Schulman et al. 2015 (arXiv 1506.02438), equation 16. The value after the last response token is 0, also for
+    truncated responses. Gaps of the mask are skipped: V_(t+1) is the value at the next response token.
 
     Args:
-        batch: a whole step, with `values [N]`: of the critic, before this update.
+        batch: a whole step, with `values [N]` of the critic before this update.
         gamma: discount per response token, in [0, 1].
-        lam: in [0, 1]; 1 is the return less the value, 0 the one-step error.
-        critic_lam: the lambda of `returns`, where it is to differ from that of the policy (VC-PPO, Yuan et al. 2025,
-            arXiv 2503.01491: 1.0 with long responses). None: `lam`.
-        normalize: gives `advantages` mean 0 and variance 1 over the step's response tokens, after `returns` are taken.
+        lam: in [0, 1]; 1 gives the return minus the value, 0 the one-step error.
+        critic_lam: a different lambda for `returns` (VC-PPO, Yuan et al. 2025, arXiv 2503.01491: 1.0 with long
+            responses). None: `lam`.
+        normalize: normalise `advantages` to mean 0 and variance 1 over the step's response tokens; `returns` are
+            computed before.
 
     Returns:
         The batch with `advantages` and `returns` (advantage plus value: the critic's target).
 
     Raises:
-        ConfigError: a number outside [0, 1].
+        ConfigError: a number is outside [0, 1].
     """
     _check_share("gamma", gamma)
     _check_share("lam", lam)

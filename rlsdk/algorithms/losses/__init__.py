@@ -1,7 +1,7 @@
-"""Policy losses: one number per token, weighed with `loss_weight` and added up by the objective.
+"""Policy losses: one number per token; the objective weights them by `loss_weight` and sums them.
 
-A ratio is `exp(log_probs - old_log_probs)`; log-ratios are cut at +-20 before the exponential. Metrics of a ratio loss:
-`ratio`, `clip_fraction` (1 where a clip cut the gradient), `approx_kl` (k3 of KL(old || current)).
+The ratio is `exp(log_probs - old_log_probs)`; log-ratios are clamped to +-20 before the exponential. Metrics of a ratio
+loss: `ratio`, `clip_fraction` (1 where a clip removed the gradient), `approx_kl` (k3 of KL(old || current)).
 """
 
 from __future__ import annotations

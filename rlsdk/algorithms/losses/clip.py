@@ -1,4 +1,4 @@
-"""The clipped surrogate of PPO, token by token."""
+"""The clipped surrogate of PPO, per token."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ def ppo_clip(
     """The clipped surrogate: `max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high))` with r = exp(log_probs - old).
 
     PPO (Schulman et al. 2017, arXiv 1707.06347, equation 7). A `clip_high` above `clip_low` is DAPO's clip-higher (Yu
-    et al. 2025, arXiv 2503.14476, equation 10). Log-ratios are cut at +-20 before the exponential.
+    et al. 2025, arXiv 2503.14476, equation 10). Log-ratios are clamped to +-20 before the exponential.
 
     Args:
-        inputs: of one micro-batch.
-        clip_low: how far below 1 the ratio may fall before a negative advantage stops pushing; in (0, 1].
-        clip_high: how far above 1 it may rise before a positive advantage stops pushing; above 0.
-        dual_clip: bound c > 1 on the loss of tokens with negative advantage, at `c * -A`: dual-clip PPO (Ye et al.
-            2020, arXiv 1912.09729, equation 5). None: no bound.
+        inputs: inputs of one micro-batch.
+        clip_low: a token with negative advantage has no gradient if its ratio is below 1 - clip_low; in (0, 1].
+        clip_high: a token with positive advantage has no gradient if its ratio is above 1 + clip_high; above 0.
+        dual_clip: c > 1 bounds the loss of tokens with negative advantage at `c * -A`: dual-clip PPO (Ye et al. 2020,
+            arXiv 1912.09729, equation 5). None: no bound.
 
     Returns:
         loss `[N]`, and metrics `[N]`: `ratio`, `clip_fraction`, `approx_kl`.
 
     Raises:
-        ConfigError: a bound outside its range.
+        ConfigError: a bound is outside its range.
     """
     check_clips(clip_low, clip_high)
     if dual_clip is not None and not dual_clip > 1:
@@ -49,7 +49,7 @@ ppo_clip.zero_without_advantage = True  # type: ignore[attr-defined]
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
-    """Loss `[N]`, and `[N]` bool: where the clip cut the gradient."""
+    """Returns the loss `[N]`, and `[N]` bool: where the clip removed the gradient."""
     free = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
     return torch.maximum(free, clipped), clipped > free

@@ -12,11 +12,13 @@ from rlsdk.interfaces import PolicyLossInputs
 
 
 def policy_gradient(inputs: PolicyLossInputs) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """`-A log p`: no ratio, no clip. The loss of REINFORCE (Williams 1992) and of GPG (Chu et al. 2025, arXiv
-    2504.02546). Right for one update on samples of the very same weights; later updates drift unbounded.
+    """Computes `-A log p`, without ratio or clip.
+
+    The loss of REINFORCE (Williams 1992) and of GPG (Chu et al. 2025, arXiv 2504.02546). Correct for one update on
+    samples of the same weights; nothing limits the drift of later updates.
 
     Args:
-        inputs: of one micro-batch. `old_log_probs` enter the metrics only.
+        inputs: inputs of one micro-batch. `old_log_probs` are only used in the metrics.
 
     Returns:
         loss `[N]`, and metrics `[N]`: `ratio`, `clip_fraction` (0), `approx_kl`.

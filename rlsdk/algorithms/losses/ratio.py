@@ -1,4 +1,4 @@
-"""What ratio losses share: the ratio, its metrics, and the check of clip bounds."""
+"""Common parts of ratio losses: the ratio, its metrics, and the check of clip bounds."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rlsdk.interfaces import ConfigError, PolicyLossInputs
 
 
 def token_log_ratio(inputs: PolicyLossInputs) -> Tensor:
-    """`[N]`: log-ratio of the current to the old policy, cut at +-20; 0 off the mask. Differentiable."""
+    """Returns `[N]`: log-ratio of current to old policy, clamped to +-20; 0 outside of the mask. Differentiable."""
     difference = torch.where(inputs.mask, inputs.log_probs - inputs.old_log_probs, 0.0)
     return difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 @torch.no_grad()
 def ratio_metrics(log_ratio: Tensor, ratio: Tensor, is_cut: Tensor) -> Mapping[str, Tensor]:
-    """Metrics `[N]` of a ratio loss. `log_ratio` is that of each token, also where the loss has one of each row."""
+    """Returns metrics `[N]` of a ratio loss. `log_ratio` is per token, even if the loss uses one ratio per row."""
     log_ratio = log_ratio.detach()
     return {
         "ratio": ratio.detach(),
@@ -29,7 +29,7 @@ def ratio_metrics(log_ratio: Tensor, ratio: Tensor, is_cut: Tensor) -> Mapping[s
 
 
 def check_clips(clip_low: float, clip_high: float) -> None:
-    """Raises `ConfigError` where a bound is outside its range."""
+    """Raises `ConfigError` if a bound is outside its range."""
     if not 0 < clip_low <= 1:
         raise ConfigError(f"clip_low is {clip_low!r}: expected a number above 0 and at most 1, such as 0.2")
     if not clip_high > 0:

@@ -1,4 +1,4 @@
-"""Losses whose ratio belongs to the whole response."""
+"""Losses with one ratio per response."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ def gspo(
     """The clipped surrogate with the ratio of the response, `s = exp(mean over its tokens of the log-ratio)`.
 
     GSPO (Zheng et al. 2025, arXiv 2507.18071), in the form GSPO-token (equations 13 and 14): each token's ratio has the
-    value s, and the gradient of its own log-prob alone, so advantages may differ between tokens; where they do not, it
-    is GSPO (equation 5). Made for the loss aggregation `sequence_mean`. Tool tokens do not enter the mean.
+    value s, but only the gradient of its own log-prob, so advantages may differ between tokens. If they do not, it is
+    GSPO (equation 5). Use it with the loss aggregation `sequence_mean`. The mean does not include tool tokens.
 
     Args:
-        inputs: of one micro-batch.
-        clip_low: how far s may fall below 1; the paper's bounds are this narrow because s is a mean.
-        clip_high: how far s may rise above 1.
+        inputs: inputs of one micro-batch.
+        clip_low: s is clipped below 1 - clip_low; the paper's bounds are this narrow because s is a mean.
+        clip_high: s is clipped above 1 + clip_high.
 
     Returns:
         loss `[N]`, and metrics `[N]`: `ratio` (s), `clip_fraction`, `approx_kl` (of tokens).
 
     Raises:
-        ConfigError: a bound outside its range.
+        ConfigError: a bound is outside its range.
     """
     check_clips(clip_low, clip_high)
     log_ratio = token_log_ratio(inputs)
     of_row = row_mean(log_ratio.detach(), inputs.mask, inputs.batch)[inputs.batch.row_of_token]
-    # Value of the row's ratio, gradient of the token's log-prob.
+    # It has the value of the row's ratio, and the gradient of the token's log-prob.
     ratio = (of_row + inputs.log_probs - inputs.log_probs.detach()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     loss, is_cut = clipped_surrogate(ratio, inputs.advantages, clip_low, clip_high)
     return loss, ratio_metrics(log_ratio, ratio, is_cut)

@@ -1,8 +1,8 @@
-"""Objectives: what a train engine differentiates. Picklable, engine-blind, and additive over any cut of the rows.
+"""Objectives: the functions that a train engine differentiates.
 
-Each has `outputs` (what it needs of the model), `fields` (what it reads of the batch; the engine itself needs
-`input_ids` besides), and `whole_groups`: True where rows of equal `uid` must stay in one mini-batch and one
-micro-batch.
+They can be pickled, do not depend on the engine, and are additive over every split of the rows. Each has `outputs` (the
+model outputs that it needs), `fields` (the batch fields that it reads; the engine itself also needs `input_ids`), and
+`whole_groups`: True if rows of equal `uid` must stay in one mini-batch and one micro-batch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The policy's objective: a loss from the registry, a KL penalty, an entropy bonus, a correction for the sampler."""
+"""The policy's objective: a registered loss, with KL penalty, entropy bonus and off-policy correction."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class PolicyObjective:
     """Policy gradient with optional KL penalty and entropy bonus.
 
     `sum(w * (c * loss + kl_coef * kl - entropy_coef * entropy))` over response tokens: w = `loss_weight`,
-    c = `rollout_weight` where the batch has it (see `rlsdk.algorithms.correction`), else 1. What stands off the mask
-    never matters, NaN included.
+    c = `rollout_weight` if the batch has it (see `rlsdk.algorithms.correction`), else 1. Values outside of the mask are
+    ignored, even NaN.
 
-    Reads `response_mask`, `loss_weight`, `advantages`; `ref_log_probs` with a KL penalty; what the loss declares.
-    Without `old_log_probs` the batch is taken to be on-policy: the current log-probs stand in, and the ratio is exactly
-    1. With `rollout_log_probs` it also reports how far the current policy is from the one that sampled: in the first
-    update of a step, how far the two engines are apart.
+    Reads `response_mask`, `loss_weight`, `advantages`; `ref_log_probs` with a KL penalty; and the fields that the loss
+    declares. Without `old_log_probs` the batch counts as on-policy: the current log-probs replace them, and the ratio
+    is exactly 1. With `rollout_log_probs` it also reports the difference between the current policy and the one that
+    sampled; in the first update of a step, this is the difference between the two engines.
 
-    `sums`: `policy_loss`, `kl_loss` and `entropy_loss` add up to the loss. All other metrics are weighed; divide by
-    `metric_weight` for the mean (`rlsdk.algorithms.update_means` does). The weight of a metric is `loss_weight`, and 0
-    on rows without any advantage where such rows may be left out of the update (`zero_without_advantage`): so the means
-    are the same whether they were left out or not. `maxima` are over the same tokens.
+    `sums`: `policy_loss`, `kl_loss` and `entropy_loss` add up to the loss. All other metrics are weighted sums; divide
+    by `metric_weight` for the mean (as `rlsdk.algorithms.update_means` does). The weight of a metric is `loss_weight`.
+    If rows without advantage may be left out of the update (`zero_without_advantage`), it is 0 on them, so that the
+    means do not depend on whether they were left out. `maxima` are over the same tokens.
     """
 
     loss: str | PolicyLoss = "rlsdk.algorithms.losses:ppo_clip"
@@ -45,8 +45,8 @@ class PolicyObjective:
     entropy_coef: float = 0.0
     """Weight of the entropy bonus; other than 0 needs `Capability.ENTROPY`."""
     on_policy: bool = False
-    """The weights are those that `old_log_probs` stand for: the current log-probs are taken for them, and rows may
-    leave them out. True for the first update of a step."""
+    """The current weights are those of `old_log_probs`: the current log-probs replace them, and the batch may lack
+    them. True for the first update of a step."""
 
     def __post_init__(self) -> None:
         if self.kl_coef:
@@ -54,13 +54,13 @@ class PolicyObjective:
 
     @property
     def outputs(self) -> Sequence[str]:
-        """What the model has to give."""
+        """Model outputs that it needs."""
         wanted = ("entropy",) if self.entropy_coef else ()
         return tuple(dict.fromkeys(("log_probs", *wanted, *self._reads.outputs)))
 
     @property
     def fields(self) -> Sequence[str]:
-        """What it reads of the batch; `old_log_probs`, `rollout_log_probs` and `rollout_weight` may be absent."""
+        """Batch fields that it reads; `old_log_probs`, `rollout_log_probs` and `rollout_weight` may be absent."""
         base = ("response_mask", "loss_weight", "advantages", "old_log_probs", "rollout_log_probs", "rollout_weight")
         ref = ("ref_log_probs",) if self.kl_coef else ()
         group = ("uid",) if self.whole_groups else ()
@@ -68,12 +68,12 @@ class PolicyObjective:
 
     @property
     def whole_groups(self) -> bool:
-        """The loss asks for all rows of a `uid` at once."""
+        """Whether the loss needs all rows of a `uid` in one micro-batch."""
         return bool(getattr(self._loss_fn, "whole_groups", False))
 
     @property
     def zero_without_advantage(self) -> bool:
-        """Tokens of advantage 0 have no gradient: their rows can be left out, the weights of the others unchanged."""
+        """Whether tokens of advantage 0 have no gradient, so that rows with only such tokens can be left out."""
         return not (self.kl_coef or self.entropy_coef) and getattr(self._loss_fn, "zero_without_advantage", False)
 
     def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
@@ -111,7 +111,7 @@ class PolicyObjective:
         return ObjectiveResult(loss=loss, sums=sums, maxima=maxima)
 
     def _inputs(self, outputs: Mapping[str, Tensor], batch: Batch) -> PolicyLossInputs:
-        """Everything that a loss sees, 0 off the mask: no gradient and no NaN comes from there."""
+        """Returns the inputs of the loss, set to 0 outside of the mask, so that no gradient or NaN comes from there."""
         mask = batch["response_mask"]
         log_probs = torch.where(mask, outputs["log_probs"], 0.0)
         current = log_probs.detach()
@@ -126,7 +126,7 @@ class PolicyObjective:
         )
 
     def _metric_weight(self, inputs: PolicyLossInputs, weight: Tensor) -> Tensor:
-        """`[N]`: weight of each token in the metrics, see the class."""
+        """Returns `[N]`: the weight of each token in the metrics (see the class)."""
         if not self.zero_without_advantage:
             return weight
         batch = inputs.batch
@@ -139,7 +139,7 @@ class PolicyObjective:
 
     @property
     def _reads(self) -> Reads:
-        """What the loss and the KL estimator declare."""
+        """Fields and outputs that the loss and the KL estimator declare."""
         declared = reads_of(self._loss_fn)
         if self.kl_coef:
             of_kl = reads_of(loss_kl_estimator(self.kl_estimator))

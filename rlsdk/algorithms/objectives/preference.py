@@ -1,8 +1,7 @@
-"""Objectives on pairs of responses, a better and a worse one: reward-model training and direct preference optimization.
+"""Objectives on pairs of a chosen and a rejected response: reward-model training and direct preference optimization.
 
-A pair is two rows of equal `uid`, one with `chosen` True. `pair_weights` gives each pair its share of the mini-batch;
-then rows may be cut into micro-batches and ranks wherever no pair is cut: `whole_groups` says so, and a pair that comes
-in half is refused.
+A pair is two rows of equal `uid`, one with `chosen` True. `pair_weights` gives each pair its weight in the mini-batch.
+Then rows may be split into micro-batches and ranks, but not within a pair (`whole_groups`); half a pair is an error.
 """
 
 from __future__ import annotations
@@ -21,14 +20,15 @@ DPO_LOSSES = ("sigmoid", "ipo", "hinge")
 
 
 def pair_weights(batch: Batch) -> Batch:
-    """Adds `row_weight [B]` float32: 1 / pairs of the mini-batch on both rows of every pair, 0 on rows of a pair of
-    which one row is not valid.
+    """Adds `row_weight [B]` float32: 1 / number of pairs in the mini-batch; 0 if a row of the pair is invalid.
+
+    Only pairs without an invalid row are counted.
 
     Args:
         batch: one whole mini-batch, with `uid` and `chosen`.
 
     Raises:
-        BatchError: a `uid` is not one chosen and one other row; names it.
+        BatchError: a `uid` does not have one chosen and one rejected row; the message names it.
     """
     _check_pairs(batch, torch.ones_like(batch["chosen"]))
     groups = Groups.of(batch)
@@ -38,7 +38,7 @@ def pair_weights(batch: Batch) -> Batch:
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Pairs of a micro-batch that carry loss."""
+    """Pairs of a micro-batch with loss."""
 
     batch: Batch
     groups: Groups
@@ -50,19 +50,19 @@ class _Pairs:
         counted = batch["row_weight"] > 0
         _check_pairs(batch, counted)
         groups = Groups.of(batch)
-        # Each row carries its pair's share: half of both rows is the pair's.
+        # Each of the two rows has the weight of the pair, so the pair's weight is half of their sum.
         return cls(batch, groups, groups.sum(torch.where(counted, batch["row_weight"], 0.0)) / 2)
 
     def of_chosen(self, per_row: Tensor) -> Tensor:
-        """`[pairs]`: the chosen row's number."""
+        """Returns `[pairs]`: the value of the chosen row."""
         return self.groups.sum(torch.where(self.batch["chosen"], per_row, 0.0))
 
     def of_rejected(self, per_row: Tensor) -> Tensor:
-        """`[pairs]`: the other row's number."""
+        """Returns `[pairs]`: the value of the rejected row."""
         return self.groups.sum(torch.where(self.batch["chosen"], 0.0, per_row))
 
     def weighed(self, per_pair: Tensor) -> Tensor:
-        """Scalar: sum of a number per pair times the pair's share."""
+        """Returns a scalar: the sum of a value per pair times the weight of the pair."""
         return (torch.where(self.weight > 0, per_pair, 0.0) * self.weight).sum()
 
 
@@ -84,8 +84,8 @@ class RewardModelObjective:
     """`-log sigmoid(s_chosen - s_rejected - margin)`, mean over pairs: the Bradley-Terry model.
 
     Ouyang et al. 2022 (arXiv 2203.02155), equation 1; with the margin of Llama 2 (Touvron et al. 2023, arXiv
-    2307.09288, equation 2), read from the chosen row's `margin` where the batch has it. The scores are those of a model
-    with a score head, read at each row's last token.
+    2307.09288, equation 2), read from the chosen row's `margin` if the batch has it. The scores come from a model with
+    a score head, at each row's last token.
 
     The engine must keep the two rows of a `uid` in one micro-batch.
 
@@ -129,34 +129,35 @@ class RewardModelObjective:
 
 @dataclass(frozen=True, kw_only=True)
 class DpoObjective:
-    """Direct preference optimization, mean over pairs. With `h = (log p/ref)_chosen - (log p/ref)_rejected`, log-probs
-    summed over the response:
+    """Direct preference optimization, mean over pairs.
+
+    With `h = (log p/ref)_chosen - (log p/ref)_rejected`, log-probs summed over the response:
 
     - `sigmoid`: `-(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h)`: DPO (Rafailov et al. 2023, arXiv 2305.18290,
       equation 7); e = `label_smoothing`: conservative DPO (Mitchell 2023).
     - `ipo`: `(h - 1 / (2 beta))^2`: IPO (Azar et al. 2023, arXiv 2310.12036, equation 17, tau = beta), with log-probs
-      averaged over the response's tokens, as TRL has it after asking the authors.
+      averaged over the response's tokens, as in TRL, whose developers asked the authors.
     - `hinge`: `max(0, 1 - beta h)`: SLiC (Zhao et al. 2023, arXiv 2305.10425).
 
-    All of them see differences only, so the chosen answer may become less likely as long as the rejected one falls
-    faster, most of all where the two share most tokens (Pal et al. 2024, arXiv 2402.13228). `sft_coef` adds
-    `-sft_coef * mean log p` of the chosen answer's tokens, which holds it up: Pang et al. 2024 (arXiv 2404.19733,
+    All of them depend only on differences. So the chosen answer may become less likely, as long as the rejected one
+    falls faster, especially if the two share most tokens (Pal et al. 2024, arXiv 2402.13228). To prevent this,
+    `sft_coef` adds `-sft_coef * mean log p` of the chosen answer's tokens: Pang et al. 2024 (arXiv 2404.19733,
     equation 1), and 0.2 in Llama 3 (arXiv 2407.21783, section 4.1.4).
 
     The engine must keep the two rows of a `uid` in one micro-batch.
 
     Metrics, means over `metric_weight`: `accuracy` (h > 0), `reward_margin` (beta h), `chosen_reward`,
-    `rejected_reward` (beta log p/ref), `chosen_nll` (of a token); `preference_loss`, and `sft_loss` where there is one.
+    `rejected_reward` (beta log p/ref), `chosen_nll` (per token); `preference_loss`, and `sft_loss` with `sft_coef`.
 
     Raises:
-        ConfigError: an unknown loss, a beta not above 0, a negative `sft_coef`, a label smoothing outside [0, 0.5), or
-            one without `sigmoid`.
+        ConfigError: the loss is unknown, beta is not above 0, `sft_coef` is negative, or label smoothing is outside
+            [0, 0.5) or used with another loss than `sigmoid`.
     """
 
     loss: str = "sigmoid"
     beta: float = 0.1
     label_smoothing: float = 0.0
-    """Share of the pairs whose labels are taken to be wrong, in [0, 0.5)."""
+    """Assumed share of pairs with wrong labels, in [0, 0.5)."""
     sft_coef: float = 0.0
     """Weight of the chosen answer's negative log-likelihood per token."""
     whole_groups: bool = True

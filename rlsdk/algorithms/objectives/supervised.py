@@ -13,10 +13,10 @@ from rlsdk.interfaces import Batch, ObjectiveResult
 
 @dataclass(frozen=True, kw_only=True)
 class SftObjective:
-    """`coef` times the negative log-likelihood of the tokens under `response_mask`, weighed with `loss_weight`.
+    """`coef` times the negative log-likelihood of the tokens under `response_mask`, weighted by `loss_weight`.
 
-    As the pretraining term of PPO-ptx (Ouyang et al. 2022, arXiv 2203.02155, equation 2) it is a second objective on a
-    second batch: `forward_backward` on both, then one `optim_step`, and the gradients add up.
+    To use it as the pretraining term of PPO-ptx (Ouyang et al. 2022, arXiv 2203.02155, equation 2), call
+    `forward_backward` with both objectives, each on its own batch, then `optim_step` once; the gradients add up.
 
     Metrics: `nll` (mean over `metric_weight`), `sft_loss`.
     """

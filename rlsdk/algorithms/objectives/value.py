@@ -13,21 +13,22 @@ from rlsdk.interfaces import Batch, ConfigError, ObjectiveResult
 
 @dataclass(frozen=True, kw_only=True)
 class ValueObjective:
-    """Squared error of the values against `returns`, halved, weighed with `loss_weight`:
+    """Half the squared error of values against `returns`, weighted by `loss_weight`:
     `sum(w * max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2)`.
 
-    Clipped as in OpenAI's PPO (Schulman et al. 2017, and its code `ppo2`); the factor of a half as in verl and TRL.
-    With `clip` None the old values are not read. Mask and weights are those of the policy's loss.
+    Clipped as in OpenAI's PPO (Schulman et al. 2017, and its code `ppo2`); the factor 1/2 is as in verl and TRL. With
+    `clip` None the old values are not read. Mask and weights are those of the policy's loss.
 
-    Metrics, means over `metric_weight`: `value`, `return`, `return_squared`, `value_error`, `value_error_squared` (from
-    which `explained_variance` is made), `value_clip_fraction` (where the clip cut the gradient); and `value_loss`.
+    Metrics, means over `metric_weight`: `value`, `return`, `return_squared`, `value_error`, `value_error_squared` (for
+    `explained_variance`), `value_clip_fraction` (where the clip removed the gradient); and `value_loss`.
 
     Raises:
         ConfigError: `clip` is not above 0.
     """
 
     clip: float | None = 0.2
-    """How far a value may move from the old one before its error stops pushing, in units of reward; None: no clip."""
+    """Maximum change of a value from the old one, beyond which its gradient is clipped, in units of reward; None: no
+    clip."""
     whole_groups: bool = False
 
     def __post_init__(self) -> None:
@@ -68,8 +69,14 @@ class ValueObjective:
 
 
 def explained_variance(means: Mapping[str, float]) -> float:
-    """Share of the returns' variance that the critic explains: `1 - var(V - R) / var(R)`, over the metrics of
-    `ValueObjective` as means. 1 is perfect, 0 no better than a constant, NaN where all returns are equal."""
+    """Returns the share of the returns' variance that the critic explains: `1 - var(V - R) / var(R)`.
+
+    Args:
+        means: metrics of `ValueObjective` as means.
+
+    Returns:
+        1 is perfect, 0 no better than a constant; NaN if all returns are equal.
+    """
     variance = means["return_squared"] - means["return"] ** 2
     if not variance > 0:
         return float("nan")
