@@ -77,7 +77,7 @@ def confine_grading(
         files: source files of the reward functions, which the other user must be able to read.
     """
     if sys.platform == "linux":
-        what = "no signals to others" if limits["allow_writes"] else "no file writes outside a folder of its own"
+        what = "no signals to others" if limits["allow_writes"] else "no file writes outside its own folder"
         confinement.note(what, _landlock(limits, scratch))
     elif not limits["allow_writes"]:
         confinement.missing.append(f"no file writes ({sys.platform} has no Landlock)")
