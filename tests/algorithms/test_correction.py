@@ -201,7 +201,7 @@ def test_the_table_of_cases(updates: int) -> None:
         assert decide("always", stale=stale, updates=updates, correction=True) == ("recomputed", True, False)
         assert decide("decoupled", stale=stale, updates=updates) == ("recomputed", True, True)
         assert decide("rollout", stale=stale, updates=updates) == ("rollout", False, False)
-        with pytest.raises(ConfigError, match="'rollout' with a correction: the ratio then has"):
+        with pytest.raises(ConfigError, match="'rollout' with a correction, but the ratio already"):
             decide("rollout", stale=stale, updates=updates, correction=True)
     for choice in ("rollout", "decoupled"):
         with pytest.raises(ConfigError, match=f"old_log_probs is '{choice}', but the rollout engine's log-probs"):
