@@ -63,7 +63,7 @@ def run(file: Path, given: Mapping[str, Any], *, force: bool) -> None:
     if file.exists() and not force:
         raise ConfigError(f"{str(file)!r} already exists; give another name, or --force")
     registry = Registry.discover()
-    wishes = _wishes(given, registry)
+    wishes = _ask_at_terminal(given, registry)
     text = file_text(settings(wishes, registry), wishes)
     problem = refused(text, registry)
     try:
@@ -78,7 +78,7 @@ def run(file: Path, given: Mapping[str, Any], *, force: bool) -> None:
     print(printable(f"\nnext:\n  rlsdk plan --config {name}{kind}\n  rlsdk train --config {name}"))
 
 
-def _wishes(given: Mapping[str, Any], registry: Registry) -> Wishes:
+def _ask_at_terminal(given: Mapping[str, Any], registry: Registry) -> Wishes:
     """Calls `asked` with the terminal if there is one. Ctrl-C exits with 130."""
     try:
         return asked(given, input if sys.stdin.isatty() else None, rewards=registry.usable(ComponentKind.REWARD))

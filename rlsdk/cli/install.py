@@ -109,10 +109,10 @@ def install_isolated(name: str, choices: Choices) -> IsolatedPlugin:
     start = time.monotonic()
     requirement = _requirement(name, editable=choices.editable)
     distribution = distribution_of(requirement)
-    with _only_one(distribution):
+    with _lock_plugin(distribution):
         _clear_leftovers(distribution)
         folder = _environments() / f"{distribution}-{secrets.token_hex(4)}"
-        with _gone_unless_finished(folder):
+        with _remove_on_failure(folder):
             installer = make_environment(folder, choices.python or Path(sys.executable))
             _fill(installer, requirement, choices)
             found = self_test(installer.python, distribution)
@@ -138,7 +138,7 @@ def adopt(name: str, environment: Path) -> IsolatedPlugin:
     if not python.exists():
         raise ConfigError(f"--environment {str(environment)!r} is not a virtual environment: {python} does not exist")
     distribution = distribution_of(_requirement(name, editable=False))
-    with _only_one(distribution):
+    with _lock_plugin(distribution):
         found = self_test(python, distribution)
         record = _record(distribution, python.parent.parent, found, requirements=(), owned=False)
         record = replace(record, seconds=round(time.monotonic() - start, 1))
@@ -156,7 +156,7 @@ def remove(name: str) -> None:
     distribution = distribution_of(_requirement(name, editable=False))
     path = record_path(distribution)
     if path.exists():
-        with _only_one(distribution):
+        with _lock_plugin(distribution):
             previous = _previous(distribution)
             if previous is not None and previous.owned and (users := users_of(Path(previous.environment))):
                 raise PluginError(
@@ -270,14 +270,14 @@ def _requirement(name: str, *, editable: bool) -> str:
         return name
     if name.endswith(".whl") or (Path(name) / "pyproject.toml").is_file():
         return f"-e {Path(name).absolute()}" if editable else str(Path(name).absolute())
-    if beside := _beside(name):
-        return f"-e {beside}"
+    if folder := _checkout_folder(name):
+        return f"-e {folder}"
     if editable:
         raise ConfigError(f"--editable: {name!r} is not a folder with a pyproject.toml")
     return next((names[name] for names in FIRST_PARTY.values() if name in names), name)
 
 
-def _beside(name: str) -> Path | None:
+def _checkout_folder(name: str) -> Path | None:
     """Returns the folder of a plugin in the checkout that this rlsdk runs from; None if there is none."""
     folder = Path(rlsdk.__file__).parents[1] / "plugins" / name.removeprefix("rlsdk-")
     return folder if name.replace("-", "").isalnum() and (folder / "pyproject.toml").is_file() else None
@@ -373,7 +373,7 @@ def _environments() -> Path:
 
 
 @contextmanager
-def _only_one(distribution: str) -> Iterator[None]:
+def _lock_plugin(distribution: str) -> Iterator[None]:
     """Holds a lock on a plugin's environment. Raises `PluginError` if another process has it."""
     _environments().mkdir(parents=True, exist_ok=True)
     with (_environments() / f".{distribution}.lock").open("w") as handle:
@@ -385,7 +385,7 @@ def _only_one(distribution: str) -> Iterator[None]:
 
 
 @contextmanager
-def _gone_unless_finished(folder: Path) -> Iterator[None]:
+def _remove_on_failure(folder: Path) -> Iterator[None]:
     """On failure, ends installers that were started inside, and removes their files.
 
     A watchdog process does the same if this program is killed.

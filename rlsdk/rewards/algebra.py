@@ -65,7 +65,7 @@ def objection(given: str, wanted: str) -> str | None:
         ("subscript of a number", re.search(r"[0-9]_", given) is not None and re.search(r"[0-9]_", wanted) is None),
         ("approximate", "." in given and "." not in wanted),
         ("text", r"\text" in given and r"\text" not in wanted),
-        ("words", bool(_strange_words(given, wanted))),
+        ("words", bool(_prose_words(given, wanted))),
         ("commands", bool(_commands(given) - COMMANDS - _commands(wanted))),
         ("unfinished", _SUM_OF_NUMBERS.search(given) is not None and _SUM_OF_NUMBERS.search(wanted) is None),
         ("digits", any(len(run) > MAX_DIGITS and run not in wanted for run in re.findall(r"[0-9]+", given))),
@@ -143,7 +143,7 @@ def _latex() -> Any:
     return (replace(config, normalization_config=replace(config.normalization_config, units=False)),)
 
 
-def _strange_words(given: str, wanted: str) -> set[str]:
+def _prose_words(given: str, wanted: str) -> set[str]:
     """Returns words that suggest prose instead of mathematics: three letters or more, or a short connective."""
     words = {word.lower() for word in _WORD.findall(given)}
     known = WORDS | {word.lower() for word in _WORD.findall(wanted)} | _commands(given)

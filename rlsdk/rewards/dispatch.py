@@ -43,7 +43,7 @@ class Dispatcher:
         self._processes: list[GradingProcess] = []
         self._seconds_per_item = 0.001
         """Running mean of the seconds per item, over all rewards."""
-        self._said = False
+        self._has_reported = False
         self._starts = 1
         """Number of times that the functions were loaded: once, and again when a process was killed while loading."""
         self._selector = selectors.DefaultSelector()
@@ -52,7 +52,7 @@ class Dispatcher:
         os.set_blocking(self._wake_out, False)
         self._selector.register(self._wake_in, selectors.EVENT_READ, None)
         _rotate(log_path)
-        self._top_up()
+        self._start_missing_processes()
         self._thread = threading.Thread(target=self._run, name="rlsdk-rewards", daemon=True)
         self._thread.start()
 
@@ -97,11 +97,11 @@ class Dispatcher:
         try:
             while not self._closing:
                 self._take_inbox()
-                self._hand_out()
+                self._assign_tasks()
                 for key, _ in self._selector.select(self._wait_s()):
                     self._listen(key.data) if key.data is not None else self._drain()
-                self._look_after_processes()
-                self._look_after_submissions()
+                self._check_processes()
+                self._check_submissions()
                 if pause_s := self._pause_s():
                     time.sleep(pause_s)
         except BaseException as unexpected:  # callers wait on futures, and must get the error
@@ -130,23 +130,23 @@ class Dispatcher:
             new, self._inbox = self._inbox, []
         if new:
             self._active.extend(new)
-            self._top_up()
+            self._start_missing_processes()
         if self.ready.done() and not self.ready.cancelled():
             known = self.ready.result()
             for submission in [s for s in self._active if not s.is_queued]:
                 submission.enqueue(known["batched"], known["reads_tokens"])
-                self._say_what_is_missing(submission)
+                self._report_missing_confinement(submission)
                 if not submission.left:
                     self._finish(submission)
 
-    def _say_what_is_missing(self, submission: Submission) -> None:
+    def _report_missing_confinement(self, submission: Submission) -> None:
         """Reports missing confinement once, with the first result."""
-        missing = [] if self._said else self.ready.result()["missing"]
-        self._said = True
+        missing = [] if self._has_reported else self.ready.result()["missing"]
+        self._has_reported = True
         if missing:
             submission.notices.append(f"graders run with less protection on this system, without: {'; '.join(missing)}")
 
-    def _hand_out(self) -> None:
+    def _assign_tasks(self) -> None:
         """Assigns a task of each submission in turn, so that a small one does not wait for a large one."""
         for process in list(self._processes):
             if not process.idle:
@@ -231,7 +231,7 @@ class Dispatcher:
         with suppress(InvalidStateError):  # cancelled in the meantime
             submission.future.set_result(submission.result())
 
-    def _look_after_processes(self) -> None:
+    def _check_processes(self) -> None:
         now = time.monotonic()
         for process in list(self._processes):
             if process.task is not None and process.task.submission.future.cancelled():
@@ -245,7 +245,7 @@ class Dispatcher:
             elif now > process.deadline:
                 self._lose(process, FailureKind.TIMEOUT)
 
-    def _look_after_submissions(self) -> None:
+    def _check_submissions(self) -> None:
         now = time.monotonic()
         for submission in list(self._active):
             if submission.future.cancelled():
@@ -266,7 +266,7 @@ class Dispatcher:
             if killed and self._starts < self._limits.max_attempts:
                 self._starts += 1
                 self._drop(process)
-                return self._top_up()
+                return self._start_missing_processes()
             slow = f"{self._targets()} took more than {self._limits.start_timeout_s} s to load"
             ended = f"the grading process ended while it loaded {self._targets()}: {describe_end(code)}"
             return self._refuse(slow if kind is FailureKind.TIMEOUT else ended)
@@ -274,7 +274,7 @@ class Dispatcher:
         if task is not None and task.rest and not process.retired:
             outside = outside or (kind is FailureKind.CRASH and not how and came_from_outside(code))
             again = outside and task.attempts < self._limits.max_attempts
-            self._settle(task, kind, how or f"the process died: {describe_end(code)}", again=again)
+            self._retry_or_fail(task, kind, how or f"the process died: {describe_end(code)}", again=again)
         self._replace(process, blame=not again and (task is not None or process.ready is None))
         return None
 
@@ -285,7 +285,7 @@ class Dispatcher:
             for record in process.read():
                 self._take(process, task, record)
 
-    def _settle(self, task: Task, kind: FailureKind, ended: str, *, again: bool) -> None:
+    def _retry_or_fail(self, task: Task, kind: FailureKind, ended: str, *, again: bool) -> None:
         """Decides whether the item of a lost process fails or is graded again."""
         submission = task.submission
         reward, sample = task.rest[0]
@@ -326,7 +326,7 @@ class Dispatcher:
         process.close()
         self._processes.remove(process)
         if self._active or process.ready is not None:  # else it cannot start, and no caller waits for it
-            self._top_up()
+            self._start_missing_processes()
 
     def _give_up(self, submission: Submission, kind: FailureKind, message: str) -> None:
         """Fails everything that is not graded yet, and replaces the processes that are grading it."""
@@ -352,7 +352,7 @@ class Dispatcher:
             with suppress(InvalidStateError):
                 submission.future.set_exception(error)
 
-    def _top_up(self) -> None:
+    def _start_missing_processes(self) -> None:
         while len(self._processes) < self._num_workers:
             process = GradingProcess(self._rewards, self._limits, self._log_path)
             self._processes.append(process)

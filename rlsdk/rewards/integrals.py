@@ -96,7 +96,7 @@ def _dual(node: ast.expr, variable: str, point: Any) -> Dual:
         case ast.Call(func=ast.Name(id=name), args=[argument]):
             value, slope = _dual(argument, variable, point)
             outer, inner = _elementary()[_NAMES[name]]
-            return _sized(outer(value)), _sized(inner(value) * slope) if slope != 0 else slope
+            return _check_size(outer(value)), _check_size(inner(value) * slope) if slope != 0 else slope
         case ast.BinOp(left=left, op=op, right=right):
             return _binary(op, _dual(left, variable, point), _dual(right, variable, point))
     raise GrammarError(f"a {type(node).__name__} is not part of the grammar")
@@ -121,9 +121,9 @@ def _binary(op: ast.operator, left: Dual, right: Dual) -> Dual:
         case ast.Sub():
             return a - b, da - db
         case ast.Mult():
-            return _sized(a * b), _sized(da * b + a * db)
+            return _check_size(a * b), _check_size(da * b + a * db)
         case ast.Div():
-            return _sized(a / b), _sized((da * b - a * db) / (b * b))
+            return _check_size(a / b), _check_size((da * b - a * db) / (b * b))
     return _power(a, da, b, db)
 
 
@@ -132,17 +132,17 @@ def _power(base: Any, slope: Any, exponent: Any, growth: Any) -> Dual:
     if abs(exponent) > MAX_EXPONENT:
         raise GrammarError("an exponent exceeds the bounds")
     if growth != 0:
-        value = _sized(mp.power(base, exponent))
-        return value, _sized(value * (growth * mp.log(base) + exponent * slope / base))
+        value = _check_size(mp.power(base, exponent))
+        return value, _check_size(value * (growth * mp.log(base) + exponent * slope / base))
     if mp.im(exponent) == 0 and mp.isint(exponent):
         exponent = int(mp.re(exponent))
     if exponent == 0:
         return mp.mpf(1), mp.mpf(0)
-    value = _sized(mp.power(base, exponent))
-    return value, _sized(exponent * mp.power(base, exponent - 1) * slope) if slope != 0 else slope
+    value = _check_size(mp.power(base, exponent))
+    return value, _check_size(exponent * mp.power(base, exponent - 1) * slope) if slope != 0 else slope
 
 
-def _sized(value: Any) -> Any:
+def _check_size(value: Any) -> Any:
     if not abs(value) <= _context().mpf(LARGEST):
         raise GrammarError("a number is too large")
     return value

@@ -190,7 +190,7 @@ class RemoteScorer:
     def _enqueue(self, asked: _Asked, items: Sequence[int]) -> None:
         self._asked.add(asked)
         self._waiting.extend((asked, at) for at in items)
-        self._settle(asked)
+        self._finish_if_done(asked)
         self._send()
 
     def _send(self, *, all_of_it: bool = False) -> None:
@@ -232,9 +232,9 @@ class RemoteScorer:
                 else:
                     asked.builder.take((0, at), given.score, given.token_scores, given.metrics)
         for asked in {asked for asked, _ in batch}:
-            self._settle(asked)
+            self._finish_if_done(asked)
 
-    def _settle(self, asked: _Asked) -> None:
+    def _finish_if_done(self, asked: _Asked) -> None:
         """Sets the result when all samples are done."""
         if asked.builder.left and not asked.future.cancelled():
             return

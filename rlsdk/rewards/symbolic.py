@@ -66,7 +66,7 @@ def math(sample: RewardSample, *, ordered: bool = False) -> float:
     given = plain(given)
     if given == wanted:
         return float(bool(given))
-    if exact is None and len(given) > 2 and _squeezed(given) in _squeezed(sample.prompt):
+    if exact is None and len(given) > 2 and _without_spaces(given) in _without_spaces(sample.prompt):
         return 0.0
     return float(same_answer(wanted, given, ordered=ordered))
 
@@ -224,5 +224,5 @@ def _candidate(response: str) -> str | None:
     return bare if bare and "\n" not in bare and len(bare) <= MAX_CHARS else None
 
 
-def _squeezed(text: str) -> str:
+def _without_spaces(text: str) -> str:
     return re.sub(r"\s+", "", text)
