@@ -7,6 +7,8 @@ commands and plugins import these packages too and must start fast.
 from __future__ import annotations
 
 import importlib
+import logging
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,6 +47,10 @@ PLACES = {
 """Name -> module that defines it."""
 OTHER_NAMES = {"Quiet": "RunView"}
 """Name -> its name in that module, if different."""
+
+# In a notebook, libraries ask for ipywidgets; rlsdk draws its progress without.
+warnings.filterwarnings("ignore", message="IProgress not found")
+logging.getLogger("ray.widgets.util").setLevel(logging.WARNING)
 
 
 def __getattr__(name: str) -> Any:

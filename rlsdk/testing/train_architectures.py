@@ -48,6 +48,7 @@ class ArchitectureRequirements:
         for rows in (1, 5):
             _like_plain(lab, measured, "experts", limit=rows)
 
+    @requirement("model.vocabulary", since=(2, 0))
     def test_model_vocabulary(self, lab: TrainLab, measured: Measured) -> None:
         """With a vocabulary of more than a thousand tokens, log-probs and entropy are of all of them, in every pass,
         computed again in the backward pass too."""

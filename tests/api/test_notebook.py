@@ -35,6 +35,8 @@ def test_the_notebook_runs_to_its_end(tmp_path: Path, monkeypatch: pytest.Monkey
     assert trained.count("<svg") >= 2  # the chart while it ran, and the run's own
     assert "True" in cells[cell_with(notebook, ".fits")]
     assert "(10, 'step_00000010')" in cells[cell_with(notebook, "run.resume")]
+    noise = [text for text in cells.values() if "ipywidgets" in text]
+    assert not noise, "libraries that rlsdk imports ask for packages that it does not need"
     assert cells[cell_with(notebook, "run.generate")].count("3 + 4 =") in (3, 6)  # as text, and as a table
 
 
