@@ -52,7 +52,7 @@ def test_specs_that_cannot_be_served_are_refused_before_anything_starts(given: d
             {"max_prefil_tokens": 9},
             "max_prefil_tokens: SGLang's ServerArgs has no such field; did you mean 'max_prefill",
         ),
-        ({"load_format": "dummy"}, r"\['load_format'\] belong to the plugin itself"),
+        ({"load_format": "dummy"}, r"only the plugin sets \['load_format'\]"),
     ],
 )
 def test_arguments_that_sglang_does_not_take_are_refused(qwen2: Path, kwargs: dict[str, Any], fault: str) -> None:

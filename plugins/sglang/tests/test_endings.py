@@ -39,7 +39,7 @@ from rlsdk_sglang import scheduler_process
 with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     port = free.getsockname()[1]
-scheduler_process._listen_where_told()
+scheduler_process._listen_on_given_address()
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
 found = [c.laddr for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
 print(*(f"{address.ip} {address.port == port}" for address in found))

@@ -127,7 +127,7 @@ def test_peers_of_a_replica_on_one_node_are_that_node() -> None:
 @pytest.mark.parametrize(
     ("nodes", "sizes", "fault"),
     [
-        ("aab", {"tp_size": 3}, r"as many devices on each of its nodes; here they are \[2, 1\]"),
+        ("aab", {"tp_size": 3}, r"the same number of devices on each of its nodes; here they are \[2, 1\]"),
         ("aabbcc", {"tp_size": 3, "pp_size": 2}, r"rollout.pp_size 2 on 3 nodes: .* a pp_size that divides"),
     ],
 )

@@ -93,7 +93,7 @@ def test_what_attention_derives_from_weights_follows_an_update_where_it_is() -> 
     place = model[0].W_UK_T.data_ptr()
     loader.served_pieces(model)["kv_b_proj.weight"][0].memory.copy_(torch.arange(12.0).view(4, 3))
     assert not torch.equal(model[0].W_UK_T, model[0].kv_b_proj.weight.t())
-    with pytest.raises(WeightSyncError, match="layer '0': what vLLM derives from weights is of others than are served"):
+    with pytest.raises(WeightSyncError, match="layer '0': tensors that vLLM derives do not match the served weights"):
         loader.check(model, torch.float32)
     loader.served_pieces(model)["kv_b_proj.weight"][0].memory.copy_(torch.arange(12.0).view(4, 3) + 1)
     loader.rebuild(model, torch.float32)
@@ -103,13 +103,11 @@ def test_what_attention_derives_from_weights_follows_an_update_where_it_is() -> 
 
 
 def test_what_attention_derives_elsewhere_is_an_error() -> None:
-    with pytest.raises(WeightSyncError, match="layer '0': vLLM moved what it derives from weights"):
+    with pytest.raises(WeightSyncError, match="layer '0': vLLM moved the tensors that it derives from weights"):
         loader.rebuild(latent(moves=True), torch.float32)
 
 
 def test_a_parameter_that_nothing_reaches_is_still_a_fault() -> None:
     model = latent(moves=False)
     model.stray = nn.Parameter(torch.zeros(2))
-    assert loader.faults(model) == [
-        "parameter 'stray' of the engine is reached by no canonical tensor, or was repacked"
-    ]
+    assert loader.faults(model) == ["no canonical tensor maps to the engine's parameter 'stray', or it was repacked"]

@@ -87,5 +87,5 @@ def test_cores_without_weights_too_slow_or_hanging_are_errors_and_what_a_killed_
     assert found["versions"] == [4, 4]
     assert "vLLM's processes did not start within 0.05 s and were killed" in found["start"]
     assert found["left"] == []
-    assert "brought no token of 2 samples that run within 2 s" in found["generate"]
-    assert "brought no answer (start_weight_update) within 2 s" in found["update"]
+    assert "gave no token of 2 running samples within 2 s" in found["generate"]
+    assert "gave no answer (start_weight_update) within 2 s" in found["update"]

@@ -57,5 +57,5 @@ def test_an_update_that_breaks_off_says_why_and_the_next_finds_no_session_open(l
 def test_the_transfer_engine_is_the_plugins_to_choose(qwen2: Any) -> None:
     from cases import make_engine
 
-    with pytest.raises(ConfigError, match=r"rollout.engine_kwargs: \['weight_transfer_config'\] belong to the plugin"):
+    with pytest.raises(ConfigError, match=r"rollout.engine_kwargs: only the plugin sets \['weight_transfer_config'\]"):
         make_engine(qwen2, engine_kwargs={"weight_transfer_config": {"backend": "nccl"}})

@@ -129,5 +129,5 @@ def test_checksums_that_a_version_does_not_have_are_refused_at_the_start(
     qwen2: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(WorkerExtension, "rlsdk_checksums", lambda self: None)
-    with pytest.raises(ConfigError, match=r"rollout.vllm.engine_checksums true: this version of vLLM has no checksums"):
+    with pytest.raises(ConfigError, match=r"engine_checksums true: this version of vLLM computes no checksums"):
         cases.make_engine(qwen2, options=replace(cases.InProcess.options, engine_checksums=True))

@@ -37,13 +37,13 @@ STAGING_BYTES = 64 << 20
 
 
 class ServedModel:
-    """The operations of SGLang that the engine uses: with an engine of this process, or with a server."""
+    """The operations of SGLang that the engine uses, with SGLang in this process or on a server."""
 
     def __init__(self, ctx: RankContext, spec: RolloutSpec, options: SglangOptions) -> None:
         self._ctx = ctx
         is_apart = options.url is None and spans_nodes(ctx)
         self._answer_server = AnswerServer(get_companions().address) if is_apart else None
-        """Server for answers of schedulers on other nodes; None: all are on this one."""
+        """Server for answers of schedulers on other nodes; None: all schedulers are on this node."""
         self._client = ClientThread()
         home = OwnEngine if options.url is None else RemoteServer
         try:
@@ -55,7 +55,7 @@ class ServedModel:
             raise
         self._front = self._home.front
         self.workers: list[dict[str, Any]] = []
-        """Description of each scheduler (boxes and location), once they are prepared."""
+        """Description of each scheduler (boxes and location); set by `prepare`."""
         self.vocabulary: int = load_model_config(spec.model).get_text_config().vocab_size
 
     def call(self, function: Any, *args: Any) -> Any:
@@ -63,11 +63,11 @@ class ServedModel:
         return self._client.call(function, *args)
 
     def create_task(self, coroutine: Any) -> asyncio.Task[Any]:
-        """To be called on the engine's thread."""
+        """Call it on the engine's thread."""
         return self._client.loop.create_task(coroutine)
 
     async def follow(self, sample: Sample) -> AsyncGenerator[Progress, None]:
-        """Generates a sample and yields its reports; it ends if the caller stops early.
+        """Generates a sample and yields its reports. If the caller stops early, SGLang aborts the sample.
 
         Raises:
             ConfigError: SGLang refuses it.
@@ -92,12 +92,11 @@ class ServedModel:
             raise ConfigError(f"request {sample.request.request_id!r}: SGLang refuses it: {error}") from error
 
     def pause(self) -> None:
-        """Pauses and drops the KV cache of running samples; their tokens so far have been reported when this
-        returns."""
+        """Pauses and drops the KV cache of running samples. When it returns, all their tokens have been reported."""
         from sglang.srt.managers.io_struct import PauseGenerationReqInput
 
         self._run(self._front.pause_generation(PauseGenerationReqInput(mode="retract")))
-        # A pause has no answer; the next command has.
+        # SGLang does not answer a pause, but it does answer the next command.
         self._run(self._front.get_internal_state())
 
     def resume(self) -> None:
@@ -113,14 +112,14 @@ class ServedModel:
         """
         found = self._run(self._front.flush_cache(timeout_s=None if paused else self._ctx.timeout_s))
         if not found.success:
-            raise RlsdkError(f"SGLang did not give its prefix cache up: {getattr(found, 'message', '')}")
+            raise RlsdkError(f"SGLang did not free its prefix cache: {getattr(found, 'message', '')}")
 
     def prepare(self, shapes: Mapping[str, tuple[int, ...]], sources: Sequence[Source] | None) -> list[str]:
         """Prepares the schedulers; returns reasons why this model cannot be served.
 
         Args:
-            shapes: of the canonical tensors.
-            sources: what files have in their place (`rlsdk.kit.file_tensors`).
+            shapes: shapes of the canonical tensors.
+            sources: the tensors in the model's files, if they differ (`rlsdk.kit.file_tensors`).
         """
         files = None if sources is None else [source.packed() for source in sources]
         with self._session():
@@ -128,13 +127,13 @@ class ServedModel:
             found = sorted({fault for faults in answers for fault in faults})
             lacking = weight_updates.find_unserved(shapes, self._command("boxes"))
             self.workers = self._command("describe")
-        return [f"canonical tensor {name!r} could not be followed into the engine" for name in lacking] + found
+        return [f"no memory of SGLang's model was found for canonical tensor {name!r}" for name in lacking] + found
 
     def write(self, shards: Iterator[WeightShard]) -> None:
-        """Writes weights into the memory that the schedulers compute from."""
+        """Writes weights into the memory that the schedulers compute with."""
         with self._session():
             if self.spans_nodes:
-                # SGLang carries a copy to each scheduler.
+                # SGLang sends a copy to each scheduler.
                 for block in batches(shards, STAGING_BYTES // self._home.num_ranks):
                     self._command("write_copy", data=block.values(), entries=block.entries)
             else:
@@ -144,7 +143,7 @@ class ServedModel:
 
     @property
     def spans_nodes(self) -> bool:
-        """Whether some of its schedulers are on other nodes, which cannot map memory of this one."""
+        """Whether some of its schedulers are on other nodes, which cannot map this node's memory."""
         return self._answer_server is not None
 
     def receive(self, deliveries: Sequence[Delivery], version: int) -> tuple[WorkerReceipt, ...]:
@@ -157,7 +156,7 @@ class ServedModel:
         return found
 
     def fingerprints(self) -> list[Fingerprints]:
-        """By scheduler: `weights.WeightCommands.fingerprints`."""
+        """Fingerprints by scheduler: `weights.WeightCommands.fingerprints`."""
         with self._session():
             return self._command("fingerprints")
 
@@ -193,7 +192,7 @@ class ServedModel:
         self._run(self._front.resume_memory_occupation(ResumeMemoryOccupationReqInput(tags=list(parts))))
 
     def close(self) -> None:
-        """Ends the engine; a server goes on."""
+        """Ends the engine; a server continues to run."""
         try:
             self._home.close()
         finally:
@@ -202,7 +201,7 @@ class ServedModel:
             self._client.stop()
 
     def check_alive(self) -> None:
-        """Raises: RlsdkError: a scheduler ended."""
+        """Raises `RlsdkError` if a scheduler ended."""
         self._home.check_alive()
 
     def _run(self, coroutine: Any) -> Any:
@@ -229,11 +228,11 @@ class ServedModel:
             self._sure(self._front.end_weight_update(EndWeightUpdateReqInput()))
 
     def _command(self, name: str, *, data: bytes = b"", **arguments: Any) -> list[Any]:
-        """Sends a command; returns each scheduler's answer, by stage, and in it by rank, which is the order of
-        devices."""
+        """Sends a command; returns each scheduler's answer, ordered by stage, then by rank: the order of devices."""
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 
-        # A payload for each rank of a stage, which the schedulers of that rank in every stage get; an answer of each.
+        # One payload for each rank of a stage: the schedulers with this rank in all stages receive it. Each scheduler
+        # answers.
         server = self._answer_server
         expect: Callable[[], Answer | RemoteAnswer] = Answer if server is None else server.expect
         answers = [[expect() for _ in range(self._home.num_stages)] for _ in range(self._home.num_ranks)]
@@ -248,7 +247,7 @@ class ServedModel:
         )
         self._sure(self._front.update_weights_from_tensor(asked))
         values = []
-        # Of one stage on one node, all have answered by now.
+        # With one stage on one node, all schedulers have answered by now.
         wait_s = self._ctx.timeout_s if self._home.num_stages > 1 or self.spans_nodes else 0.0
         for rank, answer in enumerate(answer for of_stage in zip(*answers, strict=True) for answer in of_stage):
             value, error = answer.read(wait_s, self.check_alive)

@@ -1,4 +1,4 @@
-"""The event loop and thread of SGLang's part in this process."""
+"""The event loop and thread that SGLang uses in this process."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ T = TypeVar("T")
 class ClientThread:
     """An event loop on its own thread.
 
-    SGLang binds itself to the first loop that it is used from, while each call of `generate` may come from another; it
-    also takes signal handlers wherever it is started on the main thread.
+    SGLang binds itself to the first loop that uses it, but each call of `generate` may come from another loop. SGLang
+    also replaces signal handlers if it is started on the main thread.
     """
 
     def __init__(self) -> None:

@@ -26,6 +26,6 @@ class SglangOptions:
     """Captures CUDA graphs of decoding on a GPU."""
     stream_interval: int = 1
     """Tokens between two reports of a running sample. Aborts return, and stop strings are searched in, the reported
-    tokens: a value above 1 means fewer messages, and some tokens computed in vain."""
+    tokens: a value above 1 means fewer messages, and some tokens that are computed and discarded."""
     log_level: str = "error"
     """Level of SGLang's own messages: debug, info, warning or error."""

@@ -1,8 +1,8 @@
-"""SGLang's engine, contained so that it cannot end or disturb the process that it runs in.
+"""SGLang's engine, contained: it can neither end nor disturb the process that it runs in.
 
-SGLang treats that process as its own: it kills it with all its children if a scheduler or its own receiving loop fails,
-kills all children when it exits, and leaves open what it opened. Here failures are recorded and raised by the next
-call, and `end` ends only SGLang's own processes, sockets and files.
+SGLang treats that process as its own: it kills the process and all its children if a scheduler or SGLang's receiving
+loop fails, kills all children when the process exits, and never closes its sockets and files. Here failures are
+recorded and raised by the next call, and `end` ends only SGLang's own processes, sockets and files.
 
 Tested: 0.5.23.
 """
@@ -34,7 +34,7 @@ logger = logging.getLogger("rlsdk_sglang")
 class ContainedEngine:
     """All processes and resources of an SGLang engine, also of a start that failed half-way.
 
-    Started and ended on one thread, which must live as long as the schedulers: they end with it.
+    Start and end it on one thread, which must live as long as the schedulers: they end with this thread.
     """
 
     def __init__(self) -> None:
@@ -47,10 +47,10 @@ class ContainedEngine:
         """Error that ended the loop that receives SGLang's answers."""
         self._engine: Any = None
         self._seen: list[psutil.Process] = []
-        """The schedulers as psutil processes, for checks that do not depend on who reaps ended children."""
+        """The schedulers as psutil processes: these checks work whichever code reaps ended children."""
 
     def start(self, arguments: dict[str, Any]) -> None:
-        """Starts the engine. Raises whatever SGLang raises; `end` must be called then too."""
+        """Starts the engine. Raises what SGLang raises; call `end` then too."""
         engine = _engine_class(self)
         self._engine = engine.__new__(engine)
         self._engine.__init__(**arguments)
@@ -64,16 +64,16 @@ class ContainedEngine:
                 self._seen.append(psutil.Process(process.pid))
 
     def check_alive(self) -> None:
-        """Raises: RlsdkError: something of it ended."""
+        """Raises `RlsdkError` if a scheduler or the receiving loop ended."""
         for process in self._seen:
             if _has_ended(process):
                 raise RlsdkError(
-                    f"a scheduler of SGLang (process {process.pid}) ended; its last words are in the log of "
-                    "the worker that started it. Start the run again, or give rollout.sglang.log_level 'info' to see "
-                    "more"
+                    f"a scheduler of SGLang (process {process.pid}) ended; see its last messages in the log of the "
+                    "worker that started it. Start the run again, or give rollout.sglang.log_level 'info' for more "
+                    "messages"
                 )
         if self.failure is not None:
-            raise RlsdkError(f"SGLang's answers can no longer be read: {self.failure!r}. Start the run again")
+            raise RlsdkError(f"the loop that receives SGLang's answers failed: {self.failure!r}. Start the run again")
 
     def kill(self) -> None:
         """Kills the schedulers, so that a start that waits for them fails. Thread-safe; `end` must still be called."""
@@ -84,8 +84,8 @@ class ContainedEngine:
         """Ends its processes, sockets and files. May be called twice.
 
         Args:
-            leave_s: how long schedulers may take to end that somebody else asks to: the first node of a replica those
-                of the others.
+            leave_s: seconds to wait for schedulers that another process asks to end: the first node of a replica ends
+                the schedulers of all nodes.
         """
         if self._engine is not None:
             atexit.unregister(self._engine.shutdown)
@@ -105,13 +105,14 @@ class ContainedEngine:
         self.named_resources.clear()
 
     def _dismiss(self) -> None:
-        """Lets schedulers free what a killed process would leave: device memory, semaphores, shared memory."""
+        """Asks schedulers to end, so that they free what a killed process would leak: device memory, semaphores,
+        shared memory."""
         from sglang.srt.managers.io_struct import ShutdownReq
 
         deadline = time.monotonic() + LEAVE_S
         while time.monotonic() < deadline and any(process.is_alive() for process in self.processes):
             try:
-                # Again and again: one that sleeps looks up when something comes, and then sleeps for another second.
+                # Repeat the request: a sleeping scheduler wakes for a message, and then sleeps for another second.
                 self.front._dispatch_to_scheduler(ShutdownReq())
             except Exception as error:
                 logger.warning("SGLang's schedulers could not be asked to end, and are killed: %r", error)
@@ -120,11 +121,11 @@ class ContainedEngine:
                 process.join(0.1)
 
     def _close(self) -> None:
-        """Sockets go with their contexts, each of which has its own threads."""
+        """Destroys the sockets with their contexts: each context has its own threads."""
         sockets = [getattr(self._engine, "send_to_rpc", None)]
         if self.front is not None:
             sockets += [self.front.recv_from_detokenizer, self.front.send_to_scheduler]
-            # Sockets complain about what is cancelled, and nobody waits for it any more.
+            # Sockets report cancelled operations to the loop, but nothing waits for these any more.
             asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         for socket in sockets:
             if socket is not None:
@@ -133,40 +134,40 @@ class ContainedEngine:
         self.processes = []
 
 
-def _engine_class(quiet: ContainedEngine) -> Any:
+def _engine_class(owner: ContainedEngine) -> Any:
     """SGLang's engine class with this plugin's schedulers, and without code that ends or watches processes."""
     from sglang.srt.entrypoints.engine import Engine, init_tokenizer_manager
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
-    class Front(TokenizerManager):  # type: ignore[misc]
+    class QuietFront(TokenizerManager):  # type: ignore[misc]
         async def handle_loop(self) -> None:
             try:
                 await super().handle_loop()
             except Exception as error:
                 # SGLang would kill this process here.
-                logger.exception("SGLang's answers can no longer be read")
-                quiet.failure = error
+                logger.exception("the loop that receives SGLang's answers failed")
+                owner.failure = error
 
         async def sigterm_watchdog(self) -> None:
-            """Disabled: the process handles signals, not an engine in it."""
+            """Disabled: the process handles signals, not its engine."""
 
         def init_ipc_channels(self, ports: Any) -> None:
             super().init_ipc_channels(ports)
-            quiet.front = self
+            owner.front = self
 
-    class Own(Engine):  # type: ignore[misc]
+    class QuietEngine(Engine):  # type: ignore[misc]
         run_scheduler_process_func = staticmethod(scheduler_process.run_scheduler)
 
         @staticmethod
         def init_tokenizer_manager_func(server_args: Any, ports: Any) -> Any:
-            return init_tokenizer_manager(server_args, ports, Front)
+            return init_tokenizer_manager(server_args, ports, QuietFront)
 
         @classmethod
         def _launch_scheduler_processes(cls, server_args: Any, ports: Any, *args: Any, **kwargs: Any) -> Any:
-            quiet.named_resources.take(ports)
+            owner.named_resources.take(ports)
             result, processes = super()._launch_scheduler_processes(server_args, ports, *args, **kwargs)
-            quiet.watch(processes)
-            # None: as where others mind them. SGLang's own watchdog would end this process where a scheduler ends.
+            owner.watch(processes)
+            # None: no watchdog. SGLang's own would end this process when a scheduler ends.
             return result, None
 
         @classmethod
@@ -175,9 +176,10 @@ def _engine_class(quiet: ContainedEngine) -> Any:
             return [], []
 
         def shutdown(self) -> None:
-            """SGLang calls it when the interpreter exits; its own ends every child of this process."""
+            """Disabled. SGLang calls it when the interpreter exits; its own version ends all children of this
+            process."""
 
-    return Own
+    return QuietEngine
 
 
 def _has_ended(process: psutil.Process) -> bool:

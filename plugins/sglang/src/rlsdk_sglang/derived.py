@@ -1,7 +1,7 @@
-"""Tensors that SGLang's models derive from weights after loading, and compute with.
+"""Tensors that SGLang's models derive from weights after loading and then compute with.
 
-Latent attention multiplies with the two halves of `kv_b_proj`, each in its own order. SGLang recomputes them after its
-own loaders, but not after a custom one.
+Latent attention multiplies with the two halves of `kv_b_proj`, each in its own layout. SGLang recomputes them after its
+own loaders, but not after a custom loader.
 
 Tested: 0.5.23.
 """
@@ -15,7 +15,7 @@ from rlsdk.interfaces import Box, WeightSyncError, fingerprint
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Derived tensors of modules that are neither parameters nor buffers, by name."""
+    """Derived tensors, which are neither parameters nor buffers of their modules, by name."""
     if not hasattr(model, "post_load_weights"):
         return {}
     return {
@@ -38,8 +38,8 @@ def rebuild(model: nn.Module) -> None:
     for name, tensor in tensors(model).items():
         if tensor.data_ptr() != before.get(name, tensor).data_ptr():
             raise WeightSyncError(
-                f"{name!r}: SGLang moved what it derives from weights when they changed, and captured graphs would "
-                "read the old ones; give rollout.sglang.cuda_graphs false"
+                f"{name!r}: SGLang moved the tensors that it derives from weights during an update, and captured "
+                "graphs would read the old ones; give rollout.sglang.cuda_graphs false"
             )
 
 
@@ -50,7 +50,7 @@ def check(model: nn.Module) -> None:
     _make(model)
     for name, tensor in tensors(model).items():
         if name not in before or fingerprint(tensor, Box.whole(tuple(tensor.shape))) != before[name]:
-            raise WeightSyncError(f"{name!r}, which SGLang derives from weights, is of other weights than are served")
+            raise WeightSyncError(f"{name!r}, which SGLang derives from weights, does not match the served weights")
 
 
 def _make(model: nn.Module) -> None:

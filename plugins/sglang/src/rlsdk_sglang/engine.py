@@ -45,7 +45,7 @@ NO_WINDOWS = frozenset({"qwen2", "qwen3"})
 
 
 class SglangRolloutEngine(RolloutEngine):
-    """SGLang runs independently; samples are followed on a thread of the engine.
+    """SGLang runs independently; a thread of the engine reads the reports of samples.
 
     Weights are written directly into the parameters that the model computes with, where SGLang's own loaders would put
     them, in its weight sessions; fingerprints are read back from there. Updates are refused while requests run, unless
@@ -64,8 +64,8 @@ class SglangRolloutEngine(RolloutEngine):
         if text.model_type in NO_WINDOWS and "sliding_attention" in (getattr(text, "layer_types", None) or ()):
             raise ConfigError(
                 f"model.path {spec.model.path!r}: its attention has a sliding window of {text.sliding_window} tokens, "
-                f"which SGLang does not apply to {text.model_type!r}: log-probs would be another model's. Run it with "
-                "another rollout backend: --rollout-backend vllm"
+                f"which SGLang does not apply to {text.model_type!r}: log-probs would be wrong. Run it with another "
+                "rollout backend: --rollout-backend vllm"
             )
         tensors, self.tied = canonical_tensors(skeleton)
         self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -74,8 +74,9 @@ class SglangRolloutEngine(RolloutEngine):
         if found:
             self.engine.close()
             raise ConfigError(
-                f"model.path {spec.model.path!r}: SGLang cannot serve it with weights that can be replaced and proven: "
-                f"{found[0]} (and {len(found) - 1} more). Run it without quantization, or with another rollout backend"
+                f"model.path {spec.model.path!r}: SGLang cannot serve it with weights that can be replaced and "
+                f"verified: {found[0]} (and {len(found) - 1} more). Run it without quantization, or with another "
+                "rollout backend"
             )
         self.stop_text = StopText(spec.model)
         self.samples: dict[str, Sample] = {}
@@ -102,7 +103,7 @@ class SglangRolloutEngine(RolloutEngine):
             samples = [s for at, request in enumerate(requests) for s in self._samples(call, at, request)]
             self.engine.call(self._begin, samples)
         try:
-            while outputs := await self._news(call):
+            while outputs := await self._wait_for_finished(call):
                 for output in outputs:
                     yield output
         finally:
@@ -132,7 +133,7 @@ class SglangRolloutEngine(RolloutEngine):
 
     def _serve(self, version: int, workers: tuple[WorkerReceipt, ...]) -> SyncReceipt:
         """Starts to serve updated weights, and verifies them."""
-        # KV cache and version change together: neither is ever combined with the other weights.
+        # KV cache and version change together: old weights never get the new version, nor new weights the old cache.
         self.engine.drop_caches(paused=self.paused)
         receipt = weight_updates.make_receipt(
             self.shapes, self.spec.model.dtype, self.engine.fingerprints(), version, workers
@@ -166,8 +167,8 @@ class SglangRolloutEngine(RolloutEngine):
         self.paused = False
 
     def sleep(self, level: int = 1) -> None:
-        """Frees the KV cache; level 2 frees weights too. Level 1 keeps weights: on a GPU in main memory, if an engine
-        loaded weights of its own (`load_weights`); otherwise where they are."""
+        """Frees the KV cache; level 2 frees weights too. Level 1 keeps weights: on a GPU it moves them to host memory
+        if the engine loaded its own weights (`load_weights`); otherwise they stay where they are."""
         with self.lock:
             kept_on_host = self.ctx.device != "cpu" and self.spec.load_weights
             wanted = ROLLOUT_PARTS if level > 1 or kept_on_host else ("kv_cache",)
@@ -209,8 +210,8 @@ class SglangRolloutEngine(RolloutEngine):
             for index, key in zip(indices.tolist(), keys.tolist(), strict=True)
         ]
 
-    async def _news(self, call: Call) -> list[GenerationOutput]:
-        """Waits for finished samples and returns them. Empty when none is left."""
+    async def _wait_for_finished(self, call: Call) -> list[GenerationOutput]:
+        """Waits for finished samples and returns them; empty if no sample is left."""
         while True:
             try:
                 return await asyncio.wait_for(call.take(), LOOK_S)
@@ -264,7 +265,7 @@ class SglangRolloutEngine(RolloutEngine):
             sample.finish(reason, self.version)
 
     def _withdraw(self, samples: Sequence[Sample]) -> None:
-        """Removes samples; SGLang aborts what still runs of them."""
+        """Removes samples; SGLang aborts those that are still running."""
         for sample in samples:
             task = self.tasks.pop(sample.key, None)
             self.samples.pop(sample.key, None)

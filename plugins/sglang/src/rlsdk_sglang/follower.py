@@ -1,4 +1,4 @@
-"""SGLang's schedulers on a node that is not the first of its replica (`rlsdk_sglang.nodes`)."""
+"""SGLang's schedulers on a node other than the first of its replica (`rlsdk_sglang.nodes`)."""
 
 from __future__ import annotations
 

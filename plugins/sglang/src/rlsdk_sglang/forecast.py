@@ -1,4 +1,4 @@
-"""What the backend would hold, worked out without SGLang: for `rlsdk plan`."""
+"""Forecasts the backend's memory without SGLang, for `rlsdk plan`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.launch import MAX_SHARE, RESERVED_TOKENS
 
 FRONT_BYTES, SCHEDULER_BYTES = 150 << 20, 450 << 20
-"""Main memory of SGLang's modules in the worker, and of each of its schedulers. Proportional set sizes of SGLang 0.5.23
-on a CPU; see docs/benchmarks.md."""
+"""Host memory in bytes of SGLang's modules in the worker, and of each of its schedulers. Proportional set sizes of
+SGLang 0.5.23 on a CPU; see docs/benchmarks.md."""
 
 
 def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, workload: Workload) -> Forecast:
-    """See `ForecastFn`. On a GPU SGLang takes its static share of the device; on a CPU room for all running samples, up
-    to a share of the memory (here: of all, there: of what is free). What a server of the user's own keeps is not known.
-    """
+    """See `ForecastFn`. On a GPU SGLang takes its static share of the device. On a CPU the KV cache has room for all
+    running samples, up to a share of host memory (the forecast takes this share of all memory, the engine of free
+    memory). The KV cache of a separately started server is not known."""
     spec = rollout(spec, "sglang")
     options = spec.options if isinstance(spec.options, SglangOptions) else SglangOptions()
     tensors = ModelTensors.read(spec)
@@ -44,7 +44,7 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
             gpu_share=options.memory_share,
             host_share=MAX_SHARE,
         )  # fmt: skip
-    # What a pass takes is not counted: on a GPU it lies outside of the static share, which is small for that reason.
+    # Activations are not counted: on a GPU they use memory outside the static share, which leaves room for them.
     processes = 0 if options.url is not None else SCHEDULER_BYTES + FRONT_BYTES // spec.num_devices
     memory = RankMemory(weights_bytes=weights, cache_bytes=cache, cache_stays=True, process_bytes=processes)
     own = options.url is None
@@ -55,7 +55,7 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
 def _layouts(
     tensors: ModelTensors, ctx: RankContext, spec: RolloutSpec, *, own_server: bool
 ) -> tuple[WeightLayout, ...]:
-    """Of each scheduler, where it takes its own part and it is known how that is cut; else of the replica."""
+    """Layouts of the schedulers, if each receives its own part and the split is known; otherwise of the replica."""
     if own_server and spec.ep_size in (1, spec.num_devices):
         parts = worker_layouts(tensors, load_model_config(spec.model), ctx, spec, on_their_nodes=True)
         if parts is not None:

@@ -40,7 +40,7 @@ OWNED = {
 }
 """Arguments that only this plugin sets."""
 RESERVED_TOKENS = 16
-"""Tokens added to the context length; more than SGLang reserves of it."""
+"""Tokens added to the context length; more than the number that SGLang reserves."""
 MAX_SHARE = 0.25
 """Largest share of a machine's free memory that the KV cache takes by default, on a CPU."""
 STARTING_ERRORS = (ValueError, NotImplementedError, AssertionError, RuntimeError, EOFError, OSError)
@@ -48,7 +48,7 @@ STARTING_ERRORS = (ValueError, NotImplementedError, AssertionError, RuntimeError
 
 
 class OwnEngine:
-    """`sglang.Engine`: its front in this process, its schedulers in others."""
+    """`sglang.Engine`: its front in this process, its schedulers in other processes."""
 
     def __init__(self, client: ClientThread, ctx: RankContext, spec: RolloutSpec, options: SglangOptions) -> None:
         self._client = client
@@ -82,12 +82,12 @@ class OwnEngine:
             raise
         self.front = self._engine.front
         """SGLang's `TokenizerManager`, which handles samples and updates."""
-        # For programs that end without `close`.
+        # For programs that exit without calling `close`.
         atexit.register(self.close)
 
     def _start(self, ctx: RankContext, spec: RolloutSpec, options: SglangOptions, place: NodePlace | None) -> None:
-        """Runs on the client's thread, which must live as long as the schedulers: they end with it. An error on a node
-        ends the wait of the others."""
+        """Starts the engine on the client's thread, which must live as long as the schedulers: they end with it. An
+        error on one node ends the wait for all others."""
         arguments = engine_arguments(ctx, spec, options, place)
         starting = self._client.begin(started, self._engine, arguments, environment(ctx, spec))
         if self.others is None:
@@ -101,7 +101,7 @@ class OwnEngine:
             starting.result()
             self.others.wait(ctx.timeout_s)
         except BaseException:
-            # Schedulers may start only now: otherwise they would wait for a missing node.
+            # Repeat: schedulers may start only now, and would wait for a missing node.
             while not starting.done():
                 self._engine.kill()
                 wait([starting], timeout=LOOK_S)
@@ -126,13 +126,13 @@ class OwnEngine:
 def engine_arguments(
     ctx: RankContext, spec: RolloutSpec, options: SglangOptions, place: NodePlace | None = None
 ) -> dict[str, Any]:
-    """Arguments of `sglang.Engine`; `spec.engine_kwargs` overrides them.
+    """Builds the arguments of `sglang.Engine`; `spec.engine_kwargs` overrides them.
 
     Args:
-        ctx: of the process that starts it.
-        spec: of the replica.
-        options: of the engine.
-        place: of this node, if the replica has several; None: one node.
+        ctx: context of the process that starts the engine.
+        spec: the replica's specification.
+        options: the engine's options.
+        place: this node, if the replica has several nodes; None: one node.
 
     Raises:
         ConfigError: SGLang has no such argument, or only the plugin may set it.
@@ -153,7 +153,7 @@ def engine_arguments(
         "sampling_backend": "pytorch",
         "context_length": spec.max_model_tokens + RESERVED_TOKENS,
         "max_running_requests": spec.max_running,
-        # In SGLang tensor-parallel ranks include the copies of attention.
+        # SGLang counts the copies of attention as tensor-parallel ranks.
         "tp_size": spec.tp_size * spec.dp_size,
         "attn_dp_size": spec.dp_size,
         "pp_size": spec.pp_size,
@@ -167,23 +167,23 @@ def engine_arguments(
         "mem_fraction_static": options.memory_share,
         "max_total_tokens": num_cached_tokens(ctx, spec, options) if place is None else place.num_cached_tokens,
         "enable_memory_saver": not on_cpu,
-        # A host copy of weights that the next update overwrites would cost the memory and traffic of a model.
+        # A host copy of weights that the next update overwrites would cost a model's memory and traffic for nothing.
         "enable_weights_cpu_backup": not on_cpu and spec.load_weights,
         # Otherwise each idle scheduler keeps a core busy.
         "sleep_on_idle": True,
         "stream_interval": options.stream_interval,
-        # Reports contain only new tokens. Otherwise each has the whole response: quadratic in its length.
+        # Reports contain only new tokens. Otherwise each contains the whole response: quadratic traffic.
         "incremental_streaming_output": True,
         "log_level": options.log_level,
     }
     if place is not None:
         arguments |= place.arguments(ctx.timeout_s)
     if not on_cpu:
-        # Its schedulers see only the replica's own devices, numbered from 0: `environment`.
+        # `environment` shows the schedulers only the replica's own devices, numbered from 0.
         arguments["base_gpu_id"] = 0 if visible_devices(ctx) else int(ctx.device.partition(":")[2] or 0)
     owned = sorted(OWNED & set(spec.engine_kwargs))
     if owned:
-        raise ConfigError(f"rollout.engine_kwargs: {owned} belong to the plugin itself; leave them out")
+        raise ConfigError(f"rollout.engine_kwargs: only the plugin sets {owned}; leave them out")
     if spec.engine_kwargs:
         known = _known_arguments(environment(ctx, spec))
         for name in spec.engine_kwargs:
@@ -207,23 +207,23 @@ def num_cached_tokens(ctx: RankContext, spec: RolloutSpec, options: SglangOption
 
 
 def environment(ctx: RankContext, spec: RolloutSpec) -> dict[str, str]:
-    """Environment variables of SGLang's processes. Values of the user are kept."""
+    """Environment variables of SGLang's processes. Values set by the user are kept."""
     settings = {
-        # Allows the context to be longer by what SGLang reserves; positions beyond the model's are never reached.
+        # Allows a context that exceeds the model's by the tokens that SGLang reserves; these positions are never used.
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
         "OMP_NUM_THREADS": str(ctx.num_threads),
         **peers(ctx),
     }
     if ctx.device == "cpu":
         settings["SGLANG_USE_CPU_ENGINE"] = "1"
-        # SGLang needs a set of cores per scheduler, if there are more schedulers than memory nodes.
+        # If there are more schedulers than NUMA nodes, SGLang needs a set of cores for each scheduler.
         settings["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(_cores(num_here(ctx, spec.num_devices)))
-    # Ray shows this process one device; not configurable.
+    # Ray shows this process only one device. Not configurable.
     return {name: value for name, value in settings.items() if name not in os.environ} | visible_devices(ctx)
 
 
 def _cores(num_ranks: int) -> list[str]:
-    """The cores of this process, split over schedulers; all of them for each if there are too few."""
+    """The cores of this process, split over schedulers; if there are too few, each scheduler gets all cores."""
     cores = sorted(os.sched_getaffinity(0))
     each = len(cores) // num_ranks
     shares = [cores[rank * each : (rank + 1) * each] or cores for rank in range(num_ranks)]
@@ -245,8 +245,8 @@ def started(engine: ContainedEngine, arguments: dict[str, Any], environment: Map
                 raise
             raise ConfigError(
                 f"model.path {arguments['model_path']!r}: SGLang could not start: {error or type(error).__name__}. "
-                "Give a model and rollout.engine_kwargs that it takes (what it said is in this worker's log), or "
-                "another rollout backend"
+                "Give a model and rollout.engine_kwargs that SGLang supports (its messages are in this worker's log), "
+                "or another rollout backend"
             ) from error
 
 
@@ -269,7 +269,7 @@ def _undisturbed_process(environment: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        # One by one, as other threads read it.
+        # Variables are set one by one, because other threads read the environment meanwhile.
         for name in [name for name, value in os.environ.items() if before.get(name) != value]:
             del os.environ[name]
         for name in before.keys() - os.environ.keys():

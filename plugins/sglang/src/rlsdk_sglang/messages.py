@@ -39,7 +39,7 @@ class Command:
         return cls(name, arguments, tuple(answers_to), data)
 
     def answer(self, value: object = None, error: str | None = None, *, stage: int = 0) -> None:
-        """Called by the process of that pipeline stage that executed it."""
+        """Answers the command; called in the process of pipeline stage `stage`, which executed it."""
         text, address = json.dumps({"value": value, "error": error}).encode(), self.answers_to[stage]
         if len(address) > 2:
             remote_answers.send(address, text)
@@ -50,8 +50,8 @@ class Command:
 
 
 class Answer:
-    """Memory into which one scheduler writes the answer to a command. Freed by the kernel, however either process
-    ends."""
+    """Memory into which one scheduler writes its answer to a command. The kernel frees it, however the processes
+    end."""
 
     def __init__(self) -> None:
         self._file = os.memfd_create("rlsdk-sglang")
@@ -61,9 +61,9 @@ class Answer:
         """Returns the value and the error, and closes it.
 
         Args:
-            wait_s: how long the answer may still take: SGLang answers for the first pipeline stage, and the others
-                carry a command out a little later.
-            look: called every second; what it raises ends the wait.
+            wait_s: seconds that the answer may still take: SGLang confirms a command after the first pipeline stage,
+                and later stages execute it a little later.
+            look: called every second; its exception ends the wait.
         """
         deadline, next_look = time.monotonic() + wait_s, time.monotonic() + LOOK_S
         with os.fdopen(self._file, "rb"):

@@ -1,7 +1,7 @@
-"""Named resources that outlive a killed process: sockets, and shared memory of SGLang's schedulers.
+"""Named resources that outlive a killed process: sockets and shared memory of SGLang's schedulers.
 
-Those of one engine belong to one folder, which its process keeps locked. Closing the engine removes them; those of a
-killed process are removed by the next engine on this machine.
+The resources of one engine belong to one folder, which its process keeps locked. Closing the engine removes them; the
+next engine on this machine removes those of a killed process.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class NamedResources:
         unnamed = self.folder / "new"
         self._lock = unnamed.open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        # From here on others look at it, and find it locked.
+        # From here on other engines may find the folder, and see that it is locked.
         unnamed.rename(self.folder / LOCK)
 
     def take(self, ports: Any) -> None:
-        """Moves SGLang's sockets into the folder, before anybody has opened them, and names its shared memory after it.
+        """Moves SGLang's sockets into the folder, before they are opened, and names its shared memory after the folder.
 
         Args:
             ports: SGLang's `PortArgs`.

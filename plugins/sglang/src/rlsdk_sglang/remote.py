@@ -1,4 +1,4 @@
-"""A running SGLang server in place of an engine in this process."""
+"""A running SGLang server, used instead of an engine in this process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RemoteServer:
             about = client.run(self.front.about(), ctx.timeout_s)
             _check_server(about, ctx, spec, options)
             # Leftovers of an earlier run.
-            client.run(self.front.begin_anew(), ctx.timeout_s)
+            client.run(self.front.reset(), ctx.timeout_s)
         except BaseException:
             self.close()
             raise
@@ -47,7 +47,7 @@ class RemoteServer:
         self.num_stages = spec.pp_size
 
     def check_alive(self) -> None:
-        """No check: if the server ended, the next request fails."""
+        """Does nothing: if the server ended, the next request fails."""
 
     def close(self) -> None:
         self._client.run(self.front.close(), CLOSE_S)
@@ -58,7 +58,7 @@ def _check_server(about: dict[str, Any], ctx: RankContext, spec: RolloutSpec, op
         return ConfigError(f"rollout.sglang.url {options.url!r}: {fault}. Start one by: {START}")
 
     if weights.LOADER not in (about.get("custom_weight_loader") or ()):
-        raise refuse("this server has no part of rlsdk in it")
+        raise refuse("this server was started without rlsdk's loader")
     wants = {
         "tp_size": spec.tp_size * spec.dp_size,
         "pp_size": spec.pp_size,
@@ -69,7 +69,7 @@ def _check_server(about: dict[str, Any], ctx: RankContext, spec: RolloutSpec, op
         if about.get(name) not in (wanted, "auto"):
             raise refuse(f"its {name} is {about.get(name)!r}, the run's {wanted!r}")
     if spec.engine_kwargs:
-        raise refuse(f"a server that runs takes no engine_kwargs, such as {sorted(spec.engine_kwargs)}")
+        raise refuse(f"a running server cannot take engine_kwargs {sorted(spec.engine_kwargs)}")
 
 
 class RemoteFront:
@@ -83,7 +83,7 @@ class RemoteFront:
         self.url = url.rstrip("/")
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
-            # Every running sample uses a connection, and a report of a long one is a long line.
+            # Every running sample uses a connection, and the report of a long sample is a long line.
             connector=aiohttp.TCPConnector(limit=0),
             read_bufsize=LONGEST_REPORT_BYTES,
         )
@@ -96,13 +96,13 @@ class RemoteFront:
         found: dict[str, Any] = json.loads(await self._ask("GET", "/server_info"))
         return found
 
-    async def begin_anew(self) -> None:
+    async def reset(self) -> None:
         await self._ask("POST", "/abort_request", {"abort_all": True})
         await self._ask("POST", "/continue_generation", {"torch_empty_cache": False})
         await self._ask("POST", "/update_weight_version", {"new_version": "0", "abort_all_requests": False})
 
     async def generate_request(self, asked: Any) -> AsyncGenerator[dict[str, Any], None]:
-        """Reports of a sample; a caller that stops early ends it."""
+        """Yields the reports of a sample. If the caller stops early, the sample is aborted."""
         body = {
             "rid": asked.rid,
             "input_ids": asked.input_ids,

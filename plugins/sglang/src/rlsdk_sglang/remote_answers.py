@@ -1,8 +1,8 @@
-"""Answers of SGLang's schedulers on other nodes, which cannot map memory of this one: signed messages over TCP.
+"""Answers of SGLang's schedulers on other nodes, which cannot map this node's memory: signed messages over TCP.
 
-Each answer is one connection: its number and tag, then the message and its tag. The key is the engine's own, and is
-sent to its schedulers with commands. A connection without a valid signature, or for an answer that nobody waits for, is
-closed before its message is read.
+Each answer is one connection: its number and tag, then the message and its tag. The key belongs to the engine, which
+sends it to its schedulers with commands. A connection without a valid signature, or for an answer that is not expected,
+is closed before its message is read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Address = list[Any]
 """Host, port, key, and number of the answer."""
 MAX_BYTES = 1 << 30
 TALK_S = 60.0
-"""Seconds for a message to arrive after a connection."""
+"""Seconds for a message to arrive after its connection was opened."""
 LOOK_S = 1.0
 _NUMBER_BYTES, _TAG_BYTES = 8, hashlib.sha256().digest_size
 
@@ -33,7 +33,7 @@ class AnswerServer:
     def __init__(self, host: str) -> None:
         self._key = secrets.token_bytes(32)
         self._came: dict[int, bytes | None] = {}
-        """Answers by number, of those that are awaited."""
+        """The expected answers by number."""
         self._changed = threading.Condition()
         self._next = 0
         take = self._take
@@ -49,14 +49,14 @@ class AnswerServer:
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
             def handle_error(self, request: Any, client_address: Any) -> None:
-                """Ignores errors of connections: the waiting caller reports that nothing arrived."""
+                """Ignores errors of connections: the waiting caller reports that no answer arrived."""
 
         self._server = Server((host, 0), Handler)
         self._host, self._port = host, int(self._server.server_address[1])
         threading.Thread(target=self._server.serve_forever, name="rlsdk-sglang-mail", daemon=True).start()
 
     def expect(self) -> RemoteAnswer:
-        """Registers an awaited answer of one scheduler."""
+        """Registers an answer that is expected from one scheduler."""
         with self._changed:
             self._next += 1
             self._came[self._next] = None
@@ -94,13 +94,13 @@ class AnswerServer:
 
 
 class RemoteAnswer:
-    """One awaited answer; same interface as `rlsdk_sglang.messages.Answer`."""
+    """One expected answer; same interface as `rlsdk_sglang.messages.Answer`."""
 
     def __init__(self, server: AnswerServer, address: Address) -> None:
         self._answer_server, self.address = server, address
 
     def read(self, wait_s: float = 0.0, look: Callable[[], None] = lambda: None) -> tuple[Any, str | None]:
-        """Returns the value and the error. `look` is called every second; an exception of it ends the wait."""
+        """Returns the value and the error. `look` is called every second; its exception ends the wait."""
         data = self._answer_server.wait(self.address[3], wait_s, look)
         if data is None:
             return None, f"it gave no answer within {wait_s:g} s"
@@ -112,7 +112,7 @@ def send(address: Address, data: bytes) -> None:
     """Called in a scheduler: sends an answer.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: no server listens at the address.
     """
     host, port, secret, count = address
     key, number = bytes.fromhex(secret), int(count).to_bytes(_NUMBER_BYTES, "big")

@@ -1,4 +1,4 @@
-"""Requests of samples to SGLang, and its reports. Tested: 0.5.23."""
+"""Converts samples to SGLang's requests, and SGLang's reports to progress of samples. Tested: 0.5.23."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Progress:
     log_probs: Sequence[float]
     finished: FinishReason | None
     versions: Sequence[tuple[int, int]] | None
-    """Runs of (version, tokens) of a finished sample."""
+    """Runs of (version, number of tokens) of a finished sample."""
 
 
 def sampling_params(sample: Sample) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def sampling_params(sample: Sample) -> dict[str, Any]:
 
 
 def progress_of(report: Mapping[str, Any], seen: int) -> Progress:
-    """New tokens of a report, which contains only these, or (from a server that was started differently) all."""
+    """New tokens of a report. A report contains only these, or all tokens if the server was started differently."""
     about = report["meta_info"]
     ended = about["finish_reason"]
     total = about["completion_tokens"]
@@ -56,7 +56,7 @@ def progress_of(report: Mapping[str, Any], seen: int) -> Progress:
 
 
 def _new(values: Sequence[Any], seen: int, total: int) -> Sequence[Any]:
-    """Of a list of all `total` values, or of those alone that come after the first `seen`: the latter. SGLang's report
-    of an abort repeats the last token where none is new."""
+    """Returns the values after the first `seen`, from a list of all `total` values or of the new ones only. SGLang's
+    report of an abort repeats the last token if there is no new one."""
     first = seen if len(values) >= total else 0
     return values[first : first + total - seen]

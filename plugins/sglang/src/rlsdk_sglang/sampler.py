@@ -14,7 +14,7 @@ from rlsdk.kit.sampling import RowSampling, draw, uniforms
 
 class ContractSampler(Sampler):  # type: ignore[misc]
     """Replaces SGLang's sampler, which uses seeds only in a deterministic mode of some kernels, and silently replaces
-    logits that are NaN."""
+    NaN logits."""
 
     def forward(
         self,

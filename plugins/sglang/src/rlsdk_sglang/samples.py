@@ -15,7 +15,7 @@ class Call:
 
     def __init__(self, num_samples: int) -> None:
         self.left = num_samples
-        """Number of samples that still run."""
+        """Number of samples that are still running."""
         self._finished: list[GenerationOutput] = []
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -26,19 +26,19 @@ class Call:
         with self._lock:
             self._finished.append(output)
             self.left -= 1
-        self._tell()
+        self._wake_caller()
 
     def fail(self, error: BaseException) -> None:
         """Fails the call with this error; only the first is kept."""
         with self._lock:
             self._error = self._error or error
-        self._tell()
+        self._wake_caller()
 
     async def take(self) -> list[GenerationOutput]:
-        """Waits for finished samples and returns those since the last call. Empty when none is left.
+        """Waits for samples that finish and returns those since the last call; empty if no sample is left.
 
         Raises:
-            what ended the call.
+            Exception: the error that ended the call.
         """
         while True:
             with self._lock:
@@ -50,7 +50,7 @@ class Call:
                 self._news.clear()
             await self._news.wait()
 
-    def _tell(self) -> None:
+    def _wake_caller(self) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._news.set)
 
@@ -63,5 +63,5 @@ class Sample(RunningSample):
     call: Call
 
     def finish(self, reason: FinishReason, version: int) -> None:
-        """Passes it to its call. `version` is that of a sample without any token."""
+        """Passes the finished sample to its call. `version` is used for a sample without tokens."""
         self.call.put(self.output(reason, version))

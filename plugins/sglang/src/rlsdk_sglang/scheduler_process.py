@@ -1,4 +1,4 @@
-"""What this plugin changes inside SGLang's scheduler processes, one for each part of the model.
+"""Changes of this plugin inside SGLang's scheduler processes, each of which holds one part of the model.
 
 Everything here depends on SGLang's version. Tested: 0.5.23.
 """
@@ -20,21 +20,22 @@ RUNNERS: list[Any] = []
 
 
 def run_scheduler(*args: Any, **kwargs: Any) -> None:
-    """Replaces SGLang's own function in a new process: the same, with the changes that the contract requires."""
+    """Replaces SGLang's main function of a new process: the same, with the changes that the contract requires."""
     from sglang.srt.managers import scheduler
     from tqdm import tqdm  # type: ignore[import-untyped]
 
-    # Otherwise tqdm creates a named semaphore for bars in several processes, which would outlive a killed process.
+    # Otherwise tqdm creates a named semaphore to share bars between processes; it would outlive a killed process.
     tqdm.set_lock(threading.RLock())
     install()
     scheduler.run_scheduler_process(*args, **kwargs)
-    # Its own last words were said. Bindings of triton's would add pages on leaks that end with the process anyway.
+    # The scheduler has written its last messages. Triton's bindings would add pages about leaks, which are harmless
+    # because the process ends.
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
 
 
 def install() -> None:
-    """Patches SGLang in this process: sampling, seeds, ends of responses, and effects of a failure on other
+    """Patches SGLang in this process: sampling, seeds, end of responses, and the effect of failures on other
     processes."""
     import torch
     from sglang.srt.configs.model_config import ModelConfig
@@ -44,11 +45,11 @@ def install() -> None:
 
     from rlsdk_sglang.sampler import ContractSampler
 
-    _listen_where_told()
-    _skip_experts_elsewhere()
-    _attend_to_latents_as_stored()
+    _listen_on_given_address()
+    _skip_experts_of_other_ranks()
+    _attend_to_cached_latents()
     register_sampler_backend("pytorch", ContractSampler)
-    # Only the request decides where a response ends.
+    # Only the request determines where a response ends.
     ModelConfig._get_hf_eos_token_id = lambda self: set()
 
     from_batch = SamplingBatchInfo.from_schedule_batch.__func__
@@ -64,20 +65,20 @@ def install() -> None:
 
     initialize = ModelRunner.__init__
 
-    def remembered(self: Any, *args: Any, **kwargs: Any) -> None:
+    def record_runner(self: Any, *args: Any, **kwargs: Any) -> None:
         RUNNERS.append(self)
         initialize(self, *args, **kwargs)
 
-    ModelRunner.__init__ = remembered
+    ModelRunner.__init__ = record_runner
 
-    # A failing scheduler would kill the process that started it, the trainer's worker, which notices its end anyway.
-    setattr(psutil.Process, "send_signal", _spared(psutil.Process.send_signal))  # noqa: B010 - mypy knows no other way
+    # A failing scheduler would kill its parent, the trainer's worker, which notices the scheduler's end anyway.
+    setattr(psutil.Process, "send_signal", _without_sigquit(psutil.Process.send_signal))  # noqa: B010 - mypy knows no other way
 
 
-def _listen_where_told() -> None:
-    """torch's key-value store listens on all interfaces, whatever its address: here, on the address that it is given:
-    loopback, or the first node's of a replica on several."""
-    # Its package has a function of the same name in its place.
+def _listen_on_given_address() -> None:
+    """Makes torch's key-value store listen only on its given address (loopback, or the first node's if a replica has
+    several nodes) instead of on all interfaces."""
+    # `import` would find a function: torch.distributed exports one with the module's name.
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     make = rendezvous.TCPStore
 
@@ -90,9 +91,10 @@ def _listen_where_told() -> None:
     rendezvous.TCPStore = on_one_interface
 
 
-def _skip_experts_elsewhere() -> None:
-    """Where experts are dealt out over schedulers, SGLang marks those of others with -1, which its path for CPUs
-    (0.5.23) takes for an index and fails on: here, an expert of this scheduler's own in its place, weighed with 0."""
+def _skip_experts_of_other_ranks() -> None:
+    """Makes SGLang's CPU path (0.5.23) work with experts that are distributed over schedulers: SGLang marks the experts
+    of other schedulers with -1, and that path uses -1 as an index and fails. Here an expert of this scheduler takes
+    their place, with weight 0."""
     from sglang.srt.layers.moe import fused_moe_native
 
     forward = fused_moe_native.moe_forward_native
@@ -102,18 +104,18 @@ def _skip_experts_elsewhere() -> None:
         if not elsewhere.any():
             return forward(layer, x, topk, config)
         ids, weights = topk.topk_ids.masked_fill(elsewhere, 0), topk.topk_weights.masked_fill(elsewhere, 0.0)
-        # One choice at a time: it counts an expert that a token names twice once.
+        # One choice per call: the path counts an expert only once even if a token chooses it twice.
         choices = zip(ids.split(1, dim=1), weights.split(1, dim=1), strict=True)
         return sum(forward(layer, x, topk._replace(topk_ids=one, topk_weights=w), config) for one, w in choices)
 
     fused_moe_native.moe_forward_native = of_own_experts
 
 
-def _attend_to_latents_as_stored() -> None:
+def _attend_to_cached_latents() -> None:
     """Latent attention always computes with the latent keys and values in the cache.
 
-    For a prompt without cached tokens, SGLang (0.5.23) expands them and does not store the result. Its torch path for
-    CPUs still reads the cache, and takes the latent values in it for expanded ones: such prompts get wrong log-probs,
+    For a prompt without cached tokens, SGLang (0.5.23) expands the latents and does not store the result. Its torch
+    path for CPUs still reads the cache and treats the latent values there as expanded: such prompts get wrong log-probs
     or fail on shapes.
     """
     from sglang.srt.models.deepseek_common.attention_backend_handler import (
@@ -124,9 +126,9 @@ def _attend_to_latents_as_stored() -> None:
     AttentionBackendRegistry.register("torch_native", _dispatch_mla_subtype)
 
 
-def _spared(send_signal: Callable[[psutil.Process, int], None]) -> Callable[[psutil.Process, int], None]:
-    def spare(self: psutil.Process, sig: int) -> None:
+def _without_sigquit(send_signal: Callable[[psutil.Process, int], None]) -> Callable[[psutil.Process, int], None]:
+    def send(self: psutil.Process, sig: int) -> None:
         if sig != signal.SIGQUIT:
             send_signal(self, sig)
 
-    return spare
+    return send

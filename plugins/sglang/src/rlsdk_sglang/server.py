@@ -1,4 +1,4 @@
-"""`python -m rlsdk_sglang.server`: SGLang's HTTP server, with what `rollout.sglang.url` needs inside its schedulers.
+"""`python -m rlsdk_sglang.server`: SGLang's HTTP server, with the scheduler changes that `rollout.sglang.url` needs.
 
 Takes the arguments of `python -m sglang.launch_server`.
 """

@@ -24,13 +24,13 @@ from rlsdk_sglang import derived, scheduler_process
 from rlsdk_sglang.messages import Command
 
 LOADER = "rlsdk_sglang.weights.run_command"
-"""Name under which SGLang calls `run_command`: what it offers as a custom weight loader."""
+"""Name under which SGLang calls `run_command`, as a custom weight loader."""
 NAME = uuid.uuid4().hex
-"""Name of this process, as a worker that receives its own part of an update."""
+"""Name of this process as a worker that receives its own part of an update."""
 
 
 def run_command(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
-    """Executes a command. An error here would end the process in SGLang, so it is returned as the answer."""
+    """Executes a command. Returns errors as the answer: in SGLang an exception here would end the process."""
     for _, tensor in named_tensors:
         command = Command.decoded(tensor.cpu().numpy().tobytes())
         value, error = None, None
@@ -39,7 +39,7 @@ def run_command(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -
             value = getattr(WeightCommands(model), command.name)(**command.arguments, **along)
         except Exception as raised:
             error = f"{type(raised).__name__}: {raised}"
-        # Whoever asked from another machine, or is gone by now, gets no answer, and says so.
+        # A caller on another machine, or one that has ended, gets no answer; it reports that itself.
         with suppress(OSError):
             command.answer(value, error, stage=stage())
 
@@ -53,7 +53,7 @@ def stage() -> int:
 
 
 class WeightCommands:
-    """The commands."""
+    """The commands, as methods."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -62,15 +62,15 @@ class WeightCommands:
         """Finds where each canonical tensor is stored; returns reasons why weights cannot be replaced and verified.
 
         Args:
-            shapes: of the canonical tensors.
-            sources: what SGLang's loaders are to be given, where files have other tensors (`Source.packed`).
+            shapes: shapes of the canonical tensors.
+            sources: the tensors to give to SGLang's loaders, if the files have other ones (`Source.packed`).
         """
         files = None if sources is None else [Source.unpacked(values) for values in sources]
         pieces = trace_loaders(self.model.load_weights, shapes, files)
         PIECES.clear()
         PIECES.update(pieces)
-        # On a CPU SGLang collects garbage whenever it flushes a cache, several times for each update. What is here by
-        # now stays, and need not be looked through again.
+        # On a CPU SGLang collects garbage whenever it flushes a cache, several times in each update. Existing objects
+        # stay alive, so they are excluded from collection.
         gc.collect()
         gc.freeze()
         return faults(self.model, pieces)
@@ -95,7 +95,7 @@ class WeightCommands:
                 write_shard(PIECES[shard.name], shard)
 
     def write_copy(self, data: bytes, entries: list[Any]) -> None:
-        """As `write`, on another node: the values are sent along."""
+        """As `write`, on another node: the values are sent with the command."""
         for shard in copied(data, entries):
             write_shard(PIECES[shard.name], shard)
 
@@ -125,7 +125,7 @@ class WeightCommands:
         if part == "weights":
             return [piece.memory for parts in PIECES.values() for piece in parts]
         pool = scheduler_process.RUNNERS[0].token_to_kv_pool
-        # Latent attention keeps one tensor of a layer for both.
+        # Latent attention has one tensor per layer for keys and values.
         return [*pool.kv_buffer] if hasattr(pool, "kv_buffer") else [*pool.k_buffer, *pool.v_buffer]
 
 
@@ -140,15 +140,15 @@ def _bytes_of(tensors: Sequence[Tensor]) -> int:
 
 def faults(model: nn.Module, pieces: dict[str, list[Piece]]) -> list[str]:
     """Reasons why the pieces are not everything that is served: parameters that the engine repacked, or that no
-    canonical tensor reaches. A tensor of which this process holds nothing may be another's: the caller checks that over
-    all processes."""
+    canonical tensor maps to. Another process may hold a tensor of which this one has nothing: the caller checks that
+    over all processes."""
     found: list[str] = []
     reached = {piece.memory.untyped_storage().data_ptr() for parts in pieces.values() for piece in parts}
     live = {buffer.untyped_storage().data_ptr() for buffer in model.buffers()}
     for name, parameter in model.named_parameters():
         live.add(parameter.untyped_storage().data_ptr())
         if parameter.numel() and parameter.untyped_storage().data_ptr() not in reached:
-            found.append(f"parameter {name!r} of the engine is reached by no canonical tensor, or was repacked")
+            found.append(f"no canonical tensor maps to the engine's parameter {name!r}, or it was repacked")
     for name, parts in pieces.items():
         if any(piece.memory.untyped_storage().data_ptr() not in live for piece in parts):
             found.append(f"the engine repacked canonical tensor {name!r} after loading it")

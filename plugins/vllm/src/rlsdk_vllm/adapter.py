@@ -1,8 +1,8 @@
 """Interface to vLLM's engines, in this process or another.
 
-All that depends on vLLM's version is in the modules next to this one: `environment` and `arguments` (start), `requests`
-(samples), `in_process` and `asynchronous` (its two engines), and, in its workers, `worker`, `loader`, `transfer` and
-`sampler`. Tested window: 0.31 and 0.32 (their CPU builds).
+All code that depends on vLLM's version is in the modules next to this one: `environment` and `arguments` (start),
+`requests` (samples), `in_process` and `asynchronous` (its two engines), and, in its workers, `worker`, `loader`,
+`transfer` and `sampler`. Tested versions: 0.31 and 0.32 (their CPU builds).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class VllmEngine(ABC):
     def __init__(self, ctx: RankContext, spec: RolloutSpec) -> None:
         self.paused = False
         self.spans_nodes = has_workers_apart(ctx, spec) or has_copies_apart(ctx, spec)
-        """Whether some of its workers are on other nodes, which cannot map memory of this one."""
+        """Whether some of its workers are on other nodes, which cannot map this node's memory."""
 
     @abstractmethod
     def add(self, sample: Sample) -> None:
@@ -90,8 +90,8 @@ class VllmEngine(ABC):
 
         Args:
             method: its name.
-            args: of the call.
-            moving: the call transfers weights; workers enforce its deadline themselves, as long as weights arrive.
+            args: its arguments.
+            moving: the call transfers weights. Workers enforce its deadline themselves while weights arrive.
 
         Raises:
             DeadlineError: a worker did not answer in time.
@@ -102,10 +102,10 @@ class VllmEngine(ABC):
         served."""
         found = sorted({fault for faults in self.call_workers("rlsdk_prepare") for fault in faults})
         cut = weight_updates.find_unserved(shapes, self.call_workers("rlsdk_boxes"))
-        return found + [f"vLLM's model has no place for all of canonical tensor {name!r}" for name in cut]
+        return found + [f"vLLM's model does not hold all of canonical tensor {name!r}" for name in cut]
 
     def write(self, shards: Iterator[WeightShard]) -> None:
-        """Writes weights into the memory that the workers compute from."""
+        """Writes weights into the memory that the workers compute with."""
         with self._update():
             if not self.is_spread:
                 self.call_workers("update_weights", {"shards": shards})
@@ -115,8 +115,8 @@ class VllmEngine(ABC):
 
     @contextmanager
     def _update(self) -> Iterator[None]:
-        """Context of an update: in it vLLM's workers receive weights (`rlsdk_vllm.transfer`), and afterwards serve
-        them."""
+        """Context of an update: inside, vLLM's workers receive weights (`rlsdk_vllm.transfer`); after it, they serve
+        these weights."""
         self.call_workers("start_weight_update")
         try:
             yield
@@ -128,7 +128,7 @@ class VllmEngine(ABC):
             raise
 
     def describe_workers(self) -> list[dict[str, Any]]:
-        """Descriptions of the workers: their boxes and locations."""
+        """Describes the workers: their boxes and locations."""
         return list(self.call_workers("rlsdk_describe"))
 
     def receive(self, deliveries: Sequence[Delivery], version: int) -> tuple[WorkerReceipt, ...]:
@@ -142,7 +142,7 @@ class VllmEngine(ABC):
         return list(self.call_workers("rlsdk_fingerprints"))
 
     def checksum(self) -> str | None:
-        """A checksum of vLLM's own checksums of all parameters of all workers; None: this version has none."""
+        """A checksum over vLLM's own checksums of all parameters of all workers; None: this version computes none."""
         found = self.call_workers("rlsdk_checksums")
         if any(one is None for one in found):
             return None
@@ -150,12 +150,12 @@ class VllmEngine(ABC):
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def serve(self, version: int) -> None:
-        """Sets the version of tokens sampled from now on, also in vLLM, whose outputs and endpoints report it."""
+        """Sets the version of all tokens sampled from now on; vLLM's outputs and endpoints report it too."""
         self.call_workers("rlsdk_serve", version)
-        self.tell_version(str(version))
+        self.report_version(str(version))
 
     @abstractmethod
-    def tell_version(self, version: str) -> None:
+    def report_version(self, version: str) -> None:
         """Sets the weight version that vLLM reports (from 0.32 on)."""
 
     def clear_caches(self) -> None:

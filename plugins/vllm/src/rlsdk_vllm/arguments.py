@@ -1,6 +1,6 @@
 """Configuration of vLLM, and checks of what it does not support.
 
-Tested window: 0.31 and 0.32 (their CPU builds).
+Tested versions: 0.31 and 0.32 (their CPU builds).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CPU_BLOCK_TOKENS = 32
 
 
 def check_split(ctx: RankContext, spec: RolloutSpec, options: VllmOptions) -> None:
-    """Raises `ConfigError` if vLLM cannot split a replica in this way."""
+    """Raises `ConfigError` if vLLM cannot split a replica like this."""
     check_devices(ctx, spec)
     if ctx.device == "cpu" and spec.pp_size > 1:
         raise ConfigError(
@@ -38,18 +38,18 @@ def check_split(ctx: RankContext, spec: RolloutSpec, options: VllmOptions) -> No
         )
     if ctx.device == "cpu" and spec.ep_size > 1:
         raise ConfigError(
-            f"rollout.ep_size {spec.ep_size}: vLLM on a CPU (0.32) ends in a segmentation fault when experts are dealt "
-            "out; give 1, which cuts every expert"
+            f"rollout.ep_size {spec.ep_size}: vLLM on a CPU (0.32) crashes with a segmentation fault when whole "
+            "experts are distributed; give 1, which splits every expert"
         )
     stage = spec.tp_size * spec.dp_size
     if spec.ep_size not in (1, stage):
         raise ConfigError(
-            f"rollout.ep_size {spec.ep_size}: vLLM deals experts out to all devices of a stage or to none; give "
+            f"rollout.ep_size {spec.ep_size}: vLLM distributes experts over all devices of a stage or over none; give "
             f"{stage} (rollout.tp_size {spec.tp_size} x rollout.dp_size {spec.dp_size}), or 1"
         )
     if spec.dp_size > 1 and not options.asynchronous:
         raise ConfigError(
-            f"rollout.dp_size {spec.dp_size}: copies of attention are processes of their own in vLLM; give "
+            f"rollout.dp_size {spec.dp_size}: vLLM runs each copy of attention in its own process; give "
             "--rollout.vllm.asynchronous true"
         )
     if has_copies_apart(ctx, spec):
@@ -57,17 +57,18 @@ def check_split(ctx: RankContext, spec: RolloutSpec, options: VllmOptions) -> No
 
 
 def check_cpu_attention(spec: RolloutSpec) -> None:
-    """Raises `ConfigError` if vLLM's CPU attention does not support this head size, which it would report only in the
-    first pass, or silently computes other log-probs than the model's."""
+    """Raises `ConfigError` if vLLM's CPU attention does not support this head size, which vLLM would report only in the
+    first pass, or if it would silently compute wrong log-probs."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     config = load_model_config(spec.model)
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if getattr(config, "kv_lora_rank", None) and rope == "default":
-        # In its own kernel; yarn is computed by torch. Found by comparison with transformers, also in vLLM alone.
+        # The error is in vLLM's own kernel; torch computes yarn. Found by comparison with transformers, and reproduced
+        # with vLLM alone.
         raise ConfigError(
             f"model.path {spec.model.path!r}: vLLM on a CPU (0.32) rotates latent attention wrongly where rope_type is "
-            "'default' (log-probs off by up to 2); DeepSeek's own files have 'yarn', which is right. Use another "
+            "'default' (log-probs off by up to 2); DeepSeek's own files have 'yarn', which is correct. Use another "
             "model, a GPU, or --rollout-backend transformers"
         )
     size, sizes = head_size(config), CPUAttentionBackend.get_supported_head_sizes()
@@ -87,16 +88,16 @@ def engine_args(
     sources: Sequence[Source] | None = None,
     place: CopiesHere | None = None,
 ) -> Any:
-    """Arguments of a run, as vLLM's class `kind`; `spec.engine_kwargs` overrides them.
+    """Builds vLLM's arguments, an instance of `kind`; `spec.engine_kwargs` overrides them.
 
     Args:
         kind: `EngineArgs` or `AsyncEngineArgs`.
-        ctx: of the engine.
-        spec: of the engine.
-        options: of the engine.
-        shapes: of the canonical tensors.
-        sources: the tensors of files, if they differ (`rlsdk.kit.file_tensors`).
-        place: of this node, if copies of attention are on several nodes; None: one node.
+        ctx: the engine's context.
+        spec: the engine's specification.
+        options: the engine's options.
+        shapes: shapes of the canonical tensors.
+        sources: the tensors in the model's files, if they differ (`rlsdk.kit.file_tensors`).
+        place: the copies of attention of this node, if they are on several nodes; None: one node.
 
     Raises:
         ConfigError: vLLM has no such argument, or cannot serve the model.
@@ -114,7 +115,7 @@ def engine_args(
         "trust_remote_code": spec.model.trust_remote_code,
         "dtype": spec.model.dtype,
         "skip_tokenizer_init": True,
-        # Only the request decides how a sample is drawn and where it ends.
+        # Only the request determines how a sample is drawn and where it ends.
         "generation_config": "vllm",
         "load_format": LOAD_FORMAT,
         "model_loader_extra_config": {"shapes": dict(shapes), "sources": files, "load": spec.load_weights},
@@ -134,7 +135,7 @@ def engine_args(
         "gpu_memory_utilization": options.gpu_memory_utilization,
         "kv_cache_memory_bytes": kv_cache_bytes(ctx, spec, options),
         "enable_sleep_mode": not on_cpu,
-        # vLLM's own choice if the engine has its own process; in this process every step is awaited.
+        # vLLM's default if the engine has its own process; in this process every step is awaited.
         "async_scheduling": None if options.asynchronous and not on_cpu else False,
         "disable_log_stats": True,
     }
@@ -147,7 +148,7 @@ def engine_args(
         arguments["max_num_batched_tokens"] = options.max_batched_tokens
     owned = sorted(OWNED & set(spec.engine_kwargs))
     if owned:
-        raise ConfigError(f"rollout.engine_kwargs: {owned} belong to the plugin itself; leave them out")
+        raise ConfigError(f"rollout.engine_kwargs: only the plugin sets {owned}; leave them out")
     known = kind.__dataclass_fields__
     for name in spec.engine_kwargs:
         if name not in known:
@@ -158,8 +159,8 @@ def engine_args(
 
 
 def executor(ctx: RankContext, spec: RolloutSpec) -> str | None:
-    """What starts vLLM's workers. By default vLLM counts the devices that this process sees (one) and refuses; or it
-    uses Ray if its process is a Ray actor, and its workers would then choose devices themselves."""
+    """Name of the executor that starts vLLM's workers. By default vLLM counts the devices that this process sees (one)
+    and refuses; or, in a Ray actor, it uses Ray, and its workers would then choose devices themselves."""
     if spec.num_devices == 1:
         return None
     return "ray" if has_workers_apart(ctx, spec) else "mp"
@@ -173,5 +174,5 @@ def explained_start(spec: RolloutSpec) -> Iterator[None]:
     except (ValueError, NotImplementedError, AssertionError) as error:
         raise ConfigError(
             f"model.path {spec.model.path!r}: vLLM could not start: {error}. Give a model and rollout.engine_kwargs "
-            "that it takes, or another rollout backend"
+            "that vLLM supports, or another rollout backend"
         ) from error

@@ -32,16 +32,16 @@ from rlsdk_vllm.samples import Sample
 
 Result = TypeVar("Result")
 END_S = 30.0
-"""Seconds for processes to end, beyond the time after which vLLM kills them, and for the thread that ends them."""
+"""Seconds for processes and the thread that ends them, in addition to the time after which vLLM kills processes."""
 STUCK_S = 300.0
-"""Seconds for vLLM to notice that processes with a slow start were killed, and for its imports before."""
+"""Seconds for vLLM to notice that processes were killed because they started too slowly, and for its imports."""
 
 
 class AsyncEngine(VllmEngine):
     """Every sample is a stream that a task reads, on this engine's own event loop; `step` collects new tokens.
 
     The core may be ahead of the collected tokens, so each token carries its version. The core ends with this process,
-    even if that is killed. Waits for it are limited by the run's deadline, except while weights arrive.
+    even if this process is killed. The run's deadline limits every wait for the core, except while weights arrive.
     """
 
     turn_s = 0.002
@@ -62,7 +62,7 @@ class AsyncEngine(VllmEngine):
         from vllm.v1.engine.async_llm import AsyncLLM
 
         async def start() -> Any:
-            # On the loop's thread, which the core must not outlive.
+            # Runs on the loop's thread: the core ends with this thread.
             with (
                 cores_end_with_this_thread(),
                 started_within(ctx.timeout_s, self._check_starting),
@@ -80,7 +80,7 @@ class AsyncEngine(VllmEngine):
         self._timeout_s = ctx.timeout_s
         self._num_cores = spec.dp_size
         self._heard = time.monotonic()
-        """Time at which the core was last idle, or returned something."""
+        """Time when the core was last idle or returned something."""
         self._came: deque[Progress | BaseException] = deque()
         self._streams: dict[str, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
@@ -104,14 +104,14 @@ class AsyncEngine(VllmEngine):
     def add(self, sample: Sample) -> None:
         if not self._streams:
             self._heard = time.monotonic()
-        self._run(self._add(sample), "taking a sample")
+        self._run(self._add(sample), "adding a sample")
 
     def step(self) -> list[Progress]:
         """Returns new tokens since the last call.
 
         Raises:
             DeadlineError: no running sample got a token for longer than the run's deadline.
-            Exception: what ended the core or a stream.
+            Exception: the error that ended the core or a stream.
             RlsdkError: a core on another node ended.
         """
         self._check_others()
@@ -124,7 +124,7 @@ class AsyncEngine(VllmEngine):
         if found or self.paused or not self._streams:
             self._heard = time.monotonic()
         elif time.monotonic() - self._heard > self._timeout_s:
-            raise self._silent(f"no token of {len(self._streams)} samples that run", self._timeout_s)
+            raise self._silent(f"no token of {len(self._streams)} running samples", self._timeout_s)
         return found
 
     def abort(self, keys: Sequence[str]) -> None:
@@ -137,11 +137,11 @@ class AsyncEngine(VllmEngine):
     def resume(self) -> None:
         self._heard = time.monotonic()
         super().resume()
-        self._run(self._engine.resume_generation(), "going on")
+        self._run(self._engine.resume_generation(), "resuming")
 
     def drop_caches(self) -> None:
-        if not self._run(self._engine.reset_prefix_cache(reset_running_requests=True), "forgetting keys and values"):
-            raise RuntimeError("vLLM did not give its prefix cache up")
+        if not self._run(self._engine.reset_prefix_cache(reset_running_requests=True), "dropping the KV cache"):
+            raise RuntimeError("vLLM did not free its prefix cache")
 
     def call_workers(self, method: str, *args: Any, moving: bool = False) -> list[Any]:
         limit = math.inf if moving else None
@@ -151,19 +151,19 @@ class AsyncEngine(VllmEngine):
         called = self._engine.engine_core.call_utility_all_async("collective_rpc", method, None, args, {})
         return [answer for workers in self._run(called, method, limit) for answer in workers]
 
-    def tell_version(self, version: str) -> None:
-        if tell := getattr(self._engine, "update_weight_version", None):
-            self._run(tell(version), "taking a version")
+    def report_version(self, version: str) -> None:
+        if update := getattr(self._engine, "update_weight_version", None):
+            self._run(update(version), "setting the version")
 
     def sleep(self, level: int) -> None:
-        self._run(self._engine.sleep(level), "going to sleep")
+        self._run(self._engine.sleep(level), "sleeping")
 
     def wake(self, parts: Sequence[str]) -> None:
         self._run(self._engine.wake_up(list(parts)), "waking up")
 
     def close(self) -> None:
         """Ends the core's process too, even if it does not respond."""
-        # Whatever their state: they end now.
+        # They are not checked any more: a failed node must not prevent the end.
         others, self._others = self._others, None
         try:
             self._run(self._shut_down(), "ending", END_S)
@@ -211,8 +211,8 @@ class AsyncEngine(VllmEngine):
         """Runs a coroutine on the loop's thread and returns its result.
 
         Args:
-            doing: what vLLM is doing, for an error.
-            timeout_s: None: the run's deadline; infinite: as long as it takes.
+            doing: what vLLM is doing, for error messages.
+            timeout_s: None: the run's deadline; infinity: no limit.
 
         Raises:
             DeadlineError: it took longer.
@@ -230,7 +230,7 @@ class AsyncEngine(VllmEngine):
 
     def _silent(self, missing: str, limit_s: float) -> DeadlineError:
         return DeadlineError(
-            f"vLLM's process brought {missing} within {limit_s:g} s: it hangs, or the machine is too slow for "
+            f"vLLM's process gave {missing} within {limit_s:g} s: it hangs, or the machine is too slow for "
             "deadlines.collective_s. Give more time, or look for the cause with rollout.vllm.log_level INFO"
         )
 

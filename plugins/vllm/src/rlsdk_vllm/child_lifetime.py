@@ -1,8 +1,8 @@
-"""Lifetime of vLLM's processes: they end with the process that started them, or when a start takes too long.
+"""Lifetime of vLLM's processes: they end with the process that started them, or if their start takes too long.
 
-Otherwise a core would wait for messages forever, with its memory. A worker of tensor parallelism notices that its
-parent is gone, and ends between two passes; but on a CPU a worker in a reduction with a worker that has ended keeps
-waiting, with a busy processor.
+Otherwise a core would wait for messages forever and keep its memory. A tensor-parallel worker notices that its parent
+is gone, and ends between two passes; but on a CPU a worker that reduces with an ended worker waits forever, and keeps a
+core busy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ POLL_S = 0.2
 class EndsWithParent:
     """Main function of a core's process: asks the kernel to kill the process with its parent, then runs vLLM's own.
 
-    It is called in a new process. A spawned process gets it by pickle, and looks the function up there.
+    It is called in a new process. A spawned process receives it by pickle, and looks up vLLM's function itself.
     """
 
     def __init__(self, run: Callable[..., None]) -> None:
@@ -103,7 +103,7 @@ def started_within(timeout_s: float, check: Callable[[], None] = lambda: None) -
     started, killed = threading.Event(), threading.Event()
 
     def comes() -> bool:
-        """Waits; returns False when the processes must be killed."""
+        """Waits for the start to end; returns False if the processes must be killed."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if started.wait(POLL_S):

@@ -1,4 +1,4 @@
-"""`vllm`: a RolloutEngine around vLLM's own engine, in this process or in one beside it."""
+"""`vllm`: a RolloutEngine around vLLM's own engine, in this process or in its own."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ PAUSED_S = 0.005
 
 
 class VllmRolloutEngine(RolloutEngine):
-    """All calls of `generate` share vLLM's batches. In this process, callers that wait for samples step vLLM; in a
-    process of its own (`VllmOptions.asynchronous`) it runs independently, and callers collect samples.
+    """All calls of `generate` share vLLM's batches. In this process, callers that wait for samples step vLLM; in its
+    own process (`VllmOptions.asynchronous`) vLLM runs independently, and callers collect samples.
 
     Weights are written directly into the parameters that the model computes with, where vLLM's own loaders would put
     them, and fingerprints are read back from there. Updates are refused while requests run, unless they are paused;
@@ -69,20 +69,20 @@ class VllmRolloutEngine(RolloutEngine):
         if found := self.engine.prepare(self.shapes):
             self.engine.close()
             raise ConfigError(
-                f"model.path {spec.model.path!r}: vLLM cannot serve it with weights that can be replaced and proven: "
+                f"model.path {spec.model.path!r}: vLLM cannot serve it with weights that can be replaced and verified: "
                 f"{found[0]} (and {len(found) - 1} more). Run it without quantization, or with another rollout backend"
             )
         self.wants_checksum = options.engine_checksums
         if self.wants_checksum and self.engine.checksum() is None:
             self.engine.close()
             raise ConfigError(
-                "rollout.vllm.engine_checksums true: this version of vLLM has no checksums of its own (0.32 has); give "
-                "false, the receipts' fingerprints prove updates all the same"
+                "rollout.vllm.engine_checksums true: this version of vLLM computes no checksums (0.32 does); give "
+                "false: the fingerprints in receipts still verify updates"
             )
         self.stop_text = StopText(spec.model)
         self.samples: dict[str, Sample] = {}
         self.aborts: deque[Abort] = deque()
-        """Aborts to execute before the next step."""
+        """Aborts to apply before the next step."""
         self.version = 0
         self.asleep: set[str] = set()
         self.spoiled = False
@@ -131,7 +131,7 @@ class VllmRolloutEngine(RolloutEngine):
 
     def _serve(self, version: int, workers: tuple[WorkerReceipt, ...]) -> SyncReceipt:
         """Starts to serve updated weights, and verifies them."""
-        # KV cache and version change together: neither is ever combined with the other weights.
+        # KV cache and version change together: old weights never get the new version, nor new weights the old cache.
         if "kv_cache" not in self.asleep:
             self._drop_caches()
         receipt = weight_updates.make_receipt(
@@ -150,7 +150,7 @@ class VllmRolloutEngine(RolloutEngine):
         return self.engine.kv_used()
 
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
-        """Aborts before the next step, also of a paused engine. Thread-safe.
+        """Aborts before the next step, even while the engine is paused. Thread-safe.
 
         It does not wait: the next step determines the affected samples. Calls are numbered before their samples are
         added, so a call is aborted with all its samples or not at all.

@@ -1,6 +1,6 @@
 """Environment variables of vLLM, and restoration of what its start changes in this process.
 
-Tested window: 0.31 and 0.32 (their CPU builds).
+Tested versions: 0.31 and 0.32 (their CPU builds).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ next to the run's own workers, which take 0.125 each."""
 
 
 def has_copies_apart(ctx: RankContext, spec: RolloutSpec) -> bool:
-    """Whether copies of attention are on other nodes, each whole on one: a process there starts them
+    """Whether some copies of attention are on other nodes, each copy on one node. A process there starts them
     (`rlsdk_vllm.nodes`)."""
     return spec.dp_size > 1 and spans_nodes(ctx)
 
@@ -70,8 +70,8 @@ def spread_environment(ctx: RankContext, spec: RolloutSpec) -> dict[str, str]:
     if spec.num_devices == 1:
         return {}
     if has_workers_apart(ctx, spec):
-        # vLLM's Ray workers, one in each bundle of this pool's placement group, beside the trainer's worker there. This
-        # executor numbers them as the bundles are given; the one before sorts them by the addresses of nodes.
+        # vLLM's Ray workers, one in each bundle of this pool's placement group, next to the trainer's worker there.
+        # This executor numbers workers in the order of the bundles; the older one sorts them by node address.
         return {
             "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "1",
             "VLLM_RAY_BUNDLE_INDICES": ",".join(map(str, ctx.bundles)),
@@ -82,7 +82,7 @@ def spread_environment(ctx: RankContext, spec: RolloutSpec) -> dict[str, str]:
 
 @contextmanager
 def replica_environment(ctx: RankContext, spec: RolloutSpec) -> Iterator[None]:
-    """In this context vLLM and its processes see the devices of this replica."""
+    """In this context vLLM and its processes see only the devices of this replica."""
     from vllm import envs
 
     settings = spread_environment(ctx, spec)
@@ -95,10 +95,10 @@ def replica_environment(ctx: RankContext, spec: RolloutSpec) -> Iterator[None]:
 
 @contextmanager
 def eager_processes(arguments: Any, ctx: RankContext) -> Iterator[None]:
-    """Processes started in this context do not compile, if the engine is eager on a CPU.
+    """Disables compilation in processes started in this context, if the engine is eager on a CPU.
 
-    Otherwise vLLM still compiles single functions, such as the embedding of tensor parallelism: seconds in each worker,
-    and half a minute without a compilation cache. This process, which may train, is not changed.
+    Otherwise vLLM still compiles single functions, such as the tensor-parallel embedding: this takes seconds in each
+    worker, and half a minute without a compilation cache. This process, which may train, is not changed.
     """
     name = "TORCH_COMPILE_DISABLE"
     before = os.environ.get(name)

@@ -1,6 +1,6 @@
-"""vLLM's cores on a node that is not the first of their replica (`rlsdk_vllm.nodes`).
+"""vLLM's cores on a node other than the first of their replica (`rlsdk_vllm.nodes`).
 
-Tested window: 0.31 and 0.32 (their CPU builds).
+Tested versions: 0.31 and 0.32 (their CPU builds).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rlsdk_vllm.environment import eager_processes, prepare_environment, replica
 from rlsdk_vllm.nodes import CopiesHere
 
 END_S = 10.0
-"""For cores that are asked to end."""
+"""Seconds for cores to end before they are killed."""
 
 
 class Follower:
-    """Made in a companion. Returns from its constructor once the cores' processes are there; the front on the first
-    node waits until they are ready."""
+    """Created in a companion. Its constructor returns once the cores' processes exist; the front on the first node
+    waits until they are ready."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class Follower:
         self._error: BaseException | None = None
         self._cores: Any = None
 
-        def live() -> None:
-            # The cores end with the thread that starts them.
+        def run() -> None:
+            # The cores end with this thread, which starts them.
             try:
                 self._start(ctx, spec, options, shapes, sources, place)
             except BaseException as error:
@@ -48,15 +48,15 @@ class Follower:
             self._begun.set()
             self._over.wait()
 
-        threading.Thread(target=live, name="rlsdk-vllm-cores", daemon=True).start()
+        threading.Thread(target=run, name="rlsdk-vllm-cores", daemon=True).start()
         self._begun.wait()
         if self._error is not None:
             raise self._error
 
     def watch(self) -> None:
-        """Raises: RlsdkError: a core ended."""
+        """Waits until a core ends, then raises `RlsdkError`. Never returns."""
         self._cores.monitor_engine_liveness()
-        raise RlsdkError(f"vLLM's {self._cores.failed_proc_name or 'core'} ended; its last words are in Ray's logs")
+        raise RlsdkError(f"vLLM's {self._cores.failed_proc_name or 'core'} ended; see its last messages in Ray's logs")
 
     def end(self) -> None:
         """Ends the cores."""
@@ -72,7 +72,7 @@ class Follower:
         sources: Sequence[Source] | None,
         place: CopiesHere,
     ) -> None:
-        """As `vllm serve --headless` does."""
+        """Starts the cores, as `vllm serve --headless` does."""
         prepare_environment(ctx, spec, options)
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.usage.usage_lib import UsageContext

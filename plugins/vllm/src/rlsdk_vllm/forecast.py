@@ -1,4 +1,4 @@
-"""What the backend would hold, worked out without vLLM: for `rlsdk plan`."""
+"""Forecasts the backend's memory without vLLM, for `rlsdk plan`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from rlsdk_vllm.config import VllmOptions
 from rlsdk_vllm.memory import BLOCK_TOKENS, MAX_SHARE
 
 OWN_BYTES, CORE_BYTES, WORKER_BYTES = 250 << 20, 450 << 20, 500 << 20
-"""Main memory of vLLM's modules in the worker's own process; of an engine's process that runs apart; of each of its own
-workers. Proportional set sizes of vLLM 0.32 on a CPU; see docs/benchmarks.md."""
+"""Host memory in bytes of vLLM's modules: in the worker's own process; in a separate engine process; in each of the
+engine's own workers. Proportional set sizes of vLLM 0.32 on a CPU; see docs/benchmarks.md."""
 
 
 def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, workload: Workload) -> Forecast:
-    """See `ForecastFn`. On a GPU vLLM takes its share of the device, whatever the model leaves of that for keys and
-    values; on a CPU, room for all running samples, up to a share of the memory (here: of all, there: of what is free).
+    """See `ForecastFn`. On a GPU vLLM takes its whole share of the device: weights first, the rest for the KV cache. On
+    a CPU the KV cache has room for all running samples, up to a share of host memory (the forecast takes this share of
+    all memory, the engine of free memory).
     """
     spec = rollout(spec, "vllm")
     options = spec.options if isinstance(spec.options, VllmOptions) else VllmOptions()
@@ -43,7 +44,7 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
         gpu_share=options.gpu_memory_utilization,
         host_share=MAX_SHARE,
     )  # fmt: skip
-    # What a pass takes is inside vLLM's own share of a GPU; on a CPU it is small and not counted.
+    # Activations are part of vLLM's share of a GPU; on a CPU they are small and not counted.
     apart = options.asynchronous or spec.num_devices > 1
     processes = WORKER_BYTES + CORE_BYTES // spec.num_devices if apart else OWN_BYTES
     memory = RankMemory(weights_bytes=weights, cache_bytes=cache, cache_stays=True, process_bytes=processes)
@@ -52,7 +53,7 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
 
 
 def _layouts(tensors: ModelTensors, ctx: RankContext, spec: RolloutSpec, apart: bool) -> tuple[WeightLayout, ...]:
-    """Of each worker, where workers take their own parts and it is known how they are cut; else of the replica."""
+    """Layouts of the workers, if each receives its own part and the split is known; otherwise of the replica."""
     if apart:
         parts = worker_layouts(tensors, load_model_config(spec.model), ctx, spec, on_their_nodes=spec.dp_size > 1)
         if parts is not None:

@@ -1,6 +1,6 @@
 """vLLM's synchronous engine, stepped by the callers that wait for samples.
 
-Tested window: 0.31 and 0.32 (their CPU builds).
+Tested versions: 0.31 and 0.32 (their CPU builds).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlsdk_vllm.samples import Sample
 
 
 class InProcessEngine(VllmEngine):
-    """vLLM's synchronous engine in this process; the model as well, unless it is split over several workers."""
+    """vLLM's synchronous engine in this process. The model is in this process too, unless several workers split it."""
 
     turn_s = 0.0
 
@@ -78,7 +78,7 @@ class InProcessEngine(VllmEngine):
 
     def drop_caches(self) -> None:
         if not self._engine.reset_prefix_cache(reset_running_requests=True):
-            raise RuntimeError("vLLM did not give its prefix cache up")
+            raise RuntimeError("vLLM did not free its prefix cache")
 
     def call_workers(self, method: str, *args: Any, moving: bool = False) -> list[Any]:
         with self._answered(method):
@@ -87,19 +87,19 @@ class InProcessEngine(VllmEngine):
 
     @contextmanager
     def _answered(self, doing: str) -> Iterator[None]:
-        """Raises: DeadlineError: workers in other processes did not answer in time."""
+        """Raises `DeadlineError` if workers in other processes do not answer in time."""
         try:
             yield
         except TimeoutError as error:
             raise DeadlineError(
-                f"vLLM's workers gave no answer ({doing}) within {self._timeout_s:g} s: one hangs, or the machine is "
+                f"vLLM's workers did not answer ({doing}) within {self._timeout_s:g} s: one hangs, or the machine is "
                 "too slow for deadlines.collective_s. Give more time, or look for the cause with "
                 "rollout.vllm.log_level INFO"
             ) from error
 
-    def tell_version(self, version: str) -> None:
-        if tell := getattr(self._engine, "set_weight_version", None):
-            tell(version)
+    def report_version(self, version: str) -> None:
+        if update := getattr(self._engine, "set_weight_version", None):
+            update(version)
 
     def sleep(self, level: int) -> None:
         self._engine.sleep(level)
@@ -108,10 +108,10 @@ class InProcessEngine(VllmEngine):
         self._engine.wake_up(list(parts))
 
     def close(self) -> None:
-        """Ends the engine and its process groups, and no others."""
+        """Ends the engine and its own process groups only."""
         from vllm.v1.engine import core
 
-        # vLLM would end every process group of the process, a train engine's among them.
+        # vLLM would destroy every process group of the process, including a train engine's.
         with WORLD.entered(), patched("cleanup_dist_env_and_memory", lambda: None, core):
             self._engine.engine_core.shutdown()
         WORLD.users -= 1
@@ -120,7 +120,7 @@ class InProcessEngine(VllmEngine):
         del self._engine
 
     def _end_process_groups(self) -> None:
-        """Those that vLLM made, unless a train engine has ended all of the process by now."""
+        """Destroys the groups that vLLM created, unless a train engine already destroyed all groups of the process."""
         from vllm.distributed import parallel_state
 
         for name, group in list(vars(parallel_state).items()):

@@ -1,4 +1,4 @@
-"""The model loader with which vLLM builds models here: weights stay where they can be rewritten and read back."""
+"""The plugin's model loader for vLLM: it keeps weights where they can be overwritten and read back."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from rlsdk_vllm.patching import patched
 
 LOAD_FORMAT = "rlsdk"
 CPU_DISPATCH = "dispatch_cpu_unquantized_gemm"
-"""vLLM's function that chooses how a linear layer computes on a CPU."""
+"""vLLM's function that chooses the CPU kernel of a linear layer."""
 CPU_PACKING = "cpu_prepack_moe_weight"
-"""vLLM's function that orders the weights of experts as its kernel for CPUs takes them."""
+"""vLLM's function that packs the weights of experts for its CPU kernel."""
 PIECES = "rlsdk_pieces"
 """Attribute of a loaded model: canonical name -> its pieces."""
 PACKED = "rlsdk_packed"
@@ -35,10 +35,10 @@ PACKED = "rlsdk_packed"
 
 @register_model_loader(LOAD_FORMAT)
 class TracedModelLoader(BaseModelLoader):  # type: ignore[misc]
-    """Finds where each canonical tensor is stored, then loads the checkpoint, or nothing if an update will bring it.
+    """Finds where each canonical tensor is stored, then loads the checkpoint, or nothing if an update brings weights.
 
-    `model_loader_extra_config` holds `shapes` (canonical name -> shape), `sources` (what files have in their place;
-    None: the same) and `load` (whether to read the checkpoint).
+    `model_loader_extra_config` holds `shapes` (canonical name -> shape), `sources` (the tensors that files have
+    instead; None: the canonical ones) and `load` (whether to read the checkpoint).
     """
 
     def download_model(self, model_config: Any) -> None:
@@ -46,7 +46,7 @@ class TracedModelLoader(BaseModelLoader):  # type: ignore[misc]
 
     def load_model(self, *args: Any, **kwargs: Any) -> nn.Module:
         packed: list[Packed] = []
-        with patched(CPU_DISPATCH, plain_linear, layer_utils, vocab_parallel_embedding), noted_packing(packed):
+        with patched(CPU_DISPATCH, plain_linear, layer_utils, vocab_parallel_embedding), recorded_packing(packed):
             model: nn.Module = super().load_model(*args, **kwargs)
         setattr(model, PACKED, packed)
         return model
@@ -67,7 +67,7 @@ class TracedModelLoader(BaseModelLoader):  # type: ignore[misc]
 
 
 class Packed(NamedTuple):
-    """Weights of experts on a CPU, whose kernel needs them in its own order."""
+    """Weights of experts on a CPU, and the packed copy that the kernel needs."""
 
     weights: torch.Tensor
     """Memory into which loaders and updates write."""
@@ -77,36 +77,36 @@ class Packed(NamedTuple):
 
 
 @contextmanager
-def noted_packing(found: list[Packed]) -> Iterator[None]:
+def recorded_packing(found: list[Packed]) -> Iterator[None]:
     """In this context, weights that vLLM packs are recorded with their origin."""
     try:
         from vllm.model_executor.layers.fused_moe.experts import cpu_moe
-    except ImportError:  # of versions that keep it elsewhere; models with experts are refused there
+    except ImportError:  # other versions keep it elsewhere; with them, models with experts are refused
         yield
         return
     original = vars(cpu_moe).get(CPU_PACKING)
 
-    def noted(weights: torch.Tensor, isa: str) -> torch.Tensor:
+    def record(weights: torch.Tensor, isa: str) -> torch.Tensor:
         assert original is not None
         served: torch.Tensor = original(weights, isa)
         found.append(Packed(weights.detach(), served, lambda values: original(values, isa)))
         return served
 
-    with patched(CPU_PACKING, noted, cpu_moe):
+    with patched(CPU_PACKING, record, cpu_moe):
         yield
 
 
 @torch.no_grad()
 def fill_with_noise(model: nn.Module) -> None:
-    """Fills every parameter and buffer with small random values. vLLM profiles, and captures graphs, before an update
-    brings weights: uninitialised memory may contain NaN, with which a router of experts sends tokens nowhere, or out of
-    bounds."""
+    """Fills every parameter and buffer with small random values. vLLM profiles and captures graphs before an update
+    brings weights, and uninitialised memory may contain NaN: an expert router would send tokens to no expert, or out
+    of bounds."""
     for tensor in model.state_dict().values():
         initialize_single_dummy_weight(tensor)
 
 
 def plain_linear(layer: Any, remove_weight: bool) -> None:
-    """Replaces vLLM's choice of a CPU kernel, which repacks weights into memory that nothing else can access."""
+    """Replaces vLLM's choice of a CPU kernel, which would repack weights into memory that nothing else can access."""
     layer.cpu_linear = torch.nn.functional.linear
 
 
@@ -148,8 +148,8 @@ def rebuild(model: nn.Module, dtype: torch.dtype) -> None:
         module.process_weights_after_loading(dtype)
         if [parameter.data_ptr() for parameter in _own(module)] != before:
             raise WeightSyncError(
-                f"layer {name!r}: vLLM moved what it derives from weights when they changed, and captured graphs would "
-                "read the old ones; give rollout.vllm.enforce_eager true"
+                f"layer {name!r}: vLLM moved the tensors that it derives from weights during an update, and captured "
+                "graphs would read the old ones; give rollout.vllm.enforce_eager true"
             )
 
 
@@ -158,18 +158,18 @@ def check(model: nn.Module, dtype: torch.dtype) -> None:
     """Raises `WeightSyncError` if a derived tensor did not match the served weights; it is recomputed."""
     for packed in packed_experts(model):
         if _fingerprint(packed.served) != _fingerprint(packed.pack(packed.weights)):
-            raise WeightSyncError("experts that vLLM computes from are of other weights than are served")
+            raise WeightSyncError("the packed experts that vLLM computes with do not match the served weights")
     for name, module in derived(model).items():
         before = list(map(_fingerprint, _own(module)))
         module.process_weights_after_loading(dtype)
         if list(map(_fingerprint, _own(module))) != before:
-            raise WeightSyncError(f"layer {name!r}: what vLLM derives from weights is of others than are served")
+            raise WeightSyncError(f"layer {name!r}: tensors that vLLM derives do not match the served weights")
 
 
 def faults(model: nn.Module) -> list[str]:
-    """Why the pieces are not all of what is served: parameters that the engine repacked or that no canonical tensor
-    reaches, less those that `rebuild` makes. A tensor of which this worker holds nothing may be another's: who asks all
-    workers looks for that."""
+    """Reasons why the pieces are not everything that is served: parameters that the engine repacked, or that no
+    canonical tensor maps to, except those that `rebuild` recomputes. Another worker may hold a tensor of which this one
+    has nothing: the caller checks that over all workers."""
     pieces = served_pieces(model)
     reached = _storages(pieces) | {_storage(p) for module in derived(model).values() for p in _own(module)}
     found: list[str] = []
@@ -179,7 +179,7 @@ def faults(model: nn.Module) -> list[str]:
     for name, parameter in model.named_parameters():
         live.add(_storage(parameter))
         if parameter.numel() and _storage(parameter) not in reached:
-            found.append(f"parameter {name!r} of the engine is reached by no canonical tensor, or was repacked")
+            found.append(f"no canonical tensor maps to the engine's parameter {name!r}, or it was repacked")
     for name, parts in pieces.items():
         if any(_storage(piece.memory) not in live for piece in parts):
             found.append(f"the engine repacked canonical tensor {name!r} after loading it")

@@ -1,4 +1,4 @@
-"""Memory for keys and values."""
+"""Memory of the KV cache."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rlsdk.kit.kv_cache import bytes_per_token
 from rlsdk_vllm.config import VllmOptions
 
 MAX_SHARE = 0.25
-"""Of a machine's free memory that keys and values take unasked, on a CPU."""
+"""Largest share of the machine's free memory that the KV cache takes by default, on a CPU."""
 BLOCK_TOKENS = 128
-"""Largest block that keys and values of a sample are rounded up to."""
+"""Largest block size of the KV cache in tokens; a sample's memory is rounded up to whole blocks."""
 
 
 def kv_cache_bytes(ctx: RankContext, spec: RolloutSpec, options: VllmOptions) -> int | None:
-    """What to ask vLLM for; None leaves it to `gpu_memory_utilization`."""
+    """Size of the KV cache in bytes; None: `gpu_memory_utilization` determines it."""
     if options.kv_cache_mb is not None:
         return options.kv_cache_mb << 20
     if ctx.device != "cpu":

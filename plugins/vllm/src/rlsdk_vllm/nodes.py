@@ -1,9 +1,10 @@
-"""Copies of attention on several nodes: a process on each starts the cores of the copies there.
+"""Copies of attention on several nodes: a process on each node starts the cores of its copies.
 
-The first node has the engine's front, which speaks to all cores over TCP; the others run what `vllm serve --headless`
-runs, in companions of the worker that hosts the engine (`rlsdk.kit.other_nodes`), on the devices of this replica.
+The engine's front runs on the first node and talks to all cores over TCP. The other nodes run what
+`vllm serve --headless` runs, in companions of the worker that hosts the engine (`rlsdk.kit.other_nodes`), on the
+devices of this replica.
 
-Tested window: 0.31 and 0.32 (their CPU builds).
+Tested versions: 0.31 and 0.32 (their CPU builds).
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ FOLLOWER = "rlsdk_vllm.follower:Follower"
 
 @dataclass(frozen=True, kw_only=True)
 class CopiesHere:
-    """The copies of one node."""
+    """The copies of attention on one node."""
 
     start: int
-    """The first of them, among all of the replica."""
+    """Index of the first, among all copies of the replica."""
     count: int
     host: str
-    """Address of the first node, where cores of all nodes report."""
+    """Address of the first node, to which the cores of all nodes report."""
     port: int
 
     def arguments(self) -> dict[str, Any]:
@@ -46,7 +47,7 @@ class CopiesHere:
 
 
 def check_copies(ctx: RankContext, spec: RolloutSpec) -> None:
-    """Raises: ConfigError: a copy would be on two nodes."""
+    """Raises `ConfigError` if a copy would be on two nodes."""
     devices = spec.tp_size * spec.pp_size
     counts = Counter(ctx.device_nodes)
     if any(count % devices for count in counts.values()):
@@ -58,7 +59,7 @@ def check_copies(ctx: RankContext, spec: RolloutSpec) -> None:
 
 
 def first_place(ctx: RankContext, spec: RolloutSpec) -> CopiesHere:
-    """Of the node of this process, which is the replica's first."""
+    """The copies on this process's node, the first of the replica."""
     host = get_companions().address
     devices = sum(node == ctx.node for node in ctx.device_nodes)
     return CopiesHere(start=0, count=devices // (spec.tp_size * spec.pp_size), host=host, port=free_port(host))
@@ -71,7 +72,7 @@ def follower_of(
     sources: Sequence[Source] | None,
     first: CopiesHere,
 ) -> Callable[[RankContext, int], Sequence[Any]]:
-    """What a node after the first is given (`OtherNodes`)."""
+    """Function that gives the arguments of `Follower` for a node after the first (`OtherNodes`)."""
 
     def arguments(there: RankContext, rank: int) -> Sequence[Any]:
         before = node_names(there)[:rank]

@@ -10,7 +10,7 @@ from typing import Any
 
 @contextmanager
 def patched(name: str, value: Any, *owners: ModuleType | type) -> Iterator[None]:
-    """In the block, `name` is `value` in each of the modules and classes that define it."""
+    """Within the block, sets `name` to `value` in each of the given modules and classes that define it."""
     before = [(owner, vars(owner)[name]) for owner in owners if name in vars(owner)]
     for owner, _ in before:
         setattr(owner, name, value)

@@ -1,4 +1,4 @@
-"""vLLM's process groups beside those of a train engine that lives in the same process."""
+"""vLLM's process groups, kept apart from those of a train engine in the same process."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch.distributed import distributed_c10d
 
 
 class OwnWorld:
-    """A separate default process group for code in `entered()`.
+    """A separate default process group for code inside `entered()`.
 
-    vLLM uses the default group as its own and creates it if there is none. A train engine in the same process does the
-    same, for other ranks. Neither may see the other's.
+    vLLM uses the default group as its own and creates it if none exists. A train engine in the same process does the
+    same with other ranks. Neither may use the other's group.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ WORLD = OwnWorld()
 
 
 def _swap(group: Any) -> Any:
-    """Makes `group` (None: no group) the default and returns the one that was."""
+    """Makes `group` (None: no group) the default and returns the previous default."""
     if not dist.is_available():
         return None
     before = dist.GroupMember.WORLD

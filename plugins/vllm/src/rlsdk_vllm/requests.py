@@ -1,6 +1,6 @@
-"""How vLLM is asked for a sample, and what it reports of one.
+"""Converts samples to vLLM's requests, and vLLM's outputs to progress of samples.
 
-Tested window: 0.31 and 0.32 (their CPU builds).
+Tested versions: 0.31 and 0.32 (their CPU builds).
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from rlsdk.interfaces import ConfigError, FinishReason
 from rlsdk_vllm.samples import PRIOR_ARGUMENT, SEED_ARGUMENT, Sample
 
 LEAST_TEMPERATURE = 0.01
-"""Above 0, that vLLM samples at."""
+"""Lowest temperature above 0 at which vLLM samples."""
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
 
 class Progress(NamedTuple):
-    """What was added to a sample."""
+    """New tokens of a sample."""
 
     key: str
     token_ids: Sequence[int]
     log_probs: Sequence[float]
     versions: Sequence[int]
-    """Of the weights that each token was sampled from."""
+    """Version of the weights that each token was sampled with."""
     finished: FinishReason | None
 
 
 def sampling_params(sample: Sample) -> Any:
-    """How vLLM draws one sample. Stop strings are looked for by the caller: the engine has no tokenizer."""
+    """vLLM's parameters of one sample. The caller searches for stop strings: the engine has no tokenizer."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     asked = sample.request.sampling
     if 0 < asked.temperature < LEAST_TEMPERATURE:
-        # vLLM would take the least in its place, and say so in a log.
+        # vLLM would raise it to the lowest temperature, with only a log message.
         raise ValueError(f"temperature {asked.temperature}: expected 0, or {LEAST_TEMPERATURE} or more")
     return SamplingParams(
         n=1,
@@ -55,27 +55,27 @@ def sampling_params(sample: Sample) -> Any:
 
 
 def prompt_of(sample: Sample) -> dict[str, Any]:
-    """What a sample starts from, as vLLM takes it."""
+    """The prompt of a sample in vLLM's format; it includes response tokens of the request."""
     return {"type": "token", "prompt_token_ids": [*sample.request.prompt_ids, *sample.request.response_ids]}
 
 
 def progress_of(key: str, output: Any) -> Progress:
-    """What a `vllm.RequestOutput` adds to a sample."""
+    """Progress of a sample from a `vllm.RequestOutput`."""
     made = output.outputs[0]
     finished = None if made.finish_reason is None else REASONS.get(made.finish_reason)
     if made.finish_reason is not None and finished is None:
         raise RuntimeError(f"vLLM ended request {key!r} with {made.finish_reason!r}")
     if made.logprobs is None:
         return Progress(key, made.token_ids, (), (), finished)
-    # The sampler puts versions where vLLM has ranks.
+    # The plugin's sampler puts versions in the place of ranks.
     return Progress(key, made.token_ids, made.logprobs.logprobs, made.logprobs.ranks, finished)
 
 
 @contextmanager
 def explained_refusal(sample: Sample) -> Iterator[None]:
-    """Raises: ConfigError: vLLM refused a request."""
+    """Raises `ConfigError` if vLLM refuses a request."""
     try:
         yield
     except Exception as error:
-        # The class of a refusal is another in each version.
+        # The exception class differs between versions of vLLM.
         raise ConfigError(f"request {sample.request.request_id!r}: vLLM refuses it: {error}") from error

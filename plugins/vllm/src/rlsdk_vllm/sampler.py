@@ -20,12 +20,12 @@ BLOCK = 256
 """Number of neighbouring tokens whose probabilities are summed first."""
 ALMOST_ONE = 1.0 - 2.0**-53
 DRAW_ELEMENTS = 1 << 22
-"""Number of probabilities that are summed at a time."""
+"""Number of probabilities that are summed at once."""
 _GOLDEN, _MIX_1, _MIX_2 = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 class ContractSampler(Sampler):  # type: ignore[misc]
-    """vLLM's sampler in its mode `raw_logprobs`, with logits divided by the temperature before normalization.
+    """vLLM's sampler in mode `raw_logprobs`, with logits divided by the temperature before normalization.
 
     vLLM itself offers log-probs before temperature, or after every filter. Top log-probs and ranks, which are not
     needed here, are not computed: ranking the vocabulary costs as much as sampling from it.
@@ -51,8 +51,8 @@ class ContractSampler(Sampler):  # type: ignore[misc]
         return logits.log_softmax(dim=-1)
 
     def gather_logprobs(self, logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> LogprobsTensors:
-        """Log-probs of the sampled tokens only: `[R, 1]`. Their ranks are replaced by the version of the weights, which
-        a later reader in another process could not know otherwise."""
+        """Log-probs of the sampled tokens only: `[R, 1]`. Their ranks are replaced by the version of the weights: the
+        engine's process reads tokens later and could not know it otherwise."""
         ids = token_ids.unsqueeze(-1)
         versions = torch.full_like(token_ids, self.version)
         return LogprobsTensors(ids.to(torch.int32), logprobs.gather(-1, ids), versions)
@@ -61,9 +61,9 @@ class ContractSampler(Sampler):  # type: ignore[misc]
 class SeededDraw(nn.Module):
     """Draws one token per row by inverting the cumulative distribution at one uniform number.
 
-    The number is a hash of (seed, position), not the next of a stream: a sample that was preempted, whose prompt was
-    cut in pieces, or that runs in another batch, draws the same. vLLM's seeded streams have none of that, and on a CPU
-    they fail where a prompt is cut in pieces.
+    The number is a hash of (seed, position), not the next number of a stream. A sample therefore draws the same tokens
+    after preemption, with chunked prefill, and in any batch. vLLM's seeded streams guarantee none of these, and on a
+    CPU they fail with chunked prefill.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -97,8 +97,8 @@ class SeededDraw(nn.Module):
 def draw(logits: Tensor, levels: Tensor) -> Tensor:
     """`[R]` tokens of `[R, V]` logits, at `[R]` float64 uniform numbers. A token of probability 0 is never drawn.
 
-    First a block of neighbouring tokens is drawn, then one of it: the long sum over the vocabulary is made once, in
-    float32 within blocks, and only the few sums of blocks are accumulated in float64.
+    First a block of neighbouring tokens is drawn, then a token of this block: the long sum over the vocabulary is
+    computed once, in float32 within blocks, and only the few block sums are accumulated in float64.
     """
     probabilities = logits.softmax(dim=-1, dtype=torch.float32)
     num_tokens = probabilities.shape[1]
@@ -110,12 +110,12 @@ def draw(logits: Tensor, levels: Tensor) -> Tensor:
     columns = block.unsqueeze(1) * BLOCK + torch.arange(BLOCK, device=logits.device)
     inside = columns < num_tokens
     members = probabilities.gather(1, columns.clamp(max=num_tokens - 1)) * inside
-    # If logits are NaN any token will do: its log-prob shows it.
+    # If logits are NaN, any token is acceptable: its log-prob is NaN and shows the failure.
     return (block * BLOCK + invert(members, within)[0]).clamp_(max=num_tokens - 1)
 
 
 def invert(weights: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
-    """Where each of `[R]` levels in [0, 1) falls in the cumulative `[R, K]` weights: the index, and the level in it."""
+    """Inverts the cumulative `[R, K]` weights at `[R]` levels in [0, 1): returns the index, and the level within it."""
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[:, -1]
     below = torch.minimum(levels * total, torch.nextafter(total, torch.zeros_like(total))).unsqueeze(1)
@@ -126,7 +126,7 @@ def invert(weights: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """In [0, 1), 53 bits each: splitmix64 of the position in the stream that the seed begins."""
+    """Uniform numbers in [0, 1) with 53 bits: element `position` of the splitmix64 stream that starts at the seed."""
     bits = seeds + (positions + np.uint64(1)) * _GOLDEN
     bits = (bits ^ (bits >> np.uint64(30))) * _MIX_1
     bits = (bits ^ (bits >> np.uint64(27))) * _MIX_2

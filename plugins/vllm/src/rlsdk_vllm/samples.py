@@ -20,7 +20,7 @@ class Call:
     number: int = 0
     """Number of the call, counting from 1."""
     left: int = 0
-    """Number of samples that still run."""
+    """Number of samples that are still running."""
     finished: list[GenerationOutput] = field(default_factory=list)
     error: BaseException | None = None
 
@@ -28,7 +28,7 @@ class Call:
         """Samples that finished since the last call.
 
         Raises:
-            what ended the engine under it.
+            Exception: the error that ended the engine.
         """
         if self.error is not None:
             raise self.error
@@ -43,7 +43,7 @@ class Sample(RunningSample):
     call: Call
 
     def finish(self, reason: FinishReason, version: int) -> None:
-        """Passes it to its call. `version` is that of a sample without any token."""
+        """Passes the finished sample to its call. `version` is used for a sample without tokens."""
         self.call.left -= 1
         self.call.finished.append(self.output(reason, version))
 
@@ -55,9 +55,9 @@ class Abort:
     request_ids: frozenset[str] | None
     """None: all."""
     last_call: int
-    """Number of the newest call of `generate` at that time; later calls are not affected."""
+    """Number of the newest call of `generate` when `abort` was called; later calls are not affected."""
 
     def means(self, sample: Sample) -> bool:
-        """Whether it ends this sample."""
+        """Whether this abort ends the sample."""
         named = self.request_ids is None or sample.request.request_id in self.request_ids
         return named and sample.call.number <= self.last_call

@@ -1,11 +1,11 @@
-"""Updates of weights as one of vLLM's own weight transfer engines.
+"""Weight updates, implemented as a vLLM weight transfer engine.
 
-In vLLM, workers keep a session for each update (`start_weight_update`, `update_weights`, `finish_weight_update`): in it
-its configuration is at hand for layers that process their weights, and after it state that depended on the old ones
-is dropped. The engines that come with vLLM take whole tensors by name, from one sender. This one takes what a plan of
-rlsdk's brings: each worker its own boxes, pulled from where they are, into the memory that serves.
+In vLLM, workers open a session for each update (`start_weight_update`, `update_weights`, `finish_weight_update`).
+During the session, layers that process their weights have access to the configuration; after it, vLLM drops state that
+depended on the old weights. vLLM's own transfer engines receive whole tensors by name from one sender. This one follows
+an rlsdk plan: each worker pulls its own boxes from their sources into the memory that it serves from.
 
-Tested window: 0.31 and 0.32 (their CPU builds).
+Tested versions: 0.31 and 0.32 (their CPU builds).
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from rlsdk.kit.weight_updates import write_shard
 from rlsdk_vllm import loader
 
 NAME = "rlsdk"
-"""Of this engine, in vLLM's registry and `weight_transfer_config`."""
+"""Name of this engine in vLLM's registry and `weight_transfer_config`."""
 
 
 @dataclass
 class NoInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """There is nothing to agree on before the first update: a delivery says where it is."""
+    """No setup before the first update: every delivery contains its own address."""
 
 
 @dataclass
 class Update(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """A part of an update, in one of the ways in which weights reach a worker."""
+    """A part of an update. Only the fields of one way to transfer weights are set."""
 
     shards: Iterable[WeightShard] | None = None
-    """In this process."""
+    """Weights in this process."""
     block: BlockName | None = None
-    """In memory that another process filled, with `entries`."""
+    """Weights in memory that another process filled; `entries` describes them."""
     values: bytes | None = None
-    """As `block`, on another node: they come with the call."""
+    """As `block`, for a worker on another node: the bytes are sent with the call."""
     entries: Sequence[Sequence[Any]] = ()
     deliveries: Sequence[Sequence[Any]] | None = None
-    """What workers take from where it is; each finds its own among them."""
+    """Deliveries to all workers: each finds its own and pulls the weights from their source."""
 
 
 class PlanTransfer(WeightTransferEngine):  # type: ignore[misc]
-    """One per worker, made by vLLM when the model is there."""
+    """One per worker, created by vLLM once the model is built."""
 
     init_info_cls = NoInfo
     update_info_cls = Update
@@ -63,26 +63,26 @@ class PlanTransfer(WeightTransferEngine):  # type: ignore[misc]
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: Any) -> None:
         super().__init__(config, vllm_config, device, model)
         self.name = uuid.uuid4().hex
-        """Of this worker."""
+        """Unique name of this worker."""
         self.pieces = loader.served_pieces(model)
         self.taken: Mapping[str, Any] | None = None
-        """What came of the last deliveries: for `rlsdk.kit.delivery.worker_receipts`."""
+        """Result of the last deliveries, for `rlsdk.kit.delivery.worker_receipts`."""
 
     def init_transfer_engine(self, init_info: NoInfo) -> None:
-        """Nothing is to be opened."""
+        """No-op: there is no connection to open."""
 
     def start_weight_update(self) -> None:
-        """Nothing is to be readied: weights are written where they serve, and not loaded again layer by layer."""
+        """Resets the result. Weights are written in place, so that no layer has to be prepared for reloading."""
         self.taken = None
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """As vLLM's own, which waits for an accelerator, also where there is none."""
+        """As vLLM's own method, which synchronizes with an accelerator even on a CPU."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: Update) -> None:
-        """What this worker does not hold of an update passes by."""
+        """Writes the part of an update that this worker holds; ignores the rest."""
         if update_info.shards is not None:
             self._write(update_info.shards)
         if update_info.block is not None:
@@ -94,11 +94,11 @@ class PlanTransfer(WeightTransferEngine):  # type: ignore[misc]
             self.taken = delivery.receive_shards(self.name, update_info.deliveries, self.pieces)
 
     def finish_weight_update(self) -> None:
-        """Makes what attention derives from weights, once all of them have come."""
+        """Recomputes the tensors that attention derives from weights, once all weights have arrived."""
         loader.rebuild(self.model, self.model_config.dtype)
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """No-op: no resources are held."""
 
     def _write(self, shards: Iterable[WeightShard]) -> None:
         for shard in shards:

@@ -1,5 +1,5 @@
-"""Unlinks the names of vLLM's shared memory, so that the memory is freed with the last process that uses it, however
-that ends."""
+"""Unlinks the names of vLLM's shared memory, so that the memory is freed when the last process that uses it ends, even
+if that process is killed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SHARED = Path("/dev/shm")
 
 
 class UnnamedMemory(cpu_communicator._CPUSHMDistributed):  # type: ignore[misc]
-    """Shared memory in which workers of tensor parallelism reduce on a CPU. vLLM itself removes the names only when a
-    worker ends normally, not by a signal: 4 MB or more per worker would stay in /dev/shm."""
+    """Shared memory in which tensor-parallel workers reduce on a CPU. vLLM itself removes the names only when a worker
+    ends normally: after a signal, 4 MB or more per worker would stay in /dev/shm."""
 
     def _init_cpu_shm(self) -> int:
         handle: int = super()._init_cpu_shm()
-        # All workers have mapped all blocks: vLLM waits for that.
+        # vLLM has waited until all workers mapped all blocks.
         for block in SHARED.glob(f"{glob.escape(self.group_name)}_*"):
             block.unlink(missing_ok=True)
         return handle
@@ -27,12 +27,12 @@ class UnnamedMemory(cpu_communicator._CPUSHMDistributed):  # type: ignore[misc]
 
 def unlink_name(queue: Any) -> None:
     """Unlinks the name of a queue between an engine and a worker, once all readers of this node have mapped it. If a
-    signal ends the writer, Python's own resource tracker would do so too, but only after the last process that it
-    serves."""
+    signal ends the writer, Python's resource tracker unlinks it too, but only when the last process that uses the
+    tracker has ended."""
     buffer = queue.buffer
     if buffer is not None and buffer.is_creator:
         buffer.shared_memory.unlink()
-        buffer.is_creator = False  # else its end would do it again
+        buffer.is_creator = False  # otherwise the queue would unlink the name again when it is closed
 
 
 @functools.cache

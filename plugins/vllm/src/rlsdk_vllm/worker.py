@@ -1,4 +1,4 @@
-"""Extension of vLLM's workers: access to their weights and memory by name, from the engine's process."""
+"""Extension of vLLM's workers: methods through which the engine's process accesses their weights and memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class WorkerExtension:
 
     model_runner: Any
     weight_transfer_engine: Any
-    """vLLM's attribute with the `PlanTransfer`."""
+    """The `PlanTransfer`; vLLM sets this attribute."""
     finish_weight_update: Any
     _weight_update_active: bool
 
@@ -37,8 +37,8 @@ class WorkerExtension:
         return pieces
 
     def rlsdk_prepare(self) -> list[str]:
-        """Installs the sampler, and ends this worker with its engine; returns reasons why weights cannot be replaced
-        and verified."""
+        """Installs the sampler, and makes this worker end with its engine; returns reasons why weights cannot be
+        replaced and verified."""
         watch_parent()
         self._rlsdk_released = {"weights": ReleasedMemory(), "kv_cache": ReleasedMemory()}
         self.model_runner.sampler = ContractSampler(self.model_runner)
@@ -53,8 +53,8 @@ class WorkerExtension:
         return dict(self.weight_transfer_engine.taken)
 
     def rlsdk_leave_update(self) -> None:
-        """Ends a failed update. vLLM ends it if weights did not arrive, but leaves it open if finishing failed: then no
-        further update could begin."""
+        """Ends a failed update. vLLM ends an update whose weights did not arrive, but not one whose finish failed:
+        without this call no further update could begin."""
         with suppress(Exception):
             self.finish_weight_update()
         self._weight_update_active = False
@@ -70,7 +70,7 @@ class WorkerExtension:
         return weight_updates.served_fingerprints(self._rlsdk_pieces)
 
     def rlsdk_checksums(self) -> dict[str, str] | None:
-        """vLLM's own checksums of all parameters; None: this version has none."""
+        """vLLM's own checksums of all parameters; None: this version computes none."""
         compute = getattr(self, "compute_weight_checksums", None)
         return None if compute is None else dict(compute())
 
