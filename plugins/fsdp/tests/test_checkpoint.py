@@ -62,9 +62,9 @@ def test_copies_of_a_hybrid_are_saved_once(results: Any, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        ("no state", "not a whole checkpoint of backend 'fsdp'"),
-        ("empty", "not a whole checkpoint of backend 'fsdp'"),
-        ("half", "is not whole"),
+        ("no state", "not a complete checkpoint of backend 'fsdp'"),
+        ("empty", "not a complete checkpoint of backend 'fsdp'"),
+        ("half", "is incomplete"),
         ("cut", "cannot be loaded"),
         ("other model", "was saved from another model"),
         ("name of a moment", "cannot be loaded"),

@@ -131,7 +131,7 @@ def test_a_new_optimizer_keeps_the_bits_that_bfloat16_weights_lack(name: str, re
 
 def test_roles_of_one_process_share_the_groups(results: Any) -> None:
     for rank in good(results[2, "two roles"]):
-        assert "one set a process" in str(rank["odd"])
+        assert "one set per process" in str(rank["odd"])
         if rank["first"]:
             assert torch.equal(rank["first"]["log_probs"], rank["second"]["log_probs"])
             assert not torch.equal(rank["first"]["log_probs"], rank["trained"]["log_probs"])

@@ -36,7 +36,7 @@ EXPERTS = {**MODEL, "model_type": "qwen3_moe", "num_experts": 6}
         ({"pipeline_parallel": 2, "virtual_stages": 2}, 2, MODEL, "virtual_stages", "expected one of [1, 3]"),
         ({"virtual_stages": 2}, 2, MODEL, "virtual_stages", "pipeline_parallel is 1"),
         ({"expert_parallel": 2}, 2, MODEL, "expert_parallel", "'qwen2' has no experts; expected 1"),
-        ({"expert_parallel": 4}, 4, EXPERTS, "expert_parallel", "stage unevenly; expected one of [1, 2]"),
+        ({"expert_parallel": 4}, 4, EXPERTS, "expert_parallel", "pipeline stage; expected one of [1, 2]"),
         ({"tensor_parallel": 2}, 2, EXPERTS, "sequence_parallel", "expected True"),
         ({"sequence_parallel": True}, 2, {}, "sequence_parallel", "tensor_parallel is 1"),
         ({"transformer_engine": "always"}, 1, {}, "transformer_engine", "CUDA only"),

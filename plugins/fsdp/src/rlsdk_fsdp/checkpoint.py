@@ -156,7 +156,7 @@ def _read_progress(folder: Path) -> Progress:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"{folder} is not a whole checkpoint of backend 'fsdp': {type(error).__name__}: {error}"
+            f"{folder} is not a complete checkpoint of backend 'fsdp': {type(error).__name__}: {error}"
         ) from error
 
 
@@ -171,7 +171,7 @@ def _check_moments(folder: Path, metadata: Metadata, progress: Progress) -> None
 
 
 def _check_fit(folder: Path, metadata: Metadata, pieces: Iterable[Piece], progress: Progress) -> None:
-    """Checks names and shapes: torch silently skips parts that no file contains, and knows shapes only by shards."""
+    """Checks names and shapes: torch silently skips parts that no file contains, and checks only shapes of shards."""
     weights = {piece.name: piece.shape for piece in pieces}
     saved = {key.removeprefix("weight/") for key in _names(metadata) if key.startswith("weight/")}
     if odd := sorted(saved ^ weights.keys()):
@@ -189,7 +189,7 @@ def _check_fit(folder: Path, metadata: Metadata, pieces: Iterable[Piece], progre
         covered = sum(math.prod(chunk.sizes) for chunk in entry.chunks) if entry is not None else 0
         if found != shape or covered != math.prod(shape):
             raise CheckpointError(
-                f"{folder} is not whole, or from another model: {key!r} has shape {found} and {covered} values there; "
+                f"{folder} is incomplete, or from another model: {key!r} has shape {found} and {covered} values there; "
                 f"expected {shape} and {math.prod(shape)}"
             )
 

@@ -61,7 +61,7 @@ PACKED = {"auto": None, "always": True, "never": False}
 
 
 class FsdpTrainEngine(TrainEngine):
-    """Every rank is a data-parallel rank, also in hybrid sharding: replicas process different rows.
+    """Every rank is a data-parallel rank, even with hybrid sharding: replicas process different rows.
 
     Weights are float32 shards along dimension 0, unless the model is frozen or `mixed_precision` is `none`. All ranks
     run the same number of micro-batches; a rank with fewer rows runs a token without weight instead.

@@ -104,7 +104,7 @@ def box_of(name: str, parameter: Tensor) -> Box:
             dim, mesh = placement.dim, parameter.device_mesh
             offset[dim], size[dim] = chunk_of(shape[dim], mesh.get_local_rank(axis), mesh.size(axis))
         elif not placement.is_replicate():
-            raise LayoutError(f"{name!r} is placed as {placement}; expected whole or cut along one dimension")
+            raise LayoutError(f"{name!r} has placement {placement}; expected it whole or sharded along one dimension")
     if tuple(local(parameter).shape) != tuple(size):
         raise LayoutError(f"this rank holds {tuple(local(parameter).shape)} of {name!r}, expected {tuple(size)}")
     return Box(tuple(offset), tuple(size))

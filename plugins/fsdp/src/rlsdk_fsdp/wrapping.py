@@ -1,4 +1,4 @@
-"""The only module that depends on torch's FSDP2: what is sharded, in which groups, over which mesh, in which
+"""The only module that depends on torch's FSDP2: it sets what is sharded, in which groups, over which mesh and in which
 precision."""
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def shard(outputs: nn.Module, model: nn.Module, spec: TrainSpec, mesh: DeviceMes
     # The root is needed again as soon as the backward pass begins, so it stays gathered.
     fully_shard(outputs, **{**settings, "reshard_after_forward": False})
     for group in _groups(outputs):
-        # The contract is the sum over ranks; FSDP averages. Plain sums are also what gloo knows (it has no PREMUL_SUM).
+        # The contract requires the sum over ranks, but FSDP averages. gloo supports plain sums (it has no PREMUL_SUM).
         group.set_gradient_divide_factor(1.0)
         group.set_force_sum_reduction_for_comms(True)
     outputs.to_empty(device="cpu" if options.cpu_offload else mesh.device_type)
@@ -110,7 +110,7 @@ def keep_shared(outputs: nn.Module) -> None:
     """Moves this rank's memory, on a CPU, to shared memory that other processes of the node can read
     (`kit.shared_memory`).
 
-    No public name of torch reaches the padded memory of a shard, which is what FSDP gathers from.
+    torch has no public access to the padded memory of a shard, from which FSDP gathers.
     """
     parameters = [p for module in _groups(outputs) for group in _param_groups(module) for p in group.fsdp_params]
     for parameter, padded in zip(parameters, share([p._sharded_param_data for p in parameters]), strict=True):
@@ -143,11 +143,11 @@ def release(outputs: nn.Module) -> None:
 def regain(outputs: nn.Module) -> None:
     """Resets FSDP after a failed pass, so that a pass may begin; whole gradients are dropped."""
     root = next(_groups(outputs))
-    if hasattr(root, "reset_iter_state"):  # torch before 2.13 has no such method, and may refuse the next pass
+    if hasattr(root, "reset_iter_state"):  # torch before 2.13 has no such method, and may reject the next pass
         root.reset_iter_state()
     release(outputs)
     for module in _groups(outputs):
-        # torch 2.13 keeps them, against the docstring of `reset_iter_state`, and no public name reaches them.
+        # torch 2.13 keeps them, contrary to the docstring of `reset_iter_state`, and has no public access to them.
         for group in _param_groups(module):
             group._partial_reduce_output = None
             for parameter in group.fsdp_params:

@@ -4,5 +4,5 @@ import warnings
 
 __version__ = "0.1.0"
 
-# At import and at work it tells, of packages for GPUs, that they are not there; the options of this backend decide.
+# Megatron-Core warns about missing GPU packages; this backend's options determine which of them are used.
 warnings.filterwarnings("ignore", module=r"megatron\.core", category=UserWarning)

@@ -1,7 +1,7 @@
-"""What passes through Megatron's layers take in memory: counted from what each operation keeps for its gradient.
+"""Activation memory of Megatron's layers, counted from the tensors that each operation saves for its gradient.
 
-Held against measured memory for its layers without Transformer Engine; with it, counted from what its kernels are
-documented to keep, and not measured.
+For layers without Transformer Engine the counts were compared with measured memory. With Transformer Engine they follow
+the documentation of its kernels and were not measured.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from rlsdk_megatron.config import MegatronOptions
 from rlsdk_megatron.sizes import CHUNK_ELEMENTS, Place, expert_tensor_size, padded_vocabulary
 
 LOGIT_COPIES = 4
-"""Of a chunk's float32 logits at once: as they come, as log-probs, as probabilities, and both multiplied."""
+"""Float32 tensors of one chunk's logits at the peak: logits, log-probs, probabilities, and the product of the last
+two."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Activations:
-    """Numbers of one micro-batch, on one rank. All sizes are in bytes."""
+    """Activation memory of one micro-batch on one rank, in bytes."""
 
     layer_kept: int
-    """By one layer, from its forward to its backward pass, without recomputation."""
+    """Kept by one layer from its forward to its backward pass, without recomputation."""
     layer_works: int
-    """At the peak of one layer's work, besides: what is there only while it runs."""
+    """Peak of one layer's temporary tensors, in addition to `layer_kept`."""
     layer_input: int
     recompute: str
     layers: int
-    """Of one chunk of layers."""
+    """Number of layers in one chunk."""
     head: int
-    """At the peak of logits and log-probs, on the last stage."""
+    """Peak of logits and log-probs, on the last stage."""
     hidden: int
-    """Of hidden states that stand whole at the head."""
+    """Hidden states at the head, with all positions of this context-parallel rank."""
     chunks: int
     stages: int
     passes: int
@@ -50,7 +51,7 @@ class Activations:
         passes: int,
         device: str,
     ) -> Activations:
-        """Of `rows` rows of `row_tokens` tokens in each of `passes` micro-batches."""
+        """For `passes` micro-batches, each with `rows` rows of `row_tokens` tokens."""
         width, ranks = DTYPE_BYTES[spec.model.dtype], options.tensor_parallel
         fused = device != "cpu" and options.transformer_engine != "never"
         length = -(-row_tokens // options.context_parallel)
@@ -61,7 +62,7 @@ class Activations:
         keys = max(config.num_key_value_heads // ranks, 1) * head_size(config)
         shares = config.num_key_value_heads < config.num_attention_heads
         inner, expert_tokens = _inner(config, options)
-        # Only where keys of other ranks are gathered is there a mask, and on a CPU scores with it.
+        # A mask, and on a CPU full scores, exist only if keys of other ranks are gathered.
         whole = not fused and options.context_parallel > 1
         scores = rows * heads * length * row_tokens if whole else 0
         attention = 2 * queries + 2 * (queries if whole else keys)
@@ -89,12 +90,12 @@ class Activations:
         )
 
     def forward_bytes(self, place: Place) -> int:
-        """At the peak of a pass without gradient."""
+        """Peak of a pass without gradient."""
         head = self.head + self.hidden if self._is_last(place) else 0
         return 2 * self.layer_input + max(self.layer_works + self.layer_kept, head)
 
     def backward_bytes(self, place: Place) -> int:
-        """At the peak of an update."""
+        """Peak of an update."""
         held = (
             self._chunks_held(place) * self.layers * (self.layer_input if self.recompute == "full" else self.layer_kept)
         )
@@ -106,7 +107,7 @@ class Activations:
         return place.pp_rank == self.stages - 1
 
     def _chunks_held(self, place: Place) -> int:
-        """Chunks of layers that wait for their backward pass at most, as Megatron's schedules warm up."""
+        """Largest number of chunks that wait for their backward pass, from the warm-up of Megatron's schedules."""
         after = self.stages - place.pp_rank - 1
         if self.chunks == 1:
             return min(after + 1, self.passes)
@@ -114,11 +115,10 @@ class Activations:
 
 
 def _inner(config: Any, options: MegatronOptions) -> tuple[int, int]:
-    """(inner elements of a layer's MLP for each token of this rank, how often a token's hidden state is copied for
-    experts)."""
+    """(elements of a layer's MLP per token of this rank, number of copies of a token's hidden state for experts)."""
     if not getattr(config, "num_experts", None):
         return config.intermediate_size // options.tensor_parallel, 0
-    # A token goes to so many experts, wherever they are; as many come from other ranks as go there.
+    # Each token goes to this many experts on any rank; on average a rank receives as many tokens as it sends.
     times = config.num_experts_per_tok
     share = expert_tensor_size(options)
     tokens = 1 / options.tensor_parallel if options.expert_parallel > 1 and options.sequence_parallel else 1

@@ -1,4 +1,4 @@
-"""Attention over context-parallel ranks without Transformer Engine: keys and values of all positions are gathered."""
+"""Attention without Transformer Engine; context-parallel ranks gather the keys and values of all positions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from rlsdk_megatron.inputs import own_positions
 
 
 class CausalAttention(nn.Module):
-    """Attention of layers without Transformer Engine: torch's own kernels, which need no mask of `[T, T]` and on CUDA
-    keep no scores of that size either (Megatron's local attention keeps both: at 32k tokens 1 GiB for the mask and
-    4 GiB of float32 scores a head)."""
+    """Attention by torch's own kernels, which need no `[T, T]` mask and on CUDA keep no scores of that size either.
+    Megatron's local attention keeps both: at 32k tokens 1 GiB for the mask, and 4 GiB of float32 scores per head."""
 
     def __init__(self, config: Any, softmax_scale: float | None = None, **_: object) -> None:
         super().__init__()
@@ -32,8 +31,8 @@ class CausalAttention(nn.Module):
         packed_seq_params: PackedSeqParams | None = None,
         **_: object,
     ) -> Tensor:
-        """`[T, B, heads * size]` from `[T, B, heads, size]`; or, of rows that lie end to end, `[T, heads * size]` from
-        `[T, heads, size]`, each row on its own."""
+        """`[T, B, heads * size]` from `[T, B, heads, size]`; for concatenated rows `[T, heads * size]` from
+        `[T, heads, size]`, where each row attends only to itself."""
         assert attention_mask is None
         if packed_seq_params is None:
             rows = (part.permute(1, 2, 0, 3) for part in (query, key, value))
@@ -47,16 +46,17 @@ class CausalAttention(nn.Module):
         )
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """`[B, heads, T, size]` of each."""
+        """`[B, heads, T, size]`, like each argument."""
         return F.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=self.softmax_scale, enable_gqa=query.shape[1] != key.shape[1]
         )
 
 
 class GatheringAttention(nn.Module):
-    """This rank's queries on everybody's keys and values; gradients of those go back to their ranks.
+    """Attention of this rank's queries to the keys and values of all ranks; their gradients go back to their ranks.
 
-    More traffic than Transformer Engine's ring, and memory for the keys and values of whole rows; it runs anywhere.
+    More traffic than Transformer Engine's ring attention, and memory for keys and values of whole rows; but it runs on
+    any device.
     """
 
     def __init__(self, config: Any, softmax_scale: float | None = None, **_: object) -> None:
@@ -64,8 +64,8 @@ class GatheringAttention(nn.Module):
         self.softmax_scale = softmax_scale
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **_: object) -> Tensor:
-        """`[T / ranks, B, heads * size]` from `[T / ranks, B, heads, size]` of each; the mask is true where a query
-        may not look."""
+        """`[T / ranks, B, heads * size]` from query, key and value `[T / ranks, B, heads, size]`; the mask is true
+        where attention is not allowed."""
         assert attention_mask is not None
         group = parallel_state.get_context_parallel_group()
         gathered = gather_from_sequence_parallel_region(torch.cat([key, value], -1), group=group)

@@ -1,7 +1,7 @@
-"""Checkpoints: boxes of canonical tensors in safetensors, one file a rank, and a JSON file that says where each lies.
+"""Checkpoints: boxes of canonical tensors in safetensors, one file per rank, and a JSON index of their locations.
 
-Megatron's own checkpoints hold pickles, which this project loads from nowhere, and start a manager process for each
-save. Boxes of canonical tensors need neither, and load under any split, because each rank knows which it holds.
+Megatron's own checkpoints contain pickles, which this project never loads, and start a manager process for each save.
+Boxes of canonical tensors need neither, and load under any split, because each rank knows which boxes it holds.
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ def save(
     *,
     shared: bool,
 ) -> None:
-    """Writes weights, moments, schedule and random states. Every rank must call; returns when all are on the disk.
+    """Writes weights, moments, schedule and random states. Collective: every rank must call; returns when all files are
+    on disk.
 
     Args:
-        folder: exists, and is empty.
+        folder: an existing, empty folder.
         held: this rank's parameters.
-        shapes: of every canonical tensor of the model.
+        shapes: shapes of all canonical tensors of the model.
         optimizer: Megatron's; None: a frozen model.
         num_steps: optimizer steps taken.
         shared: the optimizer's state is split over replicas.
 
     Raises:
-        CheckpointError: the disk refused on some rank; raised on all.
+        CheckpointError: some rank could not write; raised on all.
     """
     rank = dist.get_rank()
     mine = owned(held, shapes)
@@ -60,7 +61,7 @@ def save(
     for one in held:
         advance()
         slot = slot_of(optimizer, one.parameter) if optimizer is not None else None
-        # Replicas share the work of every parameter, so all of them pass here, not only the one that writes.
+        # Replicas share the optimizer state of every parameter, so all of them collect it, not only the writer.
         values = _state(one, slot, num_steps if optimizer is not None else 0, shared=shared and optimizer is not None)
         for kind, whole in values.items():
             for part in one.parts:
@@ -79,7 +80,7 @@ def save(
 
 
 def _state(one: Held, slot: Any, num_steps: int, *, shared: bool) -> dict[str, Tensor]:
-    """Weights and moments of a parameter, whole on the first of its replicas."""
+    """Weights and moments of a parameter, complete on the first of its replicas."""
     if slot is None and not shared:
         return {"weight": one.parameter.detach()}
     values = {"weight": collect(one.parameter, slot, slot.main if slot else None, shared=shared)}
@@ -90,8 +91,7 @@ def _state(one: Held, slot: Any, num_steps: int, *, shared: bool) -> dict[str, T
 
 
 def _gathered_index(mine: Mapping[str, list[int]]) -> dict[str, Any]:
-    """On rank 0: key -> number of the file that has it, and its shape. Each box is listed once, by the rank that writes
-    it."""
+    """On rank 0: key -> number of its file, and its shape. Each box is listed once, by the rank that writes it."""
     rank = dist.get_rank()
     found: list[Mapping[str, list[int]]] | None = [{}] * dist.get_world_size() if rank == 0 else None
     dist.gather_object(mine, found)
@@ -99,13 +99,13 @@ def _gathered_index(mine: Mapping[str, list[int]]) -> dict[str, Any]:
 
 
 def owned(held: Sequence[Held], shapes: Mapping[str, tuple[int, ...]]) -> set[Key]:
-    """The boxes that this rank writes: each is written by the first rank that holds it. Every rank must call.
+    """The boxes that this rank writes: the first rank that holds a box writes it. Collective: every rank must call.
 
-    Who that is follows from Megatron's groups. Boxes are compared only within one: tensor-parallel ranks have some
-    weights in common (norms), and the stages at both ends a tied embedding.
+    Megatron's groups determine this rank. Boxes are compared only within a group: tensor-parallel ranks share some
+    weights (norms), and the first and last stage share a tied embedding.
 
     Raises:
-        LayoutError: what all ranks would write is not the model.
+        LayoutError: all ranks together would not write the whole model.
     """
     mine = {(part.name, part.box) for one in held if dist.get_rank(replicas(one.parameter)) == 0 for part in one.parts}
     for group in (parallel_state.get_tensor_model_parallel_group(), parallel_state.get_pipeline_model_parallel_group()):
@@ -122,16 +122,16 @@ def owned(held: Sequence[Held], shapes: Mapping[str, tuple[int, ...]]) -> set[Ke
 
 
 def load(folder: Path, held: Sequence[Held], shapes: Mapping[str, tuple[int, ...]], optimizer: Any) -> int:
-    """Restores what `save` wrote, under any split; returns `num_steps`. Every rank must call.
+    """Restores what `save` wrote, under any split; returns `num_steps`. Collective: every rank must call.
 
     Args:
-        folder: of the checkpoint.
+        folder: the checkpoint.
         held: this rank's parameters.
-        shapes: of every canonical tensor of the model.
+        shapes: shapes of all canonical tensors of the model.
         optimizer: Megatron's; None: a frozen model.
 
     Raises:
-        CheckpointError: the folder is not whole or holds another model; raised on all ranks, before anything changed.
+        CheckpointError: the folder is incomplete or of another model; raised on all ranks, before any state changes.
     """
     with ExitStack() as stack:
         with raise_on_all_ranks(f"{folder} cannot be loaded"):
@@ -167,16 +167,16 @@ def _restore(one: Held, stored: _Stored, optimizer: Any, num_steps: int) -> None
 
 
 class _Stored:
-    """What the files of a checkpoint hold. Only those are opened that hold something of this rank's."""
+    """Content of a checkpoint's files. Only files with boxes of this rank are opened."""
 
     def __init__(self, folder: Path, num_files: int, stack: ExitStack, *, has_index: bool) -> None:
         self.folder = folder
         self.boxes: dict[tuple[str, str], list[tuple[Box, int, str]]] = {}
         self.random: dict[int, int] = {}
-        """Rank -> file."""
+        """Rank -> number of the file with its random state."""
         self._stack = stack
         self._files: dict[int, Any] = {}
-        for key, (file, shape) in (self._indexed() if has_index else self._looked_up(num_files)).items():
+        for key, (file, shape) in (self._indexed() if has_index else self._read_headers(num_files)).items():
             what, _, place = key.rpartition("@")
             if what == "random":
                 self.random[int(place)] = file
@@ -189,7 +189,7 @@ class _Stored:
         """Opens every file that a rank's parameters are read from.
 
         Raises:
-            CheckpointError: one is missing, cut short, or not the one that the index speaks of.
+            CheckpointError: a file is missing, truncated, or does not match the index.
         """
         needed = {
             (file, key, box.size)
@@ -207,11 +207,11 @@ class _Stored:
                 if at == number and (key not in there or tuple(file.get_slice(key).get_shape()) != size):
                     raise CheckpointError(
                         f"rank-{number:05d}.safetensors of {self.folder} does not hold {key!r} of shape {list(size)}, "
-                        "which the checkpoint's index says: a file was replaced"
+                        "which the checkpoint's index lists: a file was replaced"
                     )
 
     def _indexed(self) -> dict[str, tuple[int, list[int]]]:
-        """Key -> file and shape."""
+        """Key -> number of the file, and shape; from the index."""
         try:
             found = json.loads((self.folder / INDEX).read_text())
             return {str(key): (int(file), [int(n) for n in shape]) for key, (file, shape) in found.items()}
@@ -220,8 +220,8 @@ class _Stored:
                 f"{self.folder / INDEX} is missing or damaged: {type(error).__name__}: {error}"
             ) from error
 
-    def _looked_up(self, num_files: int) -> dict[str, tuple[int, list[int]]]:
-        """The same from every file: an earlier version wrote no index."""
+    def _read_headers(self, num_files: int) -> dict[str, tuple[int, list[int]]]:
+        """As `_indexed`, from the headers of all files: an earlier version wrote no index."""
         files = {rank: self._file(rank) for rank in range(num_files)}
         return {key: (at, file.get_slice(key).get_shape()) for at, file in files.items() for key in file.keys()}  # noqa: SIM118 - a file, not a mapping
 
@@ -235,7 +235,7 @@ class _Stored:
         return self._files[number]
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], kinds: Sequence[str]) -> None:
-        """Raises `CheckpointError` where a tensor of the model is not there, or not all of it."""
+        """Raises `CheckpointError` if a tensor of the model is missing or incomplete."""
         saved = {name for kind, name in self.boxes if kind == "weight"}
         if odd := sorted(saved ^ shapes.keys()):
             raise CheckpointError(
@@ -249,18 +249,18 @@ class _Stored:
                 fits = all(len(box.size) == len(shape) and box.intersect(whole) == box for box in boxes)
                 if not fits or sum(box.numel for box in boxes) != math.prod(shape):
                     raise CheckpointError(
-                        f"{self.folder} is not whole, or from another model: {kind} of {name!r} does not fill "
-                        f"{list(shape)} there"
+                        f"{self.folder} is incomplete, or from another model: its boxes of {kind} of {name!r} do not "
+                        f"fill {list(shape)}"
                     )
 
     def read(self, kind: str, part: Part, into: Tensor) -> None:
-        """Fills `into` with the values of a part's box, out of all stored boxes that it meets."""
+        """Fills `into` with the values of a part's box, from all stored boxes that overlap it."""
         for box, file, key in self.boxes[kind, part.name]:
             if (common := box.intersect(part.box)) is not None:
                 into[common.slices(part.box)] = self._file(file).get_slice(key)[common.slices(box)].to(into)
 
     def restore_random_state(self) -> None:
-        """Of the rank of this number, where the saving run had one."""
+        """Restores the random state of the rank with this number, if the saving run had one."""
         rank = dist.get_rank()
         if rank in self.random:
             torch.set_rng_state(self._file(self.random[rank]).get_tensor(f"random@{rank}"))
@@ -276,15 +276,15 @@ def _progress(folder: Path) -> Mapping[str, Any]:
         return {**{name: int(found[name]) for name in ("num_steps", "files")}, "has_index": "index" in found}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{folder} is not a whole checkpoint of backend 'megatron': {type(error).__name__}: {error}"
+            f"{folder} is not a complete checkpoint of backend 'megatron': {type(error).__name__}: {error}"
         ) from error
 
 
 class Gathering:
-    """Brings whole tensors together, one at a time, each on the rank that asks for it."""
+    """Gathers whole tensors one by one, each on its writer."""
 
     def __init__(self, held: Sequence[Held], shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Every rank must call."""
+        """Collective: every rank must call."""
         mine = owned(held, shapes)
         self._shapes = shapes
         self._views = {
@@ -294,14 +294,15 @@ class Gathering:
             if (part.name, part.box) in mine
         }
         held_by: list[list[Key]] = [[]] * dist.get_world_size()
-        dist.all_gather_object(held_by, list(self._views))  # of the order of the model's tensors: each box once
+        dist.all_gather_object(held_by, list(self._views))  # in the order of the model's tensors; each box once
         self._sources: dict[str, list[tuple[int, Box]]] = {}
         for rank, keys in enumerate(held_by):
             for name, box in keys:
                 self._sources.setdefault(name, []).append((rank, box))
 
     def fetch(self, name: str, writer: int, dtype: torch.dtype) -> Tensor | None:
-        """The whole tensor on rank `writer`, None elsewhere. Every rank must call, for the same tensors in turn."""
+        """The whole tensor on rank `writer`, None elsewhere. Collective: every rank must call, in the same order of
+        tensors."""
         rank = dist.get_rank()
         whole = torch.zeros(self._shapes[name], dtype=dtype) if rank == writer else None
         for source, box in self._sources.get(name, ()):

@@ -22,11 +22,11 @@ class MegatronOptions:
     """Chunks of layers per pipeline rank (interleaved schedule): smaller bubbles, more traffic. Needs at least two
     pipeline ranks."""
     context_parallel: int = 1
-    """Ranks over which the positions of a row are split. With Transformer Engine by ring attention; otherwise keys and
-    values are gathered."""
+    """Context-parallel size: ranks over which the positions of a row are split. With Transformer Engine by ring
+    attention; otherwise keys and values are gathered."""
     expert_parallel: int = 1
-    """Expert-parallel size: ranks over which the experts of a layer are distributed, taken from the tensor- and
-    data-parallel ones."""
+    """Expert-parallel size: ranks over which the experts of a layer are distributed. They are taken from the tensor-
+    and data-parallel ranks."""
     distributed_optimizer: bool = True
     """Splits optimizer state and update over the data-parallel ranks."""
     overlap_grad_reduce: bool = False

@@ -1,8 +1,8 @@
-"""Megatron-Core on a CPU: what it asks of CUDA without a question is answered by the CPU.
+"""Runs Megatron-Core on a CPU: replaces the CUDA calls that it makes unconditionally.
 
-Megatron-Core names the device in its code (`torch.cuda.current_device()`, `device="cuda"`, `.cuda()`) in some thirty
-places. `on_cpu` answers them while a call into Megatron lasts, and puts everything back when it ends, so nothing else
-in the process ever sees it. The numbers come from torch's own CPU kernels.
+Megatron-Core hard-codes the device (`torch.cuda.current_device()`, `device="cuda"`, `.cuda()`) in some thirty places.
+`on_cpu` replaces these during a call into Megatron and restores everything when the call ends, so that no other code
+in the process is affected. torch's own CPU kernels compute the numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CUDA_TYPES = {
     torch.bfloat16: "torch.cuda.BFloat16Tensor",
     torch.float16: "torch.cuda.HalfTensor",
 }
-"""What `Tensor.type()` says on a GPU: Megatron's optimizers and modules compare with these names."""
+"""Results of `Tensor.type()` on a GPU: Megatron's optimizers and modules compare with these names."""
 
 
 def device_scope(device: torch.device) -> AbstractContextManager[None]:
@@ -30,10 +30,10 @@ def device_scope(device: torch.device) -> AbstractContextManager[None]:
 
 @contextmanager
 def on_cpu() -> Iterator[None]:
-    """Replaces CUDA by the CPU in this thread's tensor functions and in `torch.cuda`; reentrant."""
+    """Replaces CUDA with the CPU in this thread's tensor functions and in `torch.cuda`; reentrant."""
     undo: list[tuple[Any, str, Any]] = []
     try:
-        for owner, name, value in _stand_ins():
+        for owner, name, value in _replacements():
             undo.append((owner, name, getattr(owner, name)))
             setattr(owner, name, value)
         with _CpuMode():
@@ -73,7 +73,7 @@ def _is_cuda(device: object) -> bool:
 
 
 class _Stream:
-    """A stream on which everything has already happened; it is its own event."""
+    """A stream whose work is always complete; it is its own event."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         pass
@@ -88,7 +88,7 @@ class _Stream:
         pass
 
 
-def _stand_ins() -> Iterator[tuple[Any, str, Any]]:
+def _replacements() -> Iterator[tuple[Any, str, Any]]:
     from megatron.core.tensor_parallel import random as megatron_random
 
     def random_state(*args: object, **kwargs: object) -> torch.Tensor:
@@ -100,8 +100,8 @@ def _stand_ins() -> Iterator[tuple[Any, str, Any]]:
     exchange = torch.distributed.all_to_all_single
 
     def exchange_by_lists(*args: Any, **kwargs: Any) -> Any:
-        # Megatron makes lists of the sizes where it copies them from the device; here they were never on one. The
-        # backward pass calls it too, where no function mode reaches.
+        # Megatron converts sizes to lists when it copies them from the device; on a CPU they stay tensors. The backward
+        # pass calls this too, outside the function mode.
         sizes = {name: _listed(value) for name, value in kwargs.items() if name.endswith("split_sizes")}
         return exchange(*args, **{**kwargs, **sizes})
 

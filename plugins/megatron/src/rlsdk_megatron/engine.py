@@ -63,8 +63,8 @@ from rlsdk_megatron.sizes import split_problems
 
 
 class MegatronTrainEngine(TrainEngine):
-    """Ranks are split into tensor, context, data and pipeline parallel groups in Megatron's order: neighbours share
-    matrices, the most distant are stages.
+    """Ranks are split into tensor, context, data and pipeline parallel groups in Megatron's order: tensor-parallel
+    ranks are neighbours, pipeline stages are furthest apart.
 
     Weights are stored in `ModelSpec.dtype`; with bfloat16 the optimizer keeps float32 copies. All ranks run the same
     number of micro-batches; a rank with fewer rows runs a token without weight instead.
@@ -74,7 +74,7 @@ class MegatronTrainEngine(TrainEngine):
         try:
             self._initialize(ctx, spec)
         except BaseException:
-            self.close()  # what was joined is left, so that another engine of this process can join
+            self.close()  # leaves the groups that were joined, so that another engine of this process can join
             raise
 
     def _initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
@@ -113,7 +113,7 @@ class MegatronTrainEngine(TrainEngine):
             engine=engine,
             tied="lm_head.weight" in self.tied,
         )
-        # Training moves parameters into buffers, so values come after it.
+        # `make_trainable` moves parameters into buffers, so weights are loaded after it.
         trained = spec.optim is not None
         for stage in self.stages:
             stage.requires_grad_(trained).train(trained)
@@ -162,7 +162,7 @@ class MegatronTrainEngine(TrainEngine):
                 return nothing
             try:
                 result = objective(values, given.batch)
-            except Exception as error:  # the other stages are in the middle of a schedule; all end it first
+            except Exception as error:  # raised after all stages have finished the schedule
                 failures.append(error)
                 return nothing
             if self.place.is_collector:
@@ -180,7 +180,7 @@ class MegatronTrainEngine(TrainEngine):
 
     def optim_step(self) -> OptimStepResult:
         optimizer, spec = self._trained()
-        self._still()
+        self._finish_gathers()
         lr = learning_rate(self.num_steps, spec)
         with device_scope(self.device), torch.no_grad():
             optimizer.prepare_grads()
@@ -194,7 +194,7 @@ class MegatronTrainEngine(TrainEngine):
                 self.num_steps += 1
                 if self.options.overlap_param_gather:
                     for module in self.modules:
-                        module.start_param_sync()  # ends where a layer, or a reader of weights, needs it
+                        module.start_param_sync()  # a layer or a reader of weights waits for it
             self._drop_gradients()
         return OptimStepResult(grad_norm=norm, lr=lr, skipped=not finite)
 
@@ -212,19 +212,19 @@ class MegatronTrainEngine(TrainEngine):
         )
 
     def shards(self) -> Iterator[WeightShard]:
-        self._still()
+        self._finish_gathers()
         for part, parameter in all_parts(self.held):
             yield WeightShard(name=part.name, box=part.box, tensor=part.view(parameter))
 
     def save_checkpoint(self, path: Path) -> None:
         """See `TrainEngine`. Gradients are not part of a checkpoint: save after `optim_step`."""
-        self._still()
+        self._finish_gathers()
         shared = self.options.distributed_optimizer
         with device_scope(self.device):
             checkpoint.save(path, self.held, self.shapes, self.optimizer, self.num_steps, shared=shared)
 
     def load_checkpoint(self, path: Path) -> None:
-        self._still()
+        self._finish_gathers()
         with device_scope(self.device):
             self.num_steps = checkpoint.load(path, self.held, self.shapes, self.optimizer)
             if self.optimizer is not None:
@@ -232,7 +232,7 @@ class MegatronTrainEngine(TrainEngine):
 
     def save_pretrained(self, path: Path) -> None:
         """See `TrainEngine`. Ranks write files concurrently; each tensor is gathered only on its writer."""
-        self._still()
+        self._finish_gathers()
         gathering = checkpoint.Gathering(self.held, self.shapes)
         tensors = in_dtype(self.shapes, getattr(torch, self.spec.model.dtype))
         with raise_on_all_ranks(f"{path} cannot be written"):
@@ -248,7 +248,7 @@ class MegatronTrainEngine(TrainEngine):
 
     def offload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
         """Moves `parts` to the host. On `cpu` they are already there and stay."""
-        self._still()
+        self._finish_gathers()
         for part in parts if self.device.type == "cuda" else ():
             self.host_offload.offload(part, self._tensors_of(part))
         if self.device.type == "cuda":
@@ -259,7 +259,7 @@ class MegatronTrainEngine(TrainEngine):
             self.host_offload.onload(part)
 
     def reset_optimizer(self, optim: OptimSpec) -> None:
-        self._still()
+        self._finish_gathers()
         learning_rate(0, optim)
         dtype = getattr(torch, self.spec.model.dtype)
         settings = OptimizerConfig(
@@ -272,7 +272,7 @@ class MegatronTrainEngine(TrainEngine):
         precise = [(one.parameter, slot.main) for one, slot in self._slots()]
         with device_scope(self.device):
             self.optimizer = get_megatron_optimizer(settings, list(self.modules), use_gloo_process_groups=False)
-        for parameter, main in precise:  # a new copy of bfloat16 weights would have lost what they cannot hold
+        for parameter, main in precise:  # a new copy of the bfloat16 weights would have lost precision
             if slot := slot_of(self.optimizer, parameter):
                 slot.main.data.copy_(main)
         self.optim, self.num_steps = optim, 0
@@ -281,7 +281,7 @@ class MegatronTrainEngine(TrainEngine):
         if "ctx" in vars(self):
             groups.leave(self.ctx)
             destroy_process_group(self.ctx)
-        vars(self).clear()  # model, optimizer and graphs go with their last reference
+        vars(self).clear()  # frees model, optimizer and graphs, which lose their last reference
 
     def _trained(self) -> tuple[Any, OptimSpec]:
         """Parts of a model that is trained."""
@@ -290,7 +290,8 @@ class MegatronTrainEngine(TrainEngine):
         return self.optimizer, self.optim
 
     def _cut(self, batch: Batch, objective: Objective | None = None) -> list[Tensor]:
-        """Rows of each micro-batch; as many on every rank, at least one, and whole rounds of interleaved stages."""
+        """Rows of each micro-batch. All ranks get the same number of micro-batches: at least one, and a multiple of the
+        stages if these are interleaved."""
         tokens, rows = self.spec.micro_batch_tokens, self.spec.micro_batch_rows
         groups = groups_to_keep(batch, objective)
         mine = micro_batches(batch.lengths, max_tokens=tokens, max_rows=rows, groups=groups)
@@ -303,24 +304,24 @@ class MegatronTrainEngine(TrainEngine):
         return micro_batches(batch.lengths, max_tokens=tokens, max_rows=rows, min_count=count, groups=groups)
 
     def _parts(self, batch: Batch, cut: Sequence[Tensor]) -> list[Batch]:
-        """Micro-batches on the device; one without rows has a stand-in."""
+        """Micro-batches on the device; one without rows gets a placeholder row."""
         found = [batch.select(rows) if len(rows) else Batch.from_rows(STAND_IN) for rows in cut]
         return [part.to(self.device) for part in found]
 
     def _outputs(self, stage: Stage, hidden: Tensor, given: Inputs, names: Sequence[str]) -> dict[str, Tensor]:
         advance()
-        self._still()  # the vocabulary's weight is read without its module, whose hook would wait
+        self._finish_gathers()  # the vocabulary's weight is read directly, without the module hook that would wait
         return last_stage_outputs(stage, hidden, given, names, self.spec.model.head, int(self.hf_config.vocab_size))
 
     def _buffers(self) -> Iterator[Tensor]:
-        """Gradients, as Megatron keeps them."""
+        """Megatron's gradient buffers."""
         for module in self.modules:
             for buffer in buffers_of(module):
                 yield buffer.grad_data
 
     def _set_gradient_aside(self) -> list[tuple[Tensor, Tensor]]:
-        """Empties the buffers for the next passes; gives what was in them. Gradients are reduced over ranks at the end
-        of each call, and reduced once only."""
+        """Clears the gradient buffers for the next passes and returns copies of their content: gradients are reduced
+        over ranks at the end of each call, and must be reduced only once."""
         kept = [(buffer, buffer.clone()) for buffer in self._buffers()] if self.has_gradient else []
         self._drop_gradients()
         return kept
@@ -335,15 +336,15 @@ class MegatronTrainEngine(TrainEngine):
         for one in optimizers(self.optimizer) if limit is not None else ():
             clip_grad_by_total_norm_fp32(one.get_parameters(), limit, norm)
 
-    def _still(self) -> None:
-        """Waits until the gathers that the last step began have ended."""
+    def _finish_gathers(self) -> None:
+        """Waits for the gathers of weights that the last step started."""
         if self.options.overlap_param_gather and self.optimizer is not None:
             with device_scope(self.device):
                 for module in self.modules:
                     finish_gathers(module)
 
     def _tensors_of(self, part: str) -> list[Tensor]:
-        """Device memory of a part. Parameters are views of buffers, and float32 ones are what the optimizer steps."""
+        """Device memory of a part. Parameters are views of buffers; the optimizer steps float32 parameters directly."""
         if part == "weights":
             return [one.parameter.detach() for one in self.held]
         if self.optimizer is None:
@@ -355,13 +356,13 @@ class MegatronTrainEngine(TrainEngine):
         return moments + copies
 
     def _slots(self) -> Iterator[tuple[Held, Slot]]:
-        """What this rank's optimizer steps."""
+        """The parameters that this rank's optimizer steps, with their state."""
         for one in self.held if self.optimizer is not None else ():
             if slot := slot_of(self.optimizer, one.parameter):
                 yield one, slot
 
     def _agree(self, failures: Sequence[Exception]) -> None:
-        """Raises on every rank what an objective raised on one."""
+        """Raises an objective's error on every rank if it was raised on one."""
         try:
             raise_objective_errors(failures)
         except Exception:

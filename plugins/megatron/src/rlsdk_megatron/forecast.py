@@ -1,4 +1,4 @@
-"""What the backend would hold, worked out without Megatron: for `rlsdk plan`."""
+"""Forecasts the backend's memory without Megatron, for `rlsdk plan`."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from rlsdk_megatron.parts import Part, Shapes
 from rlsdk_megatron.sizes import Place, expert_tensor_size, padded_vocabulary, place_of, split_problems
 
 MASTER_BYTES, MOMENT_BYTES, GRADIENT_BYTES = 4, 8, 4
-"""Of a parameter: the optimizer's float32 copy where weights are bfloat16, its moments, and the gradient."""
+"""Bytes per parameter of the optimizer's float32 copy (with bfloat16 weights), of AdamW's moments, and of the
+gradient."""
 MODULES_BYTES = 300 << 20
-"""Main memory of Megatron's modules, and of what they import. Proportional set size of Megatron-Core 0.16 on a CPU; see
+"""Host memory of Megatron's modules and their imports. Proportional set size of Megatron-Core 0.16 on a CPU; see
 docs/benchmarks.md."""
 
 
 def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, workload: Workload) -> Forecast:
-    """See `ForecastFn`. Experts are taken to get equally many tokens each."""
+    """See `ForecastFn`. Assumes that all experts get the same number of tokens."""
     spec = training(spec, "megatron")
     options = spec.options if isinstance(spec.options, MegatronOptions) else MegatronOptions()
     config, world = load_model_config(spec.model), len(contexts)
@@ -44,7 +45,7 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
         raise ConfigError("; ".join(f"train.megatron.{name}: {message}" for name, message in problems))
     tensors = ModelTensors.read(spec)
     places = [place_of(rank, world, options) for rank in range(world)]
-    # Replicas hold the same, and are worked out once.
+    # Replicas hold the same parameters, which are computed once.
     held = functools.cache(lambda place: list(_held(place, options, config, tensors)))
     dp_size = world // (options.tensor_parallel * options.pipeline_parallel * options.context_parallel)
     rows, passes = rows_of_pass(spec, row_tokens=workload.row_tokens, num_rows=-(-workload.update_rows // dp_size))
@@ -60,11 +61,11 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
 
 
 Held = tuple[list[Part], int]
-"""What a parameter holds of the checkpoint, and its elements, padding included."""
+"""A parameter's parts of the checkpoint, and its number of elements with padding."""
 
 
 def _held(place: Place, options: MegatronOptions, config: Any, tensors: ModelTensors) -> Iterator[Held]:
-    """Every parameter of a rank, in Megatron's order (that of its layers without Transformer Engine)."""
+    """Every parameter of a rank, in Megatron's order (for layers without Transformer Engine)."""
     shapes = Shapes(
         shapes=tensors.shapes,
         heads=config.num_attention_heads,
@@ -118,7 +119,7 @@ def _layer(shapes: Shapes, at: str) -> Iterator[list[Part]]:
 
 
 def _end(shapes: Shapes, rows: int, config: Any, tensors: ModelTensors, *, has_embedding: bool) -> Iterator[Held]:
-    """The last norm and the head. A tied embedding is there once more, where it is not there already."""
+    """The last norm and the head. A tied head is a copy of the embedding, unless the embedding is on this rank."""
     yield shapes.whole("model.norm.weight"), config.hidden_size
     if "score.weight" in tensors.shapes:
         for name in ("score.weight", "score.bias"):

@@ -1,4 +1,4 @@
-"""Megatron's process groups. They are globals of the process, so the engines of one process share them."""
+"""Megatron's process groups. They are global, so the engines of one process share them."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def join(ctx: RankContext, options: MegatronOptions) -> None:
     if _users.roles:
         if sizes != _users.sizes:
             raise ConfigError(
-                f"{ctx.role} asks for tensor, pipeline, virtual, context and expert parallel sizes {sizes}, but this "
-                f"process holds groups of {_users.sizes} for {sorted(_users.roles)}: Megatron-Core has one set a "
-                "process; give the roles the same sizes, or pools of their own"
+                f"{ctx.role} needs tensor, pipeline, virtual, context and expert parallel sizes {sizes}, but this "
+                f"process has groups of sizes {_users.sizes} for {sorted(_users.roles)}: Megatron-Core has one set per "
+                "process; give the roles the same sizes, or separate pools"
             )
     else:
         tensor, pipeline, virtual, context, expert = sizes
@@ -61,14 +61,14 @@ def join(ctx: RankContext, options: MegatronOptions) -> None:
 
 
 def leave(ctx: RankContext) -> None:
-    """Ends the groups with the last engine that uses them. Safe to call twice."""
+    """Leaves the groups; the last engine that leaves destroys them. Safe to call twice."""
     if ctx.role in _users.roles:
         _users.roles.discard(ctx.role)
-        RotaryEmbedding.forward.cache_clear()  # it keeps modules, and with them the groups that they know
+        RotaryEmbedding.forward.cache_clear()  # the cache keeps modules, and with them their groups
         if not _users.roles:
             parallel_state.destroy_model_parallel()
             for name, value in list(vars(parallel_state).items()):
-                if isinstance(value, dist.ProcessGroup):  # Megatron-Core 0.16 forgets to forget one
+                if isinstance(value, dist.ProcessGroup):  # Megatron-Core 0.16 does not reset one of them
                     setattr(parallel_state, name, None)
 
 

@@ -34,7 +34,7 @@ def rectangle(batch: Batch, shape: tuple[int, int]) -> Inputs:
 
     Args:
         batch: on the device.
-        shape: rows and positions; the latter a multiple of what `length_unit` says.
+        shape: number of rows and of positions; the latter a multiple of `length_unit`.
     """
     rows, length = shape
     ids = F.pad(batch.padded("input_ids", length=length), (0, 0, 0, rows - batch.num_rows))
@@ -51,7 +51,7 @@ def one_row(batch: Batch, length: int) -> Inputs:
 
     Args:
         batch: on the device.
-        length: of the result; the rest after the last row forms one more row that nobody reads.
+        length: length of the result; padding after the last row forms one more row, whose outputs are not read.
     """
     padding = length - batch.num_tokens
     lengths = torch.cat([batch.lengths, batch.lengths.new_tensor([padding] if padding else [])])
@@ -72,16 +72,16 @@ def context_size() -> int:
 
 
 def length_unit(sequence_parallel: bool) -> int:
-    """Required divisor of the number of positions: context-parallel ranks have two stretches each, and
-    sequence-parallel ranks split those."""
+    """Required divisor of the number of positions: each context-parallel rank has two chunks, and sequence-parallel
+    ranks split these."""
     context = context_size()
     tensor = parallel_state.get_tensor_model_parallel_world_size() if sequence_parallel else 1
     return int(tensor * (2 * context if context > 1 else 1))
 
 
 def own_positions(length: int, rank: int, size: int, device: torch.device) -> Tensor:
-    """Positions of a row on a context-parallel rank: one stretch from each end, which balances work, because late
-    positions attend to more. Megatron's rotary embedding and Transformer Engine expect this order."""
+    """Positions of a row on a context-parallel rank: one chunk from each end, which balances work, because late
+    positions attend to more keys. Megatron's rotary embedding and Transformer Engine expect this order."""
     if size == 1:
         return torch.arange(length, device=device)
     stretches = torch.arange(length, device=device).chunk(2 * size)
@@ -89,7 +89,7 @@ def own_positions(length: int, rank: int, size: int, device: torch.device) -> Te
 
 
 def _future(length: int, mine: Tensor) -> Tensor | None:
-    """Mask of a context-parallel rank, as causal kernels do not support its two stretches of a row."""
+    """Attention mask of a context-parallel rank: causal kernels do not support its two chunks of a row."""
     if len(mine) == length:
         return None
     return (torch.arange(length, device=mine.device) > mine[:, None])[None, None]

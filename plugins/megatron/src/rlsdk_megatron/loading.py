@@ -29,8 +29,8 @@ def load_weights(held: Sequence[Held], empty: Any, spec: ModelSpec, *, seed: int
         held: the parameters to fill.
         empty: the transformers model, on the meta device.
         spec: where weights come from.
-        seed: of random weights and of heads that the checkpoint does not have.
-        random: only the configuration is read; the whole model is then first built on the host.
+        seed: seed of random weights, and of heads that the checkpoint does not have.
+        random: read only the configuration; the whole model is then built on the host first.
 
     Raises:
         ConfigError: the checkpoint cannot be read or does not fit the model.
@@ -70,7 +70,7 @@ EXPERTS = re.compile(r"(.*\.experts)\.(gate_up|down)_proj")
 
 
 class _Files:
-    """Safetensors files, opened on demand. Experts may be joined in one tensor, or have their own."""
+    """Safetensors files, opened on demand. Experts may share one tensor, or have one each."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class _Files:
             return self._slice(found, box, self.shapes[name])
         if match := EXPERTS.fullmatch(name):
             return self._expert(match[1], match[2], box, self.shapes[name])
-        raise ConfigError(f"the checkpoint lacks {name!r}; give a folder that holds the whole model")
+        raise ConfigError(f"the checkpoint lacks {name!r}; give a folder with the whole model")
 
     def _expert(self, prefix: str, kind: str, box: Box, shape: tuple[int, ...]) -> Tensor:
         """A box within one expert, from that expert's own matrices."""
@@ -121,7 +121,7 @@ class _Files:
     def _slice(self, name: str, box: Box, shape: tuple[int, ...]) -> Tensor:
         path = self.files.get(name)
         if path is None:
-            raise ConfigError(f"the checkpoint lacks {name!r}; give a folder that holds the whole model")
+            raise ConfigError(f"the checkpoint lacks {name!r}; give a folder with the whole model")
         if path not in self.opened:
             self.opened[path] = self.stack.enter_context(safe_open(path, framework="pt"))
         stored = self.opened[path].get_slice(name)

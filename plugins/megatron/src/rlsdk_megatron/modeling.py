@@ -35,7 +35,7 @@ FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 ROPE_TYPES = ("default", "linear", "llama3")
 
 if not hasattr(moe_utils, "te_general_gemm"):
-    # Megatron-Core 0.16 asks whether it is None, and defines it only where Transformer Engine is installed.
+    # Megatron-Core 0.16 compares it with None, but defines it only if Transformer Engine is installed.
     moe_utils.te_general_gemm = None
 
 
@@ -48,7 +48,7 @@ class Stage(GPTModel):  # type: ignore[misc]
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's RMSNorm, marked for sequence parallelism, where each rank has the gradient of its own positions only."""
+    """torch's RMSNorm, marked for sequence parallelism: each rank then has the gradient of its own positions only."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object) -> None:
         device = None if config.use_cpu_initialization else torch.cuda.current_device()
@@ -74,7 +74,7 @@ def check_model(config: Any) -> None:
     for name, (found, expected) in problems.items():
         if found != expected and not (isinstance(expected, tuple) and found in expected):
             raise ConfigError(
-                f"model.path: config.json says {name} {found!r}; backend 'megatron' builds models with {expected!r}"
+                f"model.path: config.json has {name} {found!r}; backend 'megatron' builds models with {expected!r}"
             )
 
 
@@ -96,14 +96,14 @@ def uses_transformer_engine(options: MegatronOptions, device: torch.device) -> b
         _log.warning(
             "train.megatron.transformer_engine 'auto': the package transformer_engine is not installed, so layers are "
             "Megatron's local ones with torch's attention: slower, and without fused norms, grouped experts and FP8. "
-            "Run `pip install transformer-engine[pytorch]`, or say 'never' to silence this"
+            "Run `pip install transformer-engine[pytorch]`, or give 'never' to silence this"
         )
     return bool(HAVE_TE) and device.type == "cuda" and options.transformer_engine != "never"
 
 
 def packs_rows(options: MegatronOptions) -> bool:
     """Whether layers get concatenated rows without padding. Interleaved stages need micro-batches of one shape, and
-    context-parallel ranks two stretches of every row: those get rectangles."""
+    context-parallel ranks need two chunks of every row: both get padded rectangles instead."""
     return options.virtual_stages == 1 and options.context_parallel == 1
 
 
@@ -113,10 +113,10 @@ def transformer_config(
     """Megatron's configuration of a model.
 
     Args:
-        config: of transformers.
+        config: the transformers configuration.
         spec: its `engine_kwargs` replace fields of the result.
         options: the split.
-        device: decides about fused kernels.
+        device: determines whether fused kernels are used.
 
     Raises:
         ConfigError: `engine_kwargs` names a field that Megatron's configuration does not have, or there is no such
@@ -153,17 +153,17 @@ def transformer_config(
         "context_parallel_size": options.context_parallel,
         "expert_model_parallel_size": options.expert_parallel,
         "expert_tensor_parallel_size": expert_tensor_size(options),
-        # Sums, never means: the loss weights are normalised globally.
+        # Losses are summed, not averaged: the loss weights are normalised globally.
         "calculate_per_token_loss": True,
-        # With two interleaved ranks, next and previous are the same one: only the unbatched form, without an exchange
-        # of shapes, tells their messages apart.
+        # With two interleaved ranks, the next and the previous rank are the same: only unbatched communication without
+        # an exchange of shapes keeps their messages apart.
         "variable_seq_lengths": options.pipeline_parallel > 1 and options.virtual_stages == 1,
         "overlap_p2p_comm": options.virtual_stages > 1,
         "batch_p2p_comm": options.virtual_stages == 1,
-        # Gloo reads what it sends while the schedule goes on; there is no stream that would keep it until then.
+        # Gloo reads a sent tensor while the schedule continues, and no stream keeps the tensor alive until then.
         "deallocate_pipeline_outputs": not on_cpu,
         "moe_token_dispatcher_type": "alltoall",
-        "cuda_graph_scope": [],  # what the default stands for, without its warning
+        "cuda_graph_scope": [],  # means the same as the default, without its warning
         # Every parameter is loaded later.
         "perform_initialization": False,
         "use_cpu_initialization": on_cpu,
@@ -199,7 +199,7 @@ def _experts(config: Any, engine: bool) -> dict[str, Any]:
         "num_moe_experts": config.num_experts,
         "moe_router_topk": config.num_experts_per_tok,
         "moe_ffn_hidden_size": config.moe_intermediate_size,
-        # A softmax over the chosen experts is one over all of them, scaled to add up to one.
+        # A softmax over the chosen experts equals a softmax over all, normalised over the chosen ones.
         "moe_router_pre_softmax": not config.norm_topk_prob,
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
@@ -223,7 +223,7 @@ def _layer_spec(config: TransformerConfig, engine: bool) -> ModuleSpec:
 
 
 def _has_biased_attention(model: Any) -> bool:
-    """Queries, keys, values and the projection after them; Qwen2, which has no choice, all but the last."""
+    """Whether queries, keys, values and the output projection have biases. (Qwen2 always has all but the last.)"""
     return bool(getattr(model, "attention_bias", False))
 
 
@@ -241,11 +241,11 @@ def build_stages(config: TransformerConfig, model: Any, head: Head, *, engine: b
     """This rank's chunks of layers, without values. Collective: every rank must call.
 
     Args:
-        config: of Megatron.
-        model: the configuration of transformers.
-        head: a value or score head takes the place of the vocabulary's.
-        engine: layers of Transformer Engine.
-        tied: input and output embeddings are one.
+        config: Megatron's configuration.
+        model: the transformers configuration.
+        head: a value or score head replaces the language-model head.
+        engine: use layers of Transformer Engine.
+        tied: input and output embeddings share one weight.
     """
     virtual = config.virtual_pipeline_model_parallel_size
     layer = _layer_spec(config, engine)
@@ -286,7 +286,8 @@ def build_stages(config: TransformerConfig, model: Any, head: Head, *, engine: b
 
 
 def _set_frequencies(stage: Stage, model: Any) -> None:
-    """Scaled rotary frequencies as transformers computes them: Megatron knows one set of scaling factors only."""
+    """Sets scaled rotary frequencies as transformers computes them: Megatron supports only one set of scaling
+    factors."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     kind = rope_of(model).get("rope_type", "default")
@@ -299,7 +300,7 @@ def _set_frequencies(stage: Stage, model: Any) -> None:
 
 @dataclass(frozen=True)
 class _PaddingToken:
-    """As in transformers, what is looked up of the padding token's embedding is not trained."""
+    """Hook that stops the gradient of the padding token's embedding where it is looked up, as in transformers."""
 
     token: int
 
@@ -308,13 +309,13 @@ class _PaddingToken:
         if module.reduce_scatter_embeddings:  # `[T / ranks, B, H]`: this rank's positions
             group = parallel_state.get_tensor_model_parallel_group()
             is_padding = is_padding.t().chunk(group.size())[group.rank()]
-        # Pipelines send contiguous tensors only.
+        # Pipelines can send only contiguous tensors.
         return torch.where(is_padding[..., None], found.detach(), found).contiguous()
 
 
 def _mark_split(stage: Stage) -> None:
-    """Marks which parameters are split and which are replicated. Megatron does so while it initialises values, which is
-    skipped here; without it the gradient norm, and so clipping, is silently wrong."""
+    """Marks which parameters are split and which are replicated. Megatron does this when it initialises values, which
+    is skipped here. Without it the gradient norm, and therefore clipping, would be silently wrong."""
     for module in stage.modules():
         dim = 1 if isinstance(module, tensor_parallel.RowParallelLinear) else 0
         split = (
@@ -336,7 +337,7 @@ def make_trainable(
         use_distributed_optimizer=options.distributed_optimizer,
         overlap_grad_reduce=options.overlap_grad_reduce,
         overlap_param_gather=options.overlap_param_gather,
-        # Each step begins all gathers itself, so that none is left to a hook whose turn differs between ranks.
+        # `optim_step` starts all gathers itself: hooks would start them in an order that differs between ranks.
         align_param_gather=options.overlap_param_gather,
     )
     wrapped = [
@@ -367,8 +368,8 @@ def keep_shared(stages: Sequence[Stage], buffers: Iterable[Any]) -> None:
     Call it before an optimizer takes views of them.
 
     Args:
-        stages: of this rank.
-        buffers: what `make_trainable` put parameters into.
+        stages: this rank's stages.
+        buffers: the buffers into which `make_trainable` moved parameters.
     """
     gathered = [buffer for buffer in buffers if buffer.param_data is not None]
     for buffer, values in zip(gathered, share([buffer.param_data for buffer in gathered]), strict=True):

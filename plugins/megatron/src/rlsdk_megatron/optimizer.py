@@ -22,14 +22,14 @@ class Slot:
     """This rank's part of one parameter in the optimizer: a range of its flattened elements."""
 
     main: Tensor
-    """The float32 master; the parameter's own memory if that is float32 too."""
+    """The float32 master weights; the parameter's own memory if it is float32 too."""
     start: int
     stop: int
     inner: Any
-    """The torch optimizer (or one with its interface) that updates it."""
+    """The torch optimizer (or one with its interface) that updates this slot."""
 
     def moments(self) -> dict[str, Tensor]:
-        """Empty before the first step."""
+        """AdamW's moments; empty before the first step."""
         state = self.inner.state.get(self.main) or {}
         return {name: state[name] for name in MOMENTS if name in state}
 
@@ -39,7 +39,7 @@ class Slot:
         if num_steps:
             self.inner.state[self.main] = dict(moments)
             for group in self.inner.param_groups:
-                if "step" in group:  # fused kernels count once for all
+                if "step" in group:  # fused kernels have one step count per group
                     group["step"] = num_steps
             if not any("step" in group for group in self.inner.param_groups):
                 self.inner.state[self.main]["step"] = torch.tensor(float(num_steps))
@@ -78,10 +78,10 @@ def collect(parameter: Tensor, slot: Slot | None, values: Tensor | None, *, shar
     """Gathers a parameter's whole state on the first of its replicas; the result on others is meaningless.
 
     Args:
-        parameter: whose shape the result has.
+        parameter: the result has its shape.
         slot: this rank's range of it.
-        values: of that range.
-        shared: replicas have a range each, and not everything each. Then all of them must call.
+        values: values of this range.
+        shared: each replica has only a range instead of everything. All replicas must then call.
     """
     whole = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
     if slot is not None and values is not None:

@@ -40,15 +40,15 @@ def last_stage_outputs(
 
     Args:
         stage: the last one.
-        hidden: what it ended in: `[T, B, H]`, or this rank's positions of it under sequence parallelism. More rows than
-            the batch has are padding.
-        given: what it began with, on the same device.
-        names: of `OUTPUTS`.
-        head: what the model ends in.
-        vocabulary: true size, without padding.
+        hidden: its hidden states `[T, B, H]`; under sequence parallelism only this rank's positions. Rows beyond those
+            of the batch are padding.
+        given: its inputs, on the same device.
+        names: names in `OUTPUTS`.
+        head: the model's head.
+        vocabulary: size of the vocabulary, without padding.
 
     Raises:
-        ConfigError: a temperature that is not above 0.
+        ConfigError: the temperature is not above 0.
     """
     batch, splits = given.batch, bool(stage.config.sequence_parallel)
     if splits:
@@ -85,13 +85,13 @@ def _numbers(stage: Any, states: Tensor) -> Tensor:
 
 
 def _at(tokens: Tensor, values: Tensor, batch: Batch) -> Tensor:
-    """`[N]` float32: `values` at these tokens, and those of other context-parallel ranks; 0 elsewhere. Part of the
-    graph even where there are none."""
+    """`[N]` float32: `values` at these tokens, the values of other context-parallel ranks at theirs, 0 elsewhere.
+    Without any tokens the result is still part of the autograd graph."""
     return _joined(values.new_zeros(batch.num_tokens).index_put((tokens,), values))
 
 
 def _joined(values: Tensor) -> Tensor:
-    """The sum over context-parallel ranks, which have different tokens; each keeps the gradient of its own."""
+    """Sum over context-parallel ranks, which have different tokens; each rank gets the gradient of its own tokens."""
     if context_size() == 1:
         return values
     joined: Tensor = _OverContext.apply(values)  # type: ignore[no-untyped-call]
@@ -166,7 +166,7 @@ class SplitVocabulary(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, chosen: Tensor, entropy: Tensor) -> tuple[Tensor, None]:
-        """d log p(y) / d x_j = [j = y] - p_j and d H / d x_j = -p_j (log p_j + H): no ranks need to speak."""
+        """d log p(y) / d x_j = [j = y] - p_j and d H / d x_j = -p_j (log p_j + H): no communication is needed."""
         logs, value, row, target = ctx.saved_tensors
         slope = (logs + value[:, None]).mul_(entropy[:, None]).add_(chosen[:, None])
         slope = slope.mul_(logs.exp()).neg_()

@@ -1,4 +1,4 @@
-"""Maps Megatron's parameters to tensors of the Hugging Face checkpoint: boxes, and views of memory."""
+"""Maps Megatron's parameters to tensors of the Hugging Face checkpoint, as boxes and views of memory."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rlsdk.interfaces import Box, ConfigError, LayoutError
 
 @dataclass(frozen=True)
 class Part:
-    """A box of a canonical tensor, and its rows in a parameter of this rank."""
+    """A box of a canonical tensor, and the rows of this rank's parameter that hold it."""
 
     name: str
     box: Box
     rows: slice
-    """Rows of the parameter; the other dimensions are whole."""
+    """Rows of the parameter; other dimensions are complete."""
 
     def view(self, parameter: Tensor) -> Tensor:
-        """This rank's memory of it, in the shape of the box."""
+        """The memory of this part in the parameter, in the shape of the box."""
         return parameter.detach()[self.rows].view(self.box.size)
 
 
@@ -34,11 +34,11 @@ class Held:
 
     parameter: nn.Parameter
     parts: Sequence[Part]
-    """Its parts of the checkpoint; rows in none (padding of the vocabulary) are zero."""
+    """Its parts of the checkpoint; rows outside all parts (padding of the vocabulary) are zero."""
 
 
 Piece = tuple[str, int, int]
-"""Canonical name, first row, rows."""
+"""Canonical name, first row, number of rows."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Shapes:
     @classmethod
     def of(cls, config: Any, shapes: Mapping[str, tuple[int, ...]]) -> Shapes:
         """From Megatron's configuration and groups."""
-        from megatron.core import parallel_state  # everything else is arithmetic, which forecasts use without Megatron
+        from megatron.core import parallel_state  # imported here: forecasts use this class without Megatron
 
         return cls(
             shapes=shapes,
@@ -90,22 +90,22 @@ class Shapes:
         return parts
 
     def whole(self, name: str) -> list[Part]:
-        """A copy on every rank."""
+        """Part of a tensor that every rank holds completely."""
         return self.cut_rows([(name, 0, self.shapes[name][0])], 0, self.shapes[name][0])
 
     def vocabulary(self, name: str, rows: int) -> list[Part]:
-        """`rows` of this rank, padding included."""
+        """This rank's `rows` rows of the vocabulary, with padding."""
         return self.cut_rows([(name, 0, self.shapes[name][0])], self.tp_rank * rows, (self.tp_rank + 1) * rows)
 
     def columns(self, name: str) -> list[Part]:
-        """A matrix that is split by columns."""
+        """This rank's part of a matrix that is split by columns."""
         rows, columns = self.shapes[name]
         mine = columns // self.tp_size
         return [Part(name, Box((0, self.tp_rank * mine), (rows, mine)), slice(0, rows))]
 
     def attention(self, prefix: str, kind: str) -> list[Part]:
-        """Queries, keys and values: for each key-value head the query heads that share it, then its key and value;
-        that long list is split over the ranks, within a head where there are more ranks than key-value heads."""
+        """Queries, keys and values. For each key-value head: the query heads that share it, then its key, then its
+        value. This sequence is split over the ranks, within a head if there are more ranks than key-value heads."""
         size, queries = self.head_size, self.heads // self.groups * self.head_size
         pieces: list[Piece] = []
         for group in range(self.groups):
@@ -115,13 +115,13 @@ class Shapes:
         return self.cut_rows(pieces, self.tp_rank * mine, (self.tp_rank + 1) * mine)
 
     def gate_up(self, prefix: str) -> list[Part]:
-        """This rank's rows of the gate, then as many of the up projection."""
+        """This rank's rows of the gate projection, then the same rows of the up projection."""
         mine = self.shapes[f"{prefix}.gate_proj.weight"][0] // self.tp_size
         names = (f"{prefix}.gate_proj.weight", f"{prefix}.up_proj.weight")
         return self.cut_rows([(name, self.tp_rank * mine, mine) for name in names], 0, 2 * mine)
 
     def expert_gate_up(self, prefix: str, expert: int) -> list[Part]:
-        """As `gate_up`, of one expert among all in one tensor `[E, 2 I, H]`."""
+        """As `gate_up`, for one expert of a tensor `[E, 2 I, H]` of all experts."""
         name = f"{prefix}.gate_up_proj"
         _, both, width = self.shapes[name]
         mine = both // 2 // self.etp_size
@@ -132,14 +132,14 @@ class Shapes:
         ]
 
     def expert_down(self, prefix: str, expert: int) -> list[Part]:
-        """By columns, of one expert among all in one tensor `[E, H, I]`."""
+        """Columns of one expert of a tensor `[E, H, I]` of all experts."""
         name = f"{prefix}.down_proj"
         _, rows, columns = self.shapes[name]
         mine = columns // self.etp_size
         return [Part(name, Box((expert, 0, self.etp_rank * mine), (1, rows, mine)), slice(0, rows))]
 
     def expert(self, local: str) -> int:
-        """Number of an expert among all."""
+        """Global number of this rank's expert `local`."""
         return self.ep_rank * (self.experts // self.ep_size) + int(local)
 
 
@@ -158,7 +158,7 @@ LAYER_RULES: Mapping[str, Rule] = {
     r"mlp\.linear_fc1\.weight": lambda s, at, m: s.gate_up(f"{at}.mlp"),
     r"mlp\.linear_fc2\.weight": lambda s, at, m: s.columns(f"{at}.mlp.down_proj.weight"),
     r"mlp\.router\.weight": lambda s, at, m: s.whole(f"{at}.mlp.gate.weight"),
-    # One module an expert, or one for all with a weight for each.
+    # One module per expert, or one module with a weight per expert.
     r"mlp\.experts\.(?:local_experts\.(\d+)\.linear_fc1\.weight|linear_fc1\.weight(\d+))": lambda s, at, m: (
         s.expert_gate_up(f"{at}.mlp.experts", s.expert(m[1] or m[2]))
     ),
@@ -174,7 +174,7 @@ def held_by(stages: Sequence[nn.Module], shapes: Shapes, tied: Mapping[str, str]
 
     Raises:
         ConfigError: Megatron's model and the checkpoint do not have the same tensors.
-        LayoutError: a parameter has another shape than its parts.
+        LayoutError: the shape of a parameter does not match its parts.
     """
     held = [
         _checked(Held(parameter, parts_of(stage, name, parameter, shapes, tied)), name)
@@ -210,7 +210,7 @@ def parts_of(stage: Any, name: str, parameter: nn.Parameter, shapes: Shapes, tie
             if match := re.fullmatch(pattern, rest):
                 return rule(shapes, layer, match)
     except (KeyError, ValueError) as error:
-        raise ConfigError(f"model.path: the checkpoint has nothing for Megatron's {name!r} ({error})") from error
+        raise ConfigError(f"model.path: the checkpoint has no tensor for Megatron's {name!r} ({error})") from error
     raise ConfigError(f"model.path: Megatron's parameter {name!r} has no place in a Hugging Face checkpoint")
 
 
@@ -219,12 +219,12 @@ def _checked(held: Held, name: str) -> Held:
     for part in held.parts:
         rows = len(range(shape[0])[part.rows])
         if (rows, *shape[1:]) != part.box.size[-len(shape) :]:
-            raise LayoutError(f"Megatron's {name!r} has shape {shape}; {part.name!r} would put {part.box.size} there")
+            raise LayoutError(f"Megatron's {name!r} has shape {shape}, but its part {part.name!r} has {part.box.size}")
     return held
 
 
 def all_parts(held: Sequence[Held]) -> Iterator[tuple[Part, nn.Parameter]]:
-    """Every box of this rank once, in a fixed order. A tied embedding on two stages of this rank counts once."""
+    """Every box of this rank once, in a fixed order. A tied embedding on two stages of this rank is listed once."""
     seen: set[tuple[str, Box]] = set()
     for one in held:
         for part in one.parts:

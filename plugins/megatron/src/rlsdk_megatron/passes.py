@@ -14,29 +14,29 @@ from rlsdk_megatron.inputs import Inputs, length_unit, one_row, rectangle
 from rlsdk_megatron.modeling import Stage
 
 AtEnd = Callable[[Stage, Tensor, Inputs], Tensor]
-"""Processes the last stage's hidden states: returns the loss of a micro-batch, or a value without effect."""
+"""Processes the last stage's hidden states; returns the loss of a micro-batch, or a value that is ignored."""
 STAND_IN = [[0]]
-"""Row that a rank without rows runs, to take part in collectives; it has no effect."""
+"""Row that a rank without rows runs, so that it takes part in collectives; it has no effect."""
 
 
 def run_passes(
     modules: Sequence[Any], parts: Sequence[Batch], at_end: AtEnd, *, backward: bool, packs: bool = False
 ) -> None:
-    """Runs every micro-batch through all stages, and back. Collective: every rank must call, with the same number of
-    micro-batches.
+    """Runs every micro-batch forward through all stages, and backward if asked. Collective: every rank must call, with
+    the same number of micro-batches.
 
     Args:
         modules: this rank's stages, wrapped for training or not.
         parts: micro-batches, on the device; at least one row each.
         at_end: called on the ranks of the last stage, once for each micro-batch in order.
-        backward: compute gradients, and reduce them at the end.
+        backward: compute gradients and reduce them at the end.
         packs: rows are concatenated without padding, which attention must support.
     """
     config = modules[0].config
     unit = length_unit(config.sequence_parallel)
     shapes = [_shape(part, unit, packs) for part in parts]
     most = (max(rows for rows, _ in shapes), max(length for _, length in shapes))
-    # Interleaved stages send no shapes along: all micro-batches get that of the largest.
+    # Interleaved stages do not send shapes: all micro-batches get the shape of the largest.
     uniform = config.pipeline_model_parallel_size > 1 and not config.variable_seq_lengths
 
     def step(rows: Iterator[Batch], module: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
@@ -49,7 +49,7 @@ def run_passes(
 
         def finish(hidden: Tensor, non_loss_data: bool = False) -> Any:
             loss = at_end(stage, hidden, given)
-            # Tokens are counted in the batch's own weights: none here, so that Megatron divides by nothing.
+            # The batch's weights already account for token counts; with 0, Megatron does not divide by them.
             return loss if non_loss_data else (loss, torch.zeros((), dtype=torch.int, device=loss.device), {})
 
         return hidden, finish
@@ -68,6 +68,7 @@ def run_passes(
 
 
 def _shape(batch: Batch, unit: int, packs: bool) -> tuple[int, int]:
-    """Rows, and the longest row or a little more, so that it can be split by position; or one row of all tokens."""
+    """Number of rows and of positions: the longest row, rounded up so that positions can be split; or one row with all
+    tokens."""
     longest = batch.num_tokens if packs else int(batch.lengths.max())
     return 1 if packs else batch.num_rows, -(-longest // unit) * unit

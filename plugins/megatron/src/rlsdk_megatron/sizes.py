@@ -1,4 +1,4 @@
-"""Checks which splits fit a model and a number of ranks, from numbers alone. Imports no torch."""
+"""Checks whether a split fits a model and a number of ranks, from sizes only. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ Problem = tuple[str, str]
 
 
 ROW_ALIGNMENT = 8
-"""Embedding rows of one rank are padded to a multiple of this, for kernels and because vocabularies rarely divide."""
+"""Embedding rows of one rank are padded to a multiple of this, for kernels and because few vocabulary sizes divide
+evenly."""
 
 CHUNK_ELEMENTS = 1 << 25
-"""Most float32 logits in memory at once on a rank; with gradients, each chunk is recomputed."""
+"""Largest number of float32 logits in memory at once on a rank; with gradients, each chunk is recomputed."""
 
 
 def padded_vocabulary(size: int, ranks: int) -> int:
@@ -25,13 +26,14 @@ def padded_vocabulary(size: int, ranks: int) -> int:
 
 
 def expert_tensor_size(options: MegatronOptions) -> int:
-    """Tensor-parallel size of experts: 1 if whole experts are distributed, otherwise as everything else."""
+    """Tensor-parallel size of experts: 1 if whole experts are distributed, otherwise `tensor_parallel`."""
     return 1 if options.expert_parallel > 1 else options.tensor_parallel
 
 
 @dataclass(frozen=True)
 class Place:
-    """Position of a rank in Megatron's order: neighbours share matrices, the most distant are stages."""
+    """Position of a rank in Megatron's order: tensor-parallel ranks are neighbours, pipeline stages are furthest
+    apart."""
 
     tp_rank: int
     pp_rank: int
@@ -54,13 +56,13 @@ def place_of(rank: int, num_ranks: int, options: MegatronOptions) -> Place:
 def split_problems(
     options: MegatronOptions, *, num_ranks: int, device: str, model: Mapping[str, Any]
 ) -> Iterator[Problem]:
-    """Everything that keeps this split from running, each with the values that would work.
+    """Yields every reason why this split cannot run, each with the values that would work.
 
     Args:
         options: the split.
-        num_ranks: of the engine.
+        num_ranks: the engine's number of ranks.
         device: `cpu` or `cuda`.
-        model: fields of `config.json`; those that are not there are not checked.
+        model: fields of `config.json`; missing fields are not checked.
     """
     below = [name for name in SIZES if getattr(options, name) < 1]
     for name in below:
@@ -76,7 +78,7 @@ def split_problems(
     if options.overlap_param_gather and not options.distributed_optimizer:
         yield (
             "overlap_param_gather",
-            "True gathers what a distributed_optimizer shares; set that to True, or this to False",
+            "True needs distributed_optimizer, whose shards it gathers; set that to True, or this to False",
         )
     if options.transformer_engine == "always" and device == "cpu":
         yield (
@@ -124,7 +126,7 @@ def _heads(options: MegatronOptions, model: Mapping[str, Any]) -> Iterator[Probl
 def _layers(options: MegatronOptions, model: Mapping[str, Any]) -> Iterator[Problem]:
     stages, virtual, layers = options.pipeline_parallel, options.virtual_stages, model.get("num_hidden_layers")
     if virtual > 1 and stages == 1:
-        yield "virtual_stages", f"{virtual} divides the stages of a pipeline, but pipeline_parallel is 1; expected 1"
+        yield "virtual_stages", f"{virtual} splits the stages of a pipeline, but pipeline_parallel is 1; expected 1"
     elif layers and layers % stages:
         yield (
             "pipeline_parallel",
@@ -152,8 +154,8 @@ def _experts(options: MegatronOptions, num_ranks: int, model: Mapping[str, Any])
     if size not in valid:
         yield (
             "expert_parallel",
-            f"{size} deals {experts} experts over the {stage} ranks of a pipeline stage unevenly; expected one of "
-            f"{valid}",
+            f"{size} does not distribute {experts} experts evenly over the {stage} ranks of a pipeline stage; expected "
+            f"one of {valid}",
         )
 
 
