@@ -1,11 +1,11 @@
-"""For authors of engines: conformance suites, tiny models, and engines that hold plain tensors.
+"""Conformance suites, tiny models, and engines that hold plain tensors, for authors of engines.
 
     from rlsdk.testing import RolloutConformance
 
     class TestMine(RolloutConformance):
         backend = "mine"
 
-Importing this loads the standard library only; the suites load torch when they are named.
+Importing this package loads only the standard library; accessing a suite loads torch.
 """
 
 from __future__ import annotations

@@ -21,16 +21,16 @@ SYNC_WAITS_S = 10.0
 """How long a sync that is half way waits for a checkpoint, which takes far less."""
 
 Act = Callable[[TrainEngine, Driven], None]
-"""One call, picklable; writes down what came of it."""
+"""One call, picklable; it records the call's results."""
 
 
 def play(seat: Seat, case: Case, script: Sequence[Act]) -> Driven:
-    """An engine of the case, taken through a script; then what `case_runner.drive` looks at after its steps. A mode of
-    torch that a call leaves changed, for whatever else runs in the process, is a fault."""
+    """Runs a script on an engine of the case, then records what `case_runner.drive` records after its steps. A call
+    that leaves a mode of torch changed for the rest of the process is a fault."""
     started, different = seat.start(case.spec), list[str]()
     try:
         engine = compared(started, case, different)
-        with torch.enable_grad():  # back as it was, whatever an engine leaves
+        with torch.enable_grad():  # restored afterwards, even if an engine leaves it changed
             found = Driven(collects=engine.parallel.is_collector)
             for act in script:
                 before = torch_modes()
@@ -55,12 +55,12 @@ def learn(batch: Batch, objective: Any = None, *, lonely: bool = False) -> Act:
 
 
 def learn_nothing(batch: Batch, objective: Any = None) -> Act:
-    """`forward_backward` of no rows: its loss has to be 0. Not counted among the results."""
+    """`forward_backward` without rows: its loss must be 0. It is not one of the results."""
     return partial(_learn_nothing, batch.select([]), objective or Weighted())
 
 
 def look(batch: Batch, *names: str) -> Act:
-    """`forward`; the outputs go to `Driven.seen`."""
+    """`forward`; the outputs are appended to `Driven.seen`."""
     return partial(_look, batch, names)
 
 
@@ -94,7 +94,7 @@ def reset(optim: object) -> Act:
 
 
 def refused(what: str, act: Act, error: type[Exception] = RlsdkError) -> Act:
-    """The act has to raise this; that it did not is a fault."""
+    """The act must raise this error; otherwise it is a fault."""
     return partial(_refused, what, act, error)
 
 
@@ -108,13 +108,13 @@ def step(engine: TrainEngine, found: Driven) -> None:
 
 
 def skip(engine: TrainEngine, found: Driven) -> None:
-    """`optim_step` with a gradient that is not finite; not counted among the steps."""
+    """`optim_step` with a gradient that is not finite; it does not count as a step."""
     if not engine.optim_step().skipped:
         found.faults.append("a step with a gradient that is not finite was not skipped")
 
 
 def read(engine: TrainEngine, found: Driven) -> None:
-    """`layout` and `shards`; the layout has to be the one from before."""
+    """`layout` and `shards`; the layout must not have changed."""
     layout = engine.layout()
     held = []
     for shard in engine.shards():

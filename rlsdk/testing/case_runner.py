@@ -34,7 +34,7 @@ def drive(seat: Seat, case: Case) -> Driven:
 
 
 def driven(engine: TrainEngine, case: Case) -> Driven:
-    """The same, on an existing engine."""
+    """Runs a case on an existing engine."""
     found = Driven(collects=engine.parallel.is_collector)
     if case.load is not None:
         engine.load_checkpoint(Path(case.load))
@@ -56,7 +56,7 @@ def driven(engine: TrainEngine, case: Case) -> Driven:
 
 
 def record_final_state(engine: TrainEngine, case: Case, found: Driven) -> None:
-    """Records the probe's outputs and what the engine holds; writes the export."""
+    """Records the probe's outputs and the engine's weights; writes the export."""
     if case.probe is not None:
         mine = share(engine, case.probe[0], lonely=case.lonely)
         with unchanged(mine, found):
@@ -71,7 +71,7 @@ def record_final_state(engine: TrainEngine, case: Case, found: Driven) -> None:
 
 @contextmanager
 def unchanged(batch: Batch, found: Driven) -> Iterator[None]:
-    """A batch is read: workers of one node share its memory."""
+    """Checks that a batch is only read: workers of one node share its memory."""
     before = {name: tensor.clone() for name, tensor in (*batch.tokens.items(), *batch.rows.items())}
     yield
     after = {**batch.tokens, **batch.rows}
@@ -81,7 +81,7 @@ def unchanged(batch: Batch, found: Driven) -> Iterator[None]:
 
 
 def wrong_outputs(engine: TrainEngine, batch: Batch, names: Sequence[str], outputs: Mapping[str, Any]) -> list[str]:
-    """What about the form of outputs is not as `OUTPUTS` says."""
+    """Differences of the outputs' form from `OUTPUTS`."""
     if not engine.parallel.is_collector:
         return []
     faults = [f"outputs {sorted(outputs)}, asked for {sorted(names)}"] if outputs.keys() != set(names) else []
@@ -96,7 +96,7 @@ def wrong_outputs(engine: TrainEngine, batch: Batch, names: Sequence[str], outpu
 
 
 def wrong_types(result: Any) -> list[str]:
-    """Fields of a result that are not of the type that the interface says: tensors hold memory, and do not travel."""
+    """Fields of a result whose type is not the interface's: tensors would keep memory, and are not for sending."""
     kinds = {"float": float, "int": int, "bool": bool}
     faults = [
         f"{type(result).__name__}.{one.name} is a {type(getattr(result, one.name)).__name__}, expected {one.type}"
@@ -112,7 +112,7 @@ def wrong_types(result: Any) -> list[str]:
 
 
 def share(engine: TrainEngine, batch: Batch, *, lonely: bool = False) -> Batch:
-    """The rows of this data-parallel rank, uneven on purpose: the first takes the last two as well."""
+    """The rows of this data-parallel rank, uneven on purpose: the first rank also gets the last two rows."""
     rank, size = engine.parallel.dp_rank, engine.parallel.dp_size
     if lonely:
         return batch.select(range(batch.num_rows) if rank == 0 else [])
@@ -121,7 +121,7 @@ def share(engine: TrainEngine, batch: Batch, *, lonely: bool = False) -> Batch:
 
 
 def whole(ranks: Sequence[Driven]) -> dict[str, Tensor]:
-    """Every tensor, put together from the ranks' shards; elements that nobody has are not a number."""
+    """Every tensor, assembled from the ranks' shards; elements that no rank has are NaN."""
     shapes = {meta.name: meta.shape for rank in ranks if rank.layout for meta in rank.layout.tensors}
     out = {name: torch.full(shape, math.nan) for name, shape in shapes.items()}
     for rank in ranks:
@@ -131,7 +131,7 @@ def whole(ranks: Sequence[Driven]) -> dict[str, Tensor]:
 
 
 def by_row(ranks: Sequence[Driven], name: str) -> dict[int, Tensor]:
-    """An output of every row, by the row's identity, from the ranks that collect."""
+    """One output of every row, by the row's identity, from the ranks that collect outputs."""
     found: dict[int, Tensor] = {}
     for rank in ranks:
         if rank.collects and rank.row_ids:

@@ -24,13 +24,13 @@ from rlsdk.interfaces import (
 from rlsdk.testing.models import random_batch
 
 OPTIM = OptimSpec(lr=1e-2, weight_decay=0.1, eps=1e-3, max_grad_norm=None)
-"""A large eps: Adam divides by the root of the squared gradient, and where that is 0 but for rounding, the sign of the
-step would be rounding's too; and a step that ignores the gradient's size would hide one that is scaled wrongly."""
+"""A large eps. Adam divides by the root of the squared gradient: where this is 0 except for rounding, rounding would
+determine the sign of the step. And a step that ignores the gradient's size would hide a wrongly scaled gradient."""
 
 
 @dataclass(frozen=True)
 class Weighted:
-    """Sums the requested outputs, weighted with `loss_weight` and `advantages`; nothing is averaged."""
+    """Sums the requested outputs, weighted by `loss_weight` and `advantages`; nothing is averaged."""
 
     outputs: Sequence[str] = ("log_probs",)
 
@@ -52,7 +52,7 @@ class Weighted:
 
 @dataclass(frozen=True)
 class NotFinite:
-    """A loss that is not a number."""
+    """A loss that is NaN."""
 
     outputs: Sequence[str] = ("log_probs",)
 
@@ -61,15 +61,15 @@ class NotFinite:
 
 
 def train_batch(num_rows: int = 9, *, seed: int = 0, longest: int = 20, masked: bool = False) -> Batch:
-    """Rows with weights on every token. Masked: only some tokens are the policy's, and the weights of the others are
-    left where they are: what an engine gives for those tokens is 0 and has no gradient."""
+    """Rows with weights on every token. Masked: only some tokens are the policy's. The weights of other tokens are not
+    cleared: an engine must return 0 for these tokens, without gradient."""
     batch = random_batch(num_rows, seed=seed, longest=longest)
     return _weighted(batch, seed, batch["response_mask"] if masked else None)
 
 
 def rows_of(lengths: Sequence[int], *, seed: int = 0, masked: bool = False, temperature: float = 1.0) -> Batch:
-    """As `train_batch`, of rows of these lengths. Their identities are large and in no order, as those of a share of a
-    long run are; a mask has holes, begins at a first position, and leaves the last row out."""
+    """As `train_batch`, with rows of these lengths. Row identities are large and unordered, as in a share of a long
+    run. A mask has holes, begins at a first position, and excludes the last row."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(128, (sum(lengths),), generator=generator)
     row_id = 1000 + 7 * torch.randperm(len(lengths), generator=generator)
@@ -82,7 +82,7 @@ def rows_of(lengths: Sequence[int], *, seed: int = 0, masked: bool = False, temp
 
 
 def _weighted(batch: Batch, seed: int, mask: Tensor | None) -> Batch:
-    """The batch's rows with what `Weighted` reads."""
+    """The batch's rows with the fields that `Weighted` reads."""
     generator = torch.Generator().manual_seed(seed + 1)
     fields = {
         "input_ids": batch["input_ids"],
@@ -96,19 +96,19 @@ def _weighted(batch: Batch, seed: int, mask: Tensor | None) -> Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One engine and the calls to make."""
+    """One engine and the calls to make on it."""
 
     model: str
     steps: Sequence[Sequence[Batch]] = ()
-    """For each optimizer step, the batches of its `forward_backward` calls."""
+    """Batches of the `forward_backward` calls, by optimizer step."""
     head: Head = Head.LM
     objective: Any = field(default_factory=Weighted)
     optim: OptimSpec | None = OPTIM
     """None: a frozen model."""
     rows: int | None = None
-    """`micro_batch_rows`; None: by tokens."""
+    """`micro_batch_rows`; None: limited by tokens."""
     tokens: int = 100_000
-    """`micro_batch_tokens`: all rows in one pass, unless said."""
+    """`micro_batch_tokens`; by default all rows run in one pass."""
     dtype: str = "float32"
     checkpointing: bool = False
     """`activation_checkpointing`."""
@@ -119,17 +119,17 @@ class Case:
     lonely: bool = False
     """The first data-parallel rank gets every row, the others none."""
     probe: tuple[Batch, tuple[str, ...]] | None = None
-    """Outputs of this are taken after the last step."""
+    """The outputs of this batch are recorded after the last step."""
     load: str | None = None
-    """Checkpoint that is loaded first."""
+    """Checkpoint that is loaded before the first step."""
     save: str | None = None
     save_after: int = 0
-    """Steps before the checkpoint is written."""
+    """Number of steps before the checkpoint is written."""
     export: str | None = None
     tolerance: float = 1e-4
-    """Largest difference from plain torch that does the same beside it (`train_comparison`)."""
+    """Largest difference from plain torch, which runs the same steps (`train_comparison`)."""
     witness: bool = True
-    """False: nothing runs beside the engine: what it holds is counted."""
+    """False: plain torch does not run, because the engine's resources are counted."""
 
     @property
     def spec(self) -> TrainSpec:
@@ -155,14 +155,14 @@ class Driven:
     skipped: list[bool] = field(default_factory=list)
     outputs: dict[str, Tensor] = field(default_factory=dict)
     row_ids: list[int] = field(default_factory=list)
-    """Of the probe's rows on this rank."""
+    """Outputs of the probe's rows on this rank."""
     lengths: list[int] = field(default_factory=list)
     shards: list[tuple[str, Box, Tensor]] = field(default_factory=list)
     layout: WeightLayout | None = None
     collects: bool = True
     seen: list[dict[str, Tensor]] = field(default_factory=list)
-    """Outputs that were asked for on the way (`call_sequences.look`)."""
+    """Outputs that were requested between steps (`call_sequences.look`)."""
     faults: list[str] = field(default_factory=list)
-    """What a script found wrong by itself."""
+    """Faults that a script found itself."""
     apart: list[str] = field(default_factory=list)
-    """Results that differ from plain torch's: reported when the requirement has ended, after its own checks."""
+    """Results that differ from plain torch's; reported after the requirement's own checks."""

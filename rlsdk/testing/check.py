@@ -1,5 +1,5 @@
 """Runs the conformance suite of a backend without a test file: generates the file that an author would write, and runs
-pytest on it in a process of its own."""
+pytest on it in a separate process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TestConformance({suite}):
 {settings}'''
 
 NOTHING_RAN = 5
-"""Of pytest's exit codes: no test was collected, or `-k` left none."""
+"""pytest's exit codes for: no test was collected, or `-k` selected none."""
 
 
 def check_backend(
@@ -46,20 +46,20 @@ def check_backend(
     verbose: bool = False,
     processes: int | None = None,
 ) -> list[SuiteReport]:
-    """Runs every suite that fits the backends of this name.
+    """Runs every suite for the backends with this name.
 
     Args:
-        name: of a backend; where a train and a rollout backend share it, both are run.
-        kind: of the one that is meant.
+        name: name of a backend. If a train and a rollout backend share it, both are run.
+        kind: runs only the backend of this kind.
         settings: attributes of the suite class: `options`, `model`, `device`, `tp_size`, ...
-        only: as pytest's `-k`: names of requirements, or parts of them.
+        only: names of requirements or parts of them, as for pytest's `-k`.
         verbose: shows pytest's own output too.
-        processes: that run a suite together; each starts engines of its own. None: two on a CPU that has a core for
-            each worker of both, where the whole suite is run and its output is not shown, else one.
+        processes: number of processes that run a suite together, each with its own engines. None: two on a CPU that has
+            a core for each worker of both, if the whole suite is run and its output is not shown; otherwise one.
 
     Raises:
         PluginError: no usable backend has this name.
-        ConfigError: a suite has no such setting, or no requirement goes by `only`.
+        ConfigError: a suite has no such setting, or `only` matches no requirement.
         RlsdkError: the run ended without a report.
     """
     kinds = kinds_of(name, kind)
@@ -84,7 +84,7 @@ def check_backend(
 
 
 def _most_processes(settings: Mapping[str, object]) -> int:
-    """Workers of tensor parallelism wait for each other with all of a core."""
+    """Processes for a suite: tensor-parallel workers that wait for each other keep a core each busy."""
     num_workers = 2 * int(str(settings.get("tp_size", 1)))
     return 2 if settings.get("device", "cpu") == "cpu" and (os.cpu_count() or 1) >= num_workers else 1
 
@@ -102,15 +102,15 @@ def _known(kind: BackendKind, settings: Mapping[str, object]) -> None:
 
 
 def _python(name: str, kind: BackendKind) -> str:
-    """The interpreter that can import a backend: this one, or that of its own environment."""
+    """The interpreter that can import a backend: this one, or the one of the backend's own environment."""
     registry = Registry.discover()
     isolation = registry.isolation(registry.backend(kind, name))
     return isolation.python if isolation else sys.executable
 
 
 def _run(file: Path, only: str, verbose: bool, python: str, processes: int) -> SuiteReport | None:
-    """The report of one file, run by so many processes of this interpreter; None: `only` names nothing in it."""
-    # Its own folder, so that no configuration of the caller's reaches the run.
+    """The report of one file, run by `processes` processes of the interpreter; None: `only` matches nothing in it."""
+    # The run has its own folder, so that it does not read the caller's configuration.
     (file.parent / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     taken = file.with_suffix("")
     taken.mkdir()

@@ -1,7 +1,7 @@
 """Child pytest processes that end when the program that started them ends, even by kill -9.
 
-Each child reads from a pipe whose other end the kernel closes with the program. The child then gets SIGINT, so that
-suites close their engines, and is killed if it still runs after `GRACE_S`.
+Each child reads from a pipe whose other end the kernel closes when the program ends. The child then gets SIGINT, so
+that suites close their engines, and is killed if it still runs after `GRACE_S`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import IO
 
 OPTION = "--rlsdk-parent-pipe"
-"""Of pytest, by this package's plugin: the number of the pipe's reading end."""
+"""Option that this package adds to pytest: file descriptor of the pipe's reading end."""
 GRACE_S = 30.0
-"""For suites to end what they started."""
+"""Seconds for suites to end the processes that they started."""
 
 
 def run_child(command: Sequence[str], cwd: Path, output: IO[str] | None) -> int:
-    """As `run_children`, for one process."""
+    """Runs one process, as `run_children`."""
     return run_children([command], cwd, [output])[0]
 
 
@@ -32,14 +32,14 @@ def run_children(
     outputs: Sequence[IO[str] | None],
     environment: Mapping[str, str] | None = None,
 ) -> list[int]:
-    """Runs several pytest processes at once to their end; they end early with this process, and with whatever is
-    raised here meanwhile.
+    """Runs several pytest processes concurrently until they end. They end early if this process ends or an exception
+    is raised here.
 
     Args:
-        commands: of pytest.
-        cwd: where they run.
-        outputs: for each, what takes what it prints; None leaves that to this process's own streams.
-        environment: of each; None: this process's own.
+        commands: commands of the pytest processes.
+        cwd: their working directory.
+        outputs: for each, the file that receives its output; None: this process's own streams.
+        environment: the environment of each; None: this process's own.
 
     Returns: their exit codes.
     """
@@ -51,7 +51,7 @@ def run_children(
                 process = subprocess.Popen(
                     [*command, OPTION, str(reading)], cwd=cwd, env=environment, stdout=output, stderr=output,
                     pass_fds=[reading],
-                    # Ctrl-C comes by the pipe: a second one would end suites in their own clearing up.
+                    # Ctrl-C arrives by the pipe: a second one would interrupt the suites' cleanup.
                     start_new_session=True,
                 )  # fmt: skip
                 processes.append(process)
@@ -65,9 +65,9 @@ def run_children(
 
 
 def die_with_parent(reading: int) -> None:
-    """Has this process end when the pipe's other end closes. From its main thread."""
+    """Ends this process when the other end of the pipe closes. Call it on the main thread."""
     os.set_inheritable(reading, False)
-    # Shells have what they start in the background ignore it.
+    # Processes that a shell starts in the background ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def watch() -> None:
@@ -80,7 +80,7 @@ def die_with_parent(reading: int) -> None:
 
 
 def _kill_all() -> None:
-    """This process, after what it started."""
+    """Kills the processes that this process started, then itself."""
     import psutil
 
     for child in psutil.Process().children(recursive=True):

@@ -41,20 +41,20 @@ def _without_a_name(shards: list[WeightShard]) -> Iterator[WeightShard]:
 
 
 def _twice(shards: list[WeightShard]) -> Iterator[WeightShard]:
-    """As many elements as there should be: a piece comes again in the place of the other one of its name."""
+    """The right number of elements: one piece of a tensor comes twice, the other is missing."""
     at = next(at for at, shard in enumerate(shards) if at and shards[at - 1].box.numel >= shard.box.numel)
     yield from (*shards[:at], shards[at - 1], *shards[at + 1 :])
 
 
 def _beyond(shards: list[WeightShard]) -> Iterator[WeightShard]:
-    """A piece that begins one row further on than there is room for."""
+    """A piece that begins one row too far and exceeds its tensor."""
     last = shards[-1]
     box = Box((last.box.offset[0] + 1, *last.box.offset[1:]), last.box.size)
     yield from (*shards[:-1], replace(last, box=box))
 
 
 def _flat(shards: list[WeightShard]) -> Iterator[WeightShard]:
-    """A piece of as many elements, in one dimension."""
+    """A piece with the right number of elements, but one-dimensional."""
     at = next(at for at, shard in enumerate(shards) if len(shard.box.size) == 2)
     flat = shards[at].tensor.reshape(-1)
     yield from (*shards[:at], replace(shards[at], box=Box((0,), (flat.numel(),)), tensor=flat), *shards[at + 1 :])

@@ -1,11 +1,11 @@
-"""Tests whether draws follow their probabilities and are independent: sums of functions of each draw, minus their
+"""Tests whether draws follow their probabilities and are independent, by sums of functions of each draw minus their
 means.
 
 The probabilities of every draw are known. For a function f of the drawn token, f minus its mean under these
-probabilities is a martingale difference, whatever came before and wherever a response ended. Freedman 1975 ("On tail
-probabilities for martingales") bounds sums S of these exactly: P(|S| >= x) <= 2 exp(-x^2 / (2 (V + M x / 3))), with V
-the sum of variances and M the largest step. `score` is the square root of twice that exponent: a score above 6.5 has a
-probability of less than 1e-9.
+probabilities is a martingale difference, regardless of earlier tokens and of where a response ends. Freedman 1975 ("On
+tail probabilities for martingales") bounds sums S of these exactly: P(|S| >= x) <= 2 exp(-x^2 / (2 (V + M x / 3))),
+with V the sum of variances and M the largest step. `score` is the square root of twice this exponent: a score above 6.5
+has a probability below 1e-9.
 """
 
 from __future__ import annotations
@@ -19,44 +19,44 @@ from torch import Tensor
 from rlsdk.testing.rollout_audit import Sample
 
 SCORE = 6.5
-"""Largest score of one of some thousand sums."""
+"""Largest allowed score, for some thousand sums."""
 Z = 4.9
-"""Largest deviation of a sum that a normal distribution describes well: once in a million."""
+"""Largest allowed deviation of a sum that is close to normal, in standard deviations: one false alarm in a million."""
 SHIFTS = 3
-"""Steps by which the noise of one sample may be moved against another's."""
+"""Shifts in steps at which the noise of two samples is compared."""
 UNSEEN = 1e-12
-"""A chance that is none but for rounding."""
+"""Probabilities below this are 0 except for rounding."""
 
 
 @dataclass(frozen=True)
 class Steps:
-    """What each of N draws tells, less what was expected."""
+    """Values of a function at N draws, minus their expectations."""
 
     found: Tensor
     """`[N]`: mean 0."""
     variance: Tensor
     """`[N]`."""
     largest: Tensor
-    """`[N]`: most that it could have been, either way."""
+    """`[N]`: largest possible absolute value."""
 
     def of(self, chosen: Tensor) -> Steps:
-        """Those where `chosen [N]` is true."""
+        """The draws where `chosen [N]` is true."""
         return Steps(self.found[chosen], self.variance[chosen], self.largest[chosen])
 
     def z(self) -> float:
-        """Standard deviations by which the sum is off; 0 where nothing was left to chance."""
+        """Deviation of the sum in standard deviations; 0 if nothing was random."""
         variance = float(self.variance.sum())
         return float(self.found.sum()) / variance**0.5 if variance > UNSEEN else 0.0
 
     def score(self) -> float:
-        """As the module says."""
+        """The score, as defined by the module."""
         if not len(self.found):
             return 0.0
         return float(scores(self.found.sum().abs(), self.variance.sum(), self.largest.max()))
 
 
 def scores(off: Tensor, variance: Tensor, largest: Tensor) -> Tensor:
-    """Of many sums at once: how far each is off (not negative), its variance, the largest step."""
+    """Scores of many sums: from their absolute deviations, variances and largest steps."""
     scale = (variance + largest * off / 3).clamp(min=UNSEEN).sqrt()
     return torch.where(variance > UNSEEN, off / scale, 0.0)
 
@@ -65,26 +65,26 @@ def steps_of(values: Tensor, chances: Tensor, tokens: Tensor) -> Steps:
     """The value of a function at each drawn token, minus its expectation.
 
     Args:
-        values: `[N, V]`: the function.
-        chances: `[N, V]`: of the tokens; rows sum to 1.
-        tokens: `[N]`: drawn.
+        values: `[N, V]`: the function at every token.
+        chances: `[N, V]`: probabilities of the tokens; rows sum to 1.
+        tokens: `[N]`: the drawn tokens.
     """
     mean = (chances * values).sum(-1)
     off = values - mean[:, None]
     possible = torch.where(chances > UNSEEN, off.abs(), 0.0)
     found = off.gather(1, tokens[:, None])[:, 0]
-    # A token at a filter's border, let in by rounding, is not counted.
+    # A token at the border of a filter, which rounding kept, is not counted.
     found = torch.where(chances.gather(1, tokens[:, None])[:, 0] > UNSEEN, found, 0.0)
     return Steps(found, (chances * off.square()).sum(-1), possible.amax(-1))
 
 
 def midpoints(chances: Tensor) -> Tensor:
-    """`[N, V]`: the middle of each token's share of [0, 1), tokens in order: the probability transform."""
+    """`[N, V]`: the midpoint of each token's interval of [0, 1), with tokens in order: the probability transform."""
     return chances.cumsum(-1) - chances / 2
 
 
 def functions(samples: Sequence[Sample], eos: int) -> Mapping[str, Tensor]:
-    """The functions that are evaluated at every draw of one request's samples: name -> `[N, V]`."""
+    """The functions to evaluate at every draw of one request's samples: name -> `[N, V]`."""
     chances = torch.cat([sample.chances for sample in samples])
     probabilities = torch.cat([sample.probabilities for sample in samples])
     place, request = midpoints(chances), samples[0].request
@@ -102,7 +102,7 @@ def functions(samples: Sequence[Sample], eos: int) -> Mapping[str, Tensor]:
         before.append(one[0])
         seen.append(one[1].cumsum(0).clamp(max=1))
     return {
-        # Of what is left by filters the chances before them tell as much.
+        # For tokens that filters keep, the probabilities before the filters are equally informative.
         "surprise": -probabilities.clamp(min=1e-30).log(),
         "most probable": (chances == chances.amax(-1, keepdim=True)).double(),
         "unlikely": (chances < 0.3 / (chances > UNSEEN).sum(-1, keepdim=True)).double(),
@@ -117,17 +117,17 @@ def functions(samples: Sequence[Sample], eos: int) -> Mapping[str, Tensor]:
 
 @dataclass(frozen=True)
 class DrawStatistics:
-    """Statistics of all draws of some samples."""
+    """Statistics of all draws of a set of samples."""
 
     by_name: Mapping[str, Steps]
     position: Tensor
-    """`[N]`: in the response."""
+    """`[N]`: position in the response."""
     is_last: Tensor
-    """`[N]`: at the limit of the response."""
+    """`[N]`: whether the draw is at the limit of the response."""
 
     @classmethod
     def of(cls, samples: Sequence[Sample], eos: int) -> DrawStatistics:
-        """Of samples that are not greedy; there must be one with tokens."""
+        """Statistics of samples that are not greedy; at least one must have tokens."""
         by_request: dict[str, list[Sample]] = {}
         for sample in samples:
             if len(sample.tokens) and sample.sampling.temperature:
@@ -136,7 +136,7 @@ class DrawStatistics:
 
     @classmethod
     def _of_request(cls, samples: Sequence[Sample], eos: int) -> DrawStatistics:
-        """Of samples of one request."""
+        """Statistics of the samples of one request."""
         chances = torch.cat([sample.chances for sample in samples])
         tokens = torch.cat([sample.tokens for sample in samples])
         steps = {name: steps_of(values, chances, tokens) for name, values in functions(samples, eos).items()}
@@ -146,7 +146,7 @@ class DrawStatistics:
 
     @classmethod
     def joined(cls, parts: Sequence[DrawStatistics]) -> DrawStatistics:
-        """One after another."""
+        """Concatenates statistics."""
         steps = {
             name: Steps(
                 *(torch.cat([getattr(part.by_name[name], field) for part in parts]) for field in Steps.__annotations__)
@@ -156,7 +156,7 @@ class DrawStatistics:
         return cls(steps, torch.cat([part.position for part in parts]), torch.cat([part.is_last for part in parts]))
 
     def faults(self, borders: Sequence[int] = (1, 2, 8)) -> list[str]:
-        """Sums that are too far off: over all positions, and between `borders`."""
+        """Sums whose score is too large: over all positions, and between `borders`."""
         parts = {"all": self.position >= 0, "the last": self.is_last}
         for low, high in zip((0, *borders), (*borders, 10**9), strict=True):
             parts[f"{low} to {high - 1}" if high < 10**9 else f"{low} and more"] = (self.position >= low) & (
@@ -179,13 +179,13 @@ class Noise:
     chances: Tensor
     """`[S, T, V]`."""
     place: Tensor
-    """`[S, T]`: where each draw fell in [0, 1), less 1/2, in standard deviations."""
+    """`[S, T]`: position of each draw in [0, 1), minus 1/2, in standard deviations."""
     farthest: Tensor
-    """`[S, T]`: most that `place` could be."""
+    """`[S, T]`: largest possible absolute value of `place`."""
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> Noise:
-        """Of samples in the order in which they are numbered, cut to the length of the shortest."""
+        """From samples ordered by number, cut to the length of the shortest."""
         length = min(len(sample.tokens) for sample in samples)
         tokens = torch.stack([sample.tokens[:length] for sample in samples])
         chances = torch.stack([sample.chances[:length] for sample in samples])
@@ -195,8 +195,8 @@ class Noise:
         return cls(tokens, chances, off.gather(2, tokens[..., None])[..., 0] / deviation, farthest)
 
     def faults(self) -> list[str]:
-        """Pairs of draws that are more correlated than by chance: over all samples at the same distance, and for each
-        two."""
+        """Pairs of draws that are more correlated than by chance: over all pairs of samples at the same distance, and
+        for each pair."""
         found = [*self._steps_apart()]
         count = len(self.tokens)
         if count > 1:
@@ -206,7 +206,7 @@ class Noise:
         return found
 
     def _steps_apart(self) -> Iterator[str]:
-        """Of one sample's draws."""
+        """Compares draws of the same sample."""
         for lag in range(1, self.tokens.shape[1]):
             early, late = slice(None, -lag), slice(lag, None)
             score = self._score((slice(None), early), (slice(None), late), None)
@@ -214,7 +214,7 @@ class Noise:
                 yield f"draws {lag} steps apart: score {float(score.max()):.3g}"
 
     def _samples_apart(self, first: Tensor, second: Tensor, shift: int) -> Iterator[str]:
-        """Of two samples' draws, the second's `shift` steps later."""
+        """Compares the draws of two samples, the second's `shift` steps later."""
         length = self.tokens.shape[1]
         early = slice(max(-shift, 0), length - max(shift, 0))
         late = slice(max(shift, 0), length - max(-shift, 0))
@@ -228,8 +228,8 @@ class Noise:
                 yield f"{who} and {shift} steps apart ({what}): score {float(score.max()):.3g}"
 
     def _score(self, one: tuple[object, slice], two: tuple[object, slice], apart: Tensor | None) -> Tensor:
-        """`[2, P]`: by places and by equal tokens, for each pair, or for each distance in `apart [P]`; of one sample's
-        own draws all together."""
+        """`[2, P]`: scores by places and by equal tokens, for each pair, or for each distance in `apart [P]`; for draws
+        of one sample, over all samples."""
         tokens, place = self.tokens[one], self.place[one]  # type: ignore[index]
         later, its_place, far = self.tokens[two], self.place[two], self.farthest[two]  # type: ignore[index]
         chance = self.chances[two].gather(2, tokens[..., None])[..., 0]  # type: ignore[index]

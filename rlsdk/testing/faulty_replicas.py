@@ -12,11 +12,11 @@ from rlsdk.interfaces import Box, SyncReceipt
 from rlsdk.testing.sharding_lab import WatchedRolloutHost
 
 Lie = Callable[[WatchedRolloutHost, SyncReceipt, Callable[[], SyncReceipt]], SyncReceipt]
-"""(the host, its receipt of the sync before, what pulls) -> the receipt."""
+"""(host, its receipt of the previous sync, function that pulls the weights) -> receipt."""
 
 
 def lies() -> Mapping[str, Lie]:
-    """What a replica can do in place of serving what it was sent, by name."""
+    """Ways in which a replica can fail to serve the weights that it was sent, by name."""
     return {
         "keeps all as it was": _keeps_all,
         "keeps one tensor": lambda host, old, pull: _keeps(host, pull, "norm.weight", slice(None)),
@@ -38,7 +38,7 @@ def lies() -> Mapping[str, Lie]:
 
 
 def damages(name: str) -> Lie:
-    """Serves all as it came, but for the last element of this tensor."""
+    """Serves the weights as sent, except for the last element of this tensor."""
 
     def lie(host: WatchedRolloutHost, old: SyncReceipt | None, pull: Callable[[], SyncReceipt]) -> SyncReceipt:
         receipt = pull()
@@ -55,7 +55,7 @@ def _served(host: WatchedRolloutHost) -> list[tuple[str, Box, torch.Tensor]]:
 
 
 def _with_own_fingerprints(host: WatchedRolloutHost, receipt: SyncReceipt) -> SyncReceipt:
-    """The receipt of an honest engine that serves the wrong thing."""
+    """A truthful receipt of the wrong weights that the host serves."""
     return replace(receipt, fingerprints=host.serving.fingerprints())
 
 

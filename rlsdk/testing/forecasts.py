@@ -1,4 +1,4 @@
-"""What a backend forecasts of its ranks, beside what they are."""
+"""Compares a backend's forecasts with the engine's own layouts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rlsdk.interfaces import Forecast, WeightLayout
 
 
 def senseless(found: Forecast, ranks: int) -> list[str]:
-    """What about a forecast cannot be."""
+    """Values of a forecast that are impossible."""
     faults = (
         [] if len(found.layouts) == len(found.memory) == ranks else ["layouts or memory of another number of ranks"]
     )
@@ -18,7 +18,7 @@ def senseless(found: Forecast, ranks: int) -> list[str]:
 
 
 def differences(forecast: WeightLayout, layout: WeightLayout) -> list[str]:
-    """Of a forecast layout from the engine's own."""
+    """Differences of a forecast layout from the engine's own."""
     faults = [name for name in ("rank", "node", "device") if getattr(forecast, name) != getattr(layout, name)]
     metas = ({meta.name: meta for meta in one.tensors} for one in (forecast, layout))
     mine, theirs = metas

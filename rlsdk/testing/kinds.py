@@ -1,4 +1,4 @@
-"""Which kinds of suites fit a backend name. Imports neither pytest nor torch: runs before pytest is looked for."""
+"""Finds the kinds of suites for a backend name. Imports neither pytest nor torch: it runs before pytest is required."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rlsdk.registry import Registry
 
 
 def kinds_of(name: str, kind: BackendKind | None) -> list[BackendKind]:
-    """Of the usable backends of this name.
+    """Kinds of the usable backends with this name.
 
     Raises:
         PluginError: there is none.

@@ -1,4 +1,4 @@
-"""Layouts like those of real engines, of small made-up tensors: inputs for tests of sharding managers."""
+"""Layouts like those of real engines, with small artificial tensors: inputs for tests of sharding managers."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ SHAPES: Mapping[str, tuple[int, ...]] = {
     "norm.weight": (12,),
     "scale": (),
 }
-"""An odd vocabulary, two biases of one shape, matrices cut along either dimension, stacked experts, rows longer
-than a bucket, and a number that is no vector."""
+"""An odd vocabulary, two biases of one shape, matrices split along either dimension, stacked experts, rows longer than
+a bucket, and a scalar."""
 TIED = {"head.weight": "embed.weight"}
 ROLLOUT_DTYPES = {"norm.weight": "float32", "scale": "float32"}
-"""Of engines that serve in bfloat16, and these tensors not."""
+"""Dtypes of engines that serve in bfloat16, except for these tensors."""
 Dtypes = str | Mapping[str, str]
-"""Of all tensors, or by name (bfloat16 where it has none)."""
+"""One dtype for all tensors, or dtypes by name (bfloat16 for the others)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A training layout and what the replicas want."""
+    """A training layout and the layouts of the replicas."""
 
     source: Sequence[WeightLayout]
     replicas: Sequence[Sequence[WeightLayout]]
-    """Per replica, one layout per place."""
+    """For each replica, one layout per rank."""
 
     @property
     def target(self) -> list[WeightLayout]:
@@ -52,13 +52,13 @@ def random_tensors(seed: int = 0) -> dict[str, Tensor]:
 
 
 def cut(shape: tuple[int, ...], axis: int, parts: int) -> list[Box]:
-    """Boxes of equal size along one axis, as far as they go; the last may be smaller, or empty."""
+    """Boxes of equal size along one axis; the last ones may be smaller or empty."""
     size = -(-shape[axis] // parts)
     return cut_at(shape, axis, [min(size * at, shape[axis]) for at in range(parts + 1)])
 
 
 def cut_at(shape: tuple[int, ...], axis: int, ends: Sequence[int]) -> list[Box]:
-    """Boxes between these places of one axis."""
+    """Boxes between these positions on one axis."""
     return [
         Box(
             tuple(low if d == axis else 0 for d in range(len(shape))),
@@ -69,7 +69,7 @@ def cut_at(shape: tuple[int, ...], axis: int, ends: Sequence[int]) -> list[Box]:
 
 
 def sharded(parts: int, copies: int = 1, dtype: Dtypes = "float32") -> list[WeightLayout]:
-    """Every tensor cut along its first dimension, as data-parallel engines do; each copy is whole."""
+    """Every tensor sharded along its first dimension, as in data-parallel engines; each copy is complete."""
 
     def boxes(shape: tuple[int, ...], rank: int) -> list[Box]:
         return [cut(shape, 0, parts)[rank % parts]]
@@ -78,7 +78,7 @@ def sharded(parts: int, copies: int = 1, dtype: Dtypes = "float32") -> list[Weig
 
 
 def uneven(dtype: Dtypes = "float32") -> list[WeightLayout]:
-    """As `sharded`, in three parts of a fifth, somewhat more than a third, and what is left."""
+    """As `sharded`, in three parts: a fifth, somewhat more than a third, and the rest."""
 
     def boxes(shape: tuple[int, ...], rank: int) -> list[Box]:
         length = shape[0]
@@ -88,7 +88,7 @@ def uneven(dtype: Dtypes = "float32") -> list[WeightLayout]:
 
 
 def mesh(rows: int, columns: int) -> list[WeightLayout]:
-    """Matrices cut along two dimensions at once; vectors along the one, which every column has."""
+    """Matrices split along two dimensions; vectors along one, equal in every column."""
 
     def boxes(shape: tuple[int, ...], rank: int) -> list[Box]:
         first = cut(shape, 0, rows)[rank // columns]
@@ -101,7 +101,7 @@ def mesh(rows: int, columns: int) -> list[WeightLayout]:
 
 
 def expert_parallel(parts: int) -> list[WeightLayout]:
-    """Every rank has every `parts`-th expert, each its own box, and all else whole."""
+    """Every rank has every `parts`-th expert, each as its own box, and all other tensors whole."""
 
     def boxes(shape: tuple[int, ...], rank: int) -> list[Box]:
         return cut(shape, 0, shape[0])[rank::parts] if len(shape) == 3 else [Box.whole(shape)]
@@ -110,7 +110,7 @@ def expert_parallel(parts: int) -> list[WeightLayout]:
 
 
 def split(parts: int, kind: str, replica: int = 0, dtype: Dtypes = "float32") -> list[WeightLayout]:
-    """Matrices cut along the dimension that tensor parallelism cuts; what it does not cut, every rank has whole."""
+    """Matrices split along the dimension that tensor parallelism splits; every rank has the other tensors whole."""
 
     def boxes(shape: tuple[int, ...], rank: int) -> list[Box]:
         if len(shape) < 2:
@@ -122,17 +122,17 @@ def split(parts: int, kind: str, replica: int = 0, dtype: Dtypes = "float32") ->
 
 
 def complete(replica: int, dtype: Dtypes = "float32") -> list[WeightLayout]:
-    """One place that wants everything."""
+    """One rank that wants all tensors."""
     return [_layout(0, f"rollout-{replica}", lambda shape, rank: [Box.whole(shape)], dtype)]
 
 
 def placed(layouts: Sequence[WeightLayout], **where: str) -> list[WeightLayout]:
-    """The same on another node, device or process."""
+    """The same layouts on another node, device or process."""
     return [replace(layout, **where) for layout in layouts]  # type: ignore[arg-type]
 
 
 def with_head(layouts: Sequence[WeightLayout]) -> list[WeightLayout]:
-    """The same with its own head, which the sources tie to the embedding."""
+    """The same layouts with their own head, which the sources tie to the embedding."""
     found = []
     for layout in layouts:
         metas = {meta.name: meta for meta in layout.tensors}
@@ -143,13 +143,13 @@ def with_head(layouts: Sequence[WeightLayout]) -> list[WeightLayout]:
 
 
 def tied(layouts: Sequence[WeightLayout]) -> list[WeightLayout]:
-    """The same, where the embedding is the head as well."""
+    """The same layouts, with the head tied to the embedding."""
     return [replace(layout, tied=TIED) for layout in layouts]
 
 
 @functools.cache
 def in_one_process(replicas: int = 1) -> Pair:
-    """One rank and its replicas in one process: what costs least to sync."""
+    """One rank and its replicas in one process: the cheapest pair to sync."""
     return Pair(
         source=placed(sharded(1), process="one"),
         replicas=[placed(complete(replica), process="one") for replica in range(replicas)],
@@ -164,14 +164,14 @@ def copies(number: int, replicas: int) -> Pair:
 
 @functools.cache
 def chain() -> Pair:
-    """Two ranks of one node, and three replicas of another: one of them may forward to the others."""
+    """Two ranks on one node, and three replicas on another: one replica may forward to the others."""
     replicas = [placed(complete(replica), node="b") for replica in range(3)]
     return Pair(source=placed(sharded(2), node="a"), replicas=replicas)
 
 
 @functools.cache
 def pairs() -> dict[str, Pair]:
-    """The swaps that every manager has to know."""
+    """The changes of layout that every manager must support."""
     both = sharded(2, copies=2)
     return {
         "one rank to one": Pair(source=sharded(1), replicas=[complete(0)]),
@@ -211,7 +211,7 @@ def pairs() -> dict[str, Pair]:
 
 @functools.cache
 def distant_pairs() -> dict[str, Pair]:
-    """Only to be planned: nodes and devices that are not here."""
+    """Pairs for planning only, with nodes and devices that do not exist here."""
     whole = sharded(1, copies=3)
     return {
         "to another node": Pair(source=placed(sharded(2), node="a"), replicas=[placed(complete(0), node="b")]),

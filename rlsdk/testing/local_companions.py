@@ -1,7 +1,7 @@
 """Companions (`rlsdk.kit.companions`) as processes of this machine, to test engines that span nodes on one machine.
 
 The engine's context names different nodes (`RankContext.device_nodes`), but every process runs on this host. They
-connect over loopback and share no memory, as an engine does not look for shared memory across nodes.
+connect over loopback and share no memory, because an engine does not use shared memory across nodes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ LOOK_S = 0.05
 
 
 class LocalCompanion:
-    """One process. It ends when this one does: its pipe closes."""
+    """One process. It ends with this process, because its pipe closes."""
 
     def __init__(self, target: str, args: Sequence[Any]) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, there = context.Pipe()
-        # Not a daemon: those may have no children, and an engine has.
+        # Not a daemon: daemons may not have children, but an engine has.
         self.process = context.Process(target=_serve, args=(there, list(sys.path)))
         self.process.start()
         there.close()
@@ -41,7 +41,7 @@ class LocalCompanion:
         self.made = self.call("", target, args)
 
     def call(self, method: str, *args: Any) -> Future[Any]:
-        """See `Companion.call`; without a name, makes the object."""
+        """See `Companion.call`; without a method name it creates the object."""
         future: Future[Any] = Future()
         with self._lock:
             number = next(self._numbers)
@@ -75,7 +75,7 @@ class LocalCompanion:
 
 
 class LocalCompanions:
-    """Those of this process."""
+    """The companions of this process."""
 
     address = "127.0.0.1"
 
@@ -91,7 +91,7 @@ class LocalCompanions:
 
 @contextmanager
 def local_companions() -> Iterator[LocalCompanions]:
-    """Inside, this process starts companions on this machine; all of them have ended afterwards."""
+    """In this context, companions of this process are started on this machine; all have ended after it."""
     made = LocalCompanions()
     use_companions(made)
     try:
@@ -103,7 +103,7 @@ def local_companions() -> Iterator[LocalCompanions]:
 
 
 def look_until_error(look: Callable[[], Any], within_s: float = 20.0) -> None:
-    """Raises: what `look` raises in that time, asked again and again; else returns."""
+    """Calls `look` repeatedly and raises its first exception; returns if there is none within this time."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         look()
@@ -111,7 +111,7 @@ def look_until_error(look: Callable[[], Any], within_s: float = 20.0) -> None:
 
 
 def _serve(pipe: Connection, paths: Sequence[str]) -> None:
-    """Body of the process."""
+    """Main function of the process."""
     sys.path += [path for path in paths if path not in sys.path]
     lock = threading.Lock()
     held: dict[str, Any] = {}

@@ -26,7 +26,7 @@ from rlsdk.sharding import WeightSource, WeightTarget
 
 
 class TrainHost(WeightSourceHost):
-    """What a train host serves, as the trainer's does."""
+    """The methods of the trainer's train host."""
 
     def __init__(self, engine: TrainEngine, accelerators: Sequence[str] = ()) -> None:
         self.engine = engine
@@ -54,7 +54,7 @@ class TrainHost(WeightSourceHost):
 
 
 class RolloutHost(WeightTargetHost):
-    """What a rollout host serves, as the trainer's does."""
+    """The methods of the trainer's rollout host."""
 
     def __init__(self, engine: RolloutEngine, accelerators: Sequence[str] = ()) -> None:
         self.engine = engine
@@ -81,7 +81,7 @@ class RolloutHost(WeightTargetHost):
 
 @dataclass
 class LocalPeer:
-    """A rank in this process; `call` goes straight to it, as if from outside."""
+    """A rank in this process; `call` calls it directly, as if from another process."""
 
     host: Any
     is_local: bool = True
@@ -107,7 +107,7 @@ class LocalGroup:
     def run_each(self, method: str, arguments: Sequence[tuple[Any, ...]], timeout_s: float | None = None) -> list[Any]:
         if method != WeightTargetHost.pull_weights.__name__ or len(self.hosts) < 2:
             return [getattr(host, method)(*args) for host, args in zip(self.hosts, arguments, strict=True)]
-        # Replicas may wait for each other: one passes on to the next what it takes.
+        # Replicas may wait for each other: one may forward to the next.
         with ThreadPoolExecutor(len(self.hosts)) as pool:
             pulls = [
                 pool.submit(getattr(host, method), *args) for host, args in zip(self.hosts, arguments, strict=True)

@@ -29,10 +29,10 @@ ROUTED = {
     **{"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "n_shared_experts": 1},
     **{"moe_intermediate_size": 64, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "norm_topk_prob": True},
     **{"kv_lora_rank": 48, "q_lora_rank": None, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32},
-    # As in the files of DeepSeek-V3: transformers knows no other way, engines ask.
+    # As in the files of DeepSeek-V3: transformers supports no other value, but engines read it.
     **{"num_key_value_heads": 4, "moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"},
 }
-"""Of a small `deepseek_v3`: latent attention, and a layer whose router reads a bias."""
+"""Configuration of a small `deepseek_v3`: latent attention, and a layer whose router has a bias."""
 
 OWN_CODE = """from pathlib import Path
 
@@ -68,19 +68,20 @@ def write_tiny_model(
 ) -> Path:
     """Writes a causal LM of about 0.3 million random parameters and a character tokenizer.
 
-    Its shape (heads of 32, 2 key-value heads) is one that every supported inference engine runs on a CPU.
+    All supported inference engines can run its shape (heads of 32, 2 key-value heads) on a CPU.
 
     Args:
-        folder: where to.
+        folder: folder to write to.
         architecture: `qwen2`, `llama`, `qwen3`, `qwen3_moe`, `deepseek_v2`, `deepseek_v3`, `glm4_moe`, `granite`
             or `gemma2`.
         tied: input and output embeddings are one tensor.
-        seed: of the weights.
-        layers: decoder layers.
-        sharpness: by which all logits are multiplied: the surer a model is, the more a wrong temperature shows.
-        stored: dtype of the files, which the configuration names, too.
-        file_bytes: maximum size of a file of weights, of which there are then several with an index; None: one file.
-        shape: fields of the configuration in place of the defaults (vocab_size 128, hidden_size 128, ...).
+        seed: seed of the weights.
+        layers: number of decoder layers.
+        sharpness: factor of all logits. A wrong temperature is easier to see in a more confident model.
+        stored: dtype of the files and in the configuration.
+        file_bytes: maximum size of a weight file; the weights are then split over several files with an index. None:
+            one file.
+        shape: fields of the configuration instead of the defaults (vocab_size 128, hidden_size 128, ...).
 
     Raises:
         ValueError: no such architecture.
@@ -109,11 +110,11 @@ def write_tiny_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config)
-        # A fresh model is nearly uniform; wider weights make log-probs, and errors in them, visible.
+        # A new model is nearly uniform; larger weights make log-probs, and errors in them, visible.
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=0.08)
-        for buffer in persistent_buffers(model).values():  # such as biases of routers, which are zeros at first
+        for buffer in persistent_buffers(model).values():  # such as biases of routers, which are initialised to 0
             torch.nn.init.normal_(buffer, std=0.3)
         torch.nn.init.constant_(model.get_decoder().norm.weight, sharpness)
     model.to(getattr(torch, stored)).save_pretrained(folder, **({"max_shard_size": file_bytes} if file_bytes else {}))
@@ -121,13 +122,13 @@ def write_tiny_model(
 
 
 def code_ran(folder: Path) -> Path:
-    """A file that exists once the code has run that `add_code` put beside a model."""
+    """A file that the code from `add_code` creates when it runs."""
     return folder.with_name(f"{folder.name}-code-ran")
 
 
 def add_code(folder: Path) -> None:
-    """Puts code beside a model, which its configuration and its tokenizer name (`auto_map`), as models of families that
-    transformers does not know have it."""
+    """Adds code to a model's folder and names it in the configuration and the tokenizer (`auto_map`), as in models of
+    families that transformers does not have."""
     config, tokenizer = (json.loads((folder / name).read_text()) for name in ("config.json", "tokenizer_config.json"))
     kind, made = CONFIGS[config["model_type"]], config["architectures"][0]
     code = OWN_CODE.format(ran=str(code_ran(folder)), config=kind, model=made)

@@ -1,4 +1,4 @@
-"""Global and thread-local modes of torch: if an engine changes one, it affects all code of the process."""
+"""Global and thread-local modes of torch: if an engine changes one, this affects all code of the process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def torch_modes() -> set[tuple[str, object]]:
-    """Names and values."""
+    """Names and values of the modes."""
     return {
         ("inference mode", torch.is_inference_mode_enabled()),
         ("gradients", torch.is_grad_enabled()),

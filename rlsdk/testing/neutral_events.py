@@ -15,7 +15,7 @@ Event = Callable[[RolloutEngine, RolloutLab], None]
 
 
 def events(lab: RolloutLab) -> Mapping[str, Event]:
-    """All that the backend claims; after each the first weights are served as version 0."""
+    """All events that the backend supports; after each, the first weights are served as version 0."""
     found: dict[str, Event] = {"refused": _refused, **{f"left, {how}": partial(_left, how) for how in LEAVING}}
     if lab.spec.takes_weights:
         found |= {
@@ -37,7 +37,7 @@ def events(lab: RolloutLab) -> Mapping[str, Event]:
 
 
 def _sleeps(lab: RolloutLab) -> Iterator[tuple[str, Event]]:
-    """Of level 1, woken in every order; of level 2; asleep, and then deeper."""
+    """Sleep at level 1, woken in every order; at level 2; and at level 1, then level 2."""
     for parts in ((("weights", "kv_cache"),), (("weights",), ("kv_cache",)), (("kv_cache",), ("weights",))):
         yield f"slept, woken {parts}", partial(_slept, levels=(1,), parts=parts)
     if lab.spec.takes_weights:
@@ -47,7 +47,7 @@ def _sleeps(lab: RolloutLab) -> Iterator[tuple[str, Event]]:
 
 
 def _slept(engine: RolloutEngine, lab: RolloutLab, levels: Sequence[int], parts: Sequence[Sequence[str]]) -> None:
-    """Wakes part by part; no part stands for an update."""
+    """Sleeps and wakes part by part; an empty entry stands for an update."""
     for level in levels:
         engine.sleep(level)
     for part in parts:

@@ -1,5 +1,5 @@
-"""Objectives for requirements besides `cases.Weighted`: which outputs they request, inputs they get, metrics they
-report, and errors they raise."""
+"""Further objectives for requirements, besides `cases.Weighted`: they test requested outputs, inputs, reported metrics
+and raised errors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rlsdk.interfaces import Batch, ObjectiveResult
 
 
 class RaisedHereError(RuntimeError):
-    """What `Raising` raises."""
+    """Raised by `Raising`."""
 
 
 class FullError(torch.OutOfMemoryError):
-    """What torch raises where a device has no memory left."""
+    """The error that torch raises when a device is out of memory."""
 
     def __init__(self, message: str) -> None:
         super().__init__(f"out of memory: {message}")
@@ -26,7 +26,7 @@ class FullError(torch.OutOfMemoryError):
 
 @dataclass(frozen=True)
 class Raising:
-    """Raises at a micro-batch that holds one of these rows; before, it trains."""
+    """Raises at a micro-batch with one of these rows; until then it trains."""
 
     rows: Sequence[int]
     outputs: Sequence[str] = ("log_probs",)
@@ -40,7 +40,7 @@ class Raising:
 
 @dataclass(frozen=True)
 class FullOnce(Raising):
-    """Out of memory where it first meets one of these rows, and not again: an engine might try once more in silence."""
+    """Out of memory the first time it gets one of these rows, then not again: an engine might silently retry."""
 
     error: type[Exception] = FullError
     met: list[bool] = field(default_factory=list)
@@ -54,7 +54,7 @@ class FullOnce(Raising):
 
 @dataclass(frozen=True)
 class Unfit:
-    """A finite loss whose gradient is not: infinite, or not a number, by way of one row."""
+    """A finite loss whose gradient is infinite or NaN, because of one row."""
 
     row: int
     value: float = math.inf
@@ -62,14 +62,14 @@ class Unfit:
 
     def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
         here = (batch["row_id"] == self.row).to(torch.float32)[batch.row_of_token]
-        # Nothing is added to the loss; its slope is `value` at this row's tokens.
+        # The loss does not change, but its gradient at this row's tokens is `value`.
         spoilt = _Slope.apply(outputs["log_probs"] * here, self.value) if here.any() else 0.0  # type: ignore[no-untyped-call]
         return ObjectiveResult(loss=(batch["loss_weight"] * outputs["log_probs"]).sum() + spoilt)
 
 
 @dataclass(frozen=True)
 class LossAlone:
-    """A loss that is not finite, whose gradient is that of `Weighted`: what is added to it depends on no weight."""
+    """A loss that is not finite, with the gradient of `Weighted`: the added value depends on no weight."""
 
     value: float = math.nan
     outputs: Sequence[str] = ("log_probs",)
@@ -80,7 +80,7 @@ class LossAlone:
 
 
 class _Slope(torch.autograd.Function):
-    """0, with a slope of this value."""
+    """The value 0, with this gradient."""
 
     @staticmethod
     def forward(ctx: object, values: Tensor, slope: float) -> Tensor:
@@ -95,8 +95,8 @@ class _Slope(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Reporting:
-    """Reports metrics as objectives do: tensors and numbers, all below zero, some from some micro-batches only; its
-    loss is below zero too."""
+    """Reports metrics as objectives do: tensors and numbers, all negative, some only from some micro-batches; its loss
+    is negative too."""
 
     outputs: Sequence[str] = ("log_probs",)
 
@@ -131,7 +131,7 @@ class Counting:
 
 @dataclass(frozen=True)
 class Inspecting:
-    """Looks at what it is given: whole rows with all their fields, each row once, in passes within their limits."""
+    """Checks its inputs: whole rows with all their fields, each row once, in passes within their limits."""
 
     tokens: int | None = None
     rows: int | None = None
@@ -155,7 +155,7 @@ class Inspecting:
         }
         sums = {"passes": 1.0, "rows": float(batch.num_rows), "identities": float(batch["row_id"].sum())}
         return ObjectiveResult(
-            # Fields of one's own reach the gradient.
+            # The user's own fields affect the gradient.
             loss=(batch["own"][:, 1] * outputs["log_probs"]).sum(),
             sums=sums | {name: float(is_so) for name, is_so in wrong.items()},
         )
@@ -163,13 +163,13 @@ class Inspecting:
 
 @dataclass(frozen=True)
 class InspectingApart(Inspecting):
-    """Says that it does not ask for whole groups."""
+    """Declares that it does not need whole groups."""
 
     whole_groups: bool = False
 
 
 def with_own_fields(batch: Batch) -> Batch:
-    """The batch with fields that `Inspecting` reads: of tokens, of rows, of the whole."""
+    """The batch with the fields that `Inspecting` reads: per token, per row, and of the whole batch."""
     at = torch.arange(batch.num_tokens)
     own = torch.stack([batch["row_id"][batch.row_of_token].float(), batch["loss_weight"] * (1 + at % 5)], dim=1)
     rows = {"length": batch.lengths.clone(), "twice": batch["row_id"] * 2}
@@ -191,7 +191,7 @@ def _is_in_step(batch: Batch) -> bool:
 
 @dataclass(frozen=True)
 class Comparing:
-    """Compares rows of equal `uid`, so it has to see them at once: the loss is their squared distance."""
+    """Compares rows of equal `uid`, so it must get them in one micro-batch: the loss is their squared distance."""
 
     outputs: Sequence[str] = ("log_probs",)
     whole_groups: bool = field(default=True)

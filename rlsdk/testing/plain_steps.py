@@ -23,13 +23,14 @@ from rlsdk.testing.reference import LOCAL, plain_outputs
 
 
 def plain_model_of(case: Case) -> Any:
-    """transformers alone, with the head of the case; the caller's own."""
+    """A plain transformers model with the head of the case; the caller owns it."""
     return copy.deepcopy(_plain_model(case.model, causal=case.head is Head.LM))
 
 
 @functools.lru_cache(maxsize=12)
 def _plain_model(path: str, *, causal: bool) -> Any:
-    """As it was read: requirements ask for the same few, many times, and reading takes longer than their steps."""
+    """The model as read from disk. It is cached: requirements use the same few models many times, and reading takes
+    longer than their steps."""
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
     kind: Any = AutoModelForCausalLM if causal else AutoModelForTokenClassification
@@ -37,7 +38,7 @@ def _plain_model(path: str, *, causal: bool) -> Any:
 
 
 def plain_numbers(model: Any, head: Head, batch: Batch) -> dict[str, Tensor]:
-    """Every output that the head gives, row by row without padding; differentiable. 0 off a mask where there is one."""
+    """Every output of the head, row by row without padding; differentiable. 0 outside the mask, if there is one."""
     if head is Head.LM:
         found = plain_outputs(model, batch)
         mask = batch.tokens.get("response_mask")
@@ -51,11 +52,11 @@ def plain_numbers(model: Any, head: Head, batch: Batch) -> dict[str, Tensor]:
 
 
 def drive_plain(case: Case, model: Any = None) -> Driven:
-    """What plain torch makes of a case: one pass over each batch, AdamW as torch has it, the schedule as it is said.
+    """Runs a case in plain torch: one pass over each batch, torch's AdamW, and the documented schedule.
 
     Args:
         case: the steps.
-        model: begins with these weights, and is trained; None: the case's own.
+        model: the model to train; None: the case's own.
     """
     model = plain_model_of(case) if model is None else model
     parameters = canonical_parameters(model)[0]
@@ -104,12 +105,12 @@ def drive_plain(case: Case, model: Any = None) -> Driven:
 
 
 def number(value: Tensor | float) -> float:
-    """Of a metric."""
+    """The value of a metric as a float."""
     return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
 
 def scheduled(step: int, optim: OptimSpec) -> float:
-    """Learning rate of a step, from the words of `OptimSpec`."""
+    """Learning rate of a step, as documented by `OptimSpec`."""
     if step < optim.warmup_steps:
         return optim.lr * (step + 1) / optim.warmup_steps
     if optim.schedule == "constant" or optim.total_steps is None:

@@ -16,17 +16,17 @@ import pytest
 from rlsdk.testing.child_processes import OPTION, die_with_parent
 
 SHARE = "--rlsdk-share"
-"""Of `rlsdk plugins check`: the folder in which the processes of a run note what they have taken."""
+"""Option of `rlsdk plugins check`: folder in which the processes of a run record the tests that they take."""
 MARK = "rlsdk_requirement"
-"""As in `rlsdk.testing.requirements`, which is not imported where no suite is."""
+"""As in `rlsdk.testing.requirements`, which is not imported if there is no suite."""
 USABLE = "registration.usable"
-"""The requirement that fails where a backend cannot be tried at all; the others are then not run."""
+"""The requirement that fails if a backend cannot be used at all; the others are then not run."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("rlsdk")
     group.addoption("--rlsdk-report", metavar="FILE", type=Path, help="Write the conformance report as JSON.")
-    # Of `rlsdk plugins check`, for its own process.
+    # Used by `rlsdk plugins check` for its child processes.
     group.addoption(OPTION, type=int, help=argparse.SUPPRESS)
     group.addoption(SHARE, metavar="FOLDER", type=Path, help=argparse.SUPPRESS)
 
@@ -45,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Collector:
-    """Hears of every test and keeps those that are requirements."""
+    """Receives pytest's events and records the tests that are requirements."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -54,15 +54,15 @@ class Collector:
         self.phases: dict[str, list[Any]] = {}
         """Node id -> reports of its setup, call and teardown."""
         self.labs: dict[Any, Any] = {}
-        """Suite -> what its requirements share, until it is closed."""
+        """Suite -> lab that its requirements share, until it is closed."""
         self.share: Any = None
-        """What this process has taken of a run that several share (`rlsdk.testing.shared_runs.Share`)."""
+        """This process's share of a run by several processes (`rlsdk.testing.shared_runs.Share`)."""
         self.unclosed: dict[Any, str] = {}
-        """Suite -> why what its requirements shared could not be closed."""
+        """Suite -> why its lab could not be closed."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """`-k` knows requirements by the names that reports give them, too."""
+        """Lets `-k` match the names of requirements in reports too."""
         for item in items:
             if (mark := item.get_closest_marker(MARK)) is not None:
                 item.extra_keyword_matches.add(mark.args[0])
@@ -72,27 +72,27 @@ class Collector:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """One finding says that a backend is not usable; the others were not run."""
+        """If a backend is not usable, one requirement fails and the others are not run."""
         mark, kind = item.get_closest_marker(MARK), getattr(item, "cls", None)
         if mark is not None and mark.args[0] != USABLE and getattr(kind, "why_unusable", str)():
             pytest.skip(f"no usable backend {kind.backend!r}: see {USABLE}")  # type: ignore[union-attr]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Any:
-        """After a requirement, the checks of every output run on all outputs of the engine."""
+        """After a requirement, runs the general checks on all outputs of the engine."""
         fixtures = getattr(item, "funcargs", {}) if item.get_closest_marker(MARK) is not None else {}
         lab: Any = fixtures.get("rlsdk_lab")
         measured = fixtures.get("measured")
         if measured is None or not hasattr(lab, "verify"):
             return (yield)
-        lab.forget()  # what a requirement that failed left behind
+        lab.forget()  # records of a requirement that failed
         result = yield
         lab.verify(measured)
         return result
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Any:
-        """Closes a suite's lab after its last test, so that no requirement is charged with that time."""
+        """Closes a suite's lab after its last test, so that its time does not count for any requirement."""
         goes_on = False
         try:
             result = yield
@@ -104,7 +104,7 @@ class Collector:
                 self.close_lab(kind)
 
     def close_lab(self, kind: Any) -> None:
-        """Closes what the requirements of a suite shared."""
+        """Closes the lab of a suite."""
         try:
             if (lab := self.labs.pop(kind, None)) is not None:
                 if self.share is not None and hasattr(lab, "oracle"):
@@ -143,7 +143,7 @@ class Collector:
             print_report(self.suites())
 
     def suites(self) -> list[Any]:
-        """What was found, suite by suite."""
+        """The reports, by suite."""
         from rlsdk.testing.suite import suite_report
 
         found: dict[Any, list[Any]] = {}
@@ -160,7 +160,7 @@ class Collector:
 
 @pytest.fixture(scope="class")
 def rlsdk_lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What the requirements of one suite share, for as long as the suite runs."""
+    """The lab that the requirements of one suite share while the suite runs."""
     lab = request.cls.make_lab(tmp_path_factory.mktemp("rlsdk"))
     collector: Any = request.config.pluginmanager.get_plugin("rlsdk-collector")
     collector.labs[request.cls] = lab

@@ -1,4 +1,4 @@
-"""Reference outputs for engines: plain transformers on one unpadded row at a time, without code of rlsdk."""
+"""Reference outputs for engines: plain transformers on single unpadded rows, without code of rlsdk."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from torch import Tensor
 from rlsdk.interfaces import Batch
 
 LOCAL: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-"""Of every `from_pretrained` here: a check reads the folder it was given, fetches nothing, and runs no code of it."""
+"""Arguments of every `from_pretrained` here: a check reads only the given folder, downloads nothing, and runs none of
+the folder's code."""
 
 
 def load_plain_model(path: str, **options: Any) -> Any:
-    """A causal LM of a local folder as `from_pretrained` gives it, in evaluation mode and float32."""
+    """A causal LM from a local folder, as loaded by `from_pretrained`, in evaluation mode and float32."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, **LOCAL, **options).eval()
@@ -24,7 +25,7 @@ def load_plain_model(path: str, **options: Any) -> Any:
 def plain_outputs(model: Any, batch: Batch) -> dict[str, Tensor]:
     """`log_probs` and `entropy`, flat `[N]` float32, 0 at the first position of each row; differentiable.
 
-    `response_mask` is not looked at: multiply by it to compare with an engine, which may leave the rest at 0.
+    It ignores `response_mask`: multiply by it to compare with an engine, which may return 0 outside the mask.
     """
     log_probs, entropy = [], []
     for ids in torch.split(batch["input_ids"], batch.lengths.tolist()):

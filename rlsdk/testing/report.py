@@ -12,32 +12,32 @@ from typing import Any
 from rlsdk.testing.requirements import NOT_CLAIMED, Number
 
 SHOWN = 3
-"""Numbers of one requirement in a table; all are in the JSON document."""
+"""Largest number of values per requirement in a table; the JSON document has all."""
 FORMAT = 1
-"""Of the JSON document."""
+"""Format version of the JSON document."""
 
 
 class Outcome(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     NOT_CLAIMED = "not claimed"
-    """It belongs to a capability that the backend does not claim."""
+    """The backend does not claim the requirement's capability."""
     NOT_RUN = "not run"
-    """Something else kept it from running; the message says what."""
+    """It could not run for another reason, given by the message."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What became of one requirement."""
+    """Result of one requirement."""
 
     name: str
     doc: str
-    """What is required: the first line of the requirement's docstring."""
+    """What is required: the first paragraph of the requirement's docstring."""
     outcome: Outcome
     capability: str = ""
-    """That it belongs to; empty where every backend must meet it."""
+    """Capability that it belongs to; empty if every backend must meet it."""
     is_new: bool = False
-    """It came with the newest interface version."""
+    """Whether the newest interface version added it."""
     numbers: Sequence[Number] = ()
     message: str = ""
     """Why it failed or did not run."""
@@ -49,7 +49,7 @@ class SuiteReport:
     """One suite, run on one backend."""
 
     suite: str
-    """Name of the class."""
+    """Name of the suite class."""
     backend: str
     kind: str
     plugin: str = ""
@@ -62,27 +62,27 @@ class SuiteReport:
     python: str = ""
     device: str = ""
     variant: str = ""
-    """What the suite set to other than the kit's own values."""
+    """Settings of the suite that differ from the kit's defaults."""
     findings: Sequence[Finding] = ()
     seconds: float = 0.0
-    """That `rlsdk plugins check` took, starts and ends of processes included; 0: not known."""
+    """Seconds that `rlsdk plugins check` took, including starts and ends of processes; 0: not known."""
 
     def count(self, outcome: Outcome) -> int:
         return sum(finding.outcome is outcome for finding in self.findings)
 
     @property
     def title(self) -> str:
-        """The backend, and how it was set."""
+        """The backend and its settings."""
         return f"{self.backend} ({self.variant})" if self.variant else self.backend
 
     @property
     def passed(self) -> bool:
-        """All that is claimed was run and holds."""
+        """Whether every requirement of a claimed capability ran and passed."""
         return bool(self.findings) and not self.count(Outcome.FAILED) + self.count(Outcome.NOT_RUN)
 
     @property
     def badge(self) -> str:
-        """One line that a README can carry."""
+        """One line for a README."""
         claimed = len(self.findings) - self.count(Outcome.NOT_CLAIMED)
         engine = "".join(f" · {name} {version}" for name, version in self.engine.items())
         return (
@@ -92,7 +92,7 @@ class SuiteReport:
 
 
 def to_json(suites: Sequence[SuiteReport]) -> str:
-    """The document that tables of compatibility are made from."""
+    """The document from which compatibility tables are generated."""
     return json.dumps(
         {"format": FORMAT, "suites": [{**asdict(s), "passed": s.passed, "badge": s.badge} for s in suites]},
         indent=1,
@@ -101,10 +101,10 @@ def to_json(suites: Sequence[SuiteReport]) -> str:
 
 
 def from_json(text: str) -> list[SuiteReport]:
-    """What `to_json` wrote.
+    """Reads what `to_json` wrote.
 
     Raises:
-        ValueError: it is of another format.
+        ValueError: the document has another format.
     """
     document = json.loads(text)
     if document.get("format") != FORMAT:
@@ -133,7 +133,7 @@ def read_reports(paths: Sequence[Path]) -> list[SuiteReport]:
 
 
 def print_report(suites: Sequence[SuiteReport]) -> None:
-    """A table for each suite, what failed with its numbers, and the line for a badge."""
+    """Prints a table for each suite, the failed requirements with their numbers, and the badge line."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -174,7 +174,7 @@ def _shown(number: Number) -> str:
 
 
 def _lines(found: Finding) -> list[str]:
-    """The last numbers: those of a failure, and beside what was right a few."""
+    """The last numbers of a requirement: after a failure these are the relevant ones."""
     if found.outcome is Outcome.NOT_CLAIMED:
         return [found.message.removeprefix(NOT_CLAIMED)]
     shown = [_shown(number) for number in found.numbers[-SHOWN:]]

@@ -12,9 +12,9 @@ from rlsdk.interfaces import Capability
 
 MARK = "rlsdk_requirement"
 NUMBERS = "rlsdk_numbers"
-"""Key of the numbers among a test's user properties."""
+"""Key of the numbers in a test's user properties."""
 NOT_CLAIMED = "not claimed: "
-"""How the reason of a skip begins where a capability is not claimed."""
+"""Prefix of a skip reason if a capability is not claimed."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -25,9 +25,9 @@ def requirement(
     """Makes a test of a suite a requirement.
 
     Args:
-        name: what it is called in reports; one per suite, and stable: tables are keyed by it.
-        needs: asked of backends that claim this capability only.
-        since: interface version that brought it; reports call it new as long as that is the newest.
+        name: its name in reports; unique in its suite, and stable, because it is the key of tables.
+        needs: the requirement applies only to backends that claim this capability.
+        since: interface version that added it; reports call it new while this version is the newest.
     """
 
     def mark(function: Function) -> Function:
@@ -52,7 +52,7 @@ def unmeasured(capability: Capability) -> Callable[..., None]:
 
 
 def required(suite: type) -> frozenset[Capability]:
-    """Capabilities that requirements of a suite are about, those of tests that a subclass leaves out among them."""
+    """Capabilities of a suite's requirements, including those of tests that a subclass omits."""
     functions = (function for part in suite.__mro__ for function in vars(part).values())
     marks = (mark for function in functions for mark in getattr(function, "pytestmark", ()))
     return frozenset(mark.args[1] for mark in marks if mark.name == MARK and mark.args[1] is not None)
@@ -60,12 +60,12 @@ def required(suite: type) -> frozenset[Capability]:
 
 @dataclass(frozen=True)
 class Number:
-    """One thing that was measured."""
+    """One measured number."""
 
     name: str
     value: float
     bound: str = ""
-    """The bound: `<= 0.0001`, `== 3`, or empty for a number without a bound."""
+    """`<= 0.0001` or `== 3`; empty: no bound."""
 
 
 class Measured:
@@ -76,7 +76,7 @@ class Measured:
         properties.append((NUMBERS, self.numbers))
 
     def record(self, name: str, value: float) -> None:
-        """A number without a bound."""
+        """Records a number without a bound."""
         self.numbers.append(Number(name, float(value)))
 
     def at_most(self, name: str, value: float, limit: float) -> None:
@@ -89,7 +89,7 @@ class Measured:
         self._bounded(name, value, f"== {expected:.6g}", fits=value == expected)
 
     def none(self, name: str, faults: list[Any]) -> None:
-        """`faults` lists what should not be; the first few are shown."""
+        """Fails if there are any `faults`; the message shows the first few."""
         self.numbers.append(Number(name, len(faults), "== 0"))
         if faults:
             shown = "; ".join(map(str, faults[:3]))

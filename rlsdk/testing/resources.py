@@ -13,14 +13,14 @@ from pathlib import Path
 import psutil
 
 TRACKER = "resource_tracker"
-"""Python's own process that frees shared resources; one for the life of the interpreter."""
+"""Python's own process that frees shared resources; it lives as long as the interpreter."""
 SHARED = Path("/dev/shm")
 SHARED_MEMORY = "shared memory "
 SEMAPHORE = "sem.mp-"
-"""Prefix of the names of Python's semaphores. Its resource tracker removes those of processes that were killed, at the
-end of this one."""
+"""Prefix of the names of Python's semaphores. When this process ends, Python's resource tracker removes those of killed
+processes."""
 GRACE_S = 5.0
-"""For processes to end and files to go after `close` returned."""
+"""Seconds for processes to end and files to disappear after `close` returned."""
 
 
 def resident_bytes() -> int:
@@ -31,14 +31,14 @@ def resident_bytes() -> int:
 
 
 def resident_handles() -> tuple[int, int]:
-    """Open files (sockets and pipes among them) and threads of this process; what is garbage is collected."""
+    """Numbers of open files (including sockets and pipes) and threads of this process; collects garbage first."""
     gc.collect()
     process = psutil.Process()
     return process.num_fds(), process.num_threads()
 
 
 def children() -> Sequence[psutil.Process]:
-    """Processes that were started by this one or by its children, zombies left out."""
+    """Processes that this one or its children started, without zombies."""
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
@@ -50,7 +50,7 @@ def children() -> Sequence[psutil.Process]:
 
 
 def handles() -> dict[str, int]:
-    """How many threads, open files and processes this process and its children have; what is garbage is collected."""
+    """Numbers of threads, open files and processes of this process and its children; collects garbage first."""
     gc.collect()
     counts = {"threads": 0, "open files": 0, "processes": 0}
     for process in (psutil.Process(), *children()):
@@ -79,14 +79,14 @@ def cpu_seconds() -> float:
 
 
 def mapped_files() -> int:
-    """Files that this process has mapped into its memory, shared memory among them, but for libraries."""
+    """Number of files that this process has mapped, including shared memory, without libraries."""
     lines = Path("/proc/self/maps").read_text().splitlines() if Path("/proc/self/maps").exists() else []
     paths = [fields[5] for line in lines if len(fields := line.split(maxsplit=5)) == 6]
     return sum(path.startswith("/") and ".so" not in path for path in paths)
 
 
 def settled_handles(before: dict[str, int]) -> dict[str, int]:
-    """`handles`, after all that is on its way out had the time to go: how many more there are than before."""
+    """How many more `handles` there are than before, after resources that are being freed had time to disappear."""
     deadline = time.monotonic() + GRACE_S
     while True:
         now = handles()
@@ -98,9 +98,9 @@ def settled_handles(before: dict[str, int]) -> dict[str, int]:
 
 @contextmanager
 def own_temporary_folder() -> Iterator[Path]:
-    """An empty folder that is Python's temporary one, here and in processes that start meanwhile: what other programs
-    put into the machine's is not taken for an engine's."""
-    # Its path is short: those of sockets have 107 bytes at most.
+    """An empty temporary folder for this process and the processes that it starts, so that files of other programs in
+    the machine's temporary folder are not attributed to an engine."""
+    # Its path is short: paths of sockets have at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="rlsdk-", ignore_cleanup_errors=True) as name:
         known, variable = tempfile.tempdir, os.environ.get("TMPDIR")
         tempfile.tempdir = os.environ["TMPDIR"] = name
@@ -115,7 +115,7 @@ def own_temporary_folder() -> Iterator[Path]:
 
 
 def lasting_files(folder: Path, known: Collection[str]) -> list[str]:
-    """Names in a folder but for those that are known, after what is on its way out had the time to go."""
+    """Names in a folder except the known ones, after files that are being removed had time to disappear."""
     deadline = time.monotonic() + GRACE_S
     while True:
         found = sorted(path.name for path in folder.iterdir() if path.name not in known)
@@ -125,7 +125,7 @@ def lasting_files(folder: Path, known: Collection[str]) -> list[str]:
 
 
 def held(scratch: Path) -> frozenset[str]:
-    """Everything that an engine could leave behind, each thing with its own name; what is garbage is collected."""
+    """Every resource that an engine could leak, each with a unique name; collects garbage first."""
     gc.collect()
     here = {f"process {process.pid}" for process in children()}
     for process in (psutil.Process(), *children()):
@@ -140,7 +140,7 @@ def held(scratch: Path) -> frozenset[str]:
 
 
 def left_behind(before: frozenset[str], scratch: Path) -> list[str]:
-    """What is held now and was not before, after everything that is on its way out had the time to go."""
+    """Resources that are held now but were not before, after those that are being freed had time to disappear."""
     deadline = time.monotonic() + GRACE_S
     while True:
         found = sorted(name for name in held(scratch) - before if not _belongs_to_others(name))
@@ -150,7 +150,7 @@ def left_behind(before: frozenset[str], scratch: Path) -> list[str]:
 
 
 def _belongs_to_others(name: str) -> bool:
-    """True for shared memory that another program on this machine has mapped: it came while we looked elsewhere."""
+    """True for shared memory that another program on this machine has mapped: it appeared during the test."""
     if not name.startswith(SHARED_MEMORY):
         return False
     ours = {os.getpid(), *(process.pid for process in children())}

@@ -1,4 +1,4 @@
-"""Checks single samples against plain transformers."""
+"""Checks individual samples against plain transformers."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from rlsdk.testing.rollout_lab import RolloutLab
 
 BORDER = 1e-3
-"""Relative: tokens so near a filter's border may be kept or not."""
+"""Relative distance from a filter's border within which tokens may be kept or not."""
 ROWS_AT_ONCE = 16
-"""Rows of one length that the plain model runs together."""
+"""Number of rows of one length that the plain model runs together."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One output, its request, and the logits that its tokens should be sampled from."""
+    """One output, its request, and the reference logits of its tokens."""
 
     request: GenerationRequest
     output: GenerationOutput
     logits: Tensor
-    """`[L, V]` float64, of the plain model."""
+    """`[L, V]` float64, from the plain model."""
 
     @property
     def sampling(self) -> SamplingParams:
@@ -57,17 +57,17 @@ class Sample:
 
     @cached_property
     def probabilities(self) -> Tensor:
-        """`[L, V]`: after temperature."""
+        """`[L, V]`: probabilities after temperature."""
         return (self.logits / (self.sampling.temperature or 1.0)).softmax(-1)
 
     @cached_property
     def chances(self) -> Tensor:
-        """`[L, V]`: after the filters, too."""
+        """`[L, V]`: probabilities after temperature and filters."""
         return distribution(self.logits, self.sampling)
 
     @cached_property
     def allowed(self) -> Tensor:
-        """`[L, V]` bool: what may be drawn, rounding at a filter's border considered."""
+        """`[L, V]` bool: tokens that may be drawn, with tolerance for rounding at a filter's border."""
         return kept(self.probabilities, self.sampling, BORDER)
 
 
@@ -132,16 +132,16 @@ def audit(
     """Checks all samples of a call against their requests.
 
     Args:
-        lab: of the engine.
-        requests: of the call.
-        outputs: of the call.
-        plain: with the weights that were served.
-        version: of those.
-        may_abort: ids of requests whose samples may have been ended by `abort`.
+        lab: the engine's lab.
+        requests: requests of the call.
+        outputs: outputs of the call.
+        plain: plain model with the weights that were served.
+        version: their version.
+        may_abort: ids of requests whose samples `abort` may have ended.
         room: the engine's `max_model_tokens`; None: the suite's.
 
     Returns:
-        What is wrong, in words, and the samples.
+        Descriptions of the faults, and the samples.
     """
     samples = samples_with_logits(lab, requests, outputs, plain)
     faults = wrong_identities(requests, outputs)
@@ -155,12 +155,12 @@ def audit(
 
 
 def faults_of(lab: RolloutLab, sample: Sample, *, aborted: bool = False, room: int | None = None) -> list[str]:
-    """What is wrong with one sample, its versions not included.
+    """Faults of one sample, except those of its versions.
 
     Args:
-        lab: of the engine.
-        sample: with the logits of the weights that sampled it.
-        aborted: it may have been ended by `abort`.
+        lab: the engine's lab.
+        sample: the sample, with the logits of the weights that sampled it.
+        aborted: `abort` may have ended it.
         room: the engine's `max_model_tokens`; None: the suite's.
     """
     checks = (
@@ -172,7 +172,7 @@ def faults_of(lab: RolloutLab, sample: Sample, *, aborted: bool = False, room: i
 
 
 def limit_of(request: GenerationRequest, room: int) -> int:
-    """New tokens of a response that nothing stops, in an engine of so many tokens."""
+    """Number of new tokens of a response that nothing stops, in an engine with room for `room` tokens."""
     return min(request.sampling.max_tokens, room - len(request.prompt_ids)) - len(request.response_ids)
 
 
@@ -185,7 +185,7 @@ def _is_readable(lab: RolloutLab, output: GenerationOutput) -> bool:
 
 
 def unreadable(lab: RolloutLab, output: GenerationOutput) -> str:
-    """Says what is wrong with the form of an output; empty: nothing."""
+    """Describes the fault in the form of an output; empty: none."""
     said = f"sample {output.request_id!r}/{output.sample_index}"
     ids, logs = output.token_ids, output.log_probs
     for name, values, dtype in (("token_ids", ids, np.int64), ("log_probs", logs, np.float32)):
@@ -207,7 +207,7 @@ def unreadable(lab: RolloutLab, output: GenerationOutput) -> str:
 
 
 def _wrong_end(lab: RolloutLab, sample: Sample, *, aborted: bool, room: int) -> str:
-    """Says what is wrong with the length or the finish reason."""
+    """Describes a wrong length or finish reason; empty: none."""
     tokens, reason, limit = sample.tokens.tolist(), sample.output.finish_reason, limit_of(sample.request, room)
     said = f"{len(tokens)} tokens, finish reason {reason}"
     if len(tokens) > limit:
@@ -231,7 +231,7 @@ def _wrong_end(lab: RolloutLab, sample: Sample, *, aborted: bool, room: int) -> 
 
 
 def _wrong_tokens(lab: RolloutLab, sample: Sample) -> str:
-    """Says which token could not have been drawn."""
+    """Describes a token that could not have been drawn; empty: none."""
     at = torch.arange(len(sample.tokens))
     if sample.sampling.temperature == 0:
         gap = sample.logits.amax(-1) - sample.logits[at, sample.tokens]
@@ -244,14 +244,14 @@ def _wrong_tokens(lab: RolloutLab, sample: Sample) -> str:
 
 
 def _wrong_log_probs(lab: RolloutLab, sample: Sample) -> str:
-    """Says how far log-probs are from the plain model's."""
+    """Describes the first log-prob that differs from the plain model's; empty: none."""
     at = torch.arange(len(sample.tokens))
     expected = _contract(sample, lab.kind)[at, sample.tokens]
     if lab.kind is LogProbKind.PROCESSED:
-        # A token at a filter's border has no log-prob there.
+        # After the filters, a token beyond a filter's border has no log-prob.
         expected = torch.where(expected.isfinite(), expected, torch.as_tensor(sample.output.log_probs).double())
     found = torch.as_tensor(sample.output.log_probs, dtype=torch.float64)
-    # Rounding of logits grows with them.
+    # The rounding error of logits grows with their size.
     tolerance = lab.suite.tolerance / min(sample.sampling.temperature or 1.0, 1.0)
     wrong = ~((found - expected).abs() <= tolerance)
     if not bool(wrong.any()):
@@ -267,7 +267,7 @@ def _contract(sample: Sample, kind: LogProbKind) -> Tensor:
 
 
 def _wrong_versions(sample: Sample, version: int) -> str:
-    """Says where versions are not these weights' alone."""
+    """Describes versions other than that of these weights; empty: none."""
     if not adds_up(sample.output):
         return f"versions {sample.output.versions} do not add up to {len(sample.tokens)}"
     said = {run.version for run in sample.output.versions}
@@ -275,7 +275,8 @@ def _wrong_versions(sample: Sample, version: int) -> str:
 
 
 def adds_up(output: GenerationOutput) -> bool:
-    """True where runs cover the tokens, neighbours differ, and none but that of an empty sample is empty."""
+    """True if the runs cover all tokens, neighbouring runs differ, and only a sample without tokens has an empty
+    run."""
     runs = output.versions
     whole = sum(run.num_tokens for run in runs) == len(output.token_ids)
     distinct = all(a.version != b.version for a, b in itertools.pairwise(runs))

@@ -19,11 +19,11 @@ from rlsdk.testing.rollout_outputs import tokens_of
 from rlsdk.testing.rollout_requests import at_random, kinds, stopping, stopping_by_text
 
 NAMES = ("a", "a1", "a_1", "a-1", "a/1", "a:1", "a.1", "1", "10", "0", "a 1", "Ä", "x" * 200, "None", "a_1_0", "a-1-0")
-"""Ids that an engine may take for one another, once it has put a number after them."""
+"""Request ids that an engine may confuse once it has appended a number to them."""
 
 
 FIRST_SHARE = 0.5
-"""Of the time of a call whose longest response is a hundred times as long as its shortest."""
+"""Largest share of a call's time until its first sample, if its longest response is a hundred times its shortest."""
 
 
 class BatchInvarianceRequirements:
@@ -31,7 +31,7 @@ class BatchInvarianceRequirements:
 
     @requirement("company.kinds", since=(2, 0))
     def test_company_kinds(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Requests of every kind in one call: each is sampled, filtered, limited and stopped as it asked for."""
+        """With requests of every kind in one call, each is sampled, filtered, limited and stopped as requested."""
         requests, fresh = list(kinds(lab)), []
         for order in (requests, random.Random(1).sample(requests, len(requests)), requests):
             outputs = lab.run(order)
@@ -44,7 +44,7 @@ class BatchInvarianceRequirements:
 
     @requirement("company.alone", needs=Capability.SEED, since=(2, 0))
     def test_company_alone(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Seeded, requests of every kind get the same tokens together as each by itself."""
+        """Seeded requests of every kind get the same tokens in one call as each alone."""
         requests = [request for request in kinds(lab) if request.sampling.seed is not None]
         together = tokens_of(lab.run(requests))
         changed = []
@@ -57,8 +57,8 @@ class BatchInvarianceRequirements:
 
     @requirement("company.minority", needs=Capability.SEED, since=(2, 0))
     def test_company_minority(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Requests that are alone of their kind among many of another give the tokens that they give by themselves:
-        the majority decides nothing."""
+        """A request that differs in kind from all others in its call gets the same tokens as alone: the majority does
+        not affect it."""
         settings: dict[str, dict[str, Any]] = {
             "greedy": {"temperature": 0.0},
             "hot": {"temperature": 1.6},
@@ -86,7 +86,7 @@ class BatchInvarianceRequirements:
 
     @requirement("company.random", since=(2, 0))
     def test_company_random(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Calls of requests that were put together at random hold all that each asked for."""
+        """In calls of randomly combined requests, each request gets what it asked for."""
         for seed in range(4):
             requests = list(at_random(lab, seed, 12))
             faults, _ = audit(lab, requests, lab.run(requests))
@@ -94,8 +94,8 @@ class BatchInvarianceRequirements:
 
     @requirement("company.many", since=(2, 0))
     def test_company_many(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Of 64 and 200 samples of one prompt, beside requests with the same prompt, each is one of its own; greedy
-        ones are all alike."""
+        """64 and 200 samples of one prompt, together with requests with the same prompt, are independent; greedy
+        samples are equal."""
         prompt = lab.prompt(7, 150)
         requests = [
             lab.ask("200", prompt, 200, max_tokens=12, temperature=1.5, seed=1),
@@ -117,8 +117,8 @@ class BatchInvarianceRequirements:
 
     @requirement("company.like_prompts", since=(2, 0))
     def test_like_prompts(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Prompts that are alike are not taken for one another: of one length, with the same end, beginning, middle or
-        tokens in another order; together, and one after the other."""
+        """Similar prompts are not confused: prompts of one length, with the same end, beginning or middle, or the same
+        tokens in another order; in one call and in consecutive calls."""
         length = min(96, lab.suite.max_model_tokens // 2)
         first, second = lab.prompt(length, 260), lab.prompt(length, 261)
         texts = {"one": first, "reversed": first[::-1], "turned": (*first[1:], first[0])}
@@ -136,7 +136,7 @@ class BatchInvarianceRequirements:
 
     @requirement("company.names", since=(2, 0))
     def test_company_names(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Ids of requests are any text: those that look alike are not taken for one another."""
+        """Request ids are arbitrary text: similar ids are not confused."""
         requests = [
             lab.ask(name, lab.prompt(3 + at, 152), 12 if at < 2 else 2, max_tokens=4 + at, seed=at)
             for at, name in enumerate(NAMES)
@@ -146,8 +146,8 @@ class BatchInvarianceRequirements:
 
     @requirement("company.any_token", since=(2, 0))
     def test_company_any_token(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Every id of the vocabulary is a token like others, in prompts and in what is continued: padding, ends, one
-        again and again; and has its log-prob, however unlikely it is."""
+        """Every id of the vocabulary is an ordinary token in prompts and in responses to continue, including padding,
+        end tokens and repeated tokens; and it has its log-prob, however improbable it is."""
         every = [*range(lab.vocabulary)]
         texts = {
             "padding and ends": [0, 9, 0, lab.eos, 10, lab.eos, 0, 0, 11, *every[:12]],
@@ -170,7 +170,7 @@ class BatchInvarianceRequirements:
             replace(lab.ask(f"behind {name}", lab.prompt(5, 159), 2, max_tokens=len(ids) + 6), response_ids=tuple(ids))
             for name, ids in texts.items()
         ]
-        # As hot as it may be, the unlikely ones come too.
+        # At the highest temperature, improbable tokens are sampled too.
         requests += [
             lab.ask(f"hot {at}", lab.prompt(5 + at, 159), 12, max_tokens=20, temperature=2.0) for at in range(3)
         ]
@@ -180,7 +180,7 @@ class BatchInvarianceRequirements:
 
     @requirement("company.slow_caller", since=(2, 0))
     def test_slow_caller(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """A caller may take its time between two samples: none is lost, and other calls go on meanwhile."""
+        """A caller may be slow between two samples: none is lost, and other calls continue meanwhile."""
         requests = [lab.ask(f"r{at}", lab.prompt(5, 161), 3, max_tokens=2 + 6 * at, seed=at) for at in range(3)]
         other = [lab.ask("other", lab.prompt(8, 162), 2, max_tokens=30)]
         shared = Capability.ABORT in lab.spec.capabilities
@@ -201,8 +201,8 @@ class BatchInvarianceRequirements:
 
     @requirement("company.stops", since=(2, 0))
     def test_company_stops(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Each request stops by its own tokens, wherever they come: as the first, as the last that it may have, many of
-        them; not by those of its prompt."""
+        """Each request stops at its own stop tokens (one or many), even as the first or the last allowed token, but not
+        at those in its prompt."""
         for salt in range(3):
             requests = list(stopping(lab, salt))
             faults, samples = audit(lab, requests, lab.run(requests))
@@ -214,8 +214,7 @@ class BatchInvarianceRequirements:
 
     @requirement("company.staggered", needs=Capability.ABORT, since=(2, 0))
     def test_company_staggered(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Calls that begin while others are in the middle change none of them, and get what they asked for; ids may be
-        the same."""
+        """Calls that begin while others run do not change them, and get what they asked for; their ids may be equal."""
         calls = [list(at_random(lab, 20 + at, 5)) for at in range(4)]
         measured.record("calls", len(calls))
         for at, (requests, outputs) in enumerate(zip(calls, lab.wait(staggered(engine, calls)), strict=True)):
@@ -235,8 +234,8 @@ class BatchInvarianceRequirements:
 
     @requirement("company.as_they_finish", since=(2, 0))
     def test_as_they_finish(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Samples are given out as they finish, not when all have, and stay what they were when given. An engine whose
-        samples come from several threads may be overtaken by itself: it has several attempts."""
+        """Samples are yielded as they finish, not when all have finished, and do not change afterwards. An engine with
+        several threads may yield samples out of order by chance, so it gets several attempts."""
         requests = [
             lab.ask("long", lab.prompt(6, 155), 2, max_tokens=lab.suite.max_model_tokens - 8),
             *(lab.ask(f"short{at}", lab.prompt(5 + at, 156), 3, max_tokens=2 + 3 * at) for at in range(4)),
@@ -261,7 +260,8 @@ class BatchInvarianceRequirements:
 
     @requirement("company.manners", since=(2, 0))
     def test_manners(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """What runs between two samples is not touched: gradients, default dtype and device, deterministic mode."""
+        """Code that runs between two samples sees no changed modes: gradients, default dtype and device, deterministic
+        mode."""
         requests = [lab.ask(f"r{at}", lab.prompt(5, 158), 2, max_tokens=2 + 4 * at, seed=5) for at in range(3)]
         before = torch_modes()
 
@@ -280,7 +280,7 @@ class BatchInvarianceRequirements:
 async def staggered(
     engine: RolloutEngine, calls: Sequence[Sequence[GenerationRequest]]
 ) -> list[list[GenerationOutput]]:
-    """Every call's samples; each call begins some steps after the one before."""
+    """The samples of every call; each call begins some steps after the previous one."""
     tasks = []
     for requests in calls:
         tasks.append(asyncio.create_task(collect(engine, requests)))
@@ -290,7 +290,7 @@ async def staggered(
 
 
 async def _first_done(engine: RolloutEngine, calls: Sequence[Sequence[GenerationRequest]]) -> int:
-    """Which of several calls, begun in this order, is the first to end."""
+    """Index of the call that ends first; the calls begin in this order."""
     tasks = []
     for requests in calls:
         tasks.append(asyncio.create_task(collect(engine, requests)))
@@ -304,7 +304,7 @@ async def _first_done(engine: RolloutEngine, calls: Sequence[Sequence[Generation
 async def _with_copies(
     engine: RolloutEngine, requests: Sequence[GenerationRequest]
 ) -> tuple[list[GenerationOutput], list[tuple[list[int], list[float]]], float]:
-    """Samples, what each was when it was given out, and the share of the time until the first one came."""
+    """Samples, a copy of each from when it was yielded, and the share of the call's time until the first one."""
     outputs: list[GenerationOutput] = []
     copies: list[tuple[list[int], list[float]]] = []
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Requirements: cancelled, aborted and paused calls leave nothing behind and block no other call."""
+"""Requirements: cancelled, aborted and paused calls leak nothing and block no other call."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rlsdk.testing.rollout_lab import RolloutLab, collect, whole_shards
 from rlsdk.testing.rollout_outputs import tokens_of
 
 STILL_SHARE = 12
-"""Of the suite's deadline one such part is for an engine to stop decoding what nobody waits for, and for what was
-aborted to come."""
+"""The engine has one such part of the suite's deadline to stop decoding abandoned calls, and to return aborted
+samples."""
 LOOK_S = 0.05
-"""Between two looks."""
+"""Seconds between two checks."""
 FULL = 48
-"""Tokens of each sample where it is counted how many run at once."""
+"""Tokens of each sample when concurrent samples are counted."""
 
 Leaving = Callable[[RolloutEngine, Sequence[GenerationRequest]], Coroutine[Any, Any, None]]
 
@@ -32,8 +32,8 @@ class CancellationRequirements:
 
     @requirement("abandoned", since=(2, 0))
     def test_abandoned(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """A call whose caller leaves it (closes it, is cancelled, never begins) is dropped: it decodes no more, keeps
-        no slot, holds up no update, and changes no other call."""
+        """A call that its caller abandons (by closing it, by cancellation, or by never starting it) is dropped: it
+        decodes no more tokens, occupies no slot, delays no update, and changes no other call."""
         before = lab.wait(at_once(lab, changing))
         requests = [lab.ask("first", lab.prompt(5, 180), max_tokens=2), *_long(lab, "left", 4)]
         other = lab.ask("other", lab.prompt(7, 181), 3, max_tokens=60, temperature=1.2, seed=5)
@@ -56,8 +56,8 @@ class CancellationRequirements:
 
     @requirement("abort.slots", needs=Capability.ABORT, since=(2, 0))
     def test_abort_slots(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """However often samples are aborted, by name or all of them, as many run at once as before, and the same names
-        can be used again."""
+        """However often samples are aborted, by id or all at once, the same number of samples can run concurrently as
+        before, and the ids can be used again."""
         before = lab.wait(at_once(lab, engine))
         requests = _long(lab, "r", lab.suite.max_running + 4)
         for turn in range(lab.suite.max_running + 2):
@@ -71,11 +71,11 @@ class CancellationRequirements:
 
     @requirement("abort.exact", needs=Capability.ABORT, since=(2, 0))
     def test_abort_exact(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """`abort` ends what it names and nothing else: an empty list names nothing, what waits for a slot is ended
-        without a token, a call that has not begun is not meant; it may come from any thread."""
+        """`abort` ends exactly the requests that it names: an empty list names none, requests that wait for a slot end
+        without a token, calls that have not begun are not affected; any thread may call it."""
         counted = engine.num_decoded()
         running = [lab.ask(f"r{at}", lab.prompt(5 + at, 182), 2, max_tokens=40, seed=at) for at in range(3)]
-        # More than run at once, and one behind them that is not the first to come in.
+        # More samples than slots, and one more request that waits behind them.
         waiting = _long(lab, "filling", lab.suite.max_running + 3)
         waiting += [replace(_long(lab, "waiting", 3)[0], prompt_ids=lab.prompt(90, 187))]
         outputs = lab.wait(_aborted(engine, running, (), turns=3))
@@ -108,8 +108,8 @@ class CancellationRequirements:
 
     @requirement("abort.paused", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_abort_paused(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """What is aborted in a pause comes at once, with what it has; the rest continues after it as if nothing had
-        been."""
+        """Samples that are aborted during a pause are returned immediately, with the tokens that they have; the others
+        continue after the pause, unchanged."""
         if Capability.ABORT not in lab.spec.capabilities:
             measured.record("claims abort", 0)
             return
@@ -127,8 +127,8 @@ class CancellationRequirements:
 
     @requirement("pause.still", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_pause_still(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Paused, nothing is decoded, for calls that begin then neither; pausing twice is pausing once, and `resume`
-        brings all of it."""
+        """During a pause nothing is decoded, not even for calls that begin then; a second pause has no effect, and one
+        `resume` continues everything."""
         engine.resume()
         requests, late = _long(lab, "r", 3), [lab.ask("late", lab.prompt(6, 184), 2, max_tokens=4)]
         shared = Capability.ABORT in lab.spec.capabilities
@@ -156,14 +156,14 @@ class CancellationRequirements:
 
 
 def _long(lab: RolloutLab, name: str, n: int) -> list[GenerationRequest]:
-    """A request that is not done before something happens to it."""
+    """A request that is long enough to still run when an event happens."""
     length = min(lab.suite.max_model_tokens - 16, 300)
     return [lab.ask(name, lab.prompt(8, 185), n, max_tokens=length, seed=3)]
 
 
 async def at_once(lab: RolloutLab, engine: RolloutEngine) -> float | None:
-    """How many samples run together: tokens that there were when the first of equal ones came, by their length; None:
-    the engine does not count."""
+    """Number of samples that run concurrently: tokens that had been decoded when the first of equally long samples was
+    returned, divided by their length; None: the engine does not count tokens."""
     before, found = engine.num_decoded(), None
     if before is None:
         return None
@@ -195,7 +195,7 @@ async def _cancelled(engine: RolloutEngine, requests: Sequence[GenerationRequest
 
 
 async def _failed(engine: RolloutEngine, requests: Sequence[GenerationRequest]) -> None:
-    """The caller's own code raises between two samples."""
+    """The caller's code raises between two samples."""
     stream = _stream(engine, requests)
     with suppress(ZeroDivisionError):
         try:
@@ -220,7 +220,7 @@ def _stream(engine: RolloutEngine, requests: Sequence[GenerationRequest]) -> Asy
 async def _left_beside(
     engine: RolloutEngine, others: Sequence[GenerationRequest], requests: Sequence[GenerationRequest], leave: Leaving
 ) -> list[GenerationOutput]:
-    """Samples of another call that is under way while one is left."""
+    """Samples of another call that runs while one is abandoned."""
     task = asyncio.create_task(collect(engine, others)) if others else None
     for _ in range(4):
         await asyncio.sleep(0)
@@ -229,7 +229,7 @@ async def _left_beside(
 
 
 async def _restless(engine: RolloutEngine, lab: RolloutLab) -> int:
-    """Tokens that are still decoded although nobody waits, once some time for the last of them has gone by."""
+    """Number of tokens that are still decoded after a grace period although no caller waits."""
     deadline, before = time.monotonic() + lab.suite.timeout_s / STILL_SHARE, engine.num_decoded() or 0
     while True:
         await asyncio.sleep(LOOK_S)
@@ -279,7 +279,7 @@ async def _aborted_both(
 async def _aborted_in_a_pause(
     engine: RolloutEngine, lab: RolloutLab, requests: Sequence[GenerationRequest], names: Sequence[str] | None
 ) -> tuple[list[GenerationOutput], int]:
-    """All samples, and how many came before the engine went on."""
+    """All samples, and how many were returned before the engine resumed."""
     outputs: list[GenerationOutput] = []
 
     async def take() -> None:

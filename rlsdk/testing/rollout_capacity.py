@@ -1,4 +1,4 @@
-"""Requirements: how many samples run at once, the load that an engine reports, and what reading it costs."""
+"""Requirements: how many samples run concurrently, the load that an engine reports, and the cost of reading it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_lab import RolloutLab, collect, whole_shards
 
 LOOK_S = 0.002
-"""Between two looks from another thread."""
+"""Seconds between two readings from another thread."""
 FULL = 40
-"""Tokens of each sample where it is counted how many run at once."""
+"""Tokens of each sample when concurrent samples are counted."""
 OVERRUN = 1.5
-"""Samples at once, over `max_running`: an engine that decodes ahead of its caller has begun the next ones when the
-first of these comes out."""
+"""Allowed factor of concurrent samples over `max_running`: an engine that decodes ahead of its caller has started the
+next samples when the first one is yielded."""
 QUICK_S = 0.02
-"""Median of a call that costs next to nothing, on a machine that does other things as well."""
+"""Largest median in seconds of a call that costs almost nothing, on a machine that is also busy otherwise."""
 SETTLE_S = 5.0
-"""For an engine with its own processes to say that nothing runs any more."""
+"""Seconds for an engine with its own processes to report that nothing runs any more."""
 BLOCKED_S = 5.0
-"""For an answer while the weights are exchanged."""
+"""Seconds for an answer while weights are updated."""
 
 
 class CapacityRequirements:
@@ -33,7 +33,7 @@ class CapacityRequirements:
 
     @requirement("max_running", since=(2, 0))
     def test_max_running(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """No more than `max_running` samples are decoded at once: of one call, and of all calls together."""
+        """At most `max_running` samples are decoded concurrently, in one call and over all calls."""
         if engine.num_decoded() is None:
             return measured.record("counts tokens", 0)
         slots = lab.suite.max_running
@@ -48,8 +48,7 @@ class CapacityRequirements:
 
     @requirement("num_decoded.exact", since=(2, 0))
     def test_num_decoded_exact(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """`num_decoded` counts tokens that were sampled, each once: none of the prompt, whatever its length, and
-        none twice."""
+        """`num_decoded` counts sampled tokens, each exactly once, and no tokens of the prompt, whatever its length."""
         if engine.num_decoded() is None:
             return measured.record("counts tokens", 0)
         room = lab.suite.max_model_tokens
@@ -58,7 +57,7 @@ class CapacityRequirements:
             "many samples": [lab.ask("r", lab.prompt(6, 215), 3 * lab.suite.max_running, max_tokens=6)],
             "greedy": [lab.ask("r", lab.prompt(6, 216), 3, max_tokens=40, temperature=0.0)],
             "one token": [lab.ask(f"r{at}", lab.prompt(6, 217 + at), 2, max_tokens=1) for at in range(6)],
-            # One ends early, and others go on for long: what has ended is not counted any more.
+            # One sample ends early and others run long: the tokens of an ended sample must not be counted again.
             "unlike lengths": [
                 lab.ask(f"r{at}", lab.prompt(6 + at, 224), 1, max_tokens=length)
                 for at, length in enumerate((2, 80, 100, 80, 100, 80, 100, 80, 100, 100))
@@ -69,15 +68,15 @@ class CapacityRequirements:
             made = sum(len(output.token_ids) for output in lab.run(requests))
             grown = (engine.num_decoded() or 0) - before
             measured.at_least(f"tokens counted, less those that came, {name}", grown - made, 0)
-            # An engine that decodes ahead has made a token or two more of each sample than it gives out.
+            # An engine that decodes ahead has sampled one or two more tokens of each sample than it returns.
             ahead = 2 * sum(request.n for request in requests)
             measured.at_most(f"tokens counted, more than came, {name}", grown - made, ahead)
         return None
 
     @requirement("kv_used", since=(2, 0))
     def test_kv_used(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """`kv_used` is a share between 0 and 1 that grows with the samples that run and is 0 when none does: after
-        a call that ended, one that was aborted and one that was left. (An engine that does not know says None.)"""
+        """`kv_used` is a share between 0 and 1 that grows with the running samples and is 0 when none runs: after a
+        call that ended, was aborted or was abandoned. (An engine that does not know it returns None.)"""
         if engine.kv_used() is None:
             return measured.record("says how full it is", 0)
         length = min(lab.suite.max_model_tokens - 32, 300)
@@ -108,8 +107,7 @@ class CapacityRequirements:
 
     @requirement("looks.cheap", since=(2, 0))
     def test_looks_cheap(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """`num_decoded` and `kv_used` answer at once, from any thread: while samples run, and in the middle of an
-        update."""
+        """`num_decoded` and `kv_used` return immediately from any thread, while samples run and during an update."""
         request = lab.ask("r", lab.prompt(8, 222), lab.suite.max_running, max_tokens=60)
         for name, ask in (("num_decoded", changing.num_decoded), ("kv_used", changing.kv_used)):
             times: list[float] = []
@@ -122,8 +120,8 @@ class CapacityRequirements:
 
     @requirement("event_loop.turns", since=(2, 0))
     def test_event_loop_turns(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """`generate` returns to the event loop between decoding steps: what else runs there gets its turn with every
-        token of a response, and not only when a sample is done or some steps are."""
+        """`generate` returns to the event loop between decoding steps: other tasks run at every token of a response,
+        not only after a whole sample or several steps."""
         tokens = 120
         for name, sampling in {"drawn": {}, "greedy": {"temperature": 0.0}}.items():
             request = lab.ask("r", lab.prompt(8, 223), 2, max_tokens=tokens, **sampling)
@@ -134,8 +132,8 @@ class CapacityRequirements:
 async def running_together(
     engine: RolloutEngine, calls: Sequence[Sequence[GenerationRequest]], tokens: int = FULL
 ) -> float:
-    """How many samples run at once: tokens that there were when the first of samples of so many `tokens` came, by
-    their length."""
+    """Number of samples that run concurrently: tokens that had been decoded when the first sample of `tokens` tokens
+    was returned, divided by `tokens`."""
     before, found = engine.num_decoded() or 0, 0.0
 
     async def follow(requests: Sequence[GenerationRequest]) -> None:
@@ -153,7 +151,7 @@ def _numbers(looks: Sequence[object]) -> list[float]:
 
 @contextmanager
 def watched(ask: Callable[[], object]) -> Iterator[list[object]]:
-    """Asks again and again from another thread, as a host does; yields the answers."""
+    """Calls `ask` repeatedly from another thread, as a host does; yields the list of answers."""
     looks: list[object] = []
     done = threading.Event()
 
@@ -179,7 +177,7 @@ def _timed(ask: Callable[[], object], times: list[float]) -> object:
 
 
 def _asking(shards: Iterator[WeightShard], ask: Callable[[], object], late: list[str]) -> Iterator[WeightShard]:
-    """The same items; before some of them another thread asks, and has to be answered before the item is given."""
+    """The same items; before some of them another thread calls `ask`, which must return before the item is yielded."""
     for at, shard in enumerate(shards):
         if at in (0, 3):
             thread = threading.Thread(target=ask, daemon=True)
@@ -190,7 +188,7 @@ def _asking(shards: Iterator[WeightShard], ask: Callable[[], object], late: list
 
 
 async def _settled(engine: RolloutEngine) -> float:
-    """What `kv_used` says once nothing runs; an engine with its own processes may hear of that a little later."""
+    """`kv_used` once nothing runs; an engine with its own processes may learn this a little later."""
     deadline = time.monotonic() + SETTLE_S
     while (used := engine.kv_used() or 0.0) > 0 and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
@@ -214,7 +212,7 @@ async def _cancelled(engine: RolloutEngine, requests: Sequence[GenerationRequest
 
 
 async def _turns_beside(engine: RolloutEngine, requests: Sequence[GenerationRequest]) -> int:
-    """How often a task beside a call had its turn until the call's first sample came."""
+    """How often another task ran until the first sample of a call was returned."""
     turns, counted = 0, 0
 
     async def count() -> None:

@@ -12,7 +12,7 @@ from rlsdk.testing.rollout_lab import RolloutLab
 from rlsdk.testing.rollout_outputs import tokens_of, wrong_identities
 
 CUTS = (1, 5, 17)
-"""Tokens of a response that exist already, where it continues."""
+"""Number of given response tokens after which a response continues."""
 
 
 class ContinuationRequirements:
@@ -20,7 +20,7 @@ class ContinuationRequirements:
 
     @requirement("first_sample", since=(2, 0))
     def test_first_sample(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Samples are numbered from `first_sample` on; seeded, each is the one that it is in the whole group."""
+        """Samples are numbered from `first_sample`; a seeded sample is the same as in the whole group."""
         request = lab.ask("r", lab.prompt(6, 22), 5, max_tokens=16, temperature=1.3, seed=11)
         group = tokens_of(lab.run([request]))
         some = [replace(request, first_sample=2, n=2), lab.ask("other", lab.prompt(4, 23), 3)]
@@ -32,8 +32,8 @@ class ContinuationRequirements:
 
     @requirement("continue", since=(2, 0))
     def test_continue(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """A response continues after tokens that it has: only new ones are given, with the log-probs of the whole
-        text, and limits count both."""
+        """A response continues after given tokens: only new tokens are returned, with the log-probs of the whole text,
+        and limits count both."""
         prior = lab.prompt(7, 25)
         requests = [
             replace(lab.ask(f"r{at}", lab.prompt(4 + at, 24), 2, max_tokens=12 + at), response_ids=prior[: 3 + at])
@@ -62,8 +62,8 @@ class ContinuationRequirements:
 
     @requirement("continue.seed", needs=Capability.SEED, since=(2, 0))
     def test_continue_seed(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """A seeded sample that continues has the tokens that it would have had without the interruption; alone or with
-        others of its group, which continue after the same tokens."""
+        """A seeded sample that continues has the same tokens as without the interruption, alone or with others of its
+        group, which continue after the same tokens."""
         request = lab.ask("r", lab.prompt(6, 28), 3, max_tokens=24, temperature=1.3, top_k=40, seed=13)
         whole = tokens_of(lab.run([request]))
         changed = []
@@ -83,9 +83,9 @@ class ContinuationRequirements:
 
     @requirement("continue.stop_strings", needs=Capability.STOP_STRINGS, since=(2, 0))
     def test_continue_stop_strings(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """A stop string is found where it begins in the tokens that exist and ends in new ones."""
+        """A stop string is found if it begins in given tokens and ends in new ones."""
         decode = load_tokenizer(str(lab.folder)).decode
-        # Greedy, so that it is known what comes, with a seed and without.
+        # Greedy, so that the next tokens are known, with and without a seed.
         request = lab.ask("r", lab.prompt(6, 29), max_tokens=24, temperature=0.0)
         tokens = lab.run([request])[0].token_ids.tolist()
         faults, tried = [], 0
@@ -105,13 +105,13 @@ class ContinuationRequirements:
 
 
 def continued(request: GenerationRequest, index: int, tokens: Sequence[int], name: str) -> GenerationRequest:
-    """One sample of a request, of which these tokens exist."""
+    """A request that continues one sample of another request after these tokens."""
     return replace(request, request_id=name, n=1, first_sample=index, response_ids=tuple(tokens))
 
 
 def matched(
     requests: Sequence[GenerationRequest], outputs: Sequence[GenerationOutput]
 ) -> list[tuple[GenerationRequest, GenerationOutput]]:
-    """Each output with its request."""
+    """Pairs each output with its request."""
     asked = {request.request_id: request for request in requests}
     return [(asked[output.request_id], output) for output in outputs]

@@ -42,7 +42,7 @@ HOT: Mapping[str, Mapping[str, float]] = {
     "top-k 100 when hot": {"temperature": 2.6, "top_k": 100},
     "temperature 5": {"temperature": 5.0},
 }
-"""Where the engine does not refuse them."""
+"""Settings that are tested if the engine does not refuse them."""
 FLOORS: Mapping[str, Mapping[str, float]] = {
     "min-p 0.05": {"min_p": 0.05},
     "min-p when hot": {"temperature": 1.88, "min_p": 0.25},
@@ -50,27 +50,27 @@ FLOORS: Mapping[str, Mapping[str, float]] = {
     "min-p 1": {"min_p": 1.0},
     "all of them": {"temperature": 1.39, "top_k": 40, "top_p": 0.88, "min_p": 0.12},
 }
-"""Where `Capability.MIN_P` is claimed."""
+"""Settings that are tested if `Capability.MIN_P` is claimed."""
 NUM_FINE, LEAST_FINE, FINE_ALARM = 10_000, 2.0, 1e-7
-"""First tokens behind one prompt, expected samples of a bin of its own, and the least p-value: bins are small, since a
-generator of few bits shows in rare tokens."""
+"""Number of first tokens after one prompt, smallest expected count of a bin, and smallest p-value. Bins are small,
+because a random generator with few bits shows in rare tokens."""
 HOT_SPECIAL, ENOUGH_SPECIAL, MOST_SPECIAL = 2.0, 40, 6_000
-"""Temperature at which special tokens are looked for, draws of one that are expected, and most draws for it."""
+"""Temperature of the test of special tokens, expected draws of one of them, and largest number of draws for it."""
 SEEDS = (
     *(0, 1, 2, 7, 255, 256, 65_536, 2**24, 2**24 + 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**32 + 7),
     *(2**40, 2**53, 2**53 + 1, 2**62, 2**62 + 1, 2**63 - 2, 2**63 - 1),
 )
-"""Seeds that are one to an engine that keeps too few of their bits."""
+"""Seeds that are equal to an engine that keeps too few of their bits."""
 INDICES = (*range(9), 15, 16, 31, 32, 63, 64, 99, 100, 101, 127, 128, 255, 256, 999, 1000, 1001, 1024, 10_000, 65_536)
-"""Numbers of samples that are one to an engine that keeps too few of their digits."""
+"""Sample indices that are equal to an engine that keeps too few of their digits."""
 
 
 COLDEST = 0.003
-"""A temperature that engines take for a larger one."""
+"""A temperature that some engines replace with a larger one."""
 
 
 def takes(lab: RolloutLab, temperature: float) -> bool:
-    """Whether the engine takes a temperature above 2, or below 0.01, which it may refuse."""
+    """Whether the engine accepts this temperature; it may refuse one above 2 or below 0.01."""
     try:
         lab.run([lab.ask("r", lab.prompt(5, 129), max_tokens=1, temperature=temperature, seed=1)])
     except ConfigError:
@@ -83,8 +83,8 @@ class DistributionRequirements:
 
     @requirement("distribution.responses", since=(2, 0))
     def test_distribution_responses(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Whole responses follow the model's probabilities, each token given those before it, at many settings of
-        temperature and filters: their probability as a whole, and what single draws tell by place and kind."""
+        """Whole responses follow the model's conditional probabilities at many settings of temperature and filters:
+        their total probability, and statistics of single draws by position and kind."""
         settings = {**SETTINGS, **(FLOORS if Capability.MIN_P in lab.spec.capabilities else {})}
         takes_hot = takes(lab, 2.6)
         measured.record("takes a temperature above 2", takes_hot)
@@ -112,8 +112,8 @@ class DistributionRequirements:
 
     @requirement("distribution.cold", since=(2, 0))
     def test_distribution_cold(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """A temperature of a few thousandths is refused, or is what was asked for: with weights whose logits are as
-        small, draws and log-probs are those of the model at that temperature."""
+        """A temperature of a few thousandths is refused or applied exactly: with weights of equally small logits,
+        draws and log-probs are the model's at that temperature."""
         takes_cold = takes(lab, COLDEST)
         measured.record(f"takes a temperature of {COLDEST}", takes_cold)
         if not takes_cold:
@@ -132,7 +132,7 @@ class DistributionRequirements:
 
     @requirement("distribution.greedy", since=(2, 0))
     def test_distribution_greedy(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Of hundreds of greedy tokens each is the likeliest, also where another is nearly as likely."""
+        """Each of hundreds of greedy tokens is the most probable one, even if another is nearly as probable."""
         requests = [lab.ask(f"r{at}", lab.prompt(3 + at, 138), max_tokens=24, temperature=0.0) for at in range(32)]
         faults, samples = audit(lab, requests, lab.run(requests))
         measured.none("wrong samples", faults)
@@ -141,8 +141,8 @@ class DistributionRequirements:
 
     @requirement("distribution.sequences", since=(2, 0))
     def test_distribution_sequences(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Sequences of three tokens come as often as they should; so do tokens that come late in a response, and the
-        end-of-sequence token, as the first one and later (chi-square, one false alarm in a million)."""
+        """Sequences of three tokens, late tokens of a response, and the end-of-sequence token, first and later, have
+        the right frequencies (chi-square, one false alarm in a million)."""
         prompt = lab.prompt(6, 131)
         request = lab.ask("r", prompt, 800, max_tokens=3, top_k=4, temperature=1.1, seed=31)
         outputs = lab.run([request])
@@ -163,8 +163,8 @@ class DistributionRequirements:
 
     @requirement("distribution.special", since=(2, 0))
     def test_distribution_special(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Tokens that mean something to a tokenizer (padding, unknown, begin, end) are drawn as often as any other:
-        the engine leaves none of them out."""
+        """Special tokens of the tokenizer (padding, unknown, begin, end) are drawn with their probabilities: the engine
+        excludes none."""
         tokens = sorted({token for token in load_tokenizer(str(lab.folder)).all_special_ids if token < lab.vocabulary})
         asked = 0
         for token, (prompt, chance) in zip(tokens, lab.best_prompts(tokens, 16, HOT_SPECIAL), strict=True):
@@ -179,15 +179,15 @@ class DistributionRequirements:
 
     @requirement("distribution.fine", since=(2, 0))
     def test_distribution_fine(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """10,000 first tokens follow the model's probabilities, the rare ones too: noise is not coarse."""
+        """10,000 first tokens follow the model's probabilities, even the rare ones: random numbers are not coarse."""
         prompt, parts = lab.prompt(6, 133), 4
         requests = [lab.ask(f"r{at}", prompt, NUM_FINE // parts, max_tokens=1, seed=400 + at) for at in range(parts)]
         measured.at_least("p-value", first_p(lab, requests, LEAST_FINE), FINE_ALARM)
 
     @requirement("noise", since=(2, 0))
     def test_noise(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Without seeds no draw has to do with another: of the same sample, of its neighbours, of other requests, of
-        other calls, those that are under way at the same time among them."""
+        """Without seeds all draws are independent: within a sample, between samples, requests and calls, including
+        concurrent calls."""
         requests = [lab.ask(f"r{at}", lab.prompt(6 + at, 134), 5, max_tokens=40, seed=None) for at in range(4)]
         samples = [sample for _ in range(2) for sample in in_order(lab, requests)]
         measured.none("draws that depend on others", Noise.of(samples).faults())
@@ -205,7 +205,7 @@ class DistributionRequirements:
 
     @requirement("noise.seeds", needs=Capability.SEED, since=(2, 0))
     def test_noise_seeds(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """With seeds, neighbours among them, no draw has to do with another of another seed or sample."""
+        """With seeds, including adjacent ones, draws of different seeds or samples are independent."""
         requests = [
             lab.ask(f"r{at}", lab.prompt(6 + at % 3, 136), 6, max_tokens=40, seed=at, temperature=1.2)
             for at in range(6)
@@ -214,8 +214,8 @@ class DistributionRequirements:
 
     @requirement("seed.alone", needs=Capability.SEED, since=(2, 0))
     def test_seed_alone(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """What a seed gives depends on seed, sample, prompt and weights alone: not on limits, stops that do not come,
-        filters that leave all, names, `n`, or the place in a call."""
+        """The tokens of a seed depend only on seed, sample index, prompt and weights: not on limits, stops that do not
+        occur, filters that keep everything, ids, `n`, or the position in a call."""
         changed = equal_in_all_that_counts(lab)
         whole = {index: tokens for (_, index), tokens in tokens_of(lab.run([changed["as it is"]])).items()}
         off = []
@@ -238,8 +238,7 @@ class DistributionRequirements:
 
     @requirement("seed.values", needs=Capability.SEED, since=(2, 0))
     def test_seed_values(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Every seed of 63 bits is one of its own, 0 among them, and gives the same tokens again; so is every number
-        of a sample."""
+        """All seeds of 63 bits, including 0, are distinct and give the same tokens again; so are all sample indices."""
         prompt = lab.prompt(6, 137)
         requests = [lab.ask(str(seed), prompt, 2, max_tokens=12, seed=seed, temperature=1.5) for seed in SEEDS]
         once, again = tokens_of(lab.run(requests)), tokens_of(lab.run(requests[::-1]))
@@ -258,7 +257,7 @@ class DistributionRequirements:
 
 
 def equal_in_all_that_counts(lab: RolloutLab) -> dict[str, GenerationRequest]:
-    """One seeded request with everything changed that its draws do not depend on."""
+    """Variants of one seeded request in fields that do not affect its draws."""
     plain = lab.ask("r", lab.prompt(7, 250), 2, max_tokens=30, temperature=1.3, seed=77)
     never = int(lab.plain.next_logits(plain.prompt_ids).argmin())
     fields: dict[str, dict[str, object]] = {
@@ -290,7 +289,7 @@ def unseeded(lab: RolloutLab) -> list[GenerationRequest]:
 def in_order(
     lab: RolloutLab, requests: Sequence[GenerationRequest], engine: RolloutEngine | None = None
 ) -> list[Sample]:
-    """Samples of one call, as they are numbered."""
+    """Samples of one call, ordered by number."""
     order = {request.request_id: at for at, request in enumerate(requests)}
     samples = samples_with_logits(lab, requests, lab.run(requests, engine))
     return sorted(samples, key=lambda sample: (order[sample.request.request_id], sample.output.sample_index))
@@ -302,8 +301,8 @@ def first_p(
     least: float = LEAST_EXPECTED,
     only: int | None = None,
 ) -> float:
-    """The p-value of the first new tokens of requests that differ in their seed alone: of all tokens, or of whether it
-    is this one."""
+    """The p-value of the first new tokens of requests that differ only in their seed: of all tokens, or of whether the
+    token is `token`."""
     request = requests[0]
     drawn = torch.tensor([int(output.token_ids[0]) for output in lab.run(requests)])
     exact = distribution(lab.plain.next_logits((*request.prompt_ids, *request.response_ids)), request.sampling)
@@ -315,7 +314,8 @@ def first_p(
 
 
 def sequences(lab: RolloutLab, request: GenerationRequest, drawn: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """How often each sequence came that top-k leaves, one more count for all others, and the chance of each."""
+    """How often each sequence that top-k keeps was drawn, with one more count for all others, and the probability of
+    each."""
     chances: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(request.sampling.max_tokens):
         longer: dict[tuple[int, ...], float] = {}

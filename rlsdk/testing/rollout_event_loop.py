@@ -21,7 +21,7 @@ from rlsdk.testing.rollout_outputs import wrong_identities
 from rlsdk.testing.rollout_plain import PlainModel
 
 LOOK_S = 0.002
-"""Between two looks at how many tokens were decoded."""
+"""Seconds between two readings of the number of decoded tokens."""
 
 
 class EventLoopRequirements:
@@ -29,7 +29,7 @@ class EventLoopRequirements:
 
     @requirement("calls_join", needs=Capability.ABORT, since=(2, 0))
     def test_calls_join(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """A call that comes while another is decoded joins it, and does not wait for its end."""
+        """A call that begins while another is decoded joins it, and does not wait for its end."""
         long = [lab.ask("long", lab.prompt(5, 52), 2, max_tokens=lab.suite.max_model_tokens - 8)]
         short = [lab.ask("short", lab.prompt(6, 53), 1, max_tokens=2)]
 
@@ -50,7 +50,7 @@ class EventLoopRequirements:
 
     @requirement("event_loop", since=(2, 0))
     def test_event_loop(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Blocking methods work where they are called from: inside the running event loop, between calls."""
+        """Blocking methods can be called inside the running event loop, between calls of `generate`."""
         request = lab.ask("r", lab.prompt(6, 54), 2, max_tokens=6)
 
         async def one_after_another() -> list[GenerationOutput]:
@@ -75,9 +75,9 @@ class EventLoopRequirements:
 
     @requirement("num_decoded", since=(2, 0))
     def test_num_decoded(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Decoded tokens are counted, for whoever asks from another thread: they grow while samples run, by as many at
-        least as these have in the end, and stand still without any; tokens that were given are none of them, and no
-        update or abort takes some back. (An engine that does not count says None.)"""
+        """`num_decoded` can be read from another thread: it grows while samples run, by at least the number of their
+        tokens, and is constant otherwise; it excludes given response tokens, and no update or abort decreases it. (An
+        engine that does not count returns None.)"""
         before = engine.num_decoded()
         if before is None:
             measured.record("counts tokens", 0)
@@ -119,8 +119,8 @@ class EventLoopRequirements:
 
     @requirement("versions.runs", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_versions_runs(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Over two updates in pauses every token carries the version that sampled it, as runs that add up, also where
-        the second update brings back the first weights under their version."""
+        """Over two updates in pauses, every token carries the version that sampled it, and the runs cover all tokens,
+        even if the second update brings back the first weights under their version."""
         states = {0: lab.base, 3: lab.changed(5), 4: lab.changed(6)}
         models = {version: lab.plain.with_state(state) for version, state in states.items()}
         requests = [lab.ask(f"r{at}", lab.prompt(5 + 3 * at, 73), 3, max_tokens=100) for at in range(2)]
@@ -148,8 +148,8 @@ class EventLoopRequirements:
 
     @requirement("versions.ends", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_versions_ends(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """However a sample ends that went on under newer weights (by its limit, a stop, an abort while it runs or in
-        another pause), every token carries the version that sampled it."""
+        """If a sample continues under newer weights, every token carries the version that sampled it, however the
+        sample ends (by its limit, a stop, or an abort while it runs or in another pause)."""
         models = {0: lab.plain, 3: lab.plain.with_state(lab.changed(7))}
         likely = lab.plain.next_logits(lab.prompt(6, 74)).topk(3).indices.tolist()
         requests = [
@@ -190,11 +190,11 @@ def attempt_until(
     requests: Sequence[GenerationRequest],
     models: dict[int, PlainModel],
 ) -> tuple[list[GenerationOutput], list[str]]:
-    """Repeats a call that is updated midway, from the first weights each time, until its samples are enough or some of
-    them are wrong: an engine that decodes by itself may be done before the update.
+    """Repeats a call with an update in the middle, each time from the first weights, until its samples suffice or some
+    are wrong: an engine that decodes by itself may finish before the update.
 
     Returns:
-        Samples of the last attempt, and what is wrong with their versions.
+        Samples of the last attempt, and the faults of their versions.
     """
     for attempt in range(ATTEMPTS):
         if attempt:
@@ -207,15 +207,15 @@ def attempt_until(
 
 
 def _num_aborted_of_both(outputs: Sequence[GenerationOutput]) -> int:
-    """Samples that were aborted when they had tokens of two versions."""
+    """Number of aborted samples with tokens of two versions."""
     return sum(output.finish_reason is FinishReason.ABORT and len(output.versions) == 2 for output in outputs)
 
 
 async def some_tokens_later(engine: RolloutEngine) -> None:
-    """Waits until an engine that was resumed has sampled a few tokens, or samples none for a second."""
+    """Waits until a resumed engine has sampled a few tokens, or has sampled none for a second."""
     made = engine.num_decoded()
     if made is None:
-        await asyncio.sleep(0.02)  # of real time: an engine may return from a pause some time later
+        await asyncio.sleep(0.02)  # real time: an engine may resume a little later
         return
     seen, changed = made, time.monotonic()
     while seen <= made + 12 and time.monotonic() < changed + 1.0:
@@ -230,7 +230,7 @@ def wrong_runs(
     output: GenerationOutput,
     models: dict[int, PlainModel],
 ) -> str:
-    """Says what is wrong with the versions of a sample; empty: nothing."""
+    """Describes the fault in the versions of a sample; empty: none."""
     request = next(request for request in requests if request.request_id == output.request_id)
     key, runs = f"{output.request_id}/{output.sample_index}", output.versions
     said = ", ".join(f"{run.num_tokens} of {run.version}" for run in runs)

@@ -1,4 +1,4 @@
-"""Requirements: requests of every kind that run while aborts, pauses and updates happen."""
+"""Requirements: requests of every kind during aborts, pauses and updates."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class EventRequirements:
 
     @requirement("events.abort", needs=Capability.ABORT, since=(2, 0))
     def test_events_abort(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Requests of every kind are aborted early and late, some of them and all: each sample comes once, under its
-        own number, with what it has; the others are as they would have been."""
+        """Requests of every kind are aborted early and late, some or all: each sample is returned once, with its own
+        number and the tokens that it has; the other samples do not change."""
         requests = list(of_every_kind(lab))
         whole = tokens_of(lab.run(requests))
         some = [request.request_id for request in requests[::2]]
@@ -43,7 +43,7 @@ class EventRequirements:
 
     @requirement("events.pause", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_events_pause(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """A pause in the middle of requests of every kind, and one more, change none of them."""
+        """Two pauses during requests of every kind change no sample."""
         for name, requests in crowds(lab).items():
             whole = tokens_of(lab.run(requests))
             outputs = lab.wait(_held_twice(engine, lab, requests))
@@ -54,8 +54,8 @@ class EventRequirements:
 
     @requirement("events.update", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_events_update(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Requests of every kind continue under newer weights, those that continue others' tokens and those that had
-        not begun among them: log-probs, versions and what filters leave are of the weights that sampled each token."""
+        """Requests of every kind continue under newer weights, including those with given tokens and those that had not
+        begun: log-probs, versions and filters of each token are those of the weights that sampled it."""
         state = lab.changed(96)
         new = lab.plain.with_state(state)
 
@@ -76,8 +76,8 @@ class EventRequirements:
 
     @requirement("events.keep_cache", needs=Capability.STALE_CACHE, since=(2, 0))
     def test_events_keep_cache(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """With `resume(keep_cache=True)` requests of every kind continue with their keys and values; a sample that had
-        not begun has none, and sees nobody else's, be it of the same prompt or the same request."""
+        """With `resume(keep_cache=True)` requests of every kind continue with their KV cache; a sample that had not
+        begun has none, and uses no other sample's, even of the same prompt or request."""
         state = lab.changed(97)
         new = lab.plain.with_state(state)
 
@@ -98,14 +98,14 @@ class EventRequirements:
 
 
 def crowds(lab: RolloutLab) -> dict[str, list[GenerationRequest]]:
-    """Requests of every kind: one sample of each, as far as they run at once, and so many that some have to wait."""
+    """Requests of every kind: one sample of each, so that all run concurrently, and so many that some must wait."""
     every = list(of_every_kind(lab))
     few = [replace(request, n=1) for request in every if request.n <= lab.suite.max_running]
     return {"at once": few[: max(lab.suite.max_running - 1, 1)], "many": every}
 
 
 def of_every_kind(lab: RolloutLab) -> Iterator[GenerationRequest]:
-    """Requests that differ in everything that an engine keeps of one while it runs; more samples than run at once."""
+    """Requests that differ in all state that an engine keeps of a running request; more samples than slots."""
     given = lab.prompt(40, 260)
 
     def ask(name: str, length: int, n: int = 2, **sampling: object) -> GenerationRequest:
@@ -131,7 +131,7 @@ def of_every_kind(lab: RolloutLab) -> Iterator[GenerationRequest]:
         yield ask("min-p", 6, min_p=0.1, temperature=1.4, seed=11)
     if Capability.STOP_STRINGS in lab.spec.capabilities:
         yield ask("stop strings", 6, stop_strings=("a string that never comes",), seed=12)
-    # More of one prompt than run at once: some begin after whatever happens to the others.
+    # More samples of one prompt than slots: some begin after the event.
     yield replace(ask("many", 6, lab.suite.max_running + 4, seed=13), first_sample=2)
     yield behind(replace(ask("the last ones", 10, 6, seed=14), first_sample=1), given[:5])
 
@@ -139,7 +139,7 @@ def of_every_kind(lab: RolloutLab) -> Iterator[GenerationRequest]:
 def undrawn(
     lab: RolloutLab, requests: Sequence[GenerationRequest], outputs: Sequence[GenerationOutput], new: PlainModel
 ) -> Iterator[str]:
-    """Tokens that could not have been drawn, under the weights that say to have sampled them."""
+    """Tokens that could not have been drawn with the weights of their version."""
     asked = {request.request_id: request for request in requests}
     for output in outputs:
         request, tokens = asked[output.request_id], output.token_ids.tolist()

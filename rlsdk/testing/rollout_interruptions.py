@@ -1,4 +1,4 @@
-"""Requirements: pauses, aborts and cancelled calls at moments that implementations often forget."""
+"""Requirements: pauses, aborts and cancelled calls at moments that implementations often overlook."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from rlsdk.testing.rollout_outputs import tokens_of, wrong_identities
 from rlsdk.testing.rollout_scheduling import check_mixed_versions
 
 AT_ONCE_S = 1.0
-"""For a method that returns at once, on a machine that does other things as well."""
+"""Largest time in seconds of a method that must return immediately, on a machine that is also busy otherwise."""
 ALONE_S = 0.1
-"""For an engine that decodes by itself to be seen at it."""
+"""Seconds in which an engine that decodes by itself makes visible progress."""
 ENDING_S = 5.0
-"""For what was aborted to come."""
+"""Seconds for aborted samples to be returned."""
 STEPS_AHEAD = 4
-"""Decoding steps that may end after an abort: those that were under way."""
+"""Largest number of decoding steps that may end after an abort: those that were running."""
 
 
 class InterruptionRequirements:
@@ -43,8 +43,8 @@ class InterruptionRequirements:
 
     @requirement("pause.idle", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_pause_idle(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """An engine that is paused while nothing runs holds what begins then, takes an update, and serves all of it
-        under that after `resume`."""
+        """An engine that is paused while idle holds requests that begin then, accepts an update, and serves all of them
+        with the new weights after `resume`."""
         requests = [lab.ask(f"r{at}", lab.prompt(6 + at, 236), 2, max_tokens=12, seed=at) for at in range(2)]
         state = lab.changed(95)
 
@@ -67,8 +67,8 @@ class InterruptionRequirements:
 
     @requirement("pause.same_weights", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_pause_same_weights(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """An update in a pause that brings the same weights changes versions and nothing else: log-probs are those of
-        the weights, and seeded samples have the tokens that they would have had."""
+        """An update in a pause with equal weights changes only versions: log-probs are those of the weights, and seeded
+        samples have the same tokens as without it."""
         requests = [lab.ask(f"r{at}", lab.prompt(6 + 30 * at, 237), 3, max_tokens=100, seed=at) for at in range(2)]
         requests.append(lab.ask("filtered", lab.prompt(9, 238), 2, max_tokens=90, top_k=9, temperature=1.4, seed=3))
         whole = tokens_of(lab.run(requests))
@@ -93,8 +93,8 @@ class InterruptionRequirements:
 
     @requirement("pause.updates", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_pause_updates(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Of several updates in one pause the last counts: samples continue under it, and no token is of another; one
-        of them may fail, and the version of the first weights may come again for others."""
+        """After several updates in one pause, samples continue under the last one, and no token is of another. One of
+        the updates may fail, and the first version may be used again for other weights."""
         requests = [lab.ask(f"r{at}", lab.prompt(6 + 30 * at, 250), 3, max_tokens=100, seed=at) for at in range(2)]
         failing, last = lab.changed(106), lab.changed(107)
         for name, versions, fails in (
@@ -114,8 +114,8 @@ class InterruptionRequirements:
 
     @requirement("abort.without_weights", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_abort_without_weights(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """What is aborted, or left, in a pause in which an update has failed ends then, with what it has: nobody can
-        resume it. A whole update is served as ever."""
+        """Samples that are aborted or abandoned in a pause after a failed update end then, with the tokens that they
+        have: they cannot be resumed. A complete update is served as usual."""
         requests = [lab.ask(f"r{at}", lab.prompt(6 + at, 251), 3, max_tokens=100, seed=at) for at in range(2)]
         shards = list(whole_shards(lab.changed(108)))
         for way in ("aborted", "left") if Capability.ABORT in lab.spec.capabilities else ("left",):
@@ -130,8 +130,8 @@ class InterruptionRequirements:
 
     @requirement("abandoned.paused", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_abandoned_paused(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """A call that is left while the engine is paused is dropped then: nothing of it is decoded after `resume`, it
-        is in the way of no update, and other calls have all slots."""
+        """A call that is abandoned while the engine is paused is dropped then: none of its tokens are decoded after
+        `resume`, it blocks no update, and other calls have all slots."""
         requests = [lab.ask("left", lab.prompt(8, 246), lab.suite.max_running, max_tokens=200)]
         fine = [lab.ask("fine", lab.prompt(7, 247), lab.suite.max_running, max_tokens=20, seed=3)]
         for name, leave in {"cancelled": _cancelled_in_a_pause, "closed": _closed_in_a_pause}.items():
@@ -146,8 +146,8 @@ class InterruptionRequirements:
 
     @requirement("abort.versions", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_abort_versions(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """A sample that is aborted before its first token, after an update, has the version that would have sampled
-        it; one that has tokens has those of its tokens."""
+        """A sample that is aborted after an update and before its first token has the version that would have sampled
+        it; a sample with tokens has the versions of its tokens."""
         if Capability.ABORT not in lab.spec.capabilities:
             return measured.record("claims abort", 0)
         requests = [lab.ask("r", lab.prompt(8, 248), 2 * lab.suite.max_running + 3, max_tokens=100)]
@@ -173,14 +173,14 @@ class InterruptionRequirements:
 
     @requirement("abort.at_once", needs=Capability.ABORT, since=(2, 0))
     def test_abort_at_once(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """`abort` returns at once and takes effect before the next decoding step; ids may be any sequence, and come
-        twice. In a pause what waits for a slot ends, too."""
+        """`abort` returns immediately and takes effect before the next decoding step; ids may be any sequence and may
+        repeat. In a pause it also ends samples that wait for a slot."""
         room = lab.suite.max_model_tokens
         long = [lab.ask("r", lab.prompt(6, 239), lab.suite.max_running, max_tokens=room - 16)]
         for name, ids in {"all": None, "a tuple": ("r", "r"), "a list": ["nobody", "r"]}.items():
             seconds, alone, behind, outputs = lab.wait(_aborted(engine, long, ids))
             measured.at_most(f"seconds of abort, {name}", seconds, AT_ONCE_S)
-            # An engine that decodes by itself may have a step under way; another has none.
+            # An engine that decodes by itself may be in the middle of a step; others are not.
             most = STEPS_AHEAD * lab.suite.max_running if alone else 0
             measured.at_most(f"tokens decoded behind it, {name}", behind, most)
             measured.none(f"wrong samples, {name}", audit(lab, long, outputs, may_abort=["r"])[0])
@@ -197,12 +197,12 @@ class InterruptionRequirements:
 async def _aborted(
     engine: RolloutEngine, requests: Sequence[GenerationRequest], ids: Sequence[str] | None
 ) -> tuple[float, bool, int, list[GenerationOutput]]:
-    """Seconds that abort took, whether the engine works by itself, tokens decoded after the abort, samples."""
+    """Seconds that `abort` took, whether the engine decodes by itself, tokens decoded after the abort, samples."""
     task = asyncio.create_task(collect(engine, requests))
     for _ in range(10):
         await asyncio.sleep(0)
     busy = cpu_seconds()
-    time.sleep(ALONE_S)  # the event loop stands still: what works now does it by itself
+    time.sleep(ALONE_S)  # blocks the event loop: an engine that decodes now does so by itself
     alone = cpu_seconds() - busy > 0.2 * ALONE_S
     before, start = engine.num_decoded() or 0, time.perf_counter()
     engine.abort(ids)
@@ -220,7 +220,7 @@ async def _updated_twice(
     *,
     fails: bool,
 ) -> list[GenerationOutput]:
-    """Samples of a call that is paused midway, and continues behind two updates; the first may lack its last tensor."""
+    """Samples of a call that is paused and continues after two updates; the first may lack its last tensor."""
     task = await lab.paused_midway(requests, engine)
     for at, (state, version) in enumerate(zip(states, versions, strict=True)):
         shards = list(whole_shards(state))
@@ -237,7 +237,7 @@ async def _ended_without_weights(
     shards: Sequence[WeightShard],
     way: str,
 ) -> tuple[list[GenerationOutput], int]:
-    """Samples of a call that is ended in a pause behind an update that failed, and how many came within some time."""
+    """Samples of a call that is ended in a pause after a failed update, and how many were returned in time."""
     task = await lab.paused_midway(requests, engine)
     with suppress(WeightSyncError):
         engine.update_weights(iter(shards[:-1]), 5)
@@ -251,7 +251,7 @@ async def _ended_without_weights(
 
 
 async def _cancelled_in_a_pause(engine: RolloutEngine, lab: RolloutLab, requests: Sequence[GenerationRequest]) -> int:
-    """Tokens that are decoded for a call that was cancelled in a pause."""
+    """Number of tokens that are decoded for a call that was cancelled in a pause."""
     task = await lab.paused_midway(requests, engine)
     before = engine.num_decoded() or 0
     task.cancel()
@@ -262,7 +262,7 @@ async def _cancelled_in_a_pause(engine: RolloutEngine, lab: RolloutLab, requests
 
 
 async def _closed_in_a_pause(engine: RolloutEngine, lab: RolloutLab, requests: Sequence[GenerationRequest]) -> int:
-    """The same, of one whose caller closes it after its first sample."""
+    """As `_cancelled_in_a_pause`, for a call that its caller closes after its first sample."""
     first = replace(requests[0], request_id="first", n=1, sampling=replace(requests[0].sampling, max_tokens=1))
     stream = cast("AsyncGenerator[GenerationOutput, None]", engine.generate([first, *requests]))
     await anext(stream)
@@ -278,7 +278,7 @@ async def _closed_in_a_pause(engine: RolloutEngine, lab: RolloutLab, requests: S
 async def _aborted_while_paused(
     engine: RolloutEngine, requests: Sequence[GenerationRequest]
 ) -> tuple[int, list[GenerationOutput]]:
-    """How many samples came before the engine went on, and all of them."""
+    """Number of samples that were returned before the engine resumed, and all samples."""
     outputs: list[GenerationOutput] = []
 
     async def take() -> None:

@@ -1,5 +1,5 @@
-"""Requirements: what survives an interruption (all tokens of an aborted sample, and the pause that it was in), and what
-must not (anything computed with old weights, however small an update is)."""
+"""Requirements: state that survives an interruption (all tokens of an aborted sample, and the pause), and state that
+must not (results computed with old weights, however small the update)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlsdk.testing.rollout_lab import RolloutLab, collect, whole_shards
 from rlsdk.testing.rollout_recorder import RecordingRolloutEngine
 
 STILL_S = 0.02
-"""Between two looks at an engine in a pause: what was under way ends between them."""
+"""Seconds between two readings of a paused engine, in which running steps end."""
 LOOKS = 50
 
 
@@ -26,8 +26,8 @@ class KeptStateRequirements:
 
     @requirement("abort.kept", needs=Capability.ABORT, since=(2, 0))
     def test_abort_kept(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """A sample that is aborted is given out with every token that it has: in a pause, as many come as were counted
-        when it began, the newest of each sample among them."""
+        """An aborted sample is returned with every token that it has: in a pause as many as were counted when it began,
+        including the newest of each sample."""
         if engine.num_decoded() is None or Capability.PARTIAL_ROLLOUT not in lab.spec.capabilities:
             return measured.record("counts tokens, and pauses", 0)
         requests = [lab.ask(f"r{at}", lab.prompt(6 + 9 * at, 250), 3, max_tokens=100, seed=at) for at in range(3)]
@@ -57,7 +57,7 @@ class KeptStateRequirements:
 
     @requirement("abort.still_paused", needs=Capability.ABORT, since=(2, 0))
     def test_abort_still_paused(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Aborting all that there is ends no pause: a call that begins after it waits for `resume`."""
+        """Aborting all samples does not end a pause: a call that begins afterwards waits for `resume`."""
         if Capability.PARTIAL_ROLLOUT not in lab.spec.capabilities:
             return measured.record("pauses", 0)
         requests = [lab.ask(f"r{at}", lab.prompt(6 + 9 * at, 253), 2, max_tokens=100) for at in range(2)]
@@ -85,8 +85,8 @@ class KeptStateRequirements:
 
     @requirement("update.little", since=(2, 0))
     def test_update_little(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """An update that leaves the embeddings as they are, all but one layer, or all but one tensor, is an update:
-        prompts that were seen before, and samples that were paused, continue under the new weights alone."""
+        """An update that changes all but the embeddings, only one layer, or only one tensor, is a full update: earlier
+        prompts and paused samples continue only with the new weights."""
         requests = [lab.ask(f"r{at}", lab.prompt(70 - at, 251), 2, max_tokens=20) for at in range(2)]
         state, pauses = dict(lab.base), Capability.PARTIAL_ROLLOUT in lab.spec.capabilities
         long = [lab.ask("long", lab.prompt(70, 251), 2, max_tokens=100)]
@@ -99,7 +99,7 @@ class KeptStateRequirements:
                 task = await lab.paused_midway(long, changing) if pauses else None
                 changing.update_weights(whole_shards(served), version)
                 if task is not None:
-                    # Versions and log-probs of both parts are looked at after every requirement.
+                    # The checks after every requirement cover versions and log-probs of both parts.
                     changing.resume()
                     await task
 
@@ -110,7 +110,7 @@ class KeptStateRequirements:
 
 
 def _little(base: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """What changes -> new values: by name, not by place, as every canonical name of a decoder says where it is."""
+    """Description -> new values. Tensors are chosen by name: canonical names of decoders contain the layer."""
     generator = torch.Generator().manual_seed(252)
     layers = sorted({name.split(".layers.")[1].partition(".")[0] for name in base if ".layers." in name}, key=int)
     names = list(base)

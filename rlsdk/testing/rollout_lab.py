@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ATTEMPTS = 8
-"""Tries to catch a call midway: engines that decode on their own may be done before they are reached."""
+"""Attempts to interrupt a running call: engines that decode by themselves may finish before."""
 SECOND: dict[str, Any] = {"seed": 23, "rank": 2}
-"""Of the context of a second replica; a third has this seed too, and rank 0."""
+"""Seed and rank in the context of a second replica; a third has this seed too, and rank 0."""
 FIRST_PLAIN_ID = 8
-"""Prompts are made of ids from here on: those below may have a meaning."""
+"""Smallest id in prompts: ids below may be special tokens."""
 
 
 def whole_shards(state: Mapping[str, Tensor]) -> Iterator[WeightShard]:
@@ -51,7 +51,7 @@ def whole_shards(state: Mapping[str, Tensor]) -> Iterator[WeightShard]:
 
 
 def pieces(state: Mapping[str, Tensor]) -> list[WeightShard]:
-    """Every tensor in two unequal pieces, those of one name together, the last name first."""
+    """Every tensor in two unequal pieces, which are adjacent; the last name comes first."""
     found = []
     for name, tensor in reversed(list(state.items())):
         whole, cut = Box.whole(tuple(tensor.shape)), tensor.shape[0] // 3
@@ -75,16 +75,16 @@ class RolloutLab:
         self.eos = int(self.plain.model.config.get_text_config().eos_token_id)
         self.runner = asyncio.Runner()
         self.num_started = 0
-        """Engines so far."""
+        """Number of engines so far."""
         self.oracle = Oracle(self)
         self.first_draws: list[Sample] = []
-        """Of the first call, without seeds, of an engine of `SECOND`."""
+        """Samples of the first call, without seeds, of an engine with `SECOND`."""
         self.split_workers: Sequence[psutil.Process] = ()
         """Processes that the split engine started."""
         self._engine: GuardedRolloutEngine | None = None
         self._split: GuardedRolloutEngine | None = None
         self._records: list[tuple[Record, int, weakref.ref[RecordingRolloutEngine]]] = []
-        """Of each engine, with the tokens that it has room for."""
+        """Record of each engine, with the number of tokens that the engine has room for."""
 
     @property
     def engine(self) -> GuardedRolloutEngine:
@@ -95,8 +95,8 @@ class RolloutLab:
 
     @property
     def split(self) -> GuardedRolloutEngine:
-        """An engine of `tensor_parallel` workers, which the requirements about it share: such engines take long to
-        start. The shared engine of one worker ends for it. A requirement that fails calls `drop_split`."""
+        """An engine with `tensor_parallel` workers, shared by the requirements about it, because such engines start
+        slowly. The shared engine with one worker ends first. A requirement that fails calls `drop_split`."""
         if self._split is None:
             self.drop()
             before = set(children())
@@ -106,11 +106,12 @@ class RolloutLab:
 
     @property
     def inner(self) -> Any:
-        """The shared engine without its guard, for tests of a plugin that look inside."""
+        """The shared engine without its guard, for a plugin's tests of internals."""
         return self.engine.engine
 
     def start(self, **fields: Any) -> GuardedRolloutEngine:
-        """Another engine; fields of its `RolloutSpec`, `seed` and `rank` of its context, and `folder`: of the model."""
+        """Starts another engine. `fields`: fields of its `RolloutSpec`, `seed` and `rank` of its context, and `folder`
+        of the model."""
         model, seed, rank = fields.get("model"), fields.pop("seed", 0), fields.pop("rank", 0)
         spec = self.rollout_spec(**fields)
         self.num_started += 1
@@ -133,7 +134,7 @@ class RolloutLab:
         return engine
 
     def rollout_spec(self, *, folder: Path | None = None, **fields: Any) -> RolloutSpec:
-        """What engines are built from, with other fields; `folder`: another one of the model."""
+        """The specification of engines, with these fields replaced; `folder`: another model folder."""
         given: dict[str, Any] = {
             "model": ModelSpec(path=str(folder or self.folder), dtype="float32"),
             "max_model_tokens": self.suite.max_model_tokens,
@@ -146,7 +147,7 @@ class RolloutLab:
         return RolloutSpec(**given)
 
     def verify(self, measured: Measured) -> None:
-        """What holds for every answer held for those of the requirement that has ended, whatever it looked at."""
+        """Checks the invariants of every answer on all answers of the requirement that has ended."""
         faults = [fault for record, room, _ in self._records for fault in self.oracle.faults(record, room)]
         faults += [fault for record, _, _ in self._records for fault in record.take_faults()]
         engines = [engine for _, _, one in self._records if (engine := one()) is not None]
@@ -156,7 +157,7 @@ class RolloutLab:
             measured.none("answers that are not what was asked for", faults)
 
     def forget(self) -> None:
-        """Drops what was written down of a requirement that failed by itself."""
+        """Drops the records of a requirement that failed."""
         for record, _, _ in self._records:
             record.take_calls()
             record.take_faults()
@@ -168,13 +169,13 @@ class RolloutLab:
             engine.close()
 
     def drop_split(self) -> None:
-        """Ends the engine of several workers."""
+        """Ends the engine with several workers."""
         engine, self._split = self._split, None
         if engine is not None:
             engine.close()
 
     def restore(self) -> None:
-        """Gives the shared engine its first weights back."""
+        """Restores the first weights of the shared engine."""
         if self._engine is not None:
             self._engine.update_weights(whole_shards(self.base), 0)
 
@@ -186,11 +187,11 @@ class RolloutLab:
             self.runner.close()
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine on the one event loop of this backend; never longer than the suite's deadline."""
+        """Runs a coroutine on this backend's event loop, at most until the suite's deadline."""
         try:
             return self.runner.run(asyncio.wait_for(work, self.suite.timeout_s))
         except BaseException:
-            # Calls that it left behind would be in the way of whatever is measured next.
+            # Calls that are still running would disturb the next measurement.
             self.runner.run(_end_all_others())
             raise
 
@@ -201,16 +202,16 @@ class RolloutLab:
     async def paused_midway(
         self, requests: Sequence[GenerationRequest], engine: RolloutEngine | None = None
     ) -> asyncio.Task[list[GenerationOutput]]:
-        """A call that was paused when its samples had begun and had not all ended; the caller lets it go on.
+        """A call that was paused after its samples began and before all ended; the caller resumes it.
 
         Raises:
-            AssertionError: the engine was done before every pause.
+            AssertionError: the engine always finished before the pause.
         """
         engine = engine or self.engine
         for _ in range(ATTEMPTS):
             task = await self.under_way(requests, engine)
             engine.pause()
-            # What was made before the pause may still be on its way.
+            # Tokens from before the pause may still arrive.
             await asyncio.sleep(0.1)
             if not task.done():
                 return task
@@ -221,8 +222,8 @@ class RolloutLab:
     async def under_way(
         self, requests: Sequence[GenerationRequest], engine: RolloutEngine | None = None
     ) -> asyncio.Task[list[GenerationOutput]]:
-        """A call whose samples have begun, if the engine gives samples out as they end; else it is done."""
-        # Runs beside them: when it ends, they have begun. Long enough for all of them to come in, one at a time.
+        """A call whose samples have begun, if the engine yields samples as they end; otherwise the call has ended."""
+        # The scout runs with them: when it ends, they have begun. It is long enough for all to be admitted one by one.
         scout, begun = self.ask("scout", self.prompt(4, 120), max_tokens=12), asyncio.Event()
         task = asyncio.create_task(_behind(engine or self.engine, scout, requests, begun))
         task.add_done_callback(lambda _: begun.set())
@@ -230,25 +231,25 @@ class RolloutLab:
         return task
 
     def prompt(self, length: int, salt: int = 0) -> tuple[int, ...]:
-        """Tokens without a meaning; each `salt` gives others."""
+        """Tokens that are not special; each `salt` gives different ones."""
         source = random.Random(1000 * salt + length)
         return tuple(source.randrange(FIRST_PLAIN_ID, self.vocabulary) for _ in range(length))
 
     def likely_end(self, length: int = 16, temperature: float = 1.5) -> tuple[tuple[int, ...], float]:
-        """Of many prompts the one after which the end-of-sequence token is most probable, and its probability."""
+        """The prompt, of many, after which the end-of-sequence token is most probable, and its probability."""
         return self.best_prompts([self.eos], length, temperature)[0]
 
     def best_prompts(
         self, tokens: Sequence[int], length: int, temperature: float
     ) -> list[tuple[tuple[int, ...], float]]:
-        """For each token, of many prompts, the one after which it is most probable, and its probability."""
+        """For each token, the prompt, of many, after which it is most probable, and its probability."""
         prompts = [self.prompt(length, salt) for salt in range(100, 400)]
         logits = self.plain.model(torch.tensor(prompts)).logits[:, -1].double()
         chances = (logits / temperature).softmax(-1)[:, list(tokens)]
         return [(prompts[int(own.argmax())], float(own.max())) for own in chances.T]
 
     def ask(self, name: str, prompt: Sequence[int], n: int = 1, **sampling: Any) -> GenerationRequest:
-        """A request; seeded where the backend claims that seeds count."""
+        """A request; seeded if the backend claims that it honours seeds."""
         seed = sampling.pop("seed", 7)
         if Capability.SEED not in self.spec.capabilities:
             seed = None
@@ -269,7 +270,7 @@ class RolloutLab:
         outputs: Sequence[GenerationOutput],
         plain: PlainModel | None = None,
     ) -> float:
-        """Largest difference of any log-prob from the plain model's; infinite where lengths differ."""
+        """Largest difference of any log-prob from the plain model's; infinite if lengths differ."""
         asked = {request.request_id: request for request in requests}
         differences = [0.0]
         for output in outputs:
@@ -282,7 +283,7 @@ class RolloutLab:
         return max(differences) if all(value == value for value in differences) else float("inf")
 
     def changed(self, seed: int) -> dict[str, Tensor]:
-        """Other weights, every tensor some way off."""
+        """Other weights, in which every tensor is changed."""
         generator = torch.Generator().manual_seed(seed)
         return {name: t + 0.05 * torch.randn(t.shape, generator=generator) for name, t in self.base.items()}
 
@@ -292,7 +293,7 @@ async def collect(engine: RolloutEngine, requests: Sequence[GenerationRequest]) 
 
 
 async def _end_all_others() -> None:
-    """Cancels every task of the loop that is still there, and waits until it has cleaned up."""
+    """Cancels every remaining task of the loop, and waits until it has cleaned up."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -302,7 +303,7 @@ async def _end_all_others() -> None:
 async def _behind(
     engine: RolloutEngine, scout: GenerationRequest, requests: Sequence[GenerationRequest], begun: asyncio.Event
 ) -> list[GenerationOutput]:
-    """Samples of all but the scout, whose end sets `begun`."""
+    """Samples of all requests except the scout, whose end sets `begun`."""
     outputs = []
     async for output in engine.generate([scout, *requests]):
         begun.set()

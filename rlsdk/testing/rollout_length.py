@@ -13,13 +13,13 @@ from rlsdk.testing.rollout_lab import RolloutLab
 from rlsdk.testing.rollout_outputs import tokens_of
 
 BLOCKS = (16, 32, 64, 100, 128, 192, 256, 300, 384, 448)
-"""Lengths at which something of an engine may end: pages of keys, tiles of a kernel, chunks of a prompt."""
+"""Lengths that may be borders in an engine: pages of the KV cache, tiles of a kernel, chunks of a prompt."""
 POSITIONS = (8, 128, 256)
-"""Between which later draws are looked at by themselves."""
+"""Positions between which draws are tested separately."""
 
 
 FAR_MORE = (("far more", 1_000_000_000), ("16 bits", 2**16), ("31 bits", 2**31 - 1))
-"""Limits that nobody has memory for."""
+"""Limits that would not fit in any memory."""
 
 
 class LengthRequirements:
@@ -27,14 +27,14 @@ class LengthRequirements:
 
     @requirement("length.prompts", since=(2, 0))
     def test_length_prompts(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Prompts of every length are read whole and apart from their neighbours: one token, lengths about the borders
-        of blocks, as many as the model has room for."""
+        """Prompts of every length are read completely and independently of their neighbours: one token, lengths around
+        block borders, and the full context length."""
         requests = [
             lab.ask(f"p{length}", lab.prompt(length, 140), 1 + at % 2, max_tokens=3, seed=length)
             for at, length in enumerate(sorted(lengths(lab)))
         ]
         longest = lab.prompt(max(lengths(lab)), 140)
-        # As a prompt that continues from another's beginning: what is kept of that must be the same text.
+        # Prompts that share a beginning: a cached prefix must be the same text.
         requests += [
             lab.ask(f"shared{length}", (*longest[:length], *lab.prompt(9, 141)), max_tokens=3)
             for length in BLOCKS
@@ -48,8 +48,8 @@ class LengthRequirements:
 
     @requirement("length.responses", since=(2, 0))
     def test_length_responses(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Responses of hundreds of tokens have the right log-probs and draws to their end, whatever ends beside them,
-        and no two draws of them depend on each other; filters, temperatures and stops hold to their end, too."""
+        """Responses of hundreds of tokens have the right log-probs and draws to their end, whatever ends next to them,
+        and their draws are independent; filters, temperatures and stops work to their end too."""
         room = lab.suite.max_model_tokens
         long = [
             lab.ask("whole room", lab.prompt(1, 142), 4, max_tokens=room),
@@ -76,7 +76,7 @@ class LengthRequirements:
 
     @requirement("length.limits", since=(2, 0))
     def test_length_limits(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Limits hold to the token: of 1 and 2 tokens, of the room that is left, and of far more than there is."""
+        """Limits are exact to the token: of 1 and 2 tokens, of the remaining room, and of far more than the room."""
         room = lab.suite.max_model_tokens
         requests = list(limits(lab, room))
         faults, _ = audit(lab, requests, lab.run(requests))
@@ -89,7 +89,7 @@ class LengthRequirements:
 
     @requirement("length.continued", since=(2, 0))
     def test_length_continued(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """A response continues after hundreds of tokens, with the right log-probs and, seeded, the same tokens."""
+        """A response continues after hundreds of tokens with the right log-probs and, if seeded, the same tokens."""
         room = lab.suite.max_model_tokens
         whole = lab.ask("r", lab.prompt(6, 146), 2, max_tokens=room * 3 // 4, temperature=1.2, seed=21)
         tokens = tokens_of(lab.run([whole]))
@@ -110,7 +110,7 @@ class LengthRequirements:
 
 
 def of_every_kind(lab: RolloutLab) -> Iterator[GenerationRequest]:
-    """Long responses that are filtered, greedy, stopped, hot and cold, and one that begins late in the room."""
+    """Long responses: filtered, greedy, stopped, at high and low temperature, and one after a long prompt."""
     room = lab.suite.max_model_tokens
     for at, (name, sampling) in enumerate(every_setting(lab).items()):
         yield lab.ask(name, lab.prompt(5 + at, 139), 2, max_tokens=room * 3 // 8 - 9 * at, seed=at, **sampling)
@@ -119,7 +119,7 @@ def of_every_kind(lab: RolloutLab) -> Iterator[GenerationRequest]:
 
 
 def every_setting(lab: RolloutLab) -> dict[str, dict[str, object]]:
-    """Sampling parameters of every kind that let a response get long."""
+    """Sampling parameters of every kind that permit long responses."""
     rare = int(lab.plain.next_logits(lab.prompt(5, 139)).argmin())
     kinds: dict[str, dict[str, object]] = {
         "filtered": {"top_k": 6, "top_p": 0.8, "temperature": 1.3},
@@ -141,7 +141,7 @@ def lengths(lab: RolloutLab) -> set[int]:
 
 
 def limits(lab: RolloutLab, room: int) -> Iterator[GenerationRequest]:
-    """Requests whose end is at a limit."""
+    """Requests that end at a limit."""
     for left in (1, 2, 3):
         for asked in (1, 2, 3, 50):
             yield lab.ask(f"{left} left, {asked}", lab.prompt(room - left, 147 + asked), 2, max_tokens=asked)

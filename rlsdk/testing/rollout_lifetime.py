@@ -18,10 +18,10 @@ from rlsdk.testing.rollout_outputs import tokens_of
 
 MIB = 2**20
 ROUNDS = 4
-"""Of all that may happen to an engine, over which threads and files are counted, after half as many that are not."""
+"""Rounds of all events of an engine over which threads and files are counted, after half as many uncounted ones."""
 
 WHEN = ("awake", "asleep", "awake again", "behind an update")
-"""At which the layout is asked for."""
+"""Moments at which the layout is read."""
 HALF_AWAKE = (
     (1, "weights", True, 1),
     (1, "weights", False, 1),
@@ -30,7 +30,7 @@ HALF_AWAKE = (
     (2, "weights", True, 1),
     (2, "kv_cache", False, 1),
 )
-"""Level of a sleep, the part that wakes from it, whether an update comes then, and the level of the next sleep."""
+"""Level of a sleep, the part that wakes, whether an update follows, and the level of the next sleep."""
 
 
 class LifetimeRequirements:
@@ -38,7 +38,7 @@ class LifetimeRequirements:
 
     @requirement("sleep", needs=Capability.SLEEP)
     def test_sleep(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Asleep nothing is generated; after `wake` all is as before (level 1: the same weights)."""
+        """A sleeping engine generates nothing; after `wake` everything is as before (level 1: the same weights)."""
         request = lab.ask("r", lab.prompt(20, 110), 3, max_tokens=12)
         lab.run([request])
         engine.sleep(1)
@@ -50,8 +50,8 @@ class LifetimeRequirements:
 
     @requirement("sleep.update", needs=Capability.SLEEP)
     def test_sleep_update(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Level 2 drops the weights: nothing is served before an update, which may come before the key-value cache.
-        `layout` is the same all along."""
+        """Level 2 drops the weights: nothing is served before an update, which may come before the KV cache wakes.
+        `layout` never changes."""
         request = lab.ask("r", lab.prompt(20, 111), 3, max_tokens=12)
         lab.run([request])
         layouts = [changing.layout()]
@@ -76,11 +76,11 @@ class LifetimeRequirements:
 
     @requirement("sleep.kept", needs=Capability.SLEEP, since=(2, 0))
     def test_sleep_kept(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Sleep of level 1 changes nothing, however often: not the version, not the weights of an update, not what
-        seeds give; and waking the rest brings back no weights that were replaced meanwhile."""
+        """Repeated sleep at level 1 changes nothing: not the version, not updated weights, not the tokens of seeds; and
+        waking the other parts does not restore weights that were replaced meanwhile."""
         requests = [lab.ask(f"r{at}", lab.prompt(5 + 40 * at, 114), 2, max_tokens=20, seed=at) for at in range(3)]
         state = lab.changed(81)
-        # Once before the update, too: a copy on the host that is made once is that of the first weights.
+        # Also once before the update: a host copy that is made only once would hold the first weights.
         changing.sleep(1)
         changing.wake()
         changing.update_weights(whole_shards(state), 5)
@@ -94,7 +94,7 @@ class LifetimeRequirements:
             if Capability.SEED in lab.spec.capabilities:
                 changed = [key for key, tokens in tokens_of(outputs).items() if whole[key] != tokens]
                 measured.none("seeded samples that sleep changed", changed)
-        # As a trainer does: weights first, then an update, then the rest.
+        # As a trainer does: weights wake first, then an update, then the rest.
         changing.sleep(1)
         changing.wake(("weights",))
         newer = lab.changed(82)
@@ -111,8 +111,8 @@ class LifetimeRequirements:
 
     @requirement("sleep.stages", needs=Capability.SLEEP, since=(2, 0))
     def test_sleep_stages(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """An engine that is half awake may be sent to sleep again, at either level, behind an update or without: when
-        it is awake it serves the weights that came last."""
+        """A partly awake engine may sleep again at either level, with or without an update in between: once awake it
+        serves the latest weights."""
         if not lab.spec.takes_weights:
             pytest.skip(f"{NOT_CLAIMED}takes_weights")
         requests = [lab.ask("r", lab.prompt(12, 119), 2, max_tokens=8)]
@@ -142,8 +142,8 @@ class LifetimeRequirements:
 
     @requirement("noise.lifetime", since=(2, 0))
     def test_noise_lifetime(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Without seeds what is drawn never comes again: not after an update, a sleep, an abort, a pause, a call
-        that was left, of whatever kind."""
+        """Without seeds draws never repeat: not after an update, a sleep, an abort, a pause or an abandoned call of any
+        kind."""
         request = lab.ask("r", lab.prompt(6, 115), 2, max_tokens=28, seed=None)
         samples = in_order(lab, [request])
         for event in events(lab).values():
@@ -155,8 +155,8 @@ class LifetimeRequirements:
 
     @requirement("handles", since=(2, 0))
     def test_handles(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Threads, open and mapped files and processes do not grow with calls, updates, aborts, pauses and sleeps of
-        whatever kind; nor do memory and files in the scratch folder."""
+        """Threads, open and mapped files, processes, memory and files in the scratch folder do not grow with calls,
+        updates, aborts, pauses and sleeps of any kind."""
         before: dict[str, int] = {}
         memory = 0
         for turn in range(ROUNDS + ROUNDS // 2):
@@ -200,7 +200,7 @@ class LifetimeRequirements:
 
 
 def refused(lab: RolloutLab, engine: RolloutEngine, by: type[RlsdkError] = RlsdkError) -> list[GenerationOutput]:
-    """Samples that an engine gives although it should refuse; none when it does, by an error of this class."""
+    """Samples that an engine returns although it should refuse; none if it raises an error of this class."""
     with suppress(by):
         return lab.run([lab.ask("r", lab.prompt(8, 113), 1)], engine)
     return []

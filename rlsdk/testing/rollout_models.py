@@ -1,4 +1,4 @@
-"""Requirements: other models, dtypes and sizes than the default model of the suite."""
+"""Requirements: models, dtypes and sizes other than those of the suite's default model."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ from rlsdk.testing.rollout_lab import RolloutLab, pieces, whole_shards
 from rlsdk.testing.rollout_outputs import wrong_identities
 
 LONGEST = 4171
-"""Tokens that two of the models have room for: beyond 512, 1024, 2048 and 4096, where engines cut prompts into chunks,
-beyond the positions that half precision tells apart, and no number of whole blocks."""
+"""Context length of two of the models: beyond 512, 1024, 2048 and 4096, where engines split prompts into chunks; beyond
+the positions that half precision distinguishes; and not a multiple of a block size."""
 POSITIONS = 4224
-"""That the configuration of those names."""
+"""Context length in the configuration of these models."""
 ROOM = 509
-"""Of the other models: no number of whole blocks, either."""
+"""Context length of the other models: also not a multiple of a block size."""
 FILE_BYTES = 100_000
-"""Of a checkpoint of several files."""
+"""File size of a checkpoint with several files."""
 FAR = (1010, 4150)
-"""Lengths of long prompts: a response crosses such a border, and one stands behind all of them and ends where the room
-does."""
+"""Lengths of long prompts: one response crosses such a border, and one begins after all of them and ends at the context
+length."""
 NEAR = 10
-"""Length of the prompt whose log-probs those of long ones are compared with."""
+"""Length of the short prompt, with whose log-probs those of long prompts are compared."""
 FAMILIES = ("llama", "qwen3", "qwen2")
-"""The first that the backend runs."""
+"""Families in order of preference: the first that the backend runs is used."""
 WINDOWED, WINDOW, SCALED = ("qwen2", "qwen3"), 24, ("granite",)
-"""Families whose configuration can say that attention is to so many tokens alone; and that scale their logits."""
+"""Families with a configurable sliding window, and families that scale their logits."""
 CONFIGURED: Mapping[str, tuple[Sequence[str], Mapping[str, Any]]] = {
     "sliding windows": (WINDOWED, {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 0}),
     "scaled positions and logits": (
@@ -65,19 +65,19 @@ CONFIGURED: Mapping[str, tuple[Sequence[str], Mapping[str, Any]]] = {
         },
     ),
 }
-"""What is unlike the model of all other requirements -> families of which the first that the backend runs is taken,
+"""Difference from the model of all other requirements -> families, of which the first that the backend runs is used,
 and fields of the configuration."""
 FARTHER = 4.0
-"""By which rounding may grow behind so many tokens; transformers' own grows by half."""
+"""Factor by which rounding may grow after that many tokens; in transformers it grows by half."""
 CAPPED: Mapping[str, Any] = {
     "final_logit_softcapping": 3.0,
-    # Plain attention of torch, which samples are held to, caps no scores.
+    # The reference, torch's plain attention, does not cap scores.
     "attn_logit_softcapping": None,
     "query_pre_attn_scalar": 32,
-    # As in every such model: some engines know no other.
+    # As in every such model: some engines support no other value.
     "tie_word_embeddings": True,
 }
-"""Of a model whose logits pass through a tanh."""
+"""Configuration of a model whose logits pass through a tanh."""
 DEFAULTS = {
     **{"do_sample": True, "top_k": 3, "top_p": 0.5, "temperature": 0.3, "repetition_penalty": 1.5},
     **{"max_new_tokens": 7, "max_length": 11, "no_repeat_ngram_size": 2, "suppress_tokens": [*range(20, 90)]},
@@ -85,21 +85,21 @@ DEFAULTS = {
 }
 """A model's `generation_config.json`."""
 VOCABULARY = 1031
-"""Nothing divides it: an engine that pads it must not draw what it padded. So many that a running sum of their
-probabilities in half precision skips most of them."""
+"""A prime vocabulary size: an engine that pads it must not draw padding. It is so large that a cumulative sum of
+probabilities in half precision skips most tokens."""
 NUM_KINDS, FEWER = 1000, 6.0
-"""First tokens of which distinct ones are counted, and by how many standard deviations they may differ from those that
-are expected: less than one false alarm in a million."""
+"""Number of first tokens among which distinct ones are counted, and the allowed deviation of that count in standard
+deviations: less than one false alarm in a million."""
 FEW = 3
-"""`max_running` of that engine: so few that one more would be a third as many again."""
+"""`max_running` of that engine: so small that one more sample is a third more."""
 LONG, FEW_OVERRUN = 120, 1.3
-"""Tokens of the samples by which that is counted, and most samples at once over `max_running`: what an engine decodes
-ahead of its caller is small beside such responses."""
+"""Tokens of the samples that measure this, and allowed factor of concurrent samples over `max_running`: tokens that an
+engine decodes ahead of its caller are few compared with such responses."""
 NARROW = 227
-"""Vocabulary of the models of unusual configurations: no number of whole blocks, and so small that what an engine pads
-it by shows in every log-prob."""
+"""Vocabulary of the models with unusual configurations: not a multiple of a block size, and so small that padding by an
+engine shows in every log-prob."""
 MEAN_ROUNDING, WORST_ROUNDING = 0.06, 0.8
-"""Of log-probs of a bfloat16 model, from float32 with the same weights."""
+"""Mean and largest difference of log-probs of a bfloat16 model from float32 with the same weights."""
 
 
 class ModelRequirements:
@@ -107,11 +107,11 @@ class ModelRequirements:
 
     @requirement("model.tied", since=(2, 0))
     def test_model_tied(self, lab: RolloutLab, measured: Measured) -> None:
-        """A model of another family, with tied embeddings and an odd vocabulary, in bfloat16 where that is claimed:
-        `layout` has the tied tensor once and says its other name, receipts are of what is served and in its dtype,
-        both uses of the tensor change with an update, behind a sleep too, and log-probs are float32. First tokens are
-        as many different ones as they should be, and a thousand tokens are read as well as a few. The checkpoint is of
-        several files, and code beside it is not run: nobody allowed that."""
+        """A model of another family, with tied embeddings and an odd vocabulary, in bfloat16 if that is claimed:
+        `layout` lists the tied tensor once with its other name, receipts cover the served weights in their dtype, an
+        update changes both uses of the tensor, even after a sleep, and log-probs are float32. The number of distinct
+        first tokens is right, and prompts of a thousand tokens are read as accurately as short ones. The checkpoint has
+        several files, and code in its folder is not run, because it was not allowed."""
         if not lab.spec.takes_weights:
             pytest.skip(f"{NOT_CLAIMED}takes_weights")
         dtype = "bfloat16" if "bfloat16" in lab.spec.dtypes else "float32"
@@ -143,12 +143,12 @@ class ModelRequirements:
 
     @requirement("model.configuration", since=(2, 0))
     def test_model_configuration(self, lab: RolloutLab, measured: Measured) -> None:
-        """A model of sliding windows, and one of scaled rotary positions and logits, give their own log-probs, for
-        prompts and responses longer than the window, and behind thousands of tokens, or are refused with a ConfigError
-        at the start. Limits, filters and penalties of its `generation_config.json` have no say: requests name what they
-        want; nor have dropout and the dtype of the files, bfloat16. An engine may decode one sample at a time, and
-        neither its room nor the vocabulary need be a number of whole blocks. A head that is not tied may hold the
-        values of the embeddings at first: an update parts them."""
+        """A model with sliding windows, and one with scaled rotary positions and logits, give the right log-probs for
+        prompts and responses longer than the window and after thousands of tokens, or are refused with a ConfigError at
+        the start. Limits, filters and penalties in `generation_config.json` are ignored, because requests contain
+        their own; so are dropout and the files' dtype, bfloat16. An engine may decode only one sample concurrently, and
+        neither its context length nor its vocabulary need be a multiple of a block size. An untied head may equal the
+        embeddings at first: an update makes them differ."""
         if not lab.spec.takes_weights:
             pytest.skip(f"{NOT_CLAIMED}takes_weights")
         tried = 0
@@ -163,8 +163,8 @@ class ModelRequirements:
 
     @requirement("model.capped", since=(2, 0))
     def test_model_capped(self, lab: RolloutLab, measured: Measured) -> None:
-        """A model that caps its logits by a tanh gives log-probs of the capped ones, and draws from them, or is refused
-        with a ConfigError at the start."""
+        """A model that caps its logits by a tanh gives log-probs of the capped logits and draws from them, or is
+        refused with a ConfigError at the start."""
         known = lab.spec.architectures
         if not lab.spec.takes_weights:
             pytest.skip(f"{NOT_CLAIMED}takes_weights")
@@ -176,10 +176,9 @@ class ModelRequirements:
 
     @requirement("initialize.refusals", since=(2, 0))
     def test_initialize_refusals(self, lab: RolloutLab, measured: Measured) -> None:
-        """A model that is not there, one with another head than that of a language model, a dtype that there is not,
-        sizes below 1, more devices for experts than there are, raw arguments that nothing takes, and workers of an
-        engine that is one process are a ConfigError; an engine that was refused, and one that was never initialized,
-        can be closed, twice."""
+        """A missing model, a head other than a language model's, an unknown dtype, sizes below 1, an `ep_size` above
+        the number of devices, unknown raw arguments, and several workers for an engine with one process are a
+        ConfigError. An engine that was refused, or never initialized, can be closed, even twice."""
         absent = str(lab.folder.parent / "there-is-no-such-model")
         wrong: dict[str, dict[str, Any]] = {
             "a model that is not there": {"model": ModelSpec(path=absent)},
@@ -224,8 +223,8 @@ class ModelRequirements:
 
     @requirement("layout.place", since=(2, 0))
     def test_layout_place(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Layouts say where their weights are delivered to: this node, a process of it, ranks that differ, and workers
-        of all of them or of none; the dtype that is served; and boxes in the order of their tensors' names."""
+        """Layouts name the destination of their weights: this node, a process on it, distinct ranks, and a worker for
+        all of them or none; the served dtype; and boxes only of tensors that they list."""
         layouts = changing.layout()
         measured.none("layouts of another node", [layout.node for layout in layouts if layout.node != "localhost"])
         strange = [layout.process for layout in layouts if not _is_process(layout.process)]
@@ -254,8 +253,8 @@ class ModelRequirements:
 
     @requirement("forecast", since=(2, 0))
     def test_forecast(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """What the backend forecasts of a replica are its layouts; amounts of memory are none or not negative. (A
-        backend without a forecast says None.)"""
+        """The backend's forecast of a replica has the engine's layouts; amounts of memory are None or not negative. (A
+        backend without forecasts returns None.)"""
         forecast = lab.suite.registry().load_forecast(lab.spec)
         if forecast is None:
             return measured.record("forecasts", 0)
@@ -270,14 +269,15 @@ class ModelRequirements:
 
 
 def _tried_model(other: RolloutLab, name: str, measured: Measured, *, slots: int = 8, is_long: bool = False) -> bool:
-    """Measures samples of a model, behind thousands of tokens too where `is_long`; False: the engine refuses it.
+    """Measures samples of a model, with `is_long` also after thousands of tokens. Returns False if the engine refuses
+    it.
 
     Args:
-        other: of the model.
-        name: of it, in reports.
-        measured: takes the numbers.
-        slots: `max_running`; 1: fewer samples, since they come one after the other.
-        is_long: the model has room for `LONGEST` tokens.
+        other: lab of the model.
+        name: name of the model in reports.
+        measured: records the numbers.
+        slots: `max_running`; 1: fewer samples, because they run one after the other.
+        is_long: the model has a context of `LONGEST` tokens.
     """
     room, n = LONGEST if is_long else ROOM, min(slots, 2)
     try:
@@ -299,7 +299,7 @@ def _tried_model(other: RolloutLab, name: str, measured: Measured, *, slots: int
             faults, samples = audit(other, asked, other.run(asked, engine), room=room)
             measured.none(f"wrong samples, {name}", faults)
             measured.none(f"draws that follow something else, {name}", DrawStatistics.of(samples, other.eos).faults())
-            # What is derived from weights is derived again.
+            # An update must recompute tensors that are derived from weights.
             state = other.changed(83)
             engine.update_weights(whole_shards(state), 3)
             newer = other.plain.with_state(state)
@@ -313,7 +313,7 @@ def _tried_model(other: RolloutLab, name: str, measured: Measured, *, slots: int
 
 
 def _configured_model(folder: Path, family: str, fields: Mapping[str, Any]) -> Path:
-    """A model whose configuration says what few do, and whose folder has sampling defaults of its own."""
+    """A model with an unusual configuration, whose folder has its own sampling defaults."""
     if not folder.exists():
         shape = {"num_key_value_heads": 4, "attention_dropout": 0.5, "vocab_size": NARROW, **fields}
         write_tiny_model(folder, architecture=family, seed=9, stored="bfloat16", **shape)
@@ -332,7 +332,7 @@ def _equalize_head(file: Path) -> None:
 
 @contextmanager
 def other_model(lab: RolloutLab) -> Iterator[RolloutLab | None]:
-    """A lab of another model, for as long as it is needed; None: the backend runs none of these families."""
+    """A lab of another model within this context; None: the backend runs none of these families."""
     known = lab.spec.architectures
     family = next((name for name in FAMILIES if known is None or name in known), None)
     if family is None:
@@ -393,7 +393,7 @@ def _check_samples(
     dtype: str,
     measured: Measured,
 ) -> None:
-    """Samples of a model in another dtype: the same but for rounding."""
+    """Checks that samples of a model in another dtype are the same except for rounding."""
     requests = [
         lab.ask("drawn", lab.prompt(9, 242), 8, max_tokens=24, temperature=1.3),
         lab.ask("hot", lab.prompt(5, 244), 8, max_tokens=24, temperature=2.0),
@@ -417,19 +417,20 @@ def _check_samples(
 
 
 def _check_kinds(lab: RolloutLab, engine: RolloutEngine, dtype: str, measured: Measured) -> None:
-    """First tokens of one prompt: as many different ones as the model's probabilities give."""
+    """Checks that the number of distinct first tokens of one prompt follows from the model's probabilities."""
     request = lab.ask("kinds", lab.prompt(9, 247), NUM_KINDS, max_tokens=1, seed=3)
     plain = lab.plain.with_state({name: tensor.float() for name, tensor in _rounded(lab.base, dtype).items()})
     came = 1 - (1 - plain.next_logits(request.prompt_ids).softmax(-1)) ** NUM_KINDS
     drawn = {int(output.token_ids[0]) for output in lab.run([request], engine)}
-    # Whether one token came makes it less likely that another did: the deviation of independent ones is a bound.
+    # Occurrences of tokens are negatively correlated: the deviation of independent ones is an upper bound.
     off = (len(drawn) - float(came.sum())) / float((came * (1 - came)).sum().sqrt())
     measured.record("different first tokens", len(drawn))
     measured.at_most("deviations of their number from what is expected", abs(off), FEWER)
 
 
 def _check_far(lab: RolloutLab, engine: RolloutEngine, dtype: str, measured: Measured) -> None:
-    """Behind a thousand tokens log-probs are as near to the model's as behind a few, of the same temperature."""
+    """Checks that log-probs after a thousand tokens are as close to the model's as after a few, at the same
+    temperature."""
     near = lab.ask("near", lab.prompt(NEAR, 248), 6, max_tokens=30)
     far = lab.ask("far", lab.prompt(FAR[0], 248), 2, max_tokens=30)
     outputs = lab.run([near, far], engine)
@@ -447,7 +448,7 @@ def _check_far(lab: RolloutLab, engine: RolloutEngine, dtype: str, measured: Mea
 def _differences(
     lab: RolloutLab, outputs: Sequence[GenerationOutput], samples: Sequence[object]
 ) -> tuple[Tensor, Tensor]:
-    """Of log-probs from the plain model's, and the log-probs."""
+    """Differences of log-probs from the plain model's, and the log-probs."""
     from rlsdk.testing.rollout_audit import Sample
     from rlsdk.testing.rollout_plain import contract_log_probs
 

@@ -1,4 +1,4 @@
-"""Invariants of every answer of a rollout engine, whatever was requested and whatever happened meanwhile."""
+"""Invariants of all answers of a rollout engine, for any requests and events."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from rlsdk.testing.rollout_plain import PlainModel
 
 MOST_SAMPLES = 120
-"""Of one requirement that the plain model looks at."""
+"""Largest number of samples per requirement that are compared with the plain model."""
 MOST_BY_ROUNDING = 1
-"""Seeded samples of one requirement that may come otherwise than before: where two tokens are as likely but for
-rounding, what shares a batch may decide."""
+"""Number of seeded samples per requirement that may differ from earlier ones: if two tokens are equally probable except
+for rounding, the rest of the batch may decide."""
 
 
 @dataclass(eq=False)
 class Oracle:
-    """Remembers, over a whole suite, what seeds gave."""
+    """Remembers the samples of seeds over a whole suite."""
 
     lab: RolloutLab
     drawn: dict[tuple[Any, ...], tuple[int, ...]] = field(default_factory=dict)
-    """What a seeded sample depends on -> the longest response that came."""
+    """Everything that a seeded sample depends on -> its longest response so far."""
     models: list[tuple[Weights, PlainModel]] = field(default_factory=list)
 
     def faults(self, record: Record, room: int) -> list[str]:
-        """What is wrong with the answers of an engine, with room for so many tokens, since this was last asked."""
+        """Faults in the answers of an engine with room for `room` tokens, since the last call."""
         calls = record.take_calls()
         faults = [fault for call in calls for fault in _wrong_form(self.lab, call)]
         if faults:
@@ -57,7 +57,7 @@ class Oracle:
     def _samples(
         self, pairs: Sequence[tuple[Call, GenerationOutput]]
     ) -> Iterator[tuple[Call, GenerationRequest, Sample]]:
-        """Outputs with the logits of the weights that sampled them; those of unknown weights are left out."""
+        """Outputs with the logits of the weights that sampled them, without those of unknown weights."""
         groups: dict[tuple[Weights, ...], list[tuple[Call, GenerationRequest, GenerationOutput]]] = {}
         for call, output in pairs:
             found = [_weights_of(call, run.version) for run in output.versions]
@@ -66,7 +66,7 @@ class Oracle:
                 groups.setdefault(weights, []).append((call, _request_of(call, output), output))
         for weights, group in groups.items():
             parts = [
-                # One request each, named by its place: calls may use an id again.
+                # One request each, named by its index, because calls may reuse ids.
                 samples_with_logits(
                     self.lab,
                     [replace(request, request_id=str(at)) for at, (_, request, _) in enumerate(group)],
@@ -91,7 +91,7 @@ class Oracle:
         return self.models[-1][1]
 
     def _changed(self, pairs: Sequence[tuple[Call, GenerationOutput]]) -> list[str]:
-        """Seeded samples that are another's beginning neither way round, though they depend on the same."""
+        """Seeded samples that depend on the same things as earlier ones, but neither is a prefix of the other."""
         faults = []
         for call, output in pairs:
             request = _request_of(call, output)
@@ -106,7 +106,7 @@ class Oracle:
             )  # fmt: skip
             known = self.drawn.get(key, ())
             if known[: len(given)] != given:
-                continue  # it continues after tokens that the seed did not give
+                continue  # it continues after tokens that did not come from the seed
             text = (*given, *output.token_ids.tolist())
             shared = min(len(known), len(text))
             if known[:shared] == text[:shared]:
@@ -117,7 +117,7 @@ class Oracle:
 
 
 def wrong_counts(engine: RecordingRolloutEngine) -> list[str]:
-    """What an engine that is not closed says of itself, and cannot be."""
+    """Impossible values that an open engine reports of itself."""
     if engine.is_closed:
         return []
     decoded, used, given = engine.num_decoded(), engine.kv_used(), engine.record.num_given
@@ -126,7 +126,7 @@ def wrong_counts(engine: RecordingRolloutEngine) -> list[str]:
 
 
 def _wrong_form(lab: RolloutLab, call: Call) -> list[str]:
-    """What is wrong with which samples came, and how."""
+    """Faults in the set of samples of a call, and in their form."""
     names = [request.request_id for request in call.requests]
     wanted = {
         (request.request_id, index)
@@ -151,7 +151,8 @@ def _wrong_form(lab: RolloutLab, call: Call) -> list[str]:
 
 
 def _wrong_versions(call: Call, output: GenerationOutput) -> str:
-    """Says where runs do not add up, or name weights that were not served while the call ran, in that order."""
+    """Describes runs that do not add up, or that name weights that were not served, in this order, during the call;
+    empty: none."""
     said = f"sample {output.request_id!r}/{output.sample_index}: versions {[run.version for run in output.versions]}"
     if not adds_up(output):
         return f"{said} do not add up to {len(output.token_ids)} tokens"
@@ -162,7 +163,7 @@ def _wrong_versions(call: Call, output: GenerationOutput) -> str:
 
 
 def _weights_of(call: Call, version: int) -> Weights | None:
-    """Those of this version; None: there were several of that name, or old keys and values were kept."""
+    """The weights of this version; None: several weights had this version, or an old KV cache was kept."""
     found = [weights for weights in call.served if weights.version == version]
     alike = all(weights.state is found[0].state for weights in found)
     return None if not alike or (call.is_stale and len(call.served) > 1) else found[0]
@@ -173,7 +174,7 @@ def _request_of(call: Call, output: GenerationOutput) -> GenerationRequest:
 
 
 def _by_runs(output: GenerationOutput, logits: Sequence[Tensor]) -> Tensor:
-    """`[L, V]`: each run's rows of its own weights' logits."""
+    """`[L, V]`: for each run, the rows of its own weights' logits."""
     parts, start = [], 0
     for run, of_all in zip(output.versions, logits, strict=True):
         parts.append(of_all[start : start + run.num_tokens])
@@ -182,7 +183,7 @@ def _by_runs(output: GenerationOutput, logits: Sequence[Tensor]) -> Tensor:
 
 
 def _some(pairs: Sequence[tuple[Call, GenerationOutput]]) -> list[tuple[Call, GenerationOutput]]:
-    """At most `MOST_SAMPLES`, spread over the requirement; those of several weights first."""
+    """At most `MOST_SAMPLES`, spread over the requirement; samples of several weights come first."""
     mixed = [pair for pair in pairs if len(pair[1].versions) > 1][:MOST_SAMPLES]
     whole = [pair for pair in pairs if len(pair[1].versions) == 1]
     most = max(MOST_SAMPLES - len(mixed), 1)

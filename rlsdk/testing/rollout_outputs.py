@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def sample_indices(request: GenerationRequest) -> range:
-    """Of the samples that a request asks for."""
+    """Indices of the samples that a request asks for."""
     return range(request.first_sample, request.first_sample + request.n)
 
 
@@ -25,7 +25,7 @@ def tokens_of(outputs: Sequence[GenerationOutput]) -> dict[tuple[str, int], list
 
 
 def wrong_identities(requests: Sequence[GenerationRequest], outputs: Sequence[GenerationOutput]) -> list[str]:
-    """Samples that are missing, came twice, or were never asked for."""
+    """Samples that are missing, repeated, or were not requested."""
     wanted = [(request.request_id, index) for request in requests for index in sample_indices(request)]
     came = [(output.request_id, output.sample_index) for output in outputs]
     faults = [f"{key} is missing" for key in wanted if key not in came]

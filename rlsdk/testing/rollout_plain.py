@@ -17,19 +17,19 @@ from rlsdk.testing.reference import load_plain_model
 
 
 class PlainModel:
-    """transformers alone, with weights that can be exchanged."""
+    """A plain transformers model with replaceable weights."""
 
     def __init__(self, model: Any) -> None:
         self.model = model.requires_grad_(False)
 
     @classmethod
     def load(cls, folder: Path) -> PlainModel:
-        """The model of a folder; the caller's own."""
+        """The model of a folder; the caller owns it."""
         return cls(copy.deepcopy(_as_read(str(folder))))
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """Canonical name -> parameter or buffer of the checkpoint, tied copies once."""
+        """Canonical name -> parameter or buffer of the checkpoint; tied tensors appear once."""
         return {name: tensor.detach() for name, tensor in canonical_tensors(self.model)[0].items()}
 
     def with_state(self, state: Mapping[str, Tensor]) -> PlainModel:
@@ -40,30 +40,31 @@ class PlainModel:
         return other
 
     def logits(self, prompt: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """`[L, V]` float64: what each token of a response was chosen from, in one pass over the whole row."""
+        """`[L, V]` float64: the logits from which each token of a response was chosen, in one pass over the row."""
         row = torch.tensor([[*prompt, *tokens]])
         found: Tensor = self.model(row).logits[0, len(prompt) - 1 : row.shape[1] - 1]
         return found.double()
 
     def next_logits(self, prompt: Sequence[int]) -> Tensor:
-        """`[V]` float64: after a prompt."""
+        """`[V]` float64: the logits after a prompt."""
         found: Tensor = self.model(torch.tensor([list(prompt)])).logits[0, -1]
         return found.double()
 
 
 @functools.lru_cache(maxsize=4)
 def _as_read(path: str) -> Any:
-    """Suites of one process share their folders, and reading one takes longer than most requirements."""
+    """The model as read from disk. It is cached: suites of one process share folders, and reading takes longer than
+    most requirements."""
     return load_plain_model(path)
 
 
 def kept(probabilities: Tensor, sampling: SamplingParams, slack: float = 0.0) -> Tensor:
-    """`[..., V]` bool: what top-k, then top-p, then min-p leave.
+    """`[..., V]` bool: the tokens that top-k, then top-p, then min-p keep.
 
     Args:
         probabilities: `[..., V]` after temperature.
-        sampling: whose filters.
-        slack: relative; tokens that miss a border by no more stay, where rounding may decide either way.
+        sampling: has the filters.
+        slack: relative tolerance: tokens this close to a border are kept, because rounding may decide either way.
     """
     ordered, index = probabilities.sort(dim=-1, descending=True, stable=True)
     keep = torch.ones_like(ordered, dtype=torch.bool)
@@ -81,14 +82,14 @@ def kept(probabilities: Tensor, sampling: SamplingParams, slack: float = 0.0) ->
 
 
 def distribution(logits: Tensor, sampling: SamplingParams) -> Tensor:
-    """`[..., V]`: what tokens are drawn from."""
+    """`[..., V]`: the probabilities from which tokens are drawn."""
     probabilities = (logits / (sampling.temperature or 1.0)).softmax(-1)
     left = torch.where(kept(probabilities, sampling), probabilities, 0.0)
     return left / left.sum(-1, keepdim=True)
 
 
 def contract_log_probs(logits: Tensor, sampling: SamplingParams, kind: LogProbKind) -> Tensor:
-    """`[..., V]`: what a backend that gives log-probs of this kind has to say of each token."""
+    """`[..., V]`: the log-prob of each token that a backend with log-probs of this kind must return."""
     if kind is LogProbKind.RAW:
         return logits.log_softmax(-1)
     if kind is LogProbKind.PROCESSED:

@@ -16,9 +16,9 @@ class ProcessRequirements:
 
     @requirement("close")
     def test_close(self, lab: RolloutLab, measured: Measured) -> None:
-        """`close` leaves no process, port, file or shared memory, nor anything in the temporary folder; can be
-        called twice, and ends service."""
-        # What one engine leaves behind for the life of the process (a thread pool, a log) a second does not add to.
+        """`close` leaves no process, port, file or shared memory, and nothing in the temporary folder; it may be called
+        twice, and afterwards the engine serves nothing."""
+        # A second engine must not add to what the first one keeps for the life of the process (a thread pool, a log).
         lab.drop()
         if not lab.num_started:
             lab.start().close()
@@ -46,7 +46,7 @@ class ProcessRequirements:
 
 
 def _closed_twice(lab: RolloutLab) -> RolloutEngine:
-    """An engine that has answered."""
+    """An engine that has served a request and was closed twice."""
     engine = lab.start()
     lab.run([lab.ask("r", lab.prompt(8, 112), 2)], engine)
     engine.close()

@@ -1,5 +1,5 @@
-"""Requirements: random sequences of calls over the lifetime of an engine. The checks are those of `rollout_oracle`,
-which hold for every answer; here only the order of calls is random."""
+"""Requirements: random sequences of calls over the lifetime of an engine. The checks are those that `rollout_oracle`
+makes of every answer; only the order of calls is random."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlsdk.testing.rollout_requests import at_random
 
 LIVES = 3
 EVENTS = 14
-"""Of one life."""
+"""Number of events in one life."""
 
 Event = Callable[["Life"], Awaitable[None]]
 
@@ -26,8 +26,8 @@ class RandomCallRequirements:
 
     @requirement("life", since=(2, 0))
     def test_life(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Calls alone and together, aborted, paused and left, updates, sleep, refusals and requests that come again, in
-        random order: every answer is one of its request, by the weights that it names."""
+        """Single and concurrent calls, aborts, pauses, abandoned calls, updates, sleep, refusals and repeated requests
+        in random order: every answer fits its request and is of the weights that it names."""
         for seed in range(LIVES):
             if lab.spec.takes_weights:
                 lab.restore()
@@ -40,7 +40,7 @@ class RandomCallRequirements:
 
 
 class Life:
-    """One engine, and what happens to it."""
+    """One engine, and the events in its life."""
 
     def __init__(self, lab: RolloutLab, engine: RolloutEngine, seed: int) -> None:
         self.lab, self.engine, self.seed = lab, engine, seed
@@ -51,11 +51,11 @@ class Life:
         self.num_calls = 0
         self.states = [lab.base, lab.changed(0), lab.changed(1)]
         self.serving = 0
-        """Which of them."""
+        """Index of the served weights."""
 
     async def lived(self) -> None:
         events = list(self._events())
-        # Each once, then as it comes.
+        # Every event once, then random ones.
         order = [*self.source.sample(events, len(events)), *self.source.choices(events, k=EVENTS)][:EVENTS]
         for event in order:
             self.events_done.append(event.__name__)
@@ -81,7 +81,7 @@ class Life:
         return found
 
     async def _steps(self, most: int = 12) -> None:
-        """A few decoding steps, of whatever engine."""
+        """Waits for a few decoding steps of any kind of engine."""
         for _ in range(self.source.randrange(1, most)):
             await asyncio.sleep(0)
         if self.source.random() < 0.5:
@@ -95,7 +95,7 @@ class Life:
         await collect(self.engine, self._requests(4))
 
     async def _again(self) -> None:
-        """Some of what was asked before, in other company, another part of its group."""
+        """Repeats some earlier requests together with others, with another part of their groups."""
         if not self.asked:
             return await self._call()
         known = self.source.choices(self.asked, k=3)
@@ -137,7 +137,7 @@ class Life:
         await asyncio.gather(*(one for one in (task, other) if one is not None))
 
     async def _paused(self) -> None:
-        """With an update, an abort, a call that begins and one that is left in the pause, or without."""
+        """A pause, with or without an update, an abort, a new call and an abandoned call in it."""
         requests, task = self._task(4)
         tasks = [task]
         await self._steps(20)
@@ -163,7 +163,7 @@ class Life:
             self._update()
 
     async def _failed(self) -> None:
-        """An update whose source raises; then a whole one."""
+        """An update whose source raises, then a complete one."""
 
         def broken() -> Iterator[WeightShard]:
             yield from pieces(self.lab.changed(self.source.randrange(50)))[: self.source.randrange(1, 9)]
@@ -185,7 +185,7 @@ class Life:
         self.engine.wake(("kv_cache",))
 
     def _update(self) -> None:
-        # Others than are served: what an update forgets shows.
+        # Weights other than the served ones, so that a tensor that an update misses shows.
         self.serving = self.source.choice([at for at in range(len(self.states)) if at != self.serving])
         state = self.states[self.serving]
         laid: Sequence[WeightShard] | Iterator[WeightShard]

@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 
 
 MOST_STATES = 4
-"""Of an engine's weights that are remembered."""
+"""Number of an engine's weights that are kept."""
 
 
 @dataclass(eq=False)
 class Weights:
-    """What an engine served, from one update to the next."""
+    """The weights that an engine served between two updates."""
 
     version: int
     state: Mapping[str, Tensor] | None
     """None: unknown, or not finite."""
     fingerprints: dict[str, int] = field(default_factory=dict)
-    """Of the state, once they were asked for."""
+    """Fingerprints of the state, once they were requested."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """One output, and a copy of its arrays from when it came."""
+    """One output, and a copy of its arrays from when it was yielded."""
 
     output: GenerationOutput
     token_ids: np.ndarray
@@ -64,41 +64,41 @@ class Call:
 
     requests: Sequence[GenerationRequest]
     served: list[Weights]
-    """From its beginning to its end, in order."""
+    """The weights that were served during the call, in order."""
     given: list[Given] = field(default_factory=list)
     has_ended: bool = False
-    """By itself: it was neither left nor broken off by an error."""
+    """It ended by itself: it was neither abandoned nor stopped by an error."""
     aborted: set[str] = field(default_factory=set)
-    """Ids of requests that `abort` named, or all of them."""
+    """Ids of the requests that `abort` ended."""
     is_stale: bool = False
-    """Went on with keys and values of older weights."""
+    """It continued with the KV cache of older weights."""
 
 
 class Record:
-    """What an engine was asked and what it answered. Holds nothing of the engine."""
+    """An engine's calls and its answers. It has no reference to the engine."""
 
     def __init__(self, base: Mapping[str, Tensor] | None) -> None:
         self.base = base
         self.num_given = 0
-        """Tokens of all outputs."""
+        """Number of tokens of all outputs."""
         self.served = Weights(0, base)
         self.faults: list[str] = []
-        """Of receipts, until they are taken."""
+        """Faults of receipts, until they are taken."""
         self._calls: list[Call] = []
         self._live: set[Call] = set()
         self._states = [] if base is None else [base]
-        """The last few that differ: what comes again is kept once."""
+        """The last few distinct weights: equal ones are kept once."""
         self._lock = threading.Lock()
 
     def take_calls(self) -> list[Call]:
-        """The calls since this was last asked for, but for those that are under way."""
+        """The calls since the last call of this method, except those that are still running."""
         with self._lock:
             done = [call for call in self._calls if call not in self._live]
             self._calls = [call for call in self._calls if call in self._live]
         return done
 
     def take_faults(self) -> list[str]:
-        """What was wrong with receipts since this was last asked for."""
+        """Faults of receipts since the last call of this method."""
         faults, self.faults = self.faults, []
         return faults
 
@@ -122,13 +122,13 @@ class Record:
             return list(self._live)
 
     def serve(self, version: int, state: Mapping[str, Tensor] | None) -> None:
-        """Notes that these weights are served from now on; None: unknown ones."""
+        """Records that these weights are served from now on; None: unknown weights."""
         self.served = Weights(version, None if state is None else self._kept(state))
         for call in self.live():
             call.served.append(self.served)
 
     def _kept(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
-        """These weights, or the same ones from before; None: they are not whole and finite."""
+        """These weights, or earlier equal ones; None: they are incomplete or not finite."""
         for known in self._states:
             if all(torch.equal(tensor, state[name]) for name, tensor in known.items()):
                 return known
@@ -139,14 +139,13 @@ class Record:
 
 
 class RecordingRolloutEngine(GuardedRolloutEngine):
-    """The engine under test behind its guard. What is asked and answered is written down; the engine sees no
-    difference."""
+    """The engine under test behind its guard. Records calls and answers without effect on the engine."""
 
     def __init__(self, engine: RolloutEngine, base: Mapping[str, Tensor] | None) -> None:
         """
         Args:
-            engine: the one under test.
-            base: what it serves as version 0, by canonical name; None: unknown, and updates too.
+            engine: the engine under test.
+            base: the weights that it serves as version 0, by canonical name; None: unknown, and so are updates.
         """
         super().__init__(engine)
         self.record = Record(base)
@@ -189,7 +188,7 @@ class RecordingRolloutEngine(GuardedRolloutEngine):
 
 
 def _wrong_receipt(receipt: SyncReceipt, served: Weights) -> list[str]:
-    """What a receipt of an update in float32 says, and is not so."""
+    """False statements in the receipt of a float32 update."""
     if served.state is None:
         return []
     if not served.fingerprints:
@@ -204,7 +203,7 @@ def _wrong_receipt(receipt: SyncReceipt, served: Weights) -> list[str]:
 
 
 def _copied(shards: Iterable[WeightShard], into: Mapping[str, Tensor] | None) -> Iterator[WeightShard]:
-    """The shards as they come, each written into its tensor before the engine sees it."""
+    """The same shards; each is copied into its tensor before the engine gets it."""
     for shard in shards:
         if into is not None and shard.name in into:
             whole = into[shard.name]

@@ -12,7 +12,7 @@ from rlsdk.testing.rollout_lab import RolloutLab
 from rlsdk.testing.rollout_outputs import tokens_of
 
 LETTERS = 12
-"""Stop strings of one letter: some response ends with one."""
+"""One-letter stop strings: some response ends with one."""
 
 
 def kinds(lab: RolloutLab) -> Iterator[GenerationRequest]:
@@ -85,7 +85,7 @@ def at_random(lab: RolloutLab, seed: int, count: int) -> Iterator[GenerationRequ
 
 
 def stopping(lab: RolloutLab, salt: int) -> Iterator[GenerationRequest]:
-    """Requests that end by their own tokens, the first at once."""
+    """Requests that end by their own stop tokens; the first ends immediately."""
     prompt = lab.prompt(8, 160 + salt)
     first = int(lab.plain.next_logits(prompt).argmax())
     every = tuple(range(lab.vocabulary))
@@ -104,13 +104,13 @@ def stopping(lab: RolloutLab, salt: int) -> Iterator[GenerationRequest]:
 
 
 def stopping_by_text(lab: RolloutLab) -> Iterator[GenerationRequest]:
-    """Greedy requests that end at a string within what comes: of one token, of several, across what is there."""
+    """Greedy requests that end at a string in their response: of one token, of several, across the given tokens."""
     decode = load_tokenizer(str(lab.folder)).decode
     for salt in range(4):
         prompt = lab.prompt(7, 170 + salt)
         whole = tokens_of(lab.run([lab.ask("r", prompt, max_tokens=90, temperature=0.0)]))["r", 0]
         text = decode(whole)
-        # Short ones and such as are made of many tokens; one alone, one behind others, one that begins like another.
+        # Short strings and strings of many tokens; a single one, one after others, one with the prefix of another.
         for at, length in ((1, 1), (4, 2), (9, 3), (0, 5), (15, 1), (1, 20), (6, 36), (3, 80)):
             string = text[at : at + length]
             if string and "\ufffd" not in string:
@@ -118,7 +118,7 @@ def stopping_by_text(lab: RolloutLab) -> Iterator[GenerationRequest]:
                 yield lab.ask(
                     f"{salt} {at} {length}", prompt, 2, max_tokens=90, temperature=0.0, stop_strings=(*others, string)
                 )
-        # What stands in the prompt stops nothing, nor does what begins in it.
+        # A string in the prompt, or one that begins in the prompt, stops nothing.
         tail = decode(list(prompt))[-1:] + text[:1]
         if len(tail) == 2 and tail not in text:
             yield lab.ask(f"{salt} prompt", prompt, 2, max_tokens=24, temperature=0.0, stop_strings=(tail,))

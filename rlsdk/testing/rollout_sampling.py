@@ -1,4 +1,4 @@
-"""Requirements: which tokens are sampled, their log-probs, and where a response ends."""
+"""Requirements: sampled tokens, their log-probs, and the ends of responses."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from rlsdk.testing.rollout_plain import distribution, kept
 from rlsdk.testing.statistics import FALSE_ALARM, chi_square_p
 
 NUM_DRAWS = 2000
-"""First tokens after one prompt, held against their exact distribution."""
+"""Number of first tokens after one prompt that are compared with their exact distribution."""
 BORDER = 1e-3
-"""Relative: tokens so near a filter's border may be kept or not."""
+"""Relative distance from a filter's border within which tokens may be kept or not."""
 
 
 class SamplingRequirements:
@@ -30,7 +30,7 @@ class SamplingRequirements:
 
     @requirement("samples")
     def test_samples(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Every request yields its `n` samples, each exactly once, with as many log-probs as tokens."""
+        """Every request yields its `n` samples, each exactly once, with one log-prob per token."""
         requests = [lab.ask(f"r{n}", lab.prompt(4 + n, 1), n, max_tokens=6) for n in (1, 3, 5)]
         outputs = lab.run(requests)
         measured.none("wrong samples", wrong_identities(requests, outputs))
@@ -41,13 +41,13 @@ class SamplingRequirements:
 
     @requirement("log_probs")
     def test_log_probs(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Log-probs of sampled tokens are natural, and those of the model, whatever shares the batch."""
+        """Log-probs of sampled tokens are natural logarithms and equal the model's, whatever else is in the batch."""
         requests = [lab.ask(f"r{at}", lab.prompt(3 + 5 * at, 2), 3, max_tokens=20, seed=at) for at in range(4)]
         measured.at_most("largest difference", lab.worst(requests, lab.run(requests)), lab.suite.tolerance)
 
     @requirement("log_probs.temperature")
     def test_log_probs_temperature(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Under a temperature, log-probs are of the kind that the backend names: by contract, after temperature."""
+        """With a temperature, log-probs are of the kind that the backend declares: by contract, after temperature."""
         for temperature in (0.6, 1.5):
             request = lab.ask("r", lab.prompt(9, 3), 6, max_tokens=20, temperature=temperature)
             worst = lab.worst([request], lab.run([request]))
@@ -55,7 +55,7 @@ class SamplingRequirements:
 
     @requirement("log_probs.filters")
     def test_log_probs_filters(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Under top-k and top-p, log-probs are of the kind that the backend names: by contract, before the filters."""
+        """With top-k and top-p, log-probs are of the kind that the backend declares: by contract, before filters."""
         for name, filters in (
             ("top-k", {"top_k": 8}),
             ("top-p", {"top_p": 0.6}),
@@ -68,14 +68,14 @@ class SamplingRequirements:
 
     @requirement("filters")
     def test_filters(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """No token is drawn that top-k or top-p leave out."""
+        """No token is drawn that top-k or top-p exclude."""
         for name, filters in (("top-k", {"top_k": 2}), ("top-p", {"top_p": 0.5}), ("both", {"top_k": 3, "top_p": 0.7})):
             request = lab.ask("r", lab.prompt(7, 5), 12, max_tokens=12, temperature=1.5, **filters)
             measured.none(f"tokens outside {name}", outside(lab, request))
 
     @requirement("min_p", needs=Capability.MIN_P)
     def test_min_p(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """No token is drawn whose probability is below `min_p` of the most probable one's."""
+        """No token is drawn whose probability is below `min_p` times that of the most probable token."""
         request = lab.ask("r", lab.prompt(7, 6), 12, max_tokens=12, temperature=1.5, min_p=0.3)
         measured.none("tokens below min-p", outside(lab, request))
 
@@ -100,12 +100,13 @@ class SamplingRequirements:
 
     @requirement("distribution.filtered")
     def test_distribution_filtered(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """So do they under temperature, top-k and top-p together, with what is left scaled to 1."""
+        """2,000 first tokens follow the model's probabilities under temperature, top-k and top-p together, renormalised
+        over the kept tokens."""
         measured.at_least("p-value", draws_p(lab, {"temperature": 1.5, "top_k": 24, "top_p": 0.9}), FALSE_ALARM)
 
     @requirement("stop_tokens")
     def test_stop_tokens(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """A response ends with its first stop token, which it contains; finish reason and length say the same."""
+        """A response ends with its first stop token, which it contains; its finish reason and length agree."""
         stops = (lab.eos, *range(lab.vocabulary // 2, lab.vocabulary - lab.vocabulary // 3))
         request = lab.ask("r", lab.prompt(6, 8), 24, max_tokens=12, stop_token_ids=stops)
         outputs = lab.run([request])
@@ -119,8 +120,8 @@ class SamplingRequirements:
 
     @requirement("stop_tokens.only")
     def test_nothing_else_stops(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Without stop tokens nothing ends a response before its limit: not the model's own end-of-sequence token."""
-        # Behind a prompt that makes it likely: the one of many whose next token it is most often.
+        """Without stop tokens nothing ends a response before its limit, not even the model's end-of-sequence token."""
+        # After a prompt that makes it probable: the best of many.
         best, chance = lab.likely_end(6)
         measured.record("chance of the end-of-sequence token as the first", chance)
         outputs = lab.run([lab.ask("r", best, 32, max_tokens=40, temperature=1.5)])
@@ -130,7 +131,7 @@ class SamplingRequirements:
 
     @requirement("stop_strings", needs=Capability.STOP_STRINGS)
     def test_stop_strings(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """A response ends with the token that completes a stop string, and with no other."""
+        """A response ends with the token that completes a stop string, and not before or after it."""
         decode = load_tokenizer(str(lab.folder)).decode
         texts = {decode([token]) for token in range(lab.vocabulary // 2, lab.vocabulary - lab.vocabulary // 3)}
         strings = tuple(sorted(text for text in texts if len(text) == 1 and text.isalnum()))[:12]
@@ -151,7 +152,7 @@ class SamplingRequirements:
 
     @requirement("max_tokens")
     def test_max_tokens(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """A response has as many tokens as were asked for, or as the model has room for, and says so."""
+        """A response has as many tokens as requested, or as fit into the context, with the right finish reason."""
         room = lab.suite.max_model_tokens
         for name, prompt, asked, length in (
             ("one token", lab.prompt(5, 10), 1, 1),
@@ -164,7 +165,7 @@ class SamplingRequirements:
 
     @requirement("longest_prompt")
     def test_longest_prompt(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """The longest prompt that fits is read whole: its token has the log-prob that the whole prompt gives."""
+        """The longest prompt that fits is read completely: its token has the log-prob given the whole prompt."""
         length = lab.suite.max_model_tokens - 1
         requests = [lab.ask(f"r{at}", lab.prompt(length, 13 + at), 2, max_tokens=4) for at in range(3)]
         outputs = lab.run(requests)
@@ -173,7 +174,7 @@ class SamplingRequirements:
 
     @requirement("refusals")
     def test_refusals(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """What cannot be served is a ConfigError before anything is generated, and leaves the engine in order."""
+        """Requests that cannot be served are a ConfigError before anything is generated, and do not harm the engine."""
         wrong = {
             "an empty prompt": lab.ask("wrong", ()),
             "a prompt without room for a token": lab.ask("wrong", lab.prompt(lab.suite.max_model_tokens, 16)),
@@ -196,7 +197,7 @@ class SamplingRequirements:
 
     @requirement("seed", needs=Capability.SEED)
     def test_seed(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Tokens depend on seed, sample index, prompt and weights alone: not on what runs beside them."""
+        """Tokens depend only on seed, sample index, prompt and weights, not on other samples in the batch."""
         request = lab.ask("r", lab.prompt(6, 18), 3, max_tokens=24, temperature=1.3, seed=11)
         alone = tokens_of(lab.run([request]))
         beside = [lab.ask(f"b{at}", lab.prompt(3 + at, 19), 3, max_tokens=9 + at, seed=at) for at in range(4)]
@@ -212,7 +213,7 @@ class SamplingRequirements:
 
     @requirement("no_seed")
     def test_no_seed(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Without a seed every call is new."""
+        """Without a seed every call gives new samples."""
         request = lab.ask("r", lab.prompt(6, 20), 3, max_tokens=32, temperature=1.3, seed=None)
         assert request.sampling.seed is None
         first, second = tokens_of(lab.run([request])), tokens_of(lab.run([request]))
@@ -232,7 +233,7 @@ def draws_p(lab: RolloutLab, sampling: dict[str, object]) -> float:
 
 
 def outside(lab: RolloutLab, request: GenerationRequest) -> list[str]:
-    """Tokens that a request's filters leave out, and that were drawn all the same."""
+    """Drawn tokens that a request's filters exclude."""
     found = []
     for output in lab.run([request]):
         tokens = output.token_ids.tolist()
@@ -243,7 +244,7 @@ def outside(lab: RolloutLab, request: GenerationRequest) -> list[str]:
 
 
 def ends_wrongly(output: GenerationOutput, stops: set[int], limit: int) -> str:
-    """Says what is wrong with the end of a response that had these stop tokens and this limit; empty: nothing."""
+    """Describes the fault in the end of a response with these stop tokens and this limit; empty: none."""
     tokens, reason = output.token_ids.tolist(), output.finish_reason
     said = f"sample {output.sample_index}: {len(tokens)} tokens, finish reason {reason}"
     if stops & set(tokens[:-1]):

@@ -1,4 +1,4 @@
-"""Requirements: many concurrent requests, some of which are aborted or paused."""
+"""Requirements: many concurrent requests, some of them aborted or paused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SchedulingRequirements:
 
     @requirement("more_than_slots")
     def test_more_than_slots(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Of more samples than run at once none is lost, swapped or mixed up with another."""
+        """With more samples than slots, none is lost, swapped or mixed up with another."""
         count = lab.suite.max_running
         requests = [
             lab.ask(f"r{at}", lab.prompt(3 + at % 7, 30 + at), 2, max_tokens=4 + at % 9, seed=at) for at in range(count)
@@ -38,7 +38,7 @@ class SchedulingRequirements:
 
     @requirement("calls_at_once", needs=Capability.ABORT)
     def test_calls_at_once(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Calls that are under way together share the engine, and each gets its own samples, whatever their ids."""
+        """Concurrent calls share the engine, and each gets its own samples, whatever their ids."""
         first = [lab.ask("r", lab.prompt(5, 50), 3, max_tokens=20)]
         second = [lab.ask("r", lab.prompt(9, 51), 2, max_tokens=12)]
 
@@ -52,8 +52,8 @@ class SchedulingRequirements:
 
     @requirement("abort", needs=Capability.ABORT)
     def test_abort(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Aborted requests yield each sample with what it has; others are left alone, with ids that look
-        alike and unknown ones among them."""
+        """Aborted requests yield each sample with the tokens that it has; other requests are not affected, not even
+        those with similar ids, and unknown ids are ignored."""
         names = ("a", "b", "b1", "ab", "B")
         requests = [lab.ask(name, lab.prompt(6, 60 + at), 3, max_tokens=100) for at, name in enumerate(names)]
         whole = tokens_of(lab.run(requests))
@@ -62,7 +62,7 @@ class SchedulingRequirements:
             if attempt < 2:
                 task = await lab.under_way(requests)
             else:
-                # Engines that were done by then, or that give samples out when all have ended.
+                # Engines that had finished by then, or that return samples only when all have ended.
                 task = asyncio.create_task(collect(engine, requests))
                 for _ in range(2 ** (ATTEMPTS + 1 - attempt)):
                     await asyncio.sleep(0)
@@ -89,8 +89,8 @@ class SchedulingRequirements:
 
     @requirement("pause", needs=Capability.PARTIAL_ROLLOUT)
     def test_pause(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """`pause` keeps unfinished requests and `resume` continues with them: nothing is lost or changed, neither
-        what they have nor how they are sampled; nor by a `resume` of what was not paused."""
+        """`pause` keeps unfinished requests and `resume` continues them: neither their tokens nor their sampling
+        change; a `resume` without a pause has no effect."""
         requests = [lab.ask(f"r{at}", lab.prompt(5 + at, 70), 3, max_tokens=40) for at in range(3)]
         requests += [
             lab.ask(name, lab.prompt(9 + at, 72), 3, max_tokens=50, seed=at, **sampling)
@@ -116,11 +116,11 @@ class SchedulingRequirements:
 
     @requirement("partial_rollout", needs=Capability.PARTIAL_ROLLOUT)
     def test_partial_rollout(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """After an update during a pause, earlier tokens are of the old weights and later ones of the new; versions
-        and log-probs say which."""
+        """After an update during a pause, earlier tokens are of the old weights and later ones of the new; versions and
+        log-probs agree with that."""
         state = lab.changed(5)
         new = lab.plain.with_state(state)
-        # More than run at once, so that some have begun and some wait.
+        # More samples than slots, so that some have begun and some wait.
         requests = [
             lab.ask(f"r{at}", lab.prompt(5 + 3 * at, 71), lab.suite.max_running // 2, max_tokens=40) for at in range(3)
         ]
@@ -157,7 +157,7 @@ def check_mixed_versions(
     new: PlainModel,
     version: int,
 ) -> tuple[list[str], int]:
-    """Samples that are not: some tokens of the old weights, then some of the new, with the versions that say so.
+    """Checks that samples have tokens of the old weights, then tokens of the new, with the versions to match.
 
     Returns:
         Faults, and how many samples are of both weights.
@@ -172,7 +172,7 @@ def check_mixed_versions(
             continue
         near_old = (found - lab.expected(lab.plain, request, output)).abs() <= lab.suite.tolerance
         near_new = (found - lab.expected(new, request, output)).abs() <= lab.suite.tolerance
-        # The longest beginning that is of the old weights; all after it must be of the new.
+        # The longest prefix that fits the old weights; all later tokens must fit the new.
         old = int(near_old.int().cumprod(0).sum())
         if not bool(near_new[old:].all()):
             faults.append(f"{key}: token {old + int((~near_new[old:]).nonzero()[0])} has a log-prob of neither weights")
@@ -180,7 +180,7 @@ def check_mixed_versions(
         has_new, has_old = old < len(found), bool((~near_new).any())
         mixed += has_new and has_old
         said = (output.policy_version == version, output.last_policy_version == version)
-        # A token that both weights give alike may be of either.
+        # A token whose log-prob fits both weights may be of either.
         if (has_old and said[0]) or (has_new and not said[1]) or (not bool(near_old[0]) and not said[0]):
             faults.append(f"{key}: versions {output.policy_version} to {output.last_policy_version}")
     return faults, mixed

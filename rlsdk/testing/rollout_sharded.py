@@ -27,9 +27,9 @@ from rlsdk.testing.sharding_lab import WatchedTrainHost
 from rlsdk.testing.tensor_engines import TensorTrainEngine, tensor_layout
 
 ENDING_S = 60.0
-"""For workers to end after `close` returned."""
+"""Seconds for workers to end after `close` returned."""
 BUCKET_BYTES = 100_000
-"""Small, so that an update of the small model has several rounds."""
+"""Bucket size: small, so that an update of the small model has several rounds."""
 
 
 class _FarGroup(LocalGroup):
@@ -44,10 +44,9 @@ class ShardedRequirements:
 
     @requirement("sharded_update", needs=Capability.SHARDED_UPDATE, since=(2, 0))
     def test_sharded_update(self, lab: RolloutLab, measured: Measured) -> None:
-        """Split over several workers, `layout` asks for parts of tensors; a sync brings each worker the bytes that it
-        asked for, and no more, and what is served then are the weights that were sent. Again for other weights, and
-        for a sync whose source breaks off, after which a whole one is served. Before any sync the engine serves the
-        weights that it loaded."""
+        """With several workers, `layout` lists parts of tensors; a sync sends each worker exactly the bytes of its
+        parts, and the engine then serves the sent weights. The same holds for other weights, and for a complete sync
+        after one whose source failed. Before any sync the engine serves the weights that it loaded."""
         engine = lab.split
         rollout = LocalGroup([RolloutHost(engine)])
         is_sound = False
@@ -86,8 +85,8 @@ class ShardedRequirements:
 
     @requirement("tensor_parallel", needs=Capability.TENSOR_PARALLEL)
     def test_tensor_parallel(self, lab: RolloutLab, measured: Measured) -> None:
-        """Split over several workers the engine gives the same log-probs, before updates and after them, over a failed
-        one, a pause and sleep; its workers end with it."""
+        """With several workers the engine gives the same log-probs before and after updates, a failed update, a pause
+        and sleep; its workers end with it."""
         engine, workers = lab.split, lab.split_workers
         try:
             requests = [lab.ask(f"r{at}", lab.prompt(8 + at, 88), 3, max_tokens=16) for at in range(2)]
@@ -110,7 +109,7 @@ class ShardedRequirements:
 
 
 def _manager(state: Mapping[str, Tensor], rollout: LocalGroup, num_buckets: int = 10**9) -> GenericShardingManager:
-    """`num_buckets`: that the source hands out before it fails."""
+    """A manager; the source fails after `num_buckets` buckets."""
     metas = [TensorMeta(name=name, shape=tuple(t.shape), dtype="float32") for name, t in state.items()]
     layout = tensor_layout(metas, [(meta.name, Box.whole(meta.shape)) for meta in metas], process="train:0")
     source = WatchedTrainHost(TensorTrainEngine(state, layout))
@@ -120,7 +119,7 @@ def _manager(state: Mapping[str, Tensor], rollout: LocalGroup, num_buckets: int 
 
 
 def _updated(engine: RolloutEngine, lab: RolloutLab, requests: Sequence[GenerationRequest], measured: Measured) -> None:
-    """A whole update, then one that fails; leaves the first weights as version 4."""
+    """A complete update, then one that fails; finally serves the first weights as version 4."""
     state = lab.changed(8)
     receipt = engine.update_weights(iter(pieces(state)), 2)
     wanted = {name: fingerprint(tensor, Box.whole(tuple(tensor.shape))) for name, tensor in state.items()}
@@ -140,7 +139,7 @@ def _updated(engine: RolloutEngine, lab: RolloutLab, requests: Sequence[Generati
 
 
 def _updated_in_a_pause(engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-    """Samples that begin with the first weights and end with others."""
+    """Checks samples that begin with the first weights and end with others."""
     state = lab.changed(5)
     requests = [lab.ask(f"r{at}", lab.prompt(5 + 3 * at, 72), 3, max_tokens=100) for at in range(2)]
 

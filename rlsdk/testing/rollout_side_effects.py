@@ -32,8 +32,8 @@ class SideEffectRequirements:
 
     @requirement("outputs.own", since=(2, 0))
     def test_outputs_own(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """What was yielded is the caller's: it may write into the arrays, and no other sample and no later call
-        changes by it. A sample can be sent to another process and is the same there."""
+        """Yielded outputs belong to the caller: writing into their arrays changes no other sample and no later call. A
+        sample can be sent to another process and is equal there."""
         requests = [
             lab.ask("drawn", lab.prompt(6, 230), 4, max_tokens=12),
             lab.ask("greedy", lab.prompt(6, 230), 4, max_tokens=20, temperature=0.0),
@@ -44,11 +44,11 @@ class SideEffectRequirements:
             measured.none(f"wrong samples, call {turn}", audit(lab, requests, outputs)[0])
         sent = [pickle.loads(pickle.dumps(output)) for output in outputs]
         measured.none("wrong samples in another process", audit(lab, requests, sent)[0])
-        lab.forget()  # the arrays were changed here, by their caller
+        lab.forget()  # this test, as the caller, changed the arrays
 
     @requirement("requests.own", since=(2, 0))
     def test_requests_own(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Requests are the caller's: any sequence of them will do, and none is changed."""
+        """Requests belong to the caller: any kind of sequence is accepted, and no request is changed."""
         requests = [lab.ask(f"r{at}", lab.prompt(5 + at, 231), 2, max_tokens=6, top_k=5 * at) for at in range(4)]
         requests[1] = replace(requests[1], response_ids=lab.prompt(3, 232))
         given = pickle.dumps(requests)
@@ -58,8 +58,8 @@ class SideEffectRequirements:
 
     @requirement("random_state", since=(2, 0))
     def test_random_state(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """What is drawn neither depends on the random numbers of the process (torch's, numpy's, Python's), which other
-        engines and the user's code share, nor moves them on."""
+        """Draws neither depend on nor advance the random generators of the process (torch's, numpy's, Python's), which
+        other engines and the user's code share."""
         requests = [lab.ask("fresh", lab.prompt(6, 245), 3, max_tokens=24, temperature=1.3, seed=None)]
         requests.append(lab.ask("seeded", lab.prompt(7, 245), 2, max_tokens=24, seed=6))
         held = torch.get_rng_state(), np.random.get_state(), random.getstate()
@@ -82,8 +82,8 @@ class SideEffectRequirements:
 
     @requirement("refusals.nothing", since=(2, 0))
     def test_refusals_nothing(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Where one request of a call cannot be served, wherever it stands, nothing of the call is generated, and
-        calls beside it do not notice."""
+        """If any request of a call cannot be served, nothing of the call is generated, and concurrent calls are not
+        affected."""
         fine = [lab.ask(f"fine{at}", lab.prompt(4 + at, 233), 2, max_tokens=12, seed=at) for at in range(2)]
         other = [lab.ask("other", lab.prompt(6, 234), 2, max_tokens=40, seed=5)]
         shared = Capability.ABORT in lab.spec.capabilities
@@ -104,7 +104,7 @@ class SideEffectRequirements:
 
     @requirement("threads", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_threads(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """`pause`, `resume` and `abort` do the same from another thread while `generate` is under way."""
+        """`pause`, `resume` and `abort` work from another thread while `generate` runs."""
         requests = [lab.ask(f"r{at}", lab.prompt(6 + at, 235), 3, max_tokens=100, seed=at) for at in range(2)]
         whole = tokens_of(lab.run(requests))
 
@@ -136,7 +136,7 @@ def _random_states() -> dict[str, object]:
 
 
 def unservable(lab: RolloutLab) -> dict[str, GenerationRequest]:
-    """Requests that are a ConfigError."""
+    """Requests that must raise a ConfigError."""
     room, prompt = lab.suite.max_model_tokens, lab.prompt(4, 240)
     given = lab.prompt(9, 241)
     wrong = {
@@ -157,12 +157,12 @@ def unservable(lab: RolloutLab) -> dict[str, GenerationRequest]:
 
 
 async def _spoiling(engine: RolloutEngine, requests: Sequence[GenerationRequest]) -> list[GenerationOutput]:
-    """Samples as they were when they came, of a caller that then writes over them."""
+    """Copies of samples from when they were yielded; the caller then overwrites the samples."""
     outputs = []
     async for output in engine.generate(requests):
         outputs.append(replace(output, token_ids=output.token_ids.copy(), log_probs=output.log_probs.copy()))
         for values, nonsense in ((output.token_ids, 1), (output.log_probs, np.nan)):
-            with suppress(ValueError):  # arrays that cannot be written to are safe from it
+            with suppress(ValueError):  # read-only arrays cannot be overwritten
                 values[:] = nonsense
     return outputs
 
@@ -170,7 +170,7 @@ async def _spoiling(engine: RolloutEngine, requests: Sequence[GenerationRequest]
 async def _until_refused(
     engine: RolloutEngine, requests: Sequence[GenerationRequest]
 ) -> tuple[list[GenerationOutput], bool]:
-    """Samples that came before a ConfigError, and whether there was one."""
+    """Samples that were yielded before a ConfigError, and whether it was raised."""
     outputs = []
     try:
         async for output in engine.generate(requests):
@@ -183,7 +183,7 @@ async def _until_refused(
 async def _refused_beside(
     engine: RolloutEngine, others: Sequence[GenerationRequest], wrong: Sequence[GenerationRequest]
 ) -> list[GenerationOutput]:
-    """Samples of a call beside which another was refused."""
+    """Samples of a call during which another call was refused."""
     task = asyncio.create_task(collect(engine, others))
     for _ in range(4):
         await asyncio.sleep(0)

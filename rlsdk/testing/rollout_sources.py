@@ -1,5 +1,5 @@
-"""Requirements: weights are read from whatever tensors a source yields (strided, borrowed, cut), at the time it
-does."""
+"""Requirements: an update reads all kinds of tensors that a source yields (strided, borrowed, split), when it yields
+them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class SourceRequirements:
 
     @requirement("update.borrowed", since=(2, 0))
     def test_update_borrowed(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """An item is the source's again once the next is asked for: one whose memory is then overwritten was taken
-        whole."""
+        """An item belongs to the source again once the next is requested: the engine has read it completely by then,
+        even if its memory is overwritten."""
         state = lab.changed(41)
         receipt = changing.update_weights(borrowed(whole_shards(state)), 3)
         _served(lab, measured, state, 3, receipt.fingerprints)
@@ -46,8 +46,8 @@ class SourceRequirements:
 
     @requirement("update.strided", since=(2, 0))
     def test_update_strided(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Items are cut along any dimension, in any order, and their memory lies as it may: transposed, with gaps, in
-        the middle of another tensor, in any float dtype."""
+        """Items may be split along any dimension, in any order, with any memory layout (transposed, with gaps, inside
+        another tensor) and any float dtype."""
         for version, (name, lay) in enumerate(MEMORY_LAYOUTS.items(), start=2):
             state = {key: t.to(lay.dtype).float() for key, t in lab.changed(40 + version).items()}
             receipt = changing.update_weights(cut_at_random(state, lay, version), version)
@@ -55,8 +55,8 @@ class SourceRequirements:
 
     @requirement("update.source_raises", since=(2, 0))
     def test_update_source_raises(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """What a source raises comes out of `update_weights`; nothing is served then, and the next whole update is, as
-        often as that happens."""
+        """`update_weights` raises the source's exception; nothing is served then, and the next complete update is
+        served, however often that happens."""
         state = lab.changed(51)
         shards = list(whole_shards(state))
         swallowed, served = [], []
@@ -65,7 +65,7 @@ class SourceRequirements:
                 changing.update_weights(_raises(shards, at), version)
                 swallowed.append(f"an error behind {at} items")
             except Exception as error:
-                # As it is: who drives the sync tells a dead line from weights that do not fit by the class.
+                # Unchanged: by its class the caller of the sync distinguishes a lost connection from wrong weights.
                 if not (isinstance(error, OSError) and BROKEN in str(error)):
                     swallowed.append(f"an error behind {at} items: {type(error).__name__}: {error}")
             with suppress(WeightSyncError):
@@ -78,8 +78,8 @@ class SourceRequirements:
 
     @requirement("update.behind_failure", since=(2, 0))
     def test_update_behind_failure(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """What an update brought that failed does not count for the next: one that lacks a tensor is refused behind
-        it as ever, whichever way it failed, and nothing is served but a whole update."""
+        """Weights of a failed update do not count for the next: an update that lacks a tensor is refused after it,
+        however the first one failed, and only complete updates are served."""
         state = lab.changed(54)
         shards = list(whole_shards(state))
         last = len(shards) - 1
@@ -111,7 +111,7 @@ class SourceRequirements:
 
     @requirement("update.raises_paused", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_update_raises_paused(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Samples that are paused outlive an update that fails: after a whole one they continue under that."""
+        """Paused samples survive a failed update: after a complete one they continue with its weights."""
         state = lab.changed(52)
         requests = [lab.ask(f"r{at}", lab.prompt(5 + at, 191), 3, max_tokens=100) for at in range(2)]
 
@@ -130,13 +130,12 @@ class SourceRequirements:
 
     @requirement("update.not_finite", since=(2, 0))
     def test_update_not_finite(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Weights that are not finite are refused by a WeightSyncError, or calls that meet them end in an RlsdkError:
-        no sample is made of them, also where one token's embedding is not finite, and that comes in the middle of a
-        response. The next whole update is served as ever, whatever the keys and
-        values in memory were."""
+        """Weights that are not finite are refused with a WeightSyncError, or calls that use them end in an RlsdkError:
+        no sample is computed from them, even if only one token's embedding is not finite and this token occurs in the
+        middle of a response. The next complete update is served as usual, whatever the KV cache contained."""
         late = lab.ask("late", lab.prompt(6, 198), max_tokens=16, temperature=0.0)
         whole = tokens_of(lab.run([late]))["late", 0]
-        # The first of its tokens behind some others that was not there before: what follows it is of no number.
+        # A token that first occurs after some others: the tokens that follow it are computed from NaN.
         met = next((at for at in range(3, 15) if whole[at] not in (*late.prompt_ids, *whole[:at])), None)
         if met is not None:
             state = {name: tensor.clone() for name, tensor in lab.base.items()}
@@ -166,7 +165,7 @@ class SourceRequirements:
             ):
                 with suppress(RlsdkError):
                     given += lab.run([request])
-            # Their keys and values are not finite either, in as many slots and at as many positions as come later.
+            # Fills the KV cache with values that are not finite, in the slots and positions that later calls use.
             for lengths in ((140,) * 8, (1, 51, 101, 151)):
                 with suppress(RlsdkError):
                     given += lab.run([lab.ask(f"r{at}", lab.prompt(num, 191), 2) for at, num in enumerate(lengths)])
@@ -177,8 +176,7 @@ class SourceRequirements:
 
     @requirement("update.versions", since=(2, 0))
     def test_update_versions(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """A version is a name: the same one again, a lower one and a large one bring the weights that came with
-        them."""
+        """A version is only a name: a repeated, a lower and a large one serve the weights that came with them."""
         requests = [lab.ask(f"r{at}", lab.prompt(6 + at, 194), 2, max_tokens=8) for at in range(2)]
         for turn, version in enumerate((3, 3, 1, 2**40, 0, 3)):
             state = lab.changed(60 + turn)
@@ -190,8 +188,8 @@ class SourceRequirements:
 
     @requirement("update.nothing_old", since=(2, 0))
     def test_update_nothing_old(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Nothing is remembered over an update: of prompts of any length, greedy or drawn, whole or continued, alone or
-        in company; and not when the first weights come back."""
+        """Nothing is cached over an update: for prompts of any length, greedy or drawn, new or continued, alone or
+        together; not even if the first weights come back."""
         requests = list(_remembered(lab))
         states: list[Mapping[str, Tensor]] = [lab.base, lab.changed(71), lab.changed(72), lab.base]
         for version, state in enumerate(states):
@@ -212,7 +210,7 @@ BROKEN = "the source has broken off"
 
 
 class _MemoryLayout:
-    """How a piece's memory lies."""
+    """Memory layout of a piece."""
 
     def __init__(self, lay: Callable[[Tensor], Tensor], dtype: torch.dtype = torch.float32) -> None:
         self.lay, self.dtype = lay, dtype
@@ -229,14 +227,14 @@ def _with_gaps(tensor: Tensor) -> Tensor:
 
 
 def _inside(tensor: Tensor) -> Tensor:
-    """At an odd place of a longer buffer."""
+    """At an odd offset in a longer buffer."""
     flat = torch.full((tensor.numel() + 7,), float("nan"), dtype=tensor.dtype)
     flat[3 : 3 + tensor.numel()] = tensor.reshape(-1)
     return flat[3 : 3 + tensor.numel()].view(tensor.shape)
 
 
 def _padded(tensor: Tensor) -> Tensor:
-    """Rows that are longer than what is meant of them."""
+    """Rows of a wider tensor, of which only the first columns are used."""
     if tensor.dim() != 2:
         return _inside(tensor)
     wide = torch.full((tensor.shape[0], tensor.shape[1] + 5), float("nan"), dtype=tensor.dtype)
@@ -271,7 +269,7 @@ def cut_at_random(state: Mapping[str, Tensor], layout: _MemoryLayout, seed: int)
 
 
 def _halves(box: Box, dimension: int, at: int) -> list[Box]:
-    """A box, cut in two."""
+    """A box, split in two."""
     low, high, offset = list(box.size), list(box.size), list(box.offset)
     low[dimension], high[dimension] = at, box.size[dimension] - at
     offset[dimension] += at
@@ -279,7 +277,7 @@ def _halves(box: Box, dimension: int, at: int) -> list[Box]:
 
 
 def borrowed(shards: Iterator[WeightShard]) -> Iterator[WeightShard]:
-    """The same items, each in a piece of one buffer that is overwritten before the next."""
+    """The same items, each in one buffer that is overwritten before the next item."""
     items = list(shards)
     buffer = torch.empty(max(item.tensor.numel() for item in items))
     for item in items:
@@ -301,7 +299,7 @@ def _served(
     fingerprints: Mapping[str, int],
     name: str = "",
 ) -> None:
-    """Holds what is served now to these weights."""
+    """Checks that these weights are served now."""
     said = f", {name}" if name else ""
     wanted = {key: fingerprint(t, Box.whole(tuple(t.shape))) for key, t in state.items()}
     measured.none(f"fingerprints that differ{said}", [key for key in wanted if fingerprints.get(key) != wanted[key]])
@@ -312,7 +310,7 @@ def _served(
 
 
 def _remembered(lab: RolloutLab) -> Iterator[GenerationRequest]:
-    """Requests of which an engine could keep something."""
+    """Requests whose results an engine could cache."""
     for at, length in enumerate((1, 5, 16, 33, 64, 150, lab.suite.max_model_tokens - 30)):
         if length > 0:
             prompt = lab.prompt(length, 196)

@@ -23,10 +23,10 @@ class StaleCacheRequirements:
 
     @requirement("stale_cache", needs=Capability.STALE_CACHE, since=(2, 0))
     def test_stale_cache(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """`resume(keep_cache=True)` continues with old keys and values under new weights, for the samples that were
-        paused and for no other; the next `resume` without it does not."""
+        """`resume(keep_cache=True)` continues paused samples, and no others, with the old KV cache under new weights;
+        the next `resume` without it does not."""
         requests = [lab.ask(f"r{at}", lab.prompt(12 + 30 * at, 200), 3, max_tokens=100) for at in range(2)]
-        # The same prompts, so that what is kept of them would be found.
+        # The same prompts, so that cached results would be found.
         late = [lab.ask(f"late{at}", request.prompt_ids, 2, max_tokens=12) for at, request in enumerate(requests)]
         state = lab.changed(91)
         new = lab.plain.with_state(state)
@@ -49,8 +49,8 @@ class StaleCacheRequirements:
 
     @requirement("stale_cache.pauses", needs=Capability.STALE_CACHE, since=(2, 0))
     def test_stale_cache_pauses(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Of samples that are paused twice, each `resume` decides for itself: behind one with `keep_cache` a plain one
-        computes all keys and values again, and the other way round."""
+        """If samples are paused twice, each `resume` decides separately: after one with `keep_cache`, a plain one
+        recomputes the whole KV cache, and the other way round."""
         states = {0: lab.base, 3: lab.changed(92), 4: lab.changed(93)}
         models = {version: lab.plain.with_state(state) for version, state in states.items()}
         requests = [lab.ask(f"r{at}", lab.prompt(12 + 9 * at, 201), 3, max_tokens=100) for at in range(2)]
@@ -85,7 +85,7 @@ class StaleCacheRequirements:
 def not_as_kept(
     lab: RolloutLab, requests: Sequence[GenerationRequest], output: GenerationOutput, new: PlainModel
 ) -> str:
-    """Says what is wrong with the log-probs of a sample of two versions; empty: nothing."""
+    """Describes the fault in the log-probs of a sample of two versions; empty: none."""
     request = next(request for request in requests if request.request_id == output.request_id)
     said = f"{output.request_id}/{output.sample_index}"
     if not adds_up(output) or [run.version for run in output.versions] not in ([0], [5], [0, 5]):
@@ -108,11 +108,11 @@ def not_as_resumed(
     models: Mapping[int, PlainModel],
     keeps: Mapping[int, bool],
 ) -> str:
-    """Says what is wrong with the log-probs of a sample that went on under several weights; empty: nothing.
+    """Describes the fault in the log-probs of a sample that continued under several weights; empty: none.
 
     Args:
-        models: by version.
-        keeps: of each version but the first, whether samples went on with the keys and values that they had.
+        models: plain models by version.
+        keeps: for each version except the first, whether samples continued with their KV cache.
     """
     request = next(request for request in requests if request.request_id == output.request_id)
     said = f"{output.request_id}/{output.sample_index}"
@@ -120,7 +120,7 @@ def not_as_resumed(
     if not adds_up(output) or not set(versions) <= set(models):
         return f"{said}: versions {output.versions}"
     if versions == [min(models), max(models)]:
-        return ""  # no token between two pauses: engines may not have looked at the weights in between
+        return ""  # no token between two pauses: engines need not have used the weights in between
     row, begin, logits = [*request.prompt_ids, *output.token_ids.tolist()], len(request.prompt_ids) - 1, []
     known, cache = 0, None
     for run in output.versions:
@@ -148,8 +148,8 @@ def empty_cache(model: PlainModel) -> Any:
 
 
 def stale_logits(old: PlainModel, new: PlainModel, prompt: Sequence[int], tokens: Sequence[int], count: int) -> Tensor:
-    """`[L, V]` float64: what tokens are chosen from of which the first `count` were by the old weights, and the others
-    by new ones that read the keys and values of the old.
+    """`[L, V]` float64: the logits of tokens, of which the first `count` are of the old weights, and the others of the
+    new weights with the KV cache of the old.
 
     The newest token of the old weights is the first that the new ones read.
     """

@@ -57,34 +57,34 @@ class RolloutConformance(
     ModelRequirements,
     RandomCallRequirements,
     LifetimeRequirements,
-    # First of all: an engine of several workers takes longest to start, and no other should run then.
+    # First: an engine with several workers takes longest to start, and no other engine should run meanwhile.
     ShardedRequirements,
     Suite,
 ):
-    """Subclass it with the name of a backend; a run of pytest does the rest.
+    """Subclass it with the name of a backend and run pytest.
 
-    One engine serves all requirements that need nothing special; one that fails takes its engine along. Weights are
-    exchanged by `update_weights`, as in a run.
+    One engine serves all requirements without special needs; a requirement that fails ends the engine. Weights are
+    replaced by `update_weights`, as in a run.
     """
 
     kind = BackendKind.ROLLOUT
     model: ClassVar[str | None] = None
-    """Folder of a small causal LM whose vocabulary has 64 tokens at least; None: a random Qwen2 of 0.3 million
-    parameters, 128 tokens and heads of 32. Only float32 is compared."""
+    """Folder of a small causal LM with a vocabulary of at least 64 tokens; None: a random Qwen2 with 0.3 million
+    parameters, 128 tokens and heads of 32. It is compared in float32 only."""
     tolerance: ClassVar[float] = 1e-4
-    """Largest difference of a log-prob from plain transformers on a CPU, float32."""
+    """Largest difference of a log-prob from plain transformers on a CPU in float32."""
     max_model_tokens: ClassVar[int] = 512
     max_running: ClassVar[int] = 16
     tp_size: ClassVar[int] = 1
-    """Workers of the engine that all requirements share."""
+    """Number of workers of the shared engine."""
     tensor_parallel: ClassVar[int] = 2
-    """Workers of one replica in the requirement of tensor parallelism, for backends that claim it."""
+    """Number of workers of one replica in the requirements of tensor parallelism, for backends that claim it."""
     timeout_s: ClassVar[float] = 120.0
-    """Of one call of `generate`."""
+    """Deadline of one call of `generate`."""
     leak_calls: ClassVar[int] = 30
-    """Calls whose memory is counted, after a third as many that are not."""
+    """Number of calls whose memory is measured, after a third as many that are not."""
     leak_mib: ClassVar[float] = 24.0
-    """Most memory that those calls may add."""
+    """Largest memory that these calls may add."""
 
     test_expert_parallel = unmeasured(Capability.EXPERT_PARALLEL)
     test_lora = unmeasured(Capability.LORA)
@@ -114,7 +114,7 @@ class RolloutConformance(
     def changing(
         self, engine: RolloutEngine, lab: RolloutLab, request: pytest.FixtureRequest
     ) -> Iterator[RolloutEngine]:
-        """The shared engine for requirements about its weights: it has the first ones back afterwards."""
+        """The shared engine, for requirements that change its weights: the first weights are restored afterwards."""
         from rlsdk.testing.plugin import FAILED
 
         if not lab.spec.takes_weights:

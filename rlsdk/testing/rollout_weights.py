@@ -1,4 +1,4 @@
-"""Requirements: an update is served completely and at once, and nothing of older weights is used again."""
+"""Requirements: an update is served completely and immediately, and no results of older weights are used again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from rlsdk.testing.rollout_outputs import tokens_of
 from rlsdk.testing.rollout_scheduling import check_mixed_versions
 
 MANY = 136
-"""Samples at once, of an engine that has room for them: more than the powers of two that tables of it may end at."""
+"""Number of concurrent samples of an engine with enough slots: more than the powers of two at which its tables may
+end."""
 
 
 class WeightRequirements:
@@ -41,7 +42,7 @@ class WeightRequirements:
 
     @requirement("layout")
     def test_layout(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """`layout` names every tensor of the checkpoint with its shape, and its boxes cover each exactly once."""
+        """`layout` lists every tensor of the checkpoint with its shape, and its boxes cover each exactly once."""
         layouts = changing.layout()
         held = {meta.name: meta.shape for layout in layouts for meta in layout.tensors}
         expected = {name: tuple(tensor.shape) for name, tensor in lab.base.items()}
@@ -64,7 +65,7 @@ class WeightRequirements:
 
     @requirement("versions")
     def test_versions(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Every sample carries the version of the weights that made it: 0 at first, then that of the last update."""
+        """Every sample carries the version of the weights that sampled it: 0 at first, then that of the last update."""
         request = lab.ask("r", lab.prompt(5, 80), 2)
         for version in (0, 1, 7):
             if version:
@@ -76,7 +77,8 @@ class WeightRequirements:
 
     @requirement("update.served")
     def test_update_served(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """An update is served whole: every tensor of it is seen in log-probs, and the receipt is of what is served."""
+        """An update is served completely: every tensor affects log-probs, and the receipt describes the served
+        weights."""
         requests = [lab.ask(f"r{at}", lab.prompt(8 + at, 81), 3, max_tokens=20) for at in range(2)]
         state = lab.changed(1)
         receipt = changing.update_weights(whole_shards(state), 1)
@@ -90,7 +92,7 @@ class WeightRequirements:
 
     @requirement("update.each_tensor")
     def test_update_each_tensor(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Updates that change one tensor alone are seen, tensor by tensor: none is left as it was."""
+        """Updates that change a single tensor take effect, for every tensor."""
         stale = []
         state = dict(lab.base)
         for at, name in enumerate(state):
@@ -108,7 +110,7 @@ class WeightRequirements:
 
     @requirement("update.no_stale_cache")
     def test_no_stale_cache(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Nothing that was computed with old weights is read after an update: not for a prompt that was seen before."""
+        """Nothing that was computed with old weights is used after an update, not even for an earlier prompt."""
         prompt = lab.prompt(64, 82)
         requests = [lab.ask("whole", prompt, 2, max_tokens=8), lab.ask("longer", (*prompt, 9, 10), 2, max_tokens=8)]
         measured.at_most("largest difference before", lab.worst(requests, lab.run(requests)), lab.suite.tolerance)
@@ -119,7 +121,7 @@ class WeightRequirements:
 
     @requirement("update.pieces")
     def test_update_pieces(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Weights may come in pieces, names in any order, and in another float dtype than they are served in."""
+        """Weights may come in pieces, with names in any order, and in a float dtype other than the served one."""
         request = lab.ask("r", lab.prompt(8, 83), 3, max_tokens=20)
         state = {name: tensor.bfloat16() for name, tensor in lab.changed(3).items()}
         receipt = changing.update_weights(iter(pieces(state)), 1)
@@ -131,13 +133,13 @@ class WeightRequirements:
 
     @requirement("update.failed")
     def test_update_failed(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """An update that is not whole is a WeightSyncError; then the old version is served whole, or nothing is."""
+        """An incomplete update is a WeightSyncError; afterwards the old version is served completely, or nothing is."""
         self._refused(changing, lab, measured, DAMAGES)
 
     @requirement("update.damaged", since=(2, 0))
     def test_update_damaged(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """So is one that brings nothing, lacks its beginning or a whole tensor, has a piece twice in place of another,
-        or pieces that do not lie in their tensor."""
+        """An update that is empty, lacks its beginning or a whole tensor, has one piece twice instead of another, or
+        has pieces outside their tensor, is a WeightSyncError."""
         self._refused(changing, lab, measured, MORE_DAMAGES)
 
     def _refused(
@@ -169,8 +171,8 @@ class WeightRequirements:
 
     @requirement("update.receipts", since=(2, 0))
     def test_update_receipts(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Every receipt says what arrived and what is served now, of whole tensors and of pieces in other dtypes,
-        of weights that are as before, of those after an update that failed, and of the first ones that come back."""
+        """Every receipt describes what arrived and what is served now: for whole tensors, pieces in other dtypes,
+        unchanged weights, weights after a failed update, and the first weights again."""
         first, second = lab.changed(55), lab.changed(56)
         half = {name: tensor.bfloat16() for name, tensor in second.items()}
         updates: dict[str, tuple[Mapping[str, Tensor], list[WeightShard]]] = {
@@ -199,8 +201,8 @@ class WeightRequirements:
 
     @requirement("update.one_at_a_time", since=(2, 0))
     def test_update_one_at_a_time(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Items are taken one at a time: each is asked for when the one before it was loaded, and an engine does not
-        gather copies of them all. (Of an engine in this process; another's memory is not looked into.)"""
+        """Items are loaded one by one: each is requested after the previous one was loaded, and an engine does not
+        collect copies of all. (Measured only for engines in this process.)"""
         state = lab.changed(57)
         largest = max(tensor.numel() * tensor.element_size() for tensor in state.values())
         grown: list[int] = []
@@ -211,7 +213,8 @@ class WeightRequirements:
 
     @requirement("update.busy")
     def test_update_busy(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """An update while samples run is refused with a WeightSyncError, or no sample is wrong about its weights."""
+        """An update while samples run is refused with a WeightSyncError, or every sample names its weights
+        correctly."""
         state = lab.changed(6)
         requests = [lab.ask(f"r{at}", lab.prompt(6, 85 + at), 3, max_tokens=30) for at in range(2)]
 
@@ -237,8 +240,8 @@ class WeightRequirements:
 
     @requirement("update.first")
     def test_update_first(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """With `load_weights` off no file of weights is read, nothing is served before the first update, and that is
-        served then. What seeds give does not depend on the run's."""
+        """Without `load_weights` no weight file is read, nothing is served before the first update, and this update is
+        served then. Samples of seeds do not depend on the seed of the run."""
         bare = lab.scratch.parent / "without-weights"
         shutil.copytree(lab.folder, bare, ignore=shutil.ignore_patterns("*.safetensors*"), dirs_exist_ok=True)
         fresh = lab.start(load_weights=False, folder=bare, **SECOND)
@@ -268,19 +271,19 @@ class WeightRequirements:
 
     @requirement("replicas", since=(2, 0))
     def test_replicas(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Two replicas have weights, versions and noise of their own: without seeds they draw apart, seeded alike. One
-        that is closed, asleep where it can sleep, leaves no thread and no open file."""
+        """Two replicas have separate weights, versions and random numbers: without seeds their draws are independent,
+        with seeds equal. A replica that is closed (asleep, if it can sleep) leaves no thread and no open file."""
         if not lab.first_draws:
-            # What the second engine of a process brings for its life, the third does not.
+            # The third engine of a process must not add to what the second keeps for the life of the process.
             replica = lab.start(**SECOND)
             lab.first_draws = in_order(lab, unseeded(lab), replica)
             replica.close()
         before = handles()
-        # Of another size, too: what a seed gives has nothing to do with it, nor have log-probs.
+        # It also has another size, which must not affect log-probs or the samples of seeds.
         other = lab.start(max_running=MANY, seed=SECOND["seed"])
         try:
             seeded = [lab.ask(f"r{at}", lab.prompt(6 + at, 157), 4, max_tokens=40, seed=at) for at in range(3)]
-            # Each replica's first call: what counts calls counts alike.
+            # The first call of each replica: counters of calls are equal.
             samples = [*lab.first_draws, *in_order(lab, unseeded(lab), other)]
             samples += in_order(lab, unseeded(lab), changing)
             measured.none("draws that depend on another replica's", Noise.of(samples).faults())
@@ -311,7 +314,7 @@ class WeightRequirements:
 
 
 def _weighed(shards: Iterator[WeightShard], grown: list[int]) -> Iterator[WeightShard]:
-    """The same items; at some of them it is looked by how much all tensors of this process have grown."""
+    """The same items; at some of them, records by how much all tensors of this process have grown."""
     items = list(shards)
     before = tensor_bytes()
     for at, item in enumerate(items):
@@ -321,9 +324,9 @@ def _weighed(shards: Iterator[WeightShard], grown: list[int]) -> Iterator[Weight
 
 
 def tensor_bytes() -> int:
-    """Memory of all tensors of this process that something still holds, each storage once."""
+    """Memory of all live tensors of this process; each storage counts once."""
     gc.collect()
-    # Its own class in many libraries: what is asked is the type, since looking closer may run their code.
+    # Checks the type instead of `isinstance`, which may run code of libraries with their own classes.
     tensors = [thing for thing in gc.get_objects() if type(thing) in (Tensor, torch.nn.Parameter)]
     storages = {(s := tensor.untyped_storage()).data_ptr(): s.nbytes() for tensor in tensors if not tensor.is_meta}
     return sum(storages.values())

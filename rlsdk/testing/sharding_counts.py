@@ -14,7 +14,7 @@ from rlsdk.testing.layouts import Pair
 from rlsdk.testing.sharding_lab import held_name, wanted_boxes, wire_dtypes
 
 HERE, ON_DEVICE, ON_NODE, AWAY = range(4)
-"""How far a source is from a target."""
+"""Distance of a source from a target."""
 
 
 def transfer_bytes(transfer: Transfer) -> int:
@@ -22,7 +22,7 @@ def transfer_bytes(transfer: Transfer) -> int:
 
 
 def not_once(plan: ReshardPlan, target: Sequence[WeightLayout]) -> list[str]:
-    """Boxes of the target with an element that does not come exactly once."""
+    """Boxes of the target with an element that is not sent exactly once."""
     counts = [
         [(name, box, torch.zeros(box.size, dtype=torch.int32)) for name, box in layout.boxes] for layout in target
     ]
@@ -46,7 +46,7 @@ def not_once(plan: ReshardPlan, target: Sequence[WeightLayout]) -> list[str]:
 
 
 def distance(pair: Pair, source: int, target: int) -> int:
-    """How far one rank is from another."""
+    """Distance of one rank from another."""
     a, b = pair.source[source], pair.target[target]
     if a.process == b.process:
         return HERE
@@ -56,7 +56,7 @@ def distance(pair: Pair, source: int, target: int) -> int:
 
 
 def lacking_bytes(pair: Pair, wire: Mapping[str, str]) -> int:
-    """What targets want and no source in their own process holds, element by element."""
+    """Bytes that targets want and that no source in their own process holds, counted element by element."""
     total = 0
     for at, name, box in wanted_boxes(pair):
         lacks = torch.ones(box.size, dtype=torch.bool)
@@ -69,7 +69,7 @@ def lacking_bytes(pair: Pair, wire: Mapping[str, str]) -> int:
 
 
 def boxes_of(pair: Pair, source: int, name: str) -> list[Box]:
-    """What a source rank holds of a tensor that targets call `name`."""
+    """Boxes of a source rank of the tensor that targets call `name`."""
     layout = pair.source[source]
     own = held_name(name, {meta.name: meta for meta in layout.tensors}, layout.tied)
     return [box for held, box in layout.boxes if held == own]
@@ -80,7 +80,7 @@ def holds(pair: Pair, source: int, transfer: Transfer) -> bool:
 
 
 def wrong_fields(plan: ReshardPlan, pair: Pair) -> Iterator[str]:
-    """What a plan says of itself that is not so."""
+    """False statements of a plan about itself."""
     wire = wire_dtypes(pair.source, pair.target)
     shapes = {meta.name: meta.shape for layout in pair.target for meta in layout.tensors}
     said = {name: (meta.name, meta.shape, meta.dtype) for name, meta in plan.tensors.items()}
@@ -100,7 +100,7 @@ def wrong_fields(plan: ReshardPlan, pair: Pair) -> Iterator[str]:
 
 
 def wrong_relays(plan: ReshardPlan, pair: Pair) -> Iterator[str]:
-    """What a plan says of targets that forward to others, and is not so."""
+    """False statements of a plan about targets that forward to others."""
     needs = [(sorted(layout.boxes), {meta.name: meta.dtype for meta in layout.tensors}) for layout in pair.target]
     known = range(len(needs))
     for target, parent in plan.relays.items():
@@ -142,7 +142,7 @@ def wrong_transfers(bucket: Bucket, pair: Pair, wire: Mapping[str, str]) -> Iter
 
 
 def out_of_order(parts: Sequence[Sequence[Bucket]]) -> Iterator[str]:
-    """Buckets and names of each target that do not follow each other."""
+    """Buckets of each target that are out of order, and names that are not contiguous."""
     for at, part in enumerate(parts):
         places = [(bucket.round, bucket.source) for bucket in part]
         if [number for number, _ in places] != sorted(number for number, _ in places):

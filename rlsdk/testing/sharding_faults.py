@@ -1,5 +1,4 @@
-"""Requirements: a sync that goes wrong is an error; replicas never serve anything but the trained weights in
-silence."""
+"""Requirements: a failed sync is an error; replicas never silently serve anything but the trained weights."""
 
 from __future__ import annotations
 
@@ -15,9 +14,9 @@ from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.sharding_lab import ShardingLab, Trial, WatchedRolloutHost
 
 LARGE: Mapping[str, Any] = {"bucket_bytes": 1 << 14}
-"""Where nothing is about buckets: few of them cost less."""
+"""Bucket size of requirements that are not about buckets: few buckets are faster."""
 REFUSED = (RlsdkError, OSError)
-"""A sync that broke off: an error of the SDK, or the rank's own."""
+"""Errors of an interrupted sync: an error of the SDK, or the rank's own."""
 
 
 class SyncFaultRequirements:
@@ -25,11 +24,11 @@ class SyncFaultRequirements:
 
     @requirement("sync.proven")
     def test_proven(self, lab: ShardingLab, measured: Measured) -> None:
-        """A replica that serves something else than it was sent, or less, is a WeightSyncError, whichever of four it
-        is; the next sync is none the worse for it."""
+        """If any of four replicas serves other weights than it was sent, or only some of them, it is a WeightSyncError;
+        the next sync is not affected."""
         accepted, harmed = [], []
         for at, (name, lie) in enumerate(lies().items()):
-            # Each lie by another one; the first, which is the coarsest, by all.
+            # Each lie is tried on one replica; the first, the coarsest, on all.
             for liar in range(4) if at == 0 else (at % 4,):
                 trial = lab.trial(in_one_process(replicas=4), **LARGE)
                 trial.sync(1)
@@ -46,9 +45,9 @@ class SyncFaultRequirements:
 
     @requirement("sync.proven.first", since=(2, 0))
     def test_proven_first(self, lab: ShardingLab, measured: Measured) -> None:
-        """A replica that serves something else after the very first sync is a WeightSyncError, too; and one of several
-        places, beside others that want their weights in another way; and one that takes its weights from another, or
-        hands them on."""
+        """A replica that serves wrong weights is a WeightSyncError even after the first sync; even if it has several
+        ranks and other replicas have other layouts; and even if it receives weights from, or forwards them to, another
+        replica."""
         accepted = []
         for name, lie in lies().items():
             trial = lab.trial(in_one_process(replicas=2), **LARGE)
@@ -63,8 +62,8 @@ class SyncFaultRequirements:
 
     @requirement("sync.proven.each", since=(2, 0))
     def test_proven_each(self, lab: ShardingLab, measured: Measured) -> None:
-        """A replica that serves one tensor otherwise is a WeightSyncError, whichever tensor it is, a second copy of a
-        tied one too: also where the trained tensor is as it was at the last sync, and where all of them are."""
+        """A replica that serves any one tensor wrongly, or its own copy of a tied one, is a WeightSyncError, even if
+        the trained tensor, or all of them, have not changed since the last sync."""
         pair = in_one_process()
         headed = Pair(source=tied(pair.source), replicas=[placed(with_head(pair.target), process="one")])
         accepted = []
@@ -90,7 +89,7 @@ class SyncFaultRequirements:
 
     @requirement("sync.sources", since=(2, 0))
     def test_sources(self, lab: ShardingLab, measured: Measured) -> None:
-        """Copies of a shard that are no longer equal are a WeightSyncError, or all that is served is of one of them."""
+        """If copies of a shard are no longer equal, it is a WeightSyncError, or all served weights are of one copy."""
         mixed = []
         for number, replicas, ranks in ((2, 1, range(4)), (2, 2, (0, 3)), (4, 1, (2, 7))):
             for stale in ranks:
@@ -104,7 +103,7 @@ class SyncFaultRequirements:
 
     @requirement("sync.unchanged")
     def test_unchanged(self, lab: ShardingLab, measured: Measured) -> None:
-        """Weights that are all as they were at a lower version are a WeightSyncError: the steps did not reach them."""
+        """Weights that equal those of a lower version are a WeightSyncError: the steps did not change them."""
         wrong = [name for name, course in UNCHANGED.items() if (fault := course.fault(lab)) and not fault.allowed]
         for name, breaks in FAILURES.items():
             trial = lab.trial(in_one_process(replicas=4), **LARGE)
@@ -118,13 +117,14 @@ class SyncFaultRequirements:
 
     @requirement("sync.changed", since=(2, 0))
     def test_changed(self, lab: ShardingLab, measured: Measured) -> None:
-        """Weights that changed are none, however little, nor those of which no change was expected."""
+        """Weights that changed, however little, are no error, and neither are unchanged ones if no change was
+        expected."""
         wrong = [f"{name}: {fault.why}" for name, course in CHANGED.items() if (fault := course.fault(lab))]
         measured.none("refused", wrong)
 
     @requirement("sync.interrupted")
     def test_interrupted(self, lab: ShardingLab, measured: Measured) -> None:
-        """A source that breaks off in the middle is an error; no replica serves a mixture, and the next sync mends."""
+        """A source that fails in the middle is an error; no replica serves a mixture, and the next sync repairs it."""
         trial = lab.trial(pairs()["sharded to tensor parallel"])
         trial.sync(1)
         old = trial.snapshot()
@@ -146,9 +146,8 @@ class SyncFaultRequirements:
 
     @requirement("sync.failures", since=(2, 0))
     def test_failures(self, lab: ShardingLab, measured: Measured) -> None:
-        """A replica that fails, dies or hangs, a rank that gives no fingerprints, or one that breaks off at a first
-        sync is an error: no replica is left out. A sync that is repeated brings the weights everywhere, under a higher
-        version as well."""
+        """A replica that fails, dies or hangs, a rank without fingerprints, or a rank that fails at a first sync is an
+        error: no replica is left out. A repeated sync brings the weights everywhere, even under a higher version."""
         accepted, harmed = [], []
         for name, breaks in FAILURES.items():
             for first in (False, True):
@@ -173,7 +172,7 @@ UNMOVED: Sequence[tuple[str, int, bool]] = (
     (", under the version of before", 4, False),
     (", under a lower version", 2, False),
 )
-"""Words, version, and whether another tensor than the one that is looked at has changed since the last sync."""
+"""Description, version, and whether a tensor other than the tested one has changed since the last sync."""
 
 
 def refused(trial: Trial, version: int, *errors: type[Exception], expect_change: bool | None = None) -> bool:
@@ -187,22 +186,22 @@ def refused(trial: Trial, version: int, *errors: type[Exception], expect_change:
 
 @dataclass(frozen=True)
 class Fault:
-    """A course that did not go as it should."""
+    """A course with a wrong result."""
 
     why: str
     allowed: bool = False
-    """An error where one was wanted, but at another place."""
+    """Whether a sync that should succeed raised an error."""
 
 
 @dataclass(frozen=True)
 class Course:
-    """Syncs one after the other."""
+    """A sequence of syncs."""
 
     syncs: Sequence[tuple[Callable[[Trial], None] | None, int, bool | None, bool]]
-    """How the weights change before it, version, `expect_change`, whether it is refused."""
+    """For each sync: how the weights change before it, version, `expect_change`, and whether it is refused."""
 
     def fault(self, lab: ShardingLab) -> Fault | None:
-        """What did not go as it should; None: nothing."""
+        """The first wrong result; None: all are right."""
         trial = lab.trial(in_one_process(), **LARGE)
         for change, version, expect_change, refused in self.syncs:
             if change is not None:
@@ -230,7 +229,7 @@ def _one_element(trial: Trial) -> None:
 
 
 def _exchange(trial: Trial) -> None:
-    """Two tensors of one shape change places: all fingerprints together stay as they are."""
+    """Swaps two tensors of one shape: the set of all fingerprints does not change."""
     a, b = trial.truth["layers.0.qkv.bias"], trial.truth["layers.1.qkv.bias"]
     a[:], b[:] = b.clone(), a.clone()
     trial.load()
@@ -253,7 +252,7 @@ UNCHANGED = {
         [(None, 1, None, False), (_step, 2, None, False), (None, 3, None, True)]
     ),
 }
-"""What must be refused."""
+"""Courses with a sync that must be refused."""
 CHANGED = {
     "the first sync": Course([(None, 700, True, False)]),
     "the same version": Course([(None, 1, None, False), (None, 1, None, False)]),
@@ -275,7 +274,7 @@ CHANGED = {
         for expected in (None, False, True)
     },
 }
-"""What must not be."""
+"""Courses whose syncs must all be accepted."""
 
 
 def _replica_fails(error: RlsdkError, trial: Trial, on: bool) -> None:

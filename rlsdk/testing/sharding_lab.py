@@ -1,4 +1,4 @@
-"""Test harness for sharding managers: groups of engines that hold tensors and compute nothing."""
+"""Test harness for sharding managers: groups of engines that hold tensors but compute nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class WatchedGroup(LocalGroup):
-    """Remembers what its hosts were called for, and how long the caller was ready to wait."""
+    """Records the calls of its hosts, and their deadlines."""
 
     calls: list[tuple[str, float | None]] = field(default_factory=list)
 
@@ -50,7 +50,7 @@ class WatchedGroup(LocalGroup):
 
 
 class WatchedEngine(TensorRolloutEngine):
-    """Remembers the names of what came, in order."""
+    """Records the names of the received tensors, in order."""
 
     arrived: Sequence[str] = ()
 
@@ -67,20 +67,20 @@ class WatchedEngine(TensorRolloutEngine):
 
 
 class WatchedTrainHost(TrainHost):
-    """Fails when it is told to."""
+    """Fails on request."""
 
     left = 10**9
-    """Buckets that it hands out before it fails."""
+    """Number of buckets that it exports before it fails."""
     fails_fingerprints = False
     proof_s = 0.0
-    """Seconds that its fingerprints take."""
+    """Seconds that it takes to compute fingerprints."""
 
     def export_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
         there = buckets[: max(self.left, 0)]
         self.left -= len(buckets)
         if not there:
             raise OSError("the line is dead")
-        # The rest breaks off when its turn comes.
+        # The remaining buckets fail later.
         return [*super().export_weights(there), *({} for _ in buckets[len(there) :])]
 
     def weight_fingerprints(self, transfers: Sequence[Transfer]) -> Mapping[str, int]:
@@ -91,16 +91,16 @@ class WatchedTrainHost(TrainHost):
 
 
 class WatchedRolloutHost(RolloutHost):
-    """Remembers what it was asked to pull; `before` and `after` may fail, or make another receipt."""
+    """Records what it was asked to pull; `before` and `after` may fail or return another receipt."""
 
     def __init__(self, engine: WatchedEngine) -> None:
         super().__init__(engine)
         self.serving = engine
         self.pulls: list[tuple[Sequence[Bucket], frozenset[int], int, float]] = []
         self.lie: Any = None
-        """Called with this host, the receipt of before and a function that pulls; gives the receipt."""
+        """Called with this host, the previous receipt and a function that pulls; returns the receipt."""
         self.relays: list[Relay | None] = []
-        """By pull: its part in passing weights on."""
+        """For each pull: its part in forwarding weights."""
         self.receipt: SyncReceipt | None = None
 
     def pull_weights(
@@ -122,14 +122,14 @@ class WatchedRolloutHost(RolloutHost):
 
 
 class Trial:
-    """A manager over groups of its own, and the weights that it should bring."""
+    """A manager with its own groups, and the weights that it should transfer."""
 
     def __init__(self, lab: ShardingLab, pair: Pair, tensors: Mapping[str, Tensor] | None = None, **arguments: Any):
         self.pair = pair
         dtypes = {meta.name: getattr(torch, meta.dtype) for layout in pair.source for meta in layout.tensors}
         given = random_tensors() if tensors is None else tensors
         self.truth = {name: given[name].to(dtype, copy=True) for name, dtype in dtypes.items()}
-        """Name, as the sources hold it -> the whole tensor in their dtype."""
+        """Name in the sources -> the whole tensor in their dtype."""
         self.tied = {name: held for layout in pair.source for name, held in layout.tied.items()}
         self.sources = [WatchedTrainHost(TensorTrainEngine(self.truth, layout)) for layout in pair.source]
         self.replicas = [WatchedRolloutHost(WatchedEngine(layouts)) for layouts in pair.replicas]
@@ -139,34 +139,34 @@ class Trial:
         self.manager = made
         self._lab = lab
         self._before: Held | None = None
-        """What sources held at the last sync that succeeded."""
+        """Weights of the sources at the last successful sync."""
 
     def plan(self) -> ReshardPlan:
         return self.manager.plan(tuple(self.pair.source), tuple(self.pair.target))
 
     def sync(self, version: int, *, expect_change: bool | None = None) -> SyncReport:
         report = self.manager.sync(version, expect_change=expect_change)
-        # Whether a lie is told is what its own requirement asks.
+        # Lies are tested by their own requirements.
         if all(host.lie is None for host in self.replicas):
             self._lab.faults += wrong_sync(self, report, version, self._before)
         self._before = held_by_sources(self)
         return report
 
     def step(self, *, without: Sequence[int] = ()) -> None:
-        """Every element of every rank grows, but for those ranks that stay as they are."""
+        """Increases every element on every rank except those of `without`."""
         for tensor in self.truth.values():
             tensor += 1 if tensor.dtype is torch.bool or not tensor.is_floating_point() else 0.125
         self.load(without=without)
 
     def load(self, *, without: Sequence[int] = ()) -> None:
-        """Has the ranks hold `truth`."""
+        """Writes `truth` to the ranks, except those of `without`."""
         for rank, host in enumerate(self.sources):
             engine: Any = host.engine
             for name, box, tensor in engine.held if rank not in without else ():
                 tensor.copy_(self.truth[name][box.slices(Box.whole(self.truth[name].shape))])
 
     def scatter(self) -> None:
-        """Has the ranks hold their tensors in memory that is not contiguous: every second element of a longer row."""
+        """Moves the ranks' tensors to memory that is not contiguous: every second element of a longer row."""
         for host in self.sources:
             engine: Any = host.engine
             engine.held = [
@@ -175,15 +175,15 @@ class Trial:
             ]
 
     def snapshot(self) -> dict[str, Tensor]:
-        """What `truth` is now."""
+        """A copy of `truth`."""
         return {name: tensor.clone() for name, tensor in self.truth.items()}
 
     def differing(self, truth: Mapping[str, Tensor] | None = None) -> list[str]:
-        """Boxes that are not, bit for bit, what the sources hold (or held)."""
+        """Boxes that differ in any bit from the weights of the sources (or from `truth`)."""
         return [what for replica in range(len(self.replicas)) for what in self.differing_of(replica, truth)]
 
     def differing_of(self, replica: int, truth: Mapping[str, Tensor] | None = None) -> list[str]:
-        """As `differing`, of one replica."""
+        """As `differing`, for one replica."""
         values = self.truth if truth is None else truth
         found = []
         for name, box, tensor in self.replicas[replica].serving.served:
@@ -193,7 +193,7 @@ class Trial:
         return found
 
     def forget(self, replica: int) -> None:
-        """A replica that was started again: it serves zeros."""
+        """Restarts a replica: it serves zeros."""
         for _, _, tensor in self.replicas[replica].serving.served:
             tensor.zero_()
 
@@ -204,40 +204,40 @@ class ShardingLab:
     def __init__(self, suite: type[ShardingConformance]) -> None:
         self.suite = suite
         self.faults: list[str] = []
-        """Of all syncs in the requirement that runs."""
+        """Faults of all syncs in the running requirement."""
         self.manager_class = suite.registry().component(ComponentKind.SHARDING_MANAGER, suite.backend)
 
     def trial(self, pair: Pair, tensors: Mapping[str, Tensor] | None = None, **arguments: Any) -> Trial:
         return Trial(self, pair, tensors, **arguments)
 
     def plan(self, pair: Pair) -> ReshardPlan:
-        """A new manager's. Its own groups are of another pair: planning has no use for them."""
+        """The plan of a new manager. Its own groups are of another pair: planning does not use them."""
         manager = self.trial(pairs()["one rank to one"]).manager
         return manager.plan(tuple(pair.source), tuple(pair.target))
 
     def verify(self, measured: Measured) -> None:
-        """What holds for every sync held in the requirement that has ended, whatever it looked at."""
+        """Checks the invariants of every sync on the syncs of the requirement that has ended."""
         faults, self.faults = self.faults, []
         if faults:
             measured.none("syncs that did otherwise than they say", faults)
 
     def forget(self) -> None:
-        """Drops what was written down of a requirement that failed by itself."""
+        """Drops the records of a requirement that failed."""
         self.faults = []
 
     def close(self) -> None:
-        """Nothing to end: engines live in this process and hold small tensors."""
+        """Does nothing: engines are in this process and hold small tensors."""
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Equal to the last bit: zeros of another sign differ, and NaN may be equal."""
+    """Whether all bits are equal: zeros of different signs differ, and NaN may be equal."""
     return a.dtype == b.dtype and torch.equal(
         a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8)
     )
 
 
 def wire_dtypes(source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> dict[str, str]:
-    """Dtype in which every wanted tensor travels: the narrower of what is held and what is wanted."""
+    """Dtype in which each wanted tensor is sent: the narrower of the source's and the target's."""
     held = {meta.name: meta.dtype for layout in source for meta in layout.tensors}
     names = {name: own for layout in source for name, own in layout.tied.items()}
     return {
@@ -248,12 +248,12 @@ def wire_dtypes(source: Sequence[WeightLayout], target: Sequence[WeightLayout]) 
 
 
 def held_name(name: str, held: Mapping[str, Any], tied: Mapping[str, str]) -> str:
-    """Under which the sources hold what a target calls `name`."""
+    """Name in the sources of the tensor that a target calls `name`."""
     return name if name in held else tied.get(name, name)
 
 
 def wanted_boxes(pair: Pair) -> Iterator[tuple[int, str, Box]]:
-    """(index of the target, name, box) of all that targets want."""
+    """(index of the target, name, box) of every wanted box."""
     for at, layout in enumerate(pair.target):
         for name, box in layout.boxes:
             yield at, name, box

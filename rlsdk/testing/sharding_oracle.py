@@ -16,7 +16,7 @@ Held = Mapping[str, tuple[Tensor, ...]]
 
 
 def held_by_sources(trial: Trial) -> Held:
-    """Name, as the sources hold it -> copies of all that they hold of it, rank by rank."""
+    """Name in the sources -> copies of all their boxes of this tensor, by rank."""
     found: dict[str, tuple[Tensor, ...]] = {}
     for host in trial.sources:
         engine: Any = host.engine
@@ -26,13 +26,13 @@ def held_by_sources(trial: Trial) -> Held:
 
 
 def wrong_sync(trial: Trial, report: SyncReport, version: int, before: Held | None) -> list[str]:
-    """What a report says that is not so, and boxes that did not arrive.
+    """False statements of a report, and boxes that did not arrive.
 
     Args:
-        trial: after its sync.
-        report: of it.
-        version: that was asked for.
-        before: what sources held at the last sync that succeeded; None: there was none.
+        trial: the trial after its sync.
+        report: the report of the sync.
+        version: the requested version.
+        before: weights of the sources at the last successful sync; None: there was none.
     """
     held, plan = held_by_sources(trial), trial.plan()
     changed = sum(_has_changed(trial, name, meta.dtype, held, before) for name, meta in plan.tensors.items())
@@ -52,7 +52,7 @@ def wrong_sync(trial: Trial, report: SyncReport, version: int, before: Held | No
 
 
 def _has_changed(trial: Trial, name: str, dtype: str, held: Held, before: Held | None) -> bool:
-    """In the dtype in which it travels."""
+    """Whether a tensor has changed, in the dtype in which it is sent."""
     import torch
 
     from rlsdk.testing.sharding_lab import same_bits
@@ -65,7 +65,7 @@ def _has_changed(trial: Trial, name: str, dtype: str, held: Held, before: Held |
 
 
 def _hold_truth(trial: Trial) -> bool:
-    """True where every source holds what it should: none is stale on purpose."""
+    """Whether every source holds the right weights: none is stale on purpose."""
     from rlsdk.testing.sharding_lab import same_bits
 
     for host in trial.sources:

@@ -1,4 +1,4 @@
-"""Requirements on plans: sources and targets of transfers, their order, and the plan's own figures."""
+"""Requirements on plans: sources and targets of transfers, their order, and the plan's own numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rlsdk.testing.sharding_counts import (
 from rlsdk.testing.sharding_lab import ShardingLab, wanted_boxes, wire_dtypes
 
 MOST_OVER_SHARE = 1.6
-"""Largest load of a source that shares with others, over an equal share: pieces have a size, too."""
+"""Largest load of a source relative to an equal share: pieces cannot be divided at will."""
 
 
 class PlanRequirements:
@@ -39,13 +39,13 @@ class PlanRequirements:
 
     @requirement("plan.cover")
     def test_cover(self, lab: ShardingLab, measured: Measured) -> None:
-        """Every element that is wanted is sent once: no element is missing, and none comes twice."""
+        """Every wanted element is sent exactly once."""
         for name, pair in {**pairs(), **distant_pairs()}.items():
             measured.none(f"elements not sent once: {name}", not_once(lab.plan(pair), pair.target))
 
     @requirement("plan.bytes")
     def test_bytes(self, lab: ShardingLab, measured: Measured) -> None:
-        """What crosses a process boundary is the least that could; sums are right, buckets of bounded size."""
+        """The fewest possible bytes cross process boundaries; sums are right, and bucket sizes are bounded."""
         for name, pair in {**pairs(), **distant_pairs()}.items():
             plan, wire = lab.plan(pair), wire_dtypes(pair.source, pair.target)
             wanted = sum(box.numel * DTYPE_BYTES[wire[tensor]] for _, tensor, box in wanted_boxes(pair))
@@ -65,26 +65,27 @@ class PlanRequirements:
 
     @requirement("plan.fields", since=(2, 0))
     def test_fields(self, lab: ShardingLab, measured: Measured) -> None:
-        """A transfer is a part of one box of its source, in the dtype that travels, and every count is what it says; a
-        target forwards to such as have its needs, and the first of a chain receives from the sources."""
+        """A transfer is a part of one box of its source, in the dtype of transfers, and every count is right; a target
+        forwards only to targets with equal needs, and the first of a chain receives from the sources."""
         for name, pair in {**pairs(), **distant_pairs(), "a chain": chain()}.items():
             measured.none(f"fields that are wrong: {name}", list(wrong_fields(lab.plan(pair), pair)))
 
     @requirement("plan.order", since=(2, 0))
     def test_order(self, lab: ShardingLab, measured: Measured) -> None:
-        """A target's buckets stand by round, one of each source in a round, and all of a name follows each other."""
+        """A target's buckets are ordered by round, with one per source in a round, and pieces of one tensor are
+        contiguous."""
         for name, pair in pairs().items():
             measured.none(f"out of order: {name}", list(out_of_order(lab.plan(pair).parts)))
 
     @requirement("plan.near", since=(2, 0))
     def test_near(self, lab: ShardingLab, measured: Measured) -> None:
-        """Of those that hold a piece the nearest sends it: same process, same device, same node, any other."""
+        """The nearest rank that holds a piece sends it: same process, same device, same node, any other."""
         for name, pair in {**pairs(), **distant_pairs()}.items():
             measured.none(f"sent from afar: {name}", list(sent_from_afar(lab.plan(pair), pair)))
 
     @requirement("plan.spread")
     def test_spread(self, lab: ShardingLab, measured: Measured) -> None:
-        """Where copies of a shard are at hand, each sends its part: no rank sends much more than an equal share."""
+        """If there are copies of a shard, each sends a part: no rank sends much more than an equal share."""
         for number, replicas in ((2, 2), (4, 1), (4, 4)):
             pair = copies(number, replicas)
             loads = Counter(dict.fromkeys(range(len(pair.source)), 0))
@@ -97,7 +98,7 @@ class PlanRequirements:
 
     @requirement("plan.pure")
     def test_pure(self, lab: ShardingLab, measured: Measured) -> None:
-        """The same layouts give the same plan, planning calls no rank, and a plan is data that can be sent."""
+        """Equal layouts give equal plans, planning calls no rank, and a plan can be sent to another process."""
         pair = pairs()["four copies to four replicas"]
         trial = lab.trial(pair)
         first, second = trial.plan(), lab.plan(pair)
@@ -109,7 +110,7 @@ class PlanRequirements:
 
     @requirement("plan.any_layouts", since=(2, 0))
     def test_any_layouts(self, lab: ShardingLab, measured: Measured) -> None:
-        """A manager plans for the layouts that it is given: what it planned before changes nothing."""
+        """A manager plans for the given layouts: earlier plans have no effect."""
         one = pairs()["sharded to whole, two replicas"]
         others = {
             **{name: pairs()[name] for name in ("sharded to tensor parallel", "copies of shards to whole")},
@@ -133,7 +134,7 @@ class PlanRequirements:
 
     @requirement("plan.transports", since=(2, 0))
     def test_transports(self, lab: ShardingLab, measured: Measured) -> None:
-        """`transports` names those that may be used, and one that does not exist is a ConfigError."""
+        """`transports` names the allowed transports; one that does not exist is a ConfigError."""
         pair = pairs()["sharded to whole, two replicas"]
         plan = lab.trial(pair, transports=("inline",)).plan()
         used = {bucket.transport for bucket in plan.buckets}
@@ -146,7 +147,7 @@ class PlanRequirements:
 
     @requirement("plan.refusals")
     def test_refusals(self, lab: ShardingLab, measured: Measured) -> None:
-        """A box that nobody holds, a name that nobody knows and a shape that differs are a LayoutError."""
+        """A box that no rank holds, an unknown name, and a different shape are a LayoutError."""
         pair = pairs()["sharded to whole, two replicas"]
         experts = pairs()["expert parallel to tensor parallel"]
         self._refused(
@@ -170,8 +171,8 @@ class PlanRequirements:
 
     @requirement("plan.served", since=(2, 0))
     def test_served(self, lab: ShardingLab, measured: Measured) -> None:
-        """What is trained and would not be served as it was trained is a LayoutError: a tensor that no target asks for,
-        a head that is tied on the serving side only, whole numbers for floating ones."""
+        """Trained weights that could not be served as trained are a LayoutError: a tensor that no target wants, a head
+        that is tied only on the serving side, integers instead of floats."""
         source = sharded(2)
         self._refused(
             lab,
@@ -214,7 +215,7 @@ def _reshaped(layout: WeightLayout, size: int) -> WeightLayout:
 
 
 def _turned(layout: WeightLayout) -> WeightLayout:
-    """A matrix that stands the other way round."""
+    """A transposed matrix."""
     name = "layers.0.down.weight"
     turned = _changed(layout, lambda meta: replace(meta, shape=meta.shape[::-1]) if meta.name == name else meta)
     boxes = tuple((n, Box(b.offset[::-1], b.size[::-1]) if n == name else b) for n, b in layout.boxes)
@@ -222,7 +223,7 @@ def _turned(layout: WeightLayout) -> WeightLayout:
 
 
 def _without_box(layout: WeightLayout, name: str, rank: int) -> WeightLayout:
-    """One box less of a tensor, on one rank."""
+    """The layout without one rank's box of a tensor."""
     drop = next(((n, box) for n, box in layout.boxes if n == name), None) if layout.rank == rank else None
     return replace(layout, boxes=tuple(entry for entry in layout.boxes if entry != drop))
 

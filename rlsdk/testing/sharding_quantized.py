@@ -32,7 +32,7 @@ BLOCK = 4
 RANKS = 3
 LEAST, LARGEST = 1e-4, 448.0
 LIES = ("a value", "a scale", "no scales in the receipt")
-"""What a replica may do wrong with what it quantized."""
+"""Faults of a replica in its quantized weights."""
 
 
 class QuantizedRequirements:
@@ -40,17 +40,17 @@ class QuantizedRequirements:
 
     @requirement("sync.quantized", since=(2, 0))
     def test_quantized(self, lab: ShardingLab, measured: Measured) -> None:
-        """Weights that replicas serve as float8 with block scales (`TensorMeta.scales`) come to them unquantized, in
-        the dtype that is quantized or the source's narrower one, however blocks are cut over sources; and a replica
-        that quantized otherwise, or does not account for its scales, is a WeightSyncError. A manager that cannot do
-        that refuses such layouts by a LayoutError."""
+        """Weights that replicas serve as float8 with block scales (`TensorMeta.scales`) are sent unquantized, in the
+        dtype that is quantized or the source's narrower one, however sources split blocks; a replica that quantizes
+        differently, or omits its scales from the receipt, is a WeightSyncError. A manager without this feature refuses
+        such layouts with a LayoutError."""
         wrong, accepted = [], []
         for held in ("float32", "bfloat16"):
             manager, engines = _groups(lab, held)
             try:
                 manager.sync(1)
             except LayoutError:
-                return  # It says so, and nothing moved.
+                return  # The manager refused, and nothing was sent.
             wrong += [fault for engine in engines for fault in engine.faults(held)]
             for lie in LIES:
                 for host in manager.train.hosts:  # type: ignore[attr-defined]
@@ -69,14 +69,14 @@ class QuantizedRequirements:
 
 
 class QuantizingEngine(TensorRolloutEngine):
-    """Quantizes what arrives, once all of it is there."""
+    """Quantizes tensors once they have arrived completely."""
 
     lie: str | None = None
 
     def __init__(self, layout: WeightLayout) -> None:
         super().__init__([layout])
         self.came: dict[str, tuple[torch.dtype, Tensor]] = {}
-        """By tensor: the dtype on the wire, and the values."""
+        """By tensor: the dtype in which it was sent, and the values."""
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         (layout,) = self._layouts
@@ -84,7 +84,7 @@ class QuantizingEngine(TensorRolloutEngine):
         self.came = {}
         for shard in shards:
             shape = metas[shard.name].shape
-            blank = torch.full(shape, math.nan)  # what never comes is seen
+            blank = torch.full(shape, math.nan)  # missing values stay visible
             _, whole = self.came.setdefault(shard.name, (shard.tensor.dtype, blank))
             whole[shard.box.slices(Box.whole(shape))] = shard.tensor.float()
         served: dict[str, Tensor] = {}
@@ -94,12 +94,12 @@ class QuantizingEngine(TensorRolloutEngine):
                 served[name] = values.to(getattr(torch, metas[name].dtype))
             else:
                 served[name], served[scales.name] = quantized(values.to(torch.bfloat16).float())
-        self._tell_lie(served)
+        self._apply_lie(served)
         prints = {name: fingerprint(tensor, Box.whole(tuple(tensor.shape))) for name, tensor in served.items()}
         return SyncReceipt(version=version, num_tensors=len(metas), num_bytes=0, fingerprints=prints)
 
     def faults(self, held: str) -> list[str]:
-        """What of the values that came is not what sources with weights in dtype `held` must have sent."""
+        """Received values that differ from those that sources with weights in dtype `held` must send."""
         found = []
         for name, values in weights(held).items():
             dtype, came = self.came.get(name, (None, torch.empty(0)))
@@ -110,7 +110,7 @@ class QuantizingEngine(TensorRolloutEngine):
                 found.append(f"{name} did not come whole")
         return found
 
-    def _tell_lie(self, served: dict[str, Tensor]) -> None:
+    def _apply_lie(self, served: dict[str, Tensor]) -> None:
         if self.lie == LIES[0]:
             served["up"].view(torch.uint8)[-1, -1] ^= 1
         elif self.lie == LIES[1]:
@@ -120,7 +120,8 @@ class QuantizingEngine(TensorRolloutEngine):
 
 
 def quantized(values: Tensor) -> tuple[Tensor, Tensor]:
-    """(float8_e4m3fn, float32 scales) of a matrix. A block's scale: its largest magnitude, at least 1e-4, over 448."""
+    """(float8_e4m3fn values, float32 scales) of a matrix. A block's scale is its largest magnitude, at least 1e-4,
+    divided by 448."""
     rows, columns = (-(-length // BLOCK) * BLOCK for length in values.shape)
     padded = torch.zeros(rows, columns)
     padded[: values.shape[0], : values.shape[1]] = values
@@ -131,13 +132,13 @@ def quantized(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def weights(held: str) -> dict[str, Tensor]:
-    """Of the sources, in their dtype."""
+    """Weights of the sources, in their dtype."""
     generator = torch.Generator().manual_seed(3)
     return {name: torch.randn(shape, generator=generator).to(getattr(torch, held)) for name, shape in SHAPES.items()}
 
 
 def _groups(lab: ShardingLab, held: str) -> tuple[ShardingManager, list[QuantizingEngine]]:
-    """Ranks whose cuts are inside blocks, and two replicas."""
+    """Ranks whose boundaries are inside blocks, and two replicas."""
     metas = [TensorMeta(name=name, shape=shape, dtype=held) for name, shape in SHAPES.items()]
     state, sources = weights(held), []
     for rank in range(RANKS):

@@ -1,4 +1,4 @@
-"""Requirements: random layouts with fixed seeds: tensors, cuts, copies, placement and dtypes."""
+"""Requirements: layouts with random tensors, splits, copies, placement and dtypes, from fixed seeds."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from rlsdk.testing.tensor_engines import tensor_layout
 NUM_PAIRS = 12
 NUM_SYNCS = 6
 BUCKETS = (64, 100, 999, 1 << 20)
-"""Bytes: of a few elements, of no whole number of them, and of more than there is."""
+"""Bucket sizes in bytes: a few elements, not a multiple of the element size, and more than the model."""
 BOUNDS = tuple(int(64 * 1.3**power) for power in range(30))
-"""Bytes: whatever a last round has left."""
+"""Bucket sizes in bytes, so that the last round has any amount left."""
 FLOATS = ("float32", "bfloat16", "float16")
 
 
@@ -40,8 +40,8 @@ class RandomLayoutRequirements:
 
     @requirement("plan.random", since=(2, 0))
     def test_plan_random(self, lab: ShardingLab, measured: Measured) -> None:
-        """Of random layouts, over processes, devices and nodes, all is sent once, in order, from the nearest, in the
-        fewest bytes, and as the plan says."""
+        """For random layouts over processes, devices and nodes, every element is sent once, in order, from the nearest
+        source, with the fewest bytes, and as the plan says."""
         for seed in range(NUM_PAIRS):
             pair, _ = random_pair(seed)
             plan = lab.plan(pair)
@@ -53,7 +53,7 @@ class RandomLayoutRequirements:
 
     @requirement("plan.buckets", since=(2, 0))
     def test_plan_buckets(self, lab: ShardingLab, measured: Measured) -> None:
-        """Buckets and rounds hold to whatever bound is asked for, of a few elements or of more than there is."""
+        """Buckets and rounds respect any bound, from a few elements to more than the model."""
         for bound in BUCKETS:
             for name in (
                 "sharded to tensor parallel",
@@ -77,8 +77,7 @@ class RandomLayoutRequirements:
 
     @requirement("plan.rounds", since=(2, 0))
     def test_plan_rounds(self, lab: ShardingLab, measured: Measured) -> None:
-        """No round is over the bound, the last one neither: at any bound, so that it has anything from a little to all
-        of it."""
+        """No round exceeds its bound, not even the last one, which is from nearly empty to full at different bounds."""
         pair, over = pairs()["sharded to whole, two replicas"], []
         for bound in BOUNDS:
             manager = lab.trial(pairs()["one rank to one"], bucket_bytes=bound).manager
@@ -90,7 +89,7 @@ class RandomLayoutRequirements:
 
     @requirement("sync.managers", since=(2, 0))
     def test_managers(self, lab: ShardingLab, measured: Measured) -> None:
-        """Two managers of as many ranks and replicas, of other tensors, bring each its own, in turns."""
+        """Two managers with equal numbers of ranks and replicas, but other tensors, each transfer their own in turn."""
         for name, pair in pairs().items():
             one, other = lab.trial(pair), lab.trial(*renamed(pair))
             for version in (1, 2):
@@ -101,8 +100,8 @@ class RandomLayoutRequirements:
 
     @requirement("plan.preference", since=(2, 0))
     def test_plan_preference(self, lab: ShardingLab, measured: Measured) -> None:
-        """Of the transports that may be used, the first that reaches is taken, in the order in which they are named;
-        the report names those that were used."""
+        """The first allowed transport that reaches the target is used, in the order of `transports`; the report names
+        the used ones."""
         pair = pairs()["sharded to whole, two replicas"]
         orders: tuple[tuple[str, ...], ...] = (("inline", "shared_memory"), ("shared_memory", "inline"))
         for order in orders:
@@ -115,7 +114,7 @@ class RandomLayoutRequirements:
 
     @requirement("sync.random", since=(2, 0))
     def test_sync_random(self, lab: ShardingLab, measured: Measured) -> None:
-        """Weights of random layouts arrive bit for bit, in small buckets too, and again after a step."""
+        """Weights of random layouts arrive bit for bit, even in small buckets, and again after a step."""
         for seed in range(100, 100 + NUM_SYNCS):
             pair, tensors = random_pair(seed, here=True)
             bound = (1 << 16, 200)[seed % 2]
@@ -129,7 +128,7 @@ class RandomLayoutRequirements:
 
 
 def renamed(pair: Pair) -> tuple[Pair, dict[str, Tensor]]:
-    """The same ranks with tensors of other names, and their values."""
+    """The same ranks with renamed tensors, and their values."""
 
     def other(layout: WeightLayout) -> WeightLayout:
         return replace(
@@ -145,7 +144,7 @@ def renamed(pair: Pair) -> tuple[Pair, dict[str, Tensor]]:
 
 
 def wrong_bytes(plan: ReshardPlan, pair: Pair) -> list[str]:
-    """Sums of a plan that are not those of its buckets, or more than has to move."""
+    """Sums of a plan that differ from those of its buckets, or exceed the necessary bytes."""
     wire = wire_dtypes(pair.source, pair.target)
     wanted = sum(box.numel * DTYPE_BYTES[wire[name]] for _, name, box in wanted_boxes(pair))
     away = sum(bucket.num_bytes for bucket in plan.buckets if distance(pair, bucket.source, bucket.target) != HERE)
@@ -159,8 +158,8 @@ def random_pair(seed: int, *, here: bool = False) -> tuple[Pair, dict[str, Tenso
     """Layouts of random tensors, and their values.
 
     Args:
-        seed: of all that is drawn.
-        here: on one node, so that weights can be brought.
+        seed: seed of all random choices.
+        here: everything is on one node, so that weights can be transferred.
     """
     draw = random.Random(seed)
     held, served = draw.choice(FLOATS), draw.choice(FLOATS)
@@ -201,7 +200,7 @@ def _placed(
     nodes: Sequence[str],
     kind: str = "",
 ) -> WeightLayout:
-    """A rank somewhere: some of both sides share processes and devices. A tensor of which it has no box is left out."""
+    """Places a rank at random: some sources and targets share processes and devices. Omits tensors without a box."""
     boxed = {name for name, _ in boxes}
     node = draw.choice(nodes)
     known = [meta for meta in metas if meta.name in boxed]
@@ -210,7 +209,7 @@ def _placed(
 
 
 def _dealt(draw: random.Random, shape: tuple[int, ...], parts: int, *, shared: bool = False) -> list[list[Box]]:
-    """A tensor cut into boxes and dealt out: each part's boxes. Shared: some parts have all of it."""
+    """A tensor split into boxes that are distributed at random: the boxes of each part. Shared: some parts have all."""
     boxes = list(_cut(draw, Box.whole(shape), draw.randint(0, 4)))
     if shared and draw.random() < 0.4:
         return [[Box.whole(shape)] for _ in range(parts)]
@@ -221,7 +220,7 @@ def _dealt(draw: random.Random, shape: tuple[int, ...], parts: int, *, shared: b
 
 
 def _cut(draw: random.Random, box: Box, times: int) -> Iterator[Box]:
-    """Boxes that tile one, cut so many times at most."""
+    """Boxes that tile a box, from at most `times` splits."""
     axes = [axis for axis, size in enumerate(box.size) if size > 1]
     if not times or not axes:
         yield box

@@ -22,16 +22,16 @@ from rlsdk.testing.sharding_syncs import SyncRequirements
 class ShardingConformance(
     PlanRequirements, SyncRequirements, SyncFaultRequirements, QuantizedRequirements, RandomLayoutRequirements
 ):
-    """Subclass it with the name that a sharding manager is registered under (`train+rollout`, with `*` for any).
+    """Subclass it with the name under which a sharding manager is registered (`train+rollout`, with `*` for any).
 
-    Whose memory is on a device, and when, is the trainer's business: a manager plans and syncs.
+    A manager plans and syncs; offloading memory is the trainer's task.
     """
 
     backend: ClassVar[str] = ""
     arguments: ClassVar[dict[str, Any]] = {}
-    """Of the manager's constructor, besides the two groups."""
+    """Arguments of the manager's constructor, besides the two groups."""
     bucket_bytes: ClassVar[int | None] = None
-    """Bound on a bucket that these arguments ask for; None: what the plan says of itself."""
+    """Bucket bound that these arguments set; None: the plan's own."""
     modules: ClassVar[Sequence[ModuleType]] = ()
     device: ClassVar[str] = "cpu"
     kind = ComponentKind.SHARDING_MANAGER

@@ -22,11 +22,11 @@ from rlsdk.testing.sharding_lab import ShardingLab, Trial, wanted_boxes, wire_dt
 from rlsdk.testing.tensor_engines import tensor_layout
 
 STRANGE = (-0.0, math.inf, -math.inf, 1e-40, 3.3895e38, 1.00390625, -1.01171875, 65519.0)
-"""Zeros with a sign, subnormal and largest numbers, and halves between two bfloat16 values."""
+"""Signed zeros, subnormal and largest numbers, and midpoints between two bfloat16 values."""
 GRACE_S = 2.0
-"""For threads of a sync to end."""
+"""Seconds for the threads of a sync to end."""
 PROOF_S = 0.2
-"""Of a source's fingerprints: long beside the rest of a small sync."""
+"""Seconds that a source takes for fingerprints: long compared with the rest of a small sync."""
 
 
 class SyncRequirements:
@@ -34,7 +34,8 @@ class SyncRequirements:
 
     @requirement("constructor", since=(2, 0))
     def test_constructor(self, lab: ShardingLab, measured: Measured) -> None:
-        """It is built as the trainer builds it: two groups, `timeout_s`, `bucket_bytes` and `transports` by name."""
+        """It can be constructed as the trainer does: two groups, `timeout_s`, `bucket_bytes` and `transports` by
+        name."""
         parameters = inspect.signature(lab.manager_class).parameters.values()
         known = {parameter.name for parameter in parameters}
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
@@ -57,12 +58,12 @@ class SyncRequirements:
 
     @requirement("sync.values", since=(2, 0))
     def test_values(self, lab: ShardingLab, measured: Measured) -> None:
-        """No value is changed but by the cast that the replica asks for: signs of zeros, infinities, NaN,
-        whole numbers of every width."""
+        """Only the cast that the replica needs changes values: this covers signed zeros, infinities, NaN, and integers
+        of every width."""
         for held in ("float32", "bfloat16", "float16", "float64"):
             for served in ("float32", "bfloat16"):
                 pair = Pair(source=sharded(2, dtype=held), replicas=[complete(0, served)])
-                # Casts do what they like with the payload of a NaN.
+                # Casts may change the payload of a NaN.
                 trial = lab.trial(
                     pair,
                     bucket_bytes=1 << 14,
@@ -78,7 +79,8 @@ class SyncRequirements:
 
     @requirement("sync.report", since=(2, 0))
     def test_report(self, lab: ShardingLab, measured: Measured) -> None:
-        """The report says what was done: version, what arrived and crossed, what changed, each replica's receipt."""
+        """The report is right: version, tensors and bytes that arrived and crossed processes, changed tensors, and each
+        replica's receipt."""
         for name in ("tensor parallel to another", "float32 to bfloat16", "partly in one process"):
             pair = pairs()[name]
             trial = lab.trial(pair)
@@ -116,8 +118,8 @@ class SyncRequirements:
 
     @requirement("sync.report.whole", since=(2, 0))
     def test_report_whole(self, lab: ShardingLab, measured: Measured) -> None:
-        """The report's seconds are those of the whole sync, its proof among them; its transports stand in the order of
-        preference, of several that were used. Where replicas pass weights on, each sync has its own name."""
+        """The report's seconds cover the whole sync, including verification; several used transports are in the order
+        of preference. If replicas forward weights, each sync has its own name."""
         trial = lab.trial(pairs()["sharded to whole, two replicas"])
         trial.sync(1)
         trial.step()
@@ -150,8 +152,8 @@ class SyncRequirements:
 
     @requirement("sync.given_plan", since=(2, 0))
     def test_given_plan(self, lab: ShardingLab, measured: Measured) -> None:
-        """The plan that is given is carried out: not the one that was made last, and one that was made by another
-        manager of the class and sent here, too."""
+        """The given plan is executed, not the latest one; also a plan that another manager of the class made in another
+        process."""
         trial = lab.trial(pairs()["sharded to tensor parallel"], bucket_bytes=1 << 14)
         plan = trial.plan()
         other = pairs()["uneven shards"]
@@ -165,7 +167,7 @@ class SyncRequirements:
 
     @requirement("sync.large", since=(2, 0))
     def test_large(self, lab: ShardingLab, measured: Measured) -> None:
-        """Tensors of many buckets arrive to their last element, from sources whose memory is not contiguous, too."""
+        """Tensors of many buckets arrive to their last element, even from sources whose memory is not contiguous."""
         shapes = {"large": (530, 270), "stacked": (5, 130, 111), "norm": (270,)}
         metas = [TensorMeta(name=name, shape=shape, dtype="float32") for name, shape in shapes.items()]
         source = [
@@ -188,7 +190,7 @@ class SyncRequirements:
 
     @requirement("sync.calls", since=(2, 0))
     def test_calls(self, lab: ShardingLab, measured: Measured) -> None:
-        """A replica pulls once a sync: what the plan says, in its order, with the version and a deadline; every call of
+        """A replica pulls once per sync, the plan's buckets in order, with the version and a deadline; every call of
         ranks has a deadline."""
         for name in ("tensor parallel to another", "four copies to four replicas"):
             trial = lab.trial(pairs()[name], timeout_s=77.0)
@@ -212,7 +214,7 @@ class SyncRequirements:
 
     @requirement("sync.together", since=(2, 0))
     def test_together(self, lab: ShardingLab, measured: Measured) -> None:
-        """What replicas are asked to pull brings all pieces of one tensor together."""
+        """Replicas pull all pieces of one tensor consecutively."""
         for name in ("uneven shards", "four copies to four replicas", "expert parallel to tensor parallel"):
             trial = lab.trial(pairs()[name])
             trial.sync(1)
@@ -229,8 +231,8 @@ class SyncRequirements:
 
     @requirement("sync.again", since=(2, 0))
     def test_again(self, lab: ShardingLab, measured: Measured) -> None:
-        """Every sync brings the weights that are there now, whatever version they are called: the same one again, a
-        lower one, 0, for a replica that was started again, and where no change is expected."""
+        """Every sync transfers the current weights under any version: a repeated one, a lower one, 0, for a restarted
+        replica, and if no change is expected."""
         trial = lab.trial(in_one_process(replicas=2))
         trial.sync(0)
         measured.none("boxes that differ: version 0", trial.differing())
@@ -260,7 +262,7 @@ class SyncRequirements:
 
     @requirement("sync.apart", since=(2, 0))
     def test_apart(self, lab: ShardingLab, measured: Measured) -> None:
-        """Two managers in one process know nothing of each other."""
+        """Two managers in one process do not affect each other."""
         first, second = lab.trial(in_one_process()), lab.trial(in_one_process())
         first.sync(3)
         second.sync(4, expect_change=True)
@@ -274,7 +276,7 @@ class SyncRequirements:
 
     @requirement("sync.leaks", since=(2, 0))
     def test_leaks(self, lab: ShardingLab, measured: Measured) -> None:
-        """Syncs add no threads and no open files, those that fail among them."""
+        """Syncs, including failed ones, leave no threads and no open files."""
         trial = lab.trial(in_one_process(replicas=2))
         for version in range(3):
             trial.step()
@@ -291,13 +293,13 @@ class SyncRequirements:
 
 
 def strange_tensors(values: Sequence[float]) -> dict[str, Tensor]:
-    """Full of values that a careless copy changes."""
+    """Tensors with values that a careless copy changes."""
     line = torch.tensor(values, dtype=torch.float64).repeat(max(map(math.prod, SHAPES.values())))
     return {name: line[: math.prod(shape)].reshape(shape) for name, shape in SHAPES.items()}
 
 
 def whole_numbers() -> dict[str, Tensor]:
-    """All that a byte can be."""
+    """Tensors with all values of a byte."""
     return {name: (torch.arange(math.prod(shape)) % 128).reshape(shape) for name, shape in SHAPES.items()}
 
 
@@ -307,7 +309,7 @@ def held_here() -> tuple[int, int]:
 
 
 def grown(before: tuple[int, int]) -> list[str]:
-    """What there is more of than before, once what is on its way out had the time to go."""
+    """Increases since `before`, after resources that are being freed had time to disappear."""
     deadline = time.monotonic() + GRACE_S
     while True:
         now = held_here()

@@ -1,7 +1,7 @@
-"""Runs one suite in several processes: each takes the next group of requirements that no other process has taken.
+"""Runs one suite in several processes: each repeatedly takes a group of requirements that no other process has taken.
 
-A group is the requirements of one module of the kit, or those that need several ranks, so that engines with a slow
-start start once per group.
+A group contains the requirements of one module of the kit, or those that need several ranks, so that engines that start
+slowly start once per group.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ import pytest
 from rlsdk.testing.report import Finding, Outcome, SuiteReport
 
 ELSEWHERE = "another process of this run took it"
-"""Message of a requirement in the report of a process that left it out."""
+"""Message of a requirement in the report of a process that did not run it."""
 DRAWN = "-drawn.json"
-"""How files end in which processes note what seeds gave."""
+"""Suffix of the files in which processes record the tokens of seeds."""
 SEEDS = "suite.seeds"
-"""Finding of a shared run that failed: what one process cannot compare alone."""
+"""Name of the finding for a shared run whose processes disagree, which no process can see alone."""
 MOST_BY_ROUNDING = 1
-"""As in `rollout_oracle`: seeded samples that may come otherwise."""
+"""As in `rollout_oracle`: number of seeded samples that may differ."""
 
 
 class Share:
-    """The part of a process in a shared run; as a pytest plugin it passes over what others took."""
+    """The part of one process in a shared run; as a pytest plugin it skips requirements that other processes took."""
 
     def __init__(self, folder: Path, mark: str) -> None:
         self.folder, self.mark = folder, mark
         self.taken: dict[str, bool] = {}
         """Group -> whether this process has it."""
         self.elsewhere: set[str] = set()
-        """Node ids of requirements that others run."""
+        """Node ids of requirements that other processes run."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
@@ -46,11 +46,11 @@ class Share:
         return True
 
     def labelled(self, name: str, finding: Finding) -> Finding:
-        """The finding of this node; one that says so where another process has it."""
+        """The finding of this requirement, or a placeholder if another process runs it."""
         return replace(finding, message=ELSEWHERE) if name in self.elsewhere else finding
 
     def write_drawn(self, drawn: Mapping[Any, Sequence[int]]) -> None:
-        """Notes what seeds gave in this process (`rollout_oracle.Oracle.drawn`)."""
+        """Records the tokens of seeds in this process (`rollout_oracle.Oracle.drawn`)."""
         pairs = [[key, text] for key, text in drawn.items()]
         (self.folder / f"{os.getpid()}{DRAWN}").write_text(json.dumps(pairs), encoding="utf-8")
 
@@ -65,18 +65,18 @@ class Share:
 
 
 def _group_of(item: Any, needs: Any) -> str:
-    """Requirements about several ranks share processes, which take long to start."""
+    """Group of a requirement. Those about several ranks share processes, which start slowly."""
     if needs is not None and (needs.value.endswith("parallel") or needs.value in ("sharded_update", "reshard_on_load")):
         return f"{item.cls.__name__}-ranks"
     return f"{item.cls.__name__}-{item.function.__module__}"
 
 
 def join_reports(reports: Sequence[SuiteReport], folder: Path) -> SuiteReport:
-    """One report of those of all processes, which list the same requirements in the same order.
+    """Joins the reports of all processes, which list the same requirements in the same order.
 
     Args:
-        reports: of the same suite, by process.
-        folder: in which the processes noted what they took.
+        reports: reports of the same suite, by process.
+        folder: folder in which the processes recorded what they took.
     """
     found: dict[str, Finding] = {}
     for report in reports:
@@ -91,7 +91,7 @@ def join_reports(reports: Sequence[SuiteReport], folder: Path) -> SuiteReport:
 
 
 def _other_tokens(drawn: Sequence[Path]) -> list[str]:
-    """Seeded samples that came otherwise in another process; none where there is one alone: rounding may decide it."""
+    """Seeded samples that differ between processes; none if only one differs, because rounding may decide it."""
     known: dict[str, list[int]] = {}
     other: list[str] = []
     for file in drawn:

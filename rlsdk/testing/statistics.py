@@ -6,22 +6,22 @@ import torch
 from torch import Tensor
 
 FALSE_ALARM = 1e-6
-"""A right engine fails a statistical requirement once in so many runs with other seeds. Seeds are fixed, so an engine
-with `Capability.SEED` that passed once passes always."""
+"""Probability that a correct engine fails a statistical requirement, over seeds. Seeds are fixed, so an engine with
+`Capability.SEED` that passed once always passes."""
 LEAST_EXPECTED = 5.0
-"""Tokens of fewer expected samples share a bin: the chi-square distribution is no approximation for them."""
+"""Tokens with fewer expected samples share a bin, because the chi-square approximation does not hold for them."""
 
 
 def chi_square_p(counts: Tensor, probabilities: Tensor, least: float = LEAST_EXPECTED) -> float:
-    """Chance of counts at least as far off, if samples follow `probabilities` (Pearson's chi-square test).
+    """Probability of a deviation at least this large if samples follow `probabilities` (Pearson's chi-square test).
 
     Args:
-        counts: `[V]` how often each token came.
+        counts: `[V]`: how often each token was drawn.
         probabilities: `[V]` float64, summing to 1.
-        least: expected samples of its own bin.
+        least: smallest expected number of samples of a bin.
 
     Returns:
-        The p-value; 0 where a token came that has no probability at all.
+        The p-value; 0 if a token of probability 0 was drawn.
     """
     counts, expected = counts.double(), probabilities.double() * float(counts.sum())
     if bool(((expected == 0) & (counts > 0)).any()):

@@ -1,4 +1,4 @@
-"""Base of all conformance suites: looks the backend up as a run does, and checks its registration."""
+"""Base of all conformance suites: finds the backend as a run does, and checks its registration."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ METHODS: Mapping[Capability, Sequence[str]] = {
     Capability.OFFLOAD: ("offload", "onload"),
     Capability.EXPORT: ("save_pretrained",),
 }
-"""Capability -> the methods whose defaults do nothing but refuse."""
+"""Capability -> methods whose defaults only refuse."""
 DTYPES = frozenset({"float32", "bfloat16", "float16"})
 """Of `BackendSpec.dtypes`."""
 HEAVY = ("torch", "transformers", "ray", "numpy", "datasets")
-"""What no entry module may import, besides its engine."""
+"""Packages that no entry module may import, besides its engine."""
 QUESTION = """
 import importlib, json, sys
 importlib.import_module(sys.argv[1])
@@ -52,7 +52,8 @@ IMPORT_TIMEOUT_S = 120.0
 
 
 class Suite:
-    """Subclass a kind of suite, not this. What a subclass may set stands at the top; the rest is the suite's own."""
+    """Subclass a kind of suite, not this class. A subclass may set the attributes at the top; the others are
+    internal."""
 
     backend: ClassVar[str] = ""
     """Name of the backend, as in `--train-backend NAME`."""
@@ -63,13 +64,13 @@ class Suite:
     device: ClassVar[str] = "cpu"
     """`cpu` or `cuda:0`; a world of several ranks takes `cuda:0`, `cuda:1`, ..."""
     modules: ClassVar[Sequence[ModuleType]] = ()
-    """Entry modules to register in this process: for a plugin that is not installed."""
+    """Entry modules to register in this process, for a plugin that is not installed."""
     kind: ClassVar[BackendKind]
 
     @classmethod
     @functools.cache
     def registry(cls) -> Registry:
-        """What is installed, read once, and `modules`."""
+        """The installed plugins, read once, and `modules`."""
         registry = Registry.discover()
         for module in cls.modules:
             registry.register_module(module)
@@ -90,7 +91,7 @@ class Suite:
     @classmethod
     @functools.cache
     def why_unusable(cls) -> str:
-        """Why nothing of this suite can be tried: no backend of this name fits, or its engine cannot be imported."""
+        """Why this suite cannot run: no backend with this name is usable, or its engine cannot be imported."""
         try:
             cls.registry().load_engine(cls.spec())
         except PluginError as error:
@@ -99,7 +100,7 @@ class Suite:
 
     @classmethod
     def built_options(cls) -> object | None:
-        """What the engine gets as `options`: as a run would build it."""
+        """The engine's `options`, built as in a run."""
         if not isinstance(cls.options, Mapping | None):
             return cls.options  # type: ignore[no-any-return]
         kind = cls.registry().load_options(cls.spec())
@@ -111,12 +112,12 @@ class Suite:
 
     @pytest.fixture
     def measured(self, request: pytest.FixtureRequest) -> Measured:
-        """Where a requirement takes its numbers down."""
+        """Records the numbers of a requirement."""
         return Measured(request.node.user_properties)
 
     @pytest.fixture(autouse=True)
     def _claimed(self, request: pytest.FixtureRequest) -> None:
-        """Leaves out what the backend does not claim."""
+        """Skips requirements of capabilities that the backend does not claim."""
         mark = request.node.get_closest_marker(MARK)
         needs = mark.args[1] if mark is not None else None
         if needs is not None and needs not in self.spec().capabilities:
@@ -133,7 +134,7 @@ class Suite:
 
     @requirement("registration.light")
     def test_registration_light(self, measured: Measured) -> None:
-        """The entry module and the options import neither the engine nor torch, so that listing plugins stays quick."""
+        """The entry module and the options import neither the engine nor torch, so that listing plugins stays fast."""
         spec = self.spec()
         modules = [module.__name__ for module in self.modules] or _entry_modules(self.row())
         if spec.options is not None:
@@ -144,7 +145,7 @@ class Suite:
 
     @requirement("registration.options")
     def test_registration_options(self, measured: Measured) -> None:
-        """Options have defaults or are given, are plain data, and every one of them says what it means."""
+        """Options have defaults or are given, are plain data, and each has a docstring."""
         kind = self.registry().load_options(self.spec())
         options = self.built_options()
         if kind is None or options is None:
@@ -158,8 +159,8 @@ class Suite:
 
     @requirement("registration.place", since=(2, 0))
     def test_registration_place(self, measured: Measured) -> None:
-        """Names of dtypes and devices are known, those of the suite among them; a forecast can be loaded; options that
-        check their place name a field of theirs, and say why, also where nothing is known of the model yet."""
+        """Dtypes and devices are known names and include the suite's; a forecast can be loaded; options that check
+        their place name one of their fields and a reason, even if nothing is known about the model yet."""
         spec, registry = self.spec(), self.registry()
         measured.none("dtypes that are not known", sorted(spec.dtypes - DTYPES))
         measured.none("devices that are not known", sorted(spec.devices - {"cpu", "cuda"}))
@@ -178,7 +179,7 @@ class Suite:
 
     @requirement("registration.capabilities")
     def test_registration_capabilities(self, measured: Measured) -> None:
-        """A capability that is claimed is one of this kind of engine, and its methods are the engine's own."""
+        """Every claimed capability is one of this kind of engine, and the engine implements its methods."""
         spec = self.spec()
         engine = self.registry().load_engine(spec)
         base = TrainEngine if spec.kind is BackendKind.TRAIN else RolloutEngine
@@ -208,14 +209,14 @@ def imported_by(module: str) -> frozenset[str]:
 
 
 def settings_of(suite: type[Any]) -> frozenset[str]:
-    """What a subclass of a suite may set, besides its backend."""
+    """Attributes that a subclass of a suite may set, besides its backend."""
     declared = {name for kind in suite.__mro__ for name, is_a in vars(kind).get("__annotations__", {}).items()
                 if "ClassVar" in str(is_a)}  # fmt: skip
     return frozenset(declared - {"backend", "kind", "modules"})
 
 
 def variant_of(suite: type[Any]) -> str:
-    """What a suite sets to other than the kit's own values: `asynchronous=True, tp_size=2`."""
+    """Settings of a suite that differ from the kit's defaults: `asynchronous=True, tp_size=2`."""
     base = next(kind for kind in suite.__mro__ if kind.__module__.startswith("rlsdk.testing."))
     found: dict[str, object] = {}
     for name in sorted(settings_of(base)):
@@ -226,7 +227,7 @@ def variant_of(suite: type[Any]) -> str:
 
 
 def _set_fields(options: Any) -> dict[str, object]:
-    """Of an instance of an options class: what is not as by default."""
+    """Fields of an options instance that differ from their defaults."""
     if not is_dataclass(options):
         return {}
     values = {field: getattr(options, field.name) for field in fields(options)}
@@ -234,7 +235,7 @@ def _set_fields(options: Any) -> dict[str, object]:
 
 
 def suite_report(suite: type[Any], findings: Sequence[Finding]) -> SuiteReport:
-    """The findings with what was tested: versions of plugin, engine and interface."""
+    """The findings with the tested versions of plugin, engine and interface."""
     report = SuiteReport(
         suite=suite.__name__,
         backend=suite.backend,
@@ -262,7 +263,7 @@ def _engine_versions(spec: BackendSpec) -> Iterator[tuple[str, str]]:
 
 
 def _entry_modules(row: Row) -> list[str]:
-    """Modules of the entry point that registered it."""
+    """Modules of the entry point that registered the backend."""
     import importlib.metadata
 
     for distribution in importlib.metadata.distributions(name=row.source.distribution):

@@ -1,6 +1,6 @@
-"""Engines that hold real tensors and compute nothing, to test weight transfer.
+"""Engines that hold real tensors but compute nothing, to test weight transfer.
 
-Their contents are given as full tensors and boxes, so they can have the layout of any engine.
+They are built from full tensors and boxes, so they can have the layout of any engine.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Boxes = Sequence[tuple[str, Box]]
 
 
 def whole_boxes(shapes: Mapping[str, tuple[int, ...]]) -> Boxes:
-    """One box per tensor that covers it."""
+    """One box per tensor, which covers it."""
     return tuple((name, Box.whole(shape)) for name, shape in shapes.items())
 
 
@@ -56,7 +56,7 @@ def tensor_layout(
     process: str | None = None,
     tied: Mapping[str, str] | None = None,
 ) -> WeightLayout:
-    """A layout of this process (or of the one named) that lists the tensors its boxes speak of."""
+    """A layout of this process (or of the named one) that lists the tensors of its boxes."""
     held = {name for name, _ in boxes}
     return WeightLayout(
         rank=rank,
@@ -80,7 +80,7 @@ class TensorTrainEngine(TrainEngine):
         ]
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
-        """Has nothing to do: the weights came with the constructor."""
+        """Does nothing: the constructor got the weights."""
 
     @property
     def parallel(self) -> Parallel:
@@ -112,7 +112,8 @@ class TensorTrainEngine(TrainEngine):
 
 
 class TensorRolloutEngine(RolloutEngine):
-    """Serves boxes of tensors, zero until the first update; one layout per place, all in this object's memory."""
+    """Serves boxes of tensors, which are zero until the first update; one layout per rank, all in this object's
+    memory."""
 
     def __init__(self, layouts: Sequence[WeightLayout]) -> None:
         self._layouts = tuple(layouts)
@@ -120,7 +121,7 @@ class TensorRolloutEngine(RolloutEngine):
         self.served = self._empty()
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
-        """Has nothing to do: the layouts came with the constructor."""
+        """Does nothing: the constructor got the layouts."""
 
     def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         raise UnsupportedCapabilityError(f"{type(self).__name__} holds weights and computes nothing")
@@ -151,7 +152,7 @@ class TensorRolloutEngine(RolloutEngine):
         )
 
     def fingerprints(self) -> dict[str, int]:
-        """Of what is served now, each distinct box once."""
+        """Fingerprints of the served weights, each distinct box once."""
         totals = {name: 0 for name, _, _ in self.served}
         distinct = {(name, box): tensor for name, box, tensor in self.served}
         for (name, box), tensor in distinct.items():

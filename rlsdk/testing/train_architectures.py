@@ -1,6 +1,6 @@
-"""Requirements: features of architectures that few models use and that change every number: capped logits, scaled
-rotary positions, sliding windows, a vocabulary larger than a chunk. A backend may refuse such a model, but not ignore
-the feature."""
+"""Requirements: features that few architectures use but that change every number: capped logits, scaled rotary
+positions, sliding windows, a vocabulary larger than a chunk. A backend may refuse such a model, but must not ignore the
+feature."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.train_lab import VARIANTS, TrainLab
 
 LENGTHS = (70, 1, 19, 33, 2)
-"""Scaled positions differ the more, the later they are."""
+"""Lengths of rows: the difference of scaled positions grows with the position."""
 ENTROPY = ("log_probs", "entropy")
 
 
@@ -24,20 +24,20 @@ class ArchitectureRequirements:
 
     @requirement("model.capped", since=(2, 0))
     def test_model_capped(self, lab: TrainLab, measured: Measured) -> None:
-        """A model that caps its logits by a tanh: outputs, gradients and steps are of the capped ones, which
-        temperature divides."""
+        """With a model that caps its logits by a tanh, outputs, gradients and steps are of the capped logits, divided
+        by the temperature."""
         _like_plain(lab, measured, "capped", temperature=0.7)
 
     @requirement("model.scaled_positions", since=(2, 0))
     def test_model_scaled_positions(self, lab: TrainLab, measured: Measured) -> None:
-        """Rotary positions that the configuration scales, by `llama3` and by `yarn`, are scaled in training; a kind
-        that the backend does not run is refused with a ConfigError."""
+        """Rotary positions that the configuration scales, by `llama3` and by `yarn`, are scaled in training; an
+        unsupported kind is refused with a ConfigError."""
         for name in ("llama3 positions", "yarn positions"):
             _like_plain(lab, measured, name)
 
     @requirement("model.windows", since=(2, 0))
     def test_model_windows(self, lab: TrainLab, measured: Measured) -> None:
-        """A model whose layers look no further back than a window: outputs, gradients and steps of rows longer than it
+        """With a model whose layers use a sliding window, outputs, gradients and steps of rows longer than the window
         are the model's own."""
         _like_plain(lab, measured, "windows")
 
@@ -50,8 +50,8 @@ class ArchitectureRequirements:
 
     @requirement("model.vocabulary", since=(2, 0))
     def test_model_vocabulary(self, lab: TrainLab, measured: Measured) -> None:
-        """With a vocabulary of more than a thousand tokens, log-probs and entropy are of all of them, in every pass,
-        computed again in the backward pass too."""
+        """With a vocabulary of more than a thousand tokens, log-probs and entropy cover all of them, in every pass and
+        in recomputation during the backward pass."""
         names = ENTROPY if Capability.ENTROPY in lab.spec.capabilities else ENTROPY[:1]
         for checkpointing in (False, True):
             _like_plain(lab, measured, "wide", names, temperature=1.4, checkpointing=checkpointing)
@@ -67,7 +67,8 @@ def _like_plain(
     limit: int = 2,
     **fields: Any,
 ) -> None:
-    """Outputs and two steps of a model of this make are those of plain torch, in micro-batches of `limit` rows."""
+    """Checks that outputs and two steps of a variant of the model, in micro-batches of `limit` rows, equal those of plain
+    torch."""
     model = lab.variant(variant)
     if model is None:
         measured.record(f"models tried, {variant}", 0)
@@ -86,6 +87,6 @@ def _like_plain(
 
 
 def _spread(batch: Batch, vocabulary: int) -> Batch:
-    """The batch with tokens of the whole vocabulary, its last one among them."""
+    """The batch with tokens of the whole vocabulary, including its last one."""
     ids = batch["input_ids"] * vocabulary // 128
     return batch.with_tokens(input_ids=ids.index_fill(0, torch.tensor([4]), vocabulary - 1))

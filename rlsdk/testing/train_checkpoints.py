@@ -22,13 +22,13 @@ from rlsdk.testing.train_settings import EVERYTHING, SETTINGS, script_of, three_
 from rlsdk.testing.worlds import Seat
 
 PICKLE = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")
-"""How pickles and torch's archives of them begin."""
+"""First bytes of pickles and of torch's archives."""
 MANY_STEPS = 259
-"""More than 8 bits count, and odd."""
+"""An odd number of steps that 8 bits cannot count."""
 LONG_MEMORY = replace(OPTIM, betas=(0.9, 0.999))
-"""Whose corrections of moments still tell one step from the next then."""
+"""Betas whose bias corrections still differ between two steps after that many steps."""
 LATE_S = 0.5
-"""Behind `save_checkpoint`, for what a thread of the engine may still write."""
+"""Seconds after `save_checkpoint` in which a thread of the engine might still write."""
 
 
 class CheckpointRequirements:
@@ -42,7 +42,7 @@ class CheckpointRequirements:
 
     @requirement("checkpoint.many_steps", since=(2, 0))
     def test_checkpoint_many_steps(self, lab: TrainLab, measured: Measured) -> None:
-        """A checkpoint of many steps continues exactly: their count is kept whole, however large."""
+        """A checkpoint of many steps continues exactly: the step count is saved completely, however large."""
         folder, batch = lab.new_folder("many"), rows_of((3,), seed=9)
         many = [act for _ in range(MANY_STEPS) for act in (learn(batch), step)]
         went_on = lab.play([*many, save(folder), learn(batch), step], optim=LONG_MEMORY)
@@ -52,7 +52,7 @@ class CheckpointRequirements:
 
     @requirement("checkpoint.first", since=(2, 0))
     def test_checkpoint_first(self, lab: TrainLab, measured: Measured) -> None:
-        """A checkpoint of step 0 loads into a new engine and into one that was trained: moments and schedule begin."""
+        """A checkpoint of step 0 loads into a new engine and into a trained one: moments and schedule start again."""
         folder, batches = lab.new_folder("first"), three_batches()
         expected = lab.play([save(folder), *script_of(batches)], optim=EVERYTHING)
         trained = [*script_of(three_batches(seed=110)), learn(batches[2]), load(folder), *script_of(batches)]
@@ -61,8 +61,8 @@ class CheckpointRequirements:
 
     @requirement("checkpoint.into_trained", since=(2, 0))
     def test_checkpoint_into_trained(self, lab: TrainLab, measured: Measured) -> None:
-        """A checkpoint that is loaded into an engine with its own steps, and with gradients of a step that it
-        did not make, leaves nothing of them; an older one of two is loaded as well as the newer."""
+        """A checkpoint that is loaded into a trained engine, with gradients of an unfinished step, replaces all of its
+        state; an older checkpoint loads as well as a newer one."""
         old, new, batches = lab.new_folder("old"), lab.new_folder("new"), three_batches()
         saving = [learn(batches[0]), step, save(old), learn(batches[1]), step, save(new), learn(batches[2]), step]
         expected = lab.play(saving, optim=EVERYTHING)
@@ -74,27 +74,27 @@ class CheckpointRequirements:
 
     @requirement("checkpoint.heads", needs=Capability.VALUE_HEAD, since=(2, 0))
     def test_checkpoint_heads(self, lab: TrainLab, measured: Measured) -> None:
-        """A value model's checkpoint has its head and the head's moments."""
+        """A value model's checkpoint contains its head and the head's moments."""
         self._goes_on(lab, measured, 2, "value head", head=Head.VALUE, objective=Weighted(("values",)))
 
     @requirement("checkpoint.tied", since=(2, 0))
     def test_checkpoint_tied(self, lab: TrainLab, measured: Measured) -> None:
-        """A model of tied embeddings continues exactly."""
+        """A model with tied embeddings continues exactly."""
         if (model := lab.variant("tied")) is None:
             return measured.record("models tried", 0)
         self._goes_on(lab, measured, 2, "tied", model=model)
 
     @requirement("checkpoint.bfloat16", since=(2, 0))
     def test_checkpoint_bfloat16(self, lab: TrainLab, measured: Measured) -> None:
-        """Trained in bfloat16, a checkpoint has what is stepped, and not its rounded copy."""
+        """With training in bfloat16, a checkpoint has the float32 master weights, not their rounded copy."""
         if "bfloat16" not in lab.spec.dtypes:
             return measured.record("dtypes tried", 0)
         self._goes_on(lab, measured, 2, "bfloat16", dtype="bfloat16", optim=replace(OPTIM, lr=1e-4, eps=1e-8))
 
     @requirement("checkpoint.other_model", since=(2, 0))
     def test_checkpoint_other_model(self, lab: TrainLab, measured: Measured) -> None:
-        """A checkpoint of a model of other shapes, another head or tied embeddings is a CheckpointError; the
-        engine continues as if it had never been asked."""
+        """A checkpoint of a model with other shapes, another head or tied embeddings is a CheckpointError; the engine
+        continues unaffected."""
         batches = three_batches()
         expected = lab.play(script_of(batches), optim=EVERYTHING)
         fields: dict[str, dict[str, Any]] = {n: {"model": lab.variant(n)} for n in ("other", "tied") if lab.variant(n)}
@@ -113,8 +113,8 @@ class CheckpointRequirements:
 
     @requirement("checkpoint.missing_file", since=(2, 0))
     def test_checkpoint_missing_file(self, lab: TrainLab, measured: Measured) -> None:
-        """A checkpoint that lacks a file, has an empty one, or a safetensors file without one of its tensors, is a
-        CheckpointError; the engine continues as if it had never been asked."""
+        """A checkpoint that lacks a file, has an empty file, or a safetensors file that lacks a tensor, is a
+        CheckpointError; the engine continues unaffected."""
         folder, batches = lab.new_folder("whole"), three_batches()
         expected = lab.play(script_of(batches), optim=EVERYTHING)
         lab.play([*script_of(batches[:1]), save(folder)], optim=EVERYTHING)
@@ -137,8 +137,8 @@ class CheckpointRequirements:
 
     @requirement("checkpoint.folder", since=(2, 0))
     def test_checkpoint_folder(self, lab: TrainLab, measured: Measured) -> None:
-        """A checkpoint is on disk when `save_checkpoint` returns, may be moved, holds no pickle, and stays as it is
-        while an engine that loaded it trains; to save one changes nothing in the engine."""
+        """A checkpoint is on disk when `save_checkpoint` returns, may be moved, contains no pickle, and does not change
+        while an engine that loaded it trains; saving does not affect the engine."""
         late = lab.run(written_late, lab.case(steps=[[three_batches()[0]]]), str(lab.new_folder("late")))
         measured.none("files that were written after `save_checkpoint` returned", late)
         folder, batches = lab.new_folder("before"), three_batches()
@@ -156,15 +156,14 @@ class CheckpointRequirements:
 
     @requirement("checkpoint.random_state", since=(2, 0))
     def test_checkpoint_random_state(self, lab: TrainLab, measured: Measured) -> None:
-        """A checkpoint brings back the state of torch's random numbers."""
+        """A checkpoint restores the state of torch's random generators."""
         folder = str(lab.new_folder("random"))
         first, second = lab.run(drawn_after_load, lab.case(), folder)
         measured.equal("largest difference of numbers drawn", float((first - second).abs().max()), 0.0)
 
     @requirement("random_state", since=(2, 0))
     def test_random_state(self, lab: TrainLab, measured: Measured) -> None:
-        """What an engine does neither depends on the process's random numbers nor moves them on: torch's, numpy's and
-        Python's."""
+        """An engine neither depends on nor advances the process's random generators: torch's, numpy's and Python's."""
         found = [lab.run(in_random_state, lab.case(rows=2), str(lab.new_folder("state")), seed) for seed in (1, 2)]
         for moved, _ in found:
             measured.none("generators that were moved on", moved)
@@ -172,7 +171,7 @@ class CheckpointRequirements:
         measured.equal("weights", furthest_weight(whole_of(found[0][1]), whole_of(found[1][1])), 0.0)
 
     def _goes_on(self, lab: TrainLab, measured: Measured, at: int, where: str, **fields: Any) -> None:
-        """Three steps, saved after some of them and gone on with, are those of an engine that was never stopped."""
+        """Checks that three steps, interrupted by a save and a load, equal those of an engine that was never stopped."""
         folder, batches = lab.new_folder("going"), three_batches()
         objective = fields.pop("objective", None)
         script: list[Act] = [act for batch in batches for act in (learn(batch, objective), step)]
@@ -180,7 +179,7 @@ class CheckpointRequirements:
         self._equal(lab, measured, lab.play([load(folder), *script[2 * at :]], **fields), on, where)
 
     def _equal(self, lab: TrainLab, measured: Measured, mine: Driven, theirs: Driven, where: str) -> None:
-        """Weights, norms and rates of the last steps are equal, bit for bit."""
+        """Checks that weights, norms and rates of the last steps are equal, bit for bit."""
         worst = furthest_weight(whole_of(mine), whole_of(theirs))
         measured.equal(f"largest difference of weights, {where}", worst, 0.0)
         for name in ("norms", "lrs"):
@@ -192,23 +191,23 @@ class CheckpointRequirements:
 
 
 def some_names(file: Path) -> list[str]:
-    """Tensors of a safetensors file: the first, the last, and some between them, of whatever kind they are."""
+    """Names of tensors in a safetensors file: the first, the last, and some between them, of any kind."""
     with safe_open(file, framework="pt") as opened:
         names = sorted(opened.keys())
     return list(dict.fromkeys(names[at * (len(names) - 1) // 4] for at in range(5))) if names else []
 
 
 def drop_tensor(file: Path, name: str) -> None:
-    """Writes a safetensors file again, without one of its tensors."""
+    """Rewrites a safetensors file without one of its tensors."""
     with safe_open(file, framework="pt") as opened:
         kept = {other: opened.get_tensor(other) for other in opened.keys() if other != name}  # noqa: SIM118 - no dict
         metadata = opened.metadata()
-    file.unlink()  # may be a link to the whole one
+    file.unlink()  # may be a link to the complete file
     save_file(kept, file, metadata=metadata)
 
 
 def written_late(seat: Seat, case: Case, folder: str) -> list[str]:
-    """Files of a checkpoint that came, or changed, when `save_checkpoint` had returned."""
+    """Files of a checkpoint that appeared or changed after `save_checkpoint` returned."""
 
     def files() -> dict[str, bytes]:
         return {str(path): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
@@ -227,7 +226,7 @@ def written_late(seat: Seat, case: Case, folder: str) -> list[str]:
 
 
 def drawn_after_load(seat: Seat, case: Case, folder: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random numbers after a save, and after a load of it."""
+    """Random numbers after a save, and after loading it."""
     state = torch.get_rng_state()
     engine = seat.start(case.spec)
     try:
@@ -243,7 +242,7 @@ def drawn_after_load(seat: Seat, case: Case, folder: str) -> tuple[torch.Tensor,
 
 
 def in_random_state(seat: Seat, case: Case, folder: str, seed: int) -> tuple[list[str], Driven]:
-    """Takes an engine through all of its methods but `load_checkpoint`, after the generators were seeded so."""
+    """Calls all methods of an engine except `load_checkpoint`, after seeding the generators with `seed`."""
     import numpy
 
     def states() -> dict[str, Any]:

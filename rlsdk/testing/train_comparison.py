@@ -1,5 +1,5 @@
-"""Runs every call of a train engine in plain torch too, and compares each loss, metric, norm, rate, output and weight,
-whatever the requirement itself checks."""
+"""Repeats every call of a train engine in plain torch, and compares each loss, metric, norm, rate, output and weight,
+in addition to the requirement's own checks."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from rlsdk.testing.train_plain import CHECKPOINTS, PlainTrainEngine
 
 T = TypeVar("T")
 ADDITIVE = (Weighted, Comparing, Raising, Reporting, Unfit)
-"""Objectives that give the same, however rows are cut."""
+"""Objectives whose results do not depend on the split into micro-batches."""
 LEAST_EPS = 1e-4
-"""Of AdamW: below, what a gradient of 0 but for rounding does is rounding's."""
+"""Smallest eps of AdamW: below it, rounding determines the step of a gradient that is 0 except for rounding."""
 STRAY_SHARE = 0.001
-"""Of a tensor's elements."""
+"""Share of a tensor's elements that may differ."""
 MOST_STEPS = 16
-"""Behind so many, rounding has had its time to grow."""
+"""Number of steps after which rounding errors have grown too much to compare."""
 
 
 def compared(engine: TrainEngine, case: Case, faults: list[str]) -> TrainEngine:
-    """The engine, with plain torch beside it where that can tell what is right: one rank, float32, the checkpoint's
-    weights (a head that it lacks is random), and an optimizer that does not make much of rounding."""
+    """The engine, compared with plain torch if this gives the right results: one rank, float32, the checkpoint's
+    weights (a head that it lacks is random), and an optimizer that does not amplify rounding."""
     optim = case.optim
     if not case.witness or engine.parallel != Parallel() or case.dtype != "float32" or case.random:
         return engine
@@ -57,18 +57,18 @@ def compared(engine: TrainEngine, case: Case, faults: list[str]) -> TrainEngine:
 
 @functools.cache
 def _has_head(folder: Path) -> bool:
-    """That a checkpoint holds a head of one number."""
+    """Whether a checkpoint has a head with one output."""
     files: list[Any] = [safe_open(file, "pt") for file in folder.glob("*.safetensors")]
     return any(name.startswith("score.") for file in files for name in file.keys())  # noqa: SIM118
 
 
 class ComparedTrainEngine(TrainEngine):
-    """Passes every call on, and notes where the answer is another than plain torch's."""
+    """Forwards every call, and records results that differ from plain torch's."""
 
     def __init__(self, engine: TrainEngine, plain: PlainTrainEngine, tolerance: float, faults: list[str]) -> None:
         self.engine, self.tolerance, self.faults = engine, tolerance, faults
         self.plain: PlainTrainEngine | None = plain
-        """None: what is right is not known any more."""
+        """None: the right results are no longer known."""
         self.num_calls = 0
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
@@ -84,7 +84,7 @@ class ComparedTrainEngine(TrainEngine):
         expected = self._right(lambda plain: plain.forward(batch, outputs))
         if expected is not None:
             for name in outputs:
-                # Rounding of logits grows with them.
+                # The rounding error of logits grows with their size.
                 scale = min(batch.temperature, 1.0)
                 self._near(f"{name} of forward", _furthest(found.get(name), expected[name]) * scale)
         return found
@@ -165,7 +165,7 @@ class ComparedTrainEngine(TrainEngine):
         self.engine.close()
 
     def _raising(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
-        """What the objective raised leaves no gradients."""
+        """A call whose objective raised: it leaves no gradients."""
         try:
             found = self.engine.forward_backward(batch, objective)
         except Exception:
@@ -179,7 +179,7 @@ class ComparedTrainEngine(TrainEngine):
             self.plain.model.zero_grad()
 
     def _right(self, call: Callable[[PlainTrainEngine], T]) -> T | None:
-        """What plain torch answers; None where that is not known, or where it refuses what the engine took: a fault."""
+        """Plain torch's result; None: it is not known, or plain torch refuses what the engine accepted (a fault)."""
         if self.plain is None:
             return None
         try:
@@ -191,7 +191,7 @@ class ComparedTrainEngine(TrainEngine):
             return None
 
     def _called(self, call: Callable[[], T]) -> T:
-        """What the engine answers; where it refuses, what is right after that is not known."""
+        """The engine's result; if the engine raises, the right results are no longer known."""
         self.num_calls += 1
         try:
             return call()
@@ -200,8 +200,8 @@ class ComparedTrainEngine(TrainEngine):
             raise
 
     def _weights(self, what: str, found: Tensor, expected: Tensor | None, plain: PlainTrainEngine) -> None:
-        """A few elements may have gone another way, by no more than the steps: AdamW makes a whole step of a gradient
-        that is nothing but rounding."""
+        """Compares weights. A few elements may differ by at most the size of the steps: AdamW makes a full step even of
+        a gradient that is only rounding."""
         if expected is not None and found.shape == expected.shape and plain.num_steps and plain.optim is not None:
             apart = (found.detach().cpu().float() - expected).abs().flatten()
             strays = apart.topk(int(len(apart) * STRAY_SHARE)).indices
@@ -220,8 +220,8 @@ class ComparedTrainEngine(TrainEngine):
 
 
 def _furthest(found: Tensor | None, expected: Tensor | None) -> float:
-    """Largest difference of an element, relative where they are large; infinite where one is missing, of another
-    shape or no number."""
+    """Largest difference of an element, relative for large ones; infinite if a tensor is missing, has another shape or
+    has NaN."""
     if found is None or expected is None or found.shape != expected.shape:
         return math.inf
     if not expected.numel():

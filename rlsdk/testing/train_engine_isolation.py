@@ -1,4 +1,4 @@
-"""Requirements: engines that share a process (roles of one worker) do not affect each other."""
+"""Requirements: engines in one process (roles of one worker) do not affect each other."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class IsolationRequirements:
 
     @requirement("together", since=(2, 0))
     def test_together(self, lab: TrainLab, measured: Measured) -> None:
-        """Two engines in one process, each in the middle of its steps, do what each would do alone: with another
-        optimizer and temperature, frozen, with another head; and one continues when the other is closed."""
+        """Two engines in one process, each in the middle of its steps, give the same results as alone: with different
+        optimizers and temperatures, frozen, with different heads; and one continues when the other is closed."""
         batches, probe = three_batches(), rows_of((12, 1, 5), seed=1)
         mine = lab.case(optim=EVERYTHING, rows=2)
         script = [learn(batches[0]), step, learn(batches[1]), look(probe, "log_probs"), step, learn(batches[2]), step]
@@ -55,7 +55,8 @@ class IsolationRequirements:
 
     @requirement("together.ranks", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_together_ranks(self, lab: TrainLab, measured: Measured) -> None:
-        """So do two engines on the same ranks; the one that stays has its process group when the other leaves."""
+        """Two engines on the same ranks give the same results as alone; when one is closed, the other keeps its process
+        group."""
         case, batch = data_case(lab), rows_of(FEW, seed=48)
         script = [act for batches in steps_of(FEW, 3) for act in (learn(batches[0]), step)]
         frozen = replace(case, optim=None)
@@ -72,8 +73,7 @@ class IsolationRequirements:
 
     @requirement("together.checkpoints", since=(2, 0))
     def test_together_checkpoints(self, lab: TrainLab, measured: Measured) -> None:
-        """A checkpoint that one engine of a process loads changes nothing in the other, and what one saves is its
-        own."""
+        """When one engine of a process loads a checkpoint, the other does not change; each saves its own state."""
         batches, folder, own = three_batches(), lab.new_folder("other"), lab.new_folder("own")
         lab.play([learn(batches[2]), step, save(folder)], optim=EVERYTHING)
         script = [learn(batches[0]), step, save(own), learn(batches[1]), step]
@@ -88,8 +88,8 @@ class IsolationRequirements:
 def in_one_process(
     seat: Seat, mine: Case, script: Sequence[Act], theirs: Case, their_script: Sequence[Act]
 ) -> tuple[Driven, Driven]:
-    """Two engines, taken through their scripts in turns: the second starts in the middle of the first's, and is closed
-    before the first's last call."""
+    """Runs the scripts of two engines alternately: the second engine starts in the middle of the first's script, and is
+    closed before the first's last call."""
     found, beside = Driven(), Driven()
     first = compared(seat.start(mine.spec), mine, found.apart)
     second: TrainEngine | None = None
@@ -114,7 +114,7 @@ def in_one_process(
 
 
 def _same(measured: Measured, mine: Driven, theirs: Driven, where: str, *, last: int = 100) -> None:
-    """Weights, norms and what was looked at are equal, bit for bit."""
+    """Checks that weights, norms and outputs are equal, bit for bit."""
     measured.none(f"faults, {where}", mine.faults)
     measured.equal(f"largest difference of weights, {where}", furthest_weight(whole_of(mine), whole_of(theirs)), 0.0)
     norms = zip(mine.norms[-last:], theirs.norms[-last:], strict=True)

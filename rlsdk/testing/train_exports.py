@@ -30,7 +30,7 @@ BESIDE = {
     "chat_template.jinja": "{% for message in messages %}{{ message.content }}{% endfor %}",
     "generation_config.json": '{"temperature": 0.7, "top_k": 20}',
 }
-"""Files of a model, and what stands in them where there are none."""
+"""Files of a model, with default content if it has none."""
 OWN = (
     "_name_or_path",
     "architectures",
@@ -42,7 +42,7 @@ OWN = (
     "id2label",
     "label2id",
 )
-"""What transformers, or the head that was asked for, writes into a configuration by itself."""
+"""Fields that transformers, or the requested head, writes into a configuration itself."""
 OUTPUT = {Head.LM: "log_probs", Head.VALUE: "values", Head.SCORE: "scores"}
 
 
@@ -51,8 +51,8 @@ class ExportRequirements:
 
     @requirement("export.files", needs=Capability.EXPORT, since=(2, 0))
     def test_export_files(self, lab: TrainLab, measured: Measured) -> None:
-        """The tokenizer, its chat template and generation defaults come along, the configuration is the model's,
-        weights are safetensors; no pickle."""
+        """An export includes the tokenizer, its chat template, generation defaults and the model's configuration; its
+        weights are safetensors, without pickles."""
         folder, source = lab.new_folder("export"), lab.new_folder("exported") / "model"
         shutil.copytree(lab.model, source)
         for name, content in BESIDE.items():
@@ -70,8 +70,8 @@ class ExportRequirements:
 
     @requirement("export.tied", needs=Capability.EXPORT, since=(2, 0))
     def test_export_tied(self, lab: TrainLab, measured: Measured) -> None:
-        """A tied model's export is tied: transformers reads it without a word, with one tensor for both uses; an index
-        of its files names no others, such as those of the checkpoint."""
+        """A tied model's export is tied: transformers reads it without warnings, with one tensor for both uses; an
+        index lists only files of the export, not those of the checkpoint."""
         if (model := lab.variant("tied")) is None:
             return measured.record("models tried", 0)
         self._readable(lab, measured, Head.LM, model=model)
@@ -88,15 +88,15 @@ class ExportRequirements:
 
     @requirement("export.bfloat16", needs=Capability.EXPORT, since=(2, 0))
     def test_export_bfloat16(self, lab: TrainLab, measured: Measured) -> None:
-        """A model of dtype bfloat16 is exported in bfloat16, as the weights that are trained, rounded."""
+        """A model with dtype bfloat16 is exported in bfloat16, as the rounded trained weights."""
         if "bfloat16" not in lab.spec.dtypes:
             return measured.record("dtypes tried", 0)
         self._readable(lab, measured, Head.LM, dtype="bfloat16")
 
     @requirement("export.again", needs=Capability.EXPORT, since=(2, 0))
     def test_export_again(self, lab: TrainLab, measured: Measured) -> None:
-        """To export changes nothing in the engine; a later export has the later weights; and an engine that begins
-        with it gives the outputs of the one that wrote it."""
+        """An export does not affect the engine; a later export has the later weights; and an engine that starts from it
+        gives the outputs of the engine that wrote it."""
         first, last, batches = lab.new_folder("export"), lab.new_folder("export"), three_batches()
         probe = (rows_of((9, 4, 17), seed=3), ("log_probs",))
         script = [act for batch in batches for act in (learn(batch), step)]
@@ -121,8 +121,8 @@ class ExportRequirements:
 
     @requirement("export.reset", needs=Capability.EXPORT, since=(2, 0))
     def test_export_reset(self, lab: TrainLab, measured: Measured) -> None:
-        """`reset_optimizer` counts steps again: an export after it has the weights of now, and not those that there
-        were when as many steps were counted before."""
+        """`reset_optimizer` restarts the step count: an export after it has the current weights, not those of an
+        earlier export with the same count."""
         if not lab.can_reset:
             return measured.record("engines that begin their optimizer anew", 0)
         first, last = lab.new_folder("export"), lab.new_folder("export")
@@ -132,7 +132,8 @@ class ExportRequirements:
         return None
 
     def _readable(self, lab: TrainLab, measured: Measured, head: Head, **fields: Any) -> None:
-        """Three steps, exported: transformers reads every tensor, and they are those that were trained."""
+        """Checks that transformers reads every tensor of an export after three steps, and that these are the trained
+        ones."""
         if Capability.EXPORT not in lab.spec.capabilities:
             return measured.record("exports tried", 0)
         folder, name = lab.new_folder("export"), OUTPUT[head]
@@ -157,12 +158,12 @@ class ExportRequirements:
 
 
 def rounded_to(dtype: str, found: Driven) -> dict[str, torch.Tensor]:
-    """The weights of an engine as a file of this dtype has them."""
+    """The weights of an engine, rounded as in a file of this dtype."""
     return {name: tensor.to(getattr(torch, dtype)).float() for name, tensor in whole_of(found).items()}
 
 
 def ill_fitting(folder: Path, head: Head) -> list[str]:
-    """Names that transformers misses, does not know, or finds of another shape."""
+    """Names that are missing, unknown or of another shape for transformers."""
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
     kind: Any = AutoModelForCausalLM if head is Head.LM else AutoModelForTokenClassification
@@ -171,7 +172,7 @@ def ill_fitting(folder: Path, head: Head) -> list[str]:
 
 
 def missing_files(folder: Path) -> list[str]:
-    """Files that an index of the weights names, and that are not there."""
+    """Files that an index of the weights lists but that do not exist."""
     named = {
         file for index in folder.glob("*.index.json") for file in json.loads(index.read_text())["weight_map"].values()
     }
@@ -179,7 +180,7 @@ def missing_files(folder: Path) -> list[str]:
 
 
 def settings_that_differ(source: Path, folder: Path) -> list[str]:
-    """Fields of two configurations."""
+    """Fields that differ between two configurations."""
     mine, theirs = (json.loads((path / "config.json").read_text()) for path in (folder, source))
     return [
         name for name in sorted(mine.keys() | theirs.keys()) if name not in OWN and mine.get(name) != theirs.get(name)

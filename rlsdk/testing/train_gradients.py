@@ -27,19 +27,19 @@ class GradientRequirements:
 
     @requirement("gradient")
     def test_gradient(self, lab: TrainLab, measured: Measured) -> None:
-        """Loss, metrics, gradient norm and weights over three steps are those of plain autograd and AdamW."""
+        """Loss, metrics, gradient norm and weights over three steps equal those of plain autograd and AdamW."""
         case = lab.case(steps=three_steps())
         lab.holds_to_plain(measured, [lab.drive(steps=case.steps)], case)
 
     @requirement("gradient.mask")
     def test_gradient_mask(self, lab: TrainLab, measured: Measured) -> None:
-        """Tokens off the `response_mask` have no gradient, whatever weight an objective gives them."""
+        """Tokens outside the `response_mask` have no gradient, whatever weight an objective gives them."""
         case = lab.case(steps=three_steps(masked=True))
         lab.holds_to_plain(measured, [lab.drive(steps=case.steps)], case)
 
     @requirement("gradient.entropy", needs=Capability.ENTROPY)
     def test_gradient_entropy(self, lab: TrainLab, measured: Measured) -> None:
-        """An objective may ask for the entropy, with its gradient, beside the log-probs."""
+        """An objective may request the entropy, with its gradient, together with log-probs."""
         objective = Weighted(("log_probs", "entropy"))
         case = lab.case(steps=three_steps(), objective=objective)
         lab.holds_to_plain(measured, [lab.drive(steps=case.steps, objective=objective)], case)
@@ -58,7 +58,7 @@ class GradientRequirements:
 
     @requirement("gradient.micro_batches")
     def test_gradient_micro_batches(self, lab: TrainLab, measured: Measured) -> None:
-        """Loss, metrics, gradient and weights are the same for every size of micro-batch: shares add up, nothing is
+        """Loss, metrics, gradient and weights are the same for every size of micro-batch: they are summed, not
         averaged."""
         steps = three_steps()
         whole = lab.drive(steps=steps)
@@ -69,14 +69,14 @@ class GradientRequirements:
 
     @requirement("gradient.padding")
     def test_gradient_padding(self, lab: TrainLab, measured: Measured) -> None:
-        """Rows of very unequal length, in one pass: no padding has a share in loss or gradient."""
+        """With rows of very unequal length in one pass, padding does not contribute to loss or gradient."""
         steps = [[train_batch(7, seed=20 + at, longest=100)] for at in range(2)]
         case = lab.case(steps=steps)
         lab.holds_to_plain(measured, [lab.drive(steps=steps)], case)
 
     @requirement("gradient.row_order")
     def test_gradient_row_order(self, lab: TrainLab, measured: Measured) -> None:
-        """The order of rows does not matter to loss, gradient or weights."""
+        """The order of rows does not affect loss, gradient or weights."""
         steps = three_steps()
         order = torch.randperm(9, generator=torch.Generator().manual_seed(1))
         mixed = [[batch.select(order) for batch in batches] for batches in steps]
@@ -84,14 +84,15 @@ class GradientRequirements:
 
     @requirement("gradient.calls")
     def test_gradient_calls(self, lab: TrainLab, measured: Measured) -> None:
-        """Several calls of `forward_backward` before a step add up; `forward` between them changes nothing."""
+        """Gradients of several `forward_backward` calls before a step are summed; `forward` between them changes
+        nothing."""
         steps = [[train_batch(6, seed=30), train_batch(5, seed=31)], [train_batch(4, seed=32), train_batch(7, seed=33)]]
         case = lab.case(steps=steps, rows=3)
         lab.holds_to_plain(measured, [lab.run(with_forward, case)], case)
 
     @requirement("step.clipping")
     def test_clipping(self, lab: TrainLab, measured: Measured) -> None:
-        """The gradient's 2-norm is clipped to `max_grad_norm`; the norm that is told is the one before."""
+        """The gradient's 2-norm is clipped to `max_grad_norm`; the reported norm is that before clipping."""
         steps = three_steps()
         plain = drive_plain(lab.case(steps=steps[:1]))
         for share_of_norm in (0.3, 10.0):
@@ -102,7 +103,7 @@ class GradientRequirements:
 
     @requirement("step.schedule")
     def test_schedule(self, lab: TrainLab, measured: Measured) -> None:
-        """Every step uses and tells the learning rate of its schedule: warm-up, then constant, linear or cosine."""
+        """Every step uses and reports the learning rate of its schedule: warm-up, then constant, linear or cosine."""
         batch = [train_batch(2, seed=40, longest=5)]
         for schedule in ("constant", "linear", "cosine"):
             optim = replace(OPTIM, schedule=schedule, warmup_steps=2, total_steps=6, min_lr_ratio=0.1)
@@ -114,8 +115,8 @@ class GradientRequirements:
 
     @requirement("step.skipped")
     def test_skipped(self, lab: TrainLab, measured: Measured) -> None:
-        """A gradient that is not finite is skipped: weights, moments and schedule stay, and the next step is the one
-        that would have been."""
+        """A step with a gradient that is not finite is skipped: weights, moments and schedule do not change, and the
+        next step is as if it had not happened."""
         steps = three_steps()
         case = lab.case(steps=steps, optim=replace(OPTIM, warmup_steps=4))
         bad, found = lab.run(with_bad_step, case)
@@ -126,7 +127,7 @@ class GradientRequirements:
 
 
 def with_forward(seat: Seat, case: Case) -> Any:
-    """Drives a case with passes without gradient between its calls."""
+    """Runs a case with passes without gradient between its calls."""
     engine = seat.start(case.spec)
     original = engine.forward_backward
     other = train_batch(3, seed=99)

@@ -20,13 +20,13 @@ class IdleStepRequirements:
 
     @requirement("step.idle", since=(2, 0))
     def test_idle(self, lab: TrainLab, measured: Measured) -> None:
-        """A step without any gradient, at first, in the middle and twice, after no call at all and after batches of
-        no rows, is a step of the schedule: it is not skipped, its norm is 0, and the rates after it go on."""
+        """A step without any gradient (first, in the middle or twice, after no call or after batches without rows) is a
+        step of the schedule: it is not skipped, its norm is 0, and later rates continue."""
         batch = rows_of((8, 3, 13), seed=130)
         idle: dict[str, list[Act]] = {"no call": [step], "no rows": [learn_nothing(batch), step]}
         for name, nothing in idle.items():
             script: list[Act] = [*nothing, learn(batch), step, *nothing, *nothing, learn(batch), step, *nothing]
-            # What AdamW does to weights without a gradient is not said: torch leaves alone what has none.
+            # The contract does not define AdamW's effect on weights without a gradient; torch does not change them.
             found = lab.play([*script, look(batch, "log_probs")], optim=SCHEDULED, witness=False)
             measured.none(f"faults, {name}", found.faults)
             measured.equal(f"steps that were skipped, {name}", sum(found.skipped), 0)
@@ -41,8 +41,8 @@ class IdleStepRequirements:
 
     @requirement("checkpoint.idle", since=(2, 0))
     def test_checkpoint_idle(self, lab: TrainLab, measured: Measured) -> None:
-        """A checkpoint behind steps without any gradient, or behind skipped ones, goes on exactly: what the schedule
-        counts is not what the optimizer does."""
+        """A checkpoint after steps without any gradient, or after skipped ones, continues exactly: the schedule and the
+        optimizer count steps differently."""
         batches = [rows_of((8, 3, 13), seed=131 + at) for at in range(2)]
         unfit = learn(batches[0], Unfit(int(batches[0]["row_id"][0]), math.inf))
         parts: dict[str, list[Act]] = {
