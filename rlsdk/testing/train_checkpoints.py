@@ -171,7 +171,7 @@ class CheckpointRequirements:
         measured.equal("weights", furthest_weight(whole_of(found[0][1]), whole_of(found[1][1])), 0.0)
 
     def _goes_on(self, lab: TrainLab, measured: Measured, at: int, where: str, **fields: Any) -> None:
-        """Checks that three steps, interrupted by a save and a load, equal those of an engine that was never stopped."""
+        """Checks that three steps, interrupted by a save and a load, equal those of an uninterrupted engine."""
         folder, batches = lab.new_folder("going"), three_batches()
         objective = fields.pop("objective", None)
         script: list[Act] = [act for batch in batches for act in (learn(batch, objective), step)]

@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A make of model beside the suite's own."""
+    """A kind of model besides the suite's own."""
 
     architectures: Sequence[str]
-    """The first of these that the backend runs."""
+    """Architectures; the first that the backend runs is used."""
     tied: bool = False
     layers: int = 1
     shape: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, Any] = field(default_factory=dict)
-    """How the checkpoint is kept: `stored` and `file_bytes` of `write_tiny_model`."""
+    """How the checkpoint is stored: `stored` and `file_bytes` of `write_tiny_model`."""
 
 
 SMALL = {"hidden_size": 96, "intermediate_size": 80, "num_attention_heads": 4}
@@ -63,7 +63,7 @@ VARIANTS: Mapping[str, Variant] = {
     "other": Variant(architectures=("qwen2", "llama", "qwen3"), layers=2, shape={"vocab_size": 136}),
     "capped": Variant(
         architectures=("gemma2",),
-        # Plain attention of torch caps no scores, so they are left as they are.
+        # torch's plain attention does not cap scores, so this model does not either.
         shape={**SMALL, "final_logit_softcapping": 1.5, "attn_logit_softcapping": None, "query_pre_attn_scalar": 32},
     ),
     "llama3 positions": Variant(
@@ -100,12 +100,12 @@ VARIANTS: Mapping[str, Variant] = {
     "wide": Variant(architectures=("qwen2", "llama", "qwen3"), shape={**SMALL, "vocab_size": 1031}),
     "long": Variant(architectures=("qwen2", "llama"), shape={**SMALL, "max_position_embeddings": 2048}),
 }
-"""Tied embeddings and a vocabulary that nothing divides; one head of keys, and heads whose sizes do not add up to the
-hidden size; norms of queries and keys; dropout wherever a configuration can ask for it; another vocabulary; logits
-capped by a tanh; scaled rotary positions; sliding windows; a vocabulary of more than a thousand tokens; positions of
-long rows. The first checkpoint is of several files, the second in bfloat16."""
+"""Tied embeddings and a prime vocabulary size; a single key-value head, and heads whose sizes do not add up to the
+hidden size; norms of queries and keys; dropout wherever a configuration allows it; another vocabulary; logits capped by
+a tanh; scaled rotary positions; sliding windows; a vocabulary of more than a thousand tokens; positions of long rows.
+The first checkpoint has several files, the second is in bfloat16."""
 ATTENTIVE = {"q_proj": 2.0, "k_proj": 2.0, "v_proj": 4.0, "o_proj": 4.0}
-"""By what a random model's weights are multiplied, so that what attention finds far behind is seen in log-probs."""
+"""Factor for a random model's weights, so that attention to distant tokens affects log-probs."""
 
 
 class TrainLab:
@@ -123,7 +123,7 @@ class TrainLab:
         self.alone = World(1, self.seat, apart=suite.apart)
         self.several = World(suite.world, self.seat)
         self._faults: list[list[str]] = []
-        """Of all that was driven in the requirement that runs."""
+        """Faults of all cases that ran in the current requirement."""
 
     @functools.cached_property
     def model(self) -> str:
@@ -133,12 +133,12 @@ class TrainLab:
 
     @functools.cached_property
     def headed_model(self) -> str:
-        """A model whose head gives one number, saved with it."""
+        """A model with a saved head of one output."""
         return write_headed_model(self.model, self.folder / "headed")
 
     @functools.cached_property
     def attentive_model(self) -> str | None:
-        """A model for long rows whose log-probs hang on attention; None: the backend runs none of its architecture."""
+        """A model for long rows whose log-probs depend on attention; None: the backend cannot run its architecture."""
         if (plain := self.variant("long")) is None:
             return None
         folder = self.folder / "attentive"
@@ -152,7 +152,7 @@ class TrainLab:
 
     @functools.cached_property
     def expert_model(self) -> str:
-        """A model of four experts a layer, two of which each token takes."""
+        """A model with four experts per layer and two experts per token."""
         if self.suite.expert_model is not None:
             return self.suite.expert_model
         experts: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
@@ -160,13 +160,13 @@ class TrainLab:
 
     @functools.cached_property
     def can_reset(self) -> bool:
-        """That engines have `reset_optimizer` of their own."""
+        """Whether engines implement `reset_optimizer`."""
         engine = self.suite.registry().load_engine(self.spec)
         return engine.reset_optimizer is not TrainEngine.reset_optimizer
 
     def variant(self, name: str, *, head: Head = Head.LM) -> str | None:
-        """A model of another make (`VARIANTS`), with a head of one number where asked; None: the backend runs no model
-        of that architecture."""
+        """A model of another kind (`VARIANTS`), with a head of one output if requested; None: the backend runs none of
+        its architectures."""
         made = VARIANTS[name]
         known = self.spec.architectures
         kinds = [kind for kind in made.architectures if known is None or kind in known]
@@ -190,7 +190,7 @@ class TrainLab:
         return Case(**{**given, **fields})
 
     def drive(self, **fields: Any) -> Driven:
-        """Drives a case on one rank."""
+        """Runs a case on one rank."""
         found: Driven = self.run(drive, self.case(**fields))
         return found
 
@@ -199,30 +199,30 @@ class TrainLab:
         return self._heard(self.alone.run(job, *arguments))[0]
 
     def play(self, script: Sequence[Act], **fields: Any) -> Driven:
-        """Takes an engine through a script, on one rank."""
+        """Runs a script on an engine with one rank."""
         found: Driven = self.run(play, self.case(**fields), script)
         return found
 
     def play_split(self, case: Case, script: Sequence[Act]) -> list[Driven]:
-        """The same on every rank of the world of several."""
+        """Runs a script on every rank of the world with several ranks."""
         return self._heard(self.several.run(play, case, script))
 
     def drive_split(self, case: Case) -> list[Driven]:
-        """Drives a case on every rank of the world of several."""
+        """Runs a case on every rank of the world with several ranks."""
         return self._heard(self.several.run(drive, case))
 
     def verify(self, measured: Measured) -> None:
-        """What holds for every answer held in the requirement that has ended, whatever it looked at."""
+        """Checks the invariants of every result on the results of the requirement that has ended."""
         faults, self._faults = [fault for some in self._faults for fault in some], []
         if faults:
             measured.none("answers that are not as they should be", faults)
 
     def forget(self) -> None:
-        """Drops what was written down of a requirement that failed by itself."""
+        """Drops the records of a requirement that failed."""
         self._faults = []
 
     def _heard(self, results: list[Any]) -> list[Any]:
-        """Keeps what scripts found wrong, until the requirement has ended."""
+        """Keeps the faults that scripts found until the requirement has ended."""
         for result in results:
             parts = result if isinstance(result, tuple) else (result,)
             self._faults += [[*part.faults, *part.apart] for part in parts if isinstance(part, Driven)]
@@ -235,7 +235,7 @@ class TrainLab:
         return path
 
     def close(self) -> None:
-        """Nothing to end: engines are closed by their jobs, and the processes of worlds serve the next suite too."""
+        """Does nothing: jobs close their engines, and the processes of worlds serve the next suite too."""
 
     def holds(
         self,
@@ -246,14 +246,14 @@ class TrainLab:
         *,
         weights: bool = True,
     ) -> None:
-        """Losses, metrics, norms, outputs and, unless told otherwise, weights are the expected ones; all of the form
-        that the interface says, and batches are as they were."""
+        """Checks that losses, metrics, norms, outputs and (by default) weights are as expected, that all have the form
+        that the interface requires, and that batches did not change."""
         behind = f", {where}" if where else ""
         measured.none(f"faults{behind}", [fault for rank in ranks for fault in rank.faults])
         worst = dict.fromkeys(("loss", "sums", "maxima"), 0.0)
         for rank in ranks:
             for mine, theirs in zip(rank.results, expected.results, strict=True):
-                # A sum of hundreds has only so many digits, and processors round them differently.
+                # A sum of hundreds of values has limited precision, and processors round differently.
                 worst["loss"] = max(worst["loss"], abs(mine.loss - theirs.loss) / max(1.0, abs(theirs.loss)))
                 worst["sums"] = max(worst["sums"], _furthest(mine.sums, theirs.sums))
                 worst["maxima"] = max(worst["maxima"], _furthest(mine.maxima, theirs.maxima))
@@ -272,19 +272,19 @@ class TrainLab:
     def holds_to_plain(
         self, measured: Measured, ranks: Sequence[Driven], case: Case, where: str = "", *, weights: bool = True
     ) -> Driven:
-        """As `holds`, against plain torch, whose run is returned."""
+        """As `holds`, compared with plain torch; returns its run."""
         expected = drive_plain(replace(case, load=None, save=None, export=None))
         self.holds(measured, ranks, expected, where, weights=weights)
         return expected
 
 
 def whole_of(driven: Driven) -> dict[str, Tensor]:
-    """Tensors of a run that holds every one of them whole."""
+    """Tensors of a run that has every tensor whole."""
     return {name: tensor.float() for name, _, tensor in driven.shards} if driven.layout is None else whole([driven])
 
 
 def furthest_weight(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    """Largest difference of any element; infinite where names, shapes or cover differ."""
+    """Largest difference of any element; infinite if names, shapes or coverage differ."""
     if {n: t.shape for n, t in mine.items()} != {n: t.shape for n, t in theirs.items()}:
         return math.inf
     worst = max(float((mine[name] - theirs[name]).abs().max()) for name in theirs)
@@ -292,7 +292,7 @@ def furthest_weight(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> float
 
 
 def furthest_output(ranks: Sequence[Driven], expected: Driven, name: str) -> float:
-    """Largest difference of an output, row by row; infinite where rows are missing or have another length."""
+    """Largest difference of an output, row by row; infinite if rows are missing or have another length."""
     mine, theirs = by_row(ranks, name), by_row([expected], name)
     if mine.keys() != theirs.keys() or any(mine[row].shape != theirs[row].shape for row in theirs):
         return math.inf
@@ -307,13 +307,13 @@ def _furthest(mine: Any, theirs: Any) -> float:
 
 
 def claimed_heads(lab: TrainLab) -> list[tuple[Head, str]]:
-    """Heads of one number, and the output that each gives."""
+    """Claimed heads with one output, and the name of this output."""
     known = ((Capability.VALUE_HEAD, Head.VALUE, "values"), (Capability.SCORE_HEAD, Head.SCORE, "scores"))
     return [(head, name) for capability, head, name in known if capability in lab.spec.capabilities]
 
 
 def write_headed_model(source: str, folder: Path) -> str:
-    """The same model with a head of one number, random but saved."""
+    """Writes the same model with a saved random head of one output."""
     from transformers import AutoConfig, AutoModelForTokenClassification
 
     config = AutoConfig.from_pretrained(source, **LOCAL)

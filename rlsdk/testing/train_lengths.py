@@ -20,11 +20,11 @@ from rlsdk.testing.train_outputs import numbers
 from rlsdk.testing.worlds import Seat
 
 LONG = (1, 300, 2, 129, 3, 433, 1, 257, 64, 500)
-"""Tokens of rows: past every power of two that a kernel or a buffer may end at, beside the shortest that there are."""
+"""Lengths of rows: around the powers of two at which a kernel or a buffer may end, and the shortest ones."""
 MANY_ROWS = 300
 BUDGET = 160
 PADDING = 1.25
-"""Engines may run a rectangle where few of its places are padding."""
+"""Allowed ratio of positions to tokens: engines may run a rectangle that has little padding."""
 
 
 class LengthRequirements:
@@ -32,7 +32,7 @@ class LengthRequirements:
 
     @requirement("length.outputs", since=(2, 0))
     def test_length_outputs(self, lab: TrainLab, measured: Measured) -> None:
-        """Rows of 1, 2 and up to 500 tokens, packed together, each alone and in passes of bounded size: log-probs
+        """For rows of 1, 2 and up to 500 tokens, packed together, each alone, and in passes of bounded size, log-probs
         are those of plain transformers at every position."""
         batch = rows_of(LONG, seed=7)
         expected = numbers(lab.case(), batch)["log_probs"]
@@ -43,15 +43,15 @@ class LengthRequirements:
 
     @requirement("length.many_rows", since=(2, 0))
     def test_length_many_rows(self, lab: TrainLab, measured: Measured) -> None:
-        """Three hundred short rows in one pass: log-probs and gradient are those of plain torch in each of them."""
+        """For three hundred short rows in one pass, log-probs and gradient of each are those of plain torch."""
         batch = rows_of([1 + at % 4 for at in range(MANY_ROWS)], seed=12)
         case = lab.case(steps=[[batch]], probe=(batch, ("log_probs",)))
         lab.holds_to_plain(measured, [lab.run(drive, case)], case)
 
     @requirement("outputs.groups", since=(2, 0))
     def test_outputs_groups(self, lab: TrainLab, measured: Measured) -> None:
-        """Rows of one prompt, which begin alike for 1 to 40 tokens and are alike to the end or differ in their
-        last, as the samples of a group do: each has its own log-probs and gradient."""
+        """Rows that share a prompt of 1 to 40 tokens, and are equal or differ only in their last token, as samples of a
+        group may, each have their own log-probs and gradient."""
         batch = groups_batch()
         case = lab.case(steps=[[batch]], probe=(batch, ("log_probs",)))
         for name, rows in (("in one pass", None), ("3 rows", 3)):
@@ -60,8 +60,8 @@ class LengthRequirements:
 
     @requirement("outputs.unlikely", since=(2, 0))
     def test_outputs_unlikely(self, lab: TrainLab, measured: Measured) -> None:
-        """Log-probs of tokens that are all but impossible, and of distributions that are all but even: nothing is
-        bounded or cut off."""
+        """Log-probs of almost impossible tokens, and of almost uniform distributions, are exact: nothing is clamped or
+        truncated."""
         for temperature in (0.03, 40.0):
             batch = rows_of((30, 2, 17), seed=13, temperature=temperature)
             expected = numbers(lab.case(), batch)["log_probs"]
@@ -71,7 +71,8 @@ class LengthRequirements:
 
     @requirement("length.entropy", needs=Capability.ENTROPY, since=(2, 0))
     def test_length_entropy(self, lab: TrainLab, measured: Measured) -> None:
-        """Entropy of rows of 1 to 500 tokens, under a mask and a temperature, asked with log-probs and alone."""
+        """Entropy of rows of 1 to 500 tokens, with a mask and a temperature, requested with log-probs and alone, is
+        that of plain transformers."""
         batch = rows_of(LONG, seed=8, masked=True, temperature=0.8)
         expected = numbers(lab.case(), batch)
         asked = [("log_probs", "entropy"), ("entropy",), ("entropy", "log_probs")]
@@ -83,18 +84,19 @@ class LengthRequirements:
 
     @requirement("length.values", needs=Capability.VALUE_HEAD, since=(2, 0))
     def test_length_values(self, lab: TrainLab, measured: Measured) -> None:
-        """Values and their gradient over rows of 1 to 500 tokens; a response mask leaves values where they are, and so
-        does the temperature, which is that of logits."""
+        """Values and their gradient over rows of 1 to 500 tokens are those of plain torch; a response mask does not
+        move values, and the temperature, which is for logits, does not change them."""
         self._trained(lab, measured, Head.VALUE, Weighted(("values",)))
 
     @requirement("length.scores", needs=Capability.SCORE_HEAD, since=(2, 0))
     def test_length_scores(self, lab: TrainLab, measured: Measured) -> None:
-        """Scores and their gradient over rows of 1 to 500 tokens, in row order, whatever the temperature."""
+        """Scores and their gradient over rows of 1 to 500 tokens are in row order and do not depend on the
+        temperature."""
         self._trained(lab, measured, Head.SCORE, Weighted(("scores",)))
 
     @requirement("length.gradient", since=(2, 0))
     def test_length_gradient(self, lab: TrainLab, measured: Measured) -> None:
-        """The gradient of rows of 1 to 500 tokens under a mask is that of plain autograd, however rows are cut."""
+        """The gradient of rows of 1 to 500 tokens with a mask is that of plain autograd, for any micro-batches."""
         for name, limit in (("in one pass", {}), ("300 tokens", {"tokens": 300})):
             case = lab.case(steps=[[rows_of(LONG, seed=9, masked=True)]], **limit)
             lab.holds_to_plain(measured, [lab.run(drive, case)], case, name)
@@ -110,7 +112,7 @@ class LengthRequirements:
 
     @requirement("length.budget", since=(2, 0))
     def test_length_budget(self, lab: TrainLab, measured: Measured) -> None:
-        """No pass takes more tokens, or rows, than it may; a row that is longer goes alone."""
+        """No pass exceeds its limit of tokens or rows; a longer row runs alone."""
         batch = with_own_fields(rows_of((90, 30, 100, 170, 10, 61, 80, 5), seed=10))
         limits: list[dict[str, Any]] = [{"tokens": BUDGET}, {"rows": 3}]
         for limit in limits:
@@ -131,8 +133,7 @@ class LengthRequirements:
 
 
 def groups_batch() -> Batch:
-    """Rows of four prompts of 1, 8, 20 and 40 tokens: two that are alike, one that ends differently, one that is
-    longer."""
+    """Rows of four prompts of 1, 8, 20 and 40 tokens: two equal ones, one that ends differently, and a longer one."""
     plain = rows_of([n + more for n in (1, 8, 20, 40) for more in (3, 3, 3, 5)], seed=14)
     rows = [ids.clone() for ids in torch.split(plain["input_ids"], plain.lengths.tolist())]
     for at in range(0, len(rows), 4):
@@ -143,13 +144,13 @@ def groups_batch() -> Batch:
 
 
 def found_last(found: Any) -> Any:
-    """What came of the last of several calls."""
+    """Results of the last of several calls."""
     found.results = found.results[-1:]
     return found
 
 
 def tokens_of_passes(seat: Seat, case: Case, batch: Batch) -> list[int]:
-    """Tokens that the first `nn.Linear` took, in each pass without gradient; empty where there is none of torch's."""
+    """Tokens in the input of the first `nn.Linear`, for each pass without gradient; empty if there is none."""
     engine = seat.start(case.spec)
     seen: list[tuple[int, int]] = []
 

@@ -1,4 +1,4 @@
-"""Requirements: weights are exposed as they are, saved, restored, exported, offloaded to the host, and freed."""
+"""Requirements: weights are exposed, saved, restored, exported, offloaded to the host, and freed."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class LifetimeRequirements:
 
     @requirement("layout")
     def test_layout(self, lab: TrainLab, measured: Measured) -> None:
-        """`layout` names every tensor of the checkpoint; `shards` yields its boxes in order, as views of what is
-        trained, and each element exactly once."""
+        """`layout` lists every tensor of the checkpoint; `shards` yields its boxes in order, as views of the trained
+        weights, and each element exactly once."""
         found = lab.run(look_at_shards, lab.case())
         expected = {n: tuple(p.shape) for n, p in canonical_parameters(plain_model_of(lab.case()))[0].items()}
         held_shapes = found["shapes"]
@@ -54,7 +54,7 @@ class LifetimeRequirements:
 
     @requirement("checkpoint.resume")
     def test_resume(self, lab: TrainLab, measured: Measured) -> None:
-        """A checkpoint continues exactly: the steps after it are, bit for bit, those that would have followed."""
+        """A checkpoint continues exactly: the steps after it equal, bit for bit, those without the interruption."""
         folder = str(lab.new_folder("saved"))
         steps = [*three_steps(), *three_steps()]
         on = lab.drive(steps=steps, save=folder, save_after=3)
@@ -65,7 +65,7 @@ class LifetimeRequirements:
 
     @requirement("checkpoint.schedule")
     def test_resume_schedule(self, lab: TrainLab, measured: Measured) -> None:
-        """The schedule continues where it was."""
+        """The schedule continues from the step of the checkpoint."""
         folder = str(lab.new_folder("saved"))
         optim = replace(OPTIM, schedule="linear", warmup_steps=2, total_steps=8)
         steps = [*three_steps(), *three_steps()]
@@ -76,7 +76,7 @@ class LifetimeRequirements:
 
     @requirement("checkpoint.damaged")
     def test_damaged(self, lab: TrainLab, measured: Measured) -> None:
-        """A folder that is empty, or whose files are cut short, is a CheckpointError; the weights stay as they were."""
+        """An empty folder, or one with truncated files, is a CheckpointError; the weights do not change."""
         folder = lab.new_folder("saved")
         lab.drive(steps=three_steps()[:2], save=str(folder), save_after=1)
         found = lab.run(load_damaged, lab.case(), str(folder), str(lab.new_folder("damaged")))
@@ -86,7 +86,8 @@ class LifetimeRequirements:
 
     @requirement("export", needs=Capability.EXPORT)
     def test_export(self, lab: TrainLab, measured: Measured) -> None:
-        """`save_pretrained` writes a folder that transformers reads: the same tensors, bit for bit, and outputs."""
+        """`save_pretrained` writes a folder that transformers can read, with the same tensors, bit for bit, and the
+        same outputs."""
         folder = lab.new_folder("export")
         batch = train_batch(seed=60)
         found = lab.drive(steps=three_steps(), export=str(folder), probe=(batch, ("log_probs",)))
@@ -100,8 +101,8 @@ class LifetimeRequirements:
 
     @requirement("offload", needs=Capability.OFFLOAD)
     def test_offload(self, lab: TrainLab, measured: Measured) -> None:
-        """`offload` and `onload` give every part back bit for bit, in the middle of a step too; what needs a part that
-        is away is refused."""
+        """`offload` and `onload` restore every part bit for bit, even in the middle of a step; calls that need an
+        offloaded part are refused."""
         steps = three_steps()
         found = lab.run(with_offload, lab.case(steps=steps))
         plain = lab.drive(steps=steps)
@@ -112,8 +113,8 @@ class LifetimeRequirements:
 
     @requirement("frozen")
     def test_frozen(self, lab: TrainLab, measured: Measured) -> None:
-        """Without an `OptimSpec` a model runs `forward` alone; training it is refused. Batches that differ in one token
-        or in their temperature alone have outputs of their own."""
+        """Without an `OptimSpec` a model only runs `forward`; training it is refused. Batches that differ only in one
+        token, or only in their temperature, have different outputs."""
         batch = train_batch(seed=61)
         ids = batch["input_ids"].clone()
         ids[-1] = (ids[-1] + 1) % 128
@@ -128,7 +129,7 @@ class LifetimeRequirements:
 
     @requirement("refusals")
     def test_refusals(self, lab: TrainLab, measured: Measured) -> None:
-        """Sizes and specifications that do not fit are a ConfigError, before anything is built."""
+        """Wrong sizes and specifications are a ConfigError before anything is built."""
         measured.none("accepted", lab.run(refusals, lab.case(), lab.spec.max_ranks))
 
     @requirement("memory")
@@ -139,14 +140,14 @@ class LifetimeRequirements:
 
     @requirement("close")
     def test_close(self, lab: TrainLab, measured: Measured) -> None:
-        """`close` leaves no process, port, file or shared memory, nor anything in the temporary folder; can be called
-        twice, and another may follow."""
+        """`close` leaves no process, port, file or shared memory, and nothing in the temporary folder; it may be called
+        twice, and another engine may follow."""
         left = lab.run(closed_twice, lab.case(steps=three_steps()[:1]), str(lab.new_folder("scratch")))
         measured.none("left behind", left)
 
 
 def look_at_shards(seat: Seat, case: Case) -> dict[str, Any]:
-    """What `layout` and `shards` say, before a step and after it."""
+    """Reads `layout` and `shards` before and after a step."""
     engine = seat.start(case.spec)
     try:
         layout = engine.layout()
@@ -178,7 +179,7 @@ def look_at_shards(seat: Seat, case: Case) -> dict[str, Any]:
 
 
 def load_damaged(seat: Seat, case: Case, saved: str, folder: str) -> dict[str, list[str]]:
-    """Loads copies of a checkpoint, each with a fault: nothing in it, or one of its files cut in half."""
+    """Loads damaged copies of a checkpoint: an empty one, and ones with a file cut in half."""
     sources = sorted(path for path in Path(saved).rglob("*") if path.is_file() and path.stat().st_size > 1)
     tried = {"nothing in it": Path(folder) / "empty"}
     tried["nothing in it"].mkdir()
@@ -205,7 +206,7 @@ def load_damaged(seat: Seat, case: Case, saved: str, folder: str) -> dict[str, l
 
 
 def with_offload(seat: Seat, case: Case) -> dict[str, Any]:
-    """Lends parts to the host at every point of a step."""
+    """Offloads parts at every point of a step."""
     engine = seat.start(case.spec)
     done: list[str] = []
     freed = 0
@@ -254,7 +255,7 @@ def frozen(seat: Seat, case: Case, batches: Sequence[Batch]) -> tuple[list[Tenso
 
 
 def refusals(seat: Seat, case: Case, max_ranks: int | None) -> list[str]:
-    """What was built that should not have been."""
+    """Names of wrong specifications that were accepted."""
     model = replace(case.spec.model, path=str(Path(case.model).parent / "there-is-no-such-model"))
     wrong: dict[str, TrainSpec] = {
         "both limits of a micro-batch": replace(case.spec, micro_batch_rows=2, micro_batch_tokens=2),
@@ -281,7 +282,7 @@ def refusals(seat: Seat, case: Case, max_ranks: int | None) -> list[str]:
 
 
 def many_steps(seat: Seat, case: Case, counted: int) -> float:
-    """MiB by which memory grew."""
+    """Growth of memory in MiB."""
     engine = seat.start(case.spec)
     try:
         warm, before = counted // 5, 0
@@ -298,7 +299,7 @@ def many_steps(seat: Seat, case: Case, counted: int) -> float:
 
 
 def closed_twice(seat: Seat, case: Case, scratch: str) -> list[str]:
-    """What a second engine leaves behind that a first did not."""
+    """Resources that a second engine leaves behind in addition to those of a first one."""
     drive(seat, case)
 
     def live() -> None:

@@ -1,4 +1,4 @@
-"""Requirements: other models than the default one: tied, other families, dropout, bfloat16, recomputation."""
+"""Requirements: models other than the default one: tied, other families, dropout, bfloat16, recomputation."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from rlsdk.testing.train_lab import TrainLab, claimed_heads, furthest_weight, wh
 
 LENGTHS = (7, 1, 19, 2, 12, 5)
 TENSOR_TOLERANCE = 5e-4
-"""Of one tensor's gradient, relative: float32 gives 1e-5, a rounding to bfloat16 2e-3."""
+"""Largest relative difference of one tensor's gradient: float32 gives 1e-5, rounding to bfloat16 2e-3."""
 TINY_STEPS = replace(OPTIM, lr=1e-4, eps=1e-8, weight_decay=0.0)
-"""A step is about a quarter of what bfloat16 can tell apart at the size of these weights."""
+"""Learning rate: a step is about a quarter of the bfloat16 spacing at the size of these weights."""
 NUM_TINY_STEPS = 24
 PARTS: Mapping[str, Callable[[str], bool]] = {
     "matrices": lambda name: "norm" not in name and not name.endswith(".bias"),
     "norms": lambda name: "norm" in name,
     "the last layer": lambda name: name.startswith(("lm_head.", "score.")),
 }
-"""Of a model, by the names of tensors."""
+"""Parts of a model, by names of tensors."""
 LINEAR = replace(OPTIM, lr=1e3, eps=1e3, betas=(0.0, 0.0), weight_decay=0.0)
-"""Adam with an eps that no gradient comes near: a step is the gradient itself."""
+"""Adam with an eps far above every gradient: a step is proportional to the gradient."""
 
 LONG_ROW = 1200
-"""Tokens, at whose end a rotary frequency that is rounded to bfloat16 is a radian off."""
+"""Number of tokens after which a rotary frequency that is rounded to bfloat16 is off by one radian."""
 NUM_EQUAL = 96
-"""Rows whose gradients are added: a sum in bfloat16 is some percent off by then."""
+"""Number of rows whose gradients are summed: a sum in bfloat16 is then off by some percent."""
 
 
 def probe_of(head: Head = Head.LM) -> Any:
@@ -47,7 +47,7 @@ def probe_of(head: Head = Head.LM) -> Any:
 
 
 def steps_of(number: int = 2, *, masked: bool = False, temperature: float = 1.0) -> list[list[Any]]:
-    """Steps of one call each, over rows of unequal length."""
+    """Steps with one call each, over rows of unequal length."""
     return [[rows_of(LENGTHS, seed=70 + at, masked=masked, temperature=temperature)] for at in range(number)]
 
 
@@ -56,8 +56,8 @@ class ModelRequirements:
 
     @requirement("model.bfloat16_forward", since=(2, 0))
     def test_bfloat16_forward(self, lab: TrainLab, measured: Measured) -> None:
-        """In bfloat16, what a trained engine computes with is what it would export: a new engine of its export gives
-        the same outputs, norms and biases too, and so do a head and tied embeddings."""
+        """In bfloat16, a trained engine computes with the weights that it would export, including norms, biases, a head
+        and tied embeddings: a new engine from its export gives the same outputs."""
         if "bfloat16" not in lab.spec.dtypes or Capability.EXPORT not in lab.spec.capabilities:
             return measured.record("dtypes tried", 0)
         batch, optim = rows_of((30, 12, 1, 5), seed=120), replace(OPTIM, lr=0.05, weight_decay=0.0)
@@ -73,8 +73,8 @@ class ModelRequirements:
 
     @requirement("model.tied", since=(2, 0))
     def test_model_tied(self, lab: TrainLab, measured: Measured) -> None:
-        """A model whose embeddings are tied has that tensor once, with the gradient of both of its uses, and `layout`
-        says what its other name is."""
+        """A model with tied embeddings has this tensor once, with the gradient of both uses, and `layout` has its other
+        name."""
         found = self._like_plain(lab, measured, "tied")
         if found is not None and found.layout is not None:
             measured.equal("other names", len(found.layout.tied), 1)
@@ -85,28 +85,28 @@ class ModelRequirements:
 
     @requirement("model.families", since=(2, 0))
     def test_model_families(self, lab: TrainLab, measured: Measured) -> None:
-        """Other architectures, shapes of heads and sizes of vocabulary: outputs and two steps are those of plain
+        """For other architectures, shapes of heads and sizes of vocabulary, outputs and two steps are those of plain
         torch."""
         for name in ("llama", "qwen3"):
             self._like_plain(lab, measured, name)
 
     @requirement("model.dropout", since=(2, 0))
     def test_model_dropout(self, lab: TrainLab, measured: Measured) -> None:
-        """Dropout in a model's configuration is off in every pass: log-probs of one batch do not differ from call to
-        call, and gradients are those of the model without it."""
+        """Dropout in a model's configuration is disabled in every pass: log-probs of a batch do not differ between
+        calls, and gradients are those without dropout."""
         for checkpointing in (False, True):
             self._like_plain(lab, measured, "dropout", checkpointing=checkpointing)
 
     @requirement("model.dropout_head", needs=Capability.VALUE_HEAD, since=(2, 0))
     def test_model_dropout_head(self, lab: TrainLab, measured: Measured) -> None:
-        """Dropout in front of a head is off, too."""
+        """Dropout before a head is disabled."""
         objective = Weighted(("values",))
         self._like_plain(lab, measured, "dropout", head=Head.VALUE, objective=objective, checkpointing=True)
 
     @requirement("model.recomputed", since=(2, 0))
     def test_model_recomputed(self, lab: TrainLab, measured: Measured) -> None:
-        """With `activation_checkpointing` outputs and gradients are what they are without it: under mask,
-        temperature and entropy, with a head, and in bfloat16."""
+        """`activation_checkpointing` does not change outputs and gradients: with mask, temperature and entropy, with a
+        head, and in bfloat16."""
         claimed, both = lab.spec.capabilities, ("log_probs", "entropy")
         steps = steps_of(masked=True, temperature=0.6)
         cases = {"masked": lab.case(steps=steps, checkpointing=True, probe=probe_of(), rows=2)}
@@ -126,8 +126,8 @@ class ModelRequirements:
 
     @requirement("model.initial", since=(2, 0))
     def test_model_initial(self, lab: TrainLab, measured: Measured) -> None:
-        """An engine begins with the weights of the checkpoint, bit for bit; with `init_from_config` with random
-        ones that depend on `RankContext.seed` alone."""
+        """An engine starts from the weights of the checkpoint, bit for bit; with `init_from_config` from random weights
+        that depend only on `RankContext.seed`."""
         torch.manual_seed(1)
         found = lab.play([])
         measured.equal(
@@ -144,8 +144,8 @@ class ModelRequirements:
 
     @requirement("model.bfloat16", since=(2, 0))
     def test_model_bfloat16(self, lab: TrainLab, measured: Measured) -> None:
-        """In bfloat16 outputs are near those of float32, and softmax and entropy are taken in float32; what heads give
-        is float32, too."""
+        """In bfloat16, outputs are close to those of float32, softmax and entropy are computed in float32, and outputs
+        of heads are float32."""
         if "bfloat16" not in lab.spec.dtypes:
             return measured.record("dtypes tried", 0)
         batch, names = rows_of((40, 3, 25, 60), seed=4), ("log_probs",)
@@ -161,8 +161,8 @@ class ModelRequirements:
 
     @requirement("model.bfloat16_positions", since=(2, 0))
     def test_model_bfloat16_positions(self, lab: TrainLab, measured: Measured) -> None:
-        """In bfloat16 the late tokens of a long row are as near to float32 as the early ones: positions and rotary
-        frequencies are not rounded with the weights, nor in a frozen model."""
+        """In bfloat16, late tokens of a long row are as close to float32 as early ones: positions and rotary
+        frequencies are not rounded with the weights, even in a frozen model."""
         if "bfloat16" not in lab.spec.dtypes or (model := lab.attentive_model) is None:
             return measured.record("models tried", 0)
         looking = look(rows_of((LONG_ROW,), seed=8), "log_probs")
@@ -176,8 +176,8 @@ class ModelRequirements:
 
     @requirement("model.code", since=(2, 0))
     def test_model_code(self, lab: TrainLab, measured: Measured) -> None:
-        """Code that lies beside a model is not run: nobody allowed that. The model is read as ever, or refused with a
-        ConfigError."""
+        """Code in a model's folder is not run, because it was not allowed. The model is read as usual, or refused with
+        a ConfigError."""
         if (plain := lab.variant("llama") or lab.variant("tied")) is None:
             return measured.record("models tried", 0)
         folder = lab.new_folder("coded") / "model"
@@ -191,8 +191,8 @@ class ModelRequirements:
 
     @requirement("model.small_steps", since=(2, 0))
     def test_model_small_steps(self, lab: TrainLab, measured: Measured) -> None:
-        """Trained in bfloat16, steps too small for it add up: what is stepped is float32, also of a head and of
-        norms."""
+        """With training in bfloat16, steps too small for bfloat16 accumulate: master weights are float32, including
+        those of a head and of norms."""
         if "bfloat16" not in lab.spec.dtypes:
             return measured.record("dtypes tried", 0)
         batch = rows_of(LENGTHS, seed=5)
@@ -206,28 +206,28 @@ class ModelRequirements:
                 before, after = whole([lab.play([], **fields)]), whole([lab.play(script, **fields)])
                 movement[dtype] = {n: (after[n] - before[n]).flatten() for n in sorted(after)}
                 moved = moved or after
-            # All steps together are less than what bfloat16 can tell apart at 1, where norms are: an engine that hands
-            # out its float32 weights in bfloat16 does not show how these move.
+            # All steps together are below the bfloat16 spacing at 1, the value of norms: an engine whose shards are
+            # bfloat16 copies of its float32 weights does not show how norms move.
             rounded = all(torch.equal(t, t.bfloat16().float()) for n, t in moved.items() if PARTS["matrices"](n))
             for part, is_meant in PARTS.items():
                 names = [n for n in movement["float32"] if is_meant(n)]
                 if not names or (rounded and part == "norms"):
                     continue
                 mine, right = (torch.cat([movement[dtype][n] for n in names]) for dtype in ("bfloat16", "float32"))
-                # Signs of gradients that are nearly 0 differ between the dtypes, and Adam makes whole steps of them.
+                # Signs of gradients near 0 differ between the dtypes, and Adam makes full steps of them.
                 along = float(mine @ right / right.norm() ** 2)
                 measured.at_least(f"movement of {part}, as a share of that in float32, {name}", along, 0.6)
                 measured.at_most(f"movement of {part}, as a share of that in float32, {name}", along, 1.4)
 
     @requirement("model.accumulated", since=(2, 0))
     def test_model_accumulated(self, lab: TrainLab, measured: Measured) -> None:
-        """Trained in bfloat16, gradients of many micro-batches are added up in float32."""
+        """With training in bfloat16, gradients of many micro-batches are summed in float32."""
         if "bfloat16" not in lab.spec.dtypes:
             return measured.record("dtypes tried", 0)
         one = rows_of((6,), seed=6)
         many = one.select([0] * NUM_EQUAL)
         many = replace(many, rows={**many.rows, "row_id": torch.arange(NUM_EQUAL)})
-        # Equal rows: their sum is the gradient of one, so many times.
+        # Equal rows: the sum is the gradient of one, multiplied by their number.
         once = one.with_tokens(loss_weight=one["loss_weight"] * NUM_EQUAL)
         fields: dict[str, Any] = {"dtype": "bfloat16", "optim": LINEAR, "rows": 1}
         start = whole([lab.play([], **fields)])
@@ -263,8 +263,8 @@ def exports(lab: TrainLab) -> bool:
 
 
 def kinds_of(lab: TrainLab) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Makes of model with an output of each, and fields of a case: the suite's, one of tied embeddings, and those of
-    heads that are claimed; named by words for a report."""
+    """Kinds of models, by a description for reports, with an output of each and fields of a case: the suite's model,
+    one with tied embeddings, and those with claimed heads."""
     found: dict[str, tuple[str, dict[str, Any]]] = {"": ("log_probs", {})}
     if (tied := lab.variant("tied")) is not None:
         found[", tied"] = "log_probs", {"model": tied}
@@ -272,22 +272,22 @@ def kinds_of(lab: TrainLab) -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 def moved(found: Driven, start: dict[str, torch.Tensor]) -> torch.Tensor:
-    """By how much all weights moved, in one vector."""
+    """Change of all weights, as one vector."""
     after = whole([found])
     return torch.cat([(after[name] - start[name]).flatten() for name in sorted(start)])
 
 
 def worst_tensor(lab: TrainLab, case: Case, ranks: list[Driven]) -> float:
-    """Of a case of one `LINEAR` step: the largest difference of a tensor's movement from plain torch's, relative."""
+    """Largest relative difference of a tensor's change from plain torch's, for a case with one `LINEAR` step."""
     start, expected, found = plain_weights(lab), whole_of(drive_plain(case)), whole(ranks)
     if found.keys() != expected.keys():
         return math.inf
     sizes = {name: (expected[name] - start[name]).norm() for name in start}
-    # Biases of keys have no gradient but rounding's: a softmax does not see them.
+    # The gradient of key biases is only rounding: they do not affect a softmax.
     floor = 1e-4 * max(sizes.values())
     return max(float((found[n] - expected[n]).norm() / max(size, floor)) for n, size in sizes.items())
 
 
 def plain_weights(lab: TrainLab) -> dict[str, torch.Tensor]:
-    """Of the suite's model, as its files have them."""
+    """Weights of the suite's model, as in its files."""
     return {name: p.detach() for name, p in canonical_parameters(plain_model_of(lab.case()))[0].items()}

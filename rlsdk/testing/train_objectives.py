@@ -1,4 +1,4 @@
-"""Requirements: what an objective gets, may request and may report, and what happens if it raises."""
+"""Requirements: inputs, requested outputs, reported metrics and errors of objectives."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ObjectiveRequirements:
 
     @requirement("objective.temperature", since=(2, 0))
     def test_objective_temperature(self, lab: TrainLab, measured: Measured) -> None:
-        """The gradient is that of log-probs under the batch's temperature, which may change from call to call."""
+        """The gradient is that of log-probs at the batch's temperature, which may differ between calls."""
         calls = [rows_of(LENGTHS, seed=at, temperature=t, masked=at == 1) for at, t in enumerate((0.5, 1.0, 1.6))]
         for rows in (None, 3):
             case = lab.case(steps=[calls[:2], calls[2:]], rows=rows, probe=(calls[0], ("log_probs",)))
@@ -50,7 +50,7 @@ class ObjectiveRequirements:
 
     @requirement("objective.both", needs=Capability.ENTROPY, since=(2, 0))
     def test_objective_both(self, lab: TrainLab, measured: Measured) -> None:
-        """Log-probs and entropy in one objective, and entropy alone, under a mask and a temperature."""
+        """An objective may use log-probs and entropy together, or entropy alone, with a mask and a temperature."""
         for names in (BOTH, ("entropy",), tuple(reversed(BOTH))):
             batch = rows_of(LENGTHS, seed=2, masked=True, temperature=1.3)
             case = lab.case(steps=[[batch], [batch]], objective=Weighted(names), rows=3, probe=(batch, names))
@@ -58,9 +58,9 @@ class ObjectiveRequirements:
 
     @requirement("objective.given", since=(2, 0))
     def test_objective_given(self, lab: TrainLab, measured: Measured) -> None:
-        """An objective sees whole rows, each once, with every field and number of the batch, known to the core or
-        not, in float32 whatever the model computes in; and what it was asked for, no more. The batch stays as it
-        was."""
+        """An objective gets whole rows, each once, with every field and number of the batch, including the user's own,
+        and exactly the outputs that it requested, in float32 whatever dtype the model computes in. The batch does not
+        change."""
         batch = with_own_fields(rows_of(LENGTHS, seed=3))
         limits: list[dict[str, Any]] = [{"rows": 3}, {"tokens": 16}, {}]
         limits += [{"rows": 3, "dtype": "bfloat16"}] if "bfloat16" in lab.spec.dtypes else []
@@ -73,7 +73,7 @@ class ObjectiveRequirements:
             for name, value in sums.items():
                 measured.equal(f"{name}, {limit}", value, 0.0)
             measured.none("fields that an engine changed", changed)
-        # Of each call by itself, also where a step has several.
+        # Counted for each call, even if a step has several.
         batches = [with_own_fields(rows_of(lengths, seed=3)) for lengths in (LENGTHS, (4, 2), LENGTHS)]
         calls = [learn(one, Inspecting()) for one in batches]
         results = lab.play([*calls[:2], step, calls[2], step], rows=3).results
@@ -86,8 +86,8 @@ class ObjectiveRequirements:
 
     @requirement("objective.metrics", since=(2, 0))
     def test_objective_metrics(self, lab: TrainLab, measured: Measured) -> None:
-        """Sums add up and the largest maximum counts, where all are below zero too, and where some micro-batches do not
-        tell them; as tensors or as numbers. Counts of tens of millions keep their ones."""
+        """Sums are added and maxima combined, even if all are negative or some micro-batches do not report them, as
+        tensors or as numbers. Counts of tens of millions stay exact."""
         batch = rows_of(LENGTHS, seed=4)
         batch = batch.with_meta(reporting_row=float(batch["row_id"][5]))
         for rows in (None, 1, 3):
@@ -104,7 +104,7 @@ class ObjectiveRequirements:
             for name in ("highest", "of one row"):
                 off = abs(found.maxima[name] - expected.maxima[name])
                 measured.at_most(f"difference of the maximum {name}" + where, off, 1e-4)
-            # Of the pass that holds the shortest row, whichever others are in it.
+            # From the pass with the shortest row, whichever other rows are in it.
             measured.equal("maximum below zero" + where, found.maxima["lowest"], -float(batch.lengths.min()))
 
         counting = Counting(int(batch["row_id"][0]))
@@ -120,8 +120,8 @@ class ObjectiveRequirements:
 
     @requirement("objective.whole_groups", since=(2, 0))
     def test_objective_whole_groups(self, lab: TrainLab, measured: Measured) -> None:
-        """Rows of equal `uid` are in one pass where the objective asks for whole groups: loss and weights do not
-        depend on the size of passes. Where it says that it does not ask, passes keep their limit."""
+        """Rows of equal `uid` are in one pass if the objective requires whole groups: loss and weights do not depend on
+        the size of passes. If it does not require them, passes respect their limit."""
         lengths = (5, 9, 3, 12, 7, 7, 2, 10, 4)
         batch = rows_of(lengths, seed=5).with_rows(uid=torch.tensor([3, 8, 3, 1, 8, 3, 1, 8, 40]))
         script = [learn(batch, Comparing()), step]
@@ -136,9 +136,8 @@ class ObjectiveRequirements:
 
     @requirement("objective.raises", since=(2, 0))
     def test_objective_raises(self, lab: TrainLab, measured: Measured) -> None:
-        """What an objective raises comes out as it is, in whatever micro-batch, also where a device is out of memory;
-        gradients are then zero, those of earlier calls too, and the next step is the one of an engine that never heard
-        of it."""
+        """An objective's exception is raised unchanged, from any micro-batch, even if a device is out of memory;
+        gradients, including those of earlier calls, are then zero, and the next step is not affected."""
         batch, other = rows_of(LENGTHS, seed=6), rows_of(LENGTHS, seed=7)
         expected = lab.play([learn(batch), step, learn(other), step], rows=2)
         for at, error in ((0, RaisedHereError), (4, ZeroDivisionError), (6, StopIteration)):
@@ -168,8 +167,8 @@ class ObjectiveRequirements:
 
     @requirement("objective.unknown_output", since=(2, 0))
     def test_objective_unknown_output(self, lab: TrainLab, measured: Measured) -> None:
-        """An output that there is not, or that the head does not give, is a ConfigError, and so is a temperature of
-        log-probs that is not above 0; the engine goes on."""
+        """An unknown output, or one that the head does not give, is a ConfigError, and so is a temperature of log-probs
+        that is not above 0; the engine continues."""
         batch = rows_of(LENGTHS, seed=8)
         for head, gives, not_given in heads_of(lab):
             names = [*not_given, "logprobs"]
@@ -185,7 +184,7 @@ class ObjectiveRequirements:
 
 
 def threads_left(seat: Seat, case: Case, batch: Batch, raising: Raising) -> int:
-    """Of Python, that three calls in which the objective raises leave."""
+    """Number of Python threads that remain after three calls whose objective raises."""
     engine = seat.start(case.spec)
     try:
         engine.forward_backward(share(engine, batch), Weighted())
@@ -199,7 +198,7 @@ def threads_left(seat: Seat, case: Case, batch: Batch, raising: Raising) -> int:
 
 
 def heads_of(lab: TrainLab) -> list[tuple[Head, str, Sequence[str]]]:
-    """Heads that are claimed, an output of each, and outputs that it does not give."""
+    """Claimed heads, an output of each, and outputs that it does not give."""
     found: list[tuple[Head, str, Sequence[str]]] = [(Head.LM, "log_probs", ("values", "scores"))]
     if Capability.VALUE_HEAD in lab.spec.capabilities:
         found.append((Head.VALUE, "values", ("log_probs", "entropy", "scores")))
@@ -209,13 +208,13 @@ def heads_of(lab: TrainLab) -> list[tuple[Head, str, Sequence[str]]]:
 
 
 def without_metrics(found: Driven) -> Driven:
-    """Losses, norms and weights alone: what else `Inspecting` tells depends on how rows are cut."""
+    """Losses, norms and weights only: the metrics of `Inspecting` depend on the split into micro-batches."""
     found.results = [replace(result, sums={}, maxima={}) for result in found.results]
     return found
 
 
 def inspected(seat: Seat, case: Case, batch: Batch, objective: Any) -> tuple[Any, list[str]]:
-    """The result of one call, and which fields of the batch are not what they were."""
+    """The result of one call, and the fields of the batch that changed."""
     engine = seat.start(case.spec)
     before = copy.deepcopy({**batch.tokens, **batch.rows, "lengths": batch.lengths})
     try:

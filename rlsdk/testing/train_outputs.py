@@ -1,4 +1,4 @@
-"""Requirements: outputs equal those of plain transformers, row by row, each at its token."""
+"""Requirements: outputs equal those of plain transformers, row by row, each at the right token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlsdk.testing.train_lab import TrainLab
 from rlsdk.testing.worlds import Seat
 
 COLD = 1e-3
-"""A temperature that puts logits hundreds apart."""
+"""A temperature at which logits are hundreds apart."""
 Asked = Sequence[tuple[Batch, tuple[str, ...]]]
 
 
@@ -33,7 +33,7 @@ def forward_all(seat: Seat, case: Case, asked: Asked) -> list[dict[str, Tensor]]
 
 
 def through_linear_layers(seat: Seat, case: Case, batch: Batch) -> tuple[int, Tensor]:
-    """Most tokens that any `nn.Linear` took at once in a pass over the batch, and the log-probs."""
+    """Largest number of tokens in the input of any `nn.Linear` in a pass over the batch, and the log-probs."""
     most = 0
 
     def look(module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -56,45 +56,46 @@ class OutputRequirements:
 
     @requirement("outputs.log_probs")
     def test_outputs_log_probs(self, lab: TrainLab, measured: Measured) -> None:
-        """Log-probs of every token, of logits over the temperature; flat, float32, 0 at the first position of a row."""
+        """Log-probs of every token, from logits divided by the temperature: flat, float32, 0 at the first position of a
+        row."""
         self._parity(lab, measured, ("log_probs",), (1.0,))
 
     @requirement("outputs.temperature")
     def test_outputs_temperature(self, lab: TrainLab, measured: Measured) -> None:
-        """A batch's temperature divides the logits before log-probs are taken."""
+        """Logits are divided by the batch's temperature before log-probs are computed."""
         self._parity(lab, measured, ("log_probs",), (0.6, 1.7))
 
     @requirement("outputs.entropy", needs=Capability.ENTROPY)
     def test_outputs_entropy(self, lab: TrainLab, measured: Measured) -> None:
-        """Entropy of the distribution that each token was chosen from, under the batch's temperature."""
+        """Entropy of the distribution from which each token was chosen, at the batch's temperature."""
         self._parity(lab, measured, ("entropy",), (0.6, 1.0, 1.7))
 
     @requirement("outputs.entropy_cold", needs=Capability.ENTROPY, since=(2, 0))
     def test_outputs_entropy_cold(self, lab: TrainLab, measured: Measured) -> None:
-        """Where the temperature is so low that most probabilities are too small for a float32, entropy and its
-        gradient are numbers all the same."""
+        """Entropy and its gradient are finite even if the temperature is so low that most probabilities underflow in
+        float32."""
         batch = train_batch(seed=1).with_meta(temperature=COLD)
         (found,) = lab.run(forward_all, lab.case(), [(batch, ("entropy",))])
         entropy = found["entropy"]
         measured.equal("entropies that are not finite", int((~entropy.isfinite()).sum()), 0)
         measured.at_least("smallest entropy", float(entropy.min()), -lab.suite.tolerance)
-        # Not compared with plain torch: this temperature also multiplies what differs by rounding.
+        # Not compared with plain torch: this temperature also amplifies rounding differences.
         driven = lab.drive(steps=[[batch]], objective=Weighted(("entropy",)), witness=False)
         measured.equal("gradient norms that are not finite", sum(not math.isfinite(n) for n in driven.norms), 0)
 
     @requirement("outputs.values", needs=Capability.VALUE_HEAD)
     def test_outputs_values(self, lab: TrainLab, measured: Measured) -> None:
-        """A value at t is that of the state in which token t is chosen: the head's number at t - 1."""
+        """A value at t is that of the state in which token t is chosen: the head's output at t - 1."""
         self._parity(lab, measured, ("values",), (1.0,), Head.VALUE)
 
     @requirement("outputs.scores", needs=Capability.SCORE_HEAD)
     def test_outputs_scores(self, lab: TrainLab, measured: Measured) -> None:
-        """A score is the head's number at a row's last token: one a row."""
+        """A score is the head's output at a row's last token: one per row."""
         self._parity(lab, measured, ("scores",), (1.0,), Head.SCORE)
 
     @requirement("outputs.mask")
     def test_outputs_mask(self, lab: TrainLab, measured: Measured) -> None:
-        """With a `response_mask` outputs are 0 off it, and what they were on it."""
+        """With a `response_mask` outputs are 0 outside the mask and unchanged inside."""
         batch = train_batch(seed=2, masked=True)
         case = lab.case()
         found = lab.run(forward_all, case, [(batch, ("log_probs",))])[0]["log_probs"]
@@ -104,7 +105,7 @@ class OutputRequirements:
 
     @requirement("outputs.row_order")
     def test_outputs_row_order(self, lab: TrainLab, measured: Measured) -> None:
-        """Outputs come in the order of the batch's rows, whatever order and passes the engine runs them in."""
+        """Outputs are in the order of the batch's rows, in whatever order and passes the engine runs them."""
         batch = train_batch(11, seed=3)
         order = torch.randperm(11, generator=torch.Generator().manual_seed(0))
         mixed = batch.select(order)
@@ -117,7 +118,7 @@ class OutputRequirements:
 
     @requirement("outputs.company")
     def test_outputs_company(self, lab: TrainLab, measured: Measured) -> None:
-        """A row's outputs do not depend on the rows beside it, much longer ones among them; no row is a batch too."""
+        """A row's outputs do not depend on other rows, even much longer ones; a batch may have no rows."""
         short = train_batch(4, seed=4, longest=6)
         long = train_batch(3, seed=5, longest=90)
         both = Batch(
@@ -139,13 +140,13 @@ class OutputRequirements:
 
     @requirement("outputs.packing", needs=Capability.PACKING)
     def test_outputs_packing(self, lab: TrainLab, measured: Measured) -> None:
-        """No padding passes through linear layers: with a row of 100 tokens beside six of 3 they see 118 tokens."""
+        """No padding passes through linear layers: for one row of 100 tokens and six of 3 they get 118 tokens."""
         rows = [[8 + at % 100 for at in range(length)] for length in (100, *[3] * 6)]
         batch = Batch.from_rows(rows)
         seen, found = lab.run(through_linear_layers, lab.case(), batch)
         expected = numbers(lab.case(), batch)["log_probs"]
         measured.at_most("largest difference", float((found - expected).abs().max()), lab.suite.tolerance)
-        # An engine with linear layers of its own is not looked into: 0.
+        # 0 for an engine with its own linear layers, which is not inspected.
         measured.at_most("most tokens through a linear layer at once", seen, batch.num_tokens)
 
     def _parity(
@@ -176,7 +177,8 @@ class OutputRequirements:
 
 
 def ending_in(batch: Batch, tokens: Sequence[int]) -> Batch:
-    """Rows that end in two of a token each: for the first of a vocabulary, those for padding and ends among them."""
+    """Rows that each end with two equal tokens: one row for each of the first ids of the vocabulary, which include
+    padding and end tokens."""
     ids = batch["input_ids"].clone()
     for token, stop, length in zip(tokens, batch.offsets[1:].tolist(), batch.lengths.tolist(), strict=True):
         ids[stop - min(2, length) : stop] = token
@@ -184,6 +186,6 @@ def ending_in(batch: Batch, tokens: Sequence[int]) -> Batch:
 
 
 def numbers(case: Case, batch: Batch) -> dict[str, Tensor]:
-    """What plain transformers gives."""
+    """Outputs of plain transformers."""
     with torch.no_grad():
         return plain_numbers(plain_model_of(case), case.head, batch)

@@ -21,8 +21,8 @@ class ParallelismRequirements:
 
     @requirement("parallel.data", needs=Capability.DATA_PARALLEL)
     def test_split_data(self, lab: TrainLab, measured: Measured) -> None:
-        """Rows over two ranks, unevenly: losses, gradient, weights and outputs are those of one; the same when one rank
-        has every row."""
+        """With rows split unevenly over two ranks, losses, gradient, weights and outputs are those of one rank; also if
+        one rank has all rows."""
         case = split_case(lab, Capability.DATA_PARALLEL, default={})
         for name, changes in (
             ("all in one pass", {}),
@@ -34,24 +34,26 @@ class ParallelismRequirements:
 
     @requirement("parallel.tensor", needs=Capability.TENSOR_PARALLEL)
     def test_split_tensor(self, lab: TrainLab, measured: Measured) -> None:
-        """Matrices over two ranks: losses, gradient, weights and outputs are those of one."""
+        """With matrices split over two ranks, losses, gradient, weights and outputs are those of one rank."""
         self._holds(lab, measured, Capability.TENSOR_PARALLEL)
 
     @requirement("parallel.pipeline", needs=Capability.PIPELINE_PARALLEL)
     def test_split_pipeline(self, lab: TrainLab, measured: Measured) -> None:
-        """Layers over two ranks: losses, gradient, weights and outputs are those of one."""
+        """With layers split over two ranks, losses, gradient, weights and outputs are those of one rank."""
         self._holds(lab, measured, Capability.PIPELINE_PARALLEL)
 
     @requirement("parallel.context", needs=Capability.CONTEXT_PARALLEL)
     def test_split_context(self, lab: TrainLab, measured: Measured) -> None:
-        """Tokens of a row over two ranks: losses, gradient, weights and outputs are those of one."""
+        """With the tokens of a row split over two ranks, losses, gradient, weights and outputs are those of one
+        rank."""
         self._holds(lab, measured, Capability.CONTEXT_PARALLEL)
 
     @requirement("parallel.expert", needs=Capability.EXPERT_PARALLEL)
     def test_split_expert(self, lab: TrainLab, measured: Measured) -> None:
-        """Experts over two ranks: losses, gradient norm over three steps and outputs after them are those of one.
+        """With experts split over two ranks, losses and gradient norm over three steps, and outputs after them, are
+        those of one rank.
 
-        Weights are not compared one by one: checkpoints and transformers name those of experts differently.
+        Weights are not compared individually: checkpoints and transformers name those of experts differently.
         """
         case = replace(split_case(lab, Capability.EXPERT_PARALLEL), model=lab.expert_model)
         lab.holds_to_plain(measured, lab.drive_split(case), case, weights=False)
@@ -68,7 +70,7 @@ class ParallelismRequirements:
 
     @requirement("checkpoint.reshard", needs=Capability.RESHARD_ON_LOAD)
     def test_reshard(self, lab: TrainLab, measured: Measured) -> None:
-        """A checkpoint of two ranks loads on one, and the steps after it are the same but for rounding."""
+        """A checkpoint of two ranks loads on one, and the steps after it are the same except for rounding."""
         folder = str(lab.new_folder("saved"))
         case = split_case(lab, Capability.DATA_PARALLEL, default={})
         steps = [*three_steps(), *three_steps()]
@@ -85,7 +87,7 @@ class ParallelismRequirements:
 
 
 def split_case(lab: TrainLab, capability: Capability, default: Mapping[str, Any] | None = None) -> Case:
-    """A case whose options ask for this split."""
+    """A case whose options set this split."""
     given = lab.suite.splits.get(capability.value, default)
     if given is None:
         given = guessed(lab, capability)
@@ -98,7 +100,7 @@ def split_case(lab: TrainLab, capability: Capability, default: Mapping[str, Any]
 
 
 def guessed(lab: TrainLab, capability: Capability) -> Mapping[str, Any]:
-    """The field of the backend's options that is called like the capability, set to the size of the world."""
+    """The field of the backend's options with the name of the capability, set to the size of the world."""
     kind = lab.suite.registry().load_options(lab.spec)
     names = {field.name for field in fields(kind)} if kind is not None and is_dataclass(kind) else set()
     for name in (capability.value, f"{capability.value}_size"):

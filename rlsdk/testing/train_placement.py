@@ -1,4 +1,4 @@
-"""Requirements: what an engine reports of itself (node, dtypes, forecast, parallel position), and its threads."""
+"""Requirements: properties that an engine reports (node, dtypes, forecast, parallel position), and its threads."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class PlacementRequirements:
 
     @requirement("layout.place", since=(2, 0))
     def test_layout_place(self, lab: TrainLab, measured: Measured) -> None:
-        """A layout names its node and device as the engine was told them, its process as node:pid, and no tensor that
-        it has no box of."""
+        """A layout has the node and device of the engine's context, the process as node:pid, and only tensors of which
+        it has a box."""
         found = lab.play([read])
         layout = found.layout
         assert layout is not None
@@ -57,8 +57,8 @@ class PlacementRequirements:
 
     @requirement("layout.kinds", since=(2, 0))
     def test_layout_kinds(self, lab: TrainLab, measured: Measured) -> None:
-        """Of a model in bfloat16, with a head, with tied embeddings, and of a frozen one too `shards` are what `layout`
-        says: its boxes in order, of its dtype and size, and views."""
+        """For a model in bfloat16, with a head, with tied embeddings, and a frozen one, `shards` match `layout`: its
+        boxes in order, with its dtype and sizes, and as views."""
         kinds: dict[str, dict[str, Any]] = {"frozen": {"optim": None}}
         if "bfloat16" in lab.spec.dtypes:
             kinds |= {"bfloat16": {"dtype": "bfloat16"}, "frozen, bfloat16": {"dtype": "bfloat16", "optim": None}}
@@ -70,8 +70,8 @@ class PlacementRequirements:
 
     @requirement("forecast", since=(2, 0))
     def test_forecast(self, lab: TrainLab, measured: Measured) -> None:
-        """What the backend forecasts of a rank is its layout; amounts of memory are none or not negative. (A backend
-        without a forecast says None.)"""
+        """The backend's forecast of a rank has the engine's layout; amounts of memory are None or not negative. (A
+        backend without forecasts returns None.)"""
         forecast = lab.suite.registry().load_forecast(lab.spec)
         if forecast is None:
             return measured.record("forecasts", 0)
@@ -89,8 +89,8 @@ class PlacementRequirements:
 
     @requirement("parallel.positions", since=(2, 0))
     def test_positions(self, lab: TrainLab, measured: Measured) -> None:
-        """`parallel` says where each rank stands: sizes multiply to the world's, every position is taken once, each
-        group of ranks with the same rows has one that collects, and it stays so."""
+        """`parallel` gives each rank's position: sizes multiply to the world size, every position occurs once, each
+        group of ranks with the same rows has one that collects outputs, and nothing changes later."""
         alone = lab.run(positions, lab.case(), three_batches()[0])
         measured.none("faults of one rank", wrong_positions([alone]))
         for capability in SPLITS:
@@ -104,7 +104,7 @@ class PlacementRequirements:
 
     @requirement("place.threads", since=(2, 0))
     def test_place_threads(self, lab: TrainLab, measured: Measured) -> None:
-        """An engine takes no more threads than `RankContext.num_threads`: ranks of one machine share its cores."""
+        """An engine uses at most `RankContext.num_threads` threads, because ranks on one machine share its cores."""
         measured.at_most("threads of torch, of one that it may use", lab.run(threads_of, lab.case()), 1)
 
 
@@ -118,7 +118,7 @@ def _fits(layout: WeightLayout, name: str, shape: tuple[int, ...]) -> bool:
 
 
 def unlike_its_layout(seat: Seat, case: Case, batch: Batch) -> list[str]:
-    """What about an engine's shards is not as its layout says, before a step and after it."""
+    """Differences of an engine's shards from its layout, before and after a step."""
     engine, faults = seat.start(case.spec), []
     output = {Head.LM: "log_probs", Head.VALUE: "values", Head.SCORE: "scores"}[case.head]
     try:
@@ -146,7 +146,7 @@ def unlike_its_layout(seat: Seat, case: Case, batch: Batch) -> list[str]:
 
 
 def positions(seat: Seat, case: Case, batch: Batch) -> list[Parallel]:
-    """Where a rank stands, before a step and after it."""
+    """A rank's position, before and after a step."""
     engine = seat.start(case.spec)
     try:
         before = engine.parallel
@@ -177,7 +177,8 @@ def wrong_positions(ranks: list[list[Parallel]]) -> list[str]:
 
 
 def threads_of(seat: Seat, case: Case) -> int:
-    """Threads that torch takes for an operation, at most, while an engine that may use one is built and stepped."""
+    """Largest number of threads that torch uses for an operation while an engine with one thread is built and
+    stepped."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""The reference train engine in plain torch: transformers and AdamW, one rank, one pass. Slow, and as literal as
+"""The reference train engine in plain torch: transformers and AdamW, one rank, one pass. Slow and as direct as
 possible."""
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from rlsdk.testing.cases import Case
 from rlsdk.testing.plain_steps import number, plain_model_of, scheduled
 
 LARGEST_NORM = 1e15
-"""Of a gradient that fits any way of adding its squares up; one beyond counts as not finite."""
+"""Largest gradient norm whose sum of squares fits in float32 in any order; larger ones count as not finite."""
 MOST_CHECKPOINTS = 16
 
 CHECKPOINTS: dict[str, dict[str, Any]] = {}
-"""Path -> what plain engines of this process saved there; the newest few. Nothing is written into the folder."""
+"""Path -> state that plain engines of this process saved there; only the newest few. No files are written."""
 
 
 class PlainTrainEngine(TrainEngine):
-    """Of a case in float32 whose weights come from a checkpoint."""
+    """Runs a case in float32 whose weights come from a checkpoint."""
 
     def __init__(self, case: Case) -> None:
         self.case, self.head = case, case.head
@@ -55,7 +55,7 @@ class PlainTrainEngine(TrainEngine):
             self._begin(case.optim)
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
-        """Nothing is left to do."""
+        """Does nothing."""
 
     @property
     def parallel(self) -> Parallel:
@@ -124,7 +124,7 @@ class PlainTrainEngine(TrainEngine):
             del CHECKPOINTS[next(iter(CHECKPOINTS))]
 
     def load_checkpoint(self, path: Path) -> None:
-        """Raises: KeyError: nothing was saved there, as far as is known."""
+        """Raises `KeyError` if no plain engine of this process saved there."""
         state = CHECKPOINTS[str(path)]
         with torch.no_grad():
             for name, parameter in self.parameters.items():
@@ -133,7 +133,7 @@ class PlainTrainEngine(TrainEngine):
         if self.optimizer is not None and state["optimizer"] is not None:
             groups = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
             self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
-            # Its settings are those of the specification, not of the file.
+            # Settings come from the specification, not from the file.
             for group, settings in zip(self.optimizer.param_groups, groups, strict=True):
                 group.update(settings)
             self.num_steps = state["steps"]
@@ -164,8 +164,8 @@ class PlainTrainEngine(TrainEngine):
 
 
 def padded_numbers(model: Any, head: Head, batch: Batch) -> dict[str, Tensor]:
-    """Every output that the head gives, of all rows in one pass, padded after their ends; differentiable. 0 off a mask
-    where there is one. No token sees what stands after it, so padding changes none."""
+    """Every output of the head, for all rows in one pass, padded at their ends; differentiable. 0 outside the mask, if
+    there is one. Tokens do not attend to later ones, so padding changes no output."""
     if batch.num_rows == 0:
         names = ("log_probs", "entropy") if head is Head.LM else ("values", "scores")
         return {name: torch.zeros(0) for name in names}

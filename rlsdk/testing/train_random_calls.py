@@ -36,9 +36,9 @@ from rlsdk.testing.train_ranks import data_case
 from rlsdk.testing.train_settings import EVERYTHING, SETTINGS
 
 EVENTS = 20
-"""Of one life, each one call or a few."""
+"""Number of events in one life; each is one call or a few."""
 FEW_EVENTS = 11
-"""Where several processes take part in each."""
+"""Number of events if several processes take part."""
 MOST_STEPS = 7
 LENGTHS = (1, 1, 2, 3, 5, 8, 13, 30, 70)
 OPTIMS = tuple(
@@ -50,7 +50,7 @@ OPTIMS = tuple(
         replace(OPTIM, max_grad_norm=0.02, schedule="linear", total_steps=9, warmup_steps=2),
     )
 )
-"""Small steps: what rounding does to one has seven to grow."""
+"""Small steps: rounding of one step grows over seven."""
 LIMITS: tuple[dict[str, Any], ...] = ({"rows": 1}, {"rows": 2, "checkpointing": True}, {"tokens": 40}, {"tokens": 300})
 
 
@@ -59,9 +59,9 @@ class RandomCallRequirements:
 
     @requirement("life", since=(2, 0))
     def test_life(self, lab: TrainLab, measured: Measured) -> None:
-        """Steps of several calls, skipped ones, objectives that raise, outputs, checkpoints, exports, memory that is
-        lent and optimizers that begin again, in random order: every answer is plain torch's; and so it is after a
-        checkpoint, in another engine."""
+        """For steps of several calls, skipped steps, objectives that raise, outputs, checkpoints, exports, offloading
+        and optimizer resets in random order, all results are plain torch's; also after a checkpoint in another
+        engine."""
         for seed in range(3):
             life = Life.of(lab, seed)
             case = lab.case(optim=OPTIMS[seed % len(OPTIMS)], probe=life.probe(), **LIMITS[seed % len(LIMITS)])
@@ -71,7 +71,7 @@ class RandomCallRequirements:
 
     @requirement("life.heads", needs=Capability.VALUE_HEAD, since=(2, 0))
     def test_life_heads(self, lab: TrainLab, measured: Measured) -> None:
-        """So are those of a value model."""
+        """For random calls of a value model, all results are plain torch's."""
         for seed in (20, 21):
             life = Life.of(lab, seed, names=("values",))
             case = lab.case(head=Head.VALUE, probe=life.probe(), optim=OPTIMS[seed % 2], **LIMITS[1 + seed % 2])
@@ -81,7 +81,7 @@ class RandomCallRequirements:
 
     @requirement("life.ranks", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_life_ranks(self, lab: TrainLab, measured: Measured) -> None:
-        """So are those of several ranks, which have unlike rows or none, together."""
+        """For random calls of several ranks with different numbers of rows, or none, all results are plain torch's."""
         for seed in (40, 41):
             life = Life.of(lab, seed, num_events=FEW_EVENTS)
             optim, limit = OPTIMS[seed % len(OPTIMS)], LIMITS[seed % len(LIMITS)]
@@ -93,14 +93,14 @@ class RandomCallRequirements:
 
 @dataclass(eq=False)
 class Life:
-    """A random script. It is the same for every engine that claims the same."""
+    """A random script. It is the same for all engines with the same claims."""
 
     lab: TrainLab
     source: random.Random
     names: Sequence[str] = ("log_probs",)
     script: list[Act] = field(default_factory=list)
     saved: list[tuple[str, int]] = field(default_factory=list)
-    """Folders, and how long the script was then."""
+    """Folders of checkpoints, and the length of the script at that time."""
     writing: set[int] = field(default_factory=set)
     """Acts that write into folders."""
     num_steps: int = 0
@@ -108,7 +108,7 @@ class Life:
 
     @classmethod
     def of(cls, lab: TrainLab, seed: int, names: Sequence[str] = ("log_probs",), num_events: int = EVENTS) -> Life:
-        """A whole one."""
+        """A complete life."""
         life = cls(lab, random.Random(seed), names)
         events = list(life._events())
         life._step()
@@ -122,7 +122,7 @@ class Life:
         return rows_of((12, 1, 5, 3), seed=7), tuple(self.names)
 
     def scripts(self) -> dict[str, list[Act]]:
-        """The life; and, in another engine, what followed its last checkpoint."""
+        """The life; and, for another engine, the part after its last checkpoint."""
         found = {"whole": self.script}
         if self.saved:
             folder, at = self.saved[-1]
@@ -167,7 +167,7 @@ class Life:
     def _skip(self) -> None:
         batch = self._batch()
         bad = Unfit(int(batch["row_id"][0]), self.source.choice((float("inf"), float("nan"))))
-        # A row of one token has no slope.
+        # A row of one token has no gradient.
         if int(batch.lengths[0]) > 1 and "response_mask" not in batch.tokens:
             self.script += [learn(self._batch()), learn(batch, bad), skip]
 
@@ -209,7 +209,7 @@ class Life:
 
 
 def plainly(case: Case, script: Sequence[Act]) -> Driven:
-    """What plain torch makes of a script."""
+    """Runs a script in plain torch."""
     engine, found = PlainTrainEngine(case), Driven()
     for act in script:
         act(engine, found)

@@ -1,4 +1,4 @@
-"""Requirements: calls that one rank may make alone, and calls that all ranks must make together."""
+"""Requirements: calls that one rank may make alone, and collective calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RankCallRequirements:
 
     @requirement("ranks.frozen", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_frozen(self, lab: TrainLab, measured: Measured) -> None:
-        """Frozen models on several ranks give what plain transformers gives, and heads what theirs does."""
+        """Frozen models on several ranks, with and without heads, give the outputs of plain transformers."""
         batch = rows_of((*FEW, 1), seed=49, masked=True, temperature=0.7)
         probes: list[tuple[dict[str, Any], str]] = [({}, "log_probs")]
         probes += [({"head": head}, name) for head, name in claimed_heads(lab)]
@@ -45,8 +45,8 @@ class RankCallRequirements:
 
     @requirement("ranks.bfloat16", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_bfloat16(self, lab: TrainLab, measured: Measured) -> None:
-        """Trained in bfloat16 on several ranks, a step is that of one rank but for rounding, and what is stepped is
-        float32."""
+        """With training in bfloat16 on several ranks, a step is that of one rank except for rounding, and master
+        weights are float32."""
         if "bfloat16" not in lab.spec.dtypes:
             return measured.record("dtypes tried", 0)
         case = data_case(
@@ -63,7 +63,7 @@ class RankCallRequirements:
 
     @requirement("ranks.alone", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_alone(self, lab: TrainLab, measured: Measured) -> None:
-        """`layout`, `shards` and `parallel` are no collectives: one rank reads them while the others do not."""
+        """`layout`, `shards` and `parallel` are not collective: one rank can read them alone."""
         case = data_case(lab)
         plain: list[Act] = [act for batches in case.steps for act in (learn(batches[0]), step)]
         script: list[Act] = [read_on_rank_1, plain[0], read_on_rank_1, *plain[1:], read_on_rank_1]
@@ -73,8 +73,8 @@ class RankCallRequirements:
 
     @requirement("ranks.raises_one", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_raises_one(self, lab: TrainLab, measured: Measured) -> None:
-        """What an objective raises on one rank alone comes out there, the others raise too, and the steps after it
-        are those of engines that never heard of it."""
+        """An exception of an objective on one rank is raised there, the other ranks raise too, and later steps are not
+        affected."""
         case, good, other = replace(data_case(lab), rows=1), steps_of(FEW, 2), rows_of(FEW, seed=46)
         plain: list[Act] = [act for batches in good for act in (learn(batches[0]), step)]
         for at in (0, 1):
@@ -86,7 +86,7 @@ class RankCallRequirements:
 
     @requirement("ranks.infinite", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_infinite(self, lab: TrainLab, measured: Measured) -> None:
-        """A gradient of which a few elements are infinite, whichever rank has them, is skipped by every rank."""
+        """A gradient with a few infinite elements is skipped by every rank, whichever rank has them."""
         case, good, other = replace(data_case(lab), optim=EVERYTHING), steps_of(FEW, 3), rows_of(FEW, seed=45)
         plain: list[Act] = [act for batches in good for act in (learn(batches[0]), step)]
         expected = lab.play_split(case, plain)
@@ -106,7 +106,7 @@ class RankCallRequirements:
 
     @requirement("ranks.random_state", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_random_state(self, lab: TrainLab, measured: Measured) -> None:
-        """A checkpoint brings back each rank's own random numbers."""
+        """A checkpoint restores each rank's own random state."""
         found = lab.several.run(drawn_again, data_case(lab), str(lab.new_folder("ranks-random")))
         off = [float((first - second).abs().max()) for first, second in found]
         measured.equal("largest difference of numbers drawn", max(off), 0.0)
@@ -114,7 +114,7 @@ class RankCallRequirements:
 
     @requirement("ranks.reset", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_reset(self, lab: TrainLab, measured: Measured) -> None:
-        """`reset_optimizer` on several ranks begins again on each of them, as on one."""
+        """`reset_optimizer` resets every rank, as on one rank."""
         if not lab.can_reset:
             return measured.record("engines that can be reset", 0)
         case = data_case(lab)
@@ -129,9 +129,9 @@ class RankCallRequirements:
 
     @requirement("ranks.whole_groups", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_whole_groups(self, lab: TrainLab, measured: Measured) -> None:
-        """Rows of equal `uid` stay in one pass on every rank, whatever the others cut."""
-        # Groups of one rank each, as the controller sends them: the first rank has the last two rows as well. Ranks
-        # have as many groups, or one of them has more: it makes more passes than the other.
+        """Rows of equal `uid` stay in one pass on every rank, however the other ranks split theirs."""
+        # Each group is on one rank, as the controller sends them; the first rank also has the last two rows. Ranks have
+        # the same number of groups, or one has more and makes more passes than the other.
         mine = torch.tensor([0 if at >= 6 else at % 2 for at in range(8)])
         for name, groups in (("as many", [0, 0, 1, 1, 0, 0, 1, 0]), ("more", [0, 0, 1, 0, 2, 0, 2, 0])):
             batch = rows_of((5, 9, 3, 12, 7, 7, 2, 10), seed=5).with_rows(uid=mine * 4 + torch.tensor(groups))
@@ -143,7 +143,7 @@ class RankCallRequirements:
 
     @requirement("ranks.close", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_close(self, lab: TrainLab, measured: Measured) -> None:
-        """`close` leaves the process group, and engines that follow in the same processes join one of their own."""
+        """`close` leaves the process group, and later engines in the same processes join a new one."""
         case = data_case(lab)
         for turn in range(2):
             left = lab.several.run(stays_in_group, case)
@@ -152,13 +152,13 @@ class RankCallRequirements:
 
 
 def read_on_rank_1(engine: TrainEngine, found: Driven) -> None:
-    """One rank alone looks at what it has."""
+    """Only rank 1 reads its weights."""
     if engine.parallel.dp_rank == 1:
         read(engine, found)
 
 
 def raised_on(act: Act, rank: int) -> Act:
-    """The act raises: what the objective did on that rank, and something on the others."""
+    """The act must raise: the objective's error on that rank, and any error on the others."""
     return functools.partial(_raised_on, act, rank)
 
 
@@ -176,7 +176,7 @@ def _raised_on(act: Act, rank: int, engine: TrainEngine, found: Driven) -> None:
 
 
 def drawn_again(seat: Seat, case: Case, folder: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers that a rank draws after a save, and after a load of it; each rank begins with its own seed."""
+    """Numbers that a rank draws after a save, and after loading it; each rank has its own seed."""
     state = torch.get_rng_state()
     engine = seat.start(case.spec)
     try:
@@ -192,7 +192,7 @@ def drawn_again(seat: Seat, case: Case, folder: str) -> tuple[torch.Tensor, torc
 
 
 def stays_in_group(seat: Seat, case: Case) -> bool:
-    """Whether an engine leaves this process in a group."""
+    """Whether this process is still in a group after an engine was closed."""
     drive(seat, case)
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 

@@ -1,4 +1,4 @@
-"""Requirements: what holds on one rank holds on several, with different numbers of rows per rank, or none."""
+"""Requirements: several ranks, with different numbers of rows or none, give the results of one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlsdk.testing.train_parallelism import split_case
 from rlsdk.testing.train_settings import EVERYTHING
 
 UNLIKE = (260, 2, 3, 1, 140, 5, 4, 2, 9)
-"""Tokens of rows: the first rank of two has a hundred times those of the other."""
+"""Lengths of rows: the first of two ranks has a hundred times as many tokens as the other."""
 FEW = (6, 11, 3, 8, 1, 7)
 
 
@@ -33,8 +33,8 @@ class RankRequirements:
 
     @requirement("ranks.settings", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_settings(self, lab: TrainLab, measured: Measured) -> None:
-        """Clipping is to the norm of all ranks' gradient, which each of them tells; betas, decay and schedule too
-        are those of one rank; masks, temperature and recomputation change nothing of that."""
+        """Clipping uses the norm of all ranks' gradient, which each rank reports; betas, decay and schedule work as on
+        one rank, also with masks, temperature and recomputation."""
         case = data_case(lab)
         norm = drive_plain(replace(case, steps=case.steps[:1])).norms[0]
         changes: dict[str, dict[str, Any]] = {
@@ -53,8 +53,8 @@ class RankRequirements:
 
     @requirement("ranks.unlike", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_unlike(self, lab: TrainLab, measured: Measured) -> None:
-        """Ranks with unlike numbers of rows, tokens and passes, and one with a single row or none, give what one
-        rank gives for all of them: nothing is averaged over ranks, rows or tokens."""
+        """Ranks with different numbers of rows, tokens and passes, even a single row or none, give the results of one
+        rank with all rows: nothing is averaged over ranks, rows or tokens."""
         cases: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
             "260 tokens beside 2": (UNLIKE, {"tokens": 100}),
             "one row": ((7,), {}),
@@ -67,15 +67,15 @@ class RankRequirements:
 
     @requirement("ranks.gradient", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_gradient(self, lab: TrainLab, measured: Measured) -> None:
-        """Every tensor's gradient is that of one rank, relative to its own size: float32 on its way between ranks,
-        too."""
+        """Every tensor's gradient is that of one rank, relative to its own size: it is float32 even in communication
+        between ranks."""
         case = data_case(lab, steps=[[rows_of(FEW, seed=42), rows_of((3, 40), seed=43)]], optim=LINEAR, rows=2)
         worst = worst_tensor(lab, case, lab.drive_split(case))
         measured.at_most("gradient of a tensor, relative", worst, TENSOR_TOLERANCE)
 
     @requirement("ranks.entropy", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_entropy(self, lab: TrainLab, measured: Measured) -> None:
-        """Log-probs and entropy at once, with gradient and without, on several ranks."""
+        """Log-probs and entropy together, with and without gradient, are right on several ranks."""
         if Capability.ENTROPY not in lab.spec.capabilities:
             return measured.record("outputs tried", 0)
         names = ("log_probs", "entropy")
@@ -85,7 +85,7 @@ class RankRequirements:
 
     @requirement("ranks.heads", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_heads(self, lab: TrainLab, measured: Measured) -> None:
-        """Value and score models learn on several ranks as on one, also where a rank has no rows."""
+        """Value and score models learn on several ranks as on one, even if a rank has no rows."""
         for head, name in claimed_heads(lab):
             steps = steps_of(FEW, 1)
             case = replace(
@@ -97,8 +97,8 @@ class RankRequirements:
 
     @requirement("ranks.metrics", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_metrics(self, lab: TrainLab, measured: Measured) -> None:
-        """Metrics are those of all ranks' rows and equal on each, below zero too, and where one rank alone reports
-        them, behind others or first."""
+        """Metrics cover the rows of all ranks and are equal on each, even if they are negative or only one rank, the
+        first or a later one, reports them."""
         batch = rows_of(FEW, seed=44)
         case = replace(data_case(lab), objective=Reporting(), probe=None)
         for at, lonely, rows in ((0, False, 2), (1, False, 2), (1, True, 2), (1, False, None)):
@@ -114,7 +114,7 @@ class RankRequirements:
 
     @requirement("ranks.initial", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_initial(self, lab: TrainLab, measured: Measured) -> None:
-        """Engines on several ranks begin with the weights of one rank: read or random, those of a new head too."""
+        """Engines on several ranks start from the same weights as one rank: read or random, including a new head."""
         fields: dict[str, dict[str, Any]] = {"read": {}, "random": {"random": True}}
         if Capability.VALUE_HEAD in lab.spec.capabilities:
             fields["a new head"] = {"head": Head.VALUE, "model": lab.model}
@@ -128,8 +128,8 @@ class RankRequirements:
 
     @requirement("ranks.layout", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_layout(self, lab: TrainLab, measured: Measured) -> None:
-        """Each rank's layout says which rank it is and stays as it is; all boxes together are every element; what
-        several ranks hold is equal after steps."""
+        """Each rank's layout has its rank and does not change; all boxes together cover every element; copies on
+        several ranks are equal after steps."""
         case = data_case(lab)
         script = [act for batches in case.steps for act in (read, learn(batches[0]), step, read)]
         ranks = lab.play_split(case, script)
@@ -149,10 +149,10 @@ class RankRequirements:
 
     @requirement("ranks.skipped", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_skipped(self, lab: TrainLab, measured: Measured) -> None:
-        """A gradient that is not finite in a row of one rank skips the step on all of them; the steps after it
-        are those that would have been."""
+        """A gradient that is not finite in a row of one rank skips the step on all ranks; later steps are not
+        affected."""
         case, good, other = data_case(lab), steps_of(FEW, 3), rows_of(FEW, seed=45)
-        # Tokens of the upper half: the rows of the vocabulary's matrices whose gradient overflows are one rank's alone.
+        # Tokens of the upper half: only one rank has the vocabulary rows whose gradient overflows.
         other = other.with_tokens(input_ids=64 + other["input_ids"] % 64)
         case = replace(case, optim=EVERYTHING)
         plain = [act for batches in good for act in (learn(batches[0]), step)]
@@ -166,8 +166,7 @@ class RankRequirements:
 
     @requirement("ranks.raises", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_raises(self, lab: TrainLab, measured: Measured) -> None:
-        """After an objective that raised on every rank, the next step is the one of an engine that never heard of
-        it."""
+        """After an objective that raised on every rank, the next step is not affected."""
         case, good, other = data_case(lab), steps_of(FEW, 2), rows_of(FEW, seed=46)
         case = replace(case, rows=1)
         plain = [act for batches in good for act in (learn(batches[0]), step)]
@@ -179,7 +178,7 @@ class RankRequirements:
 
     @requirement("ranks.steady", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_steady(self, lab: TrainLab, measured: Measured) -> None:
-        """Passes without gradient, saving and memory that is lent leave no trace on several ranks, either."""
+        """Passes without gradient, saving and offloading do not affect training on several ranks."""
         case, batch = data_case(lab), rows_of(UNLIKE, seed=47)
         good = steps_of(FEW, 2)
         plain: list[Act] = [act for batches in good for act in (learn(batches[0]), step)]
@@ -195,8 +194,8 @@ class RankRequirements:
 
     @requirement("ranks.checkpoint", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_checkpoint(self, lab: TrainLab, measured: Measured) -> None:
-        """On several ranks a checkpoint of step 0, or of a later step, leaves nothing of what an engine did before
-        it was loaded, and continues exactly under other settings."""
+        """On several ranks, loading a checkpoint of step 0 or a later step replaces all state of the engine, and it
+        continues exactly with other settings."""
         case = replace(data_case(lab), optim=EVERYTHING)
         plain = [act for batches in steps_of(FEW, 3) for act in (learn(batches[0]), step)]
         other = [act for batches in steps_of(FEW, 2, seed=60) for act in (learn(batches[0]), step)]
@@ -208,7 +207,7 @@ class RankRequirements:
 
     @requirement("ranks.checkpoint_heads", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_checkpoint_heads(self, lab: TrainLab, measured: Measured) -> None:
-        """So does one of a model whose head has fewer rows than there are ranks."""
+        """On several ranks, a checkpoint of a model whose head has fewer rows than ranks continues exactly."""
         for head, name in claimed_heads(lab)[:1]:
             case = replace(data_case(lab, head=head), optim=EVERYTHING, probe=None)
             objective, folder = Weighted((name,)), lab.new_folder("ranks-head")
@@ -218,7 +217,7 @@ class RankRequirements:
 
     @requirement("ranks.widened", needs=Capability.RESHARD_ON_LOAD, since=(2, 0))
     def test_ranks_widened(self, lab: TrainLab, measured: Measured) -> None:
-        """A checkpoint of one rank loads on several, and the steps after it are the same but for rounding."""
+        """A checkpoint of one rank loads on several, and the steps after it are the same except for rounding."""
         if Capability.DATA_PARALLEL not in lab.spec.capabilities:
             return measured.record("worlds tried", 0)
         case, folder = replace(data_case(lab), optim=EVERYTHING), lab.new_folder("narrow")
@@ -230,7 +229,7 @@ class RankRequirements:
 
     @requirement("ranks.export", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_export(self, lab: TrainLab, measured: Measured) -> None:
-        """An export of several ranks is one model, with the weights of all of them; heads and tied models too."""
+        """An export of several ranks is one model with the weights of all ranks, also with heads and tied weights."""
         if Capability.EXPORT not in lab.spec.capabilities:
             return measured.record("exports tried", 0)
         cases = {"log_probs": data_case(lab)}
@@ -249,14 +248,14 @@ class RankRequirements:
 
     @requirement("ranks.tied", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_tied(self, lab: TrainLab, measured: Measured) -> None:
-        """Tied embeddings of a vocabulary that ranks do not divide learn as on one rank."""
+        """Tied embeddings with a vocabulary that is not divisible by the number of ranks learn as on one rank."""
         if (model := lab.variant("tied")) is None:
             return measured.record("models tried", 0)
         case = data_case(lab, model=model)
         lab.holds_to_plain(measured, lab.drive_split(case), case)
 
     def _same(self, measured: Measured, mine: list[Driven], theirs: list[Driven], where: str) -> None:
-        """Weights and the last norm and rate of every rank are equal, bit for bit."""
+        """Checks that weights, and the last norm and rate of every rank, are equal, bit for bit."""
         behind = f", {where}" if where else ""
         measured.equal(f"largest difference of weights{behind}", furthest_weight(whole(mine), whole(theirs)), 0.0)
         for name in ("norms", "lrs"):
@@ -265,7 +264,7 @@ class RankRequirements:
 
 
 def data_case(lab: TrainLab, **fields: Any) -> Case:
-    """Two steps of few rows over data-parallel ranks."""
+    """A case with two steps of few rows over data-parallel ranks."""
     case = split_case(lab, Capability.DATA_PARALLEL, default={})
     steps = steps_of(FEW)
     return lab.case(options=case.options, **{"steps": steps, "probe": None, **fields})

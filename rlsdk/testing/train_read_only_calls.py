@@ -1,4 +1,4 @@
-"""Requirements: calls that only read, are refused, or move memory do not change training, at any point."""
+"""Requirements: calls that only read, are refused, or move memory never change training."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from rlsdk.testing.train_settings import EVERYTHING, three_batches
 from rlsdk.testing.worlds import Seat
 
 SPARE_HANDLES = 3
-"""Threads or files that a library may open once, late."""
+"""Number of threads or files that a library may open once, late."""
 ROUNDS = 8
 
 
@@ -46,8 +46,8 @@ class ReadOnlyRequirements:
 
     @requirement("steady.forward", since=(2, 0))
     def test_steady_forward(self, lab: TrainLab, measured: Measured) -> None:
-        """Passes without gradient leave no trace in a step; each gives the log-probs of the weights of its moment,
-        the same when asked again, in tensors that later calls leave alone."""
+        """Passes without gradient do not affect a step; each gives the log-probs of the current weights, the same when
+        repeated, in tensors that later calls do not change."""
         batch = rows_of((12, 1, 30, 6), seed=1)
         script, batches = [look(batch, "log_probs"), look(batch, "log_probs")], three_batches()
         for one in batches:
@@ -66,7 +66,7 @@ class ReadOnlyRequirements:
 
     @requirement("steady.layout", since=(2, 0))
     def test_steady_layout(self, lab: TrainLab, measured: Measured) -> None:
-        """`layout` is the same all along, `shards` come in its order, and reading them leaves no trace."""
+        """`layout` never changes, `shards` are in its order, and reading them does not affect training."""
         script = [act for b in three_batches() for act in (read, learn(b), read, step)]
         found = self._leaves_no_trace(lab, measured, [*script, read])
         layout = found.layout
@@ -77,7 +77,7 @@ class ReadOnlyRequirements:
 
     @requirement("steady.no_rows", since=(2, 0))
     def test_steady_no_rows(self, lab: TrainLab, measured: Measured) -> None:
-        """A batch of no rows is a batch: its loss is 0, and it leaves no trace in the step that others make."""
+        """A batch without rows is valid: its loss is 0, and it does not affect the step of other batches."""
         batches = three_batches()
         nothing = batches[0].select([])
         script = [
@@ -91,7 +91,7 @@ class ReadOnlyRequirements:
 
     @requirement("steady.save", since=(2, 0))
     def test_steady_save(self, lab: TrainLab, measured: Measured) -> None:
-        """Saving, also while a sync is half way through the weights, and exporting leave no trace."""
+        """Saving, even while a sync is half-way through the weights, and exporting do not affect training."""
         can_export = Capability.EXPORT in lab.spec.capabilities
         script = []
         for at, batch in enumerate(three_batches()):
@@ -102,8 +102,8 @@ class ReadOnlyRequirements:
 
     @requirement("steady.offload", needs=Capability.OFFLOAD, since=(2, 0))
     def test_steady_offload(self, lab: TrainLab, measured: Measured) -> None:
-        """Each part, any two and all can be away at every point of a step while nothing needs them; so log-probs need
-        weights alone, and training no moments."""
+        """Each part, any two, and all can be offloaded at every point of a step while they are not needed: log-probs
+        need only weights, and `forward_backward` needs no moments."""
         batch, batches = rows_of((12, 5), seed=1), three_batches()
         expected = lab.play([look(batch, "log_probs")]).seen[0]["log_probs"]
         rest = ("optimizer", "gradients")
@@ -111,7 +111,7 @@ class ReadOnlyRequirements:
         subsets = [parts for size in (1, 2, 3) for parts in combinations(TRAIN_PARTS, size)]
         offloaded: list[Act] = [act for parts in subsets for act in (offload(*parts), onload(*reversed(parts)))]
         for at, one in enumerate(batches):
-            # Once a step: what is exchanged twice is as it was.
+            # Once per step: a part that is swapped twice would be back in place.
             before, behind = (offloaded, []) if at % 2 else ([], offloaded)
             script += [*before, offload("optimizer"), learn(one), onload("optimizer"), *behind]
             script += [offload(*TRAIN_PARTS), *(onload(part) for part in TRAIN_PARTS), step]
@@ -120,8 +120,8 @@ class ReadOnlyRequirements:
 
     @requirement("steady.offload_changed", needs=Capability.OFFLOAD, since=(2, 0))
     def test_steady_offload_changed(self, lab: TrainLab, measured: Measured) -> None:
-        """Memory that was lent before, and changed since by a checkpoint, a reset or a step, comes back as it was
-        last."""
+        """Parts that were offloaded before, and changed since by a checkpoint, a reset or a step, are restored with
+        their latest values."""
         first, second, third = three_batches()
         folder, lent = lab.new_folder("lent"), [offload(*TRAIN_PARTS), onload(*TRAIN_PARTS)]
         before: list[Act] = [learn(first), step, save(folder), learn(second), step]
@@ -137,7 +137,7 @@ class ReadOnlyRequirements:
 
     @requirement("steady.offload_frozen", needs=Capability.OFFLOAD, since=(2, 0))
     def test_steady_offload_frozen(self, lab: TrainLab, measured: Measured) -> None:
-        """A frozen model's weights go and come back, and its log-probs are as they were."""
+        """A frozen model's weights can be offloaded and restored, and its log-probs do not change."""
         batch = rows_of((12, 5), seed=1)
         looking = look(batch, "log_probs")
         found = lab.play([looking, offload(*TRAIN_PARTS), onload(*TRAIN_PARTS), looking, read], optim=None)
@@ -148,8 +148,8 @@ class ReadOnlyRequirements:
 
     @requirement("steady.kinds", since=(2, 0))
     def test_steady_kinds(self, lab: TrainLab, measured: Measured) -> None:
-        """In bfloat16, with a head and with tied embeddings too, calls that look, save, export and move memory leave no
-        trace, wherever they come."""
+        """In bfloat16, with a head and with tied embeddings, calls that read, save, export and offload do not affect
+        training at any point."""
         claimed = lab.spec.capabilities
         kinds: dict[str, tuple[str, dict[str, Any]]] = {}
         if "bfloat16" in lab.spec.dtypes:
@@ -175,7 +175,7 @@ class ReadOnlyRequirements:
 
     @requirement("frozen.heads", needs=Capability.SCORE_HEAD, since=(2, 0))
     def test_frozen_heads(self, lab: TrainLab, measured: Measured) -> None:
-        """A frozen model gives what a trained one gives: under temperature and mask, and the scores of a reward
+        """A frozen model gives the outputs of a trained one: with temperature and mask, and the scores of a reward
         model."""
         batch = rows_of((12, 1, 5), seed=1, masked=True, temperature=0.7)
         for head, name in ((Head.LM, "log_probs"), (Head.SCORE, "scores")):
@@ -188,7 +188,7 @@ class ReadOnlyRequirements:
 
     @requirement("resources", since=(2, 0))
     def test_resources(self, lab: TrainLab, measured: Measured) -> None:
-        """Neither threads, open files nor tensors grow over engines that are built, stepped, saved, loaded and
+        """Threads, open files and tensors do not grow over engines that are built, stepped, saved, loaded and
         closed."""
         folders = [str(lab.new_folder("round")) for _ in range(ROUNDS)]
         files, threads, tensors = lab.run(many_engines, lab.case(witness=False), folders)
@@ -199,7 +199,7 @@ class ReadOnlyRequirements:
     def _leaves_no_trace(
         self, lab: TrainLab, measured: Measured, script: Sequence[Act], calls: slice = slice(None)
     ) -> Driven:
-        """The script's three steps are those of `three_batches` and nothing else, bit for bit."""
+        """Checks that the script's three steps equal those of `three_batches` alone, bit for bit."""
         expected = lab.play([act for batch in three_batches() for act in (learn(batch), step)], optim=EVERYTHING)
         found = lab.play(script, optim=EVERYTHING)
         measured.none("faults", found.faults)
@@ -209,7 +209,7 @@ class ReadOnlyRequirements:
 
 
 def many_engines(seat: Seat, case: Case, folders: Sequence[str]) -> tuple[int, int, int]:
-    """Open files, threads and tensors that came with all engines but the first two."""
+    """Open files, threads and tensors that were added by all engines except the first two."""
     before = (0, 0, 0)
     for at, folder in enumerate(folders):
         if at == 2:
@@ -221,6 +221,6 @@ def many_engines(seat: Seat, case: Case, folders: Sequence[str]) -> tuple[int, i
 
 
 def live_tensors() -> int:
-    """Tensors that something in this process still holds."""
+    """Number of live tensors in this process."""
     gc.collect()
     return sum(type(thing) in (torch.Tensor, torch.nn.Parameter) for thing in gc.get_objects())

@@ -37,7 +37,7 @@ def three_batches(seed: int = 90) -> list[Any]:
 
 
 def script_of(batches: list[Any]) -> list[Any]:
-    """A step for each."""
+    """A script with one step per batch."""
     return [act for batch in batches for act in (learn(batch), step)]
 
 
@@ -46,7 +46,7 @@ class SettingRequirements:
 
     @requirement("step.settings", since=(2, 0))
     def test_step_settings(self, lab: TrainLab, measured: Measured) -> None:
-        """betas, eps and weight decay are those of the specification: four steps are those of torch's AdamW."""
+        """betas, eps and weight decay are those of the specification: four steps equal those of torch's AdamW."""
         for name, optim in SETTINGS.items():
             steps = [[batch] for batch in [*three_batches(), rows_of(LENGTHS, seed=95)]]
             case = lab.case(steps=steps, optim=optim)
@@ -57,7 +57,7 @@ class SettingRequirements:
 
     @requirement("step.clipping_calls", since=(2, 0))
     def test_clipping_calls(self, lab: TrainLab, measured: Measured) -> None:
-        """What is clipped is the gradient of the whole step: of all calls, micro-batches and tensors together."""
+        """The gradient of the whole step is clipped: of all calls, micro-batches and tensors together."""
         calls = [rows_of(LENGTHS, seed=96), rows_of((2, 1, 30), seed=97), rows_of((4,), seed=98)]
         whole = drive_plain(lab.case(steps=[calls])).norms[0]
         for share in (0.1, 0.99, 1.01):
@@ -66,7 +66,7 @@ class SettingRequirements:
 
     @requirement("step.unlike_calls", since=(2, 0))
     def test_unlike_calls(self, lab: TrainLab, measured: Measured) -> None:
-        """Calls and micro-batches of very unlike numbers of tokens count by their own weights, and by nothing else."""
+        """Calls and micro-batches with very different numbers of tokens are weighted only by their own weights."""
         calls = [rows_of((60, 1, 2), seed=99), rows_of((1,), seed=100), rows_of((3,) * 12, seed=101)]
         for limit in ({"tokens": 40}, {"rows": 1}):
             case = lab.case(steps=[calls, calls[::-1]], **limit)
@@ -74,8 +74,8 @@ class SettingRequirements:
 
     @requirement("step.zero_gradient", since=(2, 0))
     def test_zero_gradient(self, lab: TrainLab, measured: Measured) -> None:
-        """Rows without weight change nothing but the passes; a gradient of zero is a step like any other, clipped
-        or not: moments and weights decay."""
+        """Rows without weight change nothing but the passes; a zero gradient is an ordinary step, clipped or not:
+        moments and weights decay."""
         one, two, three = three_batches()
         weight = two["loss_weight"].clone()
         weight[: int(two.lengths[:4].sum())] = 0.0
@@ -92,8 +92,8 @@ class SettingRequirements:
 
     @requirement("step.skipped_later", since=(2, 0))
     def test_skipped_later(self, lab: TrainLab, measured: Measured) -> None:
-        """A step whose gradient is infinite or not a number, in one row of one of its calls, is skipped wherever it
-        comes, and so are two in a row: the steps after it are, bit for bit, those of an engine that never had it."""
+        """A step whose gradient is infinite or NaN, because of one row of one call, is skipped at any point, and so are
+        two consecutive ones: later steps equal, bit for bit, those without it."""
         batches, other = three_batches(), rows_of(LENGTHS, seed=97)
         expected = lab.play(script_of(batches), optim=EVERYTHING, rows=2)
         for at, value in ((0, math.inf), (1, math.nan), (2, 3e38), (3, -math.inf)):
@@ -110,8 +110,8 @@ class SettingRequirements:
 
     @requirement("step.schedule_end", since=(2, 0))
     def test_schedule_end(self, lab: TrainLab, measured: Measured) -> None:
-        """A schedule stays where it ended, however many steps follow; it begins right without warm-up, and with one
-        that takes all of its steps but one."""
+        """A schedule stays at its final rate for all later steps; it starts correctly without warm-up, and with a
+        warm-up over all steps but one."""
         batch, steps = rows_of((2, 1), seed=102), 12
         for schedule in ("constant", "linear", "cosine"):
             for warmup, total, least in ((0, 5, 0.0), (0, 4, 0.25), (3, 4, 0.1)):
@@ -130,8 +130,7 @@ class SettingRequirements:
 
     @requirement("step.infinite", since=(2, 0))
     def test_infinite(self, lab: TrainLab, measured: Measured) -> None:
-        """A gradient that is infinite somewhere, and nowhere no number, is skipped like any other that is not
-        finite."""
+        """A gradient with infinite elements but no NaN is skipped, as any that is not finite."""
         batches, other = three_batches(), rows_of(LENGTHS, seed=97)
         row = int(other["row_id"][2])
         slope = infinite_slope(lab, other, row)
@@ -145,8 +144,7 @@ class SettingRequirements:
 
     @requirement("step.loss_alone", since=(2, 0))
     def test_loss_alone(self, lab: TrainLab, measured: Measured) -> None:
-        """Where a loss is not finite and its gradient is, the step is one like any other: what decides is the
-        gradient."""
+        """If the loss is not finite but its gradient is, the step is an ordinary one: only the gradient matters."""
         batches = three_batches()
         expected = lab.play(script_of(batches), optim=EVERYTHING)
         for value in (math.nan, math.inf):
@@ -159,8 +157,8 @@ class SettingRequirements:
 
     @requirement("step.reset", since=(2, 0))
     def test_reset(self, lab: TrainLab, measured: Measured) -> None:
-        """`reset_optimizer`, where an engine has it, begins again: no moments, no gradients, step 0 of the new
-        schedule, the weights as they are."""
+        """`reset_optimizer`, if an engine has it, starts again: no moments, no gradients, step 0 of the new schedule,
+        and unchanged weights."""
         if not lab.can_reset:
             return measured.record("engines that can be reset", 0)
         batches = three_batches()
@@ -179,13 +177,13 @@ class SettingRequirements:
 
 
 def infinite_slope(lab: TrainLab, batch: Any, row: int) -> float:
-    """Nearly the least slope of one row's log-probs under which some gradient overflows to infinity, and none to NaN:
-    few elements do, so that of several ranks some have none. 0: there is no such slope."""
+    """Approximately the smallest gradient of one row's log-probs at which some parameter gradient overflows to infinity
+    and none to NaN. Only few elements overflow, so that some of several ranks have none. 0: there is no such value."""
     case = lab.case()
     model = plain_model_of(case)
 
     def overflows(exponent: float) -> bool | None:
-        """None: to NaN."""
+        """Whether a gradient overflows to infinity; None: to NaN."""
         model.zero_grad()
         result = Unfit(row, 2.0**exponent)(plain_numbers(model, case.head, batch), batch)
         result.loss.backward()  # type: ignore[no-untyped-call]
@@ -203,14 +201,14 @@ def infinite_slope(lab: TrainLab, batch: Any, row: int) -> float:
 
 
 def after(found: Any, steps: int) -> Any:
-    """Without what came of the first steps."""
+    """The results without those of the first steps."""
     for name in ("results", "norms", "lrs", "skipped"):
         setattr(found, name, getattr(found, name)[steps:])
     return found
 
 
 def drive_plain_from(lab: TrainLab, batches: list[Any]) -> Any:
-    """Plain torch: three steps, then three more with a new optimizer of other settings."""
+    """Three steps in plain torch, then three more with a new optimizer of other settings."""
     first = drive_plain(lab.case(steps=[[batch] for batch in batches]))
     model = plain_model_of(lab.case())
     values = {name: tensor for name, _, tensor in first.shards}

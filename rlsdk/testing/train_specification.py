@@ -1,5 +1,5 @@
-"""Requirements: an engine follows its TrainSpec, refuses settings that it does not know, and leaves checkpoints that it
-loads unchanged."""
+"""Requirements: an engine follows its TrainSpec, refuses unknown settings, and does not change checkpoints that it
+loads."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from rlsdk.testing.train_settings import script_of, three_batches
 from rlsdk.testing.worlds import Seat
 
 SAVES = 4
-"""Checkpoints that are written beside a thread that reads weights."""
+"""Number of checkpoints that are written while a thread reads weights."""
 LATER_S = 0.3
-"""For a thread that writes behind the caller's back to get on with it."""
+"""Seconds in which a background thread of the engine would make visible progress with writing."""
 
 
 class SpecificationRequirements:
@@ -42,8 +42,8 @@ class SpecificationRequirements:
 
     @requirement("model.seeds", since=(2, 0))
     def test_model_seeds(self, lab: TrainLab, measured: Measured) -> None:
-        """Random weights, and a new head's, follow `RankContext.seed`: another seed gives others, the same one the
-        same; weights that were read do not depend on it."""
+        """Random weights, including a new head's, depend on `RankContext.seed`: equal seeds give equal weights, other
+        seeds other ones; weights that were read do not depend on it."""
         fields: dict[str, dict[str, Any]] = {"random": {"random": True}, "read": {}}
         for head, name in claimed_heads(lab)[:1]:
             fields[f"a new head of {name}"] = {"head": head, "model": lab.model}
@@ -60,8 +60,8 @@ class SpecificationRequirements:
 
     @requirement("model.recomputes", since=(2, 0))
     def test_model_recomputes(self, lab: TrainLab, measured: Measured) -> None:
-        """With `activation_checkpointing` layers run again in the backward pass, and not without. (Of layers that are
-        modules of torch.)"""
+        """With `activation_checkpointing`, and only with it, layers run again in the backward pass. (For layers that
+        are modules of torch.)"""
         batch = three_batches()[0]
         plain, again = (lab.run(module_calls, lab.case(checkpointing=asked), batch) for asked in (False, True))
         measured.record("calls of modules without it", plain)
@@ -70,8 +70,8 @@ class SpecificationRequirements:
 
     @requirement("outputs.all_masked", since=(2, 0))
     def test_all_masked(self, lab: TrainLab, measured: Measured) -> None:
-        """A batch, a row and a pass without any token of the policy's have outputs of 0 and no gradient; other passes
-        of the step count as ever."""
+        """A batch, a row and a pass without any token of the policy have outputs of 0 and no gradient; other passes of
+        the step are not affected."""
         batch = rows_of((8, 3, 13), seed=15)
         nothing = batch.with_tokens(response_mask=torch.zeros(batch.num_tokens, dtype=torch.bool))
         found = lab.play([look(nothing, "log_probs")]).seen[0]["log_probs"]
@@ -82,17 +82,16 @@ class SpecificationRequirements:
 
     @requirement("refusals.settings", since=(2, 0))
     def test_refusals_settings(self, lab: TrainLab, measured: Measured) -> None:
-        """A specification that contradicts itself is a ConfigError: no limit of a micro-batch, a limit below 1, a
-        schedule that does not exist, one that decays without a number of steps; so are a dtype and raw arguments that
-        nothing knows, and a head that is not claimed. An engine that was refused, and one that was never initialized,
-        can be closed, twice."""
+        """A wrong specification is a ConfigError: no limit of a micro-batch, a limit below 1, an unknown schedule, a
+        decaying schedule without a number of steps, an unknown dtype, unknown raw arguments, and a head that is not
+        claimed. An engine that was refused, or never initialized, can be closed, even twice."""
         heads = {Head.VALUE: Capability.VALUE_HEAD, Head.SCORE: Capability.SCORE_HEAD}
         missing = [head for head, capability in heads.items() if capability not in lab.spec.capabilities]
         measured.none("accepted", lab.run(contradictions, lab.case(), missing))
 
     @requirement("shards.beside_saves", since=(2, 0))
     def test_shards_beside_saves(self, lab: TrainLab, measured: Measured) -> None:
-        """While a checkpoint or an export is written, another thread reads the same weights as ever from `shards`."""
+        """While a checkpoint or an export is written, another thread reads unchanged weights from `shards`."""
         exports = Capability.EXPORT in lab.spec.capabilities
         for dtype in sorted({"float32", "bfloat16"} & lab.spec.dtypes):
             folders = [str(lab.new_folder("beside")) for _ in range(SAVES)]
@@ -102,8 +101,8 @@ class SpecificationRequirements:
 
     @requirement("progress", since=(2, 0))
     def test_progress(self, lab: TrainLab, measured: Measured) -> None:
-        """Passes without gradient report progress for each micro-batch, and an export for each tensor: deadlines count
-        from the last report."""
+        """Passes without gradient report progress for each micro-batch, and an export for each tensor, because
+        deadlines count from the last report."""
         batch, folder = rows_of((5, 3, 8, 1, 6, 4), seed=16), lab.new_folder("progress")
         exports = Capability.EXPORT in lab.spec.capabilities
         passes, tensors, reported = lab.run(reports_of, lab.case(rows=1), batch, str(folder) if exports else None)
@@ -113,7 +112,7 @@ class SpecificationRequirements:
 
     @requirement("checkpoint.only_reads", since=(2, 0))
     def test_checkpoint_only_reads(self, lab: TrainLab, measured: Measured) -> None:
-        """To load a checkpoint leaves its folder as it is: no file more, none less."""
+        """Loading a checkpoint does not add or remove files in its folder."""
         folder, batches = lab.new_folder("read"), three_batches()
         lab.play([*script_of(batches[:1]), save(folder)])
         before = sorted(path.relative_to(folder) for path in folder.rglob("*"))
@@ -124,8 +123,8 @@ class SpecificationRequirements:
 
     @requirement("checkpoint.on_disk", since=(2, 0))
     def test_checkpoint_on_disk(self, lab: TrainLab, measured: Measured) -> None:
-        """When `save_checkpoint` returns all of it is on disk: nothing is written any more, of the weights of that
-        moment, while the engine trains on."""
+        """When `save_checkpoint` returns, the whole checkpoint is on disk: nothing is written later, while the engine
+        continues to train."""
         batches = three_batches()
         folders = [lab.new_folder(f"disk-{at}") for at in range(2)]
         script: list[Act] = []
@@ -137,7 +136,7 @@ class SpecificationRequirements:
 def read_beside_saves(
     seat: Seat, case: Case, batch: Batch, folders: Sequence[str], exports: bool
 ) -> tuple[int, list[str]]:
-    """How often another thread read all shards while checkpoints and exports were written, and which it found
+    """How often another thread read all shards while checkpoints and exports were written, and the shards that
     changed."""
     engine, done, rounds = seat.start(case.spec), threading.Event(), 0
     changed: list[str] = []
@@ -171,7 +170,7 @@ def read_beside_saves(
 
 
 def reports_of(seat: Seat, case: Case, batch: Batch, folder: str | None) -> tuple[int, int, int]:
-    """Reports of progress in a `forward`, tensors that the engine holds, and reports in an export of them."""
+    """Number of progress reports in a `forward`, of the engine's tensors, and of reports in an export of them."""
     engine = seat.start(case.spec)
     try:
         with counted_reports() as passes:
@@ -186,7 +185,7 @@ def reports_of(seat: Seat, case: Case, batch: Batch, folder: str | None) -> tupl
 
 @contextmanager
 def counted_reports() -> Iterator[list[int]]:
-    """Counts how often progress is reported meanwhile."""
+    """Counts progress reports within this context."""
     counts = [0]
 
     class Clock:
@@ -206,7 +205,7 @@ def counted_reports() -> Iterator[list[int]]:
 
 
 def started_with(seat: Seat, case: Case, seed: int) -> Driven:
-    """What an engine holds that was started with another seed of the run."""
+    """The weights of an engine that was started with this seed of the run."""
     engine = seat.start(case.spec, seed=seed)
     try:
         found = Driven(layout=engine.layout())
@@ -217,7 +216,7 @@ def started_with(seat: Seat, case: Case, seed: int) -> Driven:
 
 
 def module_calls(seat: Seat, case: Case, batch: Batch) -> int:
-    """Calls of modules of torch in one `forward_backward`."""
+    """Number of calls of torch modules in one `forward_backward`."""
     from torch.nn.modules.module import register_module_forward_pre_hook
 
     engine = seat.start(case.spec)
@@ -237,7 +236,7 @@ def module_calls(seat: Seat, case: Case, batch: Batch) -> int:
 
 
 def contradictions(seat: Seat, case: Case, missing: Sequence[Head]) -> list[str]:
-    """What was built that should not have been; `missing`: heads that are not claimed."""
+    """Wrong specifications that were accepted; `missing`: heads that are not claimed."""
     spec, optim = case.spec, OPTIM
     wrong: dict[str, TrainSpec] = {
         "no limit of a micro-batch": replace(spec, micro_batch_rows=None, micro_batch_tokens=None),
@@ -268,7 +267,7 @@ def contradictions(seat: Seat, case: Case, missing: Sequence[Head]) -> list[str]
 
 
 def _saved_at_once(folder: Path, engine: TrainEngine, found: Driven) -> None:
-    """Saves, and looks at the folder at once and a little later."""
+    """Saves, and compares the folder immediately and a little later."""
     engine.save_checkpoint(folder)
     first = _contents(folder)
     time.sleep(LATER_S)

@@ -57,33 +57,34 @@ class TrainConformance(
     RandomCallRequirements,
     Suite,
 ):
-    """Subclass it with the name of a backend; a run of pytest does the rest.
+    """Subclass it with the name of a backend and run pytest.
 
-    Every requirement builds engines of its own. They run in this process; those about more than one rank in a world of
+    Every requirement builds its own engines. They run in this process; those with several ranks run in a world of
     processes that starts once.
     """
 
     kind = BackendKind.TRAIN
     model: ClassVar[str | None] = None
-    """Folder of a small causal LM of 128 tokens at least; None: a random Qwen2 of 0.3 million parameters. Only float32
-    is compared."""
+    """Folder of a small causal LM with at least 128 tokens; None: a random Qwen2 with 0.3 million parameters. It is
+    compared in float32 only."""
     expert_model: ClassVar[str | None] = None
-    """The same of a mixture of experts, for backends that claim expert parallelism; None: a random Qwen3-MoE."""
+    """Folder of a mixture of experts, for backends that claim expert parallelism; None: a random Qwen3-MoE."""
     tolerance: ClassVar[float] = 1e-4
-    """Largest difference of an output from plain transformers on a CPU, float32."""
+    """Largest difference of an output from plain transformers on a CPU in float32."""
     step_tolerance: ClassVar[float] = 1e-4
-    """Largest difference of a weight after three steps of size 0.01, and of a gradient's norm, relative."""
+    """Largest difference of a weight after three steps of size 0.01, and largest relative difference of a gradient's
+    norm."""
     splits: ClassVar[Mapping[str, Mapping[str, object]]] = {}
-    """A parallel capability's value -> options of a world of `world` ranks that is split so. Without: the field of the
-    backend's options that is called like the capability (or with `_size` after it) is set to 2."""
+    """Value of a parallel capability -> options for this split over `world` ranks. Without an entry, the field of the
+    backend's options with the name of the capability (or that name with `_size`) is set to 2."""
     apart: ClassVar[bool] = False
-    """Runs single ranks in a process of their own too: for an engine that changes the process it is in."""
+    """Runs single ranks in a separate process too, for an engine that changes its process."""
     world: ClassVar[int] = 2
-    """Ranks of a split world."""
+    """Number of ranks of a split world."""
     leak_steps: ClassVar[int] = 50
-    """Steps whose memory is counted, after a fifth as many that are not."""
+    """Number of steps whose memory is measured, after a fifth as many that are not."""
     leak_mib: ClassVar[float] = 24.0
-    """Most memory that those steps may add."""
+    """Largest memory that these steps may add."""
 
     test_lora = unmeasured(Capability.LORA)
     test_routed_experts = unmeasured(Capability.ROUTED_EXPERTS)

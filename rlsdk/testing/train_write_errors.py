@@ -1,4 +1,4 @@
-"""Requirements: errors in writing checkpoints and exports are raised."""
+"""Requirements: errors while writing checkpoints and exports are raised."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class WriteErrorRequirements:
 
     @requirement("checkpoint.cannot_write", since=(2, 0))
     def test_checkpoint_cannot_write(self, lab: TrainLab, measured: Measured) -> None:
-        """A checkpoint whose tensors cannot be written is an error, also where threads write; training continues after
-        it as if it had not been asked for."""
+        """A checkpoint whose tensors cannot be written raises an error, even if threads write; training continues
+        unaffected."""
         _is_heard_of(lab, measured, "checkpoint", save)
 
     @requirement("export.cannot_write", needs=Capability.EXPORT, since=(2, 0))
     def test_export_cannot_write(self, lab: TrainLab, measured: Measured) -> None:
-        """So is an export."""
+        """An export whose tensors cannot be written raises an error; training continues unaffected."""
         _is_heard_of(lab, measured, "export", export)
 
 
@@ -33,12 +33,12 @@ def _is_heard_of(lab: TrainLab, measured: Measured, what: str, write: Callable[[
     learning = [[learn(batch), step] for batch in batches]
     expected = lab.play([*learning[0], write(first), *learning[1]])
     largest = max((path for path in first.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
-    # A folder with something in it, in the place of the file: not even root can write there.
+    # A folder that is not empty in place of the file: not even root can write there.
     place = blocked / largest.relative_to(first)
     place.mkdir(parents=True)
     (place / "in the way").touch()
     failing = refused(f"a blocked {what}", write(blocked), Exception)
-    # Without plain torch beside it, which reads what was exported.
+    # Without plain torch, which would read the export.
     found = lab.play([*learning[0], failing, *learning[1]], witness=False)
     measured.none("faults", found.faults)
     measured.equal("difference of weights", furthest_weight(whole_of(found), whole_of(expected)), 0.0)

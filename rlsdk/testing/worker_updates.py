@@ -1,5 +1,5 @@
-"""Updates that the workers of one engine receive themselves: three ranks that each hold some rows of every tensor, like
-FSDP, and checks of what each worker received."""
+"""Updates that the workers of one engine receive directly: three ranks with a part of every tensor's rows, as in FSDP,
+and checks of what each worker received."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from rlsdk.testing.tensor_engines import TensorTrainEngine, tensor_layout
 
 SOURCES = 3
 BUCKET_BYTES = 100_000
-"""Small, so that an update of a small model has several rounds."""
+"""Bucket size: small, so that an update of a small model has several rounds."""
 
 
 class CountedHost(TrainHost):
-    """Counts its calls."""
+    """Counts calls of its methods."""
 
     calls = 0
     buckets = 0
@@ -55,7 +55,7 @@ class FarGroup(LocalGroup):
 def row_ranks(
     state: Mapping[str, Tensor], host: type[CountedHost] = CountedHost, *, node: str | None = None
 ) -> FarGroup:
-    """Ranks that hold a third of each tensor's rows; on `node`, or the node of any layout of these tests."""
+    """Ranks that each hold a third of each tensor's rows, on `node`, by default the node of these tests' layouts."""
     metas = [TensorMeta(name=name, shape=tuple(t.shape), dtype="float32") for name, t in state.items()]
     hosts = []
     for rank in range(SOURCES):
@@ -71,14 +71,14 @@ def row_ranks(
 
 
 def bytes_held(layout: WeightLayout) -> int:
-    """Of the boxes of a layout in float32."""
+    """Bytes of a layout's boxes in float32."""
     return sum(4 * box.numel for _, box in layout.boxes)
 
 
 def largest_difference(
     plain: PlainModel, state: Mapping[str, Tensor], engine: RolloutEngine, prompt: tuple[int, ...] = (5, 6, 9, 30, 7)
 ) -> float:
-    """Of the log-probs of some samples from those of the weights given."""
+    """Largest difference of the log-probs of some samples from those of the given weights."""
     request = GenerationRequest(request_id="x", prompt_ids=prompt, n=3, sampling=SamplingParams(max_tokens=12))
     right, worst = plain.with_state(state), 0.0
     for output in asyncio.run(collect(engine, [request])):
@@ -91,11 +91,11 @@ def largest_difference(
 
 
 def check_foreseen(foreseen: Sequence[WeightLayout], real: Sequence[WeightLayout]) -> None:
-    """What a plan expects of each worker is what it says that it holds.
+    """Checks that the forecast layout of each worker is the one that it reports.
 
     Args:
-        foreseen: of the backend's forecast, one for each worker.
-        real: of the engine.
+        foreseen: layouts of the backend's forecast, one for each worker.
+        real: layouts of the engine.
     """
     assert len(foreseen) == len(real) == len({layout.process for layout in foreseen})
     for mine, theirs in zip(foreseen, real, strict=True):
@@ -108,20 +108,21 @@ def check_foreseen(foreseen: Sequence[WeightLayout], real: Sequence[WeightLayout
 
 
 TWO_NODES = (("shared_memory", "process_group"), ("shared_memory", "inline"))
-"""Of two updates: to workers on the node of the sources; and to others, straight or through their replica's process."""
+"""Transports of two updates: to workers on the sources' node; and to others, directly or through their replica's
+process."""
 
 
 def update_two_nodes(
     plain: PlainModel, rollout: LocalGroup, transports: Sequence[str], version: int, node: str
 ) -> tuple[SyncReport, FarGroup, dict[str, Tensor]]:
-    """One update, of weights that no update before had.
+    """One update with new weights.
 
     Args:
         plain: the model.
         rollout: the replica.
-        transports: that may be used.
-        version: of the new weights, from 1 on.
-        node: of the sources.
+        transports: the allowed transports.
+        version: version of the new weights, from 1.
+        node: node of the sources.
 
     Returns:
         The report, the sources, and the weights that were sent.
@@ -133,13 +134,13 @@ def update_two_nodes(
 
 
 def check_two_nodes(plain: PlainModel, engine: RolloutEngine, tolerance: float) -> None:
-    """Updates of a replica whose first worker is on node "near" and whose second on node "far", by every way; then one
-    of whole tensors, which the replica's process has its engine carry to both.
+    """Checks updates of a replica whose first worker is on node "near" and whose second is on node "far", by every
+    transport; then one of whole tensors, which the engine in the replica's process sends to both.
 
     Args:
         plain: the model.
-        engine: as above.
-        tolerance: of log-probs.
+        engine: the replica's engine.
+        tolerance: tolerance of log-probs.
     """
     layouts = engine.layout()
     assert [(layout.node, layout.is_apart) for layout in layouts] == [("near", False), ("far", True)]
@@ -159,14 +160,14 @@ def check_two_nodes(plain: PlainModel, engine: RolloutEngine, tolerance: float) 
 def check_workers_take_their_own(
     plain: PlainModel, engine: RolloutEngine, tolerance: float, *, samples: bool = True
 ) -> None:
-    """Two updates, each of which brings every worker the bytes that it holds, in one call for each pair of source and
-    worker; what is served then are the weights that were sent.
+    """Checks two updates: each sends every worker the bytes that it holds, in one call for each pair of source and
+    worker, and the engine then serves the sent weights.
 
     Args:
         plain: the model.
-        engine: with workers that take their own parts.
-        tolerance: of log-probs.
-        samples: whether the engine can sample; its receipt is checked all the same.
+        engine: an engine whose workers receive their own parts.
+        tolerance: tolerance of log-probs.
+        samples: whether the engine can sample; its receipt is checked in any case.
     """
     layouts = engine.layout()
     assert len({layout.worker for layout in layouts}) == len({layout.process for layout in layouts}) == len(layouts)

@@ -30,7 +30,7 @@ SEED = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Seat:
-    """One rank: what a job is given, and builds its engines with."""
+    """One rank; a job gets it and builds its engines with it."""
 
     backend: str
     modules: Sequence[str] = ()
@@ -41,13 +41,13 @@ class Seat:
     port: int = 0
 
     def engine(self) -> TrainEngine:
-        """One that was not initialized."""
+        """An engine that is not initialized."""
         registry = _registry(tuple(self.modules))
         return GuardedTrainEngine(registry.load_engine(registry.backend(BackendKind.TRAIN, self.backend))())
 
     def start(self, spec: TrainSpec, *, role: str = "actor", seed: int = SEED) -> TrainEngine:
-        """An engine of this rank; every rank of the world starts it. Engines that share a process have roles of
-        their own."""
+        """Starts an engine on this rank; every rank of the world must start it. Engines in one process need different
+        roles."""
         engine = self.engine()
         ctx = RankContext(
             role=role,
@@ -69,7 +69,7 @@ class Seat:
 
 @functools.cache
 def _registry(modules: tuple[str, ...]) -> Registry:
-    """What is installed, read once, and these."""
+    """The installed plugins, read once, and these modules."""
     registry = Registry.discover()
     for name in modules:
         registry.register_module(importlib.import_module(name))
@@ -77,12 +77,12 @@ def _registry(modules: tuple[str, ...]) -> Registry:
 
 
 Job = Callable[..., Any]
-"""A picklable function of a `Seat` and its arguments; run by every rank at once."""
+"""A picklable function of a `Seat` and its arguments; all ranks run it concurrently."""
 
 
 class World:
-    """A number of ranks, each with its seat. All worlds of one size share their processes: a job contains everything it
-    needs."""
+    """A number of ranks, each with its seat. All worlds of one size share their processes, because a job contains
+    everything that it needs."""
 
     def __init__(self, size: int, seat: Seat, *, apart: bool = False) -> None:
         self.size = size
@@ -91,11 +91,11 @@ class World:
         self.seats = [replace(seat, rank=rank, size=size) for rank in range(size)]
 
     def run(self, job: Job, *arguments: Any) -> list[Any]:
-        """What the job returns, by rank.
+        """Runs a job on every rank; returns the results by rank.
 
         Raises:
-            Exception: what the first rank that failed raised, with its traceback in a note.
-            RuntimeError: a rank ended, or gave no answer in time.
+            Exception: the exception of the first rank that failed, with its traceback in a note.
+            RuntimeError: a rank ended or did not answer in time.
         """
         if self.inside:
             try:
@@ -140,7 +140,7 @@ class ProcessPool:
         atexit.register(self.close)
         for rank in range(self.size):
             mine, theirs = context.Pipe()
-            # No daemon: engines may start processes of their own.
+            # Not a daemon: engines may start processes themselves.
             process = context.Process(target=_serve, args=(theirs,), name=f"rank-{rank}")
             process.start()
             theirs.close()
@@ -151,7 +151,7 @@ class ProcessPool:
         self.lines[rank].send_bytes(pickle.dumps(message))
 
     def _answers(self, ranks: Sequence[int], timeout_s: float) -> dict[int, Any]:
-        """Of these ranks. When one fails the others are given a little time: they may wait for it."""
+        """Answers of these ranks. When one fails, the others get only a little more time: they may wait for it."""
         answers: dict[int, Any] = {}
         failed: BaseException | None = None
         ended = False
@@ -182,26 +182,26 @@ _PROCESS_POOLS: dict[int, ProcessPool] = {}
 
 
 def process_pool(size: int) -> ProcessPool:
-    """The processes of all worlds of this size, in whatever suite."""
+    """The processes of all worlds of this size, shared by all suites."""
     return _PROCESS_POOLS.setdefault(size, ProcessPool(size))
 
 
 def close_process_pools() -> None:
-    """Ends the processes of all worlds; a later job starts others."""
+    """Ends the processes of all worlds; a later job starts new ones."""
     for one in _PROCESS_POOLS.values():
         one.close()
 
 
 @functools.cache
 def _keep_imports_out_of_collections() -> None:
-    """Once, after the first job: engines look for garbage as they close, and to look through all that torch and
-    transformers made at their import each time took six of seven parts of a suite's time."""
+    """Excludes imported objects from garbage collection; called once, after the first job. Engines collect garbage when
+    they close, and scanning all objects of torch and transformers each time took six sevenths of a suite's time."""
     gc.collect()
     gc.freeze()
 
 
 def _serve(line: Any) -> None:
-    """A rank: gives ports out, runs jobs, until its line is closed."""
+    """Main function of a rank: provides ports and runs jobs until its pipe is closed."""
     torch.set_num_threads(1)
     while True:
         try:
@@ -213,7 +213,7 @@ def _serve(line: Any) -> None:
 
 
 def _answered(message: bytes) -> tuple[str, Any, str]:
-    """The result of a message, or what was raised; what cannot be unpickled here ends nobody."""
+    """The result of a message, or the exception; a message that cannot be unpickled does not end the process."""
     try:
         asked = pickle.loads(message)
     except Exception as error:
