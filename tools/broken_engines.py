@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "broken_engines.md"
 HEAD = """# Broken engines, and what catches them
 
-Written by `make compatibility` from `tests/testing/broken/`. Each engine is right but for one defect.
+Written by `make compatibility` from `tests/testing/broken/`. Each engine is right except for one defect.
 `tests/testing/test_broken.py` runs the requirements that are named here on it: it must fail them all, with these words
 in the reason. It may fail others, too: `RLSDK_BROKEN=all` in the environment runs the whole suites.
 

@@ -15,20 +15,20 @@ from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 
 
 class AbortLoses(Rewritten):
-    """Aborted samples are never given out."""
+    """Aborted samples are never returned."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput | None:
         return None if output.finish_reason is FinishReason.ABORT else output
 
 
 class AbortAbsent(TransformersRolloutEngine):
-    """Claims `abort`, and has the interface's, which refuses."""
+    """Claims `abort`, but has the interface's default, which refuses."""
 
     abort = RolloutEngine.abort
 
 
 class SlotsLost(TransformersRolloutEngine):
-    """Every abort loses a slot."""
+    """Every abort leaks a slot."""
 
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
         super().abort(request_ids)
@@ -36,7 +36,7 @@ class SlotsLost(TransformersRolloutEngine):
 
 
 class AbortWaitsForResume(TransformersRolloutEngine):
-    """What is aborted in a pause comes when it is over."""
+    """Samples that are aborted in a pause are returned only after it."""
 
     def _step(self) -> None:
         if not self.paused:
@@ -51,7 +51,7 @@ class NothingIsAll(TransformersRolloutEngine):
 
 
 class AbortSpeaksOfNext(TransformersRolloutEngine):
-    """An abort that finds nothing to end is kept for what comes."""
+    """An abort that finds nothing to end is applied to later requests."""
 
     pending = False
 
@@ -67,7 +67,7 @@ class AbortSpeaksOfNext(TransformersRolloutEngine):
 
 
 class WaitingStay(TransformersRolloutEngine):
-    """`abort` ends what runs, and not what waits for a slot."""
+    """`abort` ends running samples, but not those that wait for a slot."""
 
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
         running = {job.request.request_id for job in self.decoder.jobs.values() if job.started}
@@ -75,7 +75,7 @@ class WaitingStay(TransformersRolloutEngine):
 
 
 class AbortIsLength(Rewritten):
-    """A sample that was aborted without a token ends by 'length'."""
+    """A sample that was aborted without a token has finish reason 'length'."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         empty = output.finish_reason is FinishReason.ABORT and not len(output.token_ids)
@@ -83,7 +83,7 @@ class AbortIsLength(Rewritten):
 
 
 class AbortedShort(Rewritten):
-    """An aborted sample lacks its last token, and has its log-prob."""
+    """An aborted sample lacks its last token, but has its log-prob."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         if output.finish_reason is not FinishReason.ABORT or len(output.token_ids) < 2:
@@ -92,7 +92,7 @@ class AbortedShort(Rewritten):
 
 
 class CountFalls(TransformersRolloutEngine):
-    """An abort takes its tokens back from the count."""
+    """An abort subtracts its tokens from the count."""
 
     taken = 0
 
@@ -105,7 +105,7 @@ class CountFalls(TransformersRolloutEngine):
 
 
 class AbortsNewest(TransformersRolloutEngine):
-    """Of two calls with the same id `abort` ends one."""
+    """With two calls of the same id, `abort` ends only one."""
 
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
         if request_ids is None:
@@ -130,7 +130,7 @@ class AbortTakesOneMore(Patched):
 
 
 class AbortDropsNewest(Patched):
-    """A sample that is aborted is given out without its newest token."""
+    """An aborted sample is returned without its newest token."""
 
     class RunningPart(Running):
         def abort(self):
@@ -167,7 +167,7 @@ class AbortsInAWhile(TransformersRolloutEngine):
 
 
 class WideIndices(Rewritten):
-    """The number of an aborted sample is numpy's."""
+    """The index of an aborted sample is a numpy integer."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         if output.finish_reason is not FinishReason.ABORT:
@@ -176,7 +176,7 @@ class WideIndices(Rewritten):
 
 
 class AbortsByBeginning(TransformersRolloutEngine):
-    """`abort` ends every request whose id begins like one of those that are named."""
+    """`abort` ends every request whose id has the prefix of a named one."""
 
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
         if request_ids is not None:
@@ -186,7 +186,7 @@ class AbortsByBeginning(TransformersRolloutEngine):
 
 
 class UnknownIsAnError(TransformersRolloutEngine):
-    """To abort a request that has ended already is a KeyError."""
+    """Aborting a request that has already ended raises a KeyError."""
 
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
         held = {job.request.request_id for job in list(self.decoder.jobs.values())}
@@ -196,7 +196,7 @@ class UnknownIsAnError(TransformersRolloutEngine):
 
 
 class AbortedIndexFromZero(Patched):
-    """Samples aborted before they had a row are numbered from 0, not first_sample."""
+    """Samples that are aborted before they have a row are numbered from 0, not from `first_sample`."""
 
     class DecoderPart(SplitAbortDecoder):
         def first_of(self, job):
@@ -204,7 +204,7 @@ class AbortedIndexFromZero(Patched):
 
 
 class AbortedWithoutDtypes(Patched):
-    """Samples aborted without a token have float64 arrays."""
+    """Samples that are aborted without a token have float64 arrays."""
 
     class DecoderPart(SplitAbortDecoder):
         def nothing(self):

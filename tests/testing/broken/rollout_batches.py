@@ -17,7 +17,7 @@ from rlsdk.reference.running import Running
 
 
 class RowsSwapped(Rewritten):
-    """When there are more samples than slots, two requests get each other's."""
+    """If there are more samples than slots, two requests get each other's samples."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         crowded = sum(request.n for request in requests) > self.spec.max_running and len(requests) > 4
@@ -31,7 +31,7 @@ class RowsSwapped(Rewritten):
 
 
 class OneSampleTwice(Rewritten):
-    """The first sample of a request of five comes in place of the last."""
+    """For a request of five samples, the first is returned twice and the last is missing."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         return replace(output, sample_index=0) if request.n == 5 and output.sample_index == 4 else output
@@ -60,7 +60,7 @@ class FirstOnesTemperature(Rewritten):
 
 
 class FiltersOfNeighbour(Drawing):
-    """Where some rows of a batch have no top-p, the others lose theirs."""
+    """If some rows of a batch have no top-p, the other rows lose theirs."""
 
     def weights(self, logits: torch.Tensor, sampling: RowSampling) -> torch.Tensor:
         if bool((sampling.top_p >= 1).any()):
@@ -84,7 +84,7 @@ class PromptsMerged(Rewritten):
 
 
 class LastTwice(Rewritten):
-    """Of more than 50 samples the last one comes twice."""
+    """With more than 50 samples, the last one is returned twice."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         asked = {request.request_id: request for request in requests}
@@ -96,7 +96,7 @@ class LastTwice(Rewritten):
 
 
 class MajorityIsGreedy(Patched):
-    """Where most rows of a step are greedy, all of them take the likeliest token."""
+    """If most rows of a step are greedy, all of them take the most probable token."""
 
     class RunningPart(Running):
         def _sampling_of(self, rows):
@@ -106,7 +106,7 @@ class MajorityIsGreedy(Patched):
 
 
 class NarrowIds(Rewritten):
-    """Token ids come as 16-bit integers."""
+    """Token ids are 16-bit integers."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         return replace(output, token_ids=output.token_ids.astype(np.int16))

@@ -21,7 +21,7 @@ from rlsdk.reference.transformers_rollout import PAUSED_S, TransformersRolloutEn
 
 
 class OneCallAtATime(Rewritten):
-    """A call waits until the one before it has ended."""
+    """A call waits until the previous one has ended."""
 
     def initialize(self, ctx: Any, spec: Any) -> None:
         super().initialize(ctx, spec)
@@ -34,7 +34,7 @@ class OneCallAtATime(Rewritten):
 
 
 class LoopOfItsOwn(TransformersRolloutEngine):
-    """`sleep` runs an event loop, which it cannot inside of another."""
+    """`sleep` runs an event loop, which fails inside another one."""
 
     def sleep(self, level: int = 1) -> None:
         async def work() -> None:
@@ -48,7 +48,7 @@ class LoopOfItsOwn(TransformersRolloutEngine):
 
 
 class NamesRunTogether(Rewritten):
-    """Samples are kept under the id and the index, with nothing between."""
+    """Samples are stored under the id and the index without a separator."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         known: dict[str, tuple[str, int]] = {}
@@ -61,7 +61,7 @@ class NamesRunTogether(Rewritten):
 
 
 class AllAtTheEnd(Rewritten):
-    """Samples are given out when the last one has ended."""
+    """Samples are returned when the last one has ended."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         outputs = [output async for output in super().generate(requests)]
@@ -83,7 +83,7 @@ class OneBuffer(Rewritten):
 
 
 class NoGradient(Rewritten):
-    """Gradients are off while `generate` waits for its caller."""
+    """Gradients are disabled while `generate` waits for its caller."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         with torch.no_grad():
@@ -92,7 +92,7 @@ class NoGradient(Rewritten):
 
 
 class NothingFails(Rewritten):
-    """A call without requests is an error."""
+    """A call without requests raises an error."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         longest = max(len(request.prompt_ids) for request in requests)
@@ -102,7 +102,7 @@ class NothingFails(Rewritten):
 
 
 class JoinsWithoutFirst(Rewritten):
-    """What joins a running batch is sampled as the first request of that batch asks."""
+    """Requests that join a running batch are sampled with the settings of the batch's first request."""
 
     def initialize(self, ctx: Any, spec: Any) -> None:
         super().initialize(ctx, spec)
@@ -126,7 +126,7 @@ class JoinsWithoutFirst(Rewritten):
 
 
 class NeverWithdraws(TransformersRolloutEngine):
-    """A call that is left goes on, as soon as another one steps the engine."""
+    """An abandoned call continues as soon as another one steps the engine."""
 
     def initialize(self, ctx: Any, spec: Any) -> None:
         super().initialize(ctx, spec)
@@ -134,7 +134,7 @@ class NeverWithdraws(TransformersRolloutEngine):
 
 
 class LeftTakesAll(TransformersRolloutEngine):
-    """A call that is left aborts all others."""
+    """An abandoned call aborts all others."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         whole = False
@@ -148,7 +148,7 @@ class LeftTakesAll(TransformersRolloutEngine):
 
 
 class SlotsLeft(TransformersRolloutEngine):
-    """A call that is left loses a slot."""
+    """An abandoned call leaks a slot."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         whole = False
@@ -177,7 +177,7 @@ class DropsForSlowCallers(Rewritten):
 
 
 class SlowCallersHold(TransformersRolloutEngine):
-    """Nothing is decoded for one call while another's caller has a sample in hand."""
+    """Nothing is decoded for one call while another call's caller processes a sample."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         async for output in super().generate(requests):
@@ -189,7 +189,7 @@ class SlowCallersHold(TransformersRolloutEngine):
 
 
 class TakesTurns(Rewritten):
-    """A call that comes while two others run waits for one of them."""
+    """A call that begins while two others run waits for one of them."""
 
     def initialize(self, ctx: Any, spec: Any) -> None:
         super().initialize(ctx, spec)
@@ -202,14 +202,14 @@ class TakesTurns(Rewritten):
 
 
 class RunsMore(TransformersRolloutEngine):
-    """`max_running` is meant of each call."""
+    """`max_running` applies to each call."""
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         super().initialize(ctx, replace(spec, max_running=3 * spec.max_running))
 
 
 class LooksWait(TransformersRolloutEngine):
-    """A call for the count waits until the weights are exchanged."""
+    """Reading the count waits until an update has ended."""
 
     def num_decoded(self) -> int:
         with self.lock:
@@ -217,7 +217,7 @@ class LooksWait(TransformersRolloutEngine):
 
 
 class NeverTurns(TransformersRolloutEngine):
-    """All of a call is decoded before the event loop has its turn."""
+    """A whole call is decoded before the event loop runs other tasks."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         real = asyncio.sleep
@@ -246,7 +246,7 @@ class SharedTokens(Rewritten):
 
 
 class SortsRequests(TransformersRolloutEngine):
-    """The caller's own list is put into the order of prompts."""
+    """The caller's own list is sorted by prompt."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         requests.sort(key=lambda request: -len(request.prompt_ids))  # type: ignore[attr-defined]
@@ -255,7 +255,7 @@ class SortsRequests(TransformersRolloutEngine):
 
 
 class RefusesLate(TransformersRolloutEngine):
-    """Requests are looked at when their turn comes."""
+    """Requests are checked only when they are admitted."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         for request in requests:
@@ -265,7 +265,7 @@ class RefusesLate(TransformersRolloutEngine):
 
 
 class PausesAtHome(TransformersRolloutEngine):
-    """`pause` of another thread is lost."""
+    """`pause` from another thread is ignored."""
 
     def pause(self) -> None:
         if threading.current_thread() is threading.main_thread():
@@ -273,7 +273,7 @@ class PausesAtHome(TransformersRolloutEngine):
 
 
 class OtherErrors(TransformersRolloutEngine):
-    """What cannot be served raises the error of the library that found out."""
+    """Requests that cannot be served raise the error of the library that noticed it."""
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         try:
@@ -283,7 +283,7 @@ class OtherErrors(TransformersRolloutEngine):
 
 
 class SortedAtTheEnd(Rewritten):
-    """Samples are given out when the last one has ended, short ones first."""
+    """Samples are returned when the last one has ended, short ones first."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         outputs = [output async for output in super().generate(requests)]
@@ -315,7 +315,7 @@ class EightStepsATurn(Patched):
 
 
 class SlotsPerCall(Patched):
-    """Max_running holds per call of generate, not over all."""
+    """`max_running` applies to each call of `generate`, not to all together."""
 
     def _step(self):
         if hasattr(self, "decoder"):
@@ -325,7 +325,7 @@ class SlotsPerCall(Patched):
 
 
 class LeftWhilePaused(Patched):
-    """A call that is left while the engine is paused keeps its slots."""
+    """A call that is abandoned while the engine is paused keeps its slots."""
 
     async def generate(self, requests):
         call = Call()
@@ -346,7 +346,7 @@ class LeftWhilePaused(Patched):
 
 
 class QueuedBeforeChecked(Patched):
-    """Requests in front of a refused one stay queued."""
+    """Requests before a refused one stay queued."""
 
     async def generate(self, requests):
         call = Call()

@@ -11,7 +11,7 @@ from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 
 
 class CountsCalls(TransformersRolloutEngine):
-    """Tokens are counted when their call has ended."""
+    """Tokens are counted when their call ends."""
 
     counted = 0
 
@@ -25,7 +25,7 @@ class CountsCalls(TransformersRolloutEngine):
 
 
 class EndedRowsCount(Patched):
-    """Rows that have ended count among decoded tokens until their places are taken."""
+    """Tokens of ended rows count as decoded until their slots are reused."""
 
     class RunningPart(Running):
         def _take(self, logits, first, version):
@@ -49,14 +49,14 @@ class CountsPrompts(TransformersRolloutEngine):
 
 
 class KvUsed(TransformersRolloutEngine):
-    """Says how full it is."""
+    """Not broken: reports `kv_used`."""
 
     def kv_used(self) -> float:
         return min(self.decoder.running.num_alive / (2 * self.spec.max_running), 1.0)
 
 
 class KvOfLastCall(KvUsed):
-    """Memory of the last call counts until the next."""
+    """Memory of the last call counts until the next call."""
 
     most = 0.0
 
@@ -71,14 +71,14 @@ class KvOfLastCall(KvUsed):
 
 
 class KvInPercent(KvUsed):
-    """A share of a hundred."""
+    """`kv_used` is a percentage, not a share."""
 
     def kv_used(self) -> float:
         return 100 * super().kv_used()
 
 
 class CountOfVersion(TransformersRolloutEngine):
-    """Decoded tokens are counted from the newest update on."""
+    """Decoded tokens are counted from the newest update."""
 
     begun = 0
 
@@ -92,7 +92,7 @@ class CountOfVersion(TransformersRolloutEngine):
 
 
 class GivenAreCounted(Rewritten):
-    """Tokens that a response had already count as decoded."""
+    """Given response tokens count as decoded."""
 
     extra = 0
 
@@ -105,7 +105,7 @@ class GivenAreCounted(Rewritten):
 
 
 class FullerThanFull(Patched):
-    """Kv_used counts waiting samples and passes 1."""
+    """`kv_used` counts waiting samples and exceeds 1."""
 
     def kv_used(self):
         if not hasattr(self, "decoder"):

@@ -19,14 +19,14 @@ from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 
 
 class NarrowTopP(Rewritten):
-    """Top-p keeps less than was asked for."""
+    """Top-p keeps fewer tokens than requested."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         return replace(request, sampling=replace(request.sampling, top_p=request.sampling.top_p**2))
 
 
 class FlatDraws(Rewritten):
-    """Tokens are drawn at another temperature than was asked for, and their log-probs are right all the same."""
+    """Tokens are drawn at a temperature other than requested, but their log-probs are right."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         plain = requests[0].sampling if requests else None
@@ -45,7 +45,7 @@ class FlatDraws(Rewritten):
 
 
 class GreedyIsWarm(Rewritten):
-    """Temperature 0 is taken for a very low one, and the log-prob is of that."""
+    """Temperature 0 is replaced with a very low one, and log-probs are of that temperature."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         if request.sampling.temperature:
@@ -54,7 +54,7 @@ class GreedyIsWarm(Rewritten):
 
 
 class MinPIgnored(Rewritten):
-    """Claims min-p and does not read it."""
+    """Claims min-p but ignores it."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         return replace(request, sampling=replace(request.sampling, min_p=0.0))
@@ -65,7 +65,7 @@ def tempered(sampling: RowSampling, temperature: Tensor) -> RowSampling:
 
 
 class WarmerLater(Drawing):
-    """Behind the first token the temperature is 1.15 times what was asked for."""
+    """After the first token the temperature is 1.15 times the requested one."""
 
     def weights(self, logits: Tensor, sampling: RowSampling) -> Tensor:
         factor = torch.where(self.positions > 0, 1.15, 1.0)
@@ -73,7 +73,7 @@ class WarmerLater(Drawing):
 
 
 class CoolerLate(Drawing):
-    """Behind 128 tokens the temperature is 0.9 times what was asked for."""
+    """After 128 tokens the temperature is 0.9 times the requested one."""
 
     def weights(self, logits: Tensor, sampling: RowSampling) -> Tensor:
         factor = torch.where(self.positions >= 128, 0.9, 1.0)
@@ -81,21 +81,21 @@ class CoolerLate(Drawing):
 
 
 class TemperatureFloor(Drawing):
-    """Draws at a temperature of 0.3 at least."""
+    """Draws at a temperature of at least 0.3."""
 
     def weights(self, logits: Tensor, sampling: RowSampling) -> Tensor:
         return super().weights(logits, tempered(sampling, sampling.temperature.clamp(min=0.3)))
 
 
 class TemperatureCeiling(Drawing):
-    """Draws at a temperature of 1.5 at most."""
+    """Draws at a temperature of at most 1.5."""
 
     def weights(self, logits: Tensor, sampling: RowSampling) -> Tensor:
         return super().weights(logits, tempered(sampling, sampling.temperature.clamp(max=1.5)))
 
 
 class ColdIsGreedy(Drawing):
-    """A temperature below 0.25 is taken for 0."""
+    """A temperature below 0.25 is treated as 0."""
 
     def weights(self, logits: Tensor, sampling: RowSampling) -> Tensor:
         return super().weights(
@@ -104,7 +104,7 @@ class ColdIsGreedy(Drawing):
 
 
 class LeastTemperature(TransformersRolloutEngine):
-    """A temperature below 0.01 is taken for 0.01, and log-probs are that one's."""
+    """A temperature below 0.01 is replaced with 0.01, also for log-probs."""
 
     def generate(self, requests):
         warmer = [
@@ -154,7 +154,7 @@ class TopPOneMore(Drawing):
 
 
 class TopPOneLess(Drawing):
-    """The token that crosses top-p is left out."""
+    """The token that crosses top-p is excluded."""
 
     def weights(self, logits: Tensor, sampling: RowSampling) -> Tensor:
         full = super().weights(logits, replace(sampling, top_p=torch.ones_like(sampling.top_p)))
@@ -174,7 +174,7 @@ class TopKOneMore(Drawing):
 
 
 class TopPOfAll(Drawing):
-    """Top-p is a share of all tokens, and not of those that top-k left."""
+    """Top-p is a share of all tokens, not of those that top-k kept."""
 
     def weights(self, logits: Tensor, sampling: RowSampling) -> Tensor:
         no_k = torch.full_like(sampling.top_k, 2**62)
@@ -183,7 +183,7 @@ class TopPOfAll(Drawing):
 
 
 class DislikesRepeats(Drawing):
-    """A penalty on the token before comes out of the model's generation settings."""
+    """A repetition penalty comes from the model's generation settings."""
 
     def weights(self, logits: Tensor, sampling: RowSampling) -> Tensor:
         last = self.decoder.running.newest[: len(logits)] if len(self.decoder.running.newest) >= len(logits) else None
@@ -204,7 +204,7 @@ class EndLater(Drawing):
 
 
 class NoRareTokens(Drawing):
-    """Tokens of less than 0.4 % are never drawn."""
+    """Tokens below 0.4 % are never drawn."""
 
     def weights(self, logits: Tensor, sampling: RowSampling) -> Tensor:
         weights = super().weights(logits, sampling)
@@ -214,7 +214,7 @@ class NoRareTokens(Drawing):
 
 
 class GreedyInCompany(Drawing):
-    """Greedy rows are drawn where others in the batch are."""
+    """Greedy rows are drawn at random if other rows of the batch are."""
 
     def draw(self, logits: torch.Tensor, sampling: RowSampling, noise: torch.Tensor) -> Any:
         if 0 < sampling.num_greedy < len(logits):
@@ -231,7 +231,7 @@ class TemperedTwice(Drawing):
 
 
 class TopPNearOne(Drawing):
-    """A top-p of 0.95 and more is taken for 1."""
+    """A top-p of 0.95 or more is treated as 1."""
 
     def weights(self, logits: torch.Tensor, sampling: RowSampling) -> torch.Tensor:
         p = sampling.top_p
@@ -239,7 +239,7 @@ class TopPNearOne(Drawing):
 
 
 class TopK20(Drawing):
-    """Top-k is 20 at most, where it is asked for."""
+    """A requested top-k is at most 20."""
 
     def weights(self, logits: torch.Tensor, sampling: RowSampling) -> torch.Tensor:
         k = sampling.top_k
@@ -254,7 +254,7 @@ class MinPTempered(Drawing):
 
 
 class GreedyAlmost(Drawing):
-    """Greedy takes the first token that is within 2 % of the likeliest."""
+    """Greedy takes the first token within 2 % of the most probable one."""
 
     def draw(self, logits: torch.Tensor, sampling: RowSampling, noise: torch.Tensor) -> Any:
         tokens, logs = super().draw(logits, sampling, noise)
@@ -265,7 +265,7 @@ class GreedyAlmost(Drawing):
 
 
 class TopKCapped(Patched):
-    """A top-k above 64 is 64."""
+    """A top-k above 64 is treated as 64."""
 
     class RunningPart(Running):
         def _take(self, logits, first, version):
@@ -276,7 +276,7 @@ class TopKCapped(Patched):
 
 
 class TemperatureClamped(Patched):
-    """Temperatures above 2 are 2."""
+    """Temperatures above 2 are treated as 2."""
 
     class RunningPart(Running):
         def _take(self, logits, first, version):
@@ -285,7 +285,7 @@ class TemperatureClamped(Patched):
 
 
 class PadNeverDrawn(Patched):
-    """The pad token is drawn again as the token behind it; log-probs are those of what comes."""
+    """If the pad token is drawn, the next token id is returned instead; log-probs are those of the returned token."""
 
     class RunningPart(Running):
         def _take(self, logits, first, version):
@@ -298,7 +298,7 @@ class PadNeverDrawn(Patched):
 
 
 class UnfilteredLate(Drawing):
-    """Behind 64 tokens filters are off."""
+    """After 64 tokens filters are disabled."""
 
     def weights(self, logits: Tensor, sampling: RowSampling) -> Tensor:
         late = self.positions >= 64
@@ -308,7 +308,7 @@ class UnfilteredLate(Drawing):
 
 
 class TemperatureOfTenths(Drawing):
-    """Tokens are drawn at the temperature in whole tenths."""
+    """The temperature is rounded to tenths."""
 
     def weights(self, logits: Tensor, sampling: RowSampling) -> Tensor:
         tenths = ((sampling.temperature * 10).floor() / 10).clamp(min=0.1)
@@ -316,7 +316,7 @@ class TemperatureOfTenths(Drawing):
 
 
 class PadIsMasked(Patched):
-    """The pad token's logit is -inf: never drawn, all log-probs slightly high."""
+    """The pad token's logit is -inf: it is never drawn, and all log-probs are slightly too high."""
 
     class RunningPart(Running):
         def _take(self, logits, first, version):

@@ -19,14 +19,14 @@ from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 
 
 class RunsCode(TransformersRolloutEngine):
-    """Code that comes with a model runs, allowed or not."""
+    """Code in a model's folder runs, even if it is not allowed."""
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         super().initialize(ctx, replace(spec, model=replace(spec.model, trust_remote_code=True)))
 
 
 class FirstFile(TransformersRolloutEngine):
-    """Of a checkpoint of several files the first is read."""
+    """Only the first of several checkpoint files is read."""
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         super().initialize(ctx, spec)
@@ -39,7 +39,7 @@ class FirstFile(TransformersRolloutEngine):
 
 
 class DtypeOfFiles(TransformersRolloutEngine):
-    """Weights are read in the dtype of the files, and computed with in that."""
+    """Weights are read and computed in the dtype of the files."""
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         stored = json.loads((Path(spec.model.path) / "config.json").read_text()).get("dtype", spec.model.dtype)
@@ -47,7 +47,7 @@ class DtypeOfFiles(TransformersRolloutEngine):
 
 
 class Dropout(TransformersRolloutEngine):
-    """The dropout of a model's configuration is on, as in training."""
+    """Dropout of the model's configuration is enabled, as in training."""
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         super().initialize(ctx, spec)
@@ -76,7 +76,7 @@ class Suppresses(Drawing):
 
 
 class NewTokensOfSettings(Rewritten):
-    """`max_new_tokens` of the model's generation settings bounds a response, too."""
+    """`max_new_tokens` of the model's generation settings limits responses."""
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         super().initialize(ctx, spec)
@@ -90,14 +90,14 @@ class NewTokensOfSettings(Rewritten):
 
 
 class RoomInBlocks(TransformersRolloutEngine):
-    """The room of a model is a number of whole blocks of 16 tokens: what is left of the last is never used."""
+    """The context length is rounded down to a multiple of 16 tokens."""
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         super().initialize(ctx, replace(spec, max_model_tokens=max(spec.max_model_tokens // 16 * 16, 2)))
 
 
 class OneRowForgets(Patched):
-    """With one slot, a sample reads the keys and values of the one that had it before."""
+    """With one slot, a sample reads the KV cache of the previous sample."""
 
     class RunningPart(Running):
         def _take(self, logits, first, version):
@@ -109,7 +109,7 @@ class OneRowForgets(Patched):
 
 
 class MoreThan128(Patched):
-    """From row 128 of a batch on, tokens have the log-probs of the row 128 before."""
+    """Tokens in row 128 and later of a batch have the log-probs of the row 128 before."""
 
     class RunningPart(Running):
         def _text_stops(self, first):
@@ -119,7 +119,7 @@ class MoreThan128(Patched):
 
 
 class ReadsAnyway(TransformersRolloutEngine):
-    """The checkpoint is read although `load_weights` is off."""
+    """The checkpoint is read even without `load_weights`."""
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         for file in [Path(spec.model.path) / "model.safetensors"] if not spec.load_weights else []:
@@ -129,28 +129,28 @@ class ReadsAnyway(TransformersRolloutEngine):
 
 
 class TakesAnyArgument(TransformersRolloutEngine):
-    """Raw arguments that nothing reads are taken without a word."""
+    """Unknown raw arguments are silently accepted."""
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         super().initialize(ctx, replace(spec, engine_kwargs={}))
 
 
 class OneStage(TransformersRolloutEngine):
-    """`pp_size` is not looked at."""
+    """`pp_size` is ignored."""
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         super().initialize(ctx, replace(spec, pp_size=1))
 
 
 class ServesHeads(TransformersRolloutEngine):
-    """A value model is served as if it were a language model."""
+    """A value model is served as a language model."""
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         super().initialize(ctx, replace(spec, model=replace(spec.model, head=Head.LM)))
 
 
 class Right(TransformersRolloutEngine):
-    """The forecast knows no norms."""
+    """The forecast lacks norms."""
 
 
 def without_norms(contexts: Sequence[RankContext], spec: RolloutSpec, workload: Workload) -> Forecast:

@@ -15,7 +15,7 @@ from rlsdk.reference.running import Running
 
 
 class BeforeTemperature(Rewritten):
-    """Log-probs are of the logits before they are divided by the temperature."""
+    """Log-probs are of the logits before the division by the temperature."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         if request.sampling.temperature in (0, 1):
@@ -34,7 +34,7 @@ class BeforeTemperature(Rewritten):
 
 
 class AfterFilters(BeforeTemperature):
-    """Log-probs are of what top-k left, scaled to 1."""
+    """Log-probs are of the tokens that top-k keeps, renormalised."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         top_k = request.sampling.top_k
@@ -48,7 +48,7 @@ class AfterFilters(BeforeTemperature):
 
 
 class RareLogProbs(BeforeTemperature):
-    """In a call of greedy and warm requests the greedy ones' log-probs are 0."""
+    """If a call has greedy and other requests, log-probs of the greedy ones are 0."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         asked = {request.request_id: request.sampling.temperature for request in requests}
@@ -59,7 +59,7 @@ class RareLogProbs(BeforeTemperature):
 
 
 class DriftsLate(Rewritten):
-    """Behind 256 tokens log-probs are off by a thousandth for each token."""
+    """After 256 tokens the error of log-probs grows by a thousandth with each token."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         late = (np.arange(len(output.log_probs)) - 256).clip(min=0)
@@ -67,7 +67,7 @@ class DriftsLate(Rewritten):
 
 
 class OneLateBehind128(Rewritten):
-    """From token 128 on each log-prob is that of the token before."""
+    """From token 128 on, each log-prob is that of the previous token."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         logs = output.log_probs.copy()
@@ -76,7 +76,7 @@ class OneLateBehind128(Rewritten):
 
 
 class PagesLogProbs(Rewritten):
-    """Log-probs are put together of pages of 64, the last two swapped."""
+    """Log-probs are assembled from pages of 64, the last two of which are swapped."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         if len(output.log_probs) < 192:
@@ -87,7 +87,7 @@ class PagesLogProbs(Rewritten):
 
 
 class HalfLogProbs(Rewritten):
-    """Log-probs of long samples go through bfloat16."""
+    """Log-probs of long samples are rounded to bfloat16."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         if len(output.log_probs) < 64:
@@ -96,14 +96,14 @@ class HalfLogProbs(Rewritten):
 
 
 class LogProbFloor(Rewritten):
-    """Log-probs below -6 are given as -6."""
+    """Log-probs below -6 are returned as -6."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         return replace(output, log_probs=output.log_probs.clip(min=-6))
 
 
 class HalfInBigBatch(Patched):
-    """Logits are rounded to bfloat16 where more than 32 rows are decoded."""
+    """Logits are rounded to bfloat16 if more than 32 rows are decoded."""
 
     class RunningPart(Running):
         def _take(self, logits, first, version):
@@ -111,7 +111,7 @@ class HalfInBigBatch(Patched):
 
 
 class RoundedLogProbs(Rewritten):
-    """Of a bfloat16 model, log-probs are bfloat16."""
+    """Log-probs of a bfloat16 model are bfloat16 numbers."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         import torch
@@ -122,7 +122,7 @@ class RoundedLogProbs(Rewritten):
 
 
 class LastOneUntempered(Rewritten):
-    """The log-prob of a response's last token is 0 where the token is a stop token."""
+    """The log-prob of a response's last token is 0 if it is a stop token."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         if output.finish_reason is not FinishReason.STOP or request.sampling.stop_strings:
@@ -142,14 +142,14 @@ class AbortedWithoutLogProbs(Rewritten):
 
 
 class WideLogProbs(Rewritten):
-    """Log-probs come as 64-bit numbers."""
+    """Log-probs are 64-bit floats."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         return replace(output, log_probs=output.log_probs.astype(np.float64))
 
 
 class OverPadding(BeforeTemperature):
-    """Log-probs are normalized over the padding of the vocabulary to whole blocks, too."""
+    """Log-probs are normalised over a vocabulary that includes padding to whole blocks."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         temperature = request.sampling.temperature

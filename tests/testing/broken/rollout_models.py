@@ -20,7 +20,7 @@ from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 
 
 class OneRowMore(TransformersRolloutEngine):
-    """One sample more than `max_running` is decoded at once."""
+    """One sample more than `max_running` is decoded concurrently."""
 
     def initialize(self, ctx, spec):
         super().initialize(ctx, spec)
@@ -28,14 +28,14 @@ class OneRowMore(TransformersRolloutEngine):
 
 
 class WiderStep(RowStep):
-    """Part of it."""
+    """Part of another engine."""
 
     def visible(self, window, device):
         return super().visible(None if window is None else window + 1, device)
 
 
 class WindowTooWide(Patched):
-    """Rows that are decoded see one token more than the model's window."""
+    """Decoded rows attend to one token more than the model's window."""
 
     class RowsPart(PositionedRows):
         def step(self, tokens, positions, *, most):
@@ -51,7 +51,7 @@ class WindowTooWide(Patched):
 
 
 class FiltersOfTheFolder(TransformersRolloutEngine):
-    """Where a request filters nothing, the model's `generation_config.json` does."""
+    """If a request has no filters, those of the model's `generation_config.json` apply."""
 
     async def generate(self, requests):
         file = Path(self.spec.model.path) / "generation_config.json"
@@ -68,7 +68,7 @@ class FiltersOfTheFolder(TransformersRolloutEngine):
 
 
 class NormsOfOldWeights(TransformersRolloutEngine):
-    """Where a norm multiplies by 1 + weight, the sum is made once and serves all later weights."""
+    """For norms that multiply by 1 + weight, the sum is computed once and kept for all later weights."""
 
     def initialize(self, ctx, spec):
         super().initialize(ctx, spec)
@@ -79,7 +79,7 @@ class NormsOfOldWeights(TransformersRolloutEngine):
 
 
 class LogitsUncapped(TransformersRolloutEngine):
-    """The cap that a family puts on its logits is left out."""
+    """The logit cap of a model family is ignored."""
 
     def initialize(self, ctx, spec):
         super().initialize(ctx, spec)
@@ -88,14 +88,14 @@ class LogitsUncapped(TransformersRolloutEngine):
 
 
 class TiedUnsaid(TransformersRolloutEngine):
-    """`layout` is silent on the tied tensor's other name."""
+    """`layout` lacks the tied tensor's other name."""
 
     def layout(self) -> Sequence[WeightLayout]:
         return [replace(layout, tied={}) for layout in super().layout()]
 
 
 class ServedAsFloat32(TransformersRolloutEngine):
-    """Receipts count float32, whatever is served."""
+    """Receipts count float32 bytes for any dtype."""
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         receipt = super().update_weights(shards, version)
@@ -103,7 +103,7 @@ class ServedAsFloat32(TransformersRolloutEngine):
 
 
 class PositionsUnscaled(TransformersRolloutEngine):
-    """Rotary tables are those of `rope_theta` alone, whatever else `rope_parameters` says."""
+    """Rotary tables use only `rope_theta` and ignore the other `rope_parameters`."""
 
     def initialize(self, ctx, spec):
         super().initialize(ctx, spec)
@@ -117,7 +117,7 @@ class PositionsUnscaled(TransformersRolloutEngine):
 
 
 class LogitsUnscaled(TransformersRolloutEngine):
-    """What a family does to its logits is left out: the head is a plain product."""
+    """The logit scaling of a model family is ignored."""
 
     def initialize(self, ctx, spec):
         super().initialize(ctx, spec)
@@ -128,7 +128,7 @@ class LogitsUnscaled(TransformersRolloutEngine):
 
 
 class ChunksOf1024(Patched):
-    """Prompts are run in chunks of 1024 tokens, and each chunk but the first stands one position too far."""
+    """Prompts run in chunks of 1024 tokens, and the positions of every chunk but the first are off by one."""
 
     class RowsPart(PositionedRows):
         def prefill(self, prompts):
@@ -145,7 +145,7 @@ class ChunksOf1024(Patched):
 
 
 class PositionsInHalf(TransformersRolloutEngine):
-    """Positions are in the model's dtype: in bfloat16 those behind 256 are rounded."""
+    """Positions have the model's dtype: in bfloat16 those above 256 are rounded."""
 
     def initialize(self, ctx, spec):
         super().initialize(ctx, spec)
@@ -169,7 +169,7 @@ def drawn_in_half(logits, sampling, noise):
 
 
 class SumsInHalf(Patched):
-    """Tokens are drawn by a running sum of probabilities in the dtype of the logits."""
+    """Tokens are drawn by a cumulative sum of probabilities in the dtype of the logits."""
 
     class RunningPart(Running):
         def _take(self, logits, first, version):
@@ -181,7 +181,7 @@ class SumsInHalf(Patched):
 
 
 class CompactionKeepsSampling(Patched):
-    """Sampling parameters do not move when finished rows are squeezed out."""
+    """Sampling parameters do not move when finished rows are removed."""
 
     class RunningPart(Running):
         def compact(self):

@@ -23,14 +23,14 @@ from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 
 
 class SeedIgnored(Rewritten):
-    """Every call is new, seeded or not."""
+    """Every call gives new samples, seeded or not."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         return replace(request, sampling=replace(request.sampling, seed=None))
 
 
 class SeedForAll(Rewritten):
-    """Without a seed, every call draws the same."""
+    """Without a seed, every call draws the same samples."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         seed = request.sampling.seed
@@ -38,7 +38,7 @@ class SeedForAll(Rewritten):
 
 
 class GroupNumbered(Rewritten):
-    """`first_sample` is only a number: the randomness is that of the place in the request."""
+    """`first_sample` changes only the number: the random numbers are those of the position in the request."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         return replace(request, first_sample=0)
@@ -48,7 +48,7 @@ class GroupNumbered(Rewritten):
 
 
 class SeedRestarts(Rewritten):
-    """What the response has becomes part of the prompt: noise begins again behind it, and stop strings too."""
+    """Given response tokens become part of the prompt: random numbers and stop strings start again after them."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         if not 0 < len(request.response_ids) < request.sampling.max_tokens:
@@ -59,35 +59,35 @@ class SeedRestarts(Rewritten):
 
 
 class CoarseNoise(Drawing):
-    """Noise has 8 bits."""
+    """Random numbers have 8 bits."""
 
     def uniforms(self, keys: Any, positions: Any, vocabulary: int) -> Tensor:
         return (super().uniforms(keys, positions, vocabulary) * 256).floor() / 256
 
 
 class HalfNoise(Drawing):
-    """Noise is rounded to bfloat16."""
+    """Random numbers are rounded to bfloat16."""
 
     def uniforms(self, keys: Any, positions: Any, vocabulary: int) -> Tensor:
         return super().uniforms(keys, positions, vocabulary).bfloat16().float().clamp(max=0.996)
 
 
 class NoiseTwice(Drawing):
-    """Every number is used for two steps."""
+    """Every random number is used for two steps."""
 
     def uniforms(self, keys: Any, positions: Any, vocabulary: int) -> Tensor:
         return super().uniforms(keys, positions // 2, vocabulary)
 
 
 class NoiseInARing(Drawing):
-    """Noise begins again behind 128 tokens."""
+    """Random numbers repeat after 128 tokens."""
 
     def uniforms(self, keys: Any, positions: Any, vocabulary: int) -> Tensor:
         return super().uniforms(keys, positions % 128, vocabulary)
 
 
 class NoiseMovesOn(Drawing):
-    """A sample draws what its neighbour drew a step before: index and position are added."""
+    """A sample uses its neighbour's random number of the previous step: index and position are added."""
 
     def keys(self, seeds: Any, indices: Any) -> Any:
         return seeds * np.uint64(2**20) + indices.astype(np.uint64)
@@ -97,7 +97,7 @@ class NoiseMovesOn(Drawing):
 
 
 class SamplesInPairs(Drawing):
-    """Samples 2 and 3, 4 and 5, ... of a request have the same noise."""
+    """Samples 2 and 3, 4 and 5, ... of a request have the same random numbers."""
 
     def keys(self, seeds: Any, indices: Any) -> Any:
         return right.row_keys(seeds, np.where(indices > 1, indices // 2 + 1000, indices))
@@ -111,14 +111,14 @@ class SeedPlusIndex(Drawing):
 
 
 class SeedOf32Bits(Drawing):
-    """Seeds lose all but their lowest 32 bits."""
+    """Only the lowest 32 bits of seeds are used."""
 
     def keys(self, seeds: Any, indices: Any) -> Any:
         return super().keys(seeds & np.uint64(2**32 - 1), indices)
 
 
 class SeedAsFloat(Drawing):
-    """Seeds go through a float64."""
+    """Seeds are converted to float64."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         seed = request.sampling.seed
@@ -128,21 +128,21 @@ class SeedAsFloat(Drawing):
 
 
 class SeedZero(Drawing):
-    """A seed of 0 is taken for none."""
+    """A seed of 0 is treated as no seed."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         return replace(request, sampling=replace(request.sampling, seed=request.sampling.seed or None))
 
 
 class OneNoiseForCall(TransformersRolloutEngine):
-    """Without seeds all requests of a call draw alike."""
+    """Without seeds all requests of a call have the same random numbers."""
 
     def _job(self, call: Any, request: GenerationRequest, at: int) -> Any:
         return super()._job(call, request, 0)
 
 
 class OneNoiseForFour(TransformersRolloutEngine):
-    """Without seeds, what a call draws comes again in the next."""
+    """Without seeds, the next call repeats the draws of a call."""
 
     def _job(self, call: Any, request: GenerationRequest, at: int) -> Any:
         job = super()._job(call, request, at)
@@ -152,7 +152,7 @@ class OneNoiseForFour(TransformersRolloutEngine):
 
 
 class SeededCompany(Rewritten):
-    """Where one request of a call has a seed, those without draw from that."""
+    """If one request of a call has a seed, requests without a seed use it too."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> Any:
         seeds = [request.sampling.seed for request in requests if request.sampling.seed is not None]
@@ -168,7 +168,7 @@ class SeededCompany(Rewritten):
 
 
 class SameAgainFrom32(Rewritten):
-    """Sample 32 + i of a request is sample i again."""
+    """Sample 32 + i of a request equals sample i."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         asked = {request.request_id: request for request in requests}
@@ -181,14 +181,14 @@ class SameAgainFrom32(Rewritten):
 
 
 class AlikeReplicas(TransformersRolloutEngine):
-    """Replicas do not mix their rank into their noise."""
+    """Replicas do not include their rank in their random numbers."""
 
     def initialize(self, ctx: Any, spec: Any) -> None:
         super().initialize(replace(ctx, rank=0), spec)
 
 
 class NoiseOfTheStep(Drawing):
-    """Noise is that of the engine's step: what joins later draws other tokens."""
+    """Random numbers depend on the engine's step: requests that join later draw other tokens."""
 
     def uniforms(self, keys: Any, positions: Any, vocabulary: int) -> torch.Tensor:
         later = int(len(self.decoder.jobs) > 3 and max(job.name for job in self.decoder.jobs.values()) % 2)
@@ -196,7 +196,7 @@ class NoiseOfTheStep(Drawing):
 
 
 class SleepBeginsNoise(TransformersRolloutEngine):
-    """Noise without a seed begins again when the engine wakes."""
+    """Random numbers without a seed start again when the engine wakes."""
 
     def wake(self, parts: Sequence[str] = ("weights", "kv_cache")) -> None:
         super().wake(parts)
@@ -204,7 +204,7 @@ class SleepBeginsNoise(TransformersRolloutEngine):
 
 
 class UpdateBeginsNoise(TransformersRolloutEngine):
-    """Noise without a seed begins again with every version."""
+    """Random numbers without a seed start again with every version."""
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         receipt = super().update_weights(shards, version)
@@ -217,7 +217,7 @@ def _seeded(request: GenerationRequest, seed: int | None) -> GenerationRequest:
 
 
 class SleepChangesSeeds(Rewritten):
-    """What a seed gives depends on how often the engine slept."""
+    """Samples of a seed depend on the number of sleeps."""
 
     slept = 0
 
@@ -231,7 +231,7 @@ class SleepChangesSeeds(Rewritten):
 
 
 class SeedsFirstOnly(Drawing):
-    """Of a seeded request the first 16 samples are seeded."""
+    """Only the first 16 samples of a seeded request are seeded."""
 
     count = 0
 
@@ -241,14 +241,14 @@ class SeedsFirstOnly(Drawing):
 
 
 class EightNumbers(Drawing):
-    """Of a sample's number three bits count."""
+    """Only three bits of a sample's number are used."""
 
     def keys(self, seeds: Any, indices: Any) -> Any:
         return super().keys(seeds, indices % 8)
 
 
 class LateNoiseShared(Drawing):
-    """Behind 256 tokens all samples of a request draw alike."""
+    """After 256 tokens all samples of a request have the same random numbers."""
 
     def keys(self, seeds: Any, indices: Any) -> Any:
         self.seeds = dict(zip(super().keys(seeds, indices).tolist(), seeds.tolist(), strict=True)) | getattr(
@@ -262,7 +262,7 @@ class LateNoiseShared(Drawing):
 
 
 class PauseSkipsNoise(Drawing):
-    """A pause takes a number of the noise."""
+    """A pause skips one random number."""
 
     taken = 0
 
@@ -275,7 +275,7 @@ class PauseSkipsNoise(Drawing):
 
 
 class EvenRanksAlike(Patched):
-    """Replicas 0 and 2 draw the same without seeds."""
+    """Replicas 0 and 2 draw the same samples without seeds."""
 
     def _job(self, call, request, at):
         seed = request.sampling.seed
@@ -285,7 +285,7 @@ class EvenRanksAlike(Patched):
 
 
 class WakeBeginsCalls(Patched):
-    """Calls are counted from 0 again when the engine wakes."""
+    """The count of calls starts again at 0 when the engine wakes."""
 
     def wake(self, parts=("weights", "kv_cache")):
         super().wake(parts)
@@ -294,7 +294,7 @@ class WakeBeginsCalls(Patched):
 
 
 class CallsShareNoise(TransformersRolloutEngine):
-    """What is drawn without a seed follows from the number of calls that have ended."""
+    """Draws without a seed depend on the number of calls that have ended."""
 
     async def generate(self, requests):
         try:
@@ -312,14 +312,14 @@ class CallsShareNoise(TransformersRolloutEngine):
 
 
 class VersionInSeed(Drawing):
-    """What a seed gives depends on the version's number."""
+    """Samples of a seed depend on the number of the version."""
 
     def uniforms(self, keys: Any, positions: Any, vocabulary: int) -> Tensor:
         return right.uniforms(keys ^ np.uint64(self.version << 8), positions, vocabulary)
 
 
 class SizeInSeed(Rewritten):
-    """What a seed gives depends on how many run at once."""
+    """Samples of a seed depend on `max_running`."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         seed = request.sampling.seed
@@ -329,7 +329,7 @@ class SizeInSeed(Rewritten):
 
 
 class RunInSeed(Rewritten):
-    """What a seed gives depends on the run's."""
+    """Samples of a seed depend on the seed of the run."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         seed = request.sampling.seed
@@ -339,7 +339,7 @@ class RunInSeed(Rewritten):
 
 
 class MirroredNoise(Drawing):
-    """Samples 1, 3, 5, ... draw with 1 - u of their neighbours: fewer surprises in the mean of a group."""
+    """Samples 1, 3, 5, ... use 1 - u of their neighbours: less variance in the mean of a group."""
 
     def keys(self, seeds: Any, indices: Any) -> Any:
         keys = right.row_keys(seeds, indices - indices % 2)
@@ -352,7 +352,7 @@ class MirroredNoise(Drawing):
 
 
 class MirroredSteps(Drawing):
-    """Every second step draws with 1 - u of the one before."""
+    """Every second step uses 1 - u of the previous one."""
 
     def uniforms(self, keys: Any, positions: Any, vocabulary: int) -> Tensor:
         noise = right.uniforms(keys, positions - positions % 2, vocabulary)
@@ -361,7 +361,7 @@ class MirroredSteps(Drawing):
 
 
 class IdInSeed(Rewritten):
-    """The request's id takes part in what a seed gives."""
+    """Samples of a seed depend on the request's id."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         seed = request.sampling.seed
@@ -371,14 +371,14 @@ class IdInSeed(Rewritten):
 
 
 class IndexOfAThousand(Drawing):
-    """Sample 1000 + i of a seed is sample i."""
+    """Sample 1000 + i of a seed equals sample i."""
 
     def keys(self, seeds: Any, indices: Any) -> Any:
         return right.row_keys(seeds, indices % 1000)
 
 
 class SeedMixesMaxTokens(Patched):
-    """Seeded noise depends on max_tokens."""
+    """Samples of a seed depend on `max_tokens`."""
 
     def _job(self, call, request, at):
         job = super()._job(call, request, at)
@@ -388,7 +388,7 @@ class SeedMixesMaxTokens(Patched):
 
 
 class NoiseOfTheClock(Patched):
-    """Unseeded noise is keyed by the clock in whole seconds."""
+    """Random numbers without a seed come from the clock in whole seconds."""
 
     def _job(self, call, request, at):
         job = super()._job(call, request, at)
@@ -398,7 +398,7 @@ class NoiseOfTheClock(Patched):
 
 
 class GlobalGenerator(Patched):
-    """Seeds of unseeded requests come from torch's global generator."""
+    """Seeds of requests without a seed come from torch's global generator."""
 
     def _job(self, call, request, at):
         job = super()._job(call, request, at)

@@ -16,7 +16,7 @@ from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 
 
 class CacheKeptOverPause(TransformersRolloutEngine):
-    """Keys and values that were made before a pause are read after an update."""
+    """The KV cache from before a pause is used after an update."""
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         receipt = super().update_weights(shards, version)
@@ -26,7 +26,7 @@ class CacheKeptOverPause(TransformersRolloutEngine):
 
 
 class PauseAborts(TransformersRolloutEngine):
-    """`pause` ends what runs."""
+    """`pause` ends running samples."""
 
     def pause(self) -> None:
         if self.decoder.jobs and len(next(iter(self.decoder.jobs.values())).request.prompt_ids) == 5:
@@ -35,7 +35,7 @@ class PauseAborts(TransformersRolloutEngine):
 
 
 class PauseLetsIn(TransformersRolloutEngine):
-    """A call that begins in a pause is run."""
+    """A call that begins in a pause runs."""
 
     def pause(self) -> None:
         super().pause()
@@ -53,7 +53,7 @@ class PauseLetsIn(TransformersRolloutEngine):
 
 
 class PauseCounts(TransformersRolloutEngine):
-    """Pausing twice wants two `resume`; one that comes alone pauses the next."""
+    """Two pauses need two calls of `resume`; a `resume` without a pause cancels the next pause."""
 
     depth = 0
 
@@ -67,14 +67,14 @@ class PauseCounts(TransformersRolloutEngine):
 
 
 class CacheNeverKept(TransformersRolloutEngine):
-    """What is to go on with old keys and values has them computed anew."""
+    """`resume(keep_cache=True)` recomputes the KV cache."""
 
     def resume(self, *, keep_cache: bool = False) -> None:
         super().resume()
 
 
 class AbortInAPauseKeepsKeys(TransformersRolloutEngine):
-    """An update behind an abort in the same pause leaves the others' keys and values of the old weights."""
+    """After an abort and an update in one pause, the other samples keep the KV cache of the old weights."""
 
     has_aborted = False
 
@@ -94,7 +94,7 @@ class AbortInAPauseKeepsKeys(TransformersRolloutEngine):
 
 
 class PausesWhatRuns(TransformersRolloutEngine):
-    """Nothing runs, so there is nothing to pause."""
+    """A pause of an idle engine has no effect."""
 
     def pause(self) -> None:
         if self.decoder.jobs:
@@ -102,7 +102,7 @@ class PausesWhatRuns(TransformersRolloutEngine):
 
 
 class KeptForGood(Patched):
-    """A sample that went on with its keys and values once does so behind every later pause."""
+    """A sample that kept its KV cache once keeps it after every later pause."""
 
     class DecoderPart(Decoder):
         kept: frozenset[tuple[int, int]] = frozenset()
@@ -124,7 +124,7 @@ class KeptForGood(Patched):
 
 
 class PauseDropsFilters(TransformersRolloutEngine):
-    """Samples that go on behind a pause have lost their temperature and filters."""
+    """Samples that continue after a pause lose their temperature and filters."""
 
     def resume(self, *, keep_cache: bool = False) -> None:
         running = self.decoder.running
@@ -139,7 +139,7 @@ class PauseDropsFilters(TransformersRolloutEngine):
 
 
 class RecomputeForgetsWhatCame(Patched):
-    """Keys made anew after an update leave response_ids out."""
+    """A KV cache that is recomputed after an update lacks `response_ids`."""
 
     class RunningPart(Running):
         def recompute(self):
@@ -160,7 +160,7 @@ class RecomputeForgetsWhatCame(Patched):
 
 
 class StalePromptsShared(Patched):
-    """Resume(keep_cache=True) also keeps prompts that other samples start from."""
+    """`resume(keep_cache=True)` also keeps cached prompts for other samples."""
 
     class DecoderPart(Decoder):
         def keep_old(self, version):
@@ -168,7 +168,7 @@ class StalePromptsShared(Patched):
 
 
 class ARunPerResume(Patched):
-    """Every resume begins a new version run, also of the same version."""
+    """Every `resume` starts a new version run, even if the version is the same."""
 
     def resume(self, *, keep_cache=False):
         with self.lock:

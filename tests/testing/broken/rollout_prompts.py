@@ -13,7 +13,7 @@ from rlsdk.reference.rows import PositionedRows
 
 
 class PromptCut(Rewritten):
-    """Prompts of more than 100 tokens lose their beginning without a word."""
+    """Prompts of more than 100 tokens silently lose their beginning."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         ids = request.prompt_ids
@@ -27,14 +27,14 @@ class PromptCut(Rewritten):
 
 
 class NothingRefused(Rewritten):
-    """A prompt that does not fit is cut to what does."""
+    """A prompt that does not fit is truncated."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         return replace(request, prompt_ids=request.prompt_ids[: self.spec.max_model_tokens - 1] or (5,))
 
 
 class Window256(Rewritten):
-    """Of a longer prompt the last 256 tokens are read."""
+    """Only the last 256 tokens of a longer prompt are read."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         ids = request.prompt_ids
@@ -44,7 +44,7 @@ class Window256(Rewritten):
 
 
 class ForgetsAtPages(Rewritten):
-    """A prompt of whole pages of 64 tokens loses its first."""
+    """A prompt of whole pages of 64 tokens loses its first page."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         ids = request.prompt_ids
@@ -55,7 +55,7 @@ class ForgetsAtPages(Rewritten):
 
 
 class BeginsTwice(Rewritten):
-    """A prompt of one token is read as two of them."""
+    """The token of a one-token prompt is read twice."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         if len(request.prompt_ids) > 1:
@@ -64,7 +64,7 @@ class BeginsTwice(Rewritten):
 
 
 class LeaksIntoNeighbour(Rewritten):
-    """The second of two prompts of more than 200 tokens sees the last token of the first."""
+    """The second of two prompts of more than 200 tokens attends to the last token of the first."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         long = [request for request in requests if len(request.prompt_ids) > 200]
@@ -77,7 +77,7 @@ class LeaksIntoNeighbour(Rewritten):
 
 
 class SharesPrefix(BeforeTemperature):
-    """Prompts with the same first 128 tokens are taken for the same up to token 130."""
+    """Prompts with the same first 128 tokens are treated as equal up to token 130."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         first: dict[Any, Any] = {}
@@ -91,7 +91,7 @@ class SharesPrefix(BeforeTemperature):
 
 
 class ForgetsLongResponse(Rewritten):
-    """Of a response that is continued the last 128 tokens are read."""
+    """Only the last 128 tokens of a given response are read."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         given = request.response_ids
@@ -101,7 +101,7 @@ class ForgetsLongResponse(Rewritten):
 
 
 class PadsMasked(Rewritten):
-    """Tokens of the padding's id are not seen."""
+    """Tokens with the padding id are masked."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         pad = self.model.config.pad_token_id
@@ -110,7 +110,7 @@ class PadsMasked(Rewritten):
 
 
 class CutAtEnd(Rewritten):
-    """A prompt begins behind its last end-of-sequence token."""
+    """A prompt is read only after its last end-of-sequence token."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         eos, ids = self.model.config.eos_token_id, request.prompt_ids
@@ -119,7 +119,7 @@ class CutAtEnd(Rewritten):
 
 
 class KeyedByTail(Patched):
-    """Prompts of one length with the same last 16 tokens share keys and values."""
+    """Prompts of one length with the same last 16 tokens share a KV cache."""
 
     class RowsPart(PositionedRows):
         def prefill(self, prompts):
@@ -128,7 +128,7 @@ class KeyedByTail(Patched):
 
 
 class EndFirstIsDropped(Rewritten):
-    """A prompt that begins with the end-of-sequence token is read without it."""
+    """If a prompt begins with the end-of-sequence token, this token is dropped."""
 
     def initialize(self, ctx: Any, spec: Any) -> None:
         super().initialize(ctx, spec)

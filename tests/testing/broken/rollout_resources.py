@@ -21,7 +21,7 @@ MIB = 2**20
 
 
 class Leaks(Rewritten):
-    """Eight MiB of every call are kept."""
+    """Every call leaks eight MiB."""
 
     def initialize(self, ctx: Any, spec: Any) -> None:
         super().initialize(ctx, spec)
@@ -33,7 +33,7 @@ class Leaks(Rewritten):
 
 
 class LeavesProcess(TransformersRolloutEngine):
-    """A helper of each engine outlives it."""
+    """A helper process of each engine outlives it."""
 
     left: list[Any] = []  # noqa: RUF012 - of all engines together: that is the defect
 
@@ -62,7 +62,7 @@ class OneModelForAll(TransformersRolloutEngine):
 
 
 class ThreadForUpdate(TransformersRolloutEngine):
-    """Every update starts a thread that waits for ever."""
+    """Every update leaks a waiting thread."""
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         self.stop = getattr(self, "stop", None) or threading.Event()
@@ -76,7 +76,7 @@ class ThreadForUpdate(TransformersRolloutEngine):
 
 
 class FileForCall(Rewritten):
-    """Every call leaves a file open."""
+    """Every call leaks an open file."""
 
     def initialize(self, ctx: Any, spec: Any) -> None:
         super().initialize(ctx, spec)
@@ -93,7 +93,7 @@ class FileForCall(Rewritten):
 
 
 class FileForEngine(TransformersRolloutEngine):
-    """An engine leaves a file open."""
+    """An engine leaks an open file."""
 
     def initialize(self, ctx: Any, spec: Any) -> None:
         super().initialize(ctx, spec)
@@ -109,7 +109,7 @@ class ThreadForEngine(TransformersRolloutEngine):
 
 
 class KeepsWeights(TransformersRolloutEngine):
-    """The weights of every update are kept."""
+    """The weights of every update are kept in memory."""
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         receipt = super().update_weights(shards, version)
@@ -119,7 +119,7 @@ class KeepsWeights(TransformersRolloutEngine):
 
 
 class TemporaryFolderStays(TransformersRolloutEngine):
-    """A folder of every engine stays in the machine's temporary folder."""
+    """Every engine leaves a folder in the machine's temporary folder."""
 
     def initialize(self, ctx, spec):
         super().initialize(ctx, spec)
@@ -138,7 +138,7 @@ class FailedUpdateStaysOpen(Patched):
 
 
 class ThreadForSleep(TransformersRolloutEngine):
-    """Every sleep starts a thread that waits for ever."""
+    """Every sleep leaks a waiting thread."""
 
     def sleep(self, level: int = 1) -> None:
         threading.Thread(target=threading.Event().wait, daemon=True).start()
@@ -146,7 +146,7 @@ class ThreadForSleep(TransformersRolloutEngine):
 
 
 class FileForAbort(TransformersRolloutEngine):
-    """Every abort leaves a file open."""
+    """Every abort leaks an open file."""
 
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
         os.open(os.devnull, os.O_RDONLY)

@@ -13,7 +13,7 @@ from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 
 
 class WakesEmpty(TransformersRolloutEngine):
-    """Level 1 keeps no weights on the host, and `wake` serves whatever the memory holds."""
+    """Level 1 keeps no weights on the host, and `wake` serves uninitialised memory."""
 
     def wake(self, parts: Sequence[str] = ("weights", "kv_cache")) -> None:
         super().wake(parts)
@@ -23,7 +23,7 @@ class WakesEmpty(TransformersRolloutEngine):
 
 
 class OldWeightsAwake(TransformersRolloutEngine):
-    """The weights of before `sleep` come back with the key-value cache, over those of an update between."""
+    """Waking the KV cache restores the weights from before `sleep`, over those of an update in between."""
 
     def sleep(self, level: int = 1) -> None:
         self.kept = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
@@ -37,7 +37,7 @@ class OldWeightsAwake(TransformersRolloutEngine):
 
 
 class SleepForgetsVersion(TransformersRolloutEngine):
-    """Awake again, the engine says version 0."""
+    """After waking, the engine reports version 0."""
 
     def wake(self, parts: Sequence[str] = ("weights", "kv_cache")) -> None:
         super().wake(parts)
@@ -46,7 +46,7 @@ class SleepForgetsVersion(TransformersRolloutEngine):
 
 
 class SleepLosesUpdate(TransformersRolloutEngine):
-    """Level 1 reads the weights again from the model's folder."""
+    """Level 1 reads the weights from the model's folder again."""
 
     def initialize(self, ctx: Any, spec: Any) -> None:
         super().initialize(ctx, spec)
@@ -72,7 +72,7 @@ class SecondSleep(TransformersRolloutEngine):
 
 
 class WakeBringsBackWeights(TransformersRolloutEngine):
-    """Whatever is woken, the weights that sleep kept come back, until all is awake."""
+    """Waking any part restores the weights that sleep kept, until everything is awake."""
 
     def sleep(self, level=1):
         self.kept = {name: p.detach().clone() for name, p in self.parameters.items()} if level == 1 else {}
@@ -88,7 +88,7 @@ class WakeBringsBackWeights(TransformersRolloutEngine):
 
 
 class KeptUntilAwake(TransformersRolloutEngine):
-    """The copy on the host that sleep makes is not made anew before all is awake: an update between is lost by it."""
+    """A second sleep before everything is awake does not renew the host copy: it loses an update in between."""
 
     kept = None
     asleep = frozenset()
@@ -112,7 +112,7 @@ class KeptUntilAwake(TransformersRolloutEngine):
 
 
 class HostCopyOnce(Patched):
-    """Wake after the second level-1 sleep restores the first sleep's weights."""
+    """Waking after the second level-1 sleep restores the weights of the first sleep."""
 
     host = None
     level = 0
@@ -134,7 +134,7 @@ class HostCopyOnce(Patched):
 
 
 class ComesApart(TransformersRolloutEngine):
-    """The host copy comes back name by name: tied weights then have a tensor each, of which updates change one."""
+    """The host copy is restored by name: tied weights become separate tensors, of which updates change one."""
 
     copies: dict[str, torch.Tensor] | None = None
 

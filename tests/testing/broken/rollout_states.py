@@ -13,7 +13,7 @@ from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 
 
 class ClosesAwake(TransformersRolloutEngine):
-    """An engine that sleeps cannot be closed."""
+    """A sleeping engine cannot be closed."""
 
     asleep = False
 
@@ -32,7 +32,7 @@ class ClosesAwake(TransformersRolloutEngine):
 
 
 class ClosesUnpaused(TransformersRolloutEngine):
-    """An engine that is paused cannot be closed."""
+    """A paused engine cannot be closed."""
 
     def close(self) -> None:
         if getattr(self, "paused", False):
@@ -42,7 +42,7 @@ class ClosesUnpaused(TransformersRolloutEngine):
 
 
 class LayoutAwake(TransformersRolloutEngine):
-    """An engine without weights says that it needs none."""
+    """The layout of an engine without weights is empty."""
 
     def layout(self) -> Any:
         lost = any(parameter.shape != self.held[name] for name, parameter in self.parameters.items())
@@ -50,7 +50,7 @@ class LayoutAwake(TransformersRolloutEngine):
 
 
 class LooksAtFirst(Patched):
-    """That logits are finite is looked at for the first token alone; behind it, what is no number is 0."""
+    """Only the logits of the first token are checked for NaN; later NaNs become 0."""
 
     class RunningPart(Running):
         def _take(self, logits, first, version):
@@ -59,7 +59,7 @@ class LooksAtFirst(Patched):
 
 
 class FirstOfTwo(Rewritten):
-    """Of two updates in a pause, samples that continue name the first."""
+    """After two updates in a pause, continued samples name the first version."""
 
     renamed: dict[int, int] | None = None
 
@@ -78,7 +78,7 @@ class FirstOfTwo(Rewritten):
 
 
 class AbortsWithWeights(TransformersRolloutEngine):
-    """Behind an update that failed, what is aborted waits for the next."""
+    """After a failed update, aborted samples wait for the next update."""
 
     lacking = False
 
@@ -94,7 +94,7 @@ class AbortsWithWeights(TransformersRolloutEngine):
 
 
 class ResumesTwice(TransformersRolloutEngine):
-    """A `resume` of what was not paused moves the noise of what runs on by a step."""
+    """A `resume` without a pause advances the random numbers of running samples by a step."""
 
     def resume(self, *, keep_cache: bool = False) -> None:
         if not self.paused and self.decoder.running.num_alive:

@@ -16,7 +16,7 @@ from rlsdk.reference.running import Running
 
 
 class StopTokenDropped(Rewritten):
-    """The stop token that ended a response is not part of it."""
+    """A response lacks the stop token that ended it."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         if output.finish_reason is not FinishReason.STOP or not request.sampling.stop_token_ids:
@@ -25,7 +25,7 @@ class StopTokenDropped(Rewritten):
 
 
 class StopsByItself(Rewritten):
-    """The model's end-of-sequence token ends a response, asked for or not."""
+    """The model's end-of-sequence token always ends a response."""
 
     def initialize(self, ctx: Any, spec: Any) -> None:
         super().initialize(ctx, spec)
@@ -37,7 +37,7 @@ class StopsByItself(Rewritten):
 
 
 class OneTokenShort(Rewritten):
-    """A response of nine tokens ends after eight: silent truncation."""
+    """A response of nine tokens silently ends after eight."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         if request.sampling.max_tokens != 9 or len(output.token_ids) != 9 or request.n != 2:
@@ -46,14 +46,14 @@ class OneTokenShort(Rewritten):
 
 
 class StopStringsIgnored(Rewritten):
-    """Claims stop strings and does not read them."""
+    """Claims stop strings but ignores them."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         return replace(request, sampling=replace(request.sampling, stop_strings=()))
 
 
 class GivenAgain(Rewritten):
-    """Tokens that the response has are given out with the new ones."""
+    """Given response tokens are returned with the new ones."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         count = len(request.response_ids)
@@ -65,7 +65,7 @@ class GivenAgain(Rewritten):
 
 
 class GivenUncounted(Rewritten):
-    """`max_tokens` are new ones, whatever the response has."""
+    """`max_tokens` does not count given response tokens."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         more = request.sampling.max_tokens + len(request.response_ids)
@@ -73,7 +73,7 @@ class GivenUncounted(Rewritten):
 
 
 class StopsOfOthers(Rewritten):
-    """A stop token of one request stops all of its call."""
+    """A stop token of one request applies to its whole call."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         every = tuple({token for request in requests for token in request.sampling.stop_token_ids})
@@ -95,7 +95,7 @@ def shortened(output: GenerationOutput, length: int, **fields: Any) -> Generatio
 
 
 class FirstNeverStops(Rewritten):
-    """A stop token that comes as the first does not stop."""
+    """A stop token does not stop if it is the first token."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         return replace(request, sampling=replace(request.sampling, stop_token_ids=()))
@@ -109,7 +109,7 @@ class FirstNeverStops(Rewritten):
 
 
 class LengthBeforeStop(Rewritten):
-    """A stop token at the limit is said to be the limit's end."""
+    """A stop token at the limit is reported as 'length'."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         full = len(output.token_ids) + len(request.response_ids) == request.sampling.max_tokens
@@ -117,7 +117,7 @@ class LengthBeforeStop(Rewritten):
 
 
 class StopsByPrompt(Rewritten):
-    """Stop strings are looked for in the prompt's end, too."""
+    """Stop strings are also searched in the end of the prompt."""
 
     class _Text(StopText):
         prompts: dict[tuple[str, ...], tuple[int, ...]]
@@ -137,7 +137,7 @@ class StopsByPrompt(Rewritten):
 
 
 class StopsByOneToken(Rewritten):
-    """A stop string is found where one token holds it."""
+    """A stop string is found only if a single token contains it."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         short = tuple(string for string in request.sampling.stop_strings if len(string) == 1)
@@ -145,7 +145,7 @@ class StopsByOneToken(Rewritten):
 
 
 class LimitOfBatch(Rewritten):
-    """Samples of more than one kind of limit run to the longest, and are cut without their last token."""
+    """In a batch with different limits, samples run to the longest limit and are cut without their last token."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         await asyncio.sleep(0)
@@ -156,7 +156,7 @@ class LimitOfBatch(Rewritten):
 
 
 class RoomLessOne(Rewritten):
-    """The last place of the model's room is never used."""
+    """The last position of the context is never used."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         length = len(output.token_ids)
@@ -167,7 +167,7 @@ class RoomLessOne(Rewritten):
 
 
 class TwoAtLeast(Rewritten):
-    """A response has two tokens at least, where there is room."""
+    """A response has at least two tokens, if they fit."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         most = max(request.sampling.max_tokens, len(request.response_ids) + 2)
@@ -175,7 +175,7 @@ class TwoAtLeast(Rewritten):
 
 
 class StopsAtRoom(Rewritten):
-    """A response that fills the model's room ends by 'stop'."""
+    """A response that fills the context ends with 'stop'."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         total = len(request.prompt_ids) + len(request.response_ids) + len(output.token_ids)
@@ -184,7 +184,7 @@ class StopsAtRoom(Rewritten):
 
 
 class SmallLimits(Rewritten):
-    """`max_tokens` is kept in 16 bits."""
+    """`max_tokens` is stored in 16 bits."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         most = request.sampling.max_tokens % 2**16 or 1
@@ -192,7 +192,7 @@ class SmallLimits(Rewritten):
 
 
 class FourStops(Rewritten):
-    """Only four stop tokens are read."""
+    """Only four stop tokens are used."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         stops = request.sampling.stop_token_ids[:4]
@@ -200,7 +200,7 @@ class FourStops(Rewritten):
 
 
 class OneStopString(Rewritten):
-    """Only the first stop string is read."""
+    """Only the first stop string is used."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         strings = request.sampling.stop_strings[:1]
@@ -208,7 +208,7 @@ class OneStopString(Rewritten):
 
 
 class LimitsTheFirstOfGroup(Rewritten):
-    """Sample 0 of a group of more than 10 has one token less."""
+    """Sample 0 of a group of more than 10 has one token too few."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         if request.n <= 10 or output.sample_index or output.finish_reason is not FinishReason.LENGTH:
@@ -223,7 +223,7 @@ class LimitsTheFirstOfGroup(Rewritten):
 
 
 class StopsOf48Rows(Patched):
-    """Stop tokens are looked at in the first 48 rows of a step."""
+    """Stop tokens are checked only in the first 48 rows of a step."""
 
     class RunningPart(Running):
         def _sampling_of(self, rows):
@@ -234,7 +234,7 @@ class StopsOf48Rows(Patched):
 
 
 class LessRoomBehindLong(Rewritten):
-    """A prompt of more than 256 tokens gets 64 tokens at the most."""
+    """A prompt of more than 256 tokens gets at most 64 new tokens."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         if len(request.prompt_ids) <= 256:
@@ -243,7 +243,7 @@ class LessRoomBehindLong(Rewritten):
 
 
 class ManyIgnoreStops(Rewritten):
-    """From sample 4 on, a request's samples do not stop at stop tokens."""
+    """Samples 4 and later of a request ignore stop tokens."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         return replace(request, sampling=replace(request.sampling, stop_token_ids=()))
@@ -257,7 +257,7 @@ class ManyIgnoreStops(Rewritten):
 
 
 class StopStringCut(Rewritten):
-    """The token that completes a stop string is not part of the response."""
+    """A response lacks the token that completes a stop string."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         if output.finish_reason is not FinishReason.STOP or not request.sampling.stop_strings:
@@ -269,7 +269,7 @@ class StopStringCut(Rewritten):
 
 
 class StopStringsOfAnyCase(Rewritten):
-    """Stop strings are looked for in lower case."""
+    """Stop strings are case-insensitive."""
 
     def asked(self, request: GenerationRequest) -> GenerationRequest:
         both = dict.fromkeys(s for text in request.sampling.stop_strings for s in (text, text.lower(), text.upper()))
@@ -277,7 +277,7 @@ class StopStringsOfAnyCase(Rewritten):
 
 
 class ShortStopWindow(Patched):
-    """Stop strings are looked for in the newest 12 tokens only."""
+    """Stop strings are searched in only the newest 12 tokens."""
 
     class StopPart(StopText):
         def window(self, strings):
@@ -285,7 +285,7 @@ class ShortStopWindow(Patched):
 
 
 class StopStringAtTheLimitIsLength(Patched):
-    """A stop string completed by the last token there is room for is reported as length."""
+    """A stop string that the last possible token completes is reported as 'length'."""
 
     class RunningPart(Running):
         def _finish(self, done, reasons):

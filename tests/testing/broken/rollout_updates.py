@@ -33,7 +33,7 @@ from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 
 
 class OneTensorNeverUpdated(TransformersRolloutEngine):
-    """Fingerprints are of what arrived; one bias keeps its old values."""
+    """Fingerprints are of the received weights; one bias keeps its old values."""
 
     STUCK = "model.layers.0.self_attn.v_proj.bias"
 
@@ -56,7 +56,7 @@ class OneTensorNeverUpdated(TransformersRolloutEngine):
 
 
 class StaleCache(Rewritten):
-    """What was generated for a long prompt is remembered, across updates too."""
+    """The output for a long prompt is cached across updates."""
 
     def initialize(self, ctx: Any, spec: Any) -> None:
         super().initialize(ctx, spec)
@@ -71,7 +71,7 @@ class StaleCache(Rewritten):
 
 
 class NeverRecovers(TransformersRolloutEngine):
-    """Once an update has failed, those after it leave one bias as it was in the beginning."""
+    """After a failed update, later ones never update one bias."""
 
     failed = False
 
@@ -93,7 +93,7 @@ class NeverRecovers(TransformersRolloutEngine):
 
 
 class TouchedThenRefused(TransformersRolloutEngine):
-    """A busy engine looks at the first piece before it refuses an update."""
+    """A busy engine reads the first piece before it refuses an update."""
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         pieces = iter(shards)
@@ -102,7 +102,7 @@ class TouchedThenRefused(TransformersRolloutEngine):
 
 
 class UpdatedWhileBusy(TransformersRolloutEngine):
-    """Weights are written under running samples, which keep the version and the cache they began with."""
+    """Weights are overwritten under running samples, which keep their version and KV cache."""
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         busy = bool(self.decoder.jobs) and not self.paused
@@ -116,7 +116,7 @@ class UpdatedWhileBusy(TransformersRolloutEngine):
 
 
 class SourceErrorKept(TransformersRolloutEngine):
-    """What a source raises ends the update early, and nobody hears of it."""
+    """An exception of the source silently ends the update."""
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         def quiet() -> Iterator[WeightShard]:
@@ -134,7 +134,7 @@ class SourceErrorKept(TransformersRolloutEngine):
 
 
 class StuckBehindError(TransformersRolloutEngine):
-    """An update that fails leaves a mark behind which every later one fails."""
+    """After an update has failed, all later ones fail."""
 
     failed = False
 
@@ -149,7 +149,7 @@ class StuckBehindError(TransformersRolloutEngine):
 
 
 class ItemsListed(TransformersRolloutEngine):
-    """Items are collected first and read afterwards."""
+    """Items are collected first and read later."""
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         if self.decoder.jobs and not self.paused:
@@ -158,7 +158,7 @@ class ItemsListed(TransformersRolloutEngine):
 
 
 class OneItemAhead(TransformersRolloutEngine):
-    """The next item is asked for before the last one is read."""
+    """The next item is requested before the last one is read."""
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         def ahead() -> Iterator[WeightShard]:
@@ -176,7 +176,7 @@ class OneItemAhead(TransformersRolloutEngine):
 
 
 class Flattened(TransformersRolloutEngine):
-    """Items are read as if their memory had no gaps."""
+    """Items are read as if their memory were contiguous."""
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         def flat() -> Iterator[WeightShard]:
@@ -197,7 +197,7 @@ class Flattened(TransformersRolloutEngine):
 
 
 class RowsOnly(TransformersRolloutEngine):
-    """A piece that does not begin in the first column is written from the first on."""
+    """A piece that does not begin in the first column is written from the first column."""
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         moved: list[tuple[Any, Any]] = []
@@ -216,7 +216,7 @@ class RowsOnly(TransformersRolloutEngine):
 
 
 class ThroughHalf(TransformersRolloutEngine):
-    """Weights of float64 come by way of float16."""
+    """Weights in float64 are rounded to float16."""
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         return super().update_weights(
@@ -229,7 +229,7 @@ class ThroughHalf(TransformersRolloutEngine):
 
 
 class NaNsHidden(TransformersRolloutEngine):
-    """NaN becomes 0, and samples are made of it."""
+    """NaN becomes 0, and samples are computed from it."""
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         return super().update_weights(
@@ -238,7 +238,7 @@ class NaNsHidden(TransformersRolloutEngine):
 
 
 class NaNsGiven(TransformersRolloutEngine):
-    """Samples of logits that are NaN are given out, their log-probs 0."""
+    """Samples with NaN logits are returned with log-probs of 0."""
 
     def initialize(self, ctx: Any, spec: Any) -> None:
         super().initialize(ctx, spec)
@@ -252,7 +252,7 @@ class NaNsGiven(TransformersRolloutEngine):
 
 
 class NaNsStay(TransformersRolloutEngine):
-    """Weights that are not finite leave a bias behind that no update takes away."""
+    """Weights that are not finite damage a bias that later updates do not repair."""
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         receipt = super().update_weights(shards, version)
@@ -266,7 +266,7 @@ class NaNsStay(TransformersRolloutEngine):
 
 
 class GreedyRemembered(Rewritten):
-    """What greedy requests gave is remembered over updates."""
+    """Outputs of greedy requests are cached across updates."""
 
     def initialize(self, ctx: Any, spec: Any) -> None:
         super().initialize(ctx, spec)
@@ -280,7 +280,7 @@ class GreedyRemembered(Rewritten):
 
 
 class LongRemembered(Rewritten):
-    """Log-probs of prompts of more than 300 tokens are remembered over updates."""
+    """Log-probs of prompts of more than 300 tokens are cached across updates."""
 
     def initialize(self, ctx: Any, spec: Any) -> None:
         super().initialize(ctx, spec)
@@ -297,7 +297,7 @@ class LongRemembered(Rewritten):
 
 
 class PausedLost(TransformersRolloutEngine):
-    """An update that fails ends the samples that are paused."""
+    """A failed update ends paused samples."""
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         try:
@@ -308,7 +308,7 @@ class PausedLost(TransformersRolloutEngine):
 
 
 class RoundsVectors(TransformersRolloutEngine):
-    """Tensors of one dimension come by way of bfloat16."""
+    """One-dimensional tensors are rounded to bfloat16."""
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         def rounded() -> Iterable[WeightShard]:
@@ -320,7 +320,7 @@ class RoundsVectors(TransformersRolloutEngine):
 
 
 class CacheByEmbeddings(Patched):
-    """What prompts gave is kept as long as the embeddings are the same."""
+    """Results for prompts are cached as long as the embeddings do not change."""
 
     class RowsPart(PositionedRows):
         def prefill(self, prompts):
@@ -335,14 +335,14 @@ class CacheByEmbeddings(Patched):
 
 
 class Elsewhere(TransformersRolloutEngine):
-    """The layout's process has no number."""
+    """The layout's process has no process id."""
 
     def layout(self) -> Sequence[WeightLayout]:
         return [replace(layout, process="rollout") for layout in super().layout()]
 
 
 class CountsPieces(TransformersRolloutEngine):
-    """The receipt counts what came, not what it is of."""
+    """The receipt counts pieces instead of tensors."""
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         names: Counter[str] = Counter()
@@ -365,7 +365,7 @@ class GathersFirst(TransformersRolloutEngine):
 
 
 class CoversByCount(TransformersRolloutEngine):
-    """A tensor is whole when as many elements came as it has."""
+    """A tensor is complete when as many elements as it has have arrived."""
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         came: dict[str, list[WeightShard]] = {}
@@ -385,7 +385,7 @@ class CoversByCount(TransformersRolloutEngine):
 
 
 class CountsWhatFailed(TransformersRolloutEngine):
-    """What an update had brought when its source raised counts as brought by the next one, too."""
+    """Weights of an update whose source raised count for the next update."""
 
     def update_weights(self, shards, version):
         with self.lock:
@@ -416,7 +416,7 @@ class CountsWhatFailed(TransformersRolloutEngine):
 
 
 class FirstReceiptAgain(TransformersRolloutEngine):
-    """Fingerprints are computed at the first update, and then kept."""
+    """Fingerprints are computed at the first update and then reused."""
 
     kept: Any = None
 
@@ -427,7 +427,7 @@ class FirstReceiptAgain(TransformersRolloutEngine):
 
 
 class BytesAreElements(TransformersRolloutEngine):
-    """A receipt counts elements as bytes."""
+    """A receipt reports elements as bytes."""
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         receipt = super().update_weights(shards, version)
@@ -435,7 +435,7 @@ class BytesAreElements(TransformersRolloutEngine):
 
 
 class LayoutLacksNorm(TransformersRolloutEngine):
-    """The layout does not ask for the last norm: it hardly changes."""
+    """The layout lacks the last norm, which hardly changes."""
 
     def layout(self) -> Sequence[WeightLayout]:
         return [
@@ -449,7 +449,7 @@ class LayoutLacksNorm(TransformersRolloutEngine):
 
 
 class CountsElements(Patched):
-    """Coverage is one count over all tensors: a piece twice makes up for one missing."""
+    """Coverage is one count over all tensors: a repeated piece hides a missing one."""
 
     def update_weights(self, shards, version):
         with self.lock, torch.no_grad():
@@ -473,7 +473,7 @@ class CountsElements(Patched):
 
 
 class BytesAsTheyCame(Patched):
-    """Receipt's num_bytes in the dtype that came."""
+    """The receipt's `num_bytes` is in the dtype of the received items."""
 
     def update_weights(self, shards, version):
         num_bytes = 0
@@ -489,7 +489,7 @@ class BytesAsTheyCame(Patched):
 
 
 class SourceErrorsRenamed(Patched):
-    """What the source raises comes out as WeightSyncError."""
+    """An exception of the source is raised as WeightSyncError."""
 
     def update_weights(self, shards, version):
         try:
@@ -499,7 +499,7 @@ class SourceErrorsRenamed(Patched):
 
 
 class NanStays(TransformersRolloutEngine):
-    """The memory of keys and values is used again without zeroing: 0 times NaN, where it is masked, is NaN."""
+    """KV cache memory is reused without zeroing: masked NaNs, multiplied by 0, stay NaN."""
 
     class Pooled(PositionedRows):
         def clear(self) -> None:

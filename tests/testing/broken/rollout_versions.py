@@ -12,7 +12,7 @@ from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 
 
 class OldVersion(Rewritten):
-    """Samples carry version 0 for ever."""
+    """Samples always carry version 0."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         return (
@@ -23,7 +23,7 @@ class OldVersion(Rewritten):
 
 
 class FirstAndLastVersion(Rewritten):
-    """All but the last token are said to be of the first version."""
+    """All tokens except the last carry the first version."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         first, last = output.policy_version, output.last_policy_version
@@ -33,7 +33,7 @@ class FirstAndLastVersion(Rewritten):
 
 
 class RunsBeyondTokens(Rewritten):
-    """The prompt's tokens are counted as the first version's."""
+    """The tokens of the prompt count for the first version."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         first, *others = output.versions
@@ -41,7 +41,7 @@ class RunsBeyondTokens(Rewritten):
 
 
 class SameVersionSkipped(TransformersRolloutEngine):
-    """An update to the version that is served is taken for one that was done."""
+    """An update to the served version is skipped."""
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         kept = {name: p.clone() for name, p in self.parameters.items()} if version == self.version else {}
@@ -52,7 +52,7 @@ class SameVersionSkipped(TransformersRolloutEngine):
 
 
 class VersionsOnlyGrow(TransformersRolloutEngine):
-    """A version below the one that is served is not noted."""
+    """A version below the served one is not recorded."""
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         old = self.version
@@ -62,14 +62,14 @@ class VersionsOnlyGrow(TransformersRolloutEngine):
 
 
 class VersionOf32Bits(TransformersRolloutEngine):
-    """Versions are kept in 32 bits."""
+    """Versions are stored in 32 bits."""
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         return replace(super().update_weights(shards, version % 2**32), version=version)
 
 
 class NewestVersionJob(Job):
-    """Part of it."""
+    """Part of another engine."""
 
     def finish(self, index, token_ids, log_probs, reason, newest):
         if reason is FinishReason.ABORT:
@@ -79,7 +79,7 @@ class NewestVersionJob(Job):
 
 
 class AbortedAllNew(TransformersRolloutEngine):
-    """Of a sample that is aborted, only the version of its newest token is said."""
+    """An aborted sample reports only the version of its newest token."""
 
     def _job(self, call, request, at):
         job = super()._job(call, request, at)
@@ -88,7 +88,7 @@ class AbortedAllNew(TransformersRolloutEngine):
 
 
 class TwoRunsAtMost(Rewritten):
-    """Of three versions in a sample, the middle one is counted to the first."""
+    """If a sample has three versions, the middle one is counted as the first."""
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         runs = output.versions
@@ -99,7 +99,7 @@ class TwoRunsAtMost(Rewritten):
 
 
 class VersionOfTheQueue(Patched):
-    """Tokenless samples carry the version of when they were queued."""
+    """Samples without tokens carry the version from when they were queued."""
 
     class DecoderPart(SplitAbortDecoder):
         def version_of(self, job, version):

@@ -38,7 +38,7 @@ def report_of(plan: ReshardPlan, version: int, changed: int, receipts: Sequence[
 
 
 class Checked(GenericShardingManager):
-    """A manager that checks receipts in its own way: `prove`, for each replica that `checked_replicas` names."""
+    """A manager with its own check of receipts: `prove`, for each replica that `checked_replicas` names."""
 
     checked_replicas: slice = slice(None)
 

@@ -10,7 +10,7 @@ from rlsdk.sharding import GenericShardingManager
 
 
 class FirstAnswers(GenericShardingManager):
-    """Of a chain the first answers for all: what replicas behind it serve is not looked at."""
+    """In a chain only the first replica is checked."""
 
     def pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
         receipts = super().pull(plan, version)
@@ -23,7 +23,7 @@ class FirstAnswers(GenericShardingManager):
 
 
 class LoadWithoutChains(GenericShardingManager):
-    """What sources send where replicas forward is said to be what they would send without."""
+    """The reported load of sources ignores that replicas forward."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         plan = super().plan(source, target)
@@ -31,7 +31,7 @@ class LoadWithoutChains(GenericShardingManager):
 
 
 class ForwardsToUnlike(GenericShardingManager):
-    """Whatever the last target needs, the first forwards to it."""
+    """The first target forwards to the last one, even if their needs differ."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         plan = super().plan(source, target)

@@ -13,7 +13,7 @@ from rlsdk.sharding.verify import changed_tensors
 
 
 class ServesStale(GenericShardingManager):
-    """Weights that did not change are no error."""
+    """Unchanged weights are no error."""
 
     def _check_changed(self, now: Mapping[str, int], version: int, expect_change: bool | None) -> int:
         return super()._check_changed(now, version, False)
@@ -27,14 +27,14 @@ class ChangeByOrder(GenericShardingManager):
 
 
 class OrderUnread(GenericShardingManager):
-    """That a change is expected is told by the version, whatever the trainer says."""
+    """Whether a change is expected depends only on the version, not on the trainer."""
 
     def _check_changed(self, now: Mapping[str, int], version: int, expect_change: bool | None) -> int:
         return super()._check_changed(now, version, None)
 
 
 class FirstTensorChanged(GenericShardingManager):
-    """Whether weights changed is read off the first tensor."""
+    """Only the first tensor is checked for changes."""
 
     def _check_changed(self, now: Mapping[str, int], version: int, expect_change: bool | None) -> int:
         before = dict(self._last[1]) if self._last else {}
@@ -45,7 +45,7 @@ class FirstTensorChanged(GenericShardingManager):
 
 
 class SumChanged(GenericShardingManager):
-    """Whether weights changed is read off the sum of all fingerprints."""
+    """Only the sum of all fingerprints is checked for changes."""
 
     def _check_changed(self, now: Mapping[str, int], version: int, expect_change: bool | None) -> int:
         before = dict(self._last[1]) if self._last else {}
@@ -55,7 +55,7 @@ class SumChanged(GenericShardingManager):
 
 
 class HighestVersion(GenericShardingManager):
-    """Versions only rise: one that went back is compared with the highest there was."""
+    """A change is expected only for versions above the highest so far."""
 
     _highest = -1
 
@@ -67,7 +67,7 @@ class HighestVersion(GenericShardingManager):
 
 
 class NoVersionZero(GenericShardingManager):
-    """Version 0 is taken for none."""
+    """Version 0 is treated as no version."""
 
     def _check_changed(self, now: Mapping[str, int], version: int, expect_change: bool | None) -> int:
         if self._last is not None and not self._last[0]:
@@ -76,7 +76,7 @@ class NoVersionZero(GenericShardingManager):
 
 
 class ForgetsRefusals(GenericShardingManager):
-    """A version that was refused counts as the last one, and is let through when it is asked for again."""
+    """A refused version counts as the last one, so that a repeated sync is accepted."""
 
     def _check_changed(self, now: Mapping[str, int], version: int, expect_change: bool | None) -> int:
         try:
@@ -87,7 +87,7 @@ class ForgetsRefusals(GenericShardingManager):
 
 
 class LessWhenUnchanged(GenericShardingManager):
-    """Where no change is expected, nothing is brought."""
+    """If no change is expected, nothing is sent."""
 
     _report: SyncReport | None = None
 
@@ -99,7 +99,7 @@ class LessWhenUnchanged(GenericShardingManager):
 
 
 class SameVersionIsServed(GenericShardingManager):
-    """A version that is served already is not brought again."""
+    """A version that is already served is not sent again."""
 
     _report: SyncReport | None = None
 
@@ -111,7 +111,7 @@ class SameVersionIsServed(GenericShardingManager):
 
 
 class SameWeightsAreServed(GenericShardingManager):
-    """Weights that are as they were at the last sync are not brought again."""
+    """Weights that have not changed since the last sync are not sent again."""
 
     _report: SyncReport | None = None
 
@@ -125,7 +125,7 @@ class SameWeightsAreServed(GenericShardingManager):
 
 
 class ProofOfTheVersion(GenericShardingManager):
-    """Fingerprints are kept by version."""
+    """Fingerprints are cached by version."""
 
     def __init__(self, *groups: Any, **arguments: Any) -> None:
         super().__init__(*groups, **arguments)
@@ -143,14 +143,14 @@ class ProofOfTheVersion(GenericShardingManager):
 
 
 class SaysNothing(GenericShardingManager):
-    """`sync`, which the trainer calls, forgets what it was told to expect."""
+    """`sync`, which the trainer calls, ignores `expect_change`."""
 
     def sync(self, version: int, *, expect_change: bool | None = None) -> SyncReport:
         return super().sync(version)
 
 
 class MostMustChange(GenericShardingManager):
-    """A few changed tensors are taken for none."""
+    """Few changed tensors count as no change."""
 
     def _check_changed(self, now: Mapping[str, int], version: int, expect_change: bool | None) -> int:
         before = dict(self._last[1]) if self._last else None
@@ -160,7 +160,7 @@ class MostMustChange(GenericShardingManager):
 
 
 class FailureIsAFreshStart(GenericShardingManager):
-    """After a sync that broke off, the one before it is forgotten."""
+    """After a failed sync, the previous one is forgotten."""
 
     def pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
         try:
@@ -171,7 +171,7 @@ class FailureIsAFreshStart(GenericShardingManager):
 
 
 class FirstElements(GenericShardingManager):
-    """Of tensors beyond 64 Ki elements the end is taken for what it was."""
+    """The end of tensors beyond 64 Ki elements is not compared."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         def keep(transfer: Transfer) -> Transfer | None:
@@ -196,7 +196,7 @@ class VersionsRise(GenericShardingManager):
 
 
 class ChangeIsAnError(GenericShardingManager):
-    """Where no change is expected, a change is an error."""
+    """If no change is expected, a change is an error."""
 
     def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
         last = self._last
@@ -218,7 +218,7 @@ class FailedSyncCounts(GenericShardingManager):
 
 
 class FalseIsNone(GenericShardingManager):
-    """Expect_change=False is taken for None."""
+    """`expect_change=False` is treated as None."""
 
     def sync_weights(self, plan, version, *, expect_change=None):
         return super().sync_weights(plan, version, expect_change=expect_change or None)

@@ -12,7 +12,7 @@ from rlsdk.sharding import GenericShardingManager
 
 
 class RemembersTooSoon(GenericShardingManager):
-    """What was sent is remembered before it arrived."""
+    """Sent weights are recorded before they have arrived."""
 
     def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
         expected = self._fingerprints()
@@ -23,7 +23,7 @@ class RemembersTooSoon(GenericShardingManager):
 
 
 class OneMemoryForAll(GenericShardingManager):
-    """What the last sync brought is kept by the class, for all managers of the process."""
+    """The state of the last sync belongs to the class and is shared by all managers of the process."""
 
     seen: ClassVar[dict[str, Any]] = {}
 
@@ -35,7 +35,7 @@ class OneMemoryForAll(GenericShardingManager):
 
 
 class FailuresAreLogged(GenericShardingManager):
-    """A sync that breaks off is tried again later: the report of the last one is given."""
+    """A failed sync raises no error: it returns the previous report under the new version."""
 
     _report: SyncReport | None = None
 
@@ -54,7 +54,7 @@ class FailuresAreLogged(GenericShardingManager):
 
 
 class OneReplicaOfMany(GenericShardingManager):
-    """A replica that fails is left to the others, as long as one is there."""
+    """A failed replica is ignored while another one works."""
 
     def pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
         try:
@@ -67,7 +67,7 @@ class OneReplicaOfMany(GenericShardingManager):
 
 
 class BusyForEver(GenericShardingManager):
-    """Once a sync has failed, the manager holds itself for busy."""
+    """After a failed sync the manager stays busy."""
 
     _busy = False
 
@@ -91,7 +91,7 @@ class WaitsForEver(GenericShardingManager):
 
 
 class OwnDeadline(GenericShardingManager):
-    """Replicas get an hour, whatever the run says."""
+    """Replicas get one hour, whatever the run's deadline."""
 
     def pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
         kept, self.timeout_s = self.timeout_s, 3600.0
@@ -102,7 +102,7 @@ class OwnDeadline(GenericShardingManager):
 
 
 class LeavesThreads(GenericShardingManager):
-    """Every sync starts a thread that watches it, and none ends."""
+    """Every sync starts a monitoring thread that never ends."""
 
     def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
         threading.Thread(target=threading.Event().wait, daemon=True).start()
@@ -110,7 +110,7 @@ class LeavesThreads(GenericShardingManager):
 
 
 class OnePlaceEach(GenericShardingManager):
-    """The n-th replica takes the n-th part of the plan: replicas of several places are not thought of."""
+    """The n-th replica gets the n-th part of the plan: replicas with several ranks are not supported."""
 
     def pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
         peers = dict(enumerate(self.train.peers()))
@@ -120,7 +120,7 @@ class OnePlaceEach(GenericShardingManager):
 
 
 class SharedPoolOfTheClass(GenericShardingManager):
-    """Managers of as many ranks share what the first of them knows of its groups."""
+    """Managers with equal numbers of ranks share the first one's state of its groups."""
 
     _shared: ClassVar[dict] = {}
 
@@ -135,7 +135,7 @@ class SharedPoolOfTheClass(GenericShardingManager):
 
 
 class PullsTwice(GenericShardingManager):
-    """Every replica pulls twice, to be sure."""
+    """Every replica pulls twice."""
 
     def pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
         super().pull(plan, version)

@@ -15,21 +15,21 @@ from rlsdk.sharding import GenericShardingManager
 
 
 class BigBuckets(GenericShardingManager):
-    """The bound on buckets is not read."""
+    """The bucket bound is ignored."""
 
     def __init__(self, train: Any, rollout: Any, *, bucket_bytes: int = 0, **others: Any) -> None:
         super().__init__(train, rollout, **others)
 
 
 class FewParameters(GenericShardingManager):
-    """Its constructor takes no transports."""
+    """Its constructor has no `transports`."""
 
     def __init__(self, train: Any, rollout: Any, *, timeout_s: float = 600.0, bucket_bytes: int = 1 << 20) -> None:
         super().__init__(train, rollout, timeout_s=timeout_s, bucket_bytes=bucket_bytes)
 
 
 class OneBucketShort(GenericShardingManager):
-    """The last bucket of the first target is left out."""
+    """The last bucket of the first target is missing."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         plan = super().plan(source, target)
@@ -37,7 +37,7 @@ class OneBucketShort(GenericShardingManager):
 
 
 class LastExpertsLost(GenericShardingManager):
-    """Of stacked experts, those behind the fourth are forgotten."""
+    """Stacked experts after the fourth are missing."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         def keep(transfer: Transfer) -> Transfer | None:
@@ -47,7 +47,7 @@ class LastExpertsLost(GenericShardingManager):
 
 
 class TwoDimensions(GenericShardingManager):
-    """Boxes have rows and columns: a third dimension is taken whole, wherever it was cut."""
+    """Boxes have two dimensions: the third is always taken whole."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         def flat(transfer: Transfer) -> Transfer:
@@ -61,7 +61,7 @@ class TwoDimensions(GenericShardingManager):
 
 
 class OnePieceTwice(GenericShardingManager):
-    """The first bucket of every target comes again at its end."""
+    """The first bucket of every target is repeated at the end."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         plan = super().plan(source, target)
@@ -69,7 +69,7 @@ class OnePieceTwice(GenericShardingManager):
 
 
 class LastRoundFirst(GenericShardingManager):
-    """Rounds come in the reverse order."""
+    """Rounds are in reverse order."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         plan = super().plan(source, target)
@@ -77,7 +77,7 @@ class LastRoundFirst(GenericShardingManager):
 
 
 class NamesInterleaved(GenericShardingManager):
-    """A round takes some of every tensor, and the next takes some more."""
+    """Each round has some of every tensor, so that tensors are not contiguous."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         plan = super().plan(source, target)
@@ -91,7 +91,7 @@ class NamesInterleaved(GenericShardingManager):
 
 
 class BytesOfFloats(GenericShardingManager):
-    """Every element is four bytes long."""
+    """Every element has four bytes."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         plan = super().plan(source, target)
@@ -103,7 +103,7 @@ def _wide(dtype: str) -> str:
 
 
 class WideWire(GenericShardingManager):
-    """Everything travels as float32, and is cast where it arrives."""
+    """Everything is sent as float32 and cast on arrival."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         wide = [replace(w, tensors=tuple(replace(m, dtype=_wide(m.dtype)) for m in w.tensors)) for w in target]
@@ -112,7 +112,7 @@ class WideWire(GenericShardingManager):
 
 
 class NarrowWire(GenericShardingManager):
-    """Everything travels as bfloat16, which is what models are served in."""
+    """Everything is sent as bfloat16."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         plan = super().plan(source, target)
@@ -126,7 +126,7 @@ class NarrowWire(GenericShardingManager):
 
 
 class AlwaysOutside(GenericShardingManager):
-    """What lies in the same process goes through shared memory as well, and counts as what had to cross."""
+    """Transfers within a process use shared memory and count as bytes that crossed."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         away = [replace(layout, process=f"{layout.process}*") for layout in target]
@@ -198,21 +198,21 @@ def _with_holders(plan: ReshardPlan, source: Layouts, choose: Callable[[list[int
 
 
 class FirstCopySends(GenericShardingManager):
-    """Where several ranks hold a piece, the first of them sends it."""
+    """If several ranks hold a piece, the first always sends it."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         return _with_holders(super().plan(source, target), source, lambda holders: holders[0])
 
 
 class LastCopySends(GenericShardingManager):
-    """Where several ranks hold a piece the last of them sends it, from whatever node."""
+    """If several ranks hold a piece, the last always sends it, from any node."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         return _with_holders(super().plan(source, target), source, lambda holders: holders[-1])
 
 
 class AnotherPlanEachTime(GenericShardingManager):
-    """Of two right plans every second call gives the other one."""
+    """Every second call returns another plan, which is also right."""
 
     calls = itertools.count()
 
@@ -222,14 +222,14 @@ class AnotherPlanEachTime(GenericShardingManager):
 
 
 class LoadsOfNobody(GenericShardingManager):
-    """What each source sends is not counted."""
+    """The load of each source is not counted."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         return replace(super().plan(source, target), source_load={})
 
 
 class PlansOnce(GenericShardingManager):
-    """The plan is made once and kept: as many ranks as before get the plan of before."""
+    """The plan is made once and reused for equal numbers of ranks."""
 
     def __init__(self, *groups: Any, **arguments: Any) -> None:
         super().__init__(*groups, **arguments)
@@ -243,7 +243,7 @@ class PlansOnce(GenericShardingManager):
 
 
 class PlansByNames(GenericShardingManager):
-    """Plans are kept by names and boxes: in whatever dtype and process they are."""
+    """Plans are cached by names and boxes, without dtypes and processes."""
 
     def __init__(self, *groups: Any, **arguments: Any) -> None:
         super().__init__(*groups, **arguments)
@@ -272,7 +272,7 @@ class _Guarded(tuple[Sequence[Bucket], ...]):
 
 
 class HoldsAFunction(GenericShardingManager):
-    """A plan cannot be sent: it holds a lock."""
+    """A plan cannot be pickled: it contains a lock."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         plan = super().plan(source, target)
@@ -280,7 +280,7 @@ class HoldsAFunction(GenericShardingManager):
 
 
 class LastRoundJoined(GenericShardingManager):
-    """A small last round joins the one before, over the bound."""
+    """A small last round is merged into the previous one, over the bound."""
 
     def plan(self, source, target):
         plan = super().plan(source, target)
@@ -308,7 +308,7 @@ class LastRoundJoined(GenericShardingManager):
 
 
 class TiedUnderOwnName(GenericShardingManager):
-    """A tied tensor travels under the name that the source holds it by."""
+    """A tied tensor is sent under the source's name."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         tied = {name: own for layout in source for name, own in layout.tied.items()}
@@ -321,7 +321,7 @@ class TiedUnderOwnName(GenericShardingManager):
 
 
 class PartsByRank(GenericShardingManager):
-    """Parts of a plan stand by the rank of the target, not by its place in the list."""
+    """Parts of a plan are ordered by the target's rank, not by its position in the list."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         plan = super().plan(source, target)
@@ -331,7 +331,7 @@ class PartsByRank(GenericShardingManager):
 
 
 class OnlyTheLastPlan(GenericShardingManager):
-    """What was planned last is carried out, whatever plan is given."""
+    """The latest plan is executed, whatever plan is given."""
 
     _planned: ReshardPlan | None = None
 
@@ -344,7 +344,7 @@ class OnlyTheLastPlan(GenericShardingManager):
 
 
 class PlansOfItsOwn(GenericShardingManager):
-    """A plan is known by its identity: one that came from elsewhere is none."""
+    """A plan is recognised by its identity: one from another process is unknown."""
 
     def __init__(self, *groups: Any, **arguments: Any) -> None:
         super().__init__(*groups, **arguments)
@@ -360,7 +360,7 @@ class PlansOfItsOwn(GenericShardingManager):
 
 
 class RankIsIndex(GenericShardingManager):
-    """Sources are named by their rank, not by their place in the list."""
+    """Sources are named by their rank, not by their position in the list."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         plan = super().plan(source, target)
@@ -369,7 +369,7 @@ class RankIsIndex(GenericShardingManager):
 
 
 class OrderOfItsOwn(GenericShardingManager):
-    """Within a bucket tensors stand by name, from the last to the first, in whatever order the target takes them."""
+    """Within a bucket tensors are in reverse order of names, regardless of the target's order."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         def turned(bucket: Bucket) -> Bucket:
@@ -379,7 +379,7 @@ class OrderOfItsOwn(GenericShardingManager):
 
 
 class OneTransport(GenericShardingManager):
-    """What reaches between the first two ranks is taken for all."""
+    """The transport between the first two ranks is used for all."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         plan = super().plan(source, target)
@@ -388,7 +388,7 @@ class OneTransport(GenericShardingManager):
 
 
 class BytesOfTheFirst(GenericShardingManager):
-    """All tensors have elements as long as the first one's."""
+    """All tensors have the element size of the first one."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         plan = super().plan(source, target)
@@ -397,7 +397,7 @@ class BytesOfTheFirst(GenericShardingManager):
 
 
 class SingleNumbersLost(GenericShardingManager):
-    """Tensors of a single element are left out."""
+    """Tensors with a single element are missing."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         shapes = {meta.name: meta.shape for layout in source for meta in layout.tensors}
@@ -409,7 +409,7 @@ class SingleNumbersLost(GenericShardingManager):
 
 
 class BoundIsWhatMoved(GenericShardingManager):
-    """The lower bound is what was moved."""
+    """The lower bound equals the moved bytes."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         plan = super().plan(source, target)
@@ -417,7 +417,7 @@ class BoundIsWhatMoved(GenericShardingManager):
 
 
 class LastRoundsTogether(GenericShardingManager):
-    """The last two rounds of a part are taken as one: what is left is little."""
+    """The last two rounds of a part are merged."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         plan = super().plan(source, target)

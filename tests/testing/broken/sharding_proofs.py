@@ -12,7 +12,7 @@ from rlsdk.sharding.verify import FingerprintTask
 
 
 class PeersByCount(GenericShardingManager):
-    """Sources that a replica needs are counted from 0."""
+    """Sources that a replica needs are numbered from 0."""
 
     def pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
         peers, arguments = self.train.peers(), []
@@ -24,7 +24,7 @@ class PeersByCount(GenericShardingManager):
 
 
 class BitsOfTheSource(GenericShardingManager):
-    """Fingerprints are of the weights as they are trained, in whatever dtype they are served."""
+    """Fingerprints are of the trained weights, whatever dtype is served."""
 
     def _fingerprints(self) -> list[dict[str, int]]:
         ends = self.ends()
@@ -42,7 +42,7 @@ class BitsOfTheSource(GenericShardingManager):
 
 
 class TrustsReceipts(GenericShardingManager):
-    """What replicas say they serve is taken for true."""
+    """Receipts are not checked."""
 
     def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
         expected = self._fingerprints()
@@ -52,7 +52,7 @@ class TrustsReceipts(GenericShardingManager):
 
 
 class FirstReceiptOnly(Checked):
-    """Replicas are alike: the receipt of the first is checked."""
+    """Only the first receipt is checked."""
 
     checked_replicas = slice(1)
 
@@ -67,14 +67,14 @@ class LastReceiptUnread(Checked):
 
 
 class NamesOfTheReceipt(Checked):
-    """What a receipt does not name is not missed."""
+    """Tensors that a receipt omits are not noticed."""
 
     def prove(self, receipt: SyncReceipt, expected: Mapping[str, int], version: int) -> bool:
         return receipt.version == version and all(expected[n] == v for n, v in receipt.fingerprints.items())
 
 
 class SumOfFingerprints(Checked):
-    """All fingerprints are added up and compared as one number."""
+    """Only the sum of all fingerprints is compared."""
 
     def prove(self, receipt: SyncReceipt, expected: Mapping[str, int], version: int) -> bool:
         named = receipt.fingerprints.keys() >= expected.keys()
@@ -82,14 +82,14 @@ class SumOfFingerprints(Checked):
 
 
 class VersionUnread(Checked):
-    """A receipt for another version will do."""
+    """A receipt for another version is accepted."""
 
     def prove(self, receipt: SyncReceipt, expected: Mapping[str, int], version: int) -> bool:
         return super().prove(receipt, expected, receipt.version)
 
 
 class MatricesOnly(Checked):
-    """Fingerprints of vectors and numbers are not compared: rounding would differ."""
+    """Fingerprints of vectors and scalars are not compared."""
 
     def prove(self, receipt: SyncReceipt, expected: Mapping[str, int], version: int) -> bool:
         large = {name: value for name, value in expected.items() if "weight" in name or "experts" in name}
@@ -98,7 +98,7 @@ class MatricesOnly(Checked):
 
 
 class TrustsItself(GenericShardingManager):
-    """The copy that gives a piece gives its fingerprint as well: one that is stale is held to its own numbers."""
+    """The copy that sends a piece also gives its fingerprint: a stale copy is compared with itself."""
 
     def _fingerprints(self) -> list[dict[str, int]]:
         plan = self.plan(self.ends().source, self.ends().target)
@@ -123,7 +123,7 @@ class TrustsItself(GenericShardingManager):
 
 
 class RankZeroProves(Checked):
-    """What rank 0 holds whole is proven, and nothing else."""
+    """Only tensors that rank 0 holds whole are verified."""
 
     def prove(self, receipt: SyncReceipt, expected: Mapping[str, int], version: int) -> bool:
         zero = self.ends().source[0]
@@ -133,7 +133,7 @@ class RankZeroProves(Checked):
 
 
 class OtherErrors(GenericShardingManager):
-    """What is wrong is a RuntimeError, which nobody waits for."""
+    """A failed verification raises a RuntimeError, which callers do not expect."""
 
     def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
         try:
@@ -143,8 +143,7 @@ class OtherErrors(GenericShardingManager):
 
 
 class ComparesWhatChanged(Checked):
-    """From the second sync on, fingerprints are compared of tensors that changed at the source alone: the others were
-    proven before."""
+    """From the second sync on, only fingerprints of tensors that changed at the source are compared."""
 
     def prove(self, receipt: SyncReceipt, expected: Mapping[str, int], version: int) -> bool:
         before = self._last[1] if self._last else {}
@@ -152,7 +151,7 @@ class ComparesWhatChanged(Checked):
 
 
 class TrustsTiedCopies(Checked):
-    """A replica's own copy of a tied tensor is not compared: the tensor that it is a copy of is."""
+    """A replica's own copy of a tied tensor is not compared."""
 
     def prove(self, receipt: SyncReceipt, expected: Mapping[str, int], version: int) -> bool:
         tied = {alias: owner for layout in self.ends().source for alias, owner in layout.tied.items()}
@@ -160,7 +159,7 @@ class TrustsTiedCopies(Checked):
 
 
 class SmallFingerprints(Checked):
-    """Sixteen bits of every fingerprint are compared."""
+    """Only 16 bits of every fingerprint are compared."""
 
     def prove(self, receipt: SyncReceipt, expected: Mapping[str, int], version: int) -> bool:
         return receipt.version == version and all(
@@ -176,13 +175,13 @@ class WeightsOnly(Checked):
 
 
 class FirstFew(Checked):
-    """The first three fingerprints are compared: a sample."""
+    """Only the first three fingerprints are compared."""
 
     def prove(self, receipt: SyncReceipt, expected: Mapping[str, int], version: int) -> bool:
         return super().prove(receipt, dict(list(expected.items())[:3]), version)
 
 
 class PairsOfReplicas(Checked):
-    """Every second replica's receipt is checked."""
+    """Only every second replica's receipt is checked."""
 
     checked_replicas = slice(None, None, 2)

@@ -11,7 +11,7 @@ from rlsdk.sharding import GenericShardingManager
 
 
 class UnservedIsFine(GenericShardingManager):
-    """What no target asks for is left out without a word."""
+    """Tensors that no target wants are silently omitted."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         wanted = {meta.name for layout in target for meta in layout.tensors}
@@ -28,7 +28,7 @@ class UnservedIsFine(GenericShardingManager):
 
 
 class HolesAreFine(GenericShardingManager):
-    """A box that nobody holds is left out of the plan."""
+    """A box that no rank holds is omitted from the plan."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         try:
@@ -44,7 +44,7 @@ class HolesAreFine(GenericShardingManager):
 
 
 class SameSizeIsSameShape(GenericShardingManager):
-    """Shapes are compared by how many elements they have."""
+    """Shapes are compared by their number of elements."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         held = {meta.name: meta for layout in source for meta in layout.tensors}
@@ -59,14 +59,14 @@ class SameSizeIsSameShape(GenericShardingManager):
 
 
 class KnowsNoTies(GenericShardingManager):
-    """A name that the sources hold under another one is unknown."""
+    """A tensor that the sources hold under its other tied name is unknown."""
 
     def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
         return super().plan(tuple(replace(layout, tied={}) for layout in source), target)
 
 
 class AnyTransport(GenericShardingManager):
-    """Which transports may be used is not read."""
+    """The allowed transports are ignored."""
 
     def __init__(self, train: Any, rollout: Any, *, transports: Any = None, **others: Any) -> None:
         super().__init__(train, rollout, **others)

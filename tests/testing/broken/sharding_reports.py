@@ -20,7 +20,7 @@ class AllChanged(GenericShardingManager):
 
 
 class ReceiptsSorted(GenericShardingManager):
-    """The report's receipts stand by how much arrived, not by replica."""
+    """The report's receipts are ordered by received bytes, not by replica."""
 
     def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
         report = super().sync_weights(plan, version, expect_change=expect_change)
@@ -36,7 +36,7 @@ class BytesOfOneReplica(GenericShardingManager):
 
 
 class ChangedSinceTheFirst(GenericShardingManager):
-    """Changed tensors are counted against the first sync."""
+    """Changed tensors are counted relative to the first sync."""
 
     first = None
 
@@ -49,7 +49,7 @@ class ChangedSinceTheFirst(GenericShardingManager):
 
 
 class SecondsWithoutProof(GenericShardingManager):
-    """The report's seconds are those in which weights moved."""
+    """The report's seconds include only the transfer."""
 
     def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
         report = super().sync_weights(plan, version, expect_change=expect_change)
@@ -57,7 +57,7 @@ class SecondsWithoutProof(GenericShardingManager):
 
 
 class WaysByAlphabet(GenericShardingManager):
-    """The report names transports in alphabetical order."""
+    """The report lists transports in alphabetical order."""
 
     def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
         report = super().sync_weights(plan, version, expect_change=expect_change)
@@ -65,7 +65,7 @@ class WaysByAlphabet(GenericShardingManager):
 
 
 class OneNameForAll(GenericShardingManager):
-    """All syncs of a manager have one name where replicas pass weights on."""
+    """All syncs of a manager have the same name if replicas forward weights."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -73,7 +73,7 @@ class OneNameForAll(GenericShardingManager):
 
 
 class SaysTheVersionBefore(GenericShardingManager):
-    """The report names the version that was served before."""
+    """The report names the previous version."""
 
     def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
         before = self._last[0] if self._last else version
@@ -81,7 +81,7 @@ class SaysTheVersionBefore(GenericShardingManager):
 
 
 class AllHasMoved(GenericShardingManager):
-    """The report says that all bytes crossed a process."""
+    """The report says that all bytes crossed a process boundary."""
 
     def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
         report = super().sync_weights(plan, version, expect_change=expect_change)

@@ -24,7 +24,7 @@ class Wrapped(TorchTrainEngine):
 
 
 class Through:
-    """Base: an objective that is given, and gives, something else."""
+    """Base: replaces the objective and its results."""
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective

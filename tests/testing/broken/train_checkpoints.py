@@ -33,7 +33,7 @@ STATE = "state.safetensors"
 
 
 class MomentsForgotten(TorchTrainEngine):
-    """A checkpoint has no moments."""
+    """A checkpoint lacks moments."""
 
     def load_checkpoint(self, path: Path) -> None:
         super().load_checkpoint(path)
@@ -42,7 +42,7 @@ class MomentsForgotten(TorchTrainEngine):
 
 
 class ScheduleForgotten(TorchTrainEngine):
-    """A checkpoint does not say how many steps were made."""
+    """A checkpoint lacks the number of steps."""
 
     def load_checkpoint(self, path: Path) -> None:
         super().load_checkpoint(path)
@@ -50,7 +50,7 @@ class ScheduleForgotten(TorchTrainEngine):
 
 
 class DamageLoaded(TorchTrainEngine):
-    """An empty folder is taken for a checkpoint without news."""
+    """An empty folder is accepted as a checkpoint without changes."""
 
     def load_checkpoint(self, path: Path) -> None:
         if any(path.iterdir()):
@@ -64,7 +64,7 @@ def rewrite(path: Path, change: Any) -> None:
 
 
 class FirstKeepsMoments(TorchTrainEngine):
-    """A checkpoint without moments leaves those of the engine that loads it."""
+    """A checkpoint without moments keeps those of the engine that loads it."""
 
     def load_checkpoint(self, path: Path) -> None:
         assert self.optimizer is not None
@@ -75,7 +75,7 @@ class FirstKeepsMoments(TorchTrainEngine):
 
 
 class FirstCannotBeSaved(TorchTrainEngine):
-    """A checkpoint before the first step is refused when it is loaded: it lacks moments."""
+    """A checkpoint from before the first step cannot be loaded, because it lacks moments."""
 
     def load_checkpoint(self, path: Path) -> None:
         if not any(name.startswith("exp_avg/") for name in load_file(path / STATE)):
@@ -84,7 +84,7 @@ class FirstCannotBeSaved(TorchTrainEngine):
 
 
 class PendingKept(TorchTrainEngine):
-    """Gradients of a step that was not made are still there after a checkpoint was loaded."""
+    """Gradients of an unfinished step remain after a load."""
 
     def load_checkpoint(self, path: Path) -> None:
         held = [(p, p.grad) for p in self.parameters.values()]
@@ -94,7 +94,7 @@ class PendingKept(TorchTrainEngine):
 
 
 class LoadsDefaults(TorchTrainEngine):
-    """An optimizer is built anew for a checkpoint, with torch's own betas."""
+    """A load creates a new optimizer with torch's default betas."""
 
     def load_checkpoint(self, path: Path) -> None:
         super().load_checkpoint(path)
@@ -104,7 +104,7 @@ class LoadsDefaults(TorchTrainEngine):
 
 
 class LoadsWithoutDecay(TorchTrainEngine):
-    """An optimizer is built anew for a checkpoint, without weight decay."""
+    """A load creates a new optimizer without weight decay."""
 
     def load_checkpoint(self, path: Path) -> None:
         super().load_checkpoint(path)
@@ -114,7 +114,7 @@ class LoadsWithoutDecay(TorchTrainEngine):
 
 
 class StepsOfAdamForgotten(TorchTrainEngine):
-    """Adam corrects its moments as if the first step behind a checkpoint were its first."""
+    """After a load, Adam's bias correction starts again at step 1."""
 
     def load_checkpoint(self, path: Path) -> None:
         super().load_checkpoint(path)
@@ -124,7 +124,7 @@ class StepsOfAdamForgotten(TorchTrainEngine):
 
 
 class FitsLoosely(TorchTrainEngine):
-    """Tensors of another shape or name are passed over, as by a load that is not strict."""
+    """Tensors of another shape or name are skipped, as in a load that is not strict."""
 
     def _check_fit(self, path: Path, tensors: Any) -> None:
         for name, parameter in self.parameters.items():
@@ -136,7 +136,7 @@ class FitsLoosely(TorchTrainEngine):
 
 
 class CopiesThenChecks(TorchTrainEngine):
-    """A checkpoint that does not fit is refused after what fits was copied."""
+    """A checkpoint of another model is refused only after the fitting tensors were copied."""
 
     def _check_fit(self, path: Path, tensors: Any) -> None:
         with torch.no_grad():
@@ -147,7 +147,7 @@ class CopiesThenChecks(TorchTrainEngine):
 
 
 class RefusesAndForgets(TorchTrainEngine):
-    """A checkpoint that is refused costs the moments."""
+    """A refused checkpoint destroys the moments."""
 
     def load_checkpoint(self, path: Path) -> None:
         try:
@@ -159,7 +159,7 @@ class RefusesAndForgets(TorchTrainEngine):
 
 
 class StepsGuessed(TorchTrainEngine):
-    """A checkpoint whose small file is missing begins the schedule anew."""
+    """If the small file of a checkpoint is missing, the schedule starts again."""
 
     def load_checkpoint(self, path: Path) -> None:
         if not (path / "state.json").exists():
@@ -168,7 +168,7 @@ class StepsGuessed(TorchTrainEngine):
 
 
 class FullPath(TorchTrainEngine):
-    """A checkpoint names its files by their full path."""
+    """A checkpoint contains the absolute paths of its files."""
 
     def save_checkpoint(self, path: Path) -> None:
         super().save_checkpoint(path)
@@ -203,7 +203,7 @@ class Pickles(TorchTrainEngine):
 
 
 class TrainsTheFile(TorchTrainEngine):
-    """A tensor stays mapped to the checkpoint that it was loaded from, and steps are written there."""
+    """A tensor stays mapped to the checkpoint file, and steps are written to this file."""
 
     name = "model.norm.weight"
 
@@ -221,7 +221,7 @@ class TrainsTheFile(TorchTrainEngine):
 
 
 class SaveRounds(TorchTrainEngine):
-    """To save rounds the weights to what is written."""
+    """Saving rounds the weights to the written values."""
 
     def save_checkpoint(self, path: Path) -> None:
         with torch.no_grad():
@@ -250,7 +250,7 @@ class HeadWithoutMoments(TorchTrainEngine):
 
 
 class RandomStateForgotten(TorchTrainEngine):
-    """A checkpoint does not bring the random state back."""
+    """A checkpoint does not restore the random state."""
 
     def load_checkpoint(self, path: Path) -> None:
         state = torch.get_rng_state()
@@ -259,7 +259,7 @@ class RandomStateForgotten(TorchTrainEngine):
 
 
 class LoadedLearnsTwice(TorchTrainEngine):
-    """Behind a load, every call adds its gradients twice."""
+    """After a load, every call adds its gradients twice."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         result = super().forward_backward(batch, objective)
@@ -273,7 +273,7 @@ class LoadedLearnsTwice(TorchTrainEngine):
 
 
 class ResetBehindALoad(TorchTrainEngine):
-    """`reset_optimizer` of an engine that has loaded goes on with the checkpoint's schedule."""
+    """After a load, `reset_optimizer` continues the checkpoint's schedule."""
 
     has_loaded = False
 
@@ -289,7 +289,7 @@ class ResetBehindALoad(TorchTrainEngine):
 
 
 class HeadOfBefore(TorchTrainEngine):
-    """From the second load on, a value head stays as it was before."""
+    """From the second load on, a value head is not loaded."""
 
     num_loads = 0
 
@@ -303,7 +303,7 @@ class HeadOfBefore(TorchTrainEngine):
 
 
 class LackingMomentsAreZero(TorchTrainEngine):
-    """Moments that a checkpoint lacks are zero."""
+    """Moments that a checkpoint lacks become zero."""
 
     def _check_fit(self, path, tensors):
         if any(name.startswith("exp_avg") for name in tensors):
@@ -314,7 +314,7 @@ class LackingMomentsAreZero(TorchTrainEngine):
 
 
 class SavedInAThread(TorchTrainEngine):
-    """A thread moves the checkpoint to its place, a little after it was saved."""
+    """A thread moves the checkpoint into place after `save_checkpoint` has returned."""
 
     def save_checkpoint(self, path):
         aside = Path(tempfile.mkdtemp())
@@ -329,7 +329,7 @@ class SavedInAThread(TorchTrainEngine):
 
 
 class MarksTheFolder(TorchTrainEngine):
-    """A checkpoint that was loaded says so."""
+    """Loading a checkpoint writes a marker into its folder."""
 
     def load_checkpoint(self, path: Path) -> None:
         super().load_checkpoint(path)
@@ -337,7 +337,7 @@ class MarksTheFolder(TorchTrainEngine):
 
 
 class ScheduleFromAdam(TorchTrainEngine):
-    """A checkpoint's schedule goes on from AdamW's own count, which steps without a gradient do not move."""
+    """After a load, the schedule continues from AdamW's step count, which omits steps without a gradient."""
 
     def load_checkpoint(self, path):
         super().load_checkpoint(path)
@@ -346,7 +346,7 @@ class ScheduleFromAdam(TorchTrainEngine):
 
 
 class CopyStaysOld(TorchTrainEngine):
-    """In bfloat16, passes behind a load run on the weights from before, up to the next step."""
+    """In bfloat16, passes after a load use the old weights until the next step."""
 
     def load_checkpoint(self, path: Path) -> None:
         held = {name: p.detach().clone() for name, p in self.computed.items()}
@@ -357,7 +357,7 @@ class CopyStaysOld(TorchTrainEngine):
 
 
 class SavesLater(TorchTrainEngine):
-    """A checkpoint is on disk a little after `save_checkpoint` has returned."""
+    """A checkpoint is on disk only some time after `save_checkpoint` has returned."""
 
     def save_checkpoint(self, path: Path) -> None:
         def write() -> None:
@@ -374,7 +374,7 @@ class SavesLater(TorchTrainEngine):
 
 
 class MomentsInHalf(TorchTrainEngine):
-    """A checkpoint has its moments in bfloat16."""
+    """A checkpoint stores moments in bfloat16."""
 
     def save_checkpoint(self, path: Path) -> None:
         super().save_checkpoint(path)
@@ -384,7 +384,7 @@ class MomentsInHalf(TorchTrainEngine):
 
 
 class CopyIsStaleAfterLoad(TorchTrainEngine):
-    """Bfloat16: load_checkpoint does not renew the rounded copy."""
+    """In bfloat16, `load_checkpoint` does not renew the rounded copy."""
 
     loading = False
 
@@ -401,7 +401,7 @@ class CopyIsStaleAfterLoad(TorchTrainEngine):
 
 
 class BesideTheFolder(TorchTrainEngine):
-    """Part of the checkpoint is written beside its folder."""
+    """Part of the checkpoint is written outside its folder."""
 
     @staticmethod
     def _sidecar(path):
@@ -423,7 +423,7 @@ class BesideTheFolder(TorchTrainEngine):
 
 
 class SavesBehindYourBack(TorchTrainEngine):
-    """Save_checkpoint returns before a thread has written."""
+    """`save_checkpoint` returns before a thread has finished writing."""
 
     writer = None
 
@@ -457,7 +457,7 @@ class SavesBehindYourBack(TorchTrainEngine):
 
 
 class CheckpointErrorsLost(TorchTrainEngine):
-    """A checkpoint that could not be written is logged, and training goes on."""
+    """A checkpoint that cannot be written is only logged, and training continues."""
 
     def save_checkpoint(self, path):
         with suppress(OSError):
@@ -465,7 +465,7 @@ class CheckpointErrorsLost(TorchTrainEngine):
 
 
 class StepsOfEightBits(TorchTrainEngine):
-    """A checkpoint's counts of steps are kept in bfloat16."""
+    """A checkpoint stores step counts in bfloat16."""
 
     def load_checkpoint(self, path):
         super().load_checkpoint(path)

@@ -16,7 +16,7 @@ from rlsdk.reference.torch_engine import TorchTrainEngine
 
 
 class ExportOfTheFirst(TorchTrainEngine):
-    """One tensor is exported as it was when the engine was built."""
+    """One tensor is exported with its initial values."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         super().initialize(ctx, spec)
@@ -32,7 +32,7 @@ class ExportOfTheFirst(TorchTrainEngine):
 
 
 class NoTokenizer(TorchTrainEngine):
-    """An export has no tokenizer."""
+    """An export lacks the tokenizer."""
 
     def save_pretrained(self, path: Path) -> None:
         super().save_pretrained(path)
@@ -41,7 +41,7 @@ class NoTokenizer(TorchTrainEngine):
 
 
 class PlainConfig(TorchTrainEngine):
-    """An export's configuration has some settings of its kind's defaults."""
+    """Some settings in an export's configuration are defaults of its class."""
 
     def save_pretrained(self, path: Path) -> None:
         super().save_pretrained(path)
@@ -52,7 +52,7 @@ class PlainConfig(TorchTrainEngine):
 
 
 class HeadLeftOut(TorchTrainEngine):
-    """An export is of the body: a head is left out."""
+    """An export lacks the head."""
 
     def save_pretrained(self, path: Path) -> None:
         super().save_pretrained(path)
@@ -62,7 +62,7 @@ class HeadLeftOut(TorchTrainEngine):
 
 
 class WideExport(TorchTrainEngine):
-    """A model of bfloat16 is exported in float32."""
+    """A bfloat16 model is exported in float32."""
 
     def save_pretrained(self, path: Path) -> None:
         spec = self.spec
@@ -74,7 +74,7 @@ class WideExport(TorchTrainEngine):
 
 
 class TiedUntiedInExport(TorchTrainEngine):
-    """A tied model is exported as one that is not, with the output layer that it had at the start."""
+    """A tied model is exported as untied, with the initial output layer."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         super().initialize(ctx, spec)
@@ -99,7 +99,7 @@ class ExportsOnce(TorchTrainEngine):
 
 
 class ExportCutsOff(TorchTrainEngine):
-    """Exports in bfloat16 cut the mantissa off, and do not round."""
+    """Exports in bfloat16 truncate instead of rounding."""
 
     def save_pretrained(self, path: Path) -> None:
         held = {name: p.data for name, p in self.parameters.items()}
@@ -113,7 +113,7 @@ class ExportCutsOff(TorchTrainEngine):
 
 
 class CannotSaveTwice(TorchTrainEngine):
-    """A checkpoint cannot be written into a folder that exists."""
+    """A checkpoint cannot be written to an existing folder."""
 
     def save_pretrained(self, path: Path) -> None:
         os.mkdir(path)
@@ -121,7 +121,7 @@ class CannotSaveTwice(TorchTrainEngine):
 
 
 class ExportRoundsTheMasters(TorchTrainEngine):
-    """Bfloat16: save_pretrained rounds the trained float32 weights."""
+    """In bfloat16, `save_pretrained` rounds the trained float32 weights."""
 
     def save_pretrained(self, path):
         dtype = getattr(torch, self.spec.model.dtype)
@@ -132,7 +132,7 @@ class ExportRoundsTheMasters(TorchTrainEngine):
 
 
 class ExportErrorsLost(TorchTrainEngine):
-    """What a thread that writes an export raises is not looked at."""
+    """Exceptions of a thread that writes an export are ignored."""
 
     def save_pretrained(self, path):
         with suppress(OSError):
@@ -140,7 +140,7 @@ class ExportErrorsLost(TorchTrainEngine):
 
 
 class ExportOfAStep(TorchTrainEngine):
-    """What an export is written from is kept as long as the count of steps is the same."""
+    """The weights of an export are cached by the number of steps."""
 
     def save_pretrained(self, path):
         now = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}

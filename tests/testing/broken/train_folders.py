@@ -20,14 +20,14 @@ def _stored(spec: TrainSpec) -> dict[str, str]:
 
 
 class RunsCode(TorchTrainEngine):
-    """Code that comes with a model runs, allowed or not."""
+    """Code in a model's folder runs, even if it is not allowed."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         super().initialize(ctx, replace(spec, model=replace(spec.model, trust_remote_code=True)))
 
 
 class FirstFile(TorchTrainEngine):
-    """Of a checkpoint of several files the first is read."""
+    """Only the first of several checkpoint files is read."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         super().initialize(ctx, spec)
@@ -47,7 +47,7 @@ class DtypeOfFiles(TorchTrainEngine):
 
 
 class IndexOfTheSource(TorchTrainEngine):
-    """An export copies all that lies beside the weights, an index of other files too."""
+    """An export copies all files next to the weights, including an index of other files."""
 
     def save_pretrained(self, path: Path) -> None:
         super().save_pretrained(path)
@@ -56,7 +56,7 @@ class IndexOfTheSource(TorchTrainEngine):
 
 
 class TemplateLost(TorchTrainEngine):
-    """An export has the tokenizer's vocabulary, and not its chat template."""
+    """An export has the tokenizer's vocabulary, but not its chat template."""
 
     def save_pretrained(self, path: Path) -> None:
         super().save_pretrained(path)
@@ -64,14 +64,14 @@ class TemplateLost(TorchTrainEngine):
 
 
 class TakesAnyArgument(TorchTrainEngine):
-    """Raw arguments that nothing reads are taken without a word."""
+    """Unknown raw arguments are silently accepted."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         super().initialize(ctx, replace(spec, engine_kwargs={}))
 
 
 class AnyDtype(TorchTrainEngine):
-    """A dtype that torch does not know is taken for float32."""
+    """An unknown dtype is replaced with float32."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         dtype = spec.model.dtype if hasattr(torch, spec.model.dtype) else "float32"
@@ -79,7 +79,7 @@ class AnyDtype(TorchTrainEngine):
 
 
 class NoTokenLimit(TorchTrainEngine):
-    """`micro_batch_tokens` of 0 is no limit."""
+    """A `micro_batch_tokens` of 0 means no limit."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         tokens = 10**9 if spec.micro_batch_tokens == 0 else spec.micro_batch_tokens

@@ -25,7 +25,7 @@ from rlsdk.reference.torch_engine import TorchTrainEngine
 
 
 class Averaged:
-    """An objective whose loss is divided by a number."""
+    """Base: divides the objective's loss by a number."""
 
     def __init__(self, objective: Objective, by: float) -> None:
         self.objective, self.by = objective, by
@@ -47,7 +47,7 @@ class MeanOfMeans(TorchTrainEngine):
 
 
 class FirstCallForgotten(TorchTrainEngine):
-    """Every call begins with zero gradients: of several calls the last one's are left."""
+    """Every call clears the gradients: only those of the last call remain."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         if self.optimizer is not None:
@@ -56,7 +56,7 @@ class FirstCallForgotten(TorchTrainEngine):
 
 
 class ByShareOfTokens(TorchTrainEngine):
-    """Each micro-batch counts by its share of the tokens, and not by its own weights."""
+    """Each micro-batch is weighted by its share of the tokens, not by its own weights."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         tokens, passes = batch.num_tokens, len(self._cut(batch, objective))
@@ -72,7 +72,7 @@ class ByShareOfTokens(TorchTrainEngine):
 
 
 class LargestCallsOnly(TorchTrainEngine):
-    """A call of a single token is left out."""
+    """A call with a single token is skipped."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         long = (batch.lengths > 1).nonzero()[:, 0]
@@ -80,7 +80,7 @@ class LargestCallsOnly(TorchTrainEngine):
 
 
 class AddsInHalf(TorchTrainEngine):
-    """In bfloat16, gradients of micro-batches are added up in bfloat16."""
+    """In bfloat16, gradients of micro-batches are summed in bfloat16."""
 
     def _collect_gradients(self) -> None:
         """Later, in the step."""
@@ -91,7 +91,8 @@ class AddsInHalf(TorchTrainEngine):
 
 
 class RecomputedWithoutInput(TorchTrainEngine):
-    """With recomputation nothing in front of the first layer has a gradient: reentrant, of an input without one."""
+    """With recomputation nothing before the first layer has a gradient: reentrant checkpointing of an input without a
+    gradient."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         super().initialize(ctx, spec)
@@ -111,7 +112,7 @@ class EmptyCallClears(TorchTrainEngine):
 
 
 class EmptyCallIsNone(TorchTrainEngine):
-    """The loss of no rows is not a number: a mean over none."""
+    """The loss of a call without rows is NaN: a mean over nothing."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         result = super().forward_backward(batch, objective)
@@ -119,7 +120,7 @@ class EmptyCallIsNone(TorchTrainEngine):
 
 
 class ForwardClears(TorchTrainEngine):
-    """A pass without gradient between call and step clears the gradients."""
+    """A pass without gradient between a call and the step clears the gradients."""
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         if self.optimizer is not None:
@@ -128,14 +129,14 @@ class ForwardClears(TorchTrainEngine):
 
 
 class RecomputesNothing(TorchTrainEngine):
-    """`activation_checkpointing` is not read."""
+    """`activation_checkpointing` is ignored."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         super().initialize(ctx, replace(spec, activation_checkpointing=False))
 
 
 class GradientOfTheBeginning(Wrapped):
-    """Tokens past the 256th of a row have log-probs, and no gradient."""
+    """Tokens after the 256th of a row have log-probs, but no gradient."""
 
     def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
         early = batch.position_ids < 256
@@ -144,7 +145,7 @@ class GradientOfTheBeginning(Wrapped):
 
 
 class RecomputedAtOne(Wrapped):
-    """What is recomputed for the backward pass is of temperature 1."""
+    """Recomputation in the backward pass uses temperature 1."""
 
     def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
         found = super().run(batch, names)
@@ -155,7 +156,7 @@ class RecomputedAtOne(Wrapped):
 
 
 class CallsInHalf(TorchTrainEngine):
-    """In bfloat16, gradients of several calls are added up in bfloat16; those of one call in float32."""
+    """In bfloat16, gradients of several calls are summed in bfloat16, those of one call in float32."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         result = super().forward_backward(batch, objective)
@@ -166,7 +167,7 @@ class CallsInHalf(TorchTrainEngine):
 
 
 class LossOfTheLast(TorchTrainEngine):
-    """The loss that is told is that of the last micro-batch."""
+    """The reported loss is that of the last micro-batch."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         losses: list[float] = []
@@ -185,14 +186,14 @@ class LossOfTheLast(TorchTrainEngine):
 
 
 class OneMicroBatch(TorchTrainEngine):
-    """A call says that it took one micro-batch, however many there were."""
+    """A call always reports one micro-batch."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         return replace(super().forward_backward(batch, objective), num_micro_batches=1)
 
 
 class GradientModeLeft(TorchTrainEngine):
-    """A pass without gradient leaves gradients off for whoever comes next."""
+    """After a pass without gradient, gradients stay disabled."""
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         found = super().forward(batch, outputs)
@@ -209,7 +210,7 @@ class GradientModeLeft(TorchTrainEngine):
 
 
 class HeadAlone(Wrapped):
-    """A value head's gradient ends at the head."""
+    """A value head's gradient does not reach the body."""
 
     def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
         found = super().run(batch, names)
@@ -231,7 +232,7 @@ class LateTokensDoNotLearn(TorchTrainEngine):
 
 
 class NormsNotMeasured(TorchTrainEngine):
-    """Parameters of one dimension do not count in the gradient's norm."""
+    """One-dimensional parameters do not count in the gradient's norm."""
 
     def optim_step(self) -> OptimStepResult:
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None and p.dim() > 1]
@@ -241,7 +242,7 @@ class NormsNotMeasured(TorchTrainEngine):
 
 
 class EntropyOfTheLikeliest(Wrapped):
-    """The entropy is that of the 32 likeliest tokens, with gradient."""
+    """The entropy, with gradient, is that of the 32 most probable tokens."""
 
     def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
         found = super().run(batch, names)

@@ -12,7 +12,7 @@ from rlsdk.reference.torch_engine import TorchTrainEngine
 
 
 class CopiesForShards(TorchTrainEngine):
-    """`shards` hands out copies."""
+    """`shards` yields copies."""
 
     def shards(self) -> Iterator[WeightShard]:
         for shard in super().shards():
@@ -20,7 +20,7 @@ class CopiesForShards(TorchTrainEngine):
 
 
 class OneTensorFrozen(TorchTrainEngine):
-    """One bias is never trained: it was left out of the optimizer."""
+    """One bias is never trained, because the optimizer lacks it."""
 
     def optim_step(self) -> OptimStepResult:
         frozen = self.parameters["model.layers.0.self_attn.q_proj.bias"]
@@ -32,7 +32,7 @@ class OneTensorFrozen(TorchTrainEngine):
 
 
 class LayoutCounts(TorchTrainEngine):
-    """A layout lists the tensors that have been stepped first."""
+    """After a step, the order of the layout and of the shards changes."""
 
     def layout(self) -> WeightLayout:
         found = super().layout()
@@ -44,7 +44,7 @@ class LayoutCounts(TorchTrainEngine):
 
 
 class ShardsOfAnotherType(TorchTrainEngine):
-    """A layout says bfloat16, and shards are float32."""
+    """The layout has bfloat16, but shards are float32."""
 
     def layout(self) -> WeightLayout:
         found = super().layout()
@@ -52,14 +52,14 @@ class ShardsOfAnotherType(TorchTrainEngine):
 
 
 class NodeUnknown(TorchTrainEngine):
-    """The layout's node is a name of its own."""
+    """The layout has a node name of its own."""
 
     def layout(self) -> WeightLayout:
         return replace(super().layout(), node="here")
 
 
 class TiedTheOtherWay(TorchTrainEngine):
-    """A layout gives tied names in the wrong direction."""
+    """The layout maps tied names in the wrong direction."""
 
     def layout(self) -> WeightLayout:
         found = super().layout()
@@ -67,14 +67,14 @@ class TiedTheOtherWay(TorchTrainEngine):
 
 
 class SaysItsNodeOnly(TorchTrainEngine):
-    """A layout names the node as its process."""
+    """The layout's process is only the node."""
 
     def layout(self) -> WeightLayout:
         return replace(super().layout(), process=self.ctx.node)
 
 
 class LayoutSaysWhatComputes(TorchTrainEngine):
-    """Bfloat16: layout says bfloat16, shards are float32."""
+    """In bfloat16, the layout has bfloat16, but shards are float32."""
 
     def layout(self):
         found = super().layout()

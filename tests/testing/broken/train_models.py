@@ -17,7 +17,7 @@ from rlsdk.reference.torch_engine import TorchTrainEngine
 
 
 class DropoutStays(TorchTrainEngine):
-    """Dropout of the configuration is in force while gradients are made."""
+    """Dropout of the configuration is enabled in training."""
 
     when_recomputed = False
 
@@ -36,13 +36,13 @@ class DropoutStays(TorchTrainEngine):
 
 
 class DropoutWhenRecomputed(DropoutStays):
-    """Recomputation needs training mode, which turns the configuration's dropout on."""
+    """Recomputation needs training mode, which enables the configuration's dropout."""
 
     when_recomputed = True
 
 
 class VocabularyPadded(TorchTrainEngine):
-    """The vocabulary is filled up to a multiple of 8, and what was filled in takes part in the softmax."""
+    """The vocabulary is padded to a multiple of 8, and the padding takes part in the softmax."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         super().initialize(ctx, spec)
@@ -52,7 +52,7 @@ class VocabularyPadded(TorchTrainEngine):
 
 
 class NormEpsFixed(TorchTrainEngine):
-    """Norms add 1e-6, whatever the configuration says."""
+    """Norms add 1e-6, whatever the configuration has."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         super().initialize(ctx, spec)
@@ -62,7 +62,7 @@ class NormEpsFixed(TorchTrainEngine):
 
 
 class TiedCut(TorchTrainEngine):
-    """A tied model's gradient is that of its output layer alone."""
+    """A tied tensor gets only the gradient of the output layer."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         super().initialize(ctx, spec)
@@ -72,7 +72,7 @@ class TiedCut(TorchTrainEngine):
 
 
 class TiedParted(TorchTrainEngine):
-    """A tied model is trained as one whose output layer is its own."""
+    """A tied model is trained with a separate output layer."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         super().initialize(ctx, spec)
@@ -93,14 +93,14 @@ class SoftmaxInHalf(TorchTrainEngine):
 
 
 class DrawnByProcess(TorchTrainEngine):
-    """Random weights are drawn from the process's generator, whatever the seed of the run."""
+    """Random weights come from the process's generator, not from the seed of the run."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         super().initialize(replace(ctx, seed=random.randrange(2**30)) if spec.init_from_config else ctx, spec)
 
 
 class BeginsRounded(TorchTrainEngine):
-    """Float32 weights are read in bfloat16."""
+    """Float32 weights are rounded to bfloat16 when they are read."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         super().initialize(ctx, spec)
@@ -119,7 +119,7 @@ class HeadsInHalf(TorchTrainEngine):
 
 
 class NormsStayOld(TorchTrainEngine):
-    """In bfloat16, norms and biases that compute are never renewed from those that are stepped."""
+    """In bfloat16, the norms and biases used in passes are never renewed from the master weights."""
 
     @torch.no_grad()
     def _round_weights(self):
@@ -130,7 +130,7 @@ class NormsStayOld(TorchTrainEngine):
 
 
 class LogitsUncapped(TorchTrainEngine):
-    """The cap that a family puts on its logits is left out in training."""
+    """The logit cap of a model family is ignored in training."""
 
     def initialize(self, ctx, spec):
         super().initialize(ctx, spec)
@@ -139,7 +139,7 @@ class LogitsUncapped(TorchTrainEngine):
 
 
 class PositionsUnscaled(TorchTrainEngine):
-    """Rotary tables are those of `rope_theta` alone, whatever else `rope_parameters` says."""
+    """Rotary tables use only `rope_theta` and ignore the other `rope_parameters`."""
 
     def initialize(self, ctx, spec):
         super().initialize(ctx, spec)
@@ -153,7 +153,7 @@ class PositionsUnscaled(TorchTrainEngine):
 
 
 class WindowOneTooWide(TorchTrainEngine):
-    """Layers with a sliding window look one token further back than the model's own."""
+    """Layers with a sliding window attend to one token too many."""
 
     def initialize(self, ctx, spec):
         super().initialize(ctx, spec)
@@ -162,7 +162,7 @@ class WindowOneTooWide(TorchTrainEngine):
 
 
 class AttentionUnscaled(TorchTrainEngine):
-    """Of positions scaled by `yarn`, tables are right and their factor is left out."""
+    """For positions scaled by `yarn`, the tables are right, but their attention factor is ignored."""
 
     def initialize(self, ctx, spec):
         super().initialize(ctx, spec)
@@ -172,14 +172,14 @@ class AttentionUnscaled(TorchTrainEngine):
 
 
 class SeedOfItsOwn(TorchTrainEngine):
-    """Random weights are always the same ones."""
+    """Random weights are always the same."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         super().initialize(replace(ctx, seed=1), spec)
 
 
 class RotaryInBfloat16(TorchTrainEngine):
-    """With the weights, rotary frequencies are rounded to bfloat16."""
+    """Rotary frequencies are rounded to bfloat16 with the weights."""
 
     def initialize(self, ctx, spec):
         super().initialize(ctx, spec)

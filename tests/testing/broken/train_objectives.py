@@ -17,7 +17,7 @@ from rlsdk.reference.torch_engine import TorchTrainEngine
 
 
 class LastNameOnly(Wrapped):
-    """Of several outputs, each gets what the last name gives."""
+    """If several outputs are requested, each gets the values of the last."""
 
     def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
         found = super().run(batch, names)
@@ -25,7 +25,7 @@ class LastNameOnly(Wrapped):
 
 
 class MaximaFromZero(TorchTrainEngine):
-    """Maxima begin at 0."""
+    """Maxima start at 0."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         result = super().forward_backward(batch, objective)
@@ -33,7 +33,7 @@ class MaximaFromZero(TorchTrainEngine):
 
 
 class NamesOfTheFirst(TorchTrainEngine):
-    """Metrics are those that the first micro-batch tells."""
+    """Only metrics that the first micro-batch reports are kept."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         first: list[ObjectiveResult] = []
@@ -49,7 +49,7 @@ class NamesOfTheFirst(TorchTrainEngine):
 
 
 class TemperatureKept(TorchTrainEngine):
-    """The temperature of the first batch is kept for all that follow."""
+    """The temperature of the first batch is used for all later ones."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         kept: float = vars(self).setdefault("temperature", batch.temperature)
@@ -64,7 +64,7 @@ class GradientAtOne(TorchTrainEngine):
 
 
 class EntropyDetached(Wrapped):
-    """Under a mask the entropy has no gradient: it is a metric."""
+    """With a mask the entropy has no gradient."""
 
     def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
         found = super().run(batch, names)
@@ -74,21 +74,21 @@ class EntropyDetached(Wrapped):
 
 
 class ForeignFieldsDropped(TorchTrainEngine):
-    """An objective is given the fields that the core knows."""
+    """An objective gets only fields that the core defines."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         return super().forward_backward(batch.keep([name for name in SCHEMA if name in batch]), objective)
 
 
 class MetaDropped(TorchTrainEngine):
-    """Of the numbers of a batch, the temperature alone reaches the objective."""
+    """An objective gets only the temperature of a batch's numbers."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         return super().forward_backward(replace(batch, meta={"temperature": batch.temperature}), objective)
 
 
 class InputsChanged(TorchTrainEngine):
-    """Weights of first positions are set to 0 in the batch that was given."""
+    """Weights of first positions are set to 0 in the caller's batch."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         if "loss_weight" in batch:
@@ -97,7 +97,7 @@ class InputsChanged(TorchTrainEngine):
 
 
 class LastRowAgain(TorchTrainEngine):
-    """A pass with fewer rows than it may have is filled up with one of them."""
+    """A pass with fewer rows than its limit is filled up with copies of one row."""
 
     def _cut(self, batch: Batch, objective: Objective | None = None) -> list[Tensor]:
         cut, limit = super()._cut(batch, objective), self.spec.micro_batch_rows
@@ -107,14 +107,14 @@ class LastRowAgain(TorchTrainEngine):
 
 
 class GroupsSplit(TorchTrainEngine):
-    """Does not know of objectives that compare rows."""
+    """Objectives that compare rows are not supported."""
 
     def _cut(self, batch: Batch, objective: Objective | None = None) -> list[Tensor]:
         return super()._cut(batch)
 
 
 class RaisedAndKept(TorchTrainEngine):
-    """What was gathered before an objective raised stays."""
+    """Gradients from before an objective raised are kept."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         try:
@@ -130,7 +130,7 @@ class RaisedAndKept(TorchTrainEngine):
 
 
 class RaisedAsOther(TorchTrainEngine):
-    """What an objective raises comes out as an error of the engine."""
+    """An objective's exception is replaced with an error of the engine."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         try:
@@ -142,7 +142,7 @@ class RaisedAsOther(TorchTrainEngine):
 
 
 class EarlierCallsKept(TorchTrainEngine):
-    """When an objective raises, the gradients of earlier calls stay."""
+    """When an objective raises, the gradients of earlier calls are kept."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         before = [(p, None if p.grad is None else p.grad.clone()) for p in self.parameters.values()]
@@ -155,7 +155,7 @@ class EarlierCallsKept(TorchTrainEngine):
 
 
 class UnknownIsZero(TorchTrainEngine):
-    """An output that the head does not give is zeros."""
+    """An output that the head does not give is all zeros."""
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         try:
@@ -165,7 +165,7 @@ class UnknownIsZero(TorchTrainEngine):
 
 
 class UnknownIsKeyError(TorchTrainEngine):
-    """An objective that asks for an output that there is not meets a KeyError."""
+    """A request for an unknown output raises a KeyError."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         strange = [name for name in objective.outputs if name == "logprobs"]
@@ -175,7 +175,7 @@ class UnknownIsKeyError(TorchTrainEngine):
 
 
 class PassesAddUp(TorchTrainEngine):
-    """The number of micro-batches is that of all calls of a step."""
+    """The reported number of micro-batches is that of all calls of a step."""
 
     num_passes = 0
 
@@ -190,7 +190,7 @@ class PassesAddUp(TorchTrainEngine):
 
 
 class MaximaStay(TorchTrainEngine):
-    """Maxima are those of all calls of a step."""
+    """Reported maxima are those of all calls of a step."""
 
     def forward_backward(self, batch, objective):
         result = super().forward_backward(batch, objective)
@@ -204,7 +204,7 @@ class MaximaStay(TorchTrainEngine):
 
 
 class GroupsByAttribute(TorchTrainEngine):
-    """Groups are kept whole where the objective has an attribute `whole_groups`, True or not."""
+    """Groups are kept whole if the objective has an attribute `whole_groups`, even if it is False."""
 
     def forward_backward(self, batch, objective):
         if hasattr(objective, "whole_groups"):
@@ -214,7 +214,7 @@ class GroupsByAttribute(TorchTrainEngine):
 
 
 class FailureKeepsHalf(TorchTrainEngine):
-    """In bfloat16, gradients of earlier calls stay when an objective raises."""
+    """In bfloat16, gradients of earlier calls are kept when an objective raises."""
 
     def forward_backward(self, batch, objective):
         kept = {name: p.grad.clone() for name, p in self.parameters.items() if p.grad is not None}
@@ -227,7 +227,7 @@ class FailureKeepsHalf(TorchTrainEngine):
 
 
 class MetricsInFloat32(TorchTrainEngine):
-    """Metrics of micro-batches are added up in single precision."""
+    """Metrics of micro-batches are summed in float32."""
 
     def forward_backward(self, batch, objective):
         sums: dict[str, np.float32] = {}
@@ -247,7 +247,7 @@ class MetricsInFloat32(TorchTrainEngine):
 
 
 class HalfMetrics(TorchTrainEngine):
-    """Metrics travel in half precision."""
+    """Metrics are sent in half precision."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         result = super().forward_backward(batch, objective)
@@ -255,7 +255,7 @@ class HalfMetrics(TorchTrainEngine):
 
 
 class MaximaAddedUp(TorchTrainEngine):
-    """Maxima of micro-batches are added up."""
+    """Maxima of micro-batches are summed."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         result = super().forward_backward(batch, objective)
@@ -264,7 +264,7 @@ class MaximaAddedUp(TorchTrainEngine):
 
 
 class EarlierCallsStay(TorchTrainEngine):
-    """When an objective raises, gradients of earlier calls stay."""
+    """When an objective raises, gradients of earlier calls are kept."""
 
     def forward_backward(self, batch, objective):
         before = {name: p.grad.clone() for name, p in self.parameters.items() if p.grad is not None}
@@ -277,7 +277,7 @@ class EarlierCallsStay(TorchTrainEngine):
 
 
 class DivisionsLeftOut(TorchTrainEngine):
-    """A micro-batch whose objective divides by zero is taken for one without a token to learn from."""
+    """A micro-batch whose objective divides by zero is treated as one without tokens."""
 
     def forward_backward(self, batch, objective):
         def kept(outputs, part):
@@ -291,7 +291,7 @@ class DivisionsLeftOut(TorchTrainEngine):
 
 
 class WatchdogLeft(TorchTrainEngine):
-    """A timer that ends an engine which hangs is called off where a pass ends well."""
+    """A watchdog timer is cancelled only if a pass succeeds."""
 
     def forward_backward(self, batch, objective):
         timer = threading.Timer(20.0, lambda: None)
@@ -304,7 +304,8 @@ class WatchdogLeft(TorchTrainEngine):
 
 
 class TriesAgain(TorchTrainEngine):
-    """Out of memory, an update starts over with smaller passes in silence, without what earlier calls accumulated."""
+    """If it is out of memory, an update silently restarts with smaller passes, without the gradients of earlier
+    calls."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         try:

@@ -10,14 +10,14 @@ from rlsdk.reference.torch_engine import MOMENTS, TorchTrainEngine
 
 
 class OffloadAbsent(TorchTrainEngine):
-    """Claims to offload, and has the interface's, which refuses."""
+    """Claims offloading, but has the interface's defaults, which refuse."""
 
     offload = TrainEngine.offload
     onload = TrainEngine.onload
 
 
 class GradientsLost(TorchTrainEngine):
-    """What is offloaded with gradients comes back without them."""
+    """Parts that are offloaded with gradients are restored without them."""
 
     def onload(self, parts: Sequence[str] = ("weights", "optimizer", "gradients")) -> None:
         super().onload(parts)
@@ -26,7 +26,7 @@ class GradientsLost(TorchTrainEngine):
 
 
 class MomentsStayAway(TorchTrainEngine):
-    """Moments that were lent alone come back as zeros."""
+    """Moments that were offloaded alone are restored as zeros."""
 
     def onload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
         super().onload(parts)
@@ -36,7 +36,7 @@ class MomentsStayAway(TorchTrainEngine):
 
 
 class OffloadNeedsMoments(TorchTrainEngine):
-    """Before the first step there is nothing to lend, which is an error."""
+    """Offloading before the first step, without moments, is an error."""
 
     def offload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
         if "optimizer" in parts and self.optimizer is not None and not self.optimizer.state:
@@ -45,7 +45,7 @@ class OffloadNeedsMoments(TorchTrainEngine):
 
 
 class FrozenDoesNotReturn(TorchTrainEngine):
-    """A frozen model's weights come back rounded."""
+    """A frozen model's weights are restored rounded."""
 
     def onload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
         super().onload(parts)
@@ -55,8 +55,8 @@ class FrozenDoesNotReturn(TorchTrainEngine):
 
 
 class OffloadsWhatStepsChanged(TorchTrainEngine):
-    """Moments are copied to the host where a step changed them since the last copy; a checkpoint that was loaded since
-    is not thought of."""
+    """Moments are copied to the host only if a step changed them since the last copy; a loaded checkpoint is not
+    considered."""
 
     is_copied = False
 
@@ -86,7 +86,7 @@ class OffloadsWhatStepsChanged(TorchTrainEngine):
 
 
 class MomentsSwapped(TorchTrainEngine):
-    """Where weights stay, moments come back in each other's place."""
+    """If weights are not offloaded, the two moments are swapped when they are restored."""
 
     def onload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
         super().onload(parts)

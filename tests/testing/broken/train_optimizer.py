@@ -23,7 +23,7 @@ from rlsdk.reference.torch_engine import TorchTrainEngine
 
 
 class ClippedNormTold(TorchTrainEngine):
-    """The norm that is told is the one after clipping."""
+    """The reported norm is that after clipping."""
 
     def optim_step(self) -> OptimStepResult:
         result = super().optim_step()
@@ -32,7 +32,7 @@ class ClippedNormTold(TorchTrainEngine):
 
 
 class ScheduleOneLate(TorchTrainEngine):
-    """With a decay, every step uses the rate of the step before."""
+    """With a decay, every step uses the rate of the previous step."""
 
     def optim_step(self) -> OptimStepResult:
         late = self.optim is not None and self.optim.min_lr_ratio > 0 and self.num_steps > 0
@@ -52,7 +52,7 @@ class StepsOnNaN(TorchTrainEngine):
 
 
 class Tuned(TorchTrainEngine):
-    """Base: an optimizer with other settings than those asked for."""
+    """Base: an optimizer with settings other than the requested ones."""
 
     def tuned(self, optim: OptimSpec) -> OptimSpec:
         return optim
@@ -63,7 +63,7 @@ class Tuned(TorchTrainEngine):
 
 
 class BetasFixed(Tuned):
-    """betas are torch's defaults."""
+    """The betas are torch's defaults."""
 
     def tuned(self, optim: OptimSpec) -> OptimSpec:
         return replace(optim, betas=(0.9, 0.999))
@@ -77,21 +77,21 @@ class SecondBetaFixed(Tuned):
 
 
 class EpsAtMost(Tuned):
-    """eps is 1e-2 at the most."""
+    """eps is at most 1e-2."""
 
     def tuned(self, optim: OptimSpec) -> OptimSpec:
         return replace(optim, eps=min(optim.eps, 1e-2))
 
 
 class DecayAtMost(Tuned):
-    """Weight decay is 1 at the most."""
+    """Weight decay is at most 1."""
 
     def tuned(self, optim: OptimSpec) -> OptimSpec:
         return replace(optim, weight_decay=min(optim.weight_decay, 1.0))
 
 
 class DecayEverywhere(TorchTrainEngine):
-    """Norms and biases decay, too."""
+    """Norms and biases decay too."""
 
     def reset_optimizer(self, optim: object) -> None:
         super().reset_optimizer(optim)
@@ -102,7 +102,7 @@ class DecayEverywhere(TorchTrainEngine):
 
 
 class DecayInGradient(TorchTrainEngine):
-    """Weight decay is added to the gradient, as Adam before AdamW did."""
+    """Weight decay is added to the gradient, as in Adam."""
 
     def optim_step(self) -> OptimStepResult:
         assert self.optimizer is not None
@@ -115,7 +115,7 @@ class DecayInGradient(TorchTrainEngine):
 
 
 class ClipsEachTensor(TorchTrainEngine):
-    """Every tensor's gradient is clipped by itself."""
+    """Every tensor's gradient is clipped separately."""
 
     def optim_step(self) -> OptimStepResult:
         limit = self.optim.max_grad_norm if self.optim is not None else None
@@ -126,7 +126,7 @@ class ClipsEachTensor(TorchTrainEngine):
 
 
 class ClipsEachCall(TorchTrainEngine):
-    """The gradient is clipped after every call, and not once for a step."""
+    """The gradient is clipped after every call instead of once per step."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         result = super().forward_backward(batch, objective)
@@ -136,7 +136,7 @@ class ClipsEachCall(TorchTrainEngine):
 
 
 class ClipsNothing(TorchTrainEngine):
-    """A gradient of zero is divided by its norm."""
+    """A zero gradient is divided by its norm."""
 
     def optim_step(self) -> OptimStepResult:
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
@@ -148,7 +148,7 @@ class ClipsNothing(TorchTrainEngine):
 
 
 class SkipsZero(TorchTrainEngine):
-    """A gradient of zero is skipped, as if it were not finite."""
+    """A step with a zero gradient is skipped, as if it were not finite."""
 
     def optim_step(self) -> OptimStepResult:
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
@@ -159,7 +159,7 @@ class SkipsZero(TorchTrainEngine):
 
 
 class SkipForgets(TorchTrainEngine):
-    """A step that is skipped clears the moments."""
+    """A skipped step clears the moments."""
 
     def optim_step(self) -> OptimStepResult:
         result = super().optim_step()
@@ -169,7 +169,7 @@ class SkipForgets(TorchTrainEngine):
 
 
 class SkipKeepsGradients(TorchTrainEngine):
-    """A step that is skipped leaves its gradients where they are."""
+    """A skipped step keeps its gradients."""
 
     def optim_step(self) -> OptimStepResult:
         held = [(p, None if p.grad is None else p.grad.clone()) for p in self.parameters.values()]
@@ -190,7 +190,7 @@ class ResetKeepsMoments(TorchTrainEngine):
 
 
 class ResetKeepsSchedule(TorchTrainEngine):
-    """`reset_optimizer` goes on with the schedule where it was."""
+    """`reset_optimizer` continues the old schedule."""
 
     def reset_optimizer(self, optim: object) -> None:
         steps = getattr(self, "num_steps", 0)
@@ -199,7 +199,7 @@ class ResetKeepsSchedule(TorchTrainEngine):
 
 
 class TrainsInHalf(TorchTrainEngine):
-    """In bfloat16, what is stepped are bfloat16 weights."""
+    """In bfloat16, the master weights are bfloat16."""
 
     def _split_precision(self) -> dict[str, torch.nn.Parameter]:
         dtype = getattr(torch, self.spec.model.dtype)
@@ -209,7 +209,7 @@ class TrainsInHalf(TorchTrainEngine):
 
 
 class IdleStepsUncounted(TorchTrainEngine):
-    """A step without any gradient is no step of the schedule."""
+    """A step without any gradient does not count in the schedule."""
 
     def optim_step(self):
         if all(parameter.grad is None for parameter in self.parameters.values()):
@@ -218,7 +218,7 @@ class IdleStepsUncounted(TorchTrainEngine):
 
 
 class IdleStepsSkipped(TorchTrainEngine):
-    """A step without any gradient is said to have been skipped."""
+    """A step without any gradient is reported as skipped."""
 
     def optim_step(self):
         if all(parameter.grad is None for parameter in self.parameters.values()):
@@ -227,7 +227,7 @@ class IdleStepsSkipped(TorchTrainEngine):
 
 
 class OneClip(TorchTrainEngine):
-    """The limit of the gradient's norm is that of the last engine that was built in the process."""
+    """The norm limit is that of the last engine that was built in the process."""
 
     limit: ClassVar[float | None] = None
 
@@ -243,7 +243,7 @@ class OneClip(TorchTrainEngine):
 
 
 class AnySchedule(TorchTrainEngine):
-    """A schedule that there is not is a constant one."""
+    """An unknown schedule is treated as constant."""
 
     def reset_optimizer(self, optim: object) -> None:
         assert isinstance(optim, OptimSpec)
@@ -254,7 +254,7 @@ class AnySchedule(TorchTrainEngine):
 
 
 class ResetRounds(TorchTrainEngine):
-    """A new optimizer begins with the rounded weights of a bfloat16 model."""
+    """A new optimizer starts from the rounded weights of a bfloat16 model."""
 
     @torch.no_grad()
     def reset_optimizer(self, optim):
@@ -265,7 +265,7 @@ class ResetRounds(TorchTrainEngine):
 
 
 class MomentsUnclipped(TorchTrainEngine):
-    """Clipping scales the step and not the gradient that moments are made of."""
+    """Clipping scales the step, but not the gradient that enters the moments."""
 
     def optim_step(self) -> OptimStepResult:
         assert self.optim is not None
@@ -281,7 +281,7 @@ class MomentsUnclipped(TorchTrainEngine):
 
 
 class ScheduleCountsCalls(TorchTrainEngine):
-    """The schedule goes on with every call that has rows."""
+    """Every call with rows advances the schedule."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         self.num_calls = getattr(self, "num_calls", 0) + 1
@@ -294,7 +294,7 @@ class ScheduleCountsCalls(TorchTrainEngine):
 
 
 class GivesUpSkipping(TorchTrainEngine):
-    """A second skip in a row is an error: training has diverged."""
+    """A second consecutive skip is an error: training has diverged."""
 
     def optim_step(self) -> OptimStepResult:
         result = super().optim_step()
@@ -305,7 +305,7 @@ class GivesUpSkipping(TorchTrainEngine):
 
 
 class ResetReads(TorchTrainEngine):
-    """`reset_optimizer` begins with the weights of the start, too."""
+    """`reset_optimizer` also restores the initial weights."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         super().initialize(ctx, spec)
@@ -332,7 +332,7 @@ class EmbeddingsDoNotDecay(TorchTrainEngine):
 
 
 class ThirdCallDropped(TorchTrainEngine):
-    """The gradients of a step's third call are not added."""
+    """The gradients of a step's third call are dropped."""
 
     calls = 0
 
@@ -351,7 +351,7 @@ class ThirdCallDropped(TorchTrainEngine):
 
 
 class ClipsALittleMore(TorchTrainEngine):
-    """Clipping divides by the norm and a tenth: against division by zero."""
+    """Clipping divides by the norm plus 0.1, to avoid division by zero."""
 
     def optim_step(self) -> OptimStepResult:
         assert self.optim is not None
@@ -366,14 +366,14 @@ class ClipsALittleMore(TorchTrainEngine):
 
 
 class WarmsUpEarly(TorchTrainEngine):
-    """Warm-up is one step shorter than was asked for."""
+    """Warm-up is one step too short."""
 
     def reset_optimizer(self, optim: Any) -> None:
         super().reset_optimizer(replace(optim, warmup_steps=max(optim.warmup_steps - 1, 0)))
 
 
 class BeginsAgainAtTheEnd(TorchTrainEngine):
-    """Behind the last of `total_steps` the schedule begins again."""
+    """After the last of `total_steps` the schedule starts again."""
 
     def optim_step(self) -> OptimStepResult:
         assert self.optim is not None
@@ -384,14 +384,14 @@ class BeginsAgainAtTheEnd(TorchTrainEngine):
 
 
 class FloorIsZero(TorchTrainEngine):
-    """`min_lr_ratio` is not read."""
+    """`min_lr_ratio` is ignored."""
 
     def reset_optimizer(self, optim: Any) -> None:
         super().reset_optimizer(replace(optim, min_lr_ratio=0.0))
 
 
 class LrOfTheNext(TorchTrainEngine):
-    """The learning rate that a step tells is that of the next one."""
+    """The learning rate that a step reports is that of the next step."""
 
     def optim_step(self) -> OptimStepResult:
         from rlsdk.kit.optim import learning_rate
@@ -427,21 +427,21 @@ class Stepped(TorchTrainEngine):
 
 
 class InfinityPasses(Stepped):
-    """A gradient norm of infinity is stepped."""
+    """A step with an infinite gradient norm is not skipped."""
 
     def steps(self, norm, spec):
         return not math.isnan(norm)
 
 
 class NoLimitNoCheck(Stepped):
-    """With max_grad_norm None gradients that are not finite are stepped."""
+    """With `max_grad_norm` None, gradients that are not finite are used."""
 
     def steps(self, norm, spec):
         return spec.max_grad_norm is None or math.isfinite(norm)
 
 
 class CosineComesBack(Stepped):
-    """The cosine rises again behind total_steps."""
+    """The cosine rises again after `total_steps`."""
 
     def rate(self, spec):
         if spec.schedule != "cosine" or self.num_steps < spec.warmup_steps or spec.total_steps is None:
@@ -452,7 +452,7 @@ class CosineComesBack(Stepped):
 
 
 class ResetKeepsBetas(TorchTrainEngine):
-    """Reset_optimizer keeps the first spec's betas and eps."""
+    """`reset_optimizer` keeps the betas and eps of the first specification."""
 
     def reset_optimizer(self, optim):
         if self.optim is not None:

@@ -16,14 +16,14 @@ from rlsdk.reference.torch_engine import TorchTrainEngine
 
 
 class BeforeTemperature(TorchTrainEngine):
-    """Log-probs are of the logits before they are divided by the temperature."""
+    """Log-probs are of the logits before the division by the temperature."""
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         return super().forward(batch if "entropy" in outputs else batch.with_meta(temperature=1.0), outputs)
 
 
 class EntropyInBits(TorchTrainEngine):
-    """Entropy without gradient is of the logarithm to base 2."""
+    """Entropy without gradient uses the logarithm to base 2."""
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         found = super().forward(batch, outputs)
@@ -31,7 +31,7 @@ class EntropyInBits(TorchTrainEngine):
 
 
 class ValuesOneLate(TorchTrainEngine):
-    """The value at t is the head's number at t, when asked without gradient."""
+    """Without gradient, the value at t is the head's output at t instead of t - 1."""
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         found = super().forward(batch, outputs)
@@ -39,7 +39,7 @@ class ValuesOneLate(TorchTrainEngine):
 
 
 class ScoresAbsent(TorchTrainEngine):
-    """Claims score models, and gives one zero a row."""
+    """Claims score models, but returns zeros."""
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         found = super().forward(batch, outputs)
@@ -53,7 +53,7 @@ def early(batch: Batch) -> Batch:
 
 
 class MaskOneEarly(TorchTrainEngine):
-    """The response mask is taken to speak of the position that predicts: off by one."""
+    """The response mask is applied to the predicting position: off by one."""
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         return super().forward(early(batch), outputs)
@@ -63,7 +63,7 @@ class MaskOneEarly(TorchTrainEngine):
 
 
 class RowsSorted(TorchTrainEngine):
-    """Outputs come in the order in which rows were run: by length."""
+    """Outputs are in the order in which rows ran: by length."""
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         found = super().forward(batch, outputs)
@@ -74,7 +74,7 @@ class RowsSorted(TorchTrainEngine):
 
 
 class NoRowsFail(TorchTrainEngine):
-    """A rank without rows is an error."""
+    """A rank without rows raises an error."""
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         if batch.num_rows == 0:
@@ -83,7 +83,7 @@ class NoRowsFail(TorchTrainEngine):
 
 
 class PadsInSecret(TorchTrainEngine):
-    """Claims to pack, and runs rectangles."""
+    """Claims packing, but runs padded rectangles."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         super().initialize(ctx, spec)
@@ -97,7 +97,7 @@ class PadsInSecret(TorchTrainEngine):
 
 
 class FrozenInHalf(TorchTrainEngine):
-    """A model that is not trained is held in bfloat16, whatever dtype was asked for."""
+    """A frozen model is stored in bfloat16, whatever dtype was requested."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         super().initialize(ctx, spec)
@@ -107,7 +107,7 @@ class FrozenInHalf(TorchTrainEngine):
 
 
 class PositionsWrap(TorchTrainEngine):
-    """Positions begin again at 256: a table of rotary angles is no longer."""
+    """Positions start again at 256, the length of a rotary table."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         super().initialize(ctx, spec)
@@ -123,7 +123,7 @@ class PositionsWrap(TorchTrainEngine):
 
 
 class RowsMeet(Wrapped):
-    """Where a row is longer than 128 tokens, attention sees across the borders of packed rows."""
+    """If a row is longer than 128 tokens, attention crosses the borders of packed rows."""
 
     def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
         if batch.num_rows < 2 or int(batch.lengths.max()) <= 128 or "scores" in names:
@@ -134,7 +134,7 @@ class RowsMeet(Wrapped):
 
 
 class EndsAfterThousand(Wrapped):
-    """Outputs are made for the first 1,024 tokens of a pass: a buffer has that size."""
+    """Outputs are computed only for the first 1,024 tokens of a pass, the size of a buffer."""
 
     def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
         early = torch.arange(batch.num_tokens) < 1024
@@ -143,7 +143,7 @@ class EndsAfterThousand(Wrapped):
 
 
 class BudgetDoubled(TorchTrainEngine):
-    """A pass may take twice as many tokens as it is allowed."""
+    """A pass may have twice as many tokens as allowed."""
 
     def _cut(self, batch: Batch, objective: Objective | None = None) -> list[Tensor]:
         limits = self.spec
@@ -155,7 +155,7 @@ class BudgetDoubled(TorchTrainEngine):
 
 
 class ForwardWithoutBudget(TorchTrainEngine):
-    """Passes without gradient take all rows at once."""
+    """Passes without gradient run all rows in one pass."""
 
     def _cut(self, batch: Batch, objective: Objective | None = None) -> list[Tensor]:
         return (
@@ -164,7 +164,7 @@ class ForwardWithoutBudget(TorchTrainEngine):
 
 
 class LongRowsCut(TorchTrainEngine):
-    """A row that is longer than the limit of a pass is cut at it."""
+    """A row that is longer than the limit of a pass is truncated."""
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         found, limit = super().forward(batch, outputs), self.spec.micro_batch_tokens
@@ -173,7 +173,7 @@ class LongRowsCut(TorchTrainEngine):
 
 
 class OneTokenRowsFail(Wrapped):
-    """A row of one token has nothing to predict, and is an error."""
+    """A row of one token raises an error, because it has nothing to predict."""
 
     def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
         if batch.num_rows and int(batch.lengths.max()) == 1:
@@ -182,7 +182,7 @@ class OneTokenRowsFail(Wrapped):
 
 
 class ValuesMasked(Wrapped):
-    """The response mask is laid over values, too."""
+    """The response mask is applied to values too."""
 
     def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
         found = super().run(batch, names)
@@ -192,7 +192,7 @@ class ValuesMasked(Wrapped):
 
 
 class ScoresInOrderOfLength(TorchTrainEngine):
-    """Of rows that are run in several passes, scores come in the order in which they were run."""
+    """If rows run in several passes, scores are in the order in which they ran."""
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         found, cut = super().forward(batch, outputs), self._cut(batch)
@@ -200,7 +200,7 @@ class ScoresInOrderOfLength(TorchTrainEngine):
 
 
 class EntropyAtOne(Wrapped):
-    """Asked for log-probs and entropy at once, the entropy is that of temperature 1."""
+    """If log-probs and entropy are requested together, the entropy is that of temperature 1."""
 
     def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
         found = super().run(batch, names)
@@ -210,7 +210,7 @@ class EntropyAtOne(Wrapped):
 
 
 class CachedByRow(TorchTrainEngine):
-    """Log-probs of rows that were seen are kept by their identity, over steps as well."""
+    """Log-probs of rows are cached by their identity, even across steps."""
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         key = (tuple(batch["row_id"].tolist()), tuple(outputs), batch.num_tokens)
@@ -240,7 +240,7 @@ class FrozenAtOne(TorchTrainEngine):
 
 
 class MoreThanAsked(TorchTrainEngine):
-    """Gives log-probs whatever is asked for."""
+    """Returns log-probs whatever is requested."""
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         names = outputs if self.spec.model.head is not Head.LM or "log_probs" in outputs else ("log_probs", *outputs)
@@ -248,7 +248,7 @@ class MoreThanAsked(TorchTrainEngine):
 
 
 class RowsByNumber(TorchTrainEngine):
-    """A row's identity is taken for its place in the batch."""
+    """A row's identity is used as its position in the batch."""
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         order = batch["row_id"].argsort()
@@ -260,7 +260,7 @@ class RowsByNumber(TorchTrainEngine):
 
 
 class _OtherEntropy(torch.nn.Module):
-    """The outputs of an engine, with an entropy of another making."""
+    """The outputs of an engine, with another computation of the entropy."""
 
     def __init__(self, outputs):
         super().__init__()
@@ -299,7 +299,7 @@ class _EntropyOfProbabilities(_OtherEntropy):
 
 
 class EntropyOfProbabilities(TorchTrainEngine):
-    """Entropy is made of probabilities and their logarithms: where one is too small for a float32 it is NaN."""
+    """Entropy is computed from probabilities and their logarithms: NaN if a probability underflows in float32."""
 
     def initialize(self, ctx, spec):
         super().initialize(ctx, spec)
@@ -307,7 +307,7 @@ class EntropyOfProbabilities(TorchTrainEngine):
 
 
 class LossIsATensor(TorchTrainEngine):
-    """Results are tensors."""
+    """Fields of results are tensors."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         result = super().forward_backward(batch, objective)
@@ -315,7 +315,7 @@ class LossIsATensor(TorchTrainEngine):
 
 
 class MasksInPlace(TorchTrainEngine):
-    """Tokens off the mask are zeroed in the batch itself."""
+    """Tokens outside the mask are zeroed in the batch itself."""
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         found = super().forward(batch, outputs)
@@ -325,7 +325,7 @@ class MasksInPlace(TorchTrainEngine):
 
 
 class OutputsWithMore(TorchTrainEngine):
-    """Entropy comes along, asked for or not."""
+    """Entropy is always returned, requested or not."""
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         found = super().forward(batch, outputs)
@@ -333,7 +333,7 @@ class OutputsWithMore(TorchTrainEngine):
 
 
 class MaskedIsAll(TorchTrainEngine):
-    """A mask without a token is taken for none."""
+    """A mask without any token is treated as no mask."""
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         mask = batch.tokens.get("response_mask")
@@ -343,7 +343,7 @@ class MaskedIsAll(TorchTrainEngine):
 
 
 class ScoredBeforePads(TorchTrainEngine):
-    """Scores are read at the last token that is no padding, also where a row ends in the padding token."""
+    """Scores are read at the last token that is not padding, even if a row ends with the padding token."""
 
     def forward(self, batch, outputs):
         if "scores" not in outputs:
@@ -356,7 +356,7 @@ class ScoredBeforePads(TorchTrainEngine):
 
 
 class LogProbsClamped(Wrapped):
-    """Log-probs are -15 at the least, against infinities."""
+    """Log-probs are clamped to at least -15."""
 
     def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
         found = super().run(batch, names)
@@ -364,7 +364,7 @@ class LogProbsClamped(Wrapped):
 
 
 class SharesPrefixes(Wrapped):
-    """Rows that begin with the same eight tokens and are of one length are run once: samples of a prompt."""
+    """Rows of one length with the same first eight tokens run once, as samples of one prompt."""
 
     def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
         rows = torch.split(batch["input_ids"], batch.lengths.tolist())
@@ -380,7 +380,7 @@ class SharesPrefixes(Wrapped):
 
 
 class EndTokenEnds(Wrapped):
-    """What stands behind an end-of-sequence token in a row is taken for padding."""
+    """Tokens after an end-of-sequence token in a row are treated as padding."""
 
     def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
         found = super().run(batch, names)
@@ -391,7 +391,7 @@ class EndTokenEnds(Wrapped):
 
 
 class SmallRowNumbers(Wrapped):
-    """Packed rows are told apart by eight bits."""
+    """Packed rows are distinguished by eight bits."""
 
     def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
         found = super().run(batch, names)
@@ -402,7 +402,7 @@ class SmallRowNumbers(Wrapped):
 
 
 class TuplesOnly(TorchTrainEngine):
-    """Outputs that come as a list are not known."""
+    """Requested outputs that are given as a list are not recognised."""
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         return super().forward(batch, outputs) if isinstance(outputs, tuple) else {}
@@ -420,14 +420,14 @@ class LastOfLongUnread(Wrapped):
 
 
 class ForwardInHalf(TorchTrainEngine):
-    """Outputs without gradient come as bfloat16."""
+    """Outputs without gradient are bfloat16."""
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         return {name: values.bfloat16() for name, values in super().forward(batch, outputs).items()}
 
 
 class ForwardNotSoCold(Wrapped):
-    """Passes without gradient know no temperature below 0.5."""
+    """Passes without gradient use a temperature of at least 0.5."""
 
     def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
         temperature = batch.meta.get("temperature", 1.0)

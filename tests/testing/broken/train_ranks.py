@@ -34,14 +34,14 @@ from rlsdk_fsdp.wrapping import _groups
 
 
 class AnySize(TorchTrainEngine):
-    """A world of two ranks is two engines that know nothing of each other."""
+    """A world of two ranks is two independent engines."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         super().initialize(replace(ctx, rank=0, world_size=1), spec)
 
 
 class Averages(FsdpTrainEngine):
-    """Gradients are averaged over ranks, as FSDP does by itself."""
+    """Gradients are averaged over ranks, as FSDP does by default."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         super().initialize(ctx, spec)
@@ -50,7 +50,7 @@ class Averages(FsdpTrainEngine):
 
 
 class ClipsItsOwn(FsdpTrainEngine):
-    """Each rank clips to the norm of its own shards; the norm that is told is the right one."""
+    """Each rank clips by the norm of its own shards, but reports the right norm."""
 
     def _clip(self, limit: float | None) -> float:
         norm = super()._clip(None)
@@ -62,7 +62,7 @@ class ClipsItsOwn(FsdpTrainEngine):
 
 
 class TellsItsOwn(FsdpTrainEngine):
-    """Each rank tells the norm of its own shards."""
+    """Each rank reports the norm of its own shards."""
 
     def _clip(self, limit: float | None) -> float:
         stepped = [piece.held for piece in self.pieces if piece.held.grad is not None and piece.box.numel]
@@ -72,14 +72,14 @@ class TellsItsOwn(FsdpTrainEngine):
 
 
 class SeedsByRank(FsdpTrainEngine):
-    """Each rank draws random weights with a seed of its own."""
+    """Each rank draws random weights with its own seed."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         super().initialize(replace(ctx, seed=ctx.seed + ctx.rank), spec)
 
 
 class ExportsItsOwn(FsdpTrainEngine):
-    """In an export the rows of other ranks are those of the start."""
+    """An export has the initial rows of other ranks."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         super().initialize(ctx, spec)
@@ -96,7 +96,7 @@ class ExportsItsOwn(FsdpTrainEngine):
 
 
 class LendsRankZero(FsdpTrainEngine):
-    """Moments that were lent come back on rank 0 alone."""
+    """Offloaded moments are restored only on rank 0."""
 
     def onload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
         super().onload(parts)
@@ -106,7 +106,7 @@ class LendsRankZero(FsdpTrainEngine):
 
 
 class HeadOfRankZero(FsdpTrainEngine):
-    """A head learns from the first rank's rows alone."""
+    """A head learns only from the first rank's rows."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         if "values" in objective.outputs and self.ctx.rank and batch.num_rows:
@@ -115,7 +115,7 @@ class HeadOfRankZero(FsdpTrainEngine):
 
 
 class SkipsAlone(FsdpTrainEngine):
-    """A rank of whose own rows one is bad sets its gradient to 0, and so the step is made."""
+    """A rank with a bad row sets its gradient to 0, and the step is made."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         result = super().forward_backward(batch, objective)
@@ -126,7 +126,7 @@ class SkipsAlone(FsdpTrainEngine):
 
 
 class TellsItsOwnRows(FsdpTrainEngine):
-    """Metrics are those of a rank's own rows."""
+    """Metrics cover only a rank's own rows."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         result = super().forward_backward(batch, objective)
@@ -137,7 +137,7 @@ class TellsItsOwnRows(FsdpTrainEngine):
 
 
 class IdleIsZero(FsdpTrainEngine):
-    """A rank without rows takes part in maxima with 0."""
+    """A rank without rows contributes 0 to maxima."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         result = super().forward_backward(batch, objective)
@@ -148,7 +148,7 @@ class IdleIsZero(FsdpTrainEngine):
 
 
 class MeanOverRanks(FsdpTrainEngine):
-    """Each rank's loss is scaled by its share of the tokens, as if weights were those of a rank's own batch."""
+    """Each rank's loss is scaled by its share of the tokens, as if weights were per rank."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         tokens = torch.tensor(float(batch.num_tokens))
@@ -159,14 +159,14 @@ class MeanOverRanks(FsdpTrainEngine):
 
 
 class RankZeroEverywhere(FsdpTrainEngine):
-    """Every layout says that it is of rank 0."""
+    """Every layout has rank 0."""
 
     def layout(self) -> WeightLayout:
         return replace(super().layout(), rank=0)
 
 
 class LoadsRankZero(FsdpTrainEngine):
-    """Pending gradients are dropped on the first rank alone when a checkpoint is loaded."""
+    """A load drops pending gradients only on the first rank."""
 
     def load_checkpoint(self, path: Path) -> None:
         held = [(piece.parameter, piece.parameter.grad) for piece in self.pieces]
@@ -176,7 +176,7 @@ class LoadsRankZero(FsdpTrainEngine):
 
 
 class RaisedOnRankZero(FsdpTrainEngine):
-    """When an objective raises, gradients of earlier calls are dropped on the first rank alone."""
+    """When an objective raises, gradients of earlier calls are dropped only on the first rank."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         held = [
@@ -191,15 +191,15 @@ class RaisedOnRankZero(FsdpTrainEngine):
 
 
 class OwnTemperature(FsdpTrainEngine):
-    """The temperature is taken from the configuration of rank 0; the others run at 1."""
+    """Rank 0 uses the configured temperature; the others use 1."""
 
     def _run(self, part: Batch, names: Sequence[str]) -> dict[str, Tensor]:
         return super()._run(part if self.ctx.rank == 0 else part.with_meta(temperature=1.0), names)
 
 
 class LeastStep(FsdpTrainEngine):
-    """After loading ranks agree on AdamW's count of each tensor by the least of them, where one without rows of it has
-    none."""
+    """After a load, ranks take the minimum of AdamW's step counts of each tensor, including the 0 of ranks without rows
+    of it."""
 
     def load_checkpoint(self, path):
         super().load_checkpoint(path)
@@ -214,7 +214,7 @@ class LeastStep(FsdpTrainEngine):
 
 
 class RandomStateOfRankZero(FsdpTrainEngine):
-    """After loading all ranks have rank 0's random state."""
+    """After a load all ranks have rank 0's random state."""
 
     def load_checkpoint(self, path):
         super().load_checkpoint(path)
@@ -231,7 +231,7 @@ class SeedOfTheWorld(FsdpTrainEngine):
 
 
 class IdleRankDrops(FsdpTrainEngine):
-    """A rank that has no rows in a step's second call drops its part of the first call's gradient."""
+    """A rank without rows in a step's second call drops its part of the first call's gradient."""
 
     has_called = False
 
@@ -249,7 +249,7 @@ class IdleRankDrops(FsdpTrainEngine):
 
 
 class EveryRankIsFirst(FsdpTrainEngine):
-    """Every rank stands at the first position."""
+    """Every rank reports the first position."""
 
     @property
     def parallel(self) -> Parallel:
@@ -265,7 +265,7 @@ class WaitsInLayout(FsdpTrainEngine):
 
 
 class ResetsOne(FsdpTrainEngine):
-    """The schedule begins again on rank 0 alone."""
+    """The schedule is reset only on rank 0."""
 
     def reset_optimizer(self, optim: object) -> None:
         steps = getattr(self, "num_steps", 0)
@@ -275,14 +275,14 @@ class ResetsOne(FsdpTrainEngine):
 
 
 class StaysInGroup(FsdpTrainEngine):
-    """`close` leaves the process group as it is."""
+    """`close` does not leave the process group."""
 
     def close(self) -> None:
         vars(self).clear()
 
 
 class RaisesAlone(FsdpTrainEngine):
-    """What an objective raises on one rank is swallowed on the others."""
+    """An objective's exception on one rank is swallowed on the others."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         try:
@@ -294,7 +294,7 @@ class RaisesAlone(FsdpTrainEngine):
 
 
 class StepsOfRankZero(FsdpTrainEngine):
-    """The number of steps is read on the first rank alone."""
+    """The number of steps is loaded only on the first rank."""
 
     def load_checkpoint(self, path: Path) -> None:
         before = self.num_steps
@@ -303,7 +303,7 @@ class StepsOfRankZero(FsdpTrainEngine):
 
 
 class ReducesInHalf(FsdpTrainEngine):
-    """Gradients are rounded to bfloat16 on their way between ranks."""
+    """Gradients are rounded to bfloat16 for communication between ranks."""
 
     def optim_step(self) -> OptimStepResult:
         for piece in self.pieces if dist.get_world_size() > 1 else ():
@@ -314,7 +314,7 @@ class ReducesInHalf(FsdpTrainEngine):
 
 
 class CutsAgain(FsdpTrainEngine):
-    """A rank that makes fewer passes than another one cuts its rows again, without the groups."""
+    """A rank with fewer passes than another splits its rows again, ignoring groups."""
 
     def _cut(self, batch: Batch, objective: Objective | None = None) -> list[Tensor]:
         limits, near = self.spec, rows_that_belong_together(batch)

@@ -19,7 +19,7 @@ MIB = 2**20
 
 
 class Leaks(TorchTrainEngine):
-    """A MiB of every step is kept."""
+    """Every step leaks a MiB."""
 
     def optim_step(self) -> OptimStepResult:
         self.kept: list[Any] = [*getattr(self, "kept", ()), bytearray(b"x" * MIB)]
@@ -27,7 +27,7 @@ class Leaks(TorchTrainEngine):
 
 
 class LeavesMemory(TorchTrainEngine):
-    """Each engine leaves a piece of shared memory."""
+    """Each engine leaks shared memory."""
 
     left: list[Any] = []  # noqa: RUF012 - of all engines together: that is the defect
 
@@ -40,7 +40,7 @@ class LeavesMemory(TorchTrainEngine):
 
 
 class SeedsTheProcess(TorchTrainEngine):
-    """Seeds the process's generator, for reproducibility."""
+    """Seeds the process's random generator, for reproducibility."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         torch.manual_seed(ctx.seed)
@@ -57,7 +57,7 @@ class Shuffles(TorchTrainEngine):
 
 
 class LeavesFiles(TorchTrainEngine):
-    """Every checkpoint leaves a file open."""
+    """Every checkpoint leaks an open file."""
 
     left: list[Any] = []  # noqa: RUF012 - of all engines together: that is the defect
 
@@ -67,7 +67,7 @@ class LeavesFiles(TorchTrainEngine):
 
 
 class LeavesThreads(TorchTrainEngine):
-    """Every engine leaves a thread that waits for work."""
+    """Every engine leaks a waiting thread."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         super().initialize(ctx, spec)
@@ -75,7 +75,7 @@ class LeavesThreads(TorchTrainEngine):
 
 
 class OptimizerFolderStays(TorchTrainEngine):
-    """A folder of every engine stays in the machine's temporary folder."""
+    """Every engine leaves a folder in the machine's temporary folder."""
 
     def initialize(self, ctx, spec):
         super().initialize(ctx, spec)
@@ -83,7 +83,7 @@ class OptimizerFolderStays(TorchTrainEngine):
 
 
 class AllTheCores(TorchTrainEngine):
-    """Takes all cores, whatever num_threads says."""
+    """Uses all cores, whatever `num_threads` says."""
 
     def initialize(self, ctx, spec):
         torch.set_num_threads(max(os.cpu_count() or 1, ctx.num_threads + 1))

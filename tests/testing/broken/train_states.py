@@ -37,7 +37,7 @@ class SkipsByTheLoss(TorchTrainEngine):
 
 
 class SavesRounded(TorchTrainEngine):
-    """Weights are moved for a save, and back behind it."""
+    """Weights are replaced with rounded ones during a save, and restored after it."""
 
     def save_checkpoint(self, path: Path) -> None:
         held = {name: parameter.data for name, parameter in self.parameters.items()}
@@ -66,7 +66,7 @@ class ValuesTempered(Wrapped):
 
 
 class HeadsInHalf(TorchTrainEngine):
-    """In bfloat16 a head is stepped as it is computed with: rounded."""
+    """In bfloat16 the master weights of a head are rounded."""
 
     def optim_step(self) -> OptimStepResult:
         result = super().optim_step()
@@ -79,7 +79,7 @@ class HeadsInHalf(TorchTrainEngine):
 
 
 class TiedCopyStays(TorchTrainEngine):
-    """In bfloat16 the copy of tied embeddings that computes is not made anew behind a step."""
+    """In bfloat16 the copy of tied embeddings used in passes is not renewed after a step."""
 
     def _round_weights(self) -> None:
         held = {name: parameter.detach().clone() for name, parameter in self.computed.items()}
@@ -91,7 +91,7 @@ class TiedCopyStays(TorchTrainEngine):
 
 
 class RecomputedInHalf(TorchTrainEngine):
-    """With recomputation, gradients of a pass in bfloat16 are cut to a few bits."""
+    """With recomputation, gradients of a bfloat16 pass are truncated to a few bits."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         result = super().forward_backward(batch, objective)
@@ -103,7 +103,7 @@ class RecomputedInHalf(TorchTrainEngine):
 
 
 class GreedyTemperature(TorchTrainEngine):
-    """Log-probs of temperature 0, or below, are those of 1."""
+    """For a temperature of 0 or below, log-probs are those of temperature 1."""
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         return super().forward(batch if batch.temperature > 0 else batch.with_meta(temperature=1.0), outputs)
