@@ -1,12 +1,12 @@
 """Weight transfer from the training layout to the inference layout: planner, transports, both ends, and the manager.
 
 Pull model: the manager in the controller plans and checks; each rollout replica (`WeightTarget`) asks the training
-ranks (`WeightSource`) for the boxes it wants, one bounded round at a time. What the hosts of the two roles must serve:
+ranks (`WeightSource`) for the boxes it wants, in bounded rounds. The hosts of the two roles must serve:
 
-- train: `weight_layout()`, `weight_fingerprints(transfers)`, and, while the engine's own thread may be busy,
-  `export_weights(buckets)`: the methods `layout`, `fingerprints` and `export` of its `WeightSource`; where weights are
-  quantized as they are served, `weight_block_maxima` and `weight_block_fingerprints` too
-- rollout: `target_layouts()` and `pull_weights(buckets, peers, version, timeout_s, relay)`, and while it pulls
+- train: `weight_layout()`, `weight_fingerprints(transfers)`, and, even while the engine's own thread is busy,
+  `export_weights(buckets)`: the methods `layout`, `fingerprints` and `export` of its `WeightSource`; if replicas
+  quantize weights, `weight_block_maxima` and `weight_block_fingerprints` too
+- rollout: `target_layouts()` and `pull_weights(buckets, peers, version, timeout_s, relay)`, and, during a pull,
   `pass_on_weights(buckets, sync, timeout_s)`: the methods `layouts`, `pull` and `pass_on` of its `WeightTarget`
 """
 

@@ -1,4 +1,4 @@
-"""Which source sends what, if several hold the same box: spreads the work evenly by arithmetic, without search."""
+"""Chooses the source of each box that several hold: spreads the work evenly by arithmetic, without search."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from rlsdk.sharding.box_table import BoxTable, Ints, first_axis, ragged
 from rlsdk.sharding.holders import RankSets
 
 SWEEPS = 6
-"""Sweeps of coordinate descent; sets of replicas are nested in practice, for which the first sweep is exact."""
+"""Largest number of sweeps of coordinate descent; in practice sets of replicas are nested, and the first sweep is
+exact."""
 SETTLED = 1e-3
 """A sweep that lowers the largest load by less than this share is the last."""
 TURN_BYTES = 4 << 20
 """Bytes that each replica sends per turn if replicas take turns, so that all of them work concurrently."""
 MAX_TURNS = 1 << 18
-"""Turns in all: bounds the pieces that taking turns adds to a large plan."""
+"""Total number of turns: bounds the pieces that taking turns adds to a large plan."""
 
 
 def quotas(num_bytes: Ints, sets: RankSets, num_ranks: int) -> NDArray[np.float64]:
-    """Splits the bytes of each set among its members so that the largest load is least.
+    """Splits the bytes of each set among its members so that the largest load is minimal.
 
-    Coordinate descent on the sum of squared loads, one set at a time by exact water-filling; the problem is convex and
-    its constraints separate over sets, so it converges to the most even loads that there are.
+    Coordinate descent on the sum of squared loads, with exact water-filling for each set. The problem is convex and its
+    constraints separate over sets, so it converges to the most even loads.
 
     Args:
-        num_bytes: `[sets]`.
-        sets: of ranks that may share those bytes, none empty.
-        num_ranks: of which sets are made.
+        num_bytes: `[sets]`: bytes of each set.
+        sets: sets of ranks that may share these bytes, none empty.
+        num_ranks: total number of ranks.
 
     Returns:
-        `[members of all sets]`, as they stand in `sets`.
+        `[members of all sets]`: the bytes of each member, in the order of `sets`.
     """
     counts = sets.counts
     given = np.where(np.repeat(counts, counts) == 1, np.repeat(num_bytes, counts), 0).astype(np.float64)
@@ -54,7 +55,7 @@ def quotas(num_bytes: Ints, sets: RankSets, num_ranks: int) -> NDArray[np.float6
 
 
 def _fill_up(loads: NDArray[np.float64], amount: float) -> NDArray[np.float64]:
-    """Water-filling: the share of each load when `amount` is added and the lowest loads rise together."""
+    """Water-filling: the part of `amount` that each load gets if the lowest loads rise together."""
     ordered = np.sort(loads)
     levels = (amount + np.cumsum(ordered)) / np.arange(1, len(ordered) + 1)
     reached = int(np.flatnonzero(levels >= ordered)[-1])
@@ -65,22 +66,22 @@ def _fill_up(loads: NDArray[np.float64], amount: float) -> NDArray[np.float64]:
 def take_turns(
     boxes: BoxTable, element_bytes: Ints, which: Ints, sets: RankSets, num_ranks: int, *, shift: int = 0
 ) -> tuple[BoxTable, Ints, Ints]:
-    """Gives every box a source; a box is cut, between rows, where the turn of one replica ends.
+    """Assigns a source to every box; a box is split between rows where the turn of one replica ends.
 
-    All boxes of a set lie after one another on a line. The line is cut into equal cycles, and in each cycle every
-    member gives its share, so that it is even over every stretch of the plan and not only in sum. The number of cycles
-    is prime to that of the targets: these then start with different members.
+    All boxes of a set are concatenated on a line. The line is split into equal cycles, and in each cycle every member
+    sends its share, so that the load is even in every part of the plan and not only in total. The number of cycles is
+    coprime to the number of targets, so that targets start with different members.
 
     Args:
-        boxes: `[N]`; `rank` is the target. In the order in which targets take them.
-        element_bytes: `[N]`.
-        which: `[N]`: the set of sources that may give each.
-        sets: of source ranks.
-        num_ranks: on the source side.
-        shift: a source has the turn of the one so many places before it in its set.
+        boxes: `[N]`; `rank` is the target. In the order in which targets receive them.
+        element_bytes: `[N]`: bytes per element.
+        which: `[N]`: index of the set of sources that may send each box.
+        sets: sets of source ranks.
+        num_ranks: number of source ranks.
+        shift: each source gets the turn of the one `shift` places before it in its set.
 
     Returns:
-        Pieces in the same order, the row of `boxes` each is of, and the source of each.
+        Pieces in the same order, the row of `boxes` that each belongs to, and the source of each.
     """
     sizes = boxes.numel * element_bytes
     totals = np.bincount(which, sizes, minlength=len(sets)).astype(np.int64)
@@ -111,7 +112,7 @@ def take_turns(
 
 
 def _num_targets(targets: Ints, which: Ints, num_sets: int) -> Ints:
-    """`[sets]`: targets that take something of each."""
+    """`[sets]`: number of targets that receive something from each set."""
     pairs = np.unique(which * (int(targets.max(initial=0)) + 1) + targets)
     return np.bincount(pairs // (int(targets.max(initial=0)) + 1), minlength=num_sets)
 
@@ -119,7 +120,7 @@ def _num_targets(targets: Ints, which: Ints, num_sets: int) -> Ints:
 def _turns(
     totals: Ints, given: NDArray[np.float64], sets: RankSets, num_targets: Ints, shift: int
 ) -> tuple[Ints, Ints]:
-    """The line's `[turns + 1]` bounds in bytes, and the `[turns]` source whose turn it is."""
+    """`[turns + 1]`: bounds of the turns on the line, in bytes; and `[turns]`: the source of each turn."""
     counts = sets.counts
     most = max(1, MAX_TURNS // max(1, int(counts.sum())))
     cycles = np.clip(totals // (counts * TURN_BYTES), 1, most)

@@ -1,4 +1,4 @@
-"""Many boxes as columns: what the planner computes with, so that a million boxes cost seconds and not minutes."""
+"""Many boxes as columns: the planner computes on these, so that a million boxes take seconds instead of minutes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_PAIRS = 1 << 22
 
 @dataclass(frozen=True)
 class BoxTable:
-    """N boxes of named tensors. Tensors of fewer dimensions than others have ones after."""
+    """N boxes of named tensors. Tensors with fewer dimensions are padded with ones at the end."""
 
     rank: Ints
     """`[N]`: index of the layout that lists the box."""
@@ -43,11 +43,11 @@ class BoxTable:
             if rows.all():
                 return self
             rows = np.flatnonzero(rows)
-        # Of rows in memory several times as quick as indexing by brackets.
+        # For contiguous rows several times as fast as indexing.
         return BoxTable(*(values.take(rows, axis=0) for values in (self.rank, self.name, self.offset, self.size)))
 
     def joined(self, other: BoxTable) -> BoxTable:
-        """These boxes, and after them the other ones."""
+        """These boxes, followed by the others."""
         return concatenated((self, other))
 
     @property
@@ -58,7 +58,8 @@ class BoxTable:
 
     def measure(self) -> Hashes:
         """`[N]`: a pseudo-random product measure modulo 2**64. Boxes tile a box if and only if their measures sum to
-        its own, but for a chance near 2**-58 (Schwartz-Zippel: the difference is a multilinear form in the hashes)."""
+        its measure, except with a probability near 2**-58 (Schwartz-Zippel: the difference is a multilinear form in
+        the hashes)."""
         total = np.ones(len(self), np.uint64)
         for axis in range(self.offset.shape[1]):
             low = self.offset[:, axis]
@@ -85,17 +86,17 @@ def mix(values: Ints, salt: int = 0) -> Hashes:
 
 
 def pack(layouts: Sequence[WeightLayout], tensors: Mapping[str, TensorMeta], num_dims: int) -> BoxTable:
-    """All boxes of all layouts that are not empty, in their order.
+    """All non-empty boxes of all layouts, in order.
 
     Args:
-        layouts: of one side.
-        tensors: every tensor that they speak of; the position of a name is its index.
-        num_dims: D, at least that of any tensor.
+        layouts: the layouts of one side.
+        tensors: every tensor that they list; the position of a name is its index.
+        num_dims: D, at least the number of dimensions of any tensor.
 
     Raises:
-        LayoutError: a box of a tensor that is not listed, of another rank than the tensor, or beyond its shape.
+        LayoutError: a box is of a tensor that is not listed, has another number of dimensions, or exceeds its shape.
     """
-    # Millions of boxes: what is done for each of them is done by maps of C functions.
+    # There may be millions of boxes: per-box work is done by `map` with C functions.
     index = defaultdict(lambda: -1, zip(tensors, count(), strict=False))
     counts = np.fromiter((len(layout.boxes) for layout in layouts), np.int64, len(layouts))
     total = int(counts.sum())
@@ -139,13 +140,13 @@ def _refuse(layouts: Sequence[WeightLayout], tensors: Mapping[str, TensorMeta], 
 
 
 def ragged(counts: Ints) -> Ints:
-    """0..n-1 for each n of `counts`, one after the other."""
+    """Concatenates 0..n-1 for each n of `counts`."""
     ends = np.cumsum(counts)
     return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
 
 
 def distinct(table: BoxTable) -> tuple[Ints, Ints]:
-    """(first row of each distinct (name, box), which of them each row is). Numbered by name, then place."""
+    """(first row of each distinct (name, box), index of the distinct one of each row). Ordered by name, then box."""
     columns = [table.name]
     for axis in range(table.offset.shape[1]):
         columns += [table.offset[:, axis], table.size[:, axis]]
@@ -161,8 +162,8 @@ def distinct(table: BoxTable) -> tuple[Ints, Ints]:
 
 
 def overlaps(wanted: BoxTable, held: BoxTable) -> Iterator[tuple[Ints, Ints, BoxTable]]:
-    """(rows of `wanted`, rows of `held`, what they share) of all pairs of one name that share an element; `rank` of
-    the shared boxes is the row of `wanted`. Pairs of a wanted row come together, in chunks of bounded size."""
+    """(rows of `wanted`, rows of `held`, intersections) of all pairs of one name that share an element; `rank` of the
+    intersections is the row of `wanted`. Pairs of a wanted row are contiguous, in chunks of bounded size."""
     if not len(wanted) or not len(held):
         return
     span = int(max((table.offset[:, 0] + table.size[:, 0]).max() for table in (wanted, held))) + 1
@@ -189,8 +190,8 @@ def overlaps(wanted: BoxTable, held: BoxTable) -> Iterator[tuple[Ints, Ints, Box
 
 
 def cut_rows(table: BoxTable, max_elements: Ints) -> tuple[BoxTable, Ints]:
-    """Cuts boxes to at most `max_elements` (`[N]`, at least one), in storage order: runs of whole rows where a row
-    fits. Also returns which row of `table` each piece is of."""
+    """Splits boxes into pieces of at most `max_elements` (`[N]`, at least one), in storage order: runs of whole rows if
+    a row fits. Also returns the row of `table` that each piece belongs to."""
     origin = np.arange(len(table))
     while (large := table.numel > max_elements[origin]).any():
         axis, row = first_axis(table)
@@ -210,7 +211,7 @@ def cut_rows(table: BoxTable, max_elements: Ints) -> tuple[BoxTable, Ints]:
 
 
 def first_axis(table: BoxTable) -> tuple[Ints, Ints]:
-    """Per box: the first dimension of more than one index, and the elements after one index of it."""
+    """For each box: the first dimension with more than one index, and the number of elements per index of it."""
     axis = (table.size > 1).argmax(axis=1)
     behind = np.cumprod(table.size[:, ::-1], axis=1)[:, ::-1]
     at = np.arange(len(table))

@@ -17,7 +17,7 @@ MAX_PLANS = 4
 
 
 class PlanCache:
-    """Plans by the hash of their inputs; the least recently used are dropped first."""
+    """Plans by the hash of their inputs; the least recently used plan is dropped first."""
 
     def __init__(self, *, bucket_bytes: int, transports: Sequence[type[Transport]]) -> None:
         self.bucket_bytes = bucket_bytes
@@ -27,7 +27,7 @@ class PlanCache:
         self._hashed: list[tuple[Sequence[WeightLayout], str]] = []
 
     def plan(self, source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> ReshardPlan:
-        """As `plan_reshard`, which is called only for layouts that have no plan yet."""
+        """As `plan_reshard`, which it calls only for layouts without a cached plan."""
         key = self._hash(source), self._hash(target)
         if key not in self._plans:
             self._plans[key] = plan_reshard(source, target, bucket_bytes=self.bucket_bytes, transports=self.transports)
@@ -38,7 +38,7 @@ class PlanCache:
         return self._plans[key]
 
     def _hash(self, layouts: Sequence[WeightLayout]) -> str:
-        """Hash of layouts; for the same objects as last time, without reading a million boxes again."""
+        """Hash of layouts; if they are the same objects as last time, boxes are not read again."""
         for known, digest in self._hashed:
             if known is layouts:
                 return digest
@@ -49,7 +49,7 @@ class PlanCache:
 
 
 def layout_hash(layouts: Sequence[WeightLayout]) -> str:
-    """Equal for equal layouts, in this process and in any other: 128 bits of all that they say, in hexadecimal."""
+    """Hash of all fields of layouts, 128 bits in hexadecimal; equal for equal layouts in all processes."""
     digest = hashlib.blake2b(digest_size=16)
     for layout in layouts:
         names = {meta.name: at for at, meta in enumerate(layout.tensors)}

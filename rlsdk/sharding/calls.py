@@ -15,9 +15,9 @@ def call(group: EngineGroup, method: Callable[[Any], _Result], *, timeout_s: flo
     """Calls a method without arguments on every rank; results in rank order.
 
     Args:
-        group: whose hosts are called.
-        method: of the protocol that they are of, such as `WeightSourceHost.weight_layout`.
-        timeout_s: for all of them together.
+        group: the group whose hosts are called.
+        method: a method of their protocol, such as `WeightSourceHost.weight_layout`.
+        timeout_s: deadline of all calls together.
     """
     results: list[_Result] = group.run(method.__name__, timeout_s=timeout_s)
     return results

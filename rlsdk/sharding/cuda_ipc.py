@@ -1,5 +1,5 @@
-"""CUDA IPC: two processes on one GPU, without a way over the host. Written against torch's own handles and not yet run
-on a GPU: where a handle cannot be opened, the sync continues through the host (`target.fetch`)."""
+"""CUDA IPC: transfers between two processes on one GPU, without the host. Written against torch's own handles and not
+yet run on a GPU: if a handle cannot be opened, the sync continues through the host (`target.fetch`)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rlsdk.sharding.wire import Metas, announcement, bucket_offsets, check_annou
 HANDLE = (
     "device", "memory", "memory_bytes", "memory_offset", "counter", "counter_offset", "event", "event_needed",
 )  # fmt: skip
-"""What `UntypedStorage._share_cuda_` returns, in its order: plain numbers and bytes."""
+"""The values that `UntypedStorage._share_cuda_` returns, in order: plain numbers and bytes."""
 
 
 class CudaIpcTransport(Transport):
     """Two processes on one GPU: the source copies into device memory that the target opens by its handle. Two blocks
-    take turns, and stay from one sync to the next; the driver frees them with the process that made them."""
+    alternate and are kept between syncs; the driver frees them with the process that created them."""
 
     name = "cuda_ipc"
     stays_on_device = True
@@ -49,7 +49,7 @@ class CudaIpcTransport(Transport):
             self._blocks[self._turn] = self._take(num_bytes, shards[0].tensor.device)
             self._handles[self._turn] = self._share(self._blocks[self._turn])
         block = self._blocks[self._turn]
-        # Each checksum is read by the host, so all of the bucket is there by the time the handle leaves.
+        # The host reads each checksum, so the whole bucket has been copied before the handle is sent.
         sums = fill(block[:num_bytes], offsets, shards, bucket.dtypes)
         return {**self._handles[self._turn], **announcement(num_bytes, sums)}
 

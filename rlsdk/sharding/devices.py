@@ -1,4 +1,4 @@
-"""Which layouts are on the same device: `cuda:0` is ambiguous if every process of a node numbers its own devices."""
+"""Identifies physical devices: `cuda:0` is ambiguous if every process of a node numbers its own devices."""
 
 from __future__ import annotations
 

@@ -31,13 +31,13 @@ _NEXT_BEST = {
     SharedMemoryTransport.name: SharedFileTransport.name,
     SharedFileTransport.name: InlineTransport.name,
 }
-"""What to try where a block cannot be attached from this process."""
+"""The transport to try if a block cannot be attached from this process."""
 _log = logging.getLogger(__name__)
 
 
 class OpenTransports:
-    """The transports of one target, by route, until a pull fails. Threads of a pull that was broken off may outlive it:
-    they find these closed, and leave nothing attached that a source would wait for."""
+    """The transports of one target, by route, until a pull fails. Threads of an aborted pull may outlive it: they find
+    these closed, and leave nothing attached that a source would wait for."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, int, int], Transport] = {}
@@ -45,15 +45,15 @@ class OpenTransports:
         self._lock = threading.Lock()
 
     def find(self, bucket: Bucket) -> Transport | None:
-        """The transport of a bucket's route; None if none was made."""
+        """The transport of a bucket's route; None if it does not exist yet."""
         return self._open.get(_route(bucket))
 
     def fetch(self, bucket: Bucket, handle: Mapping[str, Any], timeout_s: float) -> Iterator[WeightShard]:
-        """One bucket's shards.
+        """Yields the shards of one bucket.
 
         Args:
-            bucket: what was asked for.
-            handle: what its source answered.
+            bucket: the requested bucket.
+            handle: the source's answer.
             timeout_s: longest wait for any part of it.
 
         Raises:
@@ -71,7 +71,7 @@ class OpenTransports:
         )
 
     def close(self) -> None:
-        """Unmaps their memory for good."""
+        """Unmaps their memory; they cannot be used afterwards."""
         with self._lock:
             self._closed = True
             held, self._open = list(self._open.values()), {}
@@ -92,21 +92,20 @@ def _route(bucket: Bucket) -> tuple[str, int, int]:
 
 @dataclass(eq=False)
 class Feed:
-    """The buckets that one source gives one target in one pull, in their order. The source is called once for as many
-    of them as the transport's `call_bytes` allows."""
+    """The buckets that one source sends to one target in one pull, in order. Each call of the source requests as many
+    buckets as the transport's `call_bytes` allows."""
 
     left: deque[Bucket]
     peer: Peer | None
     """The source; None: all handles are here."""
     transports: OpenTransports
     instead: dict[tuple[str, int], str]
-    """(transport, source) -> by what its buckets come, where that way turned out to be closed. Kept from pull to
-    pull."""
+    """(transport, source) -> the transport that replaces it, because it did not work. Kept between pulls."""
     timeout_s: float
-    """Longest wait for one answer, or for one part of what comes: not for all of it."""
+    """Longest wait for one answer or for one part of the data, not for everything."""
     handles: deque[Mapping[str, Any]] = field(default_factory=deque)
     method: str = EXPORT_METHOD
-    """Of the peer's host."""
+    """Method of the peer's host to call."""
     sync: str | None = None
     """Where the peer is a replica: which sync it passes on."""
 
@@ -161,7 +160,7 @@ class Feed:
         return handles
 
     def _take_another_way(self, bucket: Bucket, error: AttachError) -> None:
-        # What was mapped before and is gone is no reason to take another way, least of all a bucket of many.
+        # Memory that was mapped before and is gone does not justify another transport, especially not in mid-sync.
         if self.peer is None or bucket.transport not in _NEXT_BEST or _in_place(self.transports.find(bucket)):
             raise error
         chosen = self.instead[self.left[0].transport, bucket.source] = _NEXT_BEST[bucket.transport]
@@ -177,7 +176,7 @@ def _in_place(transport: Transport | None) -> bool:
 
 
 def window(buckets: Sequence[Bucket], call_bytes: int | None) -> list[Bucket]:
-    """The first buckets to request in one call: at least one, and all of one transport."""
+    """The first buckets to request in one call: at least one, and all with the same transport."""
     found: list[Bucket] = []
     total = 0
     for bucket in buckets:

@@ -20,7 +20,7 @@ LOOK_S = 0.1
 
 
 def merged_rounds(buckets: Sequence[Bucket], order: Mapping[str, int]) -> list[list[Transfer]]:
-    """The transfers of each round, as `Gathering` gives them out: by name, then by the bucket that brings them."""
+    """The transfers of each round, in the order of `Gathering`: by name, then by bucket."""
     return [
         list(heapq.merge(*(bucket.transfers for bucket in group), key=lambda transfer: order[transfer.name]))
         for _, group in groupby(buckets, key=lambda bucket: (bucket.target, bucket.round))
@@ -28,16 +28,16 @@ def merged_rounds(buckets: Sequence[Bucket], order: Mapping[str, int]) -> list[l
 
 
 class Forwarder:
-    """Forwards rounds from one process to one other. Holds at most two rounds: one being sent, one waiting."""
+    """Forwards rounds from one process to another. Holds at most two rounds: one being sent, one waiting."""
 
     def __init__(
         self, rounds: Sequence[Sequence[Transfer]], timeout_s: float, device: torch.device | None = None
     ) -> None:
         """
         Args:
-            rounds: of `merged_rounds`.
-            timeout_s: longest wait for one round to come, or to be taken.
-            device: where they arrive.
+            rounds: from `merged_rounds`.
+            timeout_s: longest wait for one round to arrive or to be taken.
+            device: device on which they arrive.
         """
         self._timeout_s = timeout_s
         self._waiting: queue.Queue[Sequence[WeightShard]] = queue.Queue(maxsize=1)
@@ -49,10 +49,10 @@ class Forwarder:
         ]
 
     def put(self, shards: Sequence[WeightShard]) -> None:
-        """Passes on a round, whose memory is this object's from now on.
+        """Forwards a round; its memory belongs to this object from now on.
 
         Raises:
-            WeightSyncError: the other process does not take it in time, or the pull was broken off.
+            WeightSyncError: the other process does not take it in time, or the pull was aborted.
         """
         end = time.monotonic() + self._timeout_s
         while not self._failed.is_set():
@@ -64,7 +64,7 @@ class Forwarder:
         raise WeightSyncError(self._reason("weights that go on to another process were not taken there"))
 
     def fail(self, why: str | None = None) -> None:
-        """Ends the threads that wait here: no more rounds come."""
+        """Ends the threads that wait here: no more rounds will come."""
         self._why = why or self._why
         self._failed.set()
 
@@ -85,7 +85,7 @@ class Forwarder:
 def teed(
     rounds: Iterable[Iterator[WeightShard]], forwarders: Sequence[Forwarder]
 ) -> Generator[WeightShard, None, None]:
-    """Every shard of every round; each round goes to the forwarders as well, in its own memory."""
+    """Yields every shard of every round; each round also goes to the forwarders, in separate memory."""
     for shards in rounds:
         kept: list[WeightShard] = []
         for shard in shards:

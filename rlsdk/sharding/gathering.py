@@ -14,15 +14,15 @@ from rlsdk.kit.progress import advance
 from rlsdk.sharding.fetching import Feed
 
 MAX_CALLS = 8
-"""Number of sources that one target requests from at the same time."""
+"""Number of sources from which one target requests concurrently."""
 
 
 MakeFeed = Callable[[deque[Bucket]], Feed]
-"""Of the buckets that one source gives one target."""
+"""Creates the feed for the buckets that one source sends to one target."""
 
 
 def feeds_of(buckets: Sequence[Bucket], feed: MakeFeed) -> dict[tuple[int, int], Feed]:
-    """By (target, source): the feed of what one gives the other, in its order."""
+    """(target, source) -> feed of the buckets between them, in order."""
     routes: dict[tuple[int, int], deque[Bucket]] = {}
     for bucket in buckets:
         routes.setdefault((bucket.target, bucket.source), deque()).append(bucket)
@@ -35,12 +35,12 @@ class _Asked(NamedTuple):
     bucket: Bucket
     feed: Feed
     answer: Future[Iterator[WeightShard]] | None
-    """None: it is in this process, and taken directly."""
+    """None: the source is in this process and read directly."""
 
 
 class Gathering:
     """The stream of shards over which an engine iterates, and its progress. The next round is requested while one is
-    loaded: at most two rounds exist at once."""
+    loaded: at most two rounds are in memory."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class Gathering:
     ) -> None:
         """
         Args:
-            buckets: all that is taken, in the plan's order.
-            order: position of each tensor: the order in which the plan brings them.
-            feed: makes the feed of one source's buckets for one target.
-            version: for messages.
+            buckets: all buckets to receive, in the plan's order.
+            order: position of each tensor in the plan's order.
+            feed: creates the feed of one source's buckets for one target.
+            version: version for messages.
         """
         self._rounds = [list(group) for _, group in groupby(buckets, key=lambda b: (b.target, b.round))]
         self._order = order
@@ -66,18 +66,18 @@ class Gathering:
         self.last_name: str | None = None
 
     def rounds(self) -> Generator[Iterator[WeightShard], None, None]:
-        """The shards of each round, all of one name together; a round must be taken to its end before the next."""
+        """The shards of each round, contiguous by name; each round must be read to its end before the next."""
         pool = ThreadPoolExecutor(max_workers=MAX_CALLS, thread_name_prefix="rlsdk-pull")
         try:
             ahead = self._ask(pool, 0)
             for at in range(len(self._rounds)):
                 asked = ahead
-                # One export of a source at a time: only then do its two blocks surely take turns.
+                # Only one export per source runs, so that its two blocks are sure to alternate.
                 wait([answer for _, _, answer in asked if answer is not None])
                 ahead = self._ask(pool, at + 1)
                 yield self._merged(asked)
         finally:
-            # Not waited for: a source that hangs must not hold up the error. Its own time limit ends the thread.
+            # Not joined: a hanging source must not delay the error. Its own time limit ends the thread.
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _merged(self, asked: Sequence[_Asked]) -> Iterator[WeightShard]:
@@ -89,8 +89,8 @@ class Gathering:
             yield shard
 
     def _ask(self, pool: ThreadPoolExecutor, at: int) -> list[_Asked]:
-        """Starts to bring a round, if there is one of that number. Views within the process need no thread, and are
-        made when they are wanted."""
+        """Requests the round with this number, if there is one. Views within the process need no thread, and are
+        created when they are read."""
         found = []
         for bucket in self._rounds[at] if at < len(self._rounds) else ():
             feed = self._feeds[bucket.target, bucket.source]

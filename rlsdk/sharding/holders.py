@@ -13,19 +13,19 @@ from rlsdk.interfaces import LayoutError, TensorMeta, WeightLayout, nearest
 from rlsdk.sharding.box_table import BoxTable, Ints, concatenated, distinct, mix, overlaps, ragged
 
 ELSEWHERE, SAME_NODE, SAME_DEVICE, SAME_PROCESS = 3, 2, 1, 0
-"""How far a source is from a target."""
+"""Distance of a source from a target."""
 
 
 def distinct_tensors(layouts: Sequence[WeightLayout]) -> list[TensorMeta]:
-    """Those of all layouts, equal ones once, in the order in which they first come."""
-    # By maps of C functions: a large plan has millions, and to compare two of these objects runs in Python.
+    """The distinct tensors of all layouts, in the order of their first occurrence."""
+    # Uses `map` with C functions: a large plan has millions, and comparing two of these objects runs in Python.
     what = attrgetter("name", "shape", "dtype", "scales")
     seen = dict.fromkeys(chain.from_iterable(map(what, layout.tensors) for layout in layouts))
     return [TensorMeta(name=name, shape=shape, dtype=dtype, scales=scales) for name, shape, dtype, scales in seen]
 
 
 class SourceTensors:
-    """What the sources hold, by name."""
+    """The tensors of the sources, by name."""
 
     def __init__(self, source: Sequence[WeightLayout]) -> None:
         self.tensors: dict[str, TensorMeta] = {}
@@ -82,14 +82,14 @@ class RankSets:
         return RankSets(np.concatenate(([0], np.cumsum(counts))), members)
 
     def joined(self, other: RankSets) -> RankSets:
-        """These sets, and after them the other ones."""
+        """These sets, followed by the others."""
         return RankSets(
             np.concatenate((self.start, self.start[-1] + other.start[1:])),
             np.concatenate((self.members, other.members)),
         )
 
     def distinct(self) -> tuple[RankSets, Ints]:
-        """Each set once, and which of them each is. Found by hash, then compared."""
+        """The distinct sets, and for each set the index of its distinct one. Found by hash, then compared."""
         if not len(self):
             return self, np.zeros(0, np.int64)
         _, first, which = np.unique(
@@ -104,22 +104,22 @@ class RankSets:
 
 @dataclass(frozen=True)
 class Atoms:
-    """What wanted boxes fall into: every source holds an atom whole or not at all."""
+    """Parts of wanted boxes, such that every source holds an atom completely or not at all."""
 
     boxes: BoxTable
-    """`[A]`, by wanted box and place. `rank` is the row of the wanted box."""
+    """`[A]`: ordered by wanted box and position. `rank` is the row of the wanted box."""
     holders: Ints
     """`[A]`: index into `sets`."""
     sets: RankSets
 
 
 def find_atoms(wanted: BoxTable, held: BoxTable, tensors: Sequence[TensorMeta]) -> Atoms:
-    """Cuts distinct wanted boxes into atoms.
+    """Splits distinct wanted boxes into atoms.
 
     Args:
         wanted: distinct boxes; `name` as in the sources.
         held: boxes of all sources.
-        tensors: of the index in `name`, for messages.
+        tensors: the tensors that `name` indexes, for messages.
 
     Raises:
         LayoutError: no source holds a part of a wanted box.
@@ -161,8 +161,8 @@ def find_atoms(wanted: BoxTable, held: BoxTable, tensors: Sequence[TensorMeta]) 
 
 
 def _grid(box: BoxTable, shared: BoxTable, tensors: Sequence[TensorMeta]) -> tuple[BoxTable, list[list[bool]]]:
-    """The cells of one wanted box between the edges of overlapping held boxes, runs of equal owners joined along the
-    last dimension; and which of `shared` own each."""
+    """The cells of one wanted box between the edges of overlapping held boxes, with runs of equal owners joined along
+    the last dimension; and which of `shared` own each cell."""
     low, high = box.offset[0], box.offset[0] + box.size[0]
     starts, ends = shared.offset, shared.offset + shared.size
     edges = [np.unique(np.concatenate((starts[:, d], ends[:, d], [low[d], high[d]]))).tolist() for d in range(len(low))]
@@ -196,7 +196,7 @@ def _missing(hole: BoxTable, tensors: Sequence[TensorMeta], touching: int) -> No
 
 @dataclass(frozen=True)
 class Places:
-    """Places of the ranks of both sides as numbers: equal numbers mean equal places."""
+    """Nodes, devices and processes of the ranks as numbers: equal numbers mean equal places."""
 
     process: Ints
     node: Ints
@@ -204,7 +204,7 @@ class Places:
 
     @classmethod
     def of(cls, source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> tuple[Places, Places]:
-        """(of the sources, of the targets)."""
+        """(places of the sources, places of the targets)."""
         seen: tuple[dict[object, int], ...] = ({}, {}, {})
         columns = [
             [
@@ -217,7 +217,7 @@ class Places:
         return first, second
 
     def distance(self, rows: Ints, other: Places, columns: Ints) -> Ints:
-        """Of each of these places to one of the other side's."""
+        """Distance of each of these places from one of the other side."""
         far = np.where(self.node[rows] == other.node[columns], SAME_NODE, ELSEWHERE)
         far[self.device[rows] == other.device[columns]] = SAME_DEVICE
         far[self.process[rows] == other.process[columns]] = SAME_PROCESS
@@ -229,5 +229,5 @@ def _keys(layout: WeightLayout) -> tuple[object, object, object]:
 
 
 def tied_to(target: Sequence[WeightLayout]) -> Mapping[str, str]:
-    """Every tied name of the targets -> the name they hold it under."""
+    """Every tied name of the targets -> the name under which they hold the tensor."""
     return {alias: name for layout in target for alias, name in layout.tied.items()}

@@ -33,7 +33,7 @@ from rlsdk.sharding.transports import named_transports
 from rlsdk.sharding.verify import FingerprintTask, changed_tensors, check_checksums, check_receipt, plan_fingerprints
 
 GRACE_S = 30.0
-"""The controller waits this much longer than a worker, so that the worker's own, better error comes first."""
+"""Seconds that the controller waits longer than a worker, so that the worker's more precise error comes first."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Ends:
 
     source: tuple[WeightLayout, ...]
     replicas: tuple[tuple[WeightLayout, ...], ...]
-    """Per replica, the layouts of its places."""
+    """For each replica, the layouts of its places."""
     fingerprints: tuple[FingerprintTask, ...]
 
     @cached_property
@@ -51,14 +51,14 @@ class Ends:
 
     @property
     def targets_of_replica(self) -> list[range]:
-        """Per replica the positions of its places in `target`."""
+        """For each replica, the positions of its places in `target`."""
         ends = list(accumulate(map(len, self.replicas), initial=0))
         return [range(first, last) for first, last in pairwise(ends)]
 
 
 class GenericShardingManager(ShardingManager):
-    """Pull model: each replica asks the sources for its buckets and loads them as they come; the controller moves no
-    weight. Every sync is checked against fingerprints that the sources computed over their own memory."""
+    """Pull model: each replica requests its buckets from the sources and loads them as they arrive; no weights pass
+    through the controller. Every sync is checked against fingerprints that the sources compute over their memory."""
 
     def __init__(
         self,
@@ -72,14 +72,14 @@ class GenericShardingManager(ShardingManager):
         """Binds a training group and a rollout group.
 
         Args:
-            train: its hosts are of `WeightSourceHost`.
-            rollout: its hosts are of `WeightTargetHost`.
-            timeout_s: seconds without progress in a stage of a sync.
-            bucket_bytes: most that a replica takes at once; two of them exist while weights move.
-            transports: names, in order of preference, of those that may be used. None: all.
+            train: its hosts implement `WeightSourceHost`.
+            rollout: its hosts implement `WeightTargetHost`.
+            timeout_s: longest time in seconds without progress in a stage of a sync.
+            bucket_bytes: largest number of bytes in one round of a replica; two rounds are in memory during a sync.
+            transports: names of the allowed transports, in order of preference. None: all.
 
         Raises:
-            ConfigError: a transport that does not exist.
+            ConfigError: a transport does not exist.
         """
         super().__init__(train, rollout, timeout_s=timeout_s, bucket_bytes=bucket_bytes, transports=transports)
         self._ends: Ends | None = None
@@ -89,7 +89,7 @@ class GenericShardingManager(ShardingManager):
         self._last: tuple[int, Mapping[str, int]] | None = None
 
     def plan(self, source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> ReshardPlan:
-        """See `ShardingManager.plan`. Layouts that were planned before are not planned again."""
+        """See `ShardingManager.plan`. Plans are cached by their layouts."""
         return self.plans.plan(source, target)
 
     def ends(self) -> Ends:
@@ -107,13 +107,13 @@ class GenericShardingManager(ShardingManager):
 
         Args:
             plan: made for the layouts of these two groups.
-            version: what every replica serves afterwards.
-            expect_change: refuse weights that are all as they were at the last sync. None: when `version` is higher
-                than then.
+            version: the version that every replica serves afterwards.
+            expect_change: refuse weights that have not changed since the last sync. None: if `version` is higher than
+                at the last sync.
         """
         start = time.perf_counter()
         self.ends()
-        # Sources read their weights once more for this: meanwhile replicas copy them.
+        # Sources read their weights once more for this, while replicas copy them.
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="rlsdk-fingerprints") as pool:
             fingerprints = pool.submit(self._fingerprints)
             receipts = self.pull(plan, version)
@@ -147,7 +147,7 @@ class GenericShardingManager(ShardingManager):
         return self.sync_weights(self.plan(ends.source, ends.target), version, expect_change=expect_change)
 
     def _now(self, expected: Sequence[Mapping[str, int]]) -> dict[str, int]:
-        """Fingerprint of each tensor of the model; of one that is quantized, of its values and scales."""
+        """Fingerprint of each tensor of the model; for a quantized one, of its values and scales."""
         now = {name: value for values in expected for name, value in values.items()}
         scaled = [meta for task in self.ends().fingerprints for meta in task.quantized.tensors.values()]
         for name, scales in {(meta.name, meta.scales.name) for meta in scaled if meta.scales is not None}:
@@ -176,12 +176,12 @@ class GenericShardingManager(ShardingManager):
         return task.quantized_total(found, shared)
 
     def pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
-        """Has every replica pull its buckets. Only transfers: `sync_weights` verifies."""
+        """Lets every replica pull its buckets. It only transfers: `sync_weights` verifies."""
         ends, peers = self.ends(), self.train.peers()
         relays = self._relays(plan)
         arguments: list[tuple[Any, ...]] = []
         for at in ends.targets_of_replica:
-            # What a chain's first one takes from the sources, all of it take, in the same pieces.
+            # All replicas of a chain receive the buckets of its first one, in the same pieces.
             parts = [plan.parts[first_of(plan.relays, target)] for target in at]
             taking = [part for part, target in zip(parts, at, strict=True) if target not in plan.relays]
             used = sorted(set().union(*map(sources_of, taking)))
@@ -191,14 +191,14 @@ class GenericShardingManager(ShardingManager):
         return call_each(self.rollout, WeightTargetHost.pull_weights, arguments, timeout_s=self.timeout_s + GRACE_S)
 
     def _relay_of(self, at: range, relays: Mapping[int, Relay]) -> Relay | None:
-        """A replica's part, of those of its places."""
+        """A replica's part in chains, from those of its places."""
         mine = tuple(relays[target] for target in at if target in relays)
         if not mine or self.ends().target[at[0]].worker is None:
             return mine[0] if mine else None
         return Relay(manager=self._name, sync=mine[0].sync, places=mine)
 
     def _relays(self, plan: ReshardPlan) -> dict[int, Relay]:
-        """For each target in a chain, what its replica must know of it."""
+        """For each target in a chain, the information that its replica needs."""
         if not plan.relays:
             return {}
         ends, replicas = self.ends(), self.rollout.peers()

@@ -1,8 +1,8 @@
-"""This process's end of NIXL: one agent, the memory that it has registered, and the agents that it knows.
+"""This process's NIXL agent, the memory that it has registered, and the agents that it knows.
 
-NIXL (https://github.com/ai-dynamo/nixl) reads and writes the memory of another process by whatever UCX finds between
-the two: RDMA, TCP, shared memory. The library is optional (`pip install "rlsdk[nixl]"`) and imported when the first
-transport needs it.
+NIXL (https://github.com/ai-dynamo/nixl) reads and writes the memory of another process by any connection that UCX finds
+between the two: RDMA, TCP, shared memory. The library is optional (`pip install "rlsdk[nixl]"`) and imported when the
+first transport needs it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 from rlsdk.interfaces import ConfigError, WeightSyncError
 
 LIBRARY = ("nixl._api", "nixl_cu13._api", "nixl_cu12._api")
-"""Where the library may be: the package that chooses by CUDA's version, or one of those that it chooses from."""
+"""Possible modules of the library: the package that selects by CUDA version, or one of those that it selects from."""
 _EVER = 1 << 62
 """Version of this agent itself, which needs no introduction."""
 LOOK_S = 0.0002
@@ -38,7 +38,7 @@ Runs = NDArray[np.uint64]
 
 @dataclass
 class _Remote:
-    """What is known here of another process's agent."""
+    """Local information about another process's agent."""
 
     version: int
     dropped: int
@@ -51,7 +51,7 @@ class Agent:
     `forget`-ed, that of an engine until it is freed."""
 
     def __init__(self) -> None:
-        """Raises `ConfigError` where the library is not installed."""
+        """Raises `ConfigError` if the library is not installed."""
         api = _library()
         self.name = f"rlsdk-{uuid.uuid4().hex}"
         config = api.nixl_agent_config(backends=["UCX"], sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT)
@@ -74,8 +74,8 @@ class Agent:
             return sum(num_bytes for _, num_bytes, _ in self._regions)
 
     def register(self, tensor: Tensor) -> None:
-        """Makes the whole memory of a tensor readable and writable from outside, until it is freed. Costs nothing
-        where that was done before."""
+        """Makes the whole memory of a tensor readable and writable for other processes, until it is freed. Free if this
+        was done before."""
         storage = tensor.untyped_storage()
         key = storage.data_ptr(), storage.nbytes(), max(tensor.get_device(), 0)
         with self._changed:
@@ -84,7 +84,7 @@ class Agent:
                 return
             self._regions[key] = self._agent.register_memory([(*key, "")], memory_kind(tensor.device))
             self._version += 1
-            # Called when the last tensor of this memory is gone, at any point of any thread: only noted there.
+            # Called when the last tensor of this memory is freed, at any point in any thread: it only records that.
             weakref.finalize(storage, self._freed.append, key)
 
     def forget(self, tensor: Tensor) -> None:
@@ -94,7 +94,7 @@ class Agent:
             self._forget((storage.data_ptr(), storage.nbytes(), max(tensor.get_device(), 0)))
 
     def introduction(self) -> dict[str, Any]:
-        """What another agent has to know in order to read here: plain values."""
+        """The information that another agent needs to read this memory, as plain values."""
         with self._changed:
             self._forget_freed()
             metadata: bytes = self._agent.get_agent_metadata()
@@ -112,7 +112,7 @@ class Agent:
             if known is not None and known.version >= version:
                 return
             if known is not None and known.dropped != dropped:
-                # What stood where something else is now must not be found there: learned again.
+                # Memory may have been reused for something else: the other agent is added anew.
                 if not self._changed.wait_for(lambda: not known.reads, timeout_s):
                     raise WeightSyncError(f"a read from the agent {name} did not end in {timeout_s:g} s")
                 self._agent.remove_remote_agent(name)
@@ -127,13 +127,13 @@ class Agent:
 
         Args:
             way: `READ` or `WRITE`.
-            here: runs of registered memory of this process, and of which kind it is.
-            there: as many, of the same sizes, of the other process.
-            name: of the other's agent.
+            here: runs of registered memory of this process, and its kind.
+            there: equally many runs of the same sizes in the other process, and their kind.
+            name: name of the other agent.
             timeout_s: longest wait.
 
         Raises:
-            WeightSyncError: the other process is gone, or the time is over.
+            WeightSyncError: the other process is gone, or the wait was too long.
         """
         with self._changed:
             remote = self._remotes.get(name)
@@ -165,8 +165,8 @@ class Agent:
                 self._changed.notify_all()
 
     def give_up(self, name: str, tensors: list[Tensor]) -> None:
-        """Ends the connection to an agent that no longer answers. What it was to fill stays taken as long as this
-        process has an agent: a late answer may still be written there."""
+        """Ends the connection to an agent that no longer answers. The memory that it was to fill is kept as long as
+        this process has an agent, because a late answer may still be written there."""
         with self._changed:
             self._kept.extend(tensors)
             if name != self.name and self._remotes.pop(name, None) is not None:
@@ -174,7 +174,7 @@ class Agent:
                     self._agent.remove_remote_agent(name)
 
     def close(self) -> None:
-        """Forgets all memory, and ends all connections."""
+        """Unregisters all memory and ends all connections."""
         with self._changed:
             for name in self._remotes.keys() - {self.name}:
                 with suppress(Exception):
@@ -222,7 +222,7 @@ def give_back() -> None:
 
 
 def memory_kind(device: torch.device) -> str:
-    """By NIXL's name."""
+    """NIXL's name of the kind of memory."""
     return "DRAM" if device.type == "cpu" else "VRAM"
 
 
@@ -231,7 +231,7 @@ def _why(error: Exception) -> str:
 
 
 def _library() -> Any:
-    os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")  # It says on stdout that it started.
+    os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")  # Otherwise it reports its start on stdout.
     for name in LIBRARY:
         try:
             return importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""The cluster's object store as a transport: the one that always works between workers of a run."""
+"""The cluster's object store as a transport: it always works between workers of a run."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from rlsdk.sharding.wire import (
 
 
 class ObjectStoreTransport(Transport):
-    """Any two workers of one cluster: the source puts the bytes into the store of its node, which brings them to the
-    target's. An object goes with its last handle, or with the worker that put it there."""
+    """Any two workers of one cluster: the source puts the bytes into the store of its node, which sends them to the
+    target's. An object is freed with its last handle, or with the worker that created it."""
 
     name = "object_store"
     call_bytes = 256 << 20
 
     @classmethod
     def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
-        # Asked where the plan is made: in the controller of these workers, or in a process of no cluster.
+        # Called where the plan is made: in the controller of these workers, or in a process outside any cluster.
         return has_store()
 
     def export(self, buckets: Sequence[Outgoing]) -> list[Mapping[str, Any]]:
@@ -52,8 +52,8 @@ class ObjectStoreTransport(Transport):
         return self._give(data, handle, metas)
 
     def _give(self, data: NDArray[np.uint8], handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
-        """Through private memory of one group: the store's own is read-only, and an engine that wrote into a tensor
-        of it would die of a segmentation fault."""
+        """Copies through private memory, one group at once: the store's memory is read-only, and an engine that wrote
+        into such a tensor would crash with a segmentation fault."""
         offsets, num_bytes = bucket_offsets(metas)
         parts = groups(offsets, num_bytes)
         private = torch.empty(max((span.stop - span.start for _, span in parts), default=0), dtype=torch.uint8)

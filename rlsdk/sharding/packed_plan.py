@@ -1,4 +1,4 @@
-"""A plan's transfers as columns: some tens of bytes each; objects are made only for the rank that executes them."""
+"""A plan's transfers as columns of some tens of bytes each; objects are created only on the rank that executes them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rlsdk.sharding.box_table import BoxTable, Ints, cut_rows
 from rlsdk.sharding.holders import SAME_PROCESS
 
 PIECE_BYTES = 2 << 20
-"""No box travels in larger pieces: small enough for a cache, and for replicas to share the work evenly."""
+"""Largest piece of a box in bytes: small enough for a cache, and for replicas to share the work evenly."""
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Boxes with the source that gives each; `boxes.rank` is the target. By target, in the order it takes them."""
+    """Boxes with the source of each; `boxes.rank` is the target. Ordered by target, then by the target's order."""
 
     boxes: BoxTable
     source: Ints
@@ -32,7 +32,7 @@ class Pieces:
         return self.boxes.numel * self.element_bytes
 
     def moved_by_source(self, num_sources: int) -> Ints:
-        """`[num_sources]`: bytes that each sends to another process."""
+        """`[num_sources]`: bytes that each source sends to other processes."""
         away = self.distance != SAME_PROCESS
         sent = np.bincount(self.source[away], self.num_bytes[away], minlength=num_sources)
         return sent.astype(np.int64)
@@ -40,11 +40,11 @@ class Pieces:
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Transfers of one or all targets, not yet cut to pieces, in the order in which targets take them."""
+    """Transfers of one or all targets, not yet split into pieces, in the order in which targets receive them."""
 
     source: NDArray[np.int32]
     name: NDArray[np.int32]
-    """Counts the tensors of the plan."""
+    """Index of the tensor in the plan."""
     offset: Ints
     """`[N, D]`."""
     size: Ints
@@ -69,7 +69,7 @@ class PackedBuckets(Sequence[Bucket]):
     target: int
     columns: Columns
     tensors: Mapping[int, TensorMeta]
-    """What `columns.name` counts, as far as it does."""
+    """The tensors that `columns.name` indexes, as far as they are used."""
     transports: tuple[str, ...]
     bucket_bytes: int
 
@@ -96,7 +96,7 @@ class PackedBuckets(Sequence[Bucket]):
 
     @cached_property
     def _made(self) -> tuple[Bucket, ...]:
-        """Rounds of at most `bucket_bytes`, one bucket for each source in it."""
+        """The buckets: rounds of at most `bucket_bytes`, with one bucket for each source of the round."""
         rounds: list[dict[int, list[Transfer]]] = [{}]
         filled = 0
         routes: dict[int, str] = {}
@@ -121,7 +121,7 @@ class PackedBuckets(Sequence[Bucket]):
         )
 
     def largest_by_source(self, transport: str) -> dict[int, int]:
-        """Bytes of the largest bucket of each source, over all transports but this one; makes no buckets."""
+        """Bytes of the largest bucket of each source, over all transports except this one, without creating buckets."""
         boxes, origin, element_bytes = self._pieces()
         num_bytes = boxes.numel * element_bytes[origin]
         rounds = _rounds(num_bytes, self.bucket_bytes)
@@ -136,7 +136,7 @@ class PackedBuckets(Sequence[Bucket]):
         return found
 
     def _pieces(self) -> tuple[BoxTable, Ints, Ints]:
-        """(what travels in one go, with sources as ranks; the row of `columns` that each is of; bytes of an element of
+        """(pieces that are sent at once, with sources as ranks; row of `columns` of each piece; bytes per element of
         each row)."""
         columns = self.columns
         widths = {at: DTYPE_BYTES[meta.dtype] for at, meta in self.tensors.items()}
@@ -159,7 +159,7 @@ class PackedBuckets(Sequence[Bucket]):
 
 
 def _rounds(num_bytes: Ints, limit: int) -> Ints:
-    """Number of the round of each piece, where a round ends before the piece that would fill it beyond the limit."""
+    """Round of each piece: a round ends before the piece that would exceed the limit."""
     ends = np.cumsum(num_bytes)
     begins = np.zeros(len(num_bytes) + 1, np.int64)
     start, before = 0, 0
@@ -219,14 +219,14 @@ class PackedParts(Sequence[Sequence[Bucket]]):
 
 
 def sources_of(buckets: Sequence[Bucket]) -> set[int]:
-    """The sources that give something, without making buckets that are not made yet."""
+    """The sources that send something, without creating buckets."""
     if isinstance(buckets, PackedBuckets):
         return set(np.unique(buckets.columns.source).tolist())
     return {bucket.source for bucket in buckets}
 
 
 def transports_of(plan: ReshardPlan) -> tuple[str, ...]:
-    """Names of those that the plan uses, in order of preference."""
+    """Names of the transports that the plan uses, in order of preference."""
     parts = plan.parts
     if not isinstance(parts, PackedParts):
         return tuple(dict.fromkeys(bucket.transport for bucket in plan.buckets))

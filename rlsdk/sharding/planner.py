@@ -43,20 +43,20 @@ def plan_reshard(
     bucket_bytes: int,
     transports: Sequence[type[Transport]],
 ) -> ReshardPlan:
-    """Plans the moves that give every target what it asks for: each byte once, from the nearest holder.
+    """Plans the transfers that bring every target the boxes it wants: each byte once, from the nearest holder.
 
-    Holders that are equally near take turns so that all send the same, as far as what they hold allows. The same
-    layouts give the same plan. Computed on columns and kept as columns: buckets are made when they are asked for.
+    Equally near holders take turns, so that all send equally much, as far as their boxes allow. Equal layouts give
+    equal plans. Plans are computed and stored as columns: buckets are created on access.
 
     Args:
-        source: one per training rank.
-        target: one per place that weights are delivered to.
-        bucket_bytes: bound on what one target takes at once; a larger box is cut.
-        transports: in order of preference; the first that reaches is chosen for each pair.
+        source: one layout per training rank.
+        target: one layout per place that weights are delivered to.
+        bucket_bytes: bound on the bytes that one target receives at once; a larger box is split.
+        transports: in order of preference; for each pair the first one that works is chosen.
 
     Raises:
-        LayoutError: a wanted box is held by nobody, shapes or kinds of dtype differ, or a source holds a tensor that
-            no target asks for.
+        LayoutError: no source holds a wanted box, shapes or kinds of dtype differ, or a source holds a tensor that no
+            target wants.
     """
     if bucket_bytes < max(DTYPE_BYTES.values()):
         raise ConfigError(f"bucket_bytes is {bucket_bytes}: expected at least {max(DTYPE_BYTES.values())}")
@@ -97,9 +97,9 @@ class Sides:
     held: BoxTable
     """Boxes of the sources; `name` is an index into `tensors`."""
     wanted: BoxTable
-    """Boxes of the targets, in the order in which each takes them; `name` is an index into `wire`."""
+    """Boxes of the targets, in the order in which each receives them; `name` is an index into `wire`."""
     held_name: Ints
-    """`[wire]`: position in `tensors` of what each wanted name is held as."""
+    """`[wire]`: position in `tensors` of the source's tensor for each wanted name."""
     tensors: tuple[TensorMeta, ...]
     """Tensors as the sources hold them."""
     element_bytes: Ints
@@ -139,9 +139,9 @@ def _in_order(table: BoxTable) -> BoxTable:
 
 
 def match(sides: Sides, *, shift: int = 0) -> Pieces:
-    """Gives every part of every wanted box a source. Pieces are by target, in the order in which it takes them.
+    """Assigns a source to every part of every wanted box. Pieces are ordered by target, then by the target's order.
 
-    `shift`: of those that hold a piece, the one that comes so many places after whose turn it is.
+    `shift`: among the holders of a piece, the one this many places after the holder whose turn it is.
     """
     wanted = sides.wanted
     first, which = distinct(wanted)
@@ -171,7 +171,7 @@ def match(sides: Sides, *, shift: int = 0) -> Pieces:
 
 
 def _fine_enough(atoms: Atoms, element_bytes: Ints) -> Atoms:
-    """Cuts atoms with rows too long for replicas to share evenly."""
+    """Splits atoms whose rows are too long for replicas to share evenly."""
     if not len(atoms.boxes):
         return atoms
     limit = np.maximum(PIECE_BYTES // element_bytes[atoms.boxes.rank], 1)
@@ -181,20 +181,20 @@ def _fine_enough(atoms: Atoms, element_bytes: Ints) -> Atoms:
 
 
 def _nearest(holders: Ints, sets: RankSets, target: Ints, places: tuple[Places, Places]) -> tuple[Ints, RankSets, Ints]:
-    """Of the sources that hold each piece, those nearest to its target.
+    """For each piece, the sources that hold it and are nearest to its target.
 
     Args:
-        holders: `[N]`: index into `sets` of who holds each piece.
-        sets: of source ranks.
-        target: `[N]`.
-        places: of the sources, of the targets.
+        holders: `[N]`: index into `sets` of the holders of each piece.
+        sets: sets of source ranks.
+        target: `[N]`: target of each piece.
+        places: places of the sources, places of the targets.
 
     Returns:
-        `[N]` index into the sets returned, those sets, and `[N]` how far they are.
+        `[N]` index into the returned sets, these sets, and `[N]` their distance.
     """
     source, wanting = places
     reachable = np.isin(wanting.node, source.node) | np.isin(wanting.process, source.process)
-    # Every source is equally far from all targets on nodes without one: these need no answer each.
+    # Every source is equally far from all targets on nodes without sources: these share one result.
     spot = np.where(reachable, np.arange(len(reachable)) + 1, 0)[target]
     key = holders * (len(reachable) + 1) + spot
     _, first, which = np.unique(key, return_index=True, return_inverse=True)
@@ -211,7 +211,7 @@ def _nearest(holders: Ints, sets: RankSets, target: Ints, places: tuple[Places, 
 
 
 def lower_bound_bytes(source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> int:
-    """Bytes that targets lack in their own process, counted without planning anything."""
+    """Bytes that targets lack in their own process, counted without planning."""
     held = SourceTensors(source)
     return _lacking(Sides.of(source, target, held, wire_tensors(held, distinct_tensors(target))), source, target)
 
@@ -247,7 +247,7 @@ def _check_all_wanted(held: SourceTensors, wire: Mapping[str, TensorMeta], targe
         if name in tied:
             raise LayoutError(
                 f"the source trains {name!r} by itself, but the target serves it tied to {tied[name]!r}: "
-                "set tie_word_embeddings alike on both sides"
+                "set tie_word_embeddings to the same value on both sides"
             )
         raise LayoutError(
             f"the source trains {name!r}, which no target asks for: it would be trained and never served. The rollout "
@@ -300,10 +300,10 @@ def choose_transports(
     target: Sequence[WeightLayout],
     transports: Sequence[type[Transport]],
 ) -> tuple[tuple[str, ...], Ints]:
-    """For each pair of ranks the first transport that reaches: (names, for each piece which of them).
+    """For each pair of ranks, the first transport that works: (names, index of the name for each piece).
 
-    Asked once for each kind of pair: how far apart the two are (same process, device, node, or none of these), and on
-    which kind of device each is.
+    Computed once for each kind of pair: their distance (same process, device, node, or none of these), and the kind of
+    device of each.
     """
     names = tuple(transport.name for transport in transports)
     kinds: dict[str, int] = {}

@@ -1,4 +1,5 @@
-"""Point to point by torch.distributed: for ranks that share no memory, where the fabric's own library is fastest."""
+"""Point-to-point transfers by torch.distributed, for ranks without shared memory, where the fabric's own library is
+fastest."""
 
 from __future__ import annotations
 
@@ -33,22 +34,22 @@ CONNECT_S = 5.0
 """Timeout, in seconds, for trying one of several addresses."""
 _SIOCGIFADDR = 0x8915
 _AS_TARGET, _AS_SOURCE = threading.Lock(), threading.Lock()
-"""Of this process: a worker may be the source of some and the target of others at once."""
+"""Locks of this process: a worker may be a source and a target at the same time."""
 
 
 class ProcessGroupTransport(Transport):
-    """Two processes anywhere: a process group of their own two, never the default one; gloo between CPUs, NCCL between
-    two GPUs by the same calls. The source starts to send while its handles are on the way, one bucket while it fills
-    the next; the checksums of a bucket follow its bytes.
+    """Two processes anywhere, with a process group of these two, never the default one: gloo between CPUs, NCCL between
+    two GPUs, with the same calls. The source starts to send while its handles are still on the way, and sends one
+    bucket while it fills the next; the checksums of a bucket follow its bytes.
 
-    Between CPUs it is taken only where it is asked for by name: the target must be able to connect to the source's
-    host. A process that dies closes its sockets, and nothing else was made; the other end has an error at once, or at
-    the deadline.
+    Between CPUs it is used only if it is named explicitly, because the target must be able to connect to the source's
+    host. A process that dies closes its sockets, which are its only resources; the other end gets an error immediately
+    or at the deadline.
 
-    Pairs, and not one communicator of all: its operations run in the order in which they were begun, and two sources
-    that serve two targets in different orders would wait for each other. What many pairs need is an order of opening,
-    since NCCL may wait for a whole device when it makes a communicator: a target opens one at a time, and a source only
-    with a target that waits for it and for nobody else, so no circle of waiting can arise.
+    It uses pairs instead of one communicator for all: operations of a communicator run in the order in which they were
+    started, and two sources that serve two targets in different orders would deadlock. Pairs must be opened in order,
+    because NCCL may wait for a whole device when it creates a communicator: a target opens one pair after the other,
+    and a source opens one only with a target that waits for this source alone, so no cycle of waits can occur.
     """
 
     name = "process_group"
@@ -91,7 +92,7 @@ class ProcessGroupTransport(Transport):
         num_groups = len(groups(*bucket_offsets(metas)))
         data = self._buffer(num_bytes + _trailer_bytes(num_groups), torch.device(handle["device"]))
         if handle["group"] != self._joined:
-            self._group, self._joined = None, handle["group"]  # Another source, or the same one again.
+            self._group, self._joined = None, handle["group"]  # Another source, or a new group of the same one.
         try:
             if self._group is None:
                 with _one_at_a_time(_AS_TARGET, self.timeout_s):
@@ -125,8 +126,8 @@ class ProcessGroupTransport(Transport):
         limit, leaving = timedelta(seconds=self.timeout_s), None
         try:
             if self._group is None:
-                # Before anything is waited for: what is passed on may have to come to this process in the same way.
-                # The target writes down by which of this host's addresses it came.
+                # Before waiting for shards: forwarded weights may have to arrive in this process by the same transport.
+                # The target records by which of this host's addresses it connected.
                 host = self._store.get(f"{self._id}/host").decode()
                 with _one_at_a_time(_AS_SOURCE, self.timeout_s):
                     self._group = self._meet(self._id, 0, device.type, host)
@@ -138,7 +139,7 @@ class ProcessGroupTransport(Transport):
             if leaving is not None:
                 leaving.wait(limit)
         except Exception:
-            self._group = None  # Closes the connection: the target learns of it at once.
+            self._group = None  # Closes the connection: the target notices immediately.
 
     def _fill(self, bucket: Outgoing, device: torch.device) -> Tensor:
         """A bucket in staging memory, with its checksums after it."""
@@ -169,7 +170,7 @@ class ProcessGroupTransport(Transport):
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = limit
         group: Any = dist.ProcessGroupNCCL(store, rank, 2, options)
-        # NCCL makes its communicator with the first byte: here, while nobody else's is made.
+        # NCCL creates its communicator with the first byte: here, while no other one is created.
         byte = torch.zeros(1, dtype=torch.uint8, device=device)
         (group.send([byte], 1, 0) if rank == 0 else group.recv([byte], 0, 0)).wait(limit)
         return group
@@ -187,7 +188,7 @@ def _device_of(buckets: Sequence[Outgoing]) -> torch.device:
 
 @contextmanager
 def _one_at_a_time(lock: threading.Lock, timeout_s: float) -> Iterator[None]:
-    """Raises: RuntimeError: the holder took too long."""
+    """Holds the lock; raises `RuntimeError` if its holder takes too long."""
     if not lock.acquire(timeout=timeout_s):
         raise RuntimeError(f"another process group of this process was not opened within {timeout_s:g} s")
     try:
@@ -220,7 +221,7 @@ def _reach(hosts: Sequence[str], port: int, timeout_s: float) -> tuple[str, str]
     """The first of the source's addresses that can be reached from here, and this host's own on the way there.
 
     Raises:
-        WeightSyncError: none can.
+        WeightSyncError: no address can be reached.
     """
     tried = []
     for host in hosts:

@@ -1,7 +1,7 @@
-"""The end of a sync in a worker of a rollout engine: a process that is not a rank of the run and cannot call others.
+"""Receives a sync in a worker of a rollout engine: a process that is not a rank of the run and cannot call others.
 
-The replica's own process asks the sources, once for each pair of source and worker, and hands the answers on: plain
-values that say where the bytes come from. The bytes go from the source to the worker.
+The replica's own process requests the buckets, once for each pair of source and worker, and forwards the answers: plain
+values that describe where the bytes are. The bytes go directly from the source to the worker.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def parcel(
     timeout_s: float,
     sign: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What a worker needs in order to take its buckets, as plain values.
+    """The information that a worker needs to receive its buckets, as plain values.
 
     Args:
-        buckets: all that one worker takes, in the plan's order.
-        handles: by source, of each of its buckets.
-        order: position of each tensor: the order in which the plan brings them.
-        version: for messages.
-        timeout_s: longest wait without anything that comes.
-        sign: where the worker says that something came (`WorkerProgress.of`).
+        buckets: all buckets of one worker, in the plan's order.
+        handles: by source, the handles of its buckets.
+        order: position of each tensor in the plan's order.
+        version: version for messages.
+        timeout_s: longest wait without progress.
+        sign: where the worker reports progress (`WorkerProgress.of`).
     """
     names = sorted({transfer.name for bucket in buckets for transfer in bucket.transfers}, key=order.__getitem__)
     number = {name: at for at, name in enumerate(names)}
@@ -56,7 +56,7 @@ def parcel(
 
 
 def receive(parcel: Mapping[str, Any]) -> Iterator[WeightShard]:
-    """Every shard that a worker is to take; each is valid until the next is asked for.
+    """Yields every shard of a worker; each is valid until the next is requested.
 
     Raises:
         WeightSyncError: the bytes are gone or damaged, or cannot be reached from this process.
@@ -73,7 +73,7 @@ def receive(parcel: Mapping[str, Any]) -> Iterator[WeightShard]:
     try:
         yield from counted(teed(gathering.rounds(), ()), parcel["sign"])
     except BaseException:
-        # Sources still have ready what nobody will take: that they are let go of tells them.
+        # Sources still offer buckets that will not be taken: closing the transports tells them.
         held, _open = _open, OpenTransports()
         held.close()
         raise

@@ -17,8 +17,8 @@ from rlsdk.sharding.transports import make_transport
 
 
 def from_parent(buckets: Sequence[Bucket], relay: Relay, order: Mapping[str, int]) -> list[Bucket]:
-    """Buckets that a replica receives from the one before it in a chain, in place of the buckets that the first replica
-    of the chain receives from the sources."""
+    """The buckets that a replica receives from the previous one in a chain, instead of those that the first replica of
+    the chain receives from the sources."""
     return [
         Bucket(
             source=relay.source,
@@ -33,7 +33,7 @@ def from_parent(buckets: Sequence[Bucket], relay: Relay, order: Mapping[str, int
 
 
 class RelaySource:
-    """One per replica. Other threads than that of the pull call `export`, one for each target that receives from this
+    """One per replica. `export` is called on threads other than the pull's, one for each target that receives from this
     replica."""
 
     def __init__(self) -> None:
@@ -45,21 +45,21 @@ class RelaySource:
         self._sync = ""
         """Name of the sync in progress, or of the last one."""
         self._broken = ("", "")
-        """The last sync that broke off here, and why."""
+        """The last sync that failed here, and why."""
 
     def begin(
         self, rounds: Mapping[int, Sequence[Sequence[Transfer]]], relay: Relay, timeout_s: float, device: str
     ) -> dict[int, Forwarder]:
-        """From now on the children can have these rounds, as they are put.
+        """Starts a sync: the children can receive these rounds as they are put.
 
         Args:
-            rounds: by child, of `merged_rounds`.
+            rounds: by child, from `merged_rounds`.
             relay: names the sync.
-            timeout_s: longest wait for one round to come, or to be taken.
-            device: where the weights arrive.
+            timeout_s: longest wait for one round to arrive or to be taken.
+            device: device on which the weights arrive.
 
         Returns:
-            By child, what takes its rounds.
+            The forwarder of each child.
         """
         made = {child: Forwarder(mine, timeout_s, torch.device(device)) for child, mine in rounds.items()}
         if relay.manager != self._manager:
@@ -75,12 +75,12 @@ class RelaySource:
         """As `WeightSource.export`: the next rounds for one of the children.
 
         Args:
-            buckets: of one child.
-            sync: of which they are; the pull of this replica may not have begun yet.
-            timeout_s: longest wait for that.
+            buckets: buckets of one child.
+            sync: name of their sync; the pull of this replica may not have begun yet.
+            timeout_s: longest wait for the pull to begin.
 
         Raises:
-            WeightSyncError: this sync broke off here, or no pull that passes on to the child begins.
+            WeightSyncError: this sync failed here, or no pull begins that forwards to the child.
         """
         target, name = buckets[0].target, buckets[0].transport
         end = time.monotonic() + timeout_s
@@ -106,7 +106,7 @@ class RelaySource:
         return transport.export(asked)
 
     def fail(self, sync: str, why: str) -> None:
-        """Aborts the children's pulls too, also of children that ask later."""
+        """Aborts the children's pulls too, including those of children that call later."""
         with self._changed:
             self._broken, self._left = (sync, why), {}
             for forwarder in self._forwarders.values():

@@ -1,12 +1,12 @@
 """Targets that forward what they receive: a source sends a byte once per node, not once per replica.
 
-Targets that want the same, none of them beside a source, form chains: on each node, in their order, the first takes
-from the sources and each other one from the one before it. Where the busiest source would still send more than any
-target takes in, the first ones of all nodes form one chain as well: the sources then send each byte once. A chain costs
-no more time than its longest link, but for one bucket at each stage: buckets are passed on while the next arrive.
+Targets that want the same boxes, and are not on a source's node, form chains: on each node, in order, the first target
+receives from the sources, and each other one from the previous one. If the busiest source would still send more than
+any target receives, the first targets of all nodes form one chain too: the sources then send each byte once. A chain
+takes no longer than its slowest link, plus one bucket per stage: buckets are forwarded while the next ones arrive.
 
-Workers of an engine form chains with workers of the same name in other replicas. What comes to them goes through their
-replica's own process, which passes it on.
+Workers of an engine form chains with workers of the same name in other replicas. Their weights go through their
+replica's own process, which forwards them.
 """
 
 from __future__ import annotations
@@ -30,24 +30,25 @@ INTRA_NODE_BYTES_S = 400e9
 
 
 def first_of(relays: Mapping[int, int], target: int) -> int:
-    """The target of its chain that takes from the sources."""
+    """The target of its chain that receives from the sources."""
     while target in relays:
         target = relays[target]
     return target
 
 
 def passing_place(layout: WeightLayout) -> WeightLayout:
-    """Where weights for a target are passed on from and to: of a worker, main memory, by its replica's process."""
+    """The place from and to which a target's weights are forwarded: for a worker, host memory of its replica's
+    process."""
     return layout if layout.worker is None else replace(layout, device="cpu")
 
 
 def plan_relays(target: Sequence[WeightLayout], wanted: BoxTable, pieces: Pieces) -> dict[int, int]:
-    """Which target takes everything from which other one.
+    """For each target that receives from another target, that other target.
 
     Args:
         target: all targets.
         wanted: their boxes, by target.
-        pieces: what each would take from the sources.
+        pieces: the pieces that each would receive from the sources.
     """
     count = len(target)
     chains = _chains(target, wanted, pieces)
@@ -63,9 +64,9 @@ def plan_relays(target: Sequence[WeightLayout], wanted: BoxTable, pieces: Pieces
 
 
 def _chains(target: Sequence[WeightLayout], wanted: BoxTable, pieces: Pieces) -> list[list[list[int]]]:
-    """Groups of targets that want the same, each as one chain per node. Without those that cannot pass anything on:
-    several places of one process, targets beside a source, which read from there, and workers on another node than
-    their replica's process. Workers of one replica, which have their own names, are never in one chain."""
+    """Groups of targets that want the same boxes, each as one chain per node. Targets that cannot forward are excluded:
+    several places of one process, targets next to a source, which read from it, and workers on another node than their
+    replica's process. Workers of one replica have different names and are never in one chain."""
     near = set(np.unique(pieces.boxes.rank[pieces.distance != ELSEWHERE]).tolist())
     processes: dict[str, int] = {}
     for layout in target:
@@ -80,7 +81,8 @@ def _chains(target: Sequence[WeightLayout], wanted: BoxTable, pieces: Pieces) ->
 
 
 def _wants(wanted: BoxTable, count: int) -> NDArray[np.uint64]:
-    """`[count]`: equal for targets that want the same boxes in the same order, but for a chance near 2**-64."""
+    """`[count]`: hash, equal for targets that want the same boxes in the same order; collisions have a probability near
+    2**-64."""
     sums = np.zeros(count, np.uint64)
     if len(wanted):
         first = np.searchsorted(wanted.rank, np.arange(count + 1))
@@ -92,7 +94,7 @@ def _wants(wanted: BoxTable, count: int) -> NDArray[np.uint64]:
 
 
 def _direct(pieces: Pieces, relays: Mapping[int, int]) -> NDArray[np.bool_]:
-    """`[pieces]`: which targets take from the sources."""
+    """`[pieces]`: whether the piece's target receives from the sources."""
     if not relays:
         return np.ones(len(pieces.source), bool)
     return np.isin(pieces.boxes.rank, list(relays), invert=True)
@@ -114,8 +116,8 @@ def predict_seconds(
     inter_node_bytes_s: float = INTER_NODE_BYTES_S,
     intra_node_bytes_s: float = INTRA_NODE_BYTES_S,
 ) -> float:
-    """Seconds of the busiest link of any rank, in or out, kept full; and of one bucket for each stage of the longest
-    chain. No latency, no contention in switches, no time to load or to fingerprint."""
+    """Predicted seconds: the busiest link of any rank, in or out, at full rate, plus one bucket for each stage of the
+    longest chain. Without latency, contention in switches, loading and fingerprints."""
     direct = _direct(pieces, relays)
     per_target = np.bincount(pieces.boxes.rank, pieces.num_bytes, minlength=len(target))
     far = pieces.distance == ELSEWHERE

@@ -35,23 +35,23 @@ as each run is a request."""
 SLOTS = 2
 """Slots for packed buckets: the target reads one while the source fills the other."""
 HEAD_BYTES = 4096
-"""In front of the slots: how many buckets are ready, how many were taken, the length of an error, and its text."""
+"""Header before the slots: number of ready buckets, number of taken buckets, length of an error, and its text."""
 READY, TAKEN, ERROR = range(3)
 LOOK_S = 0.0005
 """Seconds between one side's checks of what the other wrote."""
 
 
 class RemoteMemoryTransport(Transport):
-    """Two processes anywhere that can reach each other by what UCX knows: RDMA, TCP, shared memory. Only by name: both
-    ends need the library.
+    """Two processes anywhere that UCX can connect: by RDMA, TCP or shared memory. Used only if it is named explicitly,
+    because both ends need the library.
 
-    Weights that already have the dtype asked for, in long runs of memory, are read from where the engine has them:
-    registered at the first sync, and read at each later one without a copy at the source. What has to be converted or
-    packed first goes through two slots of registered memory, one filled while the other is read. One call announces a
-    whole version; ready and taken buckets are counted in registered memory, without further calls.
+    Weights that already have the requested dtype, in long runs of memory, are read in place: their memory is registered
+    at the first sync, and each later sync reads it without a copy at the source. Weights that must be converted or
+    packed go through two slots of registered memory: one is filled while the other is read. One call announces a whole
+    version; ready and taken buckets are counted in registered memory, without further calls.
 
-    Bytes that are read in place have no checksum, since their source does not touch them: the receipt's fingerprints
-    prove them, as with views in shared memory.
+    Bytes that are read in place have no checksum, because their source does not read them: the receipt's fingerprints
+    verify them, as with views in shared memory.
     """
 
     name = "nixl"
@@ -102,7 +102,7 @@ class RemoteMemoryTransport(Transport):
         num_groups = len(groups(*bucket_offsets(metas)))
         room = num_bytes if "at" in handle else num_bytes + _trailer_bytes(num_groups)
         if "introduction" in handle:
-            self._turn = 0  # The first of a sync: each bucket gets the memory that it had in the one before.
+            self._turn = 0  # The first bucket of a sync: each bucket gets the memory that it had in the previous sync.
         data = self._buffer(room, torch.device(handle["kind"]))
         self.fetch_into(data, handle, metas)
         if "at" in handle:
@@ -112,15 +112,16 @@ class RemoteMemoryTransport(Transport):
         return checked(data, {**handle, "checksums": sums}, metas)
 
     def fetch_into(self, destination: Tensor, handle: Mapping[str, Any], metas: Metas) -> None:
-        """Target side: reads a bucket into memory of the target's own.
+        """Target side: reads a bucket into the target's own memory.
 
         Args:
-            destination: uint8, of the bucket's bytes; of a packed one with its checksums after. Registered here, once.
-            handle: of the bucket.
+            destination: uint8, for the bucket's bytes, and for the checksums after them if it is packed. Registered
+                here, once.
+            handle: the bucket's handle.
             metas: shape and dtype of its tensors.
 
         Raises:
-            WeightSyncError: the source is gone, or nothing came from it in time.
+            WeightSyncError: the source is gone, or sent nothing in time.
         """
         agent = self._borrowed()
         agent.register(destination)
@@ -218,7 +219,7 @@ class RemoteMemoryTransport(Transport):
         agent.move("WRITE", (here, "DRAM"), (there, "DRAM"), handle["agent"], self.timeout_s)
 
     def _control(self, agent: Agent) -> Tensor:
-        """Memory of this end for what the two sides count."""
+        """This end's memory for the counters of both sides."""
         if not len(self._word):
             self._word = torch.zeros(HEAD_BYTES, dtype=torch.uint8)
             agent.register(self._word)
@@ -276,7 +277,7 @@ class _Serving:
         self.thread.start()
 
     def end(self) -> bool:
-        """Ends the thread; False where something was not taken."""
+        """Ends the thread; False if a bucket was not taken."""
         self.cancelled.set()
         if self.thread is not None:
             self.thread.join()
@@ -308,7 +309,7 @@ class _Serving:
 
 
 class _NotTakenError(Exception):
-    """The target takes no more."""
+    """The target has stopped taking buckets."""
 
 
 def _pack(slot: Tensor, bucket: Outgoing) -> None:
@@ -323,7 +324,7 @@ def _pack(slot: Tensor, bucket: Outgoing) -> None:
 
 
 def _in_place(bucket: Outgoing) -> Sequence[WeightShard] | None:
-    """The shards of a bucket that the target can read where they are; None: they have to be packed."""
+    """The shards of a bucket that the target can read in place; None: they must be packed."""
     if not bucket.is_here:
         return None
     shards = bucket.take()
@@ -334,8 +335,8 @@ def _in_place(bucket: Outgoing) -> Sequence[WeightShard] | None:
 
 
 def _runs_of(tensor: Tensor) -> tuple[int, int, int, int] | None:
-    """(address of the first, count, bytes of each, bytes from one to the next) of the runs of memory that a tensor is;
-    None where they are uneven or short."""
+    """(address of the first, count, bytes of each, stride in bytes) of a tensor's contiguous runs of memory; None if
+    they are irregular or short."""
     sizes: list[tuple[int, int]] = []
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         if size == 1:
@@ -358,7 +359,7 @@ def _where(shards: Sequence[WeightShard]) -> dict[str, Any]:
 
 
 def _both(destination: Tensor, handle: Mapping[str, Any], metas: Metas) -> tuple[Runs, Runs]:
-    """Runs of the destination, and those of the source that belong there."""
+    """Runs of the destination, and the matching runs of the source."""
     start, index = destination.data_ptr(), max(destination.get_device(), 0)
     if "at" not in handle:
         size = len(destination)

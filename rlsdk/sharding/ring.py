@@ -1,8 +1,8 @@
-"""A ring of slots in shared memory: one process fills them while another reads, without a call for each.
+"""A ring of slots in shared memory: one process fills them while another reads, without a call per slot.
 
-The slots lie in a block without a name (`SharedBlock`); what was filled and what was read is reported through two
-pipes, which the reader opens as `/proc/PID/fd/N` like the block. So nothing can be left behind, waiting costs no CPU,
-and each end learns at once that the other one is gone: its pipe is closed, whatever closed it.
+The slots are in an unnamed block (`SharedBlock`); two pipes report which slots were filled and read. The reader opens
+them as `/proc/PID/fd/N`, like the block. Therefore nothing can leak, waiting costs no CPU, and each end notices
+immediately that the other one is gone, because its pipe is closed in any case.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class RingClosedError(Exception):
 
 
 class RingWriter:
-    """The source's end. The reader says with its first credits that it has attached; from then on only the reader
-    holds its ends of the pipes."""
+    """The source's end. The reader's first credits report that it has attached; from then on only the reader has its
+    ends of the pipes."""
 
     def __init__(self, slot_bytes: int) -> None:
         self._block = SharedBlock(NUM_SLOTS * slot_bytes, anonymous=True)
@@ -49,7 +49,7 @@ class RingWriter:
         self._credits = self._count = 0
 
     def announcement(self) -> dict[str, Any]:
-        """Plain values by which the reader finds the ring."""
+        """Plain values with which the reader finds the ring."""
         here, fds, name = f"/proc/{os.getpid()}/fd", self._fds, self._block.name
         return {
             "path": name.path,
@@ -88,20 +88,20 @@ class RingWriter:
         return self._block.tensor[start : start + self.slot_bytes]
 
     def post(self, stream: int, checksum: int) -> None:
-        """Hands the slot that `next_slot` gave to the reader."""
-        self._tell(stream, checksum, False)
+        """Passes the slot from `next_slot` to the reader."""
+        self._report(stream, checksum, False)
 
     def post_error(self, stream: int, message: str) -> None:
         """Ends a stream: the reader raises with this message."""
         text = message.encode()[: self.slot_bytes - 1] + b"\0"
         self.next_slot(LOOK_S)[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        self._tell(stream, 0, True)
+        self._report(stream, 0, True)
 
     def close(self) -> None:
         """Ends waiting calls; the memory is freed with the last reference."""
         self._closed.set()
 
-    def _tell(self, stream: int, checksum: int, failed: bool) -> None:
+    def _report(self, stream: int, checksum: int, failed: bool) -> None:
         try:
             os.write(self._fds.filled[1], _FILLED.pack(stream, checksum, failed))
         except BrokenPipeError:
@@ -114,7 +114,7 @@ class RingReader:
     """The target's end."""
 
     def __init__(self, announced: Mapping[str, Any]) -> None:
-        """Raises `AttachError` where the writer's descriptors cannot be opened from this process."""
+        """Raises `AttachError` if this process cannot open the writer's descriptors."""
         self._block = attach(BlockName(announced["path"], announced["inode"], announced["block_bytes"], unlink=False))
         self._slot_bytes = announced["slot_bytes"]
         filled = _open_pipe(announced["filled"], announced["filled_inode"], os.O_RDONLY)
@@ -129,7 +129,7 @@ class RingReader:
 
     def take(self, stream: int, timeout_s: float) -> tuple[Tensor, int]:
         """The next slot of a stream, `[slot_bytes]` uint8, with its checksum; it may be read until `free`. Slots of
-        earlier streams, which somebody gave up, are passed over.
+        earlier, abandoned streams are skipped.
 
         Raises:
             WeightSyncError: the writer failed, is gone, or sent nothing for `timeout_s`.
@@ -152,8 +152,8 @@ class RingReader:
                 return slot, checksum
 
     def free(self) -> None:
-        """Lets the writer fill the slot that was taken first."""
-        with contextlib.suppress(BrokenPipeError):  # What it filled before it went can still be read.
+        """Returns the slot that was taken first to the writer."""
+        with contextlib.suppress(BrokenPipeError):  # Slots that it filled before it ended can still be read.
             self._give(1)
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class RingReader:
 
 
 class _Descriptors:
-    """A writer's ends of both pipes; until the reader has attached, the reader's as well."""
+    """A writer's ends of both pipes; until the reader has attached, also the reader's ends."""
 
     def __init__(self, credits: tuple[int, int], filled: tuple[int, int]) -> None:
         self.credits, self.filled = credits, filled

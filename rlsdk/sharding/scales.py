@@ -1,9 +1,9 @@
-"""Targets that quantize: constraints on their layouts, and how they are verified.
+"""Targets that quantize: constraints on their layouts, and their verification.
 
-A block's scale needs its largest magnitude, and parts of a block may lie on several sources. So a proof has two rounds:
-of blocks that are cut between pieces, each source says the largest magnitude that it holds; then each says the
-fingerprint of its own part, and of the scales of the blocks that it has whole, which never leave it. Nothing of it is
-computed from what was sent.
+A block's scale needs its largest magnitude, and a block may be split over several sources. Verification therefore has
+two rounds: for split blocks, each source returns the largest magnitude of its part; then each returns the fingerprint
+of its own part, and of the scales of blocks that it holds completely, which never leave it. Nothing is computed from
+the sent weights.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from rlsdk.kit.block_scales import DTYPE_NAME, blocks_of, scales_of, scales_shap
 Maxima = NDArray[np.float32]
 Ints = NDArray[np.int64]
 SharedBlocks = tuple[Ints, Maxima]
-"""Places in the flat tensor of scales, in order, and the largest magnitude of each block."""
+"""Positions in the flat tensor of scales, in order, and the largest magnitude of each block."""
 
 
 def check_scales(target: Sequence[WeightLayout], tensors: Sequence[TensorMeta]) -> None:
     """Raises `LayoutError` if the description of a tensor with block scales is invalid.
 
     Args:
-        target: its layouts.
-        tensors: of `distinct_tensors`.
+        target: the target's layouts.
+        tensors: from `distinct_tensors`.
     """
     names = {meta.name for meta in tensors}
     scaled = {meta.name: meta for meta in tensors if meta.scales is not None}
@@ -78,21 +78,21 @@ def _check_box(meta: TensorMeta, box: Box, layout: WeightLayout) -> None:
 
 @dataclass(frozen=True)
 class QuantizedProof:
-    """What the sources compute to verify tensors that replicas quantize."""
+    """The computations of the sources that verify tensors that replicas quantize."""
 
     tensors: Mapping[str, TensorMeta] = field(default_factory=dict)
-    """By name; each has scales."""
+    """Tensors by name; each has scales."""
     pieces: tuple[tuple[QuantizedPiece, ...], ...] = ()
-    """Per source; together they tile what the replicas want, each box once."""
+    """Pieces by source; together they cover the replicas' boxes, each exactly once."""
 
     @property
     def scales(self) -> dict[str, str]:
-        """Of each tensor, the name of its scales."""
+        """Name of each tensor -> name of its scales."""
         return {name: meta.scales.name for name, meta in self.tensors.items() if meta.scales is not None}
 
     def joined(self, parts: Sequence[Sequence[Maxima]]) -> dict[str, SharedBlocks]:
-        """By tensor, the blocks that are cut between pieces, of what each source says of its pieces. NaN where any
-        is."""
+        """By tensor, the blocks that are split between pieces, joined from the maxima of each source. NaN if any part
+        is NaN."""
         found: dict[str, list[tuple[Ints, Maxima]]] = {}
         for pieces, maxima in zip(self.pieces, parts, strict=True):
             for piece, values in zip(pieces, maxima, strict=True):
@@ -101,11 +101,12 @@ class QuantizedProof:
         return {name: _joined(said) for name, said in found.items()}
 
     def of_pieces(self, shared: Mapping[str, SharedBlocks]) -> list[list[Maxima]]:
-        """Per source and piece, the maxima of the blocks that it contains only partly."""
+        """For each source and piece, the maxima of the blocks that it contains only partly."""
         return [[_of_piece(piece, shared) for piece in pieces] for pieces in self.pieces]
 
     def scale_fingerprints(self, shared: Mapping[str, SharedBlocks]) -> dict[str, int]:
-        """Of the scales of these blocks, by the name of the tensor of scales: sources add those of the others."""
+        """Fingerprints of the scales of these blocks, by the name of the tensor of scales; sources add the other
+        blocks."""
         found = {}
         for name, (places, maxima) in shared.items():
             meta = self.tensors[name]

@@ -34,8 +34,8 @@ from rlsdk.sharding.transports import make_transport
 
 
 class WeightSource:
-    """One per rank of a train engine. `export` may be called from another thread than the engine's, one at a time,
-    while the engine itself is idle. The engine's memory is held until the target has taken the bucket, no longer."""
+    """One per rank of a train engine. `export` may be called from a thread other than the engine's, by one thread at
+    once, while the engine itself is idle. The engine's memory is held only until the target has taken the bucket."""
 
     def __init__(self, engine: TrainEngine, accelerators: Sequence[str] = ()) -> None:
         """`accelerators`: as in `RankContext`."""
@@ -54,11 +54,10 @@ class WeightSource:
         self._holds = False
 
     def hold(self) -> None:
-        """Copies the current weights. Until `release`, syncs use the copy, and the engine may train. The copy is in the
-        dtypes of earlier syncs: bfloat16 of float32 weights that are served in bfloat16. Its memory is reused.
+        """Copies the current weights. Until `release`, syncs use the copy, and the engine may train.
 
-        The copy is in the dtypes in which earlier syncs have asked for the weights: bfloat16 of float32 weights that
-        are served in bfloat16. Its memory is kept for the next time.
+        The copy has the dtypes that earlier syncs requested: for example bfloat16 for float32 weights that are served
+        in bfloat16. Its memory is kept for the next time.
         """
         with self._lock, torch.no_grad():
             for at, shard in enumerate(self._engine.shards()):
@@ -80,12 +79,12 @@ class WeightSource:
         return sum(copy.tensor.nbytes for copy in self._copies)
 
     def release(self) -> None:
-        """Syncs take the engine's own weights again; the copy's memory is kept."""
+        """Lets syncs use the engine's own weights again; the copy's memory is kept."""
         with self._lock:
             self._holds = False
 
     def layout(self) -> WeightLayout:
-        """What this rank holds."""
+        """The layout of this rank's weights."""
         if self._layout is None:
             self._layout = on_physical_device(self._engine.layout(), self._accelerators)
             places = defaultdict(list)
@@ -95,13 +94,13 @@ class WeightSource:
         return self._layout
 
     def export(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
-        """Makes the bytes of buckets of one target available by their transport; returns the handle that
-        `Transport.fetch` takes for each."""
+        """Makes the bytes of one target's buckets available through their transport; returns the handle of each for
+        `Transport.fetch`."""
         with self._lock:
             target, name = buckets[0].target, buckets[0].transport
             transport = self._transports.get(target)
             if transport is None or transport.name != name:
-                # A target that asks for another way could not go the first one: what was kept for that is of no use.
+                # A target that requests another transport could not use the first one, whose resources are freed.
                 if transport is not None:
                     transport.close()
                 transport = self._transports[target] = make_transport(name)
@@ -113,8 +112,8 @@ class WeightSource:
             return transport.export(outgoing)
 
     def fingerprints(self, transfers: Sequence[Transfer]) -> dict[str, int]:
-        """Fingerprint of each name over the boxes given, in their dtypes; boxes of one name are added up. Buckets may
-        be exported meanwhile."""
+        """Fingerprint of each name over the given boxes, in their dtypes; those of one name are summed. Buckets may be
+        exported meanwhile."""
         with self._lock:
             pieces = self._pieces(transfers)
         totals: dict[str, int] = {}
@@ -143,7 +142,7 @@ class WeightSource:
         for (piece, taken), most in zip(self._taken(pieces), maxima, strict=True):
             box, block = piece.transfer.box, piece.block
             maxima_here = block_maxima(taken, box, block)
-            # Of an array that came from another process, which may be read-only.
+            # Copied, because an array from another process may be read-only.
             shared = shared_blocks(box, block, piece.shape).to(taken.device)
             maxima_here[shared] = torch.tensor(most, device=taken.device)
             scales, own = scales_of(maxima_here), whole_blocks(box, block, piece.shape)

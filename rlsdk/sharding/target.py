@@ -28,8 +28,8 @@ from rlsdk.sharding.workers import WorkerPull
 
 
 class WeightTarget:
-    """One per replica. Receives one round of buckets at a time and requests the next while the engine loads it: at
-    most two rounds are in memory. Places that are workers of the engine (`WeightLayout.worker`) receive theirs
+    """One per replica. Receives buckets in rounds and requests the next round while the engine loads one: at most two
+    rounds are in memory. Places that are workers of the engine (`WeightLayout.worker`) receive their buckets
     themselves."""
 
     def __init__(self, engine: RolloutEngine, accelerators: Sequence[str] = ()) -> None:
@@ -44,13 +44,13 @@ class WeightTarget:
         self._last: Sequence[Bucket] = ()
 
     def layouts(self) -> Sequence[WeightLayout]:
-        """What the replica wants, one per place that weights are delivered to."""
+        """The layouts that the replica wants, one per place that weights are delivered to."""
         if not self._layouts:
             self._layouts = tuple(on_physical_device(layout, self._accelerators) for layout in self._engine.layout())
         return self._layouts
 
     def order(self) -> Mapping[str, int]:
-        """Position of each tensor: the order in which the plan brings them."""
+        """Position of each tensor in the plan's order."""
         names = dict.fromkeys(name for layout in self.layouts() for name, _ in layout.boxes)
         return {name: at for at, name in enumerate(names)}
 
@@ -65,18 +65,18 @@ class WeightTarget:
         """Pulls every bucket and loads it into the engine, which then serves `version`.
 
         Args:
-            buckets: all that this replica takes, in the plan's order; or the first replica of its chain.
+            buckets: all buckets of this replica, or of the first replica of its chain, in the plan's order.
             peers: the source ranks that the buckets name.
-            version: what the engine serves afterwards.
-            timeout_s: longest wait without progress: for one answer of a source, or one part of what comes.
-            relay: this replica's part in passing weights on.
+            version: the version that the engine serves afterwards.
+            timeout_s: longest wait without progress: for one answer of a source, or one part of the data.
+            relay: this replica's part in forwarding weights.
 
         Raises:
-            WeightSyncError: a bucket did not come, the engine refused it, or did not take them all.
+            WeightSyncError: a bucket did not arrive, or the engine refused it or did not read all of them.
         """
         start = time.perf_counter()
         if buckets == self._last:
-            buckets = self._last  # Whose objects are made already, where a plan makes them when they are asked for.
+            buckets = self._last  # Reuses buckets whose objects already exist: a plan creates them on access.
         self._last = buckets
         relay = relay or Relay()
         order, givers = self.order(), dict(peers)
@@ -103,7 +103,7 @@ class WeightTarget:
                 receipt = self._load(Gathering(buckets, order, feed, version), forwarders, version)
         except BaseException as error:
             self._passing.fail(relay.sync, f"the replica before it broke off ({error})")
-            # Sources still have ready what nobody will take: that they are let go of tells them.
+            # Sources still offer buckets that will not be taken: closing the transports tells them.
             self.close()
             raise
         if receipt.version != version:
@@ -111,7 +111,7 @@ class WeightTarget:
         return replace(receipt, seconds=time.perf_counter() - start)
 
     def pass_on(self, buckets: Sequence[Bucket], sync: str, timeout_s: float) -> Sequence[Mapping[str, Any]]:
-        """Hands out the next of what this replica takes in this sync; for another one that takes the same."""
+        """Exports the next weights that this replica receives in this sync to another replica with the same needs."""
         return self._passing.export(buckets, sync, timeout_s)
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class WeightTarget:
     def _pass_on_places(
         self, buckets: Sequence[Bucket], relay: Relay, order: Mapping[str, int], timeout_s: float
     ) -> dict[int, Sequence[Forwarder]]:
-        """By place that is in a chain: what its weights continue to from here."""
+        """Forwarders of each place that is in a chain."""
         rounds: dict[int, Sequence[Sequence[Transfer]]] = {}
         for place in relay.places:
             mine = merged_rounds([bucket for bucket in buckets if bucket.target == place.target], order)
@@ -143,7 +143,7 @@ class WeightTarget:
         return {place.target: [made[child] for child in place.children] for place in relay.places}
 
     def _load(self, gathering: Gathering, forwarders: Sequence[Forwarder], version: int) -> SyncReceipt:
-        """Has the engine load the gathered shards."""
+        """Lets the engine load the received shards."""
         with closing(gathering.rounds()) as rounds, closing(teed(rounds, forwarders)) as shards:
             receipt = self._engine.update_weights(shards, version)
         if gathering.taken < gathering.wanted:

@@ -15,20 +15,20 @@ from rlsdk.interfaces import WeightLayout, WeightShard
 
 @dataclass(frozen=True, kw_only=True)
 class Outgoing:
-    """One bucket, as its source hands it out."""
+    """One bucket, as exported by its source."""
 
     metas: Sequence[tuple[tuple[int, ...], str]]
     """Shape and dtype on the wire of each shard."""
     take: Callable[[], Sequence[WeightShard]]
-    """The shards. Called once, when it is this bucket's turn."""
+    """Returns the shards. Called once, when it is this bucket's turn."""
     device: torch.device | None = None
-    """Where the shards will be. None: on the host."""
+    """Device of the shards. None: the host."""
     is_here: bool = True
-    """False: `take` waits until they have come from elsewhere."""
+    """False: `take` waits until the shards have arrived from another process."""
 
     @classmethod
     def of(cls, shards: Sequence[WeightShard], dtypes: Sequence[str]) -> Outgoing:
-        """A bucket of shards that are here, each with its dtype on the wire."""
+        """A bucket of local shards, each with its dtype on the wire."""
         metas = [(shard.box.size, dtype) for shard, dtype in zip(shards, dtypes, strict=True)]
         return cls(metas=metas, take=lambda: shards, device=shards[0].tensor.device if shards else None)
 
@@ -39,16 +39,16 @@ class Outgoing:
 
 class Transport(ABC):
     """Moves the bytes of buckets between two processes. One object at each end; the source side exports, the target
-    side fetches. What crosses besides the bytes is the small plain handle of each bucket."""
+    side fetches. Besides the bytes, only a small plain handle per bucket is sent."""
 
     name: str
     stays_on_device: bool = False
-    """Between two accelerators the bytes never pass through the host's memory."""
+    """Whether bytes between two accelerators never pass through host memory."""
     call_bytes: int | None = 0
-    """Most bytes that the source hands out in answer to one call, or one bucket if that is more. None: any number of
-    buckets, since it sends each while the target takes the one before, through memory of bounded size."""
+    """Largest number of bytes that the source exports per call, or one bucket if that is more. None: any number of
+    buckets, because it sends each while the target reads the previous one, through memory of bounded size."""
     timeout_s: float = 600.0
-    """Longest that this end waits for the other to do the next thing; the target sets its own to that of the sync."""
+    """Longest wait of this end for the other's next action; the target sets its own to that of the sync."""
 
     @classmethod
     @abstractmethod
@@ -61,18 +61,18 @@ class Transport(ABC):
         """Source side: makes the bytes of these buckets available, each shard converted to its dtype on the wire.
 
         Handles are plain (str, int, float, bytes), one per bucket. The shards may be read until the target has taken
-        them. Where `call_bytes` is 0, the memory of a handle is reused two exports to the same target later.
+        them. If `call_bytes` is 0, the memory of a handle is reused two exports to the same target later.
         """
 
     @abstractmethod
     def fetch(self, handle: Mapping[str, Any], metas: Sequence[tuple[tuple[int, ...], str]]) -> Iterator[Tensor]:
-        """Target side: tensors of these (shape, dtype), in the order of the export; views where that is possible. Each
-        is valid until the next is asked for, and all were checked by the time the iterator ends. Buckets are fetched in
-        the order in which they were exported.
+        """Target side: tensors of these (shape, dtype), in the order of the export; views if possible. Each is valid
+        until the next is requested, and all have been checked when the iterator ends. Buckets are fetched in the order
+        of their export.
 
         Raises:
-            WeightSyncError: the bytes are gone, of another size, or fail their checksum.
+            WeightSyncError: the bytes are gone, have another size, or do not match their checksum.
         """
 
     def close(self) -> None:  # noqa: B027 - a working default
-        """Frees the resources of this end; nothing may be left, not even after kill -9."""
+        """Frees the resources of this end. Nothing may leak, not even after kill -9."""

@@ -41,7 +41,7 @@ from rlsdk.sharding.wire import (
 
 
 class InProcessTransport(Transport):
-    """Both ends in one process: the target sees views of the source's own memory, converted only where it must be."""
+    """Both ends in one process: the target gets views of the source's own memory, converted only if necessary."""
 
     name = "in_process"
     stays_on_device = True
@@ -62,12 +62,11 @@ class InProcessTransport(Transport):
 
 
 class SharedMemoryTransport(Transport):
-    """Two processes of one node. Weights that the engine keeps in shared memory (`kit.shared_memory.share`) are read
-    where they are: no copy but the target's own. Others the source streams, group by group, through a ring of slots
-    that both map, and fills one while the target reads another.
+    """Two processes on one node. Weights that the engine keeps in shared memory (`kit.shared_memory.share`) are read in
+    place: the only copy is the target's. The source streams other weights, group by group, through a ring of slots that
+    both map: it fills one slot while the target reads another.
 
-    What is mapped stays so from one sync to the next. Nothing has a name, so nothing is left behind, whatever ends
-    either process.
+    Mappings are kept between syncs. The memory has no name, so nothing leaks, however either process ends.
     """
 
     name = "shared_memory"
@@ -137,7 +136,7 @@ class SharedMemoryTransport(Transport):
         return values.as_strided(shape, view["strides"], view["start"] // values.element_size())
 
     def _ring_of(self, slot_bytes: int) -> RingWriter:
-        """The ring, or a new one: for larger groups, or because a target that gave up has let go of the old one."""
+        """The ring, or a new one for larger groups or after a target has abandoned the old one."""
         if self._ring is None or self._ring.slot_bytes < slot_bytes or not self._ring.alive:
             self._ring, self._streaming = RingWriter(max(slot_bytes, GROUP_BYTES)), None
         return self._ring
@@ -145,7 +144,7 @@ class SharedMemoryTransport(Transport):
     def _stream(
         self, ring: RingWriter, buckets: Sequence[tuple[int, Outgoing]], before: threading.Thread | None
     ) -> None:
-        """On a thread, after earlier streams. If the target is gone, there is nobody to report to."""
+        """Runs on a thread, after earlier streams. If the target is gone, errors are dropped."""
         if before is not None:
             before.join()
         with contextlib.suppress(RingClosedError):
@@ -178,7 +177,7 @@ class SharedMemoryTransport(Transport):
 
 
 def _largest_group(bucket: Outgoing) -> int:
-    """Bytes of a slot that takes any group of a bucket."""
+    """Bytes of a slot that fits every group of a bucket."""
     return max((span.stop - span.start for _, span in groups(*bucket_offsets(bucket.metas))), default=0)
 
 
@@ -261,7 +260,7 @@ class SharedFileTransport(Transport):
 
 
 class InlineTransport(Transport):
-    """Any two places: the bytes are part of the handle, and go the way that answers of calls go."""
+    """Any two places: the bytes are part of the handle, and are sent with the answer of the call."""
 
     name = "inline"
 
@@ -273,13 +272,13 @@ class InlineTransport(Transport):
         handles: list[Mapping[str, Any]] = []
         for bucket in buckets:
             data, sums = filled(bucket)
-            # A numpy array and not bytes: pickle protocol 5 moves it without its own copy.
+            # A numpy array instead of bytes: pickle protocol 5 transfers it without a copy.
             handles.append({"data": data.numpy(), **announcement(len(data), sums)})
         return handles
 
     def fetch(self, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
         data = handle["data"]
-        # An object store hands out read-only memory: an engine that wrote into it would die of a segmentation fault.
+        # An object store returns read-only memory: an engine that wrote into it would crash with a segmentation fault.
         return checked(torch.from_numpy(data if data.flags.writeable else data.copy()), handle, metas)
 
 
@@ -293,15 +292,15 @@ TRANSPORTS: tuple[type[Transport], ...] = (
     ProcessGroupTransport,
     RemoteMemoryTransport,
 )
-"""In order of preference. What stands after one that reaches anywhere is taken between two accelerators
-(`Transport.stays_on_device`), or by name."""
+"""In order of preference. Transports after one that works everywhere are used between two accelerators
+(`Transport.stays_on_device`), or if they are named explicitly."""
 
 
 def named_transports(names: Sequence[str] | None) -> tuple[type[Transport], ...]:
-    """The transports of these names, in this order; all in order of preference where none are named.
+    """The transports with these names, in this order; None: all, in order of preference.
 
     Raises:
-        ConfigError: a name that is none.
+        ConfigError: a name is unknown.
     """
     if names is None:
         return TRANSPORTS
@@ -313,9 +312,9 @@ def named_transports(names: Sequence[str] | None) -> tuple[type[Transport], ...]
 
 
 def allowed_transports(setting: str) -> tuple[str, ...] | None:
-    """Names that `sharding.transport` allows, in order of preference; None: all. One that is named is for what goes
-    between processes: in one process, where it may not reach, views serve. CUDA IPC reaches one device, and NCCL two of
-    them: of these either takes what the other cannot."""
+    """Names that `sharding.transport` allows, in order of preference; None: all. A named transport is for transfers
+    between processes; within one process, where it may not work, views are used. CUDA IPC works on one device, NCCL
+    between two: if either is named, the other handles the remaining pairs."""
     if setting == "auto":
         return None
     devices = (CudaIpcTransport.name, ProcessGroupTransport.name)
@@ -323,5 +322,5 @@ def allowed_transports(setting: str) -> tuple[str, ...] | None:
 
 
 def make_transport(name: str) -> Transport:
-    """A fresh end of the transport of that name."""
+    """A new end of the transport with this name."""
     return named_transports([name])[0]()

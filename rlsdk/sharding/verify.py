@@ -26,35 +26,35 @@ from rlsdk.sharding.planner import Sides, match
 from rlsdk.sharding.scales import QuantizedProof, SharedBlocks
 
 MAX_NAMED = 5
-"""Tensors that an error names before it counts the rest."""
+"""Number of tensors that an error names; it counts the others."""
 Served: TypeAlias = tuple[tuple[str, str, BlockScales | None, Box], ...]
-"""Name, dtype, scales and box of what a replica serves."""
+"""Name, dtype, scales and box of each part that a replica serves."""
 
 
 @dataclass(frozen=True)
 class FingerprintTask:
-    """Assignment of fingerprints: which source computes that of which box, and for which replicas."""
+    """Assignment of fingerprints: the boxes that each source computes, and the replicas that serve them."""
 
     replicas: tuple[int, ...]
     transfers: tuple[tuple[Transfer, ...], ...]
-    """Per source; together they tile what the replicas want, each box once, in the dtype that is served. Without
+    """Transfers by source; together they cover the replicas' boxes, each exactly once, in the served dtype. Without
     tensors that the replicas quantize."""
     quantized: QuantizedProof = field(default_factory=QuantizedProof)
     """Of these."""
 
     def total(self, parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-        """What each tensor's fingerprint must be: the sources' parts added up."""
+        """The required fingerprint of each tensor: the sum of the sources' parts."""
         totals = {transfer.name: 0 for mine in self.transfers for transfer in mine}
         return added_up(totals, parts)
 
     def quantized_total(self, parts: Sequence[Mapping[str, int]], shared: Mapping[str, SharedBlocks]) -> dict[str, int]:
-        """As `total`, of the tensors that are quantized and of their scales."""
+        """As `total`, for the quantized tensors and their scales."""
         names = [*self.quantized.tensors, *self.quantized.scales.values()]
         return added_up(dict.fromkeys(names, 0), [*parts, self.quantized.scale_fingerprints(shared)])
 
 
 def added_up(totals: dict[str, int], parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Fingerprints of parts, added to `totals`."""
+    """Adds fingerprints of parts to `totals`."""
     for part in parts:
         for name, value in part.items():
             totals[name] = (totals[name] + value) % FINGERPRINT_MODULUS
@@ -64,10 +64,10 @@ def added_up(totals: dict[str, int], parts: Sequence[Mapping[str, int]]) -> dict
 def plan_fingerprints(
     source: Sequence[WeightLayout], replicas: Sequence[Sequence[WeightLayout]], *, piece_bytes: int
 ) -> list[FingerprintTask]:
-    """One task per distinct thing that replicas need (one in all, if they are identical), spread over the sources.
+    """One task for each distinct set of served boxes (one in total if replicas are identical), spread over the sources.
 
-    A box that several sources hold is fingerprinted on one of them, and not on the one that gives it to a single
-    replica: sources that have drifted apart are found as well.
+    If several sources hold a box, one that does not send it to a single replica computes its fingerprint: this also
+    detects sources that have diverged.
     """
     groups: dict[Served, list[int]] = {}
     for replica, layouts in enumerate(replicas):
@@ -76,7 +76,7 @@ def plan_fingerprints(
 
 
 def _served(layouts: Sequence[WeightLayout]) -> Served:
-    """What a replica serves: what several of its places hold counts once."""
+    """The boxes that a replica serves; boxes on several of its places count once."""
     boxes: dict[tuple[str, str, BlockScales | None], list[Box]] = {}
     for layout in layouts:
         kinds = {meta.name: (meta.dtype, meta.scales) for meta in layout.tensors}
@@ -90,7 +90,7 @@ def _served(layouts: Sequence[WeightLayout]) -> Served:
 
 
 def _task(members: Sequence[int], served: Served, source: Sequence[WeightLayout], piece_bytes: int) -> FingerprintTask:
-    """Of replicas that serve the same."""
+    """The task of replicas that serve the same boxes."""
     held = SourceTensors(source)
     metas = {
         name: TensorMeta(name=name, shape=held.tensors[held.resolve(name)].shape, dtype=dtype, scales=scales)
@@ -138,7 +138,7 @@ def _spread(
         tensors=tuple(metas.values()),
         boxes=tuple((name, box) for name, _, _, box in served),
     )
-    # Not by the one that gives it: a replica that takes all from one copy would be held to that copy's own numbers.
+    # Not the source that sends it: a replica that receives everything from one copy would be compared with that copy.
     pieces = match(Sides.of(source, [nowhere], held, metas), shift=1)
     parts = PackedParts.of(pieces, np.zeros_like(pieces.source), ("",), tuple(metas.values()), 1, piece_bytes)
     mine: list[list[Transfer]] = [[] for _ in source]
@@ -151,8 +151,8 @@ def check_receipt(receipt: SyncReceipt, expected: Mapping[str, int], version: in
     """Raises `WeightSyncError` unless the receipt proves that `version` is served as the source holds it.
 
     Args:
-        receipt: of one replica.
-        expected: fingerprint of every tensor that the replica asked for.
+        receipt: receipt of one replica.
+        expected: fingerprint of every tensor that the replica wants.
         version: the version that was sent.
         who: names the replica in the error.
     """
@@ -174,7 +174,7 @@ def check_receipt(receipt: SyncReceipt, expected: Mapping[str, int], version: in
 
 
 def check_checksums(receipts: Sequence[SyncReceipt], replicas: Sequence[int], version: int, backend: str) -> None:
-    """Raises `WeightSyncError` unless the engines' own checksums of replicas that serve the same are the same."""
+    """Raises `WeightSyncError` unless the engines' own checksums are equal for replicas that serve the same boxes."""
     said: dict[str, list[int]] = {}
     for replica in replicas:
         if (checksum := receipts[replica].engine_checksum) is not None:
@@ -188,7 +188,7 @@ def check_checksums(receipts: Sequence[SyncReceipt], replicas: Sequence[int], ve
 
 
 def changed_tensors(now: Mapping[str, int], before: Mapping[str, int] | None) -> int:
-    """How many tensors have another fingerprint than at the last sync; all of them at the first."""
+    """Number of tensors whose fingerprint changed since the last sync; at the first sync all of them."""
     if before is None:
         return len(now)
     return sum(before.get(name) != value for name, value in now.items())

@@ -1,4 +1,4 @@
-"""Wire format: bytes whose dtype and shape both ends know from the plan, a version and checksums. No pickle."""
+"""Wire format: bytes, whose dtype and shape both ends know from the plan, a version and checksums. No pickle."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from rlsdk.interfaces import DTYPE_BYTES, WeightShard, WeightSyncError
 from rlsdk.sharding.transport import Outgoing
 
 WIRE_VERSION = 3
-"""Of what the two ends say to each other; ends of different versions refuse each other."""
+"""Version of the protocol; ends of different versions refuse each other."""
 MAX_BUCKET_BYTES = 1 << 32
-"""A bucket that announces more is refused before memory is taken for it."""
+"""Largest bucket in bytes: a larger one is refused before memory is allocated."""
 ALIGNMENT = 64
-"""Every tensor of a bucket starts at a multiple of this: a cache line, and a whole number of elements of any dtype."""
+"""Alignment of every tensor of a bucket: a cache line, and a multiple of the element size of any dtype."""
 GROUP_BYTES = 1 << 20
-"""Copied and checked at once: fits the second-level cache."""
+"""Bytes that are copied and checked at once: they fit in the second-level cache."""
 
 Metas: TypeAlias = Sequence[tuple[tuple[int, ...], str]]
 """Shape and dtype of each tensor."""
 
 
 def announcement(num_bytes: int, checksums: Sequence[int] = ()) -> dict[str, Any]:
-    """What the handle of every bucket says, whichever way its bytes go. Where they are streamed, each checksum follows
-    with its bytes instead."""
+    """The part of a bucket's handle that all transports share. If bytes are streamed, each checksum is sent with its
+    bytes instead."""
     return {"wire_version": WIRE_VERSION, "num_bytes": num_bytes, "checksums": list(checksums)}
 
 
 def check_announcement(handle: Mapping[str, Any], metas: Metas) -> int:
-    """Bytes of the bucket that was asked for.
+    """Bytes of the requested bucket.
 
     Raises:
-        WeightSyncError: the source speaks another version, or announces other bytes than were asked for.
+        WeightSyncError: the source uses another version, or announces other bytes than requested.
     """
     if handle.get("wire_version") != WIRE_VERSION:
         raise WeightSyncError(
@@ -52,8 +52,8 @@ def check_announcement(handle: Mapping[str, Any], metas: Metas) -> int:
 
 
 def checksum(data: Tensor) -> int:
-    """Sum of `[n]` uint8 data as 64-bit integers (n a multiple of 64): finds torn, stale and overwritten bytes at half
-    the cost of a memcpy. That every element is in its place is for the fingerprints to say."""
+    """Sum of `[n]` uint8 data as 64-bit integers (n a multiple of 64): detects torn, stale and overwritten bytes at
+    half the cost of a memcpy. Fingerprints check that every element is in its place."""
     return int(data.view(torch.int64).sum())
 
 
@@ -63,7 +63,7 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def bucket_offsets(metas: Metas) -> tuple[list[int], int]:
-    """Where each tensor starts, and how many bytes they take with their gaps."""
+    """Offset of each tensor, and the total number of bytes including gaps."""
     offsets, end = [], 0
     for shape, dtype in metas:
         offsets.append(end)
@@ -75,7 +75,7 @@ def bucket_offsets(metas: Metas) -> tuple[list[int], int]:
 
 
 def slots(data: Tensor, offsets: Sequence[int], metas: Metas) -> list[Tensor]:
-    """One view per tensor into `data`, whose first byte is the first tensor's."""
+    """One view per tensor into `data`, which starts with the first tensor."""
     views = []
     first = offsets[0] if offsets else 0
     for offset, (shape, dtype) in zip(offsets, metas, strict=True):
@@ -86,8 +86,8 @@ def slots(data: Tensor, offsets: Sequence[int], metas: Metas) -> list[Tensor]:
 
 
 def groups(offsets: Sequence[int], num_bytes: int) -> list[tuple[slice, slice]]:
-    """(tensors, bytes) of the runs that are copied and checked together: as many tensors as fit `GROUP_BYTES`, or one
-    that does not."""
+    """(tensors, bytes) of the groups that are copied and checked together: as many tensors as fit in `GROUP_BYTES`, or
+    one larger tensor."""
     found, first = [], 0
     for at, end in enumerate([*offsets[1:], num_bytes], start=1):
         after = offsets[at + 1] if at + 1 < len(offsets) else num_bytes
@@ -99,8 +99,8 @@ def groups(offsets: Sequence[int], num_bytes: int) -> list[tuple[slice, slice]]:
 
 @torch.no_grad()
 def fill_group(data: Tensor, offsets: Sequence[int], shards: Sequence[WeightShard], dtypes: Sequence[str]) -> int:
-    """Copies and converts the shards of one group in one multi-tensor call; returns its checksum, taken while it is in
-    the cache."""
+    """Copies and converts the shards of one group in one multi-tensor call; returns its checksum, computed while the
+    group is in the cache."""
     metas = [(shard.box.size, dtype) for shard, dtype in zip(shards, dtypes, strict=True)]
     torch._foreach_copy_(slots(data, offsets, metas), [shard.tensor for shard in shards])
     return checksum(data)
@@ -122,8 +122,8 @@ def filled(bucket: Outgoing) -> tuple[Tensor, list[int]]:
 
 
 def checked(data: Tensor, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
-    """Views of a bucket's tensors; each group is checked as soon as whoever took its tensors asks for more: then its
-    bytes are in the cache, and one that was overwritten while it was read is found as well."""
+    """Views of a bucket's tensors; each group is checked when the reader of its tensors requests more: its bytes are
+    then in the cache, and an overwrite during reading is detected too."""
     num_bytes = check_announcement(handle, metas)
     if len(data) < num_bytes:
         raise WeightSyncError(f"a bucket of {num_bytes} bytes was asked for, but only {len(data)} arrived")

@@ -1,5 +1,5 @@
-"""Progress reports of an engine's workers to the process of their replica. Progress extends its wait for them, and
-others' wait for it (`rlsdk.kit.progress`)."""
+"""Progress reports of an engine's workers to the process of their replica. Progress extends that process's wait for the
+workers, and other processes' wait for it (`rlsdk.kit.progress`)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class WorkerProgress:
 
     @contextmanager
     def watched(self) -> Generator[None, None, None]:
-        """Until the end of the block, what workers count is progress of this process."""
+        """Within the block, progress of workers counts as progress of this process."""
         over = threading.Event()
         thread = threading.Thread(target=self._watch, args=(over,), name="rlsdk-signs", daemon=True)
         thread.start()
@@ -65,7 +65,7 @@ class WorkerProgress:
             thread.join()
 
     def close(self) -> None:
-        """Frees the memory, and the port."""
+        """Frees the memory and the port."""
         if self._far is not None:
             self._far.close()
             self._far = None
@@ -84,8 +84,8 @@ class WorkerProgress:
 
 
 class RemoteProgress:
-    """Where workers of other nodes send their signs. A datagram counts that holds the secret of this replica; all that
-    another could do is to make a wait longer."""
+    """Receives progress reports from workers on other nodes. Only datagrams with this replica's secret count; a forged
+    one could only extend a wait."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(16)
@@ -96,7 +96,7 @@ class RemoteProgress:
         """Plain values."""
 
     def came(self) -> bool:
-        """Whether a sign came since the last time."""
+        """Whether a report arrived since the last call."""
         found = False
         with suppress(OSError):
             for _ in range(MOST_AT_ONCE):  # a flood of foreign datagrams must not block the check
@@ -108,7 +108,8 @@ class RemoteProgress:
 
 
 class _Sender:
-    """A worker's end of `RemoteProgress`. Sends to every address of the other host, as it is unknown which works."""
+    """A worker's end of `RemoteProgress`. Sends to every address of the other host, because it is unknown which
+    works."""
 
     def __init__(self, sign: Mapping[str, Any]) -> None:
         self._secret = bytes.fromhex(sign["secret"])
@@ -117,7 +118,7 @@ class _Sender:
         self._last = -LOOK_S
 
     def send(self) -> None:
-        """A few a second."""
+        """Sends at most a few reports per second."""
         if time.monotonic() - self._last < LOOK_S:
             return
         self._last = time.monotonic()

@@ -32,7 +32,7 @@ class WorkerPull:
         self._ways: dict[int, Transport] = {}
         self._signs: WorkerProgress | None = None
         self._all_by_host = False
-        """Workers could not open the memory of their sources."""
+        """Whether workers could not open the memory of their sources."""
 
     def pull(
         self,
@@ -44,27 +44,26 @@ class WorkerPull:
         timeout_s: float,
         passed: Mapping[int, Sequence[Forwarder]] | None = None,
     ) -> SyncReceipt:
-        """Has every worker take its buckets.
+        """Lets every worker receive its buckets.
 
         Args:
-            workers: each place, in the order of `RolloutEngine.layout`.
-            buckets: of all of them, by place.
-            feed: makes the feed of one source's buckets for one place.
-            order: position of each tensor: the order in which the plan brings them.
-            version: what the engine serves afterwards.
+            workers: the layout of each place, in the order of `RolloutEngine.layout`.
+            buckets: buckets of all workers, by place.
+            feed: creates the feed of one source's buckets for one place.
+            order: position of each tensor in the plan's order.
+            version: the version that the engine serves afterwards.
             timeout_s: longest wait without progress.
-            passed: by place that is in a chain of replicas, what its weights continue to. They come through this
-                process.
+            passed: forwarders of each place that is in a chain of replicas. Its weights go through this process.
 
         Raises:
-            WeightSyncError: a bucket did not come, or a worker received other bytes than it holds.
+            WeightSyncError: a bucket did not arrive, or a worker received other bytes than it holds.
         """
         while True:
             try:
                 return self._pull(workers, buckets, feed, order, version, timeout_s, passed or {})
             except AttachError as error:
                 again, self._all_by_host = not self._all_by_host, True
-                if passed or not again:  # What was passed on cannot be taken twice.
+                if passed or not again:  # Forwarded weights cannot be received twice.
                     raise
                 _log.warning("weights cannot come to workers directly (%s); from now on through their host", error)
 
@@ -105,7 +104,7 @@ class WorkerPull:
                 deliveries.append(Delivery(worker=worker, receiver=RECEIVER, parcel=content))
             passing.enter_context(signs.watched())
             receipt = self._engine.receive_weights(deliveries, version)
-            for thread in threads:  # What continues to other replicas may be behind what came here.
+            for thread in threads:  # Forwarding to other replicas may finish later than the local transfer.
                 thread.join()
         received = {part.worker: part.num_bytes for part in receipt.workers}
         if received != wanted:
@@ -115,7 +114,7 @@ class WorkerPull:
         return receipt
 
     def close(self) -> None:
-        """Frees the memory that bytes are passed on through."""
+        """Frees the memory for forwarding."""
         ways, self._ways = self._ways, {}
         for way in ways.values():
             way.close()
@@ -129,7 +128,7 @@ class WorkerPull:
         return self._signs
 
     def _way(self, target: int, worker: WeightLayout) -> Transport:
-        """From this process to a worker of it."""
+        """The transport from this process to one of its workers."""
         if target not in self._ways:
             self._ways[target] = ProcessGroupTransport() if worker.is_apart else SharedMemoryTransport()
         return self._ways[target]
@@ -144,7 +143,7 @@ class WorkerPull:
         passing: ExitStack,
         onward: Sequence[Forwarder],
     ) -> tuple[list[Bucket], Mapping[int, Sequence[Mapping[str, Any]]], threading.Thread]:
-        """Gathers one worker's buckets here, on a thread, and sends them to it, and onward.
+        """Receives one worker's buckets here, on a thread, and sends them to the worker and to other replicas.
         Returns the buckets as the worker sees them, all from this process, their handles, and the thread."""
         rounds = merged_rounds(buckets, order)
         forwarder = Forwarder(rounds, timeout_s)
