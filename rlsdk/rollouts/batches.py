@@ -22,7 +22,7 @@ def make_batch(groups: Sequence[Group], *, temperature: float) -> Batch:
     Fields: `input_ids`, `response_mask`, `rollout_log_probs`, `token_versions`; `row_id`, `uid` (the group's ordinal),
     `policy_version` and `last_policy_version` (of the first and the last sampled token), `truncated`, `scores`,
     `valid`; `baseline_scores` if groups have a greedy sample; `token_scores` if a reward gave any. Given tokens
-    (prompt, tools) are False in the mask, wherever they stand.
+    (prompt, tools) are False in the mask at every position.
     """
     rows = [
         (group, sample, sample.trajectory)

@@ -26,8 +26,8 @@ from rlsdk.rollouts.replica_state import NoRestarts, Replica, ReplicaState, Rest
 
 
 class GenerationClient:
-    """Sends requests and hands each sample to the coroutine that awaits it. Runs on one event loop; `run` must be
-    running."""
+    """Sends requests and delivers each sample to the coroutine that awaits it. Runs on one event loop, on which `run`
+    must be running."""
 
     def __init__(
         self,
@@ -68,20 +68,20 @@ class GenerationClient:
         self._begun: dict[SampleSeed, GenerationOutput] = {}
 
     def busy_s(self) -> float:
-        """Seconds in which replicas had samples to make, summed over replicas. Thread-safe."""
+        """Seconds in which replicas had samples to generate, summed over replicas. Thread-safe."""
         now = time.monotonic()
         return sum(
             state.busy_s + (now - since if (since := state.since) is not None else 0.0) for state in self._states
         )
 
     def concurrency(self) -> float:
-        """Samples that a replica may run at once, averaged over live replicas. Thread-safe."""
+        """Samples that a replica may run concurrently, averaged over live replicas. Thread-safe."""
         limits = [state.limit for state in self._states if state.error is None]
         return sum(limits) / max(len(limits), 1)
 
     @property
     def num_replicas(self) -> int:
-        """Number of replicas, lost ones included."""
+        """Number of replicas, including lost ones."""
         return len(self._states)
 
     async def interrupt(self) -> None:
@@ -98,7 +98,7 @@ class GenerationClient:
         self._flush_soon()
 
     async def halt(self, timeout_s: float) -> Sequence[Kept]:
-        """Stops all decoding for good. Pending futures are not resolved any more.
+        """Stops all decoding permanently. Pending futures are never resolved.
 
         Args:
             timeout_s: replicas that have not reported their unfinished samples by then are ignored.
@@ -152,7 +152,7 @@ class GenerationClient:
 
         Args:
             request: with an id that no other unfinished request has.
-            priority: lower goes first; equal ones in order of arrival.
+            priority: lower values go first; equal ones in order of arrival.
         """
         loop = asyncio.get_running_loop()
         indices = range(request.first_sample, request.first_sample + request.n)

@@ -26,7 +26,7 @@ class Front(Protocol):
     """Whether all decoding is paused, so that no progress is expected."""
 
     def take(self, at: int, came: Collected) -> None:
-        """Takes what the replica with this index has made."""
+        """Handles the samples that the replica with this index has finished."""
         ...
 
     def line_failed(self, at: int, life: int, error: BaseException) -> None:
@@ -71,7 +71,7 @@ class Collector:
                 return
 
     async def _answer(self) -> Collected:
-        """Returns what the replica has made; the progress deadline also applies to a replica that does not answer.
+        """Returns the replica's finished samples; the progress deadline also applies if it does not answer.
 
         Raises:
             DeadlineError: it did not answer, or decoded nothing, within the deadline.

@@ -1,8 +1,8 @@
-"""How many samples a replica decodes at once: hill climbing on its measured throughput. Pure: no clock, no I/O.
+"""Number of samples that a replica decodes concurrently: hill climbing on measured throughput. Pure: no clock, no I/O.
 
-More samples at once use the device better, until memory for keys and values is full (an engine then throws samples out
-and computes them again) or decoding is bound by arithmetic. Past that knee, more in flight gain nothing: samples only
-take longer, and there is more to compute again when new weights come.
+More concurrent samples use the device better, until the KV cache is full (an engine then preempts samples and
+recomputes them) or decoding is compute-bound. Beyond that point more samples gain nothing: each only takes longer, and
+more must be recomputed when new weights arrive.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEAST_S = 0.25
 
 
 def levels_up_to(most: int) -> tuple[int, ...]:
-    """1 to `most` samples in steps of about `RATIO`, lowest first."""
+    """Levels from 1 to `most` samples in steps of about `RATIO`, lowest first."""
 
     def descending() -> Iterator[int]:
         level = most
@@ -48,10 +48,10 @@ class Window:
 
 
 class ConcurrencyControl:
-    """The lowest level whose throughput is as good as that of any level that was measured lately.
+    """Finds the lowest level whose throughput is as good as that of any recently measured level.
 
-    It begins at the highest and moves to a neighbour at most. A level at which memory was full is left at once, and
-    with those above it not tried again for `EXPIRY` windows.
+    It starts at the highest level and moves by at most one level. A level with a full KV cache is left immediately;
+    this level and higher ones are not tried again for `EXPIRY` windows.
     """
 
     def __init__(self, most: int) -> None:
@@ -110,10 +110,10 @@ class ConcurrencyControl:
 
 
 class ConcurrencyMeter:
-    """Cuts the reports of one replica into windows, each of about one turnover of its samples, for a control.
+    """Splits the reports of one replica into windows, each of about one turnover of its samples, for a control.
 
-    Only what happens while requests wait says something about the limit. After a change of the limit or of the weights
-    a window begins again, once no more samples run than may.
+    Only periods in which requests wait are informative about the limit. After a change of the limit or of the weights,
+    a new window starts once the number of running samples is within the limit.
     """
 
     def __init__(self, most: int) -> None:

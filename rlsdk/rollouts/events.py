@@ -25,7 +25,7 @@ class Publish:
 
 @dataclass(frozen=True)
 class Start:
-    """Begin these groups, by ordinal; they are trained in `step` at the latest."""
+    """Start these groups, by ordinal; they are trained in `step` at the latest."""
 
     step: int
     groups: Sequence[int]
@@ -49,8 +49,8 @@ class Published:
 
 @dataclass(frozen=True)
 class Sampled:
-    """The last token of a group was drawn; its grades are still to come. Comes before `Finished`, which says as much
-    where a driver leaves this out."""
+    """The last token of a group was drawn, but its grades are missing. It precedes `Finished`, which implies it if a
+    driver omits this event."""
 
     group: int
 

@@ -1,4 +1,4 @@
-"""Requests in flight: which are waiting, what each still has to return, and how it is sent again."""
+"""Requests in flight: which are waiting, which samples each must still return, and how it is sent again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Kept = tuple[GenerationRequest, GenerationOutput]
 
 
 class Waiter(Protocol):
-    """Who waits for one sample: an `asyncio.Future`, or a `Receiver`."""
+    """Waits for one sample: an `asyncio.Future` or a `Receiver`."""
 
     def done(self) -> bool: ...
 
@@ -31,8 +31,8 @@ class Waiter(Protocol):
 
 
 class Receiver:
-    """Hands a sample over as it comes, within the same turn of the loop. A small model ends hundreds of samples in one
-    decoding step: a future for each costs more than all that is done with them."""
+    """Delivers a sample as it arrives, within the same turn of the loop. A small model ends hundreds of samples in one
+    decoding step, and a future for each would cost more than all other work on them."""
 
     __slots__ = ("_is_done", "_take")
 
@@ -53,7 +53,7 @@ class Receiver:
         self._take(exception)
 
     def exception(self) -> BaseException | None:
-        """Always None: the error was handed over."""
+        """Always None: the error was delivered."""
         return None
 
     def cancel(self) -> None:
@@ -81,7 +81,7 @@ class Flight:
 
 
 def reissued(flight: Flight) -> list[Flight]:
-    """New requests, under new names, for each run of neighbouring samples that are still missing."""
+    """New requests with new ids, one for each run of adjacent samples that are still missing."""
     runs: list[list[int]] = []
     for index in sorted(flight.samples):
         if runs and runs[-1][-1] == index - 1:
@@ -107,7 +107,7 @@ def fail(flight: Flight, error: BaseException) -> None:
     for future in flight.samples.values():
         if not future.done():
             future.set_exception(shown)
-            future.exception()  # seen: of a group that fails, one error is enough
+            future.exception()  # marks the error as retrieved: one error per group is enough
 
 
 class Flights:

@@ -13,12 +13,12 @@ from rlsdk.interfaces import PromptView, SamplingParams, Trajectory
 
 @dataclass(frozen=True, order=True, kw_only=True)
 class GroupId:
-    """Identity of a group: which prompt, and in which epoch."""
+    """Identity of a group: its prompt and epoch."""
 
     source: str
     """`train`, or the name of an evaluation."""
     epoch: int
-    """Full passes over the source before it."""
+    """Number of full passes over the source before this one."""
     index: int
     """Row of the source: the same in every epoch."""
 
@@ -32,15 +32,15 @@ class GroupTask:
 
     id: GroupId
     ordinal: int
-    """Place in the order of the data, counted over all epochs; unique within its source. Lower goes first."""
+    """Position in the order of the data, counted over all epochs; unique within its source. Lower ones go first."""
     prompt: PromptView
     num_samples: int
     sampling: SamplingParams
-    """Its `seed` is not read; see `seed`."""
+    """Its `seed` is ignored; see `seed`."""
     seed: tuple[int | str, ...]
     """Seed of all randomness of the group."""
     greedy_baseline: bool = False
-    """Adds one greedy sample as a baseline, which is graded and not trained on."""
+    """Adds one greedy sample as a baseline, which is graded but not trained on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,22 +50,22 @@ class Grade:
     score: float = 0.0
     """Weighted sum of the rewards that apply; 0 where `valid` is False."""
     valid: bool = True
-    """It has a score: no reward of non-zero weight failed, at least one applies, and the sample was made. Or it failed,
-    and got the score that the configuration gives to failed samples."""
+    """Whether it has a score: the sample was generated, no reward of non-zero weight failed, and at least one applies;
+    or the sample failed and got the configured score of failed samples."""
     substituted: bool = False
-    """It failed, and `score` is what the configuration gives to failed samples."""
+    """Whether it failed and `score` is the configured score of failed samples."""
     terms: Mapping[str, float] = field(default_factory=dict)
-    """Reward's name -> its value before its weight; only those that gave a number."""
+    """Name of a reward -> its value before weighting; only rewards that returned a number."""
     token_scores: NDArray[np.float32] | None = None
-    """`[response tokens]`: every token after the prompt, tool tokens included; added to `score` token by token. None:
-    no reward gave any."""
+    """`[response tokens]`: scores of all tokens after the prompt, including tool tokens, in addition to `score`. None:
+    no reward returned any."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """`REWARD/METRIC` -> number, of rewards that gave some."""
+    """`REWARD/METRIC` -> number, for rewards that returned metrics."""
     failures: tuple[Failure, ...] = ()
 
     @property
     def has_failed(self) -> bool:
-        """Its rewards, or its rollouter, gave it no score."""
+        """Whether its rewards or its rollouter failed to give it a score."""
         return self.substituted or not self.valid
 
 
@@ -86,12 +86,12 @@ class Sample:
     trajectory: Trajectory | None
     """None: its rollouter failed."""
     text: str
-    """What the rewards saw: the response without the token that ended it."""
+    """The text that the rewards got: the response without the token that ended it."""
     grade: Grade
 
     @property
     def total(self) -> float:
-        """The score and the token scores of what the policy sampled: what group estimators compare."""
+        """The score plus the token scores of sampled tokens, which group estimators compare."""
         scores = self.grade.token_scores
         if scores is None or self.trajectory is None:
             return self.grade.score

@@ -13,7 +13,7 @@ class State(StrEnum):
     HEALTHY = auto()
     """Serves the current weights."""
     SUSPECT = auto()
-    """Has work and is late with an answer: it keeps its requests and gets no new ones."""
+    """Has work but is late with an answer: it keeps its requests and gets no new ones."""
     LOST = auto()
     """Dead, or silent for too long: its requests go to other replicas."""
     RESTARTING = auto()
@@ -68,7 +68,7 @@ def after(state: State, event: Event) -> State:
     """The next state.
 
     Raises:
-        ValueError: an event that cannot come now: a driver's mistake.
+        ValueError: the event is impossible in this state: a bug in the driver.
     """
     found = _NEXT.get((state, event))
     if found is None and event in _STRAY:
@@ -82,7 +82,7 @@ class Health:
     """One replica's state and number of starts. Thread-safe."""
 
     def __init__(self) -> None:
-        """Healthy: before its first weights come, a sync is on its way to every replica."""
+        """Starts as healthy: a sync brings the first weights to every replica."""
         self._lock = threading.Lock()
         self.state = State.HEALTHY
         self.life = 0
@@ -100,10 +100,10 @@ class Health:
 
         Args:
             event: what happened.
-            life: number of the process that it is about; None: the current one.
+            life: number of the process that it concerns; None: the current one.
 
         Raises:
-            ValueError: an event that cannot come now.
+            ValueError: the event is impossible in this state.
         """
         with self._lock:
             if life is not None and life != self.life:

@@ -1,7 +1,7 @@
-"""The journal of a run: every start, sample, publish and step as a line, so that it can be resumed and replayed.
+"""The journal of a run: every start, sample, publish and step is a line, so that the run can be resumed and replayed.
 
-Append-only, whole lines, in segments. Each segment begins where a checkpoint was written, so those after the oldest
-checkpoint that is kept can be let go. A line that a kill cut short is the last of its segment, and is not read.
+Append-only, in segments of whole lines. Each segment begins at a checkpoint, so that segments before the oldest kept
+checkpoint can be removed. A line that a kill truncated is the last of its segment and is not read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Journal:
 
         Args:
             folder: of the run's journal; created if missing.
-            made_by: stands for all that samples and their grades depend on; see `read_journal`.
+            made_by: identifies everything that samples and their grades depend on; see `read_journal`.
             keep: `resume`: segments that no checkpoint needs are removed; `all`: the whole run can be replayed.
         """
         self._folder = folder
@@ -47,7 +47,7 @@ class Journal:
         """Sample lines that are written with the next write."""
 
     def open(self, step: int) -> None:
-        """Begins a segment after this step, as a new run, a resumed one, and every checkpoint do."""
+        """Starts a segment after this step. New runs, resumed runs and checkpoints do this."""
         self._folder.mkdir(parents=True, exist_ok=True)
         order = max((segment.order for segment in segments(self._folder)), default=-1) + 1
         path = self._folder / _NAME.format(order=order, step=step)
@@ -66,8 +66,8 @@ class Journal:
             self._append(line)
 
     def sample(self, task: GroupTask, name: str, index: int, sample: Sample) -> None:
-        """A sample that was made and graded; `name` sets a greedy baseline apart. It is in the file after the next
-        `write` or `put_down`: hundreds that come together cost one call of the system."""
+        """Buffers a graded sample; `name` distinguishes a greedy baseline. It is in the file after the next `write` or
+        `put_down`: hundreds of samples that arrive together cost one system call."""
         record = record_of(sample, task.prompt.prompt_ids)
         line = _line("sample", {"group": task.ordinal, "name": name, "sample": index, **record})
         with self._lock:
@@ -129,7 +129,7 @@ class Segment:
     path: Path
     order: int
     step: int
-    """Steps after its first line."""
+    """Number of steps done at its start."""
 
 
 def segments(folder: Path) -> list[Segment]:
@@ -152,7 +152,7 @@ def lines(folder: Path) -> Iterator[Mapping[str, Any]]:
         with segment.path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
-                    break  # cut short by a kill
+                    break  # truncated by a kill
                 try:
                     found = json.loads(line)
                     found["event"]
@@ -199,7 +199,7 @@ def read_journal(folder: Path, *, after: int, made_by: str | None = None) -> Rec
     Args:
         folder: of the journal.
         after: number of steps already done.
-        made_by: what other runs, or this one with another configuration, have recorded is left out; None: nothing is.
+        made_by: records of other runs, or of this run with another configuration, are ignored; None: none are ignored.
 
     Raises:
         CheckpointError: a line is damaged.

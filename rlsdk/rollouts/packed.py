@@ -19,11 +19,11 @@ class PackedOutputs:
     """`S` samples of any requests; sample k has tokens `[ends[k] - lengths[k], ends[k])`."""
 
     request_ids: tuple[str, ...]
-    """Of each sample."""
+    """Request id of each sample."""
     sample_index: NDArray[np.int64]
     """`[S]`."""
     lengths: NDArray[np.int64]
-    """`[S]` new response tokens."""
+    """`[S]`: number of new response tokens."""
     token_ids: NDArray[np.int64]
     """Flat, sample after sample."""
     log_probs: NDArray[np.float32]
@@ -31,11 +31,11 @@ class PackedOutputs:
     reasons: NDArray[np.int8]
     """`[S]`: position of the finish reason in `FinishReason`."""
     runs: NDArray[np.int64]
-    """`[S]`: version runs of each sample."""
+    """`[S]`: number of version runs of each sample."""
     run_versions: NDArray[np.int64]
     """Flat, run after run."""
     run_lengths: NDArray[np.int64]
-    """Flat: tokens of each run."""
+    """Flat: number of tokens of each run."""
 
     @classmethod
     def pack(cls, outputs: Sequence[GenerationOutput]) -> PackedOutputs:
@@ -56,7 +56,7 @@ class PackedOutputs:
         return len(self.request_ids)
 
     def unpack(self) -> Iterator[GenerationOutput]:
-        """Each sample; its arrays are views of these."""
+        """Yields each sample; its arrays are views of these."""
         token_ends = [0, *np.cumsum(self.lengths).tolist()]
         run_ends = [0, *np.cumsum(self.runs).tolist()]
         runs = [

@@ -10,7 +10,7 @@ from rlsdk.interfaces import GenerationOutput, GenerationRequest, VersionRun
 
 
 def unfinished(request: GenerationRequest, output: GenerationOutput) -> GenerationRequest:
-    """The request for the rest of one sample, after the tokens of `output`, all that it has. It keeps the id."""
+    """The request for the rest of one sample, after the tokens of `output`, which are all it has. It keeps the id."""
     return replace(
         request,
         n=1,
@@ -20,7 +20,7 @@ def unfinished(request: GenerationRequest, output: GenerationOutput) -> Generati
 
 
 def joined(begun: GenerationOutput, rest: GenerationOutput) -> GenerationOutput:
-    """One sample out of its two parts: tokens, log-probs and versions of both, the end of the second."""
+    """Joins the two parts of one sample: tokens, log-probs and versions of both, and the end of the second."""
     return replace(
         rest,
         token_ids=np.concatenate([begun.token_ids, rest.token_ids]),

@@ -19,33 +19,33 @@ from rlsdk.rollouts.packed import PackedOutputs
 
 @dataclass(frozen=True, kw_only=True)
 class Lost:
-    """Requests that the engine gave up, with why."""
+    """Requests that the engine failed, with the reason."""
 
     request_ids: tuple[str, ...]
     error: RlsdkError
-    """What the engine raised; anything but rlsdk's own errors as a WorkerError, so that it can cross processes."""
+    """The engine's exception; errors other than rlsdk's own become a WorkerError, so that they can cross processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """Samples of a replica since the last call."""
+    """Finished samples of a replica since the last call."""
 
     outputs: PackedOutputs
     lost: tuple[Lost, ...] = ()
     num_decoded: int | None = None
-    """Tokens that the engine sampled in its life; None: it does not say."""
+    """Number of tokens that the engine has sampled in total; None: it does not report this."""
     kv_used: float | None = None
-    """Share of its memory for keys and values that running samples hold; None: it does not say."""
+    """Share of its KV cache that running samples use; None: it does not report this."""
 
 
 class Pump:
-    """Feeds one engine. `submit` and `collect` may be called from any thread; it is made on the engine's loop."""
+    """Feeds one engine. `submit` and `collect` may be called from any thread; create it on the engine's loop."""
 
     def __init__(self, engine: RolloutEngine, *, shares: bool) -> None:
         """Starts nothing.
 
         Args:
-            engine: ready to generate, or soon.
+            engine: an engine that is ready to generate, or will be soon.
             shares: several calls of `generate` may run at once (`Capability.ABORT`). Otherwise requests wait for the
                 previous call.
         """
@@ -60,14 +60,14 @@ class Pump:
         self._announced = False
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Hands requests to the engine; returns at once."""
+        """Passes requests to the engine; returns immediately."""
         self._loop.call_soon_threadsafe(self._begin, tuple(requests))
 
     def collect(self, wait_s: float) -> Collected:
-        """What finished since the last call; waits for something at most `wait_s` seconds."""
+        """Samples that finished since the last call; waits at most `wait_s` seconds for the first."""
         with self._changed:
             self._changed.wait_for(lambda: self._finished or self._lost, timeout=wait_s)
-            # The loop's thread appends meanwhile: a list is emptied by what it held.
+            # The loop's thread appends meanwhile: only the items that were read are removed.
             finished = self._finished[:]
             del self._finished[: len(finished)]
             lost = self._lost[:]
@@ -85,7 +85,7 @@ class Pump:
             self._start_waiting()
 
     def _start_waiting(self) -> None:
-        """One call for all that wait."""
+        """Runs one call for all waiting requests."""
         if self._waiting:
             requests = [request for part in self._waiting for request in part]
             self._waiting.clear()
@@ -111,7 +111,7 @@ class Pump:
             self._announce()
 
     def _announce(self) -> None:
-        """Wakes who waits in `collect`, once for all samples of a decoding step."""
+        """Wakes the waiting `collect`, once for all samples of a decoding step."""
         if not self._announced:
             self._announced = True
             self._loop.call_soon(self._wake)

@@ -1,4 +1,4 @@
-"""Samples as plain records: JSON types only, exact to the bit. Nothing that is read back can run code."""
+"""Samples as plain records: JSON types only, exact to the bit. Reading them cannot run code."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ ARRAY = "$array"
 
 
 def record_of(sample: Sample, prompt_ids: Sequence[int]) -> dict[str, Any]:
-    """A sample without its text, and without what its rollouter handed to the rewards.
+    """The record of a sample, without its text and without the data that its rollouter passed to the rewards.
 
     Args:
-        sample: graded.
-        prompt_ids: of its group: a first span of these tokens is left out.
+        sample: a graded sample.
+        prompt_ids: prompt of its group: a first span with these tokens is omitted.
     """
     trajectory = sample.trajectory
     return {
@@ -62,13 +62,13 @@ def trajectory_from(record: Mapping[str, Any], prompt_ids: Sequence[int]) -> Tra
 
 
 def unfinished_record(request: GenerationRequest, output: GenerationOutput) -> dict[str, Any]:
-    """What a sample has that was stopped; it goes by seed and index, from which its tokens follow."""
+    """The record of a stopped sample; it is identified by seed and index, which determine its tokens."""
     span = Span(token_ids=output.token_ids, log_probs=output.log_probs, versions=output.versions)
     return {"seed": request.sampling.seed, "sample": output.sample_index, "span": _span(span)}
 
 
 def unfinished_from(record: Mapping[str, Any]) -> GenerationOutput:
-    """The output of a record, of a request that has no name yet.
+    """The output of a record, for a request that has no id yet.
 
     Raises:
         CheckpointError: the record is damaged.
@@ -103,7 +103,7 @@ def grade_from(record: Mapping[str, Any]) -> Grade:
 
 
 def _grade(grade: Grade) -> dict[str, Any]:
-    """Only what differs from an empty grade."""
+    """Only the fields that differ from an empty grade."""
     found = {"score": grade.score}
     for name, empty in _EMPTY_GRADE.items():
         value = getattr(grade, name)
@@ -138,7 +138,7 @@ def _span_from(record: Mapping[str, Any]) -> Span:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays and failures as JSON types; everything else is one already."""
+    """Converts arrays and failures to JSON types; everything else already is one."""
     if isinstance(value, np.ndarray):
         array = np.ascontiguousarray(value)
         dtype = array.dtype.newbyteorder("<").str

@@ -14,7 +14,7 @@ from rlsdk.rollouts.pump import Collected
 
 
 class Replica(Protocol):
-    """One serving replica, as the client sees it."""
+    """One serving replica, as used by the client."""
 
     @property
     def name(self) -> str:
@@ -23,20 +23,20 @@ class Replica(Protocol):
 
     @property
     def max_running(self) -> int:
-        """Samples that it decodes at once; more wait inside the engine."""
+        """Number of samples that it decodes concurrently; more wait inside the engine."""
         ...
 
     async def submit(self, requests: Sequence[GenerationRequest]) -> None: ...
 
     async def collect(self, wait_s: float) -> Collected:
-        """What finished since the last call; waits for something at most `wait_s` seconds."""
+        """Samples that finished since the last call; waits at most `wait_s` seconds for the first."""
         ...
 
     async def abort(self, request_ids: Sequence[str]) -> None: ...
 
     @property
     def keeps_unfinished(self) -> bool:
-        """`pause` and `resume` are served; otherwise what runs is aborted, and continues from the tokens it has."""
+        """Whether `pause` and `resume` work; otherwise running samples are aborted and continue from their tokens."""
         ...
 
     async def pause(self) -> None: ...
@@ -49,7 +49,7 @@ class Restarts(Protocol):
 
     @property
     def health(self) -> Sequence[Health]:
-        """Of every replica, in their order."""
+        """The state of every replica, in order."""
         ...
 
     async def revive(self, at: int, life: int, error: BaseException) -> None:

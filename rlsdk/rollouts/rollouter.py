@@ -1,4 +1,4 @@
-"""The default rollouter, and the `generate` that every rollouter is given."""
+"""The default rollouter, and the `generate` function that every rollouter gets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Tokens = Sequence[int] | NDArray[np.int64]
 
 
 class TextCodec(Protocol):
-    """Between token ids and text."""
+    """Converts between token ids and text."""
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -47,7 +47,7 @@ async def single_turn(prompt: PromptView, generate: Generate, **options: Any) ->
 
 @dataclass(eq=False)
 class GroupRequests:
-    """The requests of one group: like calls of its samples in one turn of the loop become one request, so that the
+    """The requests of one group: equal calls of its samples in one turn of the loop become one request, so that the
     engine runs their prompt once."""
 
     task: GroupTask
@@ -55,14 +55,14 @@ class GroupRequests:
     codec: TextCodec
     max_model_tokens: int
     name: str = ""
-    """Apart from other requests of the same group."""
+    """Distinguishes it from other requests of the same group."""
 
     def __post_init__(self) -> None:
         self._calls: list[_Call] = []
         self._count = 0
 
     def of_sample(self, index: int) -> SampleGenerate:
-        """What the rollouter of one sample is given."""
+        """The context that the rollouter of one sample gets."""
         return SampleGenerate(self, index)
 
     def whole(self, samples: Mapping[int, Waiter]) -> None:
@@ -79,7 +79,7 @@ class GroupRequests:
         return await call.output
 
     def _flush(self) -> None:
-        """One request for each run of neighbouring samples whose calls are alike."""
+        """One request for each run of adjacent samples whose calls are equal."""
         calls, self._calls = self._calls, []
         calls.sort(key=lambda call: (call.turn, call.sample))
         runs: list[list[_Call]] = []
@@ -124,14 +124,14 @@ class _Call:
     output: asyncio.Future[GenerationOutput]
 
     def continues(self, other: _Call) -> bool:
-        """Whether both fit one request, this one right after the other."""
+        """Whether both fit into one request, with this call right after the other."""
         return (self.turn, self.sample, self.max_tokens, self.token_ids) == (
             other.turn, other.sample + 1, other.max_tokens, other.token_ids,
         )  # fmt: skip
 
 
 def _forward(futures: Mapping[int, asyncio.Future[GenerationOutput]], call: _Call) -> None:
-    """Gives a sample, or what became of it, to the call that waits for it."""
+    """Delivers a sample, or its error, to the call that waits for it."""
 
     def done(future: asyncio.Future[GenerationOutput]) -> None:
         if call.output.done():

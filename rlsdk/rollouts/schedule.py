@@ -18,16 +18,16 @@ __all__ = [
 
 
 class Schedule:
-    """Which group may start, and which step may train, given what has happened.
+    """Decides which groups may start and which step may train, from past events.
 
-    `begin` gives the first commands, `handle` those that an event allows. A driver carries commands out in order; it
-    need not wait for a `Start`, a `Publish` or a `Train` to come to its end before the next command.
+    `begin` returns the first commands, `handle` those that an event allows. A driver executes commands in order; it
+    need not wait for the end of a `Start`, a `Publish` or a `Train` before the next command.
 
-    Past `max_staleness` 0 weights are kept aside (`Hold`) after an update, and published while the next step trains.
-    At most one version waits: before it was published, the step after the next does not train.
+    With `max_staleness` above 0, weights are copied (`Hold`) after an update, and published while the next step trains.
+    At most one version waits: until it is published, the step after the next one does not train.
 
-    With `drains` the groups of step k are made, whole, with the weights of step k - 1 - `max_staleness` (0 at least),
-    one step's groups at a time, whatever happens when.
+    With `drains` the groups of step k are generated completely with the weights of step k - 1 - `max_staleness` (at
+    least 0), and only one step's groups run at once, regardless of timing.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class Schedule:
         """Initializes the state before the first command.
 
         Args:
-            groups_per_step: that a step trains.
-            last_step: after which nothing is started.
-            done: steps that were made before (a resumed run).
+            groups_per_step: number of groups that a step trains.
+            last_step: the step after which nothing is started.
+            done: number of steps that were done before (in a resumed run).
             next_group: ordinal of the first new group to start.
             max_staleness: steps by which the weights that begin a group may be older than those of a synchronous run.
             order: `prompt`: a step trains the groups that were started for it; `finish`: those that finished first.
@@ -76,7 +76,7 @@ class Schedule:
             self.limits, done=done, next_group=next_group, again=again or {}, planned=planned or {}
         )
         self._held = done
-        """Newest step whose weights were kept aside, or published."""
+        """Newest step whose weights were copied or published."""
         self._publishing = False
         self._training = False
         self._older: set[int] = set()
@@ -106,7 +106,7 @@ class Schedule:
         return self.serves_newest or (self._needs_no_weights() and not self._order.running)
 
     def begin(self) -> Sequence[Command]:
-        """The first commands; none when the run is over already."""
+        """The first commands; none if the run is already over."""
         if self.trained >= self.limits.last_step:
             return []
         self._publishing = True
@@ -116,7 +116,7 @@ class Schedule:
         """Returns the commands that this event allows.
 
         Raises:
-            ValueError: an event that cannot come now: a driver's mistake.
+            ValueError: the event is impossible in this state: a bug in the driver.
         """
         match event:
             case Published(step):
@@ -177,7 +177,7 @@ class Schedule:
         if self._training or self.trained == self.limits.last_step:
             return []
         if self._held != self.trained and not self._needs_no_weights():
-            return []  # The update would change weights that are to be published.
+            return []  # The update would change weights that must still be published.
         if not self.limits.max_staleness and self.served != self.trained:
             return []
         groups = self._order.take(self.trained + 1)

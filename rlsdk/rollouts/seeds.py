@@ -1,4 +1,4 @@
-"""Where randomness comes from: names and numbers, never a generator's state."""
+"""Seeds are derived from names and numbers, never from a generator's state."""
 
 from __future__ import annotations
 

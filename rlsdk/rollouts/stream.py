@@ -1,4 +1,4 @@
-"""The stream of groups: makes and grades groups on its own event loop, in the background."""
+"""The stream of groups: generates and grades groups on its own event loop, in the background."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _HALT_GRACE_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOptions:
-    """How groups are made."""
+    """How groups are generated."""
 
     rollout: Rollout
     """A `Rollouter`."""
     rollout_options: Mapping[str, Any] = field(default_factory=dict)
     max_model_tokens: int
     progress_s: float = 600.0
-    """A replica that has work and decodes no token for so long is an error."""
+    """A replica that has work but decodes no token for this many seconds counts as lost."""
     adapts_concurrency: bool = False
     """Whether the number of concurrent samples per replica is adapted to its measured throughput."""
 
@@ -64,11 +64,11 @@ class RolloutStream:
 
         Args:
             replicas: of the rollout engine.
-            codec: of the policy.
-            options: how groups are made.
-            grader: None: samples are not graded, every score is 0.
-            graders: of groups from these sources, in place of `grader`.
-            restarts: starts lost replicas again; None: they stay lost.
+            codec: the policy's codec.
+            options: how groups are generated.
+            grader: grades samples; None: they are not graded, and every score is 0.
+            graders: graders for groups from these sources, instead of `grader`.
+            restarts: restarts lost replicas; None: they stay lost.
         """
         self._replicas = replicas
         self._restarts = restarts
@@ -156,11 +156,11 @@ class RolloutStream:
         return kept
 
     def busy_s(self) -> float:
-        """Seconds in which a replica had samples to make, averaged over the replicas."""
+        """Seconds in which a replica had samples to generate, averaged over the replicas."""
         return self._client.busy_s() / self._client.num_replicas
 
     def concurrency(self) -> float:
-        """Samples that a replica may run at once, averaged over the replicas."""
+        """Samples that a replica may run concurrently, averaged over the replicas."""
         return self._client.concurrency()
 
     def _wait(self, work: Coroutine[Any, Any, None], timeout_s: float, doing: str) -> None:
@@ -172,21 +172,21 @@ class RolloutStream:
             ) from None
 
     def take(self, timeout_s: float | None = None) -> Group:
-        """The next group that is finished.
+        """Returns the next finished group.
 
         Raises:
-            DeadlineError: none was finished within `timeout_s`.
-            RlsdkError: what ended the rollout: every replica was lost, or a request was refused.
+            DeadlineError: no group finished within `timeout_s`.
+            RlsdkError: the error that ended the rollout: every replica was lost, or a request was refused.
         """
         if (found := self.poll(timeout_s)) is None:
             raise DeadlineError(f"no group was finished within {timeout_s:g} s")
         return found
 
     def poll(self, timeout_s: float | None) -> Group | None:
-        """As `take`; None where none was finished within `timeout_s`.
+        """As `take`; returns None if no group finished within `timeout_s`.
 
         Raises:
-            RlsdkError: what ended the rollout: every replica was lost, or a request was refused.
+            RlsdkError: the error that ended the rollout: every replica was lost, or a request was refused.
         """
         try:
             found: Group | BaseException = self._done.get(timeout=timeout_s)
@@ -210,7 +210,7 @@ class RolloutStream:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self._tasks: dict[asyncio.Task[None], str] = {}
-        """Of groups whose samples are coroutines, with the source of each."""
+        """Tasks of groups whose samples are coroutines, with the source of each."""
         self._client = GenerationClient(
             self._replicas,
             progress_s=self._options.progress_s,
@@ -260,7 +260,7 @@ class RolloutStream:
         output: GenerationOutput | BaseException,
     ) -> None:
         if isinstance(output, BaseException):
-            # Later: what `deliver` may raise is no fault of the replica's.
+            # Called later, because an exception of `deliver` is not the replica's fault.
             self._loop.call_soon(deliver, _failed(output) if isinstance(output, BatchError) else output)
             return
         span = Span(token_ids=output.token_ids, log_probs=output.log_probs, versions=output.versions)

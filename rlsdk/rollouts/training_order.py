@@ -13,12 +13,12 @@ from rlsdk.rollouts.events import Start
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The numbers of a schedule."""
+    """The sizes of a schedule."""
 
     groups_per_step: int
-    """Groups that a step trains on."""
+    """Number of groups that a step trains on."""
     max_groups_per_step: int
-    """Most groups that are started for a step if some are not accepted."""
+    """Largest number of groups that are started for a step if some are not accepted."""
     last_step: int
     max_staleness: int
     drains: bool
@@ -46,28 +46,29 @@ class Order(ABC):
 
     @abstractmethod
     def runs(self, group: int) -> bool:
-        """It was started, and is not finished."""
+        """Whether the group was started and is not finished."""
 
     @abstractmethod
     def start(self, served: int) -> list[Start]:
-        """Every group that may start now."""
+        """Starts every group that may start now."""
 
     @abstractmethod
     def finish(self, group: int, accepted: bool) -> list[Start] | None:
-        """Books a group, and replaces one that is not accepted as far as the bound allows; None: it does not run."""
+        """Records a finished group, and replaces one that is not accepted if the bound allows it; None: it does not
+        run."""
 
     @abstractmethod
     def take(self, step: int) -> tuple[int, ...] | None:
-        """The groups that this step trains, by ordinal; None where that is not certain yet. They are gone then."""
+        """Removes and returns the groups that this step trains, by ordinal; None if this is not certain yet."""
 
     @abstractmethod
     def has_started(self, step: int) -> bool:
-        """All groups of the steps up to this one were started."""
+        """Whether all groups of the steps up to this one were started."""
 
 
 @dataclass
 class _OpenStep:
-    """A step whose groups were started and not sent to train."""
+    """A step whose groups were started but not trained yet."""
 
     step: int
     wanted: int
@@ -79,8 +80,8 @@ class _OpenStep:
 
     @property
     def groups(self) -> tuple[int, ...] | None:
-        """Those to train, in the order of their ordinals, as soon as they are certain: rejected ones, oldest first,
-        where not enough were accepted within the bound."""
+        """The groups to train, by ordinal, as soon as they are certain; if not enough were accepted within the bound,
+        rejected ones fill up, oldest first."""
         if self.waiting:
             return None
         spare = sorted(self.rejected)[: self.wanted - len(self.accepted)]
@@ -113,8 +114,8 @@ class PromptOrder(Order):
         return any(group in step.waiting for step in self._open)
 
     def start(self, served: int) -> list[Start]:
-        """See `Order`. Where samples drain, a step begins when the one before it is sampled: which groups share a
-        decoding step must not depend on the time."""
+        """See `Order`. If samples drain, a step begins when the previous one is sampled: the groups that share a
+        decoding step must not depend on timing."""
         commands: list[Start] = []
         while self._started < self._limits.newest(served) and not (self._limits.drains and self.drawing):
             self._started += 1
@@ -158,11 +159,11 @@ class PromptOrder(Order):
 
 
 class FinishOrder(Order):
-    """A step trains the groups that finished first, as far as all others can still be trained within their bound.
+    """A step trains the groups that finished first, provided that all others can still be trained within their bound.
 
-    Of the groups whose bound is step j at most, all that the steps up to j have no other place for are trained now. As
-    no more were started than those steps can train, that is always possible: nothing is dropped for its age, and
-    nothing is trained past it.
+    Among the groups whose bound is at most step j, those for which the later steps up to j have no room are trained
+    now. As no more groups were started than these steps can train, this is always possible: no group is dropped for its
+    age, and none is trained after its bound.
     """
 
     def __init__(
@@ -177,10 +178,10 @@ class FinishOrder(Order):
         """Starts before the first group.
 
         Args:
-            limits: numbers of the schedule.
-            done: steps that were made before.
+            limits: sizes of the schedule.
+            done: number of steps that were done before.
             next_group: ordinal of the first new group.
-            again: groups that were started before, by the step that is their bound, and are made again.
+            again: groups that were started before and are generated again, by the step that is their bound.
             planned: groups of steps that were trained before, and are trained again.
         """
         self._limits = limits
@@ -192,11 +193,11 @@ class FinishOrder(Order):
         self._admitted = done * limits.groups_per_step
         """Groups that were started and not rejected, trained ones included."""
         self._due: dict[int, int] = {}
-        """Of each group that runs, the step that it is trained in at the latest."""
+        """Running group -> latest step in which it is trained."""
         self._running: dict[int, int] = {}
-        """Groups that run, by that step."""
+        """Running groups, by that step."""
         self._finished: dict[int, deque[tuple[int, int]]] = {}
-        """By that step: in which order they finished, and ordinal."""
+        """By that step: (order of finishing, ordinal) of finished groups."""
         self._num_finished = 0
         self._rejected = 0
         """Since a step was trained."""
@@ -250,7 +251,7 @@ class FinishOrder(Order):
         return tuple(sorted(groups))
 
     def _take_planned(self, step: int) -> tuple[int, ...] | None:
-        """The very groups of an earlier life, as soon as all are there."""
+        """The groups that this step trained before the restart, as soon as all are finished."""
         groups = set(self._planned[step])
         if not groups <= {group for items in self._finished.values() for _, group in items}:
             return None

@@ -1,6 +1,6 @@
 """Targets that forward what they receive: a source sends a byte once per node, not once per replica.
 
-Targets that want the same boxes, and are not on a source's node, form chains: on each node, in order, the first target
+Targets that want the same boxes, none of them next to a source, form chains: on each node, in order, the first target
 receives from the sources, and each other one from the previous one. If the busiest source would still send more than
 any target receives, the first targets of all nodes form one chain too: the sources then send each byte once. A chain
 takes no longer than its slowest link, plus one bucket per stage: buckets are forwarded while the next ones arrive.
