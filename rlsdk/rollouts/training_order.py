@@ -195,7 +195,7 @@ class FinishOrder(Order):
         self._due: dict[int, int] = {}
         """Running group -> latest step in which it is trained."""
         self._running: dict[int, int] = {}
-        """Running groups, by that step."""
+        """Number of running groups, by that step."""
         self._finished: dict[int, deque[tuple[int, int]]] = {}
         """By that step: (order of finishing, ordinal) of finished groups."""
         self._num_finished = 0

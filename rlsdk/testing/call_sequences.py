@@ -18,7 +18,7 @@ from rlsdk.testing.train_comparison import compared
 from rlsdk.testing.worlds import Seat
 
 SYNC_WAITS_S = 10.0
-"""How long a sync that is half way waits for a checkpoint, which takes far less."""
+"""Seconds that a half-finished sync waits for a checkpoint, which takes far less time."""
 
 Act = Callable[[TrainEngine, Driven], None]
 """One call, picklable; it records the call's results."""
@@ -69,7 +69,7 @@ def save(folder: Path | str) -> Act:
 
 
 def save_in_a_sync(folder: Path | str) -> Act:
-    """`save_checkpoint` while another thread is half way through `shards`."""
+    """`save_checkpoint` while another thread is half-way through `shards`."""
     return partial(_save_in_a_sync, Path(folder))
 
 

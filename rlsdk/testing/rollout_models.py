@@ -323,7 +323,7 @@ def _configured_model(folder: Path, family: str, fields: Mapping[str, Any]) -> P
 
 
 def _equalize_head(file: Path) -> None:
-    """An untied head gets the values of the embeddings: they are equal at the start, and two tensors all the same."""
+    """Gives an untied head the values of the embeddings: two separate tensors that are equal at the start."""
     tensors = load_file(file)
     if "lm_head.weight" in tensors:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()

@@ -33,7 +33,8 @@ class ProcessRequirements:
 
     @requirement("close.asleep", since=(2, 0), needs=Capability.SLEEP)
     def test_close_asleep(self, lab: RolloutLab, measured: Measured) -> None:
-        """Neither does an engine that is closed while it sleeps, with its weights kept on the host."""
+        """An engine that is closed while it sleeps, with its weights kept on the host, leaves no process, port, file or
+        shared memory."""
         lab.drop()
         if not lab.num_started:
             lab.start().close()

@@ -43,8 +43,8 @@ class ArchitectureRequirements:
 
     @requirement("model.experts", since=(2, 0))
     def test_model_experts(self, lab: TrainLab, measured: Measured) -> None:
-        """A mixture of experts: outputs, gradients and steps are of the objective alone, whatever loss for its router
-        the configuration names, in micro-batches of any size."""
+        """With a mixture of experts, outputs, gradients and steps are only of the objective, whatever router loss the
+        configuration has, in micro-batches of any size."""
         for rows in (1, 5):
             _like_plain(lab, measured, "experts", limit=rows)
 
@@ -67,8 +67,8 @@ def _like_plain(
     limit: int = 2,
     **fields: Any,
 ) -> None:
-    """Checks that outputs and two steps of a variant of the model, in micro-batches of `limit` rows, equal those of plain
-    torch."""
+    """Checks that outputs and two steps of a variant of the model, in micro-batches of `limit` rows, equal those of
+    plain torch."""
     model = lab.variant(variant)
     if model is None:
         measured.record(f"models tried, {variant}", 0)

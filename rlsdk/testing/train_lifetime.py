@@ -235,7 +235,7 @@ def with_offload(seat: Seat, case: Case) -> dict[str, Any]:
 
 
 def frozen(seat: Seat, case: Case, batches: Sequence[Batch]) -> tuple[list[Tensor], list[str]]:
-    """Log-probs of each batch, and what trained it all the same."""
+    """Log-probs of each batch, and the training calls that were accepted."""
     engine = seat.start(case.spec)
     try:
         outputs = [engine.forward(batch, ("log_probs",))["log_probs"] for batch in batches]

@@ -192,7 +192,7 @@ class CompactionKeepsSampling(Patched):
 
 
 class SharesEqualHead(TransformersRolloutEngine):
-    """An untied head that equals the embeddings when the model is loaded shares their memory from then on."""
+    """An untied head that equals the embeddings when the model is loaded shares their memory afterwards."""
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         super().initialize(ctx, spec)

@@ -408,7 +408,8 @@ class GlobalGenerator(Patched):
 
 
 class GroupBeginsAnew(Patched):
-    """A group of several samples that continues tokens counts positions of its noise from 0; one sample does not."""
+    """A group of several samples that continues tokens counts positions of its random numbers from 0; a single sample
+    does not."""
 
     class Begins(Running):
         def _take(self, logits: Tensor, first: int, version: int) -> None:

@@ -112,7 +112,7 @@ class VersionOfTheQueue(Patched):
 
 
 class RunsByLabel(TransformersRolloutEngine):
-    """Tokens are counted by version: one that comes again during a sample is added to its first run."""
+    """Tokens are counted by version: if a version occurs again in a sample, its tokens are added to its first run."""
 
     def _job(self, call: Call, request: GenerationRequest, at: int) -> Job:
         job = super()._job(call, request, at)

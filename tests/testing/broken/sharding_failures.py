@@ -143,7 +143,7 @@ class PullsTwice(GenericShardingManager):
 
 
 class LeavesDeadOut(GenericShardingManager):
-    """A replica whose process has died is left out; the report is that of the sync before."""
+    """A replica whose process has died is ignored; the report is that of the previous sync."""
 
     _report: SyncReport | None = None
 

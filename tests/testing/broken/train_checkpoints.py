@@ -474,7 +474,7 @@ class StepsOfEightBits(TorchTrainEngine):
 
 
 class LockedBySync(TorchTrainEngine):
-    """`shards` holds a lock from its first item to its last, and a checkpoint waits for it."""
+    """`shards` holds a lock from its first item to its last, and a checkpoint waits for this lock."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         self.lock = threading.Lock()

@@ -190,8 +190,8 @@ class RotaryInBfloat16(TorchTrainEngine):
 
 
 class BalancesExperts(TorchTrainEngine):
-    """The loss that the configuration names for the router (`router_aux_loss_coef`) reaches its gradient, once in
-    every micro-batch."""
+    """The configured router loss (`router_aux_loss_coef`) is added to the router's gradient, once in every
+    micro-batch."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         super().initialize(ctx, spec)
@@ -212,7 +212,7 @@ class BalancesExperts(TorchTrainEngine):
 
 
 class _WithLoss(torch.autograd.Function):
-    """The identity of the scores; backward, the loss gets the slope 1."""
+    """Identity of the scores; in the backward pass, the loss gets gradient 1."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, loss: Tensor) -> Tensor:

@@ -316,7 +316,7 @@ class TriesAgain(TorchTrainEngine):
 
 
 class NarrowFields(TorchTrainEngine):
-    """A batch goes to the device in the dtype of the model: advantages and old log-probs are bfloat16."""
+    """A batch is moved to the device in the model's dtype: advantages and old log-probs are bfloat16."""
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         dtype = getattr(torch, self.spec.model.dtype)

@@ -437,7 +437,7 @@ class ForwardNotSoCold(Wrapped):
 
 
 class RemembersOutputs(TorchTrainEngine):
-    """A frozen model remembers outputs by tokens, and not by the temperature."""
+    """A frozen model caches outputs by tokens, but not by temperature."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         super().initialize(ctx, spec)
