@@ -66,10 +66,13 @@ def fields_of(path: str, revision: str | None, field: str) -> Mapping[str, Any]:
         fields: Mapping[str, Any] = json.loads((folder / "config.json").read_text())
         return {**fields, "model_type": str(fields["model_type"])}
     except FileNotFoundError as error:
-        raise ConfigError(
-            f"{field}: {str(folder)!r} holds no config.json; expected the folder of a Hugging Face model, such as a "
-            "run's `model/`"
-        ) from error
+        inside = folder / "model"  # where a checkpoint of a run has it
+        hint = (
+            f"give {str(inside)!r}"
+            if (inside / "config.json").is_file()
+            else "expected a folder in Hugging Face format"
+        )
+        raise ConfigError(f"{field}: {str(folder)!r} holds no config.json; {hint}") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{field}: {str(folder)!r} has no config.json with a model_type ({type(error).__name__}: {error}); copy or "

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 Path = tuple[str | int, ...]
 
+MAPPING = "a mapping"
 _EXPECTED: Mapping[str, str] = {
     "int_type": "a whole number",
     "int_parsing": "a whole number",
@@ -27,11 +28,11 @@ _EXPECTED: Mapping[str, str] = {
     "tuple_type": "a list",
     "list_type": "a list",
     "set_type": "a list",
-    "dict_type": "a mapping",
-    "model_type": "a mapping",
-    "model_attributes_type": "a mapping",
-    "dataclass_type": "a mapping",
-    "dataclass_exact_type": "a mapping",
+    "dict_type": MAPPING,
+    "model_type": MAPPING,
+    "model_attributes_type": MAPPING,
+    "dataclass_type": MAPPING,
+    "dataclass_exact_type": MAPPING,
     "greater_than": "more than {gt}",
     "greater_than_equal": "at least {ge}",
     "less_than": "less than {lt}",
@@ -81,7 +82,9 @@ def _message(detail: ErrorDetails, path: Path, keys: Callable[[Path], Sequence[s
         expected = _EXPECTED[kind].format(**context)
         choices = context.get("expected", "").replace(" or ", ", ").replace("'", "").split(", ")
         near = nearest(value, choices) if kind in ("literal_error", "enum") and isinstance(value, str) else ""
-        return f"{shown(value)}: expected {expected}{near}"
+        known = keys(path) if expected == MAPPING else ()
+        fields = f" with the keys {', '.join(known)}" if known else ""
+        return f"{shown(value)}: expected {expected}{fields}{near}"
     return f"{shown(value)}: {detail['msg']}"
 
 

@@ -74,6 +74,8 @@ CAPPED: Mapping[str, Any] = {
     # The reference, torch's plain attention, does not cap scores.
     "attn_logit_softcapping": None,
     "query_pre_attn_scalar": 32,
+    # Under both names, as in the files of such models: engines read one or the other.
+    **{"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"},
     # As in every such model: some engines support no other value.
     "tie_word_embeddings": True,
 }

@@ -14,6 +14,15 @@ from rlsdk.testing.rollout_lifetime import refused
 class ProcessRequirements:
     """Mixed into `RolloutConformance`."""
 
+    @requirement("close.asleep", since=(2, 0), needs=Capability.SLEEP)
+    def test_close_asleep(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """An engine that is closed while it sleeps, with its weights kept on the host, leaves nothing of them."""
+        lab.run([lab.ask("r", lab.prompt(8, 112), 2)])
+        before = held(lab.scratch)
+        engine.sleep(1)
+        lab.drop()
+        measured.none("left behind", left_behind(before, lab.scratch))
+
     @requirement("close")
     def test_close(self, lab: RolloutLab, measured: Measured) -> None:
         """`close` leaves no process, port, file or shared memory, and nothing in the temporary folder; it may be called
@@ -30,20 +39,6 @@ class ProcessRequirements:
                 _closed_twice(lab)
                 measured.none("left in the temporary folder", lasting_files(folder, first))
         measured.none("samples of a closed engine", refused(lab, engine))
-
-    @requirement("close.asleep", since=(2, 0), needs=Capability.SLEEP)
-    def test_close_asleep(self, lab: RolloutLab, measured: Measured) -> None:
-        """An engine that is closed while it sleeps, with its weights kept on the host, leaves no process, port, file or
-        shared memory."""
-        lab.drop()
-        if not lab.num_started:
-            lab.start().close()
-        before = held(lab.scratch)
-        engine = lab.start()
-        lab.run([lab.ask("r", lab.prompt(8, 112), 2)], engine)
-        engine.sleep(1)
-        engine.close()
-        measured.none("left behind", left_behind(before, lab.scratch))
 
 
 def _closed_twice(lab: RolloutLab) -> RolloutEngine:

@@ -89,6 +89,7 @@ def main_exits_with(code: int, arguments: list[str]) -> None:
         (["--data", "bare/rows.jsonl"], ["rows.jsonl: no such file; 'bare' has no file that ends in .jsonl or "]),
         (["--config", "other.yml"], ["no such file; this folder has run.yaml"]),
         (["--model", "bare"], ["model.path", "holds no config.json", "Hugging Face"]),
+        (["--tracking", "[wandb]"], ["tracking: ['wandb']: expected a mapping with the keys ", "trackers"]),
         (["--halp"], ["argument '--halp': did you mean --help?"]),
         (["--model", ""], ["model.path '': is empty"]),
         (["--data", ""], ["data source '': is empty"]),

@@ -132,7 +132,9 @@ def test_every_problem_is_listed_with_path_value_expectation_nearest_name_and_or
     assert f"trainer.stepz: unknown key; did you mean 'steps'? ({path}:6)" in found
     assert f"trainer.seed: -1: expected at least 0 ({path}:7)" in found
     assert f"rollout.temperature: 0: expected more than 0.0 ({path}:8)" in found
-    assert f"placement: 5: expected a mapping ({path}:9)" in found
+    (placement,) = (line for line in found if line.startswith("placement: 5: expected a mapping with the keys "))
+    assert "device" in placement
+    assert placement.endswith(f"({path}:9)")
     assert "eval.greedy: 'maybe': expected true or false (--eval.greedy)" in found
     assert "train.micro_batch_rows: 0: expected more than 0 (--train.micro_batch_rows)" in found
     assert any(

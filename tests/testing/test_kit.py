@@ -436,3 +436,13 @@ def test_a_sample_that_a_thread_overtakes_is_no_fault(tmp_path: Path) -> None:
     finally:
         lab.close()
     assert engine.num_calls == 2
+
+
+@pytest.mark.parametrize("suite", [RolloutConformance, TrainConformance, ShardingConformance])
+def test_every_test_of_a_suite_is_a_requirement_of_its_own_name(suite: type) -> None:
+    """One without a name would run, and be in no report."""
+    tests = {name: getattr(suite, name) for name in dir(suite) if name.startswith("test_")}
+    marks = {name: [m for m in getattr(test, "pytestmark", ()) if m.name == MARK] for name, test in tests.items()}
+    assert [name for name, found in marks.items() if len(found) != 1] == []
+    names = [found[0].args[0] for found in marks.values()]
+    assert len(set(names)) == len(names)
