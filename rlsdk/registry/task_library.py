@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 import warnings
@@ -24,9 +25,7 @@ def import_reasoning_gym() -> ModuleType:
     with warnings.catch_warnings(), _imported_when_used(SIMULATES):
         # cellpylib compares literals with `is`, of which Python warns when it compiles the file.
         warnings.simplefilter("ignore", SyntaxWarning)
-        import reasoning_gym.factory
-
-    return reasoning_gym.factory
+        return importlib.import_module("reasoning_gym.factory")
 
 
 def may_have_task(name: str) -> bool:
