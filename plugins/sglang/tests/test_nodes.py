@@ -17,7 +17,7 @@ import zmq
 from cases import make_engine, on_gpus
 
 from rlsdk.interfaces import ConfigError, ModelSpec, RlsdkError, RolloutSpec, Workload
-from rlsdk.kit.other_nodes import num_here
+from rlsdk.kit.other_nodes import free_port, num_here
 from rlsdk.kit.replica_devices import visible_devices
 from rlsdk.testing.local_companions import local_companions, look_until_error
 from rlsdk.testing.models import write_tiny_model
@@ -28,7 +28,7 @@ from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.forecast import forecast
 from rlsdk_sglang.launch import engine_arguments
 from rlsdk_sglang.messages import Command
-from rlsdk_sglang.nodes import NodePlace, check_nodes, peers
+from rlsdk_sglang.nodes import NEIGHBOURS, NodePlace, check_nodes, peers
 from rlsdk_sglang.remote_answers import AnswerServer
 
 FOUR = on_gpus("0", "1", "0", "1", nodes=("a", "a", "b", "b"))
@@ -77,10 +77,8 @@ def test_each_node_starts_its_share_by_sglangs_own_arithmetic(
 def test_copies_of_attention_meet_where_the_first_node_listens(qwen2: Path) -> None:
     from sglang.srt.server_args import PortArgs, ServerArgs
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        first = f"127.0.0.1:{probe.getsockname()[1] - 20}"
-    place = NodePlace(rank=0, count=2, first=first, num_cached_tokens=None)
+    first = free_port("127.0.0.1", NEIGHBOURS)
+    place = NodePlace(rank=0, count=2, first=f"127.0.0.1:{first}", num_cached_tokens=None)
     spec = spec_of(qwen2, tp_size=2, dp_size=2)
     made = ServerArgs(**engine_arguments(FOUR, spec, SglangOptions(), place))
     ports = PortArgs.init_new(made)
