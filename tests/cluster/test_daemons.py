@@ -19,7 +19,8 @@ import mmap, os, socket, sys
 shared = mmap.mmap(-1, {BYTES})
 for at in range(0, {BYTES}, 4096):
     shared[at] = 1
-socket.socket(fileno=int(sys.argv[1])).sendall(b"r")
+connection = socket.socket(fileno=int(sys.argv[1]))  # under a name: it stays open until the process is killed
+connection.sendall(b"r")
 sys.stdin.read()
 """
 
