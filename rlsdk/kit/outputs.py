@@ -66,10 +66,10 @@ def compute_outputs(
     if head is Head.LM:
         return _token_outputs(model, batch, prefixes, names, states)
     if head is Head.SCORE:
-        return {"scores": head_numbers(model, states.flat[states.index[batch.offsets[1:] - 1]])}
+        return {"scores": head_numbers(model, states.at(batch.offsets[1:] - 1))}
     tokens = (batch.position_ids > 0).nonzero()[:, 0]
     # The value at t is that of the state before token t: it is read from the hidden state at t - 1.
-    return {"values": _at(tokens, head_numbers(model, states.flat[states.index[tokens - 1]]), batch)}
+    return {"values": _at(tokens, head_numbers(model, states.at(tokens - 1)), batch)}
 
 
 def _token_outputs(
@@ -82,13 +82,13 @@ def _token_outputs(
     # Computed once per prefix, for all rows that share it.
     asked = torch.zeros_like(prefixes.first, dtype=torch.bool).index_fill(0, prefixes.index[tokens], True)
     ends = prefixes.first[asked]
-    hidden, targets = states.flat[states.index[ends - 1]], batch["input_ids"][ends]
+    hidden, targets = states.at(ends - 1), batch["input_ids"][ends]
     want_entropy = "entropy" in names
     log_probs, entropy = token_log_probs(model, hidden, targets, batch.temperature, entropy=want_entropy)
     which = (asked.cumsum(0) - 1)[prefixes.index[tokens]]
-    found = {"log_probs": _at(tokens, log_probs[which], batch)}
+    found = {"log_probs": _at(tokens, log_probs.index_select(0, which), batch)}
     if want_entropy:
-        found["entropy"] = _at(tokens, entropy[which], batch)
+        found["entropy"] = _at(tokens, entropy.index_select(0, which), batch)
     return {name: found[name] for name in names}
 
 

@@ -82,3 +82,27 @@ def test_values_and_gradients_equal_those_of_rows_one_by_one(
     assert len(gradients) == len(together)
     for got, wanted in zip(together, gradients, strict=True):
         assert (got - wanted).norm() <= 3e-5 * wanted.norm() + 2e-5
+
+
+def test_gradients_on_several_threads_are_the_same_bit_for_bit_every_time(
+    model: tuple[nn.Module, Head],
+) -> None:
+    """Rows that share a prefix add to the gradient of the same hidden states. Two runs of the quickstart differed."""
+    network, head = model
+    name = {Head.LM: "log_probs", Head.VALUE: "values", Head.SCORE: "scores"}[head]
+    generator = torch.Generator().manual_seed(3)
+    prompts = torch.randint(128, (40, 6), generator=generator).tolist()
+    batch = Batch.from_rows([[*prompt, at, at] for prompt in prompts for at in range(16)])
+    weights = torch.rand(batch.num_rows if head is Head.SCORE else batch.num_tokens, generator=generator)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        found = []
+        for _ in range(8):
+            network.zero_grad()
+            (compute_outputs(network, head, batch, [name])[name] * weights).sum().backward()
+            found.append([parameter.grad for parameter in network.parameters() if parameter.grad is not None])
+    finally:
+        torch.set_num_threads(threads)
+        network.zero_grad()
+    assert all(torch.equal(one, first) for other in found[1:] for one, first in zip(other, found[0], strict=True))
