@@ -142,7 +142,7 @@ def _fault(name: str, rewards: Collection[str], typed: str) -> str:
     """Returns what is wrong with an answer; empty if no problem is found."""
     if name == "devices" and not typed.isdecimal():
         return f"{typed!r} is not a whole number, such as 8"
-    if name == "data" and typed.startswith("reasoning_gym:"):
+    if name == "data" and typed.startswith(f"{OWN_REWARD}:"):
         try:
             check_spelling(typed.partition(":")[2])
         except ConfigError as error:

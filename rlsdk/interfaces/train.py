@@ -168,7 +168,8 @@ class TrainEngine(ABC):
         """Clips, steps optimizer and schedule, zeroes the gradients.
 
         A step without any gradient (no call before it, or batches without rows) is not skipped: its norm is 0 and the
-        schedule advances. A gradient of zero is a normal step: moments and weights decay.
+        schedule advances; whether moments and weights decay then is left to the engine. A gradient of zero is a normal
+        step: moments and weights decay.
         """
 
     @abstractmethod

@@ -167,9 +167,11 @@ def _save_in_a_sync(folder: Path, engine: TrainEngine, found: Driven) -> None:
     thread = threading.Thread(target=sync)
     thread.start()
     half.wait(SYNC_WAITS_S)
-    engine.save_checkpoint(folder)
-    saved.set()
-    thread.join()
+    try:
+        engine.save_checkpoint(folder)
+    finally:
+        saved.set()
+        thread.join()
     if waited != [True]:
         found.faults.append("a checkpoint was written only when the sync that was half way had gone on")
 

@@ -180,7 +180,7 @@ class SameAgainFrom32(Rewritten):
                 yield replace(output, sample_index=index)
 
 
-class AlikeReplicas(TransformersRolloutEngine):
+class ReplicasShareNoise(TransformersRolloutEngine):
     """Replicas do not include their rank in their random numbers."""
 
     def initialize(self, ctx: Any, spec: Any) -> None:
@@ -274,7 +274,7 @@ class PauseSkipsNoise(Drawing):
         return super().uniforms(keys, positions + self.taken * (positions > 8), vocabulary)
 
 
-class EvenRanksAlike(Patched):
+class EvenRanksShareNoise(Patched):
     """Replicas 0 and 2 draw the same samples without seeds."""
 
     def _job(self, call, request, at):

@@ -50,7 +50,7 @@ ONE_RANK = {
     "frozen-at-one": Defect("train_outputs:FrozenAtOne", {"frozen.heads": "log_probs"}),
     "more-than-asked": Defect("train_outputs:MoreThanAsked", {"length.entropy": "not asked for"}),
     "rows-by-number": Defect("train_outputs:RowsByNumber", {"length.outputs": "largest difference"}),
-    "entropy-of-128": Defect("train_outputs:EntropyOfTheLikeliest", {"model.vocabulary": "wide"}),
+    "entropy-of-128": Defect("train_outputs:EntropyOfTopTokens", {"model.vocabulary": "wide"}),
     "entropy-of-small-numbers": Defect(
         "train_outputs:EntropyOfProbabilities", {"outputs.entropy_cold": "entropies that are not finite"}
     ),
@@ -97,9 +97,7 @@ ONE_RANK = {
     "head-alone": Defect("train_gradients:HeadAlone", {"gradient.values": "difference of loss"}),
     "late-tokens-do-not-learn": Defect("train_gradients:LateTokensDoNotLearn", {"gradient": "difference of loss"}),
     "norms-not-measured": Defect("train_gradients:NormsNotMeasured", {"gradient": "gradient norm"}),
-    "entropy-of-the-likeliest": Defect(
-        "train_gradients:EntropyOfTheLikeliest", {"objective.both": "difference of loss"}
-    ),
+    "entropy-of-top-tokens": Defect("train_gradients:EntropyOfTopTokens", {"objective.both": "difference of loss"}),
     "last-name-only": Defect("train_objectives:LastNameOnly", {"objective.both": "log_probs"}),
     "tries-again": Defect("train_objectives:TriesAgain", {"objective.raises": "out of memory once"}),
     "maxima-from-zero": Defect("train_objectives:MaximaFromZero", {"objective.metrics": "maximum"}),

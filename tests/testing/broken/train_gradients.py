@@ -241,7 +241,7 @@ class NormsNotMeasured(TorchTrainEngine):
         return result if result.skipped else replace(result, grad_norm=norm)
 
 
-class EntropyOfTheLikeliest(Wrapped):
+class EntropyOfTopTokens(Wrapped):
     """The entropy, with gradient, is that of the 32 most probable tokens."""
 
     def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:

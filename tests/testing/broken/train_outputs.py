@@ -284,7 +284,7 @@ class _LikeliestEntropy(_OtherEntropy):
         return -(most.exp() * most).sum(-1)
 
 
-class EntropyOfTheLikeliest(TorchTrainEngine):
+class EntropyOfTopTokens(TorchTrainEngine):
     """Entropy is summed over the 128 most probable tokens."""
 
     def initialize(self, ctx, spec):
