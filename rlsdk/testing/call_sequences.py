@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
-from rlsdk.interfaces import Batch, RlsdkError, TrainEngine
+from rlsdk.interfaces import Batch, Box, RlsdkError, TrainEngine
 from rlsdk.testing.case_runner import record_final_state, share, unchanged, wrong_outputs, wrong_types
 from rlsdk.testing.cases import Case, Driven, Weighted
 from rlsdk.testing.modes import torch_modes
@@ -64,6 +65,11 @@ def look(batch: Batch, *names: str) -> Act:
     return partial(_look, batch, names)
 
 
+def look_twice(batch: Batch, *names: str) -> Act:
+    """`forward` of the same rows twice, and of other tokens that the caller writes into the same memory."""
+    return partial(_look_twice, batch, names)
+
+
 def save(folder: Path | str) -> Act:
     return partial(_call, "save_checkpoint", (Path(folder),))
 
@@ -78,7 +84,8 @@ def load(folder: Path | str) -> Act:
 
 
 def export(folder: Path | str) -> Act:
-    return partial(_call, "save_pretrained", (Path(folder),))
+    """`save_pretrained`; what one rank alone wrote must be the weights that it holds."""
+    return partial(_export, Path(folder))
 
 
 def offload(*parts: str) -> Act:
@@ -150,8 +157,30 @@ def _look(batch: Batch, names: Sequence[str], engine: TrainEngine, found: Driven
     found.faults += wrong_outputs(engine, mine, names, outputs)
 
 
+def _look_twice(batch: Batch, names: Sequence[str], engine: TrainEngine, found: Driven) -> None:
+    ids = batch["input_ids"].clone()
+    mine = batch.with_tokens(input_ids=ids)
+    _look(mine, names, engine, found)
+    _look(mine, names, engine, found)
+    ids.copy_(ids.flip(0))
+    _look(mine, names, engine, found)
+
+
 def _call(method: str, arguments: Sequence[Any], engine: TrainEngine, found: Driven) -> None:
     getattr(engine, method)(*arguments)
+
+
+def _export(folder: Path, engine: TrainEngine, found: Driven) -> None:
+    engine.save_pretrained(folder)
+    place = engine.parallel
+    if max(place.dp_size, place.tp_size, place.pp_size, place.cp_size) > 1:
+        return
+    written = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    for shard in engine.shards():
+        whole = written.get(shard.name)
+        mine = None if whole is None else whole[shard.box.slices(Box.whole(tuple(whole.shape)))]
+        if mine is None or not torch.equal(mine, shard.tensor.detach().to("cpu", mine.dtype)):
+            found.faults.append(f"{shard.name} {shard.box} was exported with other values, or not at all")
 
 
 def _save_in_a_sync(folder: Path, engine: TrainEngine, found: Driven) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
+from operator import and_
 from pathlib import Path
 
 import psutil
@@ -35,6 +39,31 @@ def resident_handles() -> tuple[int, int]:
     gc.collect()
     process = psutil.Process()
     return process.num_fds(), process.num_threads()
+
+
+def objects() -> Counter[str]:
+    """Numbers of this process's objects that can refer to others, by type; collects garbage first. Without tuples,
+    which Python tracks or not, and without counters such as this result."""
+    gc.collect()
+    found = Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.get_objects())
+    del found["builtins.tuple"], found["collections.Counter"]
+    return found
+
+
+def grown(turns: Sequence[Counter[str]]) -> Counter[str]:
+    """By how much each type's number grew at least from each turn to the next."""
+    return reduce(and_, (later - earlier for earlier, later in itertools.pairwise(turns)))
+
+
+@contextmanager
+def only_new_objects() -> Iterator[None]:
+    """Within this context `objects` counts only what was made in it, which is much faster."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def children() -> Sequence[psutil.Process]:

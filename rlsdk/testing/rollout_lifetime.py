@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 
 import pytest
@@ -10,7 +11,7 @@ from rlsdk.interfaces import Capability, GenerationOutput, RlsdkError, RolloutEn
 from rlsdk.testing.draw_statistics import Noise
 from rlsdk.testing.neutral_events import events
 from rlsdk.testing.requirements import NOT_CLAIMED, Measured, requirement
-from rlsdk.testing.resources import handles, mapped_files, resident_bytes
+from rlsdk.testing.resources import grown, handles, mapped_files, objects, only_new_objects, resident_bytes
 from rlsdk.testing.rollout_audit import audit
 from rlsdk.testing.rollout_distribution import in_order
 from rlsdk.testing.rollout_lab import RolloutLab, whole_shards
@@ -156,19 +157,26 @@ class LifetimeRequirements:
     @requirement("handles", since=(2, 0))
     def test_handles(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Threads, open and mapped files, processes, memory and files in the scratch folder do not grow with calls,
-        updates, aborts, pauses and sleeps of any kind."""
+        updates, aborts, pauses and sleeps of any kind, and an engine keeps no Python object of any of them."""
         before: dict[str, int] = {}
-        memory = 0
-        for turn in range(ROUNDS + ROUNDS // 2):
-            if turn == ROUNDS // 2:
-                before, memory = self._resources(lab), resident_bytes()
-            lab.run([lab.ask("r", lab.prompt(8, 116 + turn), 2, max_tokens=4)])
-            for event in events(lab).values():
-                event(changing, lab)
-        grown = (resident_bytes() - memory) / MIB
-        measured.at_most(f"MiB that {ROUNDS} rounds added", grown, lab.suite.leak_mib)
+        memory, inner = 0, lab.inner  # without the recorder, which keeps every answer
+        next_one = [lab.ask("next", lab.prompt(5, 121), max_tokens=1)]
+        turns = list[Counter[str]]()
+        with only_new_objects():
+            for turn in range(ROUNDS + ROUNDS // 2):
+                if turn == ROUNDS // 2:
+                    before, memory = self._resources(lab), resident_bytes()
+                lab.run([lab.ask("r", lab.prompt(8, 116 + turn), 2, max_tokens=4)], inner)
+                for event in events(lab).values():
+                    event(inner, lab)
+                lab.run(next_one, inner)  # some events take effect in the next step
+                turns.append(objects())
+        added = (resident_bytes() - memory) / MIB
+        measured.at_most(f"MiB that {ROUNDS} rounds added", added, lab.suite.leak_mib)
         for name, count in self._resources(lab).items():
             measured.at_most(f"{name} that {ROUNDS} rounds added", count - before[name], ROUNDS - 1)
+        kept = grown(turns)
+        measured.none("objects kept in every round", [f"{count} {name}" for name, count in sorted(kept.items())])
 
     def _resources(self, lab: RolloutLab) -> dict[str, int]:
         files = sum(path.is_file() for path in lab.scratch.rglob("*"))
@@ -182,8 +190,8 @@ class LifetimeRequirements:
             if turn == counted // 3:
                 before = resident_bytes()
             changing.update_weights(whole_shards(lab.base), turn)
-        grown = (resident_bytes() - before) / MIB
-        measured.at_most(f"MiB that {counted} updates added", grown, lab.suite.leak_mib)
+        added = (resident_bytes() - before) / MIB
+        measured.at_most(f"MiB that {counted} updates added", added, lab.suite.leak_mib)
 
     @requirement("memory")
     def test_memory(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
@@ -195,8 +203,8 @@ class LifetimeRequirements:
             lab.run([lab.ask("r", lab.prompt(8, 200 + call), 4, max_tokens=6, seed=call)])
             if lab.spec.takes_weights and call % 5 == 0:
                 engine.update_weights(whole_shards(lab.base), 0)
-        grown = (resident_bytes() - before) / MIB
-        measured.at_most(f"MiB that {counted} calls added", grown, lab.suite.leak_mib)
+        added = (resident_bytes() - before) / MIB
+        measured.at_most(f"MiB that {counted} calls added", added, lab.suite.leak_mib)
 
 
 def refused(lab: RolloutLab, engine: RolloutEngine, by: type[RlsdkError] = RlsdkError) -> list[GenerationOutput]:

@@ -35,6 +35,7 @@ from rlsdk.testing.rollout_audit import audit, samples_with_logits
 from rlsdk.testing.rollout_capacity import running_together
 from rlsdk.testing.rollout_lab import RolloutLab, pieces, whole_shards
 from rlsdk.testing.rollout_outputs import wrong_identities
+from rlsdk.testing.rollout_random_calls import FEW_EVENTS, Life
 
 LONGEST = 4171
 """Context length of two of the models: beyond 512, 1024, 2048 and 4096, where engines split prompts into chunks; beyond
@@ -150,7 +151,7 @@ class ModelRequirements:
         the start. Limits, filters and penalties in `generation_config.json` are ignored, because requests contain
         their own; so are dropout and the files' dtype, bfloat16. An engine may decode only one sample concurrently, and
         neither its context length nor its vocabulary need be a multiple of a block size. An untied head may equal the
-        embeddings at first: an update makes them differ."""
+        embeddings at first: an update makes them differ. Calls and events in random order keep to all of this."""
         if not lab.spec.takes_weights:
             pytest.skip(f"{NOT_CLAIMED}takes_weights")
         tried = 0
@@ -165,8 +166,8 @@ class ModelRequirements:
 
     @requirement("model.capped", since=(2, 0))
     def test_model_capped(self, lab: RolloutLab, measured: Measured) -> None:
-        """A model that caps its logits by a tanh gives log-probs of the capped logits and draws from them, or is
-        refused with a ConfigError at the start."""
+        """A model that caps its logits by a tanh gives log-probs of the capped logits and draws from them, also after
+        calls and events in random order, or is refused with a ConfigError at the start."""
         known = lab.spec.architectures
         if not lab.spec.takes_weights:
             pytest.skip(f"{NOT_CLAIMED}takes_weights")
@@ -307,6 +308,9 @@ def _tried_model(other: RolloutLab, name: str, measured: Measured, *, slots: int
             newer = other.plain.with_state(state)
             faults, _ = audit(other, requests, other.run(requests, engine), newer, version=3, room=room)
             measured.none(f"wrong samples after an update, {name}", faults)
+            engine.update_weights(whole_shards(other.base), 0)
+            Life(other, engine, len(name), room=min(room, ROOM)).run(measured, f"life, {name}", FEW_EVENTS)
+            other.verify(measured)
         finally:
             engine.close()
     finally:

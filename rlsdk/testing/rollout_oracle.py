@@ -98,10 +98,11 @@ class Oracle:
             sampling, given = request.sampling, request.response_ids
             if sampling.seed is None or sampling.temperature == 0:
                 continue
-            if any(weights.state is not self.lab.base for weights in call.served):
+            weights = call.served[0]
+            if weights.state is None or any(one.state is not weights.state for one in call.served):
                 continue
             key = (
-                request.prompt_ids, sampling.seed, output.sample_index,
+                weights.identity(), request.prompt_ids, sampling.seed, output.sample_index,
                 sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p,
             )  # fmt: skip
             known = self.drawn.get(key, ())

@@ -5,18 +5,37 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
-from rlsdk.interfaces import Capability, ConfigError, GenerationRequest, RolloutEngine, WeightShard
-from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.rollout_lab import RolloutLab, collect, pieces, whole_shards
-from rlsdk.testing.rollout_requests import at_random
+import torch
+from torch import Tensor
 
-LIVES = 3
-EVENTS = 14
+from rlsdk.interfaces import (
+    Capability,
+    ConfigError,
+    GenerationOutput,
+    GenerationRequest,
+    RlsdkError,
+    RolloutEngine,
+    WeightShard,
+    WeightSyncError,
+)
+from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.rollout_cancellation import at_once
+from rlsdk.testing.rollout_lab import RolloutLab, pieces, whole_shards
+from rlsdk.testing.rollout_requests import at_random
+from rlsdk.testing.rollout_sources import MEMORY_LAYOUTS, borrowed, cut_at_random
+
+LIVES = 4
+EVENTS = 24
 """Number of events in one life."""
+FEW_EVENTS = 14
+"""Number of events in a life of an engine with another model."""
+IDLE_S = 2.0
+"""Seconds in which a KV cache becomes empty after its last sample has ended."""
 
 Event = Callable[["Life"], Awaitable[None]]
 
@@ -26,15 +45,13 @@ class RandomCallRequirements:
 
     @requirement("life", since=(2, 0))
     def test_life(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Single and concurrent calls, aborts, pauses, abandoned calls, updates, sleep, refusals and repeated requests
-        in random order: every answer fits its request and is of the weights that it names."""
+        """Single and concurrent calls, continued samples, aborts, pauses, abandoned calls, updates, sleep, refusals,
+        weights that are not finite and repeated requests in random order: every answer fits its request and is of the
+        weights that it names, and an idle engine's KV cache is unused."""
         for seed in range(LIVES):
             if lab.spec.takes_weights:
                 lab.restore()
-            life = Life(lab, engine, seed)
-            lab.wait(life.lived())
-            measured.none(f"requests that were accepted, life {seed}", life.accepted)
-            measured.record(f"events, life {seed}", len(life.events_done))
+            Life(lab, engine, seed).run(measured, f"life {seed}")
         if lab.spec.takes_weights:
             lab.restore()
 
@@ -42,43 +59,82 @@ class RandomCallRequirements:
 class Life:
     """One engine, and the events in its life."""
 
-    def __init__(self, lab: RolloutLab, engine: RolloutEngine, seed: int) -> None:
-        self.lab, self.engine, self.seed = lab, engine, seed
+    def __init__(self, lab: RolloutLab, engine: RolloutEngine, seed: int, room: int | None = None) -> None:
+        """
+        Args:
+            lab: lab of the engine's model.
+            engine: serves the lab's first weights.
+            seed: chooses the events.
+            room: the engine's `max_model_tokens`; None: the suite's.
+        """
+        self.lab, self.engine, self.seed, self.room = lab, engine, seed, room
         self.source = random.Random(seed)
         self.asked: list[GenerationRequest] = []
+        self.drawn: list[tuple[GenerationRequest, GenerationOutput]] = []
+        """Seeded samples of more than one token."""
         self.events_done: list[str] = []
-        self.accepted: list[str] = []
+        self.faults: list[str] = []
         self.num_calls = 0
-        self.states = [lab.base, lab.changed(0), lab.changed(1)]
+        self.states = [lab.base, lab.changed(0), lab.changed(1), _alike(lab.changed(2))]
         self.serving = 0
         """Index of the served weights."""
+        self.layouts = list(engine.layout()) if lab.spec.takes_weights else []
 
-    async def lived(self) -> None:
+    def run(self, measured: Measured, name: str, num_events: int = EVENTS) -> None:
+        """Lives it, and reports its faults under this name."""
+        before = self.lab.wait(at_once(self.lab, self.engine))
+        self.lab.wait(self._lived(num_events))
+        if before is not None:
+            after = self.lab.wait(at_once(self.lab, self.engine))
+            measured.at_least(f"samples at once after {name}", after or 0, 0.8 * before)
+        measured.none(f"faults, {name}: {', '.join(self.events_done)}", self.faults)
+        measured.record(f"events, {name}", len(self.events_done))
+
+    async def _lived(self, num_events: int) -> None:
         events = list(self._events())
         # Every event once, then random ones.
-        order = [*self.source.sample(events, len(events)), *self.source.choices(events, k=EVENTS)][:EVENTS]
+        order = [*self.source.sample(events, len(events)), *self.source.choices(events, k=num_events)][:num_events]
         for event in order:
-            self.events_done.append(event.__name__)
+            self.events_done.append(event.__name__.lstrip("_"))
             await event()
+            await self._is_idle()
         await self._call()
 
     def _events(self) -> Iterator[Callable[[], Awaitable[None]]]:
         claimed = self.lab.spec.capabilities
-        yield from (self._call, self._again, self._refused, self._left)
+        yield from (self._call, self._again, self._continued, self._refused, self._left)
         if Capability.ABORT in claimed:
             yield from (self._together, self._aborted)
         if Capability.PARTIAL_ROLLOUT in claimed:
             yield from (self._paused, self._paused, self._paused)
         if self.lab.spec.takes_weights:
-            yield from (self._updated, self._failed)
+            yield from (self._updated, self._updated_meanwhile, self._failed, self._not_finite)
         if Capability.SLEEP in claimed:
-            yield self._slept
+            yield from (self._slept, self._slept)
+
+    async def _is_idle(self) -> None:
+        """Reads what may be read at any time."""
+        deadline = asyncio.get_running_loop().time() + IDLE_S
+        while (used := self.engine.kv_used()) and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
+        self.faults += [f"kv_used is {used} after {self.events_done[-1]}"] if used else []
+        if self.layouts and self.source.random() < 0.3 and list(self.engine.layout()) != self.layouts:
+            self.faults.append(f"another layout after {self.events_done[-1]}")
 
     def _requests(self, count: int) -> list[GenerationRequest]:
         self.num_calls += 1
-        found = list(at_random(self.lab, 100 * (self.seed + 1) + self.num_calls, count))
+        found = list(at_random(self.lab, 100 * (self.seed + 1) + self.num_calls, count, self.room))
         self.asked += [request for request in found if request.sampling.seed is not None]
         return found
+
+    async def _collect(self, requests: list[GenerationRequest]) -> None:
+        by_id = {request.request_id: request for request in requests}
+        async for output in self.engine.generate(requests):
+            request = by_id.get(output.request_id)
+            if request is not None and request.sampling.seed is not None and len(output.token_ids) > 1:
+                self.drawn.append((request, output))
+            if self.source.random() < 0.1:
+                await asyncio.sleep(0.005)  # a caller that is slow
 
     async def _steps(self, most: int = 12) -> None:
         """Waits for a few decoding steps of any kind of engine."""
@@ -89,10 +145,17 @@ class Life:
 
     def _task(self, count: int = 3) -> tuple[list[GenerationRequest], asyncio.Task[Any]]:
         requests = self._requests(count)
-        return requests, asyncio.create_task(collect(self.engine, requests))
+        return requests, asyncio.create_task(self._collect(requests))
+
+    async def _anywhere(self, method: Callable[..., None], *arguments: object) -> None:
+        """Calls a method that every thread may call."""
+        if self.source.random() < 0.4:
+            await asyncio.to_thread(method, *arguments)
+        else:
+            method(*arguments)
 
     async def _call(self) -> None:
-        await collect(self.engine, self._requests(4))
+        await self._collect(self._requests(4))
 
     async def _again(self) -> None:
         """Repeats some earlier requests together with others, with another part of their groups."""
@@ -103,23 +166,38 @@ class Life:
             replace(request, request_id=f"again {at}", n=request.n + self.source.randrange(2))
             for at, request in enumerate(known)
         ]
-        await collect(self.engine, [*again, *self._requests(1)])
+        await self._collect([*again, *self._requests(1)])
+        return None
+
+    async def _continued(self) -> None:
+        """Continues earlier samples after some of their tokens, alone or with others of their groups."""
+        if not self.drawn:
+            return await self._call()
+        requests = []
+        for at, (request, output) in enumerate(self.source.choices(self.drawn, k=4)):
+            given = output.token_ids[: self.source.randrange(1, len(output.token_ids))].tolist()
+            again = replace(
+                request, request_id=f"more {at}", response_ids=(*request.response_ids, *given),
+                first_sample=output.sample_index, n=self.source.choice((1, 1, 3)),
+            )  # fmt: skip
+            requests.append(again)
+        await self._collect([*requests, *self._requests(1)])
         return None
 
     async def _refused(self) -> None:
         good = self._requests(2)
         wrong = replace(good[0], request_id="wrong", prompt_ids=())
         try:
-            await collect(self.engine, [*good, wrong])
+            await self._collect([*good, wrong])
+            self.faults.append("an empty prompt was accepted")
         except ConfigError:
-            return
-        self.accepted.append("an empty prompt")
+            pass
 
     async def _left(self) -> None:
         stream: Any = self.engine.generate(self._requests(3))
-        async for _ in stream:
-            break
-        await stream.aclose()
+        async with aclosing(stream):
+            async for _ in stream:
+                break
 
     async def _together(self) -> None:
         tasks = []
@@ -133,15 +211,17 @@ class Life:
         other = self._task(1)[1] if self.source.random() < 0.5 else None
         await self._steps()
         names = [request.request_id for request in requests]
-        self.engine.abort(self.source.choice((None, names[:1], names, [], ["unknown", names[-1]])))
+        await self._anywhere(
+            self.engine.abort, self.source.choice((None, names[:1], names, [], ["unknown", names[-1]]))
+        )
         await asyncio.gather(*(one for one in (task, other) if one is not None))
 
     async def _paused(self) -> None:
-        """A pause, with or without an update, an abort, a new call and an abandoned call in it."""
+        """A pause, with or without updates, an abort, a new call and an abandoned call in it."""
         requests, task = self._task(4)
         tasks = [task]
         await self._steps(20)
-        self.engine.pause()
+        await self._anywhere(self.engine.pause)
         await asyncio.sleep(0.02)
         happens = ["update"] if self.lab.spec.takes_weights and self.source.random() < 0.8 else []
         if Capability.ABORT in self.lab.spec.capabilities:
@@ -150,17 +230,28 @@ class Life:
             if name == "update":
                 self._update()
             elif name == "abort":
-                self.engine.abort([self.source.choice(requests).request_id])
+                await self._anywhere(self.engine.abort, [self.source.choice(requests).request_id])
             else:
                 tasks.append(self._task(2)[1])
                 await self._steps()
-        self.engine.resume()
+        await self._anywhere(self.engine.resume)
         await asyncio.gather(*tasks)
 
     async def _updated(self) -> None:
         self._update()
         if self.source.random() < 0.3:
             self._update()
+
+    async def _updated_meanwhile(self) -> None:
+        """An update while samples run: it may be refused, without effect on them."""
+        _, task = self._task()
+        await self._steps()
+        try:
+            self._update()
+        except WeightSyncError as error:
+            if task.done():
+                self.faults.append(f"an idle engine refused an update: {error}")
+        await task
 
     async def _failed(self) -> None:
         """An update whose source raises, then a complete one."""
@@ -171,26 +262,63 @@ class Life:
 
         try:
             self.engine.update_weights(broken(), 77)
-            self.accepted.append("a source that raised")
+            self.faults.append("a source that raised was not noticed")
         except BrokenSourceError:
             pass
         self._update()
 
+    async def _not_finite(self) -> None:
+        """An update to weights from which nothing may be sampled, then a complete one."""
+        state = {name: tensor.clone() for name, tensor in self.lab.base.items()}
+        # One that is added to every token's hidden state: attention may turn scores that are not finite into
+        # probabilities that are.
+        name = self.source.choice([name for name in state if name.endswith(("o_proj.weight", "down_proj.weight"))])
+        state[name].fill_(self.source.choice((float("nan"), float("inf"))))
+        with suppress(RlsdkError):
+            self.engine.update_weights(whole_shards(state), 78)
+            requests = [replace(one, response_ids=()) for one in self._requests(2)]
+            async for output in self.engine.generate(requests):
+                if len(output.token_ids):
+                    self.faults.append(f"a sample of {name} that is not finite")
+        self._update()
+
     async def _slept(self) -> None:
-        level = self.source.choice((1, 2)) if self.lab.spec.takes_weights else 1
-        self.engine.sleep(level)
-        self.engine.wake(("weights",))
-        if level == 2 or (self.lab.spec.takes_weights and self.source.random() < 0.5):
+        levels = self.source.choice(((1,), (1,), (2,), (1, 2))) if self.lab.spec.takes_weights else (1,)
+        for level in levels:
+            self.engine.sleep(level)
+        weights_first = self.source.random() < 0.7
+        self.engine.wake(("weights",) if weights_first else ("kv_cache",))
+        if weights_first and self.lab.spec.takes_weights and (2 in levels or self.source.random() < 0.5):
             self._update()
-        self.engine.wake(("kv_cache",))
+        self.engine.wake(("kv_cache",) if weights_first else ("weights",))
+        if 2 in levels and not weights_first:
+            self._update()
 
     def _update(self) -> None:
         # Weights other than the served ones, so that a tensor that an update misses shows.
-        self.serving = self.source.choice([at for at in range(len(self.states)) if at != self.serving])
-        state = self.states[self.serving]
-        laid: Sequence[WeightShard] | Iterator[WeightShard]
-        laid = self.source.choice((whole_shards, pieces))(state)
-        self.engine.update_weights(iter(laid), self.source.choice((0, 1, 1, 2, 5, 2**40)))
+        serving = self.source.choice([at for at in range(len(self.states)) if at != self.serving])
+        state, version = self.states[serving], self.source.choice((0, 1, 1, 2, 5, 2**40))
+        self.engine.update_weights(self._laid(state), version)
+        self.serving = serving
+
+    def _laid(self, state: Mapping[str, Tensor]) -> Iterator[WeightShard]:
+        """The weights in pieces of any form."""
+        form = self.source.choice(("whole", "pieces", "borrowed", "cut", "cut"))
+        if form == "cut":
+            exact = [lay for lay in MEMORY_LAYOUTS.values() if lay.dtype in (torch.float32, torch.float64)]
+            return cut_at_random(state, self.source.choice(exact), self.source.randrange(1000))
+        if form == "borrowed":
+            return borrowed(whole_shards(state))
+        return whole_shards(state) if form == "whole" else iter(pieces(state))
+
+
+def _alike(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """These weights with equal values in all tensors of one shape, as in a new model, and biases of 0."""
+    first: dict[tuple[int, ...], Tensor] = {}
+    return {
+        name: torch.zeros_like(tensor) if name.endswith("bias") else first.setdefault(tuple(tensor.shape), tensor)
+        for name, tensor in state.items()
+    }
 
 
 class BrokenSourceError(Exception):

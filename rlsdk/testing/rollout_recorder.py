@@ -43,6 +43,12 @@ class Weights:
     fingerprints: dict[str, int] = field(default_factory=dict)
     """Fingerprints of the state, once they were requested."""
 
+    def identity(self) -> int:
+        """The same for equal weights, whatever their version."""
+        if not self.fingerprints and self.state is not None:
+            self.fingerprints |= {n: fingerprint(t, Box.whole(tuple(t.shape))) for n, t in self.state.items()}
+        return hash(tuple(sorted(self.fingerprints.items())))
+
 
 @dataclass(frozen=True)
 class Given:
@@ -191,8 +197,7 @@ def _wrong_receipt(receipt: SyncReceipt, served: Weights) -> list[str]:
     """False statements in the receipt of a float32 update."""
     if served.state is None:
         return []
-    if not served.fingerprints:
-        served.fingerprints |= {n: fingerprint(t, Box.whole(tuple(t.shape))) for n, t in served.state.items()}
+    served.identity()  # computes the fingerprints
     num_bytes = sum(4 * tensor.numel() for tensor in served.state.values())
     expected = (served.version, len(served.state), num_bytes)
     said = (receipt.version, receipt.num_tensors, receipt.num_bytes)

@@ -13,6 +13,12 @@ from rlsdk.testing.rollout_outputs import tokens_of
 
 LETTERS = 12
 """One-letter stop strings: some response ends with one."""
+BEGINNINGS = (1, 15, 16, 17, 32, 48, 63, 64, 65, 128, 129)
+"""Numbers of tokens with which random prompts begin alike: about the borders of blocks in caches of prompts."""
+GIVEN = (0, 0, 0, 1, 2, 3, 8, 15, 16, 31)
+"""Numbers of tokens that random responses already have."""
+NAMES = ("r{}", "r{}", "r{}", "{}", "-{} / \u00fc\u2713", "r" * 200 + "{}")
+"""Forms of the ids of random requests."""
 
 
 def kinds(lab: RolloutLab) -> Iterator[GenerationRequest]:
@@ -56,14 +62,22 @@ def kinds(lab: RolloutLab) -> Iterator[GenerationRequest]:
         yield lab.ask(f"twin {at}", lab.prompt(5, 153), 2, max_tokens=12, seed=92 + at)
 
 
-def at_random(lab: RolloutLab, seed: int, count: int) -> Iterator[GenerationRequest]:
-    """Requests of random lengths and settings."""
+def at_random(lab: RolloutLab, seed: int, count: int, room: int | None = None) -> Iterator[GenerationRequest]:
+    """Requests of random lengths and settings.
+
+    Args:
+        lab: the engine's lab.
+        seed: chooses the requests.
+        count: number of requests.
+        room: the engine's `max_model_tokens`; None: the suite's.
+    """
     source, capabilities = random.Random(seed), lab.spec.capabilities
+    room = room or lab.suite.max_model_tokens
     for at in range(count):
         sampling: dict[str, object] = {
             "max_tokens": source.choice((1, 2, 5, 9, 16, 40)),
             "temperature": source.choice((0.0, 0.3, 0.8, 1.0, 1.0, 1.6, 2.0)),
-            "top_k": source.choice((0, 0, 0, 1, 4, 30, 127)),
+            "top_k": source.choice((0, 0, 0, 1, 4, 30, lab.vocabulary - 1, 2 * lab.vocabulary)),
             "top_p": source.choice((1.0, 1.0, 1.0, 0.3, 0.8, 0.95)),
             "seed": source.choice((None, 0, seed, source.getrandbits(62))),
             "stop_token_ids": source.choice(((), (), (lab.eos,), tuple(range(60, 75)))),
@@ -72,16 +86,30 @@ def at_random(lab: RolloutLab, seed: int, count: int) -> Iterator[GenerationRequ
             sampling["min_p"] = source.choice((0.0, 0.0, 0.05, 0.4))
         if Capability.STOP_STRINGS in capabilities:
             sampling["stop_strings"] = source.choice(((), (), stop_letters(lab)[:3]))
-        length = source.choice((1, 2, 5, 17, 33, 70, lab.suite.max_model_tokens - 4))
-        request = lab.ask(f"r{at}", lab.prompt(length, 1000 + 50 * seed + at), source.choice((1, 1, 2, 5)), **sampling)
+        prompt = _prompt_at_random(lab, source, 1000 + 50 * seed + at, room - 4)
+        name = source.choice(NAMES).format(at)
+        request = lab.ask(name, prompt, source.choice((1, 1, 2, 5)), **sampling)
         if source.random() < 0.3:
             request = replace(request, first_sample=source.choice((1, 3, 1000)))
-        given = (
-            () if sampling["stop_token_ids"] or sampling.get("stop_strings") else lab.prompt(source.randrange(4), 77)
-        )
-        if len(given) < min(request.sampling.max_tokens, lab.suite.max_model_tokens - length):
+        given = lab.prompt(source.choice(GIVEN), 77 + source.randrange(3))
+        is_free = not sampling.get("stop_strings") and not set(given) & set(request.sampling.stop_token_ids)
+        if is_free and len(given) < min(request.sampling.max_tokens, room - len(prompt)):
             request = replace(request, response_ids=given)
         yield request
+
+
+def _prompt_at_random(lab: RolloutLab, source: random.Random, salt: int, longest: int) -> tuple[int, ...]:
+    """A prompt that may begin as other prompts do, contain special tokens, or repeat one token."""
+    prompt = lab.prompt(source.choice((1, 2, 5, 17, 33, 70, longest)), salt)
+    if source.random() < 0.4:
+        begin = lab.prompt(longest, 76 + source.randrange(2))[: source.choice(BEGINNINGS)]
+        prompt = (*begin, *prompt)[:longest]
+    if source.random() < 0.1:
+        prompt = prompt[:1] * len(prompt)
+    if source.random() < 0.2:
+        at = source.randrange(len(prompt))
+        prompt = (*prompt[:at], lab.eos, *prompt[at + 1 :])
+    return prompt
 
 
 def stopping(lab: RolloutLab, salt: int) -> Iterator[GenerationRequest]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,16 @@ from rlsdk.testing.cases import OPTIM, Case, Driven, Weighted, train_batch
 from rlsdk.testing.plain_steps import plain_model_of
 from rlsdk.testing.reference import plain_outputs
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.resources import held, lasting_files, left_behind, own_temporary_folder, resident_bytes
+from rlsdk.testing.resources import (
+    grown,
+    held,
+    lasting_files,
+    left_behind,
+    objects,
+    only_new_objects,
+    own_temporary_folder,
+    resident_bytes,
+)
 from rlsdk.testing.train_gradients import three_steps
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 from rlsdk.testing.worlds import Seat
@@ -134,9 +144,11 @@ class LifetimeRequirements:
 
     @requirement("memory")
     def test_memory(self, lab: TrainLab, measured: Measured) -> None:
-        """Memory does not grow over fifty steps."""
+        """Memory does not grow over fifty steps, and no Python object is kept of any."""
         steps = lab.suite.leak_steps
-        measured.at_most(f"MiB that {steps} steps added", lab.run(many_steps, lab.case(), steps), lab.suite.leak_mib)
+        added, kept = lab.run(many_steps, lab.case(), steps)
+        measured.at_most(f"MiB that {steps} steps added", added, lab.suite.leak_mib)
+        measured.none("objects kept all the time", [f"{count} {name}" for name, count in sorted(kept.items())])
 
     @requirement("close")
     def test_close(self, lab: TrainLab, measured: Measured) -> None:
@@ -281,19 +293,22 @@ def refusals(seat: Seat, case: Case, max_ranks: int | None) -> list[str]:
     return accepted
 
 
-def many_steps(seat: Seat, case: Case, counted: int) -> float:
-    """Growth of memory in MiB."""
+def many_steps(seat: Seat, case: Case, counted: int) -> tuple[float, Counter[str]]:
+    """Growth of memory in MiB, and of the number of objects by type."""
     engine = seat.start(case.spec)
     try:
-        warm, before = counted // 5, 0
-        for step in range(warm + counted):
-            if step == warm:
-                before = resident_bytes()
-            batch = share(engine, train_batch(4, seed=step, longest=12))
-            engine.forward(batch, ("log_probs",))
-            engine.forward_backward(batch, Weighted())
-            engine.optim_step()
-        return (resident_bytes() - before) / MIB
+        warm, before, turns = counted // 5, 0, list[Counter[str]]()
+        with only_new_objects():
+            for step in range(warm + counted):
+                if step == warm:
+                    before = resident_bytes()
+                if step >= warm and step % 3 == 0:
+                    turns.append(objects())
+                batch = share(engine, train_batch(4, seed=step, longest=12))
+                engine.forward(batch, ("log_probs",))
+                engine.forward_backward(batch, Weighted())
+                engine.optim_step()
+        return (resident_bytes() - before) / MIB, grown(turns)
     finally:
         engine.close()
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlsdk.interfaces import Batch, Capability, Head
+import torch
+
+from rlsdk.interfaces import Batch, Capability, ConfigError, Head
 from rlsdk.kit.memory_parts import TRAIN_PARTS
 from rlsdk.testing.call_sequences import (
     Act,
@@ -16,6 +18,7 @@ from rlsdk.testing.call_sequences import (
     learn_nothing,
     load,
     look,
+    look_twice,
     offload,
     onload,
     play,
@@ -23,22 +26,29 @@ from rlsdk.testing.call_sequences import (
     refused,
     reset,
     save,
+    save_in_a_sync,
     skip,
     step,
 )
 from rlsdk.testing.case_runner import record_final_state
 from rlsdk.testing.cases import OPTIM, Case, Driven, Weighted, rows_of
-from rlsdk.testing.objectives import Raising, Unfit
+from rlsdk.testing.objectives import Raising, Reporting, Unfit
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.train_lab import TrainLab
+from rlsdk.testing.train_lab import VARIANTS, TrainLab
+from rlsdk.testing.train_parallelism import split_case
 from rlsdk.testing.train_plain import PlainTrainEngine
 from rlsdk.testing.train_ranks import data_case
 from rlsdk.testing.train_settings import EVERYTHING, SETTINGS
 
-EVENTS = 20
+EVENTS = 22
 """Number of events in one life; each is one call or a few."""
+MODEL_EVENTS = 11
+"""Number of events with each other model."""
+MODELS = ("tied", "llama", "qwen3", "capped", "windows", "llama3 positions", "experts")
+"""Models besides the suite's own (`train_lab.VARIANTS`)."""
 FEW_EVENTS = 11
 """Number of events if several processes take part."""
+SPLITS = frozenset({Capability.TENSOR_PARALLEL, Capability.PIPELINE_PARALLEL, Capability.CONTEXT_PARALLEL})
 MOST_STEPS = 7
 LENGTHS = (1, 1, 2, 3, 5, 8, 13, 30, 70)
 OPTIMS = tuple(
@@ -69,6 +79,60 @@ class RandomCallRequirements:
                 found = lab.run(play, case, script)
                 lab.holds(measured, [found], plainly(case, script), f"life {seed}, {name}")
 
+    @requirement("life.models", since=(2, 0))
+    def test_life_models(self, lab: TrainLab, measured: Measured) -> None:
+        """For random calls of models of other kinds (tied, capped, windowed, with scaled positions or experts), all
+        results are plain torch's; a model may be refused with a ConfigError."""
+        for seed, name in enumerate(MODELS, start=60):
+            model = lab.variant(name)
+            if model is None:
+                continue
+            size = VARIANTS[name].shape.get("vocab_size", 128)
+            life = Life.of(lab, seed, num_events=MODEL_EVENTS, vocabulary=size)
+            case = lab.case(model=model, optim=OPTIMS[seed % 2], probe=life.probe(), **LIMITS[seed % len(LIMITS)])
+            for part, script in life.scripts().items():
+                try:
+                    found = lab.run(play, case, script)
+                except ConfigError:
+                    break
+                lab.holds(measured, [found], plainly(case, script), f"{name}, {part}")
+
+    @requirement("life.frozen", since=(2, 0))
+    def test_life_frozen(self, lab: TrainLab, measured: Measured) -> None:
+        """For random calls of a frozen model, all results are plain torch's."""
+        life = Life.of(lab, 50, num_events=FEW_EVENTS, frozen=True)
+        case = lab.case(optim=None, probe=life.probe(), rows=2)
+        for name, script in life.scripts().items():
+            lab.holds(measured, [lab.run(play, case, script)], plainly(case, script), name)
+
+    @requirement("steady.kinds", since=(2, 0))
+    def test_steady_kinds(self, lab: TrainLab, measured: Measured) -> None:
+        """Random calls that only read, move memory, or save and load between any two calls of a run change nothing, bit
+        for bit: for a model in bfloat16, alone and on several ranks, one with dropout in its configuration, and one
+        with a head."""
+        kinds: dict[str, dict[str, Any]] = {"dropout": {"model": lab.variant("dropout"), "checkpointing": True}}
+        if "bfloat16" in lab.spec.dtypes:
+            kinds |= {
+                "bfloat16": {"dtype": "bfloat16", "rows": 2},
+                "bfloat16, tied": {"dtype": "bfloat16", "model": lab.variant("tied")},
+            }
+        if Capability.VALUE_HEAD in lab.spec.capabilities:
+            kinds["a head"] = {"head": Head.VALUE, "rows": 1}
+        for seed, (name, fields) in enumerate(kinds.items(), start=70):
+            if fields.get("model", "") is None:
+                continue
+            case = lab.case(optim=EVERYTHING, witness=False, **fields)
+            life = Life(lab, random.Random(seed), ("values",) if case.head is Head.VALUE else ("log_probs",))
+            alone, disturbed = life.steady()
+            _is_unchanged(measured, [lab.run(play, case, one) for one in (alone, disturbed)], name)
+        if {Capability.DATA_PARALLEL} <= lab.spec.capabilities and "bfloat16" in lab.spec.dtypes:
+            case = replace(data_case(lab), steps=(), dtype="bfloat16", optim=EVERYTHING, witness=False)
+            for one, other in zip(
+                *(lab.play_split(case, script) for script in Life(lab, random.Random(80), split=True).steady()),
+                strict=True,
+            ):
+                _is_unchanged(measured, [one, other], "several ranks")
+
     @requirement("life.heads", needs=Capability.VALUE_HEAD, since=(2, 0))
     def test_life_heads(self, lab: TrainLab, measured: Measured) -> None:
         """For random calls of a value model, all results are plain torch's."""
@@ -81,14 +145,38 @@ class RandomCallRequirements:
 
     @requirement("life.ranks", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_life_ranks(self, lab: TrainLab, measured: Measured) -> None:
-        """For random calls of several ranks with different numbers of rows, or none, all results are plain torch's."""
-        for seed in (40, 41):
-            life = Life.of(lab, seed, num_events=FEW_EVENTS)
-            optim, limit = OPTIMS[seed % len(OPTIMS)], LIMITS[seed % len(LIMITS)]
-            case = replace(data_case(lab), optim=optim, steps=(), probe=life.probe(), **limit)
-            for name, script in life.scripts().items():
-                ranks = lab.play_split(case, script)
-                lab.holds(measured, ranks, plainly(case, script), f"life {seed}, {name}")
+        """For random calls of several ranks with different numbers of rows, or none, all results are plain torch's: for
+        the suite's model, one with tied embeddings, one with experts, and one with a head."""
+        kinds: dict[str, tuple[str | None, Sequence[str]]] = {"an LM": (lab.model, ("log_probs",))}
+        kinds |= {name: (lab.variant(name), ("log_probs",)) for name in ("tied", "experts")}
+        if Capability.VALUE_HEAD in lab.spec.capabilities:
+            kinds["a head"] = lab.headed_model, ("values",)
+        for seed, (kind, (model, names)) in enumerate(kinds.items(), start=40):
+            if model is None:
+                continue
+            size = VARIANTS[kind].shape.get("vocab_size", 128) if kind in VARIANTS else 128
+            life = Life.of(lab, seed, num_events=FEW_EVENTS, vocabulary=size, names=names, split=True)
+            head = Head.VALUE if names == ("values",) else Head.LM
+            case = replace(data_case(lab), model=model, head=head)
+            try:
+                self._live_split(lab, measured, case, life, seed, kind)
+            except ConfigError:
+                measured.record(f"models tried, {kind}", 0)
+
+    @requirement("life.splits", since=(2, 0))
+    def test_life_splits(self, lab: TrainLab, measured: Measured) -> None:
+        """For random calls of a model that is split over tensors, layers or positions, all results are plain
+        torch's."""
+        for seed, split in enumerate(sorted(SPLITS & lab.spec.capabilities), start=45):
+            life = Life.of(lab, seed, num_events=FEW_EVENTS, split=True)
+            self._live_split(lab, measured, split_case(lab, split), life, seed, split.value)
+
+    def _live_split(self, lab: TrainLab, measured: Measured, case: Case, life: Life, seed: int, where: str) -> None:
+        """Runs a life on every rank."""
+        optim, limit = OPTIMS[seed % len(OPTIMS)], LIMITS[seed % len(LIMITS)]
+        case = replace(case, optim=optim, steps=(), probe=life.probe(), **limit)
+        for name, script in life.scripts().items():
+            lab.holds(measured, lab.play_split(case, script), plainly(case, script), f"{where}, {name}")
 
 
 @dataclass(eq=False)
@@ -98,6 +186,10 @@ class Life:
     lab: TrainLab
     source: random.Random
     names: Sequence[str] = ("log_probs",)
+    vocabulary: int = 128
+    frozen: bool = False
+    split: bool = False
+    """Several ranks: some may have no rows."""
     script: list[Act] = field(default_factory=list)
     saved: list[tuple[str, int]] = field(default_factory=list)
     """Folders of checkpoints, and the length of the script at that time."""
@@ -107,9 +199,9 @@ class Life:
     num_batches: int = 0
 
     @classmethod
-    def of(cls, lab: TrainLab, seed: int, names: Sequence[str] = ("log_probs",), num_events: int = EVENTS) -> Life:
+    def of(cls, lab: TrainLab, seed: int, *, num_events: int = EVENTS, **fields: Any) -> Life:
         """A complete life."""
-        life = cls(lab, random.Random(seed), names)
+        life = cls(lab, random.Random(seed), **fields)
         events = list(life._events())
         life._step()
         order = [*life.source.sample(events, len(events)), *life.source.choices(events, k=num_events)]
@@ -119,7 +211,7 @@ class Life:
         return life
 
     def probe(self) -> tuple[Batch, tuple[str, ...]]:
-        return rows_of((12, 1, 5, 3), seed=7), tuple(self.names)
+        return self._spread(rows_of((12, 1, 5, 3), seed=7)), tuple(self.names)
 
     def scripts(self) -> dict[str, list[Act]]:
         """The life; and, for another engine, the part after its last checkpoint."""
@@ -130,16 +222,38 @@ class Life:
             found["behind a checkpoint"] = [load(folder), *rest]
         return found
 
+    def steady(self) -> tuple[list[Act], list[Act]]:
+        """Steps, and the same steps with other calls in between that must not change them."""
+        steps = list[Act]()
+        for _ in range(4):
+            steps += [learn(self._batch(), Weighted(tuple(self.names))) for _ in range(self.source.randrange(1, 3))]
+            steps.append(step)
+        reading: list[Callable[[], None]] = [self._look, self._look_again, self._read, self._nothing, self._save]
+        if Capability.OFFLOAD in self.lab.spec.capabilities:
+            reading.append(self._offload)
+        if Capability.EXPORT in self.lab.spec.capabilities:
+            reading.append(self._export)
+        for at, act in enumerate(steps):
+            for event in self.source.sample(reading, 2):
+                event()
+            if at and steps[at - 1] is step and self.source.random() < 0.5:
+                self._save()
+                self.script.append(load(self.saved[-1][0]))
+            self.script.append(act)
+        return steps, self.script
+
     def _events(self) -> Iterator[Callable[[], None]]:
         claimed = self.lab.spec.capabilities
-        yield from (self._step, self._step, self._save, self._load, self._look, self._nothing, self._read)
-        if self.names == ("log_probs",):
-            yield from (self._skip, self._raise)
+        yield from (self._look, self._look_again, self._read)
+        if not self.frozen:
+            yield from (self._step, self._step, self._save, self._load, self._nothing)
+            if self.names == ("log_probs",):
+                yield from (self._skip, self._raise)
         if Capability.OFFLOAD in claimed:
             yield self._offload
         if Capability.EXPORT in claimed:
             yield self._export
-        if self.lab.can_reset:
+        if self.lab.can_reset and not self.frozen:
             yield self._reset
 
     def _batch(self) -> Batch:
@@ -147,10 +261,32 @@ class Life:
         lengths = self.source.choices(LENGTHS, k=self.source.randrange(2, 9))
         warm = self.source.choice((1.0, 1.0, 0.7, 1.6))
         found = rows_of(lengths, seed=self.num_batches, masked=self.source.random() < 0.4, temperature=warm)
-        return found if self.source.random() < 0.8 else found.select(range(1))
+        if self.source.random() < 0.2:
+            return self._dressed(found.select(range(1)))
+        return self._dressed(found)
+
+    def _dressed(self, batch: Batch) -> Batch:
+        """The rows as callers may also give them: in groups that begin alike, with fields that the engine does not
+        know, with gaps in their memory."""
+        ids, start = self._spread(batch)["input_ids"], batch.offsets[:-1]
+        if self.source.random() < 0.4:
+            # Every second row begins as the one before, for up to all but its last token.
+            ids, lengths = ids.clone(), batch.lengths.tolist()
+            for at in range(1, batch.num_rows, 2):
+                alike = self.source.randrange(1 + max(min(lengths[at], lengths[at - 1]) - 1, 0))
+                ids[start[at] : start[at] + alike] = ids[start[at - 1] : start[at - 1] + alike]
+            batch = batch.with_rows(uid=torch.arange(batch.num_rows) // 2)
+        if self.source.random() < 0.3:
+            ids = torch.stack([ids, ids.flip(0)], 1)[:, 0]
+            batch = batch.with_tokens(marks=torch.ones(len(ids), 3, dtype=torch.int16))
+        return batch.with_tokens(input_ids=ids).with_meta(reporting_row=int(batch["row_id"][0]))
+
+    def _spread(self, batch: Batch) -> Batch:
+        """The batch with tokens of the whole vocabulary."""
+        return batch.with_tokens(input_ids=batch["input_ids"] * self.vocabulary // 128)
 
     def _step(self) -> None:
-        if self.num_steps >= MOST_STEPS:
+        if self.frozen or self.num_steps >= MOST_STEPS:
             return self._look()
         for _ in range(self.source.choice((1, 1, 2, 3))):
             self.script.append(learn(self._batch(), self._objective(), lonely=self.source.random() < 0.2))
@@ -160,7 +296,9 @@ class Life:
         self.script.append(step)
         return None
 
-    def _objective(self) -> Weighted:
+    def _objective(self) -> Weighted | Reporting:
+        if self.names == ("log_probs",) and not self.split and self.source.random() < 0.15:
+            return Reporting()
         both = Capability.ENTROPY in self.lab.spec.capabilities and self.names == ("log_probs",)
         return Weighted(("log_probs", "entropy") if both and self.source.random() < 0.4 else tuple(self.names))
 
@@ -178,7 +316,14 @@ class Life:
         self.script.append(refused("an objective that raises", raising, Exception))
 
     def _look(self) -> None:
-        self.script.append(look(self._batch(), *self.names))
+        names = list(self.names)
+        if Capability.ENTROPY in self.lab.spec.capabilities and self.names == ("log_probs",):
+            names = self.source.choice((["log_probs"], ["entropy"], ["entropy", "log_probs"]))
+        self.script.append(look(self._batch(), *names))
+
+    def _look_again(self) -> None:
+        """The same batch twice, and with other tokens in the same memory."""
+        self.script.append(look_twice(self._batch(), *self.names))
 
     def _nothing(self) -> None:
         self.script.append(learn_nothing(self._batch(), Weighted(tuple(self.names))))
@@ -189,7 +334,7 @@ class Life:
     def _save(self) -> None:
         folder = str(self.lab.new_folder("life"))
         self.writing.add(len(self.script))
-        self.script.append(save(folder))
+        self.script.append(self.source.choice((save, save_in_a_sync))(folder))
         self.saved.append((folder, len(self.script)))
 
     def _load(self) -> None:
@@ -206,6 +351,17 @@ class Life:
 
     def _reset(self) -> None:
         self.script.append(reset(self.source.choice(OPTIMS)))
+
+
+def _is_unchanged(measured: Measured, runs: Sequence[Driven], name: str) -> None:
+    """Checks that two runs are equal."""
+    alone, disturbed = runs
+    measured.none(f"faults, {name}", [fault for run in runs for fault in run.faults])
+    measured.equal(f"norms that differ, {name}", sum(a != b for a, b in zip(*(r.norms for r in runs), strict=True)), 0)
+    losses = ([result.loss for result in run.results] for run in runs)
+    measured.equal(f"losses that differ, {name}", sum(a != b for a, b in zip(*losses, strict=True)), 0)
+    held = zip(alone.shards, disturbed.shards, strict=True)
+    measured.none(f"weights that differ, {name}", [a[0] for a, b in held if not torch.equal(a[2], b[2])])
 
 
 def plainly(case: Case, script: Sequence[Act]) -> Driven:

@@ -6,7 +6,6 @@ import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
 
 import torch
 
@@ -27,7 +26,7 @@ from rlsdk.testing.call_sequences import (
     save_in_a_sync,
     step,
 )
-from rlsdk.testing.cases import Case, Driven, Weighted, rows_of
+from rlsdk.testing.cases import Case, Driven, rows_of
 from rlsdk.testing.plain_steps import drive_plain
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.resources import resident_handles
@@ -145,33 +144,6 @@ class ReadOnlyRequirements:
         measured.equal("largest difference", float((first - second).abs().max()), 0.0)
         worst = float((second - numbers(lab.case(), batch)["log_probs"]).abs().max())
         measured.at_most("largest difference from plain", worst, lab.suite.tolerance)
-
-    @requirement("steady.kinds", since=(2, 0))
-    def test_steady_kinds(self, lab: TrainLab, measured: Measured) -> None:
-        """In bfloat16, with a head and with tied embeddings, calls that read, save, export and offload do not affect
-        training at any point."""
-        claimed = lab.spec.capabilities
-        kinds: dict[str, tuple[str, dict[str, Any]]] = {}
-        if "bfloat16" in lab.spec.dtypes:
-            kinds["bfloat16"] = "log_probs", {"dtype": "bfloat16"}
-        if (tied := lab.variant("tied")) is not None:
-            kinds["tied"] = "log_probs", {"model": tied}
-        if Capability.VALUE_HEAD in claimed:
-            kinds["values"] = "values", {"head": Head.VALUE}
-        for name, (output, fields) in kinds.items():
-            plain: list[Act] = []
-            script: list[Act] = []
-            for at, batch in enumerate(three_batches()):
-                learning = learn(batch, Weighted((output,)))
-                around: list[Act] = [look(batch, output), read, save(lab.new_folder(f"kinds-{at}"))]
-                around += [export(lab.new_folder(f"kinds-export-{at}"))] if Capability.EXPORT in claimed else []
-                around += [offload(*TRAIN_PARTS), onload(*TRAIN_PARTS)] if Capability.OFFLOAD in claimed else []
-                plain += [learning, step]
-                script += [*around, learning, *around[:2], step]
-            found, expected = lab.play(script, optim=EVERYTHING, **fields), lab.play(plain, optim=EVERYTHING, **fields)
-            measured.none(f"faults, {name}", found.faults)
-            worst = furthest_weight(whole_of(found), whole_of(expected))
-            measured.equal(f"largest difference of weights, {name}", worst, 0.0)
 
     @requirement("frozen.heads", needs=Capability.SCORE_HEAD, since=(2, 0))
     def test_frozen_heads(self, lab: TrainLab, measured: Measured) -> None:
