@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from rlsdk.interfaces import Batch, Box, RlsdkError, TrainEngine
 from rlsdk.testing.case_runner import record_final_state, share, unchanged, wrong_outputs, wrong_types
@@ -86,6 +86,11 @@ def load(folder: Path | str) -> Act:
 def export(folder: Path | str) -> Act:
     """`save_pretrained`; what one rank alone wrote must be the weights that it holds."""
     return partial(_export, Path(folder))
+
+
+def rewrite(folder: Path | str) -> Act:
+    """Writes other weights into the model's folder, as the export of a later policy does."""
+    return partial(_rewrite, Path(folder))
 
 
 def offload(*parts: str) -> Act:
@@ -181,6 +186,13 @@ def _export(folder: Path, engine: TrainEngine, found: Driven) -> None:
         mine = None if whole is None else whole[shard.box.slices(Box.whole(tuple(whole.shape)))]
         if mine is None or not torch.equal(mine, shard.tensor.detach().to("cpu", mine.dtype)):
             found.faults.append(f"{shard.name} {shard.box} was exported with other values, or not at all")
+
+
+def _rewrite(folder: Path, engine: TrainEngine, found: Driven) -> None:
+    for file in folder.glob("*.safetensors"):
+        doubled = {name: 2 * tensor for name, tensor in load_file(file).items()}
+        save_file(doubled, file.with_suffix(".new"), metadata={"format": "pt"})
+        file.with_suffix(".new").replace(file)
 
 
 def _save_in_a_sync(folder: Path, engine: TrainEngine, found: Driven) -> None:

@@ -34,6 +34,12 @@ ROUTED = {
 }
 """Configuration of a small `deepseek_v3`: latent attention, and a layer whose router has a bias."""
 
+ROUTED_GLM = {
+    **{"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1},
+    **{"moe_intermediate_size": 64, "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.5},
+}
+"""Configuration of a small `glm4_moe`: plain attention, and a layer whose router has a bias."""
+
 OWN_CODE = """from pathlib import Path
 
 from transformers import {config}, {model}, PreTrainedTokenizerFast

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 
@@ -15,5 +18,27 @@ def torch_modes() -> set[tuple[str, object]]:
         ("default dtype", torch.get_default_dtype()),
         ("default device", str(torch.get_default_device())),
         ("deterministic", torch.are_deterministic_algorithms_enabled()),
+        ("precision of products", torch.get_float32_matmul_precision()),
         ("threads", torch.get_num_threads()),
     }
+
+
+@contextmanager
+def kept_modes(what: str, *, but: str = "") -> Iterator[None]:
+    """Within this context no mode of torch may change for what follows, whether or not an error is raised in it.
+
+    Args:
+        what: name of the call, for the message.
+        but: name of a mode that may change.
+
+    Raises:
+        AssertionError: a mode changed.
+    """
+    before = torch_modes()
+    try:
+        yield
+    finally:
+        changed = sorted(f"{name} is {value}" for name, value in torch_modes() - before if name != but)
+        if changed:
+            torch.set_default_dtype(torch.float32)  # so that the next requirement is not affected
+            raise AssertionError(f"{what} changed torch for the whole process: {', '.join(changed)}")

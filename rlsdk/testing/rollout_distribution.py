@@ -57,6 +57,8 @@ because a random generator with few bits shows in rare tokens."""
 HOT_SPECIAL, ENOUGH_SPECIAL, MOST_SPECIAL = 2.0, 40, 6_000
 """Temperature of the test of special tokens, expected draws of one of them, and largest number of draws for it."""
 SEEDS = (
+    -1,
+    -2,
     *(0, 1, 2, 7, 255, 256, 65_536, 2**24, 2**24 + 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**32 + 7),
     *(2**40, 2**53, 2**53 + 1, 2**62, 2**62 + 1, 2**63 - 2, 2**63 - 1),
 )
@@ -238,7 +240,8 @@ class DistributionRequirements:
 
     @requirement("seed.values", needs=Capability.SEED, since=(2, 0))
     def test_seed_values(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """All seeds of 63 bits, including 0, are distinct and give the same tokens again; so are all sample indices."""
+        """All seeds of 63 bits, and negative ones, are distinct and give the same tokens again; so are all sample
+        indices."""
         prompt = lab.prompt(6, 137)
         requests = [lab.ask(str(seed), prompt, 2, max_tokens=12, seed=seed, temperature=1.5) for seed in SEEDS]
         once, again = tokens_of(lab.run(requests)), tokens_of(lab.run(requests[::-1]))

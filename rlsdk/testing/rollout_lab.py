@@ -26,6 +26,7 @@ from rlsdk.interfaces import (
     WeightShard,
 )
 from rlsdk.kit.guarded_rollout import GuardedRolloutEngine
+from rlsdk.testing.modes import kept_modes
 from rlsdk.testing.resources import children
 from rlsdk.testing.rollout_oracle import Oracle, wrong_counts
 from rlsdk.testing.rollout_plain import PlainModel, contract_log_probs
@@ -126,7 +127,9 @@ class RolloutLab:
             timeout_s=self.suite.timeout_s,
         )
         try:
-            engine.initialize(ctx, spec)
+            # An engine may set the number of threads for its process.
+            with kept_modes("initialize", but="threads"):
+                engine.initialize(ctx, spec)
         except BaseException:
             engine.close()
             raise

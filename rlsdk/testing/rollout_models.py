@@ -29,7 +29,8 @@ from rlsdk.interfaces import (
 )
 from rlsdk.testing.draw_statistics import DrawStatistics
 from rlsdk.testing.forecasts import differences, senseless
-from rlsdk.testing.models import add_code, code_ran, write_tiny_model
+from rlsdk.testing.models import ROUTED, ROUTED_GLM, add_code, code_ran, write_tiny_model
+from rlsdk.testing.modes import kept_modes
 from rlsdk.testing.requirements import NOT_CLAIMED, Measured, requirement
 from rlsdk.testing.rollout_audit import audit, samples_with_logits
 from rlsdk.testing.rollout_capacity import running_together
@@ -81,6 +82,8 @@ CAPPED: Mapping[str, Any] = {
     "tie_word_embeddings": True,
 }
 """Configuration of a model whose logits pass through a tanh."""
+ROUTERS: Mapping[str, Mapping[str, Any]] = {"deepseek_v3": ROUTED, "glm4_moe": ROUTED_GLM}
+"""Mixtures of experts with biases, of which the first that the backend runs is used."""
 DEFAULTS = {
     **{"do_sample": True, "top_k": 3, "top_p": 0.5, "temperature": 0.3, "repetition_penalty": 1.5},
     **{"max_new_tokens": 7, "max_length": 11, "no_repeat_ngram_size": 2, "suppress_tokens": [*range(20, 90)]},
@@ -101,8 +104,10 @@ engine decodes ahead of its caller are few compared with such responses."""
 NARROW = 227
 """Vocabulary of the models with unusual configurations: not a multiple of a block size, and so small that padding by an
 engine shows in every log-prob."""
+OUTLIER = 400.0
+"""A large activation, as language models have in some channel: its square overflows float16."""
 MEAN_ROUNDING, WORST_ROUNDING = 0.06, 0.8
-"""Mean and largest difference of log-probs of a bfloat16 model from float32 with the same weights."""
+"""Mean and largest difference of log-probs of a bfloat16 or float16 model from float32 with the same weights."""
 
 
 class ModelRequirements:
@@ -177,14 +182,56 @@ class ModelRequirements:
         tried = _tried_model(RolloutLab(lab.suite, folder, lab.scratch), "capped logits", measured)
         return measured.record("models tried", tried)
 
+    @requirement("model.experts", since=(2, 0))
+    def test_model_experts(self, lab: RolloutLab, measured: Measured) -> None:
+        """A mixture of experts whose router has a bias, which a model keeps as a buffer, is served with the latest bias
+        after every update, or refused with a ConfigError at the start."""
+        known = lab.spec.architectures
+        if not lab.spec.takes_weights:
+            pytest.skip(f"{NOT_CLAIMED}takes_weights")
+        for family, shape in ROUTERS.items():
+            if known is not None and family not in known:
+                continue
+            folder = lab.scratch.parent / f"{family}-model"
+            if not folder.exists():
+                write_tiny_model(folder, architecture=family, seed=2, sharpness=2.0, **shape)
+            other = RolloutLab(lab.suite, folder, lab.scratch)
+            try:
+                if _routes(other, measured):
+                    return measured.record("models tried", 1)
+            finally:
+                other.close()
+        return measured.record("models tried", 0)
+
+    @requirement("model.float16", since=(2, 0))
+    def test_model_float16(self, lab: RolloutLab, measured: Measured) -> None:
+        """A float16 engine has the log-probs of its weights except for rounding, even if hidden states are so large
+        that their squares overflow float16."""
+        if not lab.spec.takes_weights:
+            pytest.skip(f"{NOT_CLAIMED}takes_weights")
+        if "float16" not in lab.spec.dtypes:
+            return measured.record("models tried", 0)
+        model = ModelSpec(path=str(lab.folder), dtype="float16")
+        engine = lab.start(model=model, max_running=4)
+        try:
+            state = {name: tensor.clone() for name, tensor in lab.base.items()}
+            state["model.embed_tokens.weight"][:, 5] = OUTLIER
+            _check_samples(lab, engine, lab.base, 0, "float16", measured)
+            engine.update_weights(whole_shards(state), 1)
+            _check_samples(lab, engine, state, 1, "float16", measured)
+        finally:
+            engine.close()
+        return measured.record("models tried", 1)
+
     @requirement("initialize.refusals", since=(2, 0))
     def test_initialize_refusals(self, lab: RolloutLab, measured: Measured) -> None:
         """A missing model, a head other than a language model's, an unknown dtype, sizes below 1, an `ep_size` above
         the number of devices, unknown raw arguments, and several workers for an engine with one process are a
-        ConfigError. An engine that was refused, or never initialized, can be closed, even twice."""
-        absent = str(lab.folder.parent / "there-is-no-such-model")
+        ConfigError, and change no mode of torch. An engine that was refused, or never initialized, can be closed, even
+        twice."""
+        absent, dtype = str(lab.folder.parent / "there-is-no-such-model"), max(lab.spec.dtypes, key="bfloat16".__eq__)
         wrong: dict[str, dict[str, Any]] = {
-            "a model that is not there": {"model": ModelSpec(path=absent)},
+            "a model that is not there": {"model": ModelSpec(path=absent, dtype=dtype)},
             "max_running 0": {"max_running": 0},
             "max_model_tokens 1": {"max_model_tokens": 1},
             "tp_size 0": {"tp_size": 0},
@@ -210,7 +257,8 @@ class ModelRequirements:
             }
             ctx = RankContext(role="rollout", device=lab.suite.device, scratch_dir=str(lab.scratch), timeout_s=60.0)
             try:
-                engine.initialize(ctx, RolloutSpec(**given))
+                with kept_modes(f"initialize, refused for {name},", but="threads"):
+                    engine.initialize(ctx, RolloutSpec(**given))
                 accepted.append(name)
             except ConfigError:
                 pass
@@ -269,6 +317,31 @@ class ModelRequirements:
         for at, (said, layout) in enumerate(zip(found.layouts[0], layouts, strict=True)):
             measured.none(f"differences from layout {at}", differences(said, layout))
         return None
+
+
+def _routes(other: RolloutLab, measured: Measured) -> bool:
+    """Measures few samples of a mixture of experts, because rounding decides between experts of equal score. Returns
+    False if the engine refuses the model."""
+    requests = [other.ask(f"r{at}", other.prompt(4 + 5 * at, 250), 2, max_tokens=12) for at in range(4)]
+    moved = dict(other.base)
+    for name in [name for name in moved if name.endswith("correction_bias")]:
+        moved[name] = moved[name].flip(-1)
+    try:
+        engine = other.start(max_running=8)
+    except ConfigError:
+        return False
+    try:
+        states = {"the first weights": other.base, "other biases": moved, "other weights": other.changed(84)}
+        for version, (name, state) in enumerate(states.items()):
+            if version:
+                engine.update_weights(whole_shards(state), version)
+            faults, _ = audit(
+                other, requests, other.run(requests, engine), other.plain.with_state(state), version=version
+            )
+            measured.none(f"wrong samples, {name}", faults)
+    finally:
+        engine.close()
+    return True
 
 
 def _tried_model(other: RolloutLab, name: str, measured: Measured, *, slots: int = 8, is_long: bool = False) -> bool:
@@ -418,7 +491,7 @@ def _check_samples(
     if dtype == "bfloat16":
         rounded = (found.bfloat16().float() == found).float().mean()
         measured.at_most("share of log-probs that are bfloat16 numbers", float(rounded), 0.3)
-    else:
+    elif dtype == "float32":
         measured.at_most("largest difference of log-probs", float(off.max()), lab.suite.tolerance)
 
 

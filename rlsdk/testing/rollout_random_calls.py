@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from rlsdk.interfaces import (
     WeightSyncError,
 )
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.rollout_cancellation import at_once
+from rlsdk.testing.rollout_cancellation import LEAVING, at_once
 from rlsdk.testing.rollout_lab import RolloutLab, pieces, whole_shards
 from rlsdk.testing.rollout_requests import at_random
 from rlsdk.testing.rollout_sources import MEMORY_LAYOUTS, borrowed, cut_at_random
@@ -34,6 +34,10 @@ EVENTS = 24
 """Number of events in one life."""
 FEW_EVENTS = 14
 """Number of events in a life of an engine with another model."""
+ELSEWHERE_S = 0.01
+"""Seconds after which another thread calls the engine."""
+POLL_S = 0.003
+"""Seconds between two readings of what a host polls."""
 IDLE_S = 2.0
 """Seconds in which a KV cache becomes empty after its last sample has ended."""
 
@@ -47,7 +51,7 @@ class RandomCallRequirements:
     def test_life(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Single and concurrent calls, continued samples, aborts, pauses, abandoned calls, updates, sleep, refusals,
         weights that are not finite and repeated requests in random order: every answer fits its request and is of the
-        weights that it names, and an idle engine's KV cache is unused."""
+        weights that it names, an idle engine's KV cache is unused, and what a host polls meanwhile makes sense."""
         for seed in range(LIVES):
             if lab.spec.takes_weights:
                 lab.restore()
@@ -75,7 +79,13 @@ class Life:
         self.events_done: list[str] = []
         self.faults: list[str] = []
         self.num_calls = 0
-        self.states = [lab.base, lab.changed(0), lab.changed(1), _alike(lab.changed(2))]
+        self.states = [
+            lab.base,
+            lab.changed(0),
+            lab.changed(1),
+            _alike(lab.changed(2)),
+            _partly_rounded(lab.changed(3)),
+        ]
         self.serving = 0
         """Index of the served weights."""
         self.layouts = list(engine.layout()) if lab.spec.takes_weights else []
@@ -83,12 +93,39 @@ class Life:
     def run(self, measured: Measured, name: str, num_events: int = EVENTS) -> None:
         """Lives it, and reports its faults under this name."""
         before = self.lab.wait(at_once(self.lab, self.engine))
-        self.lab.wait(self._lived(num_events))
+        with self._polled():
+            self.lab.wait(self._lived(num_events))
         if before is not None:
             after = self.lab.wait(at_once(self.lab, self.engine))
-            measured.at_least(f"samples at once after {name}", after or 0, 0.8 * before)
+            measured.at_least(f"samples at once after {name}", after or 0, 0.9 * before)
         measured.none(f"faults, {name}: {', '.join(self.events_done)}", self.faults)
         measured.record(f"events, {name}", len(self.events_done))
+
+    @contextmanager
+    def _polled(self) -> Iterator[None]:
+        """Within this context another thread reads what a host polls, whatever the engine does."""
+        ended = threading.Event()
+
+        def poll() -> None:
+            last = 0
+            while not ended.wait(POLL_S):
+                try:
+                    decoded, used = self.engine.num_decoded(), self.engine.kv_used()
+                except Exception as error:
+                    self.faults.append(f"polled during {self.events_done[-1:]}: {type(error).__name__}: {error}")
+                    return
+                if (decoded is not None and decoded < last) or (used is not None and not 0 <= used <= 1):
+                    self.faults.append(f"num_decoded {decoded} after {last}, kv_used {used}")
+                    return
+                last = decoded or 0
+
+        thread = threading.Thread(target=poll)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     async def _lived(self, num_events: int) -> None:
         events = list(self._events())
@@ -143,7 +180,7 @@ class Life:
         if self.source.random() < 0.5:
             await asyncio.sleep(0.01)
 
-    def _task(self, count: int = 3) -> tuple[list[GenerationRequest], asyncio.Task[Any]]:
+    def _task(self, count: int = 3) -> tuple[list[GenerationRequest], asyncio.Task[None]]:
         requests = self._requests(count)
         return requests, asyncio.create_task(self._collect(requests))
 
@@ -153,6 +190,21 @@ class Life:
             await asyncio.to_thread(method, *arguments)
         else:
             method(*arguments)
+
+    async def _elsewhere(
+        self, tasks: list[asyncio.Task[None]], method: Callable[..., None], *arguments: object
+    ) -> None:
+        """Calls a method, perhaps on a thread that does not wake the event loop, and awaits these calls."""
+        if self.source.random() < 0.5:
+            method(*arguments)
+            await asyncio.gather(*tasks)
+            return
+        thread = threading.Timer(ELSEWHERE_S, method, arguments)
+        thread.start()
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            thread.join()
 
     async def _call(self) -> None:
         await self._collect(self._requests(4))
@@ -194,10 +246,13 @@ class Life:
             pass
 
     async def _left(self) -> None:
-        stream: Any = self.engine.generate(self._requests(3))
-        async with aclosing(stream):
-            async for _ in stream:
-                break
+        """A call that its caller abandons, alone or beside another call, whose requests have the same ids."""
+        is_shared = Capability.ABORT in self.lab.spec.capabilities and self.source.random() < 0.6
+        other = self._task()[1] if is_shared else None
+        leave = LEAVING[self.source.choice(list(LEAVING))]
+        await leave(self.engine, self._requests(3))
+        if other is not None:
+            await other
 
     async def _together(self) -> None:
         tasks = []
@@ -211,10 +266,8 @@ class Life:
         other = self._task(1)[1] if self.source.random() < 0.5 else None
         await self._steps()
         names = [request.request_id for request in requests]
-        await self._anywhere(
-            self.engine.abort, self.source.choice((None, names[:1], names, [], ["unknown", names[-1]]))
-        )
-        await asyncio.gather(*(one for one in (task, other) if one is not None))
+        chosen = self.source.choice((None, names[:1], names, [], ["unknown", names[-1]]))
+        await self._elsewhere([one for one in (task, other) if one is not None], self.engine.abort, chosen)
 
     async def _paused(self) -> None:
         """A pause, with or without updates, an abort, a new call and an abandoned call in it."""
@@ -234,8 +287,7 @@ class Life:
             else:
                 tasks.append(self._task(2)[1])
                 await self._steps()
-        await self._anywhere(self.engine.resume)
-        await asyncio.gather(*tasks)
+        await self._elsewhere(tasks, self.engine.resume)
 
     async def _updated(self) -> None:
         self._update()
@@ -270,10 +322,12 @@ class Life:
     async def _not_finite(self) -> None:
         """An update to weights from which nothing may be sampled, then a complete one."""
         state = {name: tensor.clone() for name, tensor in self.lab.base.items()}
-        # One that is added to every token's hidden state: attention may turn scores that are not finite into
-        # probabilities that are.
-        name = self.source.choice([name for name in state if name.endswith(("o_proj.weight", "down_proj.weight"))])
-        state[name].fill_(self.source.choice((float("nan"), float("inf"))))
+        # One that is added to every token's hidden state, because attention may turn scores that are not finite into
+        # probabilities that are; or a single logit.
+        spoilt = ("o_proj.weight", "down_proj.weight", "lm_head.weight")
+        name = self.source.choice([name for name in state if name.endswith(spoilt)])
+        rows = slice(7, 8) if name == "lm_head.weight" else slice(None)
+        state[name][rows] = self.source.choice((float("nan"), float("inf")))
         with suppress(RlsdkError):
             self.engine.update_weights(whole_shards(state), 78)
             requests = [replace(one, response_ids=()) for one in self._requests(2)]
@@ -301,15 +355,27 @@ class Life:
         self.engine.update_weights(self._laid(state), version)
         self.serving = serving
 
+    def _narrowed(self, tensor: Tensor) -> Tensor:
+        """The same values, perhaps in another dtype."""
+        found = tensor.to(self.source.choice((torch.bfloat16, torch.bfloat16, torch.float64)))
+        return found if torch.equal(found.float(), tensor) else tensor
+
     def _laid(self, state: Mapping[str, Tensor]) -> Iterator[WeightShard]:
         """The weights in pieces of any form."""
-        form = self.source.choice(("whole", "pieces", "borrowed", "cut", "cut"))
+        form = self.source.choice(("whole", "pieces", "borrowed", "cut", "cut", "mixed"))
+        if form == "mixed":
+            return (replace(shard, tensor=self._narrowed(shard.tensor)) for shard in pieces(state))
         if form == "cut":
             exact = [lay for lay in MEMORY_LAYOUTS.values() if lay.dtype in (torch.float32, torch.float64)]
             return cut_at_random(state, self.source.choice(exact), self.source.randrange(1000))
         if form == "borrowed":
             return borrowed(whole_shards(state))
         return whole_shards(state) if form == "whole" else iter(pieces(state))
+
+
+def _partly_rounded(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """These weights with every second tensor rounded to bfloat16."""
+    return {name: t.bfloat16().float() if at % 2 else t for at, (name, t) in enumerate(state.items())}
 
 
 def _alike(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import random
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -104,7 +105,8 @@ class SideEffectRequirements:
 
     @requirement("threads", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_threads(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """`pause`, `resume` and `abort` work from another thread while `generate` runs."""
+        """`pause`, `resume` and `abort` work from another thread while `generate` runs, even if nothing else wakes its
+        event loop."""
         requests = [lab.ask(f"r{at}", lab.prompt(6 + at, 235), 3, max_tokens=100, seed=at) for at in range(2)]
         whole = tokens_of(lab.run(requests))
 
@@ -116,8 +118,12 @@ class SideEffectRequirements:
             before = engine.num_decoded() or 0
             await asyncio.sleep(0.1)
             grown = (engine.num_decoded() or 0) - before + 10**6 * (task.done() and not late)
-            await asyncio.to_thread(engine.resume)
-            return await task, grown
+            resuming = threading.Timer(0.1, engine.resume)
+            resuming.start()
+            try:
+                return await task, grown
+            finally:
+                resuming.join()
 
         outputs, grown = lab.wait(held())
         measured.equal("tokens that came in a pause", grown, 0)

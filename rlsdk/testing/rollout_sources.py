@@ -151,6 +151,15 @@ class SourceRequirements:
                 "samples that go on behind a token of no number", [o for o in spoilt if o.request_id == "late"]
             )
             lab.restore()
+        if "lm_head.weight" in lab.base:
+            state = {**lab.base, "lm_head.weight": lab.base["lm_head.weight"].clone()}
+            state["lm_head.weight"][11] = float("nan")
+            masked: list[GenerationOutput] = []
+            with suppress(RlsdkError):
+                changing.update_weights(whole_shards(state), 8)
+                masked = lab.run([lab.ask("r", lab.prompt(7, 192), 2)])
+            measured.none("samples where one logit is no number", masked)
+            lab.restore()
         for version, value in enumerate((float("nan"), float("inf")), start=1):
             state = {name: tensor.clone() for name, tensor in lab.base.items()}
             for tensor in (state["model.embed_tokens.weight"], *list(state.values())[-1:]):

@@ -41,9 +41,9 @@ class QuantizedRequirements:
     @requirement("sync.quantized", since=(2, 0))
     def test_quantized(self, lab: ShardingLab, measured: Measured) -> None:
         """Weights that replicas serve as float8 with block scales (`TensorMeta.scales`) are sent unquantized, in the
-        dtype that is quantized or the source's narrower one, however sources split blocks; a replica that quantizes
-        differently, or omits its scales from the receipt, is a WeightSyncError. A manager without this feature refuses
-        such layouts with a LayoutError."""
+        dtype that is quantized or the source's narrower one, however sources split blocks; weights whose scales alone
+        changed count as changed; a replica that quantizes differently, or omits its scales from the receipt, is a
+        WeightSyncError. A manager without this feature refuses such layouts with a LayoutError."""
         wrong, accepted = [], []
         for held in ("float32", "bfloat16"):
             manager, engines = _groups(lab, held)
@@ -52,12 +52,21 @@ class QuantizedRequirements:
             except LayoutError:
                 return  # The manager refused, and nothing was sent.
             wrong += [fault for engine in engines for fault in engine.faults(held)]
+            # Blocks of weights that are all doubled have the same float8 values and other scales.
+            for host in manager.train.hosts:  # type: ignore[attr-defined]
+                for _, _, tensor in host.engine.held:
+                    tensor.mul_(2)
+            try:
+                changed = manager.sync(2, expect_change=True).changed_tensors
+                wrong += [] if changed == len(SHAPES) else [f"{changed} tensors changed, all were doubled ({held})"]
+            except WeightSyncError as error:
+                wrong.append(f"doubled weights ({held}): {error}")
             for lie in LIES:
                 for host in manager.train.hosts:  # type: ignore[attr-defined]
                     host.optim_step()
                 engines[-1].lie = lie
                 try:
-                    manager.sync(2)
+                    manager.sync(3)
                 except WeightSyncError:
                     continue
                 except RlsdkError as error:

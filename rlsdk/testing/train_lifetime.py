@@ -18,6 +18,7 @@ from rlsdk.interfaces import Batch, Box, Capability, CheckpointError, ConfigErro
 from rlsdk.kit.hf import canonical_parameters
 from rlsdk.testing.case_runner import drive, share, whole
 from rlsdk.testing.cases import OPTIM, Case, Driven, Weighted, train_batch
+from rlsdk.testing.modes import kept_modes
 from rlsdk.testing.plain_steps import plain_model_of
 from rlsdk.testing.reference import plain_outputs
 from rlsdk.testing.requirements import Measured, requirement
@@ -139,8 +140,11 @@ class LifetimeRequirements:
 
     @requirement("refusals")
     def test_refusals(self, lab: TrainLab, measured: Measured) -> None:
-        """Wrong sizes and specifications are a ConfigError before anything is built."""
-        measured.none("accepted", lab.run(refusals, lab.case(), lab.spec.max_ranks))
+        """Wrong sizes and specifications are a ConfigError before anything is built, in every dtype; modes of torch
+        stay as they were."""
+        for dtype in sorted({"float32", "bfloat16"} & lab.spec.dtypes):
+            accepted = lab.run(refusals, lab.case(dtype=dtype), lab.spec.max_ranks)
+            measured.none(f"accepted, {dtype}", accepted)
 
     @requirement("memory")
     def test_memory(self, lab: TrainLab, measured: Measured) -> None:
@@ -284,7 +288,8 @@ def refusals(seat: Seat, case: Case, max_ranks: int | None) -> list[str]:
         ctx = RankContext(role="actor", rank=0, world_size=max_ranks + 1, device=seat.device, timeout_s=5.0)
         engine = seat.engine()
         try:
-            engine.initialize(ctx, case.spec)
+            with kept_modes("initialize"):
+                engine.initialize(ctx, case.spec)
             accepted.append(f"{max_ranks + 1} ranks")
         except ConfigError:
             pass

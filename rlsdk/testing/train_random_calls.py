@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,6 +26,7 @@ from rlsdk.testing.call_sequences import (
     read,
     refused,
     reset,
+    rewrite,
     save,
     save_in_a_sync,
     skip,
@@ -71,12 +73,13 @@ class RandomCallRequirements:
     def test_life(self, lab: TrainLab, measured: Measured) -> None:
         """For steps of several calls, skipped steps, objectives that raise, outputs, checkpoints, exports, offloading
         and optimizer resets in random order, all results are plain torch's; also after a checkpoint in another
-        engine."""
+        engine, and if the model's folder gets other weights once the engine has started."""
         for seed in range(3):
             life = Life.of(lab, seed)
             case = lab.case(optim=OPTIMS[seed % len(OPTIMS)], probe=life.probe(), **LIMITS[seed % len(LIMITS)])
             for name, script in life.scripts().items():
-                found = lab.run(play, case, script)
+                folder = shutil.copytree(case.model, lab.new_folder("rewritten"), dirs_exist_ok=True)
+                found = lab.run(play, replace(case, model=str(folder)), [rewrite(folder), *script])
                 lab.holds(measured, [found], plainly(case, script), f"life {seed}, {name}")
 
     @requirement("life.models", since=(2, 0))
@@ -99,11 +102,13 @@ class RandomCallRequirements:
 
     @requirement("life.frozen", since=(2, 0))
     def test_life_frozen(self, lab: TrainLab, measured: Measured) -> None:
-        """For random calls of a frozen model, all results are plain torch's."""
+        """For random calls of a frozen model, all results are plain torch's, even if its folder gets other weights
+        once it has started."""
         life = Life.of(lab, 50, num_events=FEW_EVENTS, frozen=True)
-        case = lab.case(optim=None, probe=life.probe(), rows=2)
-        for name, script in life.scripts().items():
-            lab.holds(measured, [lab.run(play, case, script)], plainly(case, script), name)
+        case, script = lab.case(optim=None, probe=life.probe(), rows=2), life.script
+        folder = shutil.copytree(case.model, lab.new_folder("rewritten"), dirs_exist_ok=True)
+        found = lab.run(play, replace(case, model=str(folder)), [rewrite(folder), *script])
+        lab.holds(measured, [found], plainly(case, script))
 
     @requirement("steady.kinds", since=(2, 0))
     def test_steady_kinds(self, lab: TrainLab, measured: Measured) -> None:

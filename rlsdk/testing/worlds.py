@@ -21,6 +21,7 @@ from rlsdk.interfaces import BackendKind, RankContext, TrainEngine, TrainSpec
 from rlsdk.kit.guarded_train import GuardedTrainEngine
 from rlsdk.kit.rendezvous import hold_port
 from rlsdk.registry import Registry
+from rlsdk.testing.modes import kept_modes
 
 GRACE_S = 20.0
 START_TIMEOUT_S = 300.0
@@ -60,7 +61,8 @@ class Seat:
             seed=seed,
         )
         try:
-            engine.initialize(ctx, spec)
+            with kept_modes("initialize"):
+                engine.initialize(ctx, spec)
         except BaseException:
             engine.close()
             raise
