@@ -36,7 +36,8 @@ class CancellationRequirements:
         decodes no more tokens, occupies no slot, delays no update, and changes no other call."""
         before = lab.wait(at_once(lab, changing))
         requests = [lab.ask("first", lab.prompt(5, 180), max_tokens=2), *_long(lab, "left", 4)]
-        other = lab.ask("other", lab.prompt(7, 181), 3, max_tokens=60, temperature=1.2, seed=5)
+        # The other call has a request of the same id: ids are unique within one call only.
+        other = lab.ask("left", lab.prompt(7, 181), 3, max_tokens=60, temperature=1.2, seed=5)
         alone = tokens_of(lab.run([other]))
         shared = Capability.ABORT in lab.spec.capabilities
         for name, leave in LEAVING.items():

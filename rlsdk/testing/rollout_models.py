@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,14 @@ from rlsdk.interfaces import (
     Workload,
     fingerprint,
 )
+from rlsdk.kit.hf import load_tokenizer
+from rlsdk.kit.tokenizers import write_byte_tokenizer
 from rlsdk.testing.draw_statistics import DrawStatistics
 from rlsdk.testing.forecasts import differences, senseless
 from rlsdk.testing.models import ROUTED, ROUTED_GLM, add_code, code_ran, write_tiny_model
 from rlsdk.testing.modes import kept_modes
 from rlsdk.testing.requirements import NOT_CLAIMED, Measured, requirement
+from rlsdk.testing.resources import held, left_behind
 from rlsdk.testing.rollout_audit import audit, samples_with_logits
 from rlsdk.testing.rollout_capacity import running_together
 from rlsdk.testing.rollout_lab import RolloutLab, pieces, whole_shards
@@ -93,6 +97,8 @@ DEFAULTS = {
 VOCABULARY = 1031
 """A prime vocabulary size: an engine that pads it must not draw padding. It is so large that a cumulative sum of
 probabilities in half precision skips most tokens."""
+WIDE = 98_407
+"""A vocabulary of which a third of the token ids need more than 16 bits."""
 NUM_KINDS, FEWER = 1000, 6.0
 """Number of first tokens among which distinct ones are counted, and the allowed deviation of that count in standard
 deviations: less than one false alarm in a million."""
@@ -104,10 +110,12 @@ engine decodes ahead of its caller are few compared with such responses."""
 NARROW = 227
 """Vocabulary of the models with unusual configurations: not a multiple of a block size, and so small that padding by an
 engine shows in every log-prob."""
-OUTLIER = 400.0
-"""A large activation, as language models have in some channel: its square overflows float16."""
+HALF_ROUNDING = 0.05
+"""Largest difference of log-probs of a float16 model with one layer."""
+OUTLIER = 1000.0
+"""Factor of hidden states, which are then as large as in some channels of language models: squares overflow float16."""
 MEAN_ROUNDING, WORST_ROUNDING = 0.06, 0.8
-"""Mean and largest difference of log-probs of a bfloat16 or float16 model from float32 with the same weights."""
+"""Mean and largest difference of log-probs of a bfloat16 model from float32 with the same weights."""
 
 
 class ModelRequirements:
@@ -154,9 +162,10 @@ class ModelRequirements:
         """A model with sliding windows, and one with scaled rotary positions and logits, give the right log-probs for
         prompts and responses longer than the window and after thousands of tokens, or are refused with a ConfigError at
         the start. Limits, filters and penalties in `generation_config.json` are ignored, because requests contain
-        their own; so are dropout and the files' dtype, bfloat16. An engine may decode only one sample concurrently, and
-        neither its context length nor its vocabulary need be a multiple of a block size. An untied head may equal the
-        embeddings at first: an update makes them differ. Calls and events in random order keep to all of this."""
+        their own; so are dropout and the files' dtype, bfloat16. Stop strings may be characters of several tokens. An
+        engine may decode only one sample concurrently, and neither its context length nor its vocabulary need be a
+        multiple of a block size. An untied head may equal the embeddings at first: an update makes them differ. Calls
+        and events in random order keep to all of this."""
         if not lab.spec.takes_weights:
             pytest.skip(f"{NOT_CLAIMED}takes_weights")
         tried = 0
@@ -206,29 +215,41 @@ class ModelRequirements:
     @requirement("model.float16", since=(2, 0))
     def test_model_float16(self, lab: RolloutLab, measured: Measured) -> None:
         """A float16 engine has the log-probs of its weights except for rounding, even if hidden states are so large
-        that their squares overflow float16."""
+        that their squares overflow float16; token ids may need more than 16 bits."""
         if not lab.spec.takes_weights:
             pytest.skip(f"{NOT_CLAIMED}takes_weights")
-        if "float16" not in lab.spec.dtypes:
+        known = lab.spec.architectures
+        family = next((name for name in FAMILIES if known is None or name in known), None)
+        if "float16" not in lab.spec.dtypes or family is None:
             return measured.record("models tried", 0)
-        model = ModelSpec(path=str(lab.folder), dtype="float16")
-        engine = lab.start(model=model, max_running=4)
+        folder = lab.scratch.parent / "wide-model"
+        if not folder.exists():
+            write_tiny_model(folder, architecture=family, tied=True, seed=8, layers=1, vocab_size=WIDE)
+        other = RolloutLab(lab.suite, folder, lab.scratch)
         try:
-            state = {name: tensor.clone() for name, tensor in lab.base.items()}
-            state["model.embed_tokens.weight"][:, 5] = OUTLIER
-            _check_samples(lab, engine, lab.base, 0, "float16", measured)
-            engine.update_weights(whole_shards(state), 1)
-            _check_samples(lab, engine, state, 1, "float16", measured)
+            engine = other.start(max_running=4, model=ModelSpec(path=str(folder), dtype="float16"))
+            try:
+                requests = [other.ask("r", other.prompt(9, 251), 4, max_tokens=16, temperature=1.3)]
+                state = {name: tensor.clone() for name, tensor in other.base.items()}
+                state["model.layers.0.mlp.down_proj.weight"] *= OUTLIER
+                for version, served in enumerate((other.base, state)):
+                    if version:
+                        engine.update_weights(whole_shards(served), version)
+                    plain = other.plain.with_state(_rounded_floats(served, "float16"))
+                    off = other.worst(requests, other.run(requests, engine), plain)
+                    measured.at_most(f"largest difference of log-probs, version {version}", off, HALF_ROUNDING)
+            finally:
+                engine.close()
         finally:
-            engine.close()
+            other.close()
         return measured.record("models tried", 1)
 
     @requirement("initialize.refusals", since=(2, 0))
     def test_initialize_refusals(self, lab: RolloutLab, measured: Measured) -> None:
         """A missing model, a head other than a language model's, an unknown dtype, sizes below 1, an `ep_size` above
         the number of devices, unknown raw arguments, and several workers for an engine with one process are a
-        ConfigError, and change no mode of torch. An engine that was refused, or never initialized, can be closed, even
-        twice."""
+        ConfigError, change no mode of torch and leave nothing behind. An engine that was refused, or never
+        initialized, can be closed, even twice."""
         absent, dtype = str(lab.folder.parent / "there-is-no-such-model"), max(lab.spec.dtypes, key="bfloat16".__eq__)
         wrong: dict[str, dict[str, Any]] = {
             "a model that is not there": {"model": ModelSpec(path=absent, dtype=dtype)},
@@ -246,7 +267,7 @@ class ModelRequirements:
             wrong["a dtype that there is not"] = {"model": ModelSpec(path=str(lab.folder), dtype="float31")}
         if lab.spec.max_ranks == 1:
             wrong |= {f"{name} 2 of one process": {name: 2} for name in ("tp_size", "pp_size", "dp_size")}
-        accepted = []
+        accepted, before = [], held(lab.scratch)
         for name, fields in wrong.items():
             engine = lab.suite.registry().load_engine(lab.spec)()
             given: dict[str, Any] = {
@@ -271,6 +292,7 @@ class ModelRequirements:
         untouched.close()
         untouched.close()
         measured.none("no ConfigError", accepted)
+        measured.none("left behind by engines that were refused", left_behind(before, lab.scratch))
 
     @requirement("layout.place", since=(2, 0))
     def test_layout_place(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
@@ -372,8 +394,13 @@ def _tried_model(other: RolloutLab, name: str, measured: Measured, *, slots: int
             else:
                 far = [other.ask(f"{left} left", other.prompt(room - left, 249), max_tokens=30) for left in (1, 14)]
             asked = [*requests, *far]
-            faults, samples = audit(other, asked, other.run(asked, engine), room=room)
+            outputs = other.run(asked, engine)
+            faults, samples = audit(other, asked, outputs, room=room)
             measured.none(f"wrong samples, {name}", faults)
+            if (characters := _split_characters(other, outputs)) and Capability.STOP_STRINGS in other.spec.capabilities:
+                stopping = [replace(one, sampling=replace(one.sampling, stop_strings=characters)) for one in requests]
+                faults, _ = audit(other, stopping, other.run(stopping, engine), room=room)
+                measured.none(f"wrong samples that end at {' '.join(characters)}, {name}", faults)
             measured.none(f"draws that follow something else, {name}", DrawStatistics.of(samples, other.eos).faults())
             # An update must recompute tensors that are derived from weights.
             state = other.changed(83)
@@ -391,12 +418,20 @@ def _tried_model(other: RolloutLab, name: str, measured: Measured, *, slots: int
     return True
 
 
+def _split_characters(lab: RolloutLab, outputs: Sequence[GenerationOutput]) -> tuple[str, ...]:
+    """A few characters of these responses that are made of two tokens each."""
+    tokenizer = load_tokenizer(str(lab.folder))
+    texts = [tokenizer.decode(output.token_ids.tolist()) for output in outputs]
+    return tuple(sorted({one for text in texts for one in text if ord(one) > 127 and one != "\ufffd"})[:6])
+
+
 def _configured_model(folder: Path, family: str, fields: Mapping[str, Any]) -> Path:
     """A model with an unusual configuration, whose folder has its own sampling defaults."""
     if not folder.exists():
         shape = {"num_key_value_heads": 4, "attention_dropout": 0.5, "vocab_size": NARROW, **fields}
         write_tiny_model(folder, architecture=family, seed=9, stored="bfloat16", **shape)
         (folder / "generation_config.json").write_text(json.dumps(DEFAULTS), encoding="utf-8")
+        write_byte_tokenizer(folder)
         _equalize_head(folder / "model.safetensors")
     return folder
 
@@ -433,6 +468,11 @@ def other_model(lab: RolloutLab) -> Iterator[RolloutLab | None]:
 
 def _rounded(state: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
     return {name: tensor.to(getattr(torch, dtype)) for name, tensor in state.items()}
+
+
+def _rounded_floats(state: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
+    """The weights with the values that an engine of this dtype serves, in float32."""
+    return {name: tensor.float() for name, tensor in _rounded(state, dtype).items()}
 
 
 def _check_layout(lab: RolloutLab, engine: RolloutEngine, dtype: str, measured: Measured) -> None:
@@ -484,21 +524,21 @@ def _check_samples(
     measured.none(f"versions other than {version}", sorted(versions - {version}))
     outside = [token for output in outputs for token in output.token_ids.tolist() if not 0 <= token < lab.vocabulary]
     measured.none("tokens outside the vocabulary", outside)
-    plain = lab.plain.with_state({name: tensor.float() for name, tensor in _rounded(state, dtype).items()})
+    plain = lab.plain.with_state(_rounded_floats(state, dtype))
     off, found = _differences(lab, outputs, samples_with_logits(lab, requests, outputs, plain))
     measured.at_most("mean difference of log-probs", float(off.mean()), MEAN_ROUNDING)
     measured.at_most("largest difference of log-probs", float(off.max()), WORST_ROUNDING)
     if dtype == "bfloat16":
         rounded = (found.bfloat16().float() == found).float().mean()
         measured.at_most("share of log-probs that are bfloat16 numbers", float(rounded), 0.3)
-    elif dtype == "float32":
+    else:
         measured.at_most("largest difference of log-probs", float(off.max()), lab.suite.tolerance)
 
 
 def _check_kinds(lab: RolloutLab, engine: RolloutEngine, dtype: str, measured: Measured) -> None:
     """Checks that the number of distinct first tokens of one prompt follows from the model's probabilities."""
     request = lab.ask("kinds", lab.prompt(9, 247), NUM_KINDS, max_tokens=1, seed=3)
-    plain = lab.plain.with_state({name: tensor.float() for name, tensor in _rounded(lab.base, dtype).items()})
+    plain = lab.plain.with_state(_rounded_floats(lab.base, dtype))
     came = 1 - (1 - plain.next_logits(request.prompt_ids).softmax(-1)) ** NUM_KINDS
     drawn = {int(output.token_ids[0]) for output in lab.run([request], engine)}
     # Occurrences of tokens are negatively correlated: the deviation of independent ones is an upper bound.
@@ -513,7 +553,7 @@ def _check_far(lab: RolloutLab, engine: RolloutEngine, dtype: str, measured: Mea
     near = lab.ask("near", lab.prompt(NEAR, 248), 6, max_tokens=30)
     far = lab.ask("far", lab.prompt(FAR[0], 248), 2, max_tokens=30)
     outputs = lab.run([near, far], engine)
-    plain = lab.plain.with_state({name: tensor.float() for name, tensor in _rounded(lab.base, dtype).items()})
+    plain = lab.plain.with_state(_rounded_floats(lab.base, dtype))
     samples = samples_with_logits(lab, [near, far], outputs, plain)
     off = {}
     for request in (near, far):

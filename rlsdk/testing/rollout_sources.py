@@ -52,6 +52,12 @@ class SourceRequirements:
             state = {key: t.to(lay.dtype).float() for key, t in lab.changed(40 + version).items()}
             receipt = changing.update_weights(cut_at_random(state, lay, version), version)
             _served(lab, measured, state, version, receipt.fingerprints, name)
+        # Dtypes may change from item to item.
+        dtypes = (torch.bfloat16, torch.float32, torch.float64, torch.float16)
+        state = {key: t.to(dtypes[at % 4]).float() for at, (key, t) in enumerate(lab.changed(39).items())}
+        mixed = (replace(shard, tensor=shard.tensor.to(dtypes[at % 4])) for at, shard in enumerate(whole_shards(state)))
+        receipt = changing.update_weights(mixed, 9)
+        _served(lab, measured, state, 9, receipt.fingerprints, "dtypes that change")
 
     @requirement("update.source_raises", since=(2, 0))
     def test_update_source_raises(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
