@@ -79,6 +79,9 @@ class Life:
         self.events_done: list[str] = []
         self.faults: list[str] = []
         self.num_calls = 0
+        self.num_decoded = 0
+        """As last polled."""
+        self.peeking = threading.Lock()
         self.states = [
             lab.base,
             lab.changed(0),
@@ -101,23 +104,27 @@ class Life:
         measured.none(f"faults, {name}: {', '.join(self.events_done)}", self.faults)
         measured.record(f"events, {name}", len(self.events_done))
 
+    def _peek(self) -> bool:
+        """Reads what a host polls, and says whether it makes sense."""
+        with self.peeking:
+            try:
+                decoded, used = self.engine.num_decoded(), self.engine.kv_used()
+            except Exception as error:
+                self.faults.append(f"polled during {self.events_done[-1:]}: {type(error).__name__}: {error}")
+                return False
+            is_right = (decoded is None or decoded >= self.num_decoded) and (used is None or 0 <= used <= 1)
+            self.faults += [] if is_right else [f"num_decoded {decoded} after {self.num_decoded}, kv_used {used}"]
+            self.num_decoded = decoded or 0
+            return is_right
+
     @contextmanager
     def _polled(self) -> Iterator[None]:
         """Within this context another thread reads what a host polls, whatever the engine does."""
         ended = threading.Event()
 
         def poll() -> None:
-            last = 0
-            while not ended.wait(POLL_S):
-                try:
-                    decoded, used = self.engine.num_decoded(), self.engine.kv_used()
-                except Exception as error:
-                    self.faults.append(f"polled during {self.events_done[-1:]}: {type(error).__name__}: {error}")
-                    return
-                if (decoded is not None and decoded < last) or (used is not None and not 0 <= used <= 1):
-                    self.faults.append(f"num_decoded {decoded} after {last}, kv_used {used}")
-                    return
-                last = decoded or 0
+            while not ended.wait(POLL_S) and self._peek():
+                pass
 
         thread = threading.Thread(target=poll)
         thread.start()
@@ -316,7 +323,7 @@ class Life:
             self.engine.update_weights(broken(), 77)
             self.faults.append("a source that raised was not noticed")
         except BrokenSourceError:
-            pass
+            self._peek()
         self._update()
 
     async def _not_finite(self) -> None:
@@ -340,8 +347,10 @@ class Life:
         levels = self.source.choice(((1,), (1,), (2,), (1, 2))) if self.lab.spec.takes_weights else (1,)
         for level in levels:
             self.engine.sleep(level)
+            self._peek()
         weights_first = self.source.random() < 0.7
         self.engine.wake(("weights",) if weights_first else ("kv_cache",))
+        self._peek()
         if weights_first and self.lab.spec.takes_weights and (2 in levels or self.source.random() < 0.5):
             self._update()
         self.engine.wake(("kv_cache",) if weights_first else ("weights",))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 
 import numpy as np
@@ -209,3 +210,18 @@ class AbortedWithoutDtypes(Patched):
     class DecoderPart(SplitAbortDecoder):
         def nothing(self):
             return np.empty(0), np.empty(0)
+
+
+class LeavingAbortsNamesakes(TransformersRolloutEngine):
+    """A call that is abandoned aborts its requests by their ids, and so those of other calls with the same ids."""
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
+        left = {(request.request_id, request.first_sample + at) for request in requests for at in range(request.n)}
+        try:
+            async with aclosing(super().generate(requests)) as stream:
+                async for output in stream:
+                    left.discard((output.request_id, output.sample_index))
+                    yield output
+        finally:
+            if left:
+                self.abort([name for name, _ in left])

@@ -112,3 +112,20 @@ class FullerThanFull(Patched):
             return None
         jobs = list(self.decoder.jobs.values())
         return sum(job.left for job in jobs) / self.spec.max_running
+
+
+class FillOfNothing(TransformersRolloutEngine):
+    """`kv_used` divides by the size of the KV cache, which is 0 while the cache is asleep."""
+
+    pool = 1
+
+    def sleep(self, level: int = 1) -> None:
+        super().sleep(level)
+        self.pool = 0
+
+    def wake(self, parts: Sequence[str] = ("weights", "kv_cache")) -> None:
+        super().wake(parts)
+        self.pool = 1
+
+    def kv_used(self) -> float | None:
+        return 0 / self.pool

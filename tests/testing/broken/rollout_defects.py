@@ -431,6 +431,22 @@ ROLLOUT = {
         "rollout_models:SharesEqualHead", {"model.configuration": "wrong samples after an update, sliding windows"}
     ),
     "runs-by-label": Defect("rollout_versions:RunsByLabel", {"versions.runs": "the first version again"}),
+    "buffers-apart": Defect("rollout_models:BuffersApart", {"model.experts": "other biases"}),
+    "norms-in-half": Defect("rollout_models:NormsInHalf", {"model.float16": "version 1"}),
+    "tokens-of-16-bits": Defect("rollout_models:TokensOf16Bits", {"model.float16": "version 0"}),
+    "decodes-token-by-token": Defect(
+        "rollout_stopping:DecodesTokenByToken", {"model.configuration": "goes on behind a stop string"}
+    ),
+    "fill-of-nothing": Defect("rollout_counts:FillOfNothing", {"life": "ZeroDivisionError"}),
+    "leaving-aborts-namesakes": Defect("rollout_aborts:LeavingAbortsNamesakes", {"abandoned": "finish reason abort"}),
+    "minus-one-is-none": Defect("rollout_noise:MinusOneIsNone", {"seed.values": "did not come again"}),
+    "dtype-of-first-item": Defect("rollout_updates:DtypeOfFirstItem", {"update.strided": "dtypes that change"}),
+    "nan-is-impossible": Defect("rollout_updates:NanIsImpossible", {"update.not_finite": "one logit is no number"}),
+    "waits-for-its-loop": Defect("rollout_pauses:WaitsForItsLoop", {"threads": ""}),
+    "refused-start-leaves-file": Defect(
+        "rollout_resources:RefusedStartLeavesFile", {"initialize.refusals": "left behind"}
+    ),
+    "keeps-abandoned-calls": Defect("rollout_resources:KeepsAbandonedCalls", {"handles": "objects kept"}),
     **ROLLOUT_FOLDERS,
     **ROLLOUT_STATES,
 }

@@ -5,12 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
-from broken.rollout_base import Patched
-from rlsdk.interfaces import RankContext, RolloutSpec, SyncReceipt, WeightLayout, WeightShard
+from broken.rollout_base import Patched, Rewritten
+from rlsdk.interfaces import (
+    GenerationOutput,
+    GenerationRequest,
+    RankContext,
+    RolloutSpec,
+    SyncReceipt,
+    WeightLayout,
+    WeightShard,
+)
 from rlsdk.kit.outputs import output_logits
 from rlsdk.kit.sampling import filtered
 from rlsdk.reference import running
@@ -199,3 +210,36 @@ class SharesEqualHead(TransformersRolloutEngine):
         embeddings, head = self.model.get_input_embeddings().weight, self.model.get_output_embeddings().weight
         if spec.load_weights and torch.equal(head, embeddings):
             head.data = embeddings.data
+
+
+class BuffersApart(TransformersRolloutEngine):
+    """Tensors of the checkpoint that the model holds as buffers are loaded into copies of them."""
+
+    def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
+        super().initialize(ctx, spec)
+        for name in {name for name, _ in self.model.named_buffers()} & set(self.parameters):
+            self.parameters[name] = self.parameters[name].clone()
+
+
+class NormsInHalf(TransformersRolloutEngine):
+    """Norms square activations in the model's dtype instead of float32."""
+
+    def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
+        super().initialize(ctx, spec)
+        if spec.model.dtype == "float32":
+            return
+        for module in self.model.modules():
+            if hasattr(module, "variance_epsilon"):
+                module.forward = partial(_narrow_norm, module)
+
+
+def _narrow_norm(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
+    scale: torch.Tensor = torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)
+    return norm.weight * (hidden * scale)
+
+
+class TokensOf16Bits(Rewritten):
+    """Token ids are copied through 16-bit numbers."""
+
+    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+        return replace(output, token_ids=output.token_ids.astype(np.uint16).astype(np.int64))

@@ -419,3 +419,12 @@ class GroupBeginsAnew(Patched):
             super()._take(logits, first, version)
 
     RunningPart = Begins
+
+
+class MinusOneIsNone(Rewritten):
+    """The seed -1 stands for no seed."""
+
+    def asked(self, request: GenerationRequest) -> GenerationRequest:
+        if request.sampling.seed != -1:
+            return request
+        return replace(request, sampling=replace(request.sampling, seed=None))

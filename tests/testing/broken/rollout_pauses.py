@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 
 from broken.rollout_base import Patched
-from rlsdk.interfaces import SyncReceipt, VersionRun, WeightShard
+from rlsdk.interfaces import GenerationOutput, GenerationRequest, SyncReceipt, VersionRun, WeightShard
+from rlsdk.kit.requests import check_requests
 from rlsdk.reference.decoding import Decoder
+from rlsdk.reference.jobs import Call
 from rlsdk.reference.running import PREFILL_TOKENS, RUN_COLUMNS, Running
 from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 
@@ -191,3 +194,42 @@ class AdmitsWhilePaused(Patched):
                     self.decoder._admit(self.version)
                     self.num_tokens = self.decoder.running.num_drawn
         super()._step()
+
+
+class WaitsForItsLoop(TransformersRolloutEngine):
+    """Calls of a paused engine wait for an asyncio event, which `resume` sets on any thread: that does not wake the
+    event loop."""
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
+        call = Call()
+        with self.lock:
+            check_requests(requests, max_model_tokens=self.spec.max_model_tokens, vocabulary=self.vocabulary)
+            self.decoder.submit([self._job(call, request, at) for at, request in enumerate(requests)])
+            self.num_calls += 1
+        self.woken = asyncio.Event()
+        try:
+            while call.left or call.finished:
+                self.woken.clear()
+                self._step()
+                for output in call.take():
+                    yield output
+                if self.paused and call.left:
+                    await self.woken.wait()
+                else:
+                    await asyncio.sleep(0)
+        finally:
+            with self.lock:
+                if call.error is None:
+                    self.decoder.withdraw(call)
+
+    def abort(self, request_ids: Sequence[str] | None = None) -> None:
+        super().abort(request_ids)
+        self._wake()
+
+    def resume(self, *, keep_cache: bool = False) -> None:
+        super().resume(keep_cache=keep_cache)
+        self._wake()
+
+    def _wake(self) -> None:
+        if hasattr(self, "woken"):
+            self.woken.set()

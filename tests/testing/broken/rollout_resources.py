@@ -7,14 +7,15 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from broken.rollout_base import Patched, Rewritten
-from rlsdk.interfaces import GenerationRequest, SyncReceipt, WeightShard
+from rlsdk.interfaces import GenerationOutput, GenerationRequest, SyncReceipt, WeightShard
 from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 
 MIB = 2**20
@@ -169,3 +170,37 @@ class FileOfSleep(TransformersRolloutEngine):
         if "weights" in parts and self.file is not None:
             self.file.unlink()
             self.file = None
+
+
+class RefusedStartLeavesFile(TransformersRolloutEngine):
+    """A file is made before the specification is checked; `close` removes it only if the engine has started."""
+
+    slots: Path | None = None
+    started = False
+
+    def initialize(self, ctx: Any, spec: Any) -> None:
+        handle, name = tempfile.mkstemp(prefix="slots-", dir=ctx.scratch_dir)
+        os.close(handle)
+        self.slots = Path(name)
+        super().initialize(ctx, spec)
+        self.started = True
+
+    def close(self) -> None:
+        super().close()
+        if self.started and self.slots is not None:
+            self.slots.unlink(missing_ok=True)
+
+
+class KeepsAbandonedCalls(TransformersRolloutEngine):
+    """What is known of a call is forgotten only when all its samples have been yielded."""
+
+    def initialize(self, ctx: Any, spec: Any) -> None:
+        super().initialize(ctx, spec)
+        self.known: dict[int, list[GenerationRequest]] = {}
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
+        self.known[number := len(self.known) + self.num_calls] = list(requests)
+        async with aclosing(super().generate(requests)) as stream:
+            async for output in stream:
+                yield output
+        del self.known[number]

@@ -511,3 +511,37 @@ class NanStays(TransformersRolloutEngine):
         super().initialize(ctx, spec)
         if isinstance(self.decoder.memory, PositionedRows):
             self.decoder.memory.__class__ = self.Pooled
+
+
+class DtypeOfFirstItem(TransformersRolloutEngine):
+    """All items of an update pass through a buffer with the dtype of the first."""
+
+    def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
+        return super().update_weights(self._buffered(shards), version)
+
+    def _buffered(self, shards: Iterable[WeightShard]) -> Iterator[WeightShard]:
+        dtype: torch.dtype | None = None
+        for shard in shards:
+            dtype = dtype or shard.tensor.dtype
+            yield replace(shard, tensor=shard.tensor.to(dtype))
+
+
+class NanIsImpossible(TransformersRolloutEngine):
+    """Logits that are NaN are masked, as if their tokens were forbidden, as long as one logit is a number."""
+
+    def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
+        super().initialize(ctx, spec)
+        memory = self.decoder.memory
+        prefill, step = memory.prefill, memory.step
+
+        def prefilled(*args: Any, **fields: Any) -> Any:
+            logits, states = prefill(*args, **fields)
+            return _without_nan(logits), states
+
+        memory.prefill = prefilled
+        memory.step = lambda *args, **fields: _without_nan(step(*args, **fields))
+
+
+def _without_nan(logits: torch.Tensor) -> torch.Tensor:
+    bad = logits.isnan()
+    return logits.masked_fill(bad & ~bad.all(-1, keepdim=True), -1e30)

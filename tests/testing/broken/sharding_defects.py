@@ -261,5 +261,6 @@ SHARDING = {
         "sharding_proofs:PairsOfReplicas", {"sync.proven": "replica 1 of 4 keeps all as it was"}
     ),
     "leaves-dead-out": Defect("sharding_failures:LeavesDeadOut", {"sync.failures": "dies"}),
+    "scales-are-no-change": Defect("sharding_changes:ScalesAreNoChange", {"sync.quantized": "doubled"}),
     **SHARDING_CHAINS,
 }

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from rlsdk.interfaces import TrainEngine
+from rlsdk.kit.hf import build_model, canonical_parameters
 from rlsdk.kit.memory_parts import TRAIN_PARTS
 from rlsdk.reference.torch_engine import MOMENTS, TorchTrainEngine
 
@@ -93,3 +96,22 @@ class MomentsSwapped(TorchTrainEngine):
         if tuple(parts) == ("optimizer", "gradients") and self.optimizer is not None:
             for state in self.optimizer.state.values():
                 state["exp_avg"], state["exp_avg_sq"] = state["exp_avg_sq"], state["exp_avg"]
+
+
+class FrozenReadAgain(TorchTrainEngine):
+    """A frozen model's weights are dropped by `offload`, and read from the model's folder again by `onload`."""
+
+    def offload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
+        if self.spec.optim is not None:
+            super().offload(parts)
+        elif "weights" in parts:
+            for parameter in self.parameters.values():
+                parameter.data = torch.empty(0)
+
+    def onload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
+        if self.spec.optim is not None:
+            super().onload(parts)
+        elif "weights" in parts:
+            again = build_model(self.spec.model, device=self.device, seed=self.ctx.seed, init_from_config=False)
+            for name, parameter in canonical_parameters(again)[0].items():
+                self.parameters[name].data = parameter.data

@@ -88,3 +88,21 @@ class AllTheCores(TorchTrainEngine):
     def initialize(self, ctx, spec):
         torch.set_num_threads(max(os.cpu_count() or 1, ctx.num_threads + 1))
         super().initialize(ctx, spec)
+
+
+class DefaultDtypeLeft(TorchTrainEngine):
+    """The model is built with torch's default dtype set to its own, which is not restored if building raises."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(getattr(torch, spec.model.dtype, before))
+        super().initialize(ctx, spec)
+        torch.set_default_dtype(before)
+
+
+class KeepsBatches(TorchTrainEngine):
+    """The batches of all calls are kept."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> Any:
+        self.kept: list[Batch] = [*getattr(self, "kept", ()), batch.select(range(1))]
+        return super().forward_backward(batch, objective)
