@@ -58,7 +58,8 @@ class Drawing(Rewritten):
 
     def draw(self, logits: Tensor, sampling: RowSampling, noise: Tensor) -> tuple[Tensor, Tensor]:
         tokens = right.choose(self.weights(logits, sampling), noise)
-        tokens = torch.where(sampling.greedy, logits.argmax(-1), tokens)
+        # Weights that are not finite choose a token beyond the last; the log-prob then tells.
+        tokens = torch.where(sampling.greedy, logits.argmax(-1), tokens).clamp(max=logits.shape[1] - 1)
         logs = (logits.float() / sampling.temperature[:, None]).log_softmax(-1)
         return tokens, logs.gather(1, tokens[:, None])[:, 0]
 

@@ -229,7 +229,7 @@ ONE_RANK = {
     "exports-once": Defect("train_exports:ExportsOnce", {"export.again": "begun anew"}),
     "export-cuts-off": Defect("train_exports:ExportCutsOff", {"export.bfloat16": "difference of weights"}),
     "cannot-save-twice": Defect("train_exports:CannotSaveTwice", {"export.again": "File exists"}),
-    "export-rounds-the-masters": Defect("train_exports:ExportRoundsTheMasters", {"steady.kinds": "weights, bfloat16"}),
+    "export-rounds-the-masters": Defect("train_exports:ExportRoundsTheMasters", {"steady.kinds": "differ, bfloat16"}),
     "export-errors-lost": Defect("train_exports:ExportErrorsLost", {"export.cannot_write": "was accepted"}),
     "export-of-a-step": Defect("train_exports:ExportOfAStep", {"export.reset": "largest difference of weights"}),
     "dropout-stays": Defect("train_models:DropoutStays", {"model.dropout": "largest difference"}),
