@@ -9,7 +9,7 @@ ROLLOUT_FOLDERS = {
     "first-file-alone": Defect("rollout_folders:FirstFile", {"model.tied": "mean difference of log-probs"}),
     "dtype-of-files": Defect("rollout_folders:DtypeOfFiles", {"model.configuration": "wrong samples"}),
     "dropout-served": Defect("rollout_folders:Dropout", {"model.configuration": "wrong samples"}),
-    "suppresses": Defect("rollout_folders:Suppresses", {"model.configuration": "draws that follow something else"}),
+    "suppresses": Defect("rollout_folders:Suppresses", {"model.configuration": "left out by the filters"}),
     "new-tokens-of-settings": Defect("rollout_folders:NewTokensOfSettings", {"model.configuration": "tokens, finish"}),
     "room-in-blocks": Defect("rollout_folders:RoomInBlocks", {"model.configuration": "a prompt of 508 tokens"}),
     "one-row-forgets": Defect("rollout_folders:OneRowForgets", {"model.configuration": "wrong samples, sliding"}),
