@@ -187,6 +187,7 @@ def choose(weights: Tensor, noise: Tensor) -> Tensor:
     found = _below(sums, noise[:, :1])
     rows = torch.arange(len(weights), device=weights.device)
     for at, groups in enumerate(reversed(levels), start=1):
+        found = found.clamp(max=groups.shape[1] - 1)  # beyond it only by comparisons with NaN
         found = found * BRANCH + _below(groups[rows, found].cumsum(-1), noise[:, at : at + 1])
     return found
 

@@ -97,6 +97,8 @@ class Decoder:
             job.started = job.request.n
             del self.jobs[job.name]
         self.waiting = [job for job in self.waiting if job.pending]
+        if self.prefilled is not None and not any(job.pending for job in self.prefilled.jobs):
+            self.prefilled = None
         self._tidy()
 
     def _tidy(self) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from rlsdk.interfaces import Batch, nearest
 from rlsdk.kit.hf import persistent_buffers
-from rlsdk.kit.tokenizers import write_char_tokenizer
+from rlsdk.kit.tokenizers import SPECIAL, write_char_tokenizer
 
 CHARACTERS = "".join(chr(code) for code in range(33, 127))
 CONFIGS = {
@@ -58,6 +58,10 @@ class OwnModel({model}):
 class OwnTokenizer(PreTrainedTokenizerFast):
     pass
 """
+
+
+CUT = "a é√"
+"""Characters of one to three bytes, of which the tokens of `write_cut_tokenizer` are made."""
 
 
 def write_tiny_model(
@@ -125,6 +129,26 @@ def write_tiny_model(
         torch.nn.init.constant_(model.get_decoder().norm.weight, sharpness)
     model.to(getattr(torch, stored)).save_pretrained(folder, **({"max_shard_size": file_bytes} if file_bytes else {}))
     return folder
+
+
+def write_cut_tokenizer(folder: Path, size: int) -> None:
+    """Replaces a model's tokenizer by one of this many byte-level tokens that begin and end within characters, as in
+    large vocabularies."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    found, pieces = list(SPECIAL), sorted({byte for text, _ in whole.pre_tokenize_str(CUT) for byte in text})
+    longer = pieces
+    while len(found) < size:
+        found += longer[: size - len(found)]
+        longer = [begin + piece for begin in longer for piece in pieces]
+    tokenizer = Tokenizer(models.BPE({token: at for at, token in enumerate(found)}, merges=[]))
+    tokenizer.pre_tokenizer = whole
+    tokenizer.decoder = decoders.ByteLevel()
+    names = dict(zip(("pad_token", "eos_token", "unk_token"), SPECIAL, strict=True))
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **names)
+    fast.save_pretrained(folder)
 
 
 def code_ran(folder: Path) -> Path:

@@ -1,10 +1,13 @@
-"""Global and thread-local modes of torch: if an engine changes one, this affects all code of the process."""
+"""Modes of torch and random generators: if an engine changes one, this affects all code of the process."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -20,6 +23,16 @@ def torch_modes() -> set[tuple[str, object]]:
         ("deterministic", torch.are_deterministic_algorithms_enabled()),
         ("precision of products", torch.get_float32_matmul_precision()),
         ("threads", torch.get_num_threads()),
+    }
+
+
+def random_states() -> dict[str, object]:
+    """States of the random generators of the process, by the name of the library."""
+    known: Any = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state().tolist(),
+        "numpy": (known[1].tolist(), known[2]),
+        "random": random.getstate(),
     }
 
 

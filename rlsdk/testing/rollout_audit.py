@@ -164,7 +164,7 @@ def faults_of(lab: RolloutLab, sample: Sample, *, aborted: bool = False, room: i
         room: the engine's `max_model_tokens`; None: the suite's.
     """
     checks = (
-        _wrong_end(lab, sample, aborted=aborted, room=room or lab.suite.max_model_tokens),
+        wrong_end(lab, sample, aborted=aborted, room=room or lab.suite.max_model_tokens),
         _wrong_tokens(lab, sample),
         _wrong_log_probs(lab, sample),
     )
@@ -198,15 +198,15 @@ def unreadable(lab: RolloutLab, output: GenerationOutput) -> str:
         return f"{said}: tokens outside the vocabulary"
     if type(output.finish_reason) is not FinishReason:
         return f"{said}: finish reason {output.finish_reason!r} is no FinishReason"
-    if not all(type(run) is VersionRun for run in output.versions):
-        return f"{said}: versions {output.versions!r} are no VersionRun"
+    if type(output.versions) is not tuple or not all(type(run) is VersionRun for run in output.versions):
+        return f"{said}: versions {output.versions!r} are no tuple of VersionRun"
     numbers = [output.sample_index, *(n for run in output.versions for n in (run.version, run.num_tokens))]
     if not all(type(number) is int for number in numbers):
         return f"{said}: sample_index and versions are {sorted({type(n).__name__ for n in numbers})}, expected int"
     return ""
 
 
-def _wrong_end(lab: RolloutLab, sample: Sample, *, aborted: bool, room: int) -> str:
+def wrong_end(lab: RolloutLab, sample: Sample, *, aborted: bool, room: int) -> str:
     """Describes a wrong length or finish reason; empty: none."""
     tokens, reason, limit = sample.tokens.tolist(), sample.output.finish_reason, limit_of(sample.request, room)
     said = f"{len(tokens)} tokens, finish reason {reason}"

@@ -33,7 +33,8 @@ class CapacityRequirements:
 
     @requirement("max_running", since=(2, 0))
     def test_max_running(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """At most `max_running` samples are decoded concurrently, in one call and over all calls."""
+        """At most `max_running` samples are decoded concurrently, in one call and over all calls, also after a pause
+        with an update."""
         if engine.num_decoded() is None:
             return measured.record("counts tokens", 0)
         slots = lab.suite.max_running
@@ -44,6 +45,10 @@ class CapacityRequirements:
             requests = [[lab.ask("r", lab.prompt(6, 210 + at), n, max_tokens=FULL)] for at, n in enumerate(sizes)]
             together = lab.wait(running_together(engine, requests))
             measured.at_most(f"samples at once, {name}", together, OVERRUN * slots)
+        if Capability.PARTIAL_ROLLOUT in lab.spec.capabilities:
+            request = lab.ask("r", lab.prompt(6, 213), 4 * slots, max_tokens=FULL)
+            together = lab.wait(_running_behind_a_pause(engine, lab, request))
+            measured.at_most("samples at once, behind a pause", together, OVERRUN * slots)
         return None
 
     @requirement("num_decoded.exact", since=(2, 0))
@@ -143,6 +148,20 @@ async def running_together(
 
     await asyncio.gather(*(follow(requests) for requests in calls))
     return found
+
+
+async def _running_behind_a_pause(engine: RolloutEngine, lab: RolloutLab, request: GenerationRequest) -> float:
+    """The same for one request, which is paused early, perhaps with an update."""
+    early = (engine.num_decoded() or 0) + lab.suite.max_running * request.sampling.max_tokens // 4
+    task = asyncio.create_task(running_together(engine, [[request]], request.sampling.max_tokens))
+    while not task.done() and (engine.num_decoded() or 0) < early:
+        await asyncio.sleep(0)
+    engine.pause()
+    await asyncio.sleep(0.02)
+    if lab.spec.takes_weights:
+        engine.update_weights(whole_shards(lab.base), 0)
+    engine.resume()
+    return await task
 
 
 def _numbers(looks: Sequence[object]) -> list[float]:

@@ -61,6 +61,8 @@ SEEDS = (
     -2,
     *(0, 1, 2, 7, 255, 256, 65_536, 2**24, 2**24 + 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**32 + 7),
     *(2**40, 2**53, 2**53 + 1, 2**62, 2**62 + 1, 2**63 - 2, 2**63 - 1),
+    # Beyond 63 bits. Their remainders of 2**64 differ from those of the negative ones.
+    *(-(2**63), 1 - 2**62, 2**63 + 1, 2**64 - 4, 2**64 - 3),
 )
 """Seeds that are equal to an engine that keeps too few of their bits."""
 INDICES = (*range(9), 15, 16, 31, 32, 63, 64, 99, 100, 101, 127, 128, 255, 256, 999, 1000, 1001, 1024, 10_000, 65_536)
@@ -240,7 +242,7 @@ class DistributionRequirements:
 
     @requirement("seed.values", needs=Capability.SEED, since=(2, 0))
     def test_seed_values(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """All seeds of 63 bits, and negative ones, are distinct and give the same tokens again; so are all sample
+        """All seeds of 64 bits, and negative ones, are distinct and give the same tokens again; so are all sample
         indices."""
         prompt = lab.prompt(6, 137)
         requests = [lab.ask(str(seed), prompt, 2, max_tokens=12, seed=seed, temperature=1.5) for seed in SEEDS]

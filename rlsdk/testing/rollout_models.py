@@ -18,6 +18,7 @@ from rlsdk.interfaces import (
     Box,
     Capability,
     ConfigError,
+    FinishReason,
     GenerationOutput,
     Head,
     ModelSpec,
@@ -29,18 +30,18 @@ from rlsdk.interfaces import (
     fingerprint,
 )
 from rlsdk.kit.hf import load_tokenizer
-from rlsdk.kit.tokenizers import write_byte_tokenizer
 from rlsdk.testing.draw_statistics import DrawStatistics
 from rlsdk.testing.forecasts import differences, senseless
-from rlsdk.testing.models import ROUTED, ROUTED_GLM, add_code, code_ran, write_tiny_model
+from rlsdk.testing.models import ROUTED, ROUTED_GLM, add_code, code_ran, write_cut_tokenizer, write_tiny_model
 from rlsdk.testing.modes import kept_modes
 from rlsdk.testing.requirements import NOT_CLAIMED, Measured, requirement
 from rlsdk.testing.resources import held, left_behind
-from rlsdk.testing.rollout_audit import audit, samples_with_logits
+from rlsdk.testing.rollout_audit import audit, samples_with_logits, wrong_end
 from rlsdk.testing.rollout_capacity import running_together
 from rlsdk.testing.rollout_lab import RolloutLab, pieces, whole_shards
 from rlsdk.testing.rollout_outputs import wrong_identities
 from rlsdk.testing.rollout_random_calls import FEW_EVENTS, Life
+from rlsdk.testing.rollout_sources import MEMORY_LAYOUTS, cut_at_random
 
 LONGEST = 4171
 """Context length of two of the models: beyond 512, 1024, 2048 and 4096, where engines split prompts into chunks; beyond
@@ -126,8 +127,9 @@ class ModelRequirements:
         """A model of another family, with tied embeddings and an odd vocabulary, in bfloat16 if that is claimed:
         `layout` lists the tied tensor once with its other name, receipts cover the served weights in their dtype, an
         update changes both uses of the tensor, even after a sleep, and log-probs are float32. The number of distinct
-        first tokens is right, and prompts of a thousand tokens are read as accurately as short ones. The checkpoint has
-        several files, and code in its folder is not run, because it was not allowed."""
+        first tokens is right, and prompts of a thousand tokens are read as accurately as short ones. Stop strings are
+        found although tokens begin and end within characters. Calls and events in random order keep to the contract.
+        The checkpoint has several files, and code in its folder is not run, because it was not allowed."""
         if not lab.spec.takes_weights:
             pytest.skip(f"{NOT_CLAIMED}takes_weights")
         dtype = "bfloat16" if "bfloat16" in lab.spec.dtypes else "float32"
@@ -141,6 +143,8 @@ class ModelRequirements:
                 _check_samples(other, engine, other.base, 0, dtype, measured)
                 _check_kinds(other, engine, dtype, measured)
                 _check_far(other, engine, dtype, measured)
+                if Capability.STOP_STRINGS in other.spec.capabilities:
+                    _check_cut_strings(other, engine, measured)
                 if engine.num_decoded() is not None:
                     requests = [[other.ask("r", other.prompt(6, 243), 2 * FEW + 1, max_tokens=LONG)]]
                     together = other.wait(running_together(engine, requests, LONG))
@@ -152,6 +156,9 @@ class ModelRequirements:
                     state = other.changed(version)
                     _check_update(engine, lay(state), state, version, dtype, measured)
                     _check_samples(other, engine, state, version, dtype, measured)
+                engine.update_weights(whole_shards(other.base), 0)
+                Life(other, engine, 5, room=ROOM).run(measured, f"life in {dtype}", FEW_EVENTS)
+                other.verify(measured)
             finally:
                 engine.close()
             measured.equal("code of the model was run", code_ran(other.folder).exists(), 0)
@@ -162,10 +169,9 @@ class ModelRequirements:
         """A model with sliding windows, and one with scaled rotary positions and logits, give the right log-probs for
         prompts and responses longer than the window and after thousands of tokens, or are refused with a ConfigError at
         the start. Limits, filters and penalties in `generation_config.json` are ignored, because requests contain
-        their own; so are dropout and the files' dtype, bfloat16. Stop strings may be characters of several tokens. An
-        engine may decode only one sample concurrently, and neither its context length nor its vocabulary need be a
-        multiple of a block size. An untied head may equal the embeddings at first: an update makes them differ. Calls
-        and events in random order keep to all of this."""
+        their own; so are dropout and the files' dtype, bfloat16. An engine may decode only one sample concurrently, and
+        neither its context length nor its vocabulary need be a multiple of a block size. An untied head may equal the
+        embeddings at first: an update makes them differ. Calls and events in random order keep to all of this."""
         if not lab.spec.takes_weights:
             pytest.skip(f"{NOT_CLAIMED}takes_weights")
         tried = 0
@@ -193,8 +199,9 @@ class ModelRequirements:
 
     @requirement("model.experts", since=(2, 0))
     def test_model_experts(self, lab: RolloutLab, measured: Measured) -> None:
-        """A mixture of experts whose router has a bias, which a model keeps as a buffer, is served with the latest bias
-        after every update, or refused with a ConfigError at the start."""
+        """A mixture of experts whose router has a bias, which a model keeps as a buffer, is served with the latest
+        weights and bias after every update, whole or in pieces, and after every sleep, or refused with a ConfigError at
+        the start."""
         known = lab.spec.architectures
         if not lab.spec.takes_weights:
             pytest.skip(f"{NOT_CLAIMED}takes_weights")
@@ -354,9 +361,19 @@ def _routes(other: RolloutLab, measured: Measured) -> bool:
         return False
     try:
         states = {"the first weights": other.base, "other biases": moved, "other weights": other.changed(84)}
+        sleeps = (1, 2) if Capability.SLEEP in other.spec.capabilities else ()
+        states |= {f"weights that came after a sleep at {level}": other.changed(84 + level) for level in sleeps}
+        states["the first weights, kept in a sleep"] = other.base
         for version, (name, state) in enumerate(states.items()):
+            if "after" in name:
+                engine.sleep(int(name[-1]))
+                engine.wake()
             if version:
-                engine.update_weights(whole_shards(state), version)
+                exact = MEMORY_LAYOUTS["inside of another"]  # float64
+                engine.update_weights((whole_shards(state), cut_at_random(state, exact, version))[version % 2], version)
+            if "kept" in name and sleeps:
+                engine.sleep(1)
+                engine.wake()
             faults, _ = audit(
                 other, requests, other.run(requests, engine), other.plain.with_state(state), version=version
             )
@@ -394,13 +411,8 @@ def _tried_model(other: RolloutLab, name: str, measured: Measured, *, slots: int
             else:
                 far = [other.ask(f"{left} left", other.prompt(room - left, 249), max_tokens=30) for left in (1, 14)]
             asked = [*requests, *far]
-            outputs = other.run(asked, engine)
-            faults, samples = audit(other, asked, outputs, room=room)
+            faults, samples = audit(other, asked, other.run(asked, engine), room=room)
             measured.none(f"wrong samples, {name}", faults)
-            if (characters := _split_characters(other, outputs)) and Capability.STOP_STRINGS in other.spec.capabilities:
-                stopping = [replace(one, sampling=replace(one.sampling, stop_strings=characters)) for one in requests]
-                faults, _ = audit(other, stopping, other.run(stopping, engine), room=room)
-                measured.none(f"wrong samples that end at {' '.join(characters)}, {name}", faults)
             measured.none(f"draws that follow something else, {name}", DrawStatistics.of(samples, other.eos).faults())
             # An update must recompute tensors that are derived from weights.
             state = other.changed(83)
@@ -418,20 +430,12 @@ def _tried_model(other: RolloutLab, name: str, measured: Measured, *, slots: int
     return True
 
 
-def _split_characters(lab: RolloutLab, outputs: Sequence[GenerationOutput]) -> tuple[str, ...]:
-    """A few characters of these responses that are made of two tokens each."""
-    tokenizer = load_tokenizer(str(lab.folder))
-    texts = [tokenizer.decode(output.token_ids.tolist()) for output in outputs]
-    return tuple(sorted({one for text in texts for one in text if ord(one) > 127 and one != "\ufffd"})[:6])
-
-
 def _configured_model(folder: Path, family: str, fields: Mapping[str, Any]) -> Path:
     """A model with an unusual configuration, whose folder has its own sampling defaults."""
     if not folder.exists():
         shape = {"num_key_value_heads": 4, "attention_dropout": 0.5, "vocab_size": NARROW, **fields}
         write_tiny_model(folder, architecture=family, seed=9, stored="bfloat16", **shape)
         (folder / "generation_config.json").write_text(json.dumps(DEFAULTS), encoding="utf-8")
-        write_byte_tokenizer(folder)
         _equalize_head(folder / "model.safetensors")
     return folder
 
@@ -458,6 +462,7 @@ def other_model(lab: RolloutLab) -> Iterator[RolloutLab | None]:
             folder, architecture=family, tied=True, seed=6, layers=1, sharpness=1.5, vocab_size=VOCABULARY,
             num_key_value_heads=4, max_position_embeddings=POSITIONS, file_bytes=FILE_BYTES,
         )  # fmt: skip
+        write_cut_tokenizer(folder, VOCABULARY)
         add_code(folder)
     other = RolloutLab(lab.suite, folder, lab.scratch)
     try:
@@ -545,6 +550,23 @@ def _check_kinds(lab: RolloutLab, engine: RolloutEngine, dtype: str, measured: M
     off = (len(drawn) - float(came.sum())) / float((came * (1 - came)).sum().sqrt())
     measured.record("different first tokens", len(drawn))
     measured.at_most("deviations of their number from what is expected", abs(off), FEWER)
+
+
+def _check_cut_strings(lab: RolloutLab, engine: RolloutEngine, measured: Measured) -> None:
+    """Checks that responses end with the token that completes a stop string, of whose characters each token may have a
+    part: also one that begins in given tokens."""
+    tokenizer = load_tokenizer(str(lab.folder))
+    begin = int(tokenizer.convert_tokens_to_ids("Ã"))  # the first byte of an é
+    requests = [
+        lab.ask(f"{at}", lab.prompt(6, 254), 8, max_tokens=80, temperature=1.5, seed=at, stop_strings=strings)
+        for at, strings in enumerate((("é",), ("√",), ("é√",), ("a ", "√√"), (" é", "√a ", "never")))
+    ]
+    requests.append(replace(requests[0], request_id="begun", response_ids=(begin,)))
+    samples = samples_with_logits(lab, requests, lab.run(requests, engine))
+    faults = [fault for sample in samples if (fault := wrong_end(lab, sample, aborted=False, room=LONGEST))]
+    measured.none("samples that end wrongly where tokens are parts of characters", faults)
+    stopped = sum(sample.output.finish_reason is FinishReason.STOP for sample in samples)
+    measured.at_least("samples that such a string stopped", stopped, 1)
 
 
 def _check_far(lab: RolloutLab, engine: RolloutEngine, dtype: str, measured: Measured) -> None:

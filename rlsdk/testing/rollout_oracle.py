@@ -122,6 +122,8 @@ def wrong_counts(engine: RecordingRolloutEngine) -> list[str]:
     if engine.is_closed:
         return []
     decoded, used, given = engine.num_decoded(), engine.kv_used(), engine.record.num_given
+    if type(decoded) not in (int, type(None)) or type(used) not in (int, float, type(None)):
+        return [f"num_decoded is {type(decoded).__name__}, kv_used is {type(used).__name__}, expected int and float"]
     faults = [] if decoded is None or decoded >= given else [f"num_decoded is {decoded}, {given} tokens were given out"]
     return faults + ([] if used is None or 0 <= used <= 1 else [f"kv_used is {used}, expected 0 to 1"])
 

@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,21 +25,27 @@ from rlsdk.interfaces import (
     WeightShard,
     WeightSyncError,
 )
+from rlsdk.testing.modes import random_states, torch_modes
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_cancellation import LEAVING, at_once
+from rlsdk.testing.rollout_capacity import FULL, OVERRUN, running_together
 from rlsdk.testing.rollout_lab import RolloutLab, pieces, whole_shards
 from rlsdk.testing.rollout_requests import at_random
 from rlsdk.testing.rollout_sources import MEMORY_LAYOUTS, borrowed, cut_at_random
 
-LIVES = 4
+LIVES = 3
 EVENTS = 24
 """Number of events in one life."""
-FEW_EVENTS = 14
+FEW_EVENTS = 18
 """Number of events in a life of an engine with another model."""
 ELSEWHERE_S = 0.01
 """Seconds after which another thread calls the engine."""
 POLL_S = 0.003
 """Seconds between two readings of what a host polls."""
+RETURN_S = 5.0
+"""Seconds in which a method that returns at once has returned on another thread, although an update is under way."""
+SPOILT = 78
+"""Version of weights that are not finite."""
 IDLE_S = 2.0
 """Seconds in which a KV cache becomes empty after its last sample has ended."""
 
@@ -50,14 +58,20 @@ class RandomCallRequirements:
     @requirement("life", since=(2, 0))
     def test_life(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Single and concurrent calls, continued samples, aborts, pauses, abandoned calls, updates, sleep, refusals,
-        weights that are not finite and repeated requests in random order: every answer fits its request and is of the
-        weights that it names, an idle engine's KV cache is unused, and what a host polls meanwhile makes sense."""
+        weights that are not finite and repeated requests in random order, each also inside others (a pause in a sleep,
+        a sleep after a failed update, an abort in an update, an update by a caller between two samples): every answer
+        fits its request and is of the weights that it names, an idle engine's KV cache is unused, what a host polls
+        meanwhile makes sense, and no event leaves a mode or a random generator of the process changed."""
         for seed in range(LIVES):
             if lab.spec.takes_weights:
                 lab.restore()
             Life(lab, engine, seed).run(measured, f"life {seed}")
         if lab.spec.takes_weights:
             lab.restore()
+        if engine.num_decoded() is not None:
+            requests = [lab.ask("r", lab.prompt(6, 262), 3 * lab.suite.max_running, max_tokens=FULL)]
+            together = lab.wait(running_together(engine, [requests]))
+            measured.at_most("samples at once after all of them", together, OVERRUN * lab.suite.max_running)
 
 
 class Life:
@@ -140,19 +154,26 @@ class Life:
         order = [*self.source.sample(events, len(events)), *self.source.choices(events, k=num_events)][:num_events]
         for event in order:
             self.events_done.append(event.__name__.lstrip("_"))
+            modes, states = torch_modes(), random_states()
             await event()
+            said = self.events_done[-1]
+            self.faults += [f"{name} is left {value} by {said}" for name, value in torch_modes() - modes]
+            moved = [name for name, state in random_states().items() if state != states[name] and name != "random"]
+            self.faults += [f"{said} advanced the generator of {name}" for name in moved]
             await self._is_idle()
         await self._call()
 
     def _events(self) -> Iterator[Callable[[], Awaitable[None]]]:
         claimed = self.lab.spec.capabilities
-        yield from (self._call, self._again, self._continued, self._refused, self._left)
+        yield from (self._call, self._again, self._continued, self._refused, self._left, self._within)
         if Capability.ABORT in claimed:
             yield from (self._together, self._aborted)
         if Capability.PARTIAL_ROLLOUT in claimed:
             yield from (self._paused, self._paused, self._paused)
         if self.lab.spec.takes_weights:
             yield from (self._updated, self._updated_meanwhile, self._failed, self._not_finite)
+            if Capability.PARTIAL_ROLLOUT in claimed:
+                yield self._not_finite_in_a_pause
         if Capability.SLEEP in claimed:
             yield from (self._slept, self._slept)
 
@@ -172,13 +193,22 @@ class Life:
         return found
 
     async def _collect(self, requests: list[GenerationRequest]) -> None:
+        async with aclosing(self._samples(requests)) as outputs:
+            async for _ in outputs:
+                if self.source.random() < 0.1:
+                    await asyncio.sleep(0.005)  # a caller that is slow
+
+    async def _samples(self, requests: list[GenerationRequest]) -> AsyncGenerator[GenerationOutput, None]:
         by_id = {request.request_id: request for request in requests}
-        async for output in self.engine.generate(requests):
-            request = by_id.get(output.request_id)
-            if request is not None and request.sampling.seed is not None and len(output.token_ids) > 1:
-                self.drawn.append((request, output))
-            if self.source.random() < 0.1:
-                await asyncio.sleep(0.005)  # a caller that is slow
+        stream = cast("AsyncGenerator[GenerationOutput, None]", self.engine.generate(requests))
+        async with aclosing(stream) as outputs:
+            async for output in outputs:
+                request = by_id.get(output.request_id)
+                if request is not None and request.sampling.seed is not None and len(output.token_ids) > 1:
+                    self.drawn.append((request, output))
+                if any(run.version == SPOILT and run.num_tokens for run in output.versions):
+                    self.faults.append("tokens of weights that are not finite")
+                yield output
 
     async def _steps(self, most: int = 12) -> None:
         """Waits for a few decoding steps of any kind of engine."""
@@ -190,6 +220,12 @@ class Life:
     def _task(self, count: int = 3) -> tuple[list[GenerationRequest], asyncio.Task[None]]:
         requests = self._requests(count)
         return requests, asyncio.create_task(self._collect(requests))
+
+    def _long_task(self) -> asyncio.Task[None]:
+        """A call that is seldom done before it is abandoned."""
+        room = self.room or self.lab.suite.max_model_tokens
+        request = self.lab.ask("long", self.lab.prompt(6, 263), 3, max_tokens=room // 2, seed=self.num_calls)
+        return asyncio.create_task(self._collect([request]))
 
     async def _anywhere(self, method: Callable[..., None], *arguments: object) -> None:
         """Calls a method that every thread may call."""
@@ -277,24 +313,76 @@ class Life:
         await self._elsewhere([one for one in (task, other) if one is not None], self.engine.abort, chosen)
 
     async def _paused(self) -> None:
-        """A pause, with or without updates, an abort, a new call and an abandoned call in it."""
+        """One pause or two, with or without updates, an abort, a new call and an abandoned call in it."""
         requests, task = self._task(4)
-        tasks = [task]
-        await self._steps(20)
+        tasks, num_pauses = [task], self.source.choice((1, 1, 2))
+        shares = Capability.ABORT in self.lab.spec.capabilities
+        leaving = self._long_task() if shares and self.source.random() < 0.5 else None
+        for pause in range(num_pauses):
+            await self._steps(20)
+            await self._anywhere(self.engine.pause)
+            await asyncio.sleep(0.02)
+            happens = ["update"] if self.lab.spec.takes_weights and self.source.random() < 0.8 else []
+            if shares:
+                happens += [name for name in ("abort", "call") if self.source.random() < 0.5]
+            happens += ["leave"] if leaving is not None else []
+            for name in self.source.sample(happens, len(happens)):
+                chosen = [self.source.choice(requests).request_id]
+                if name == "update":
+                    self._update(chosen if self.source.random() < 0.2 else ())
+                elif name == "abort":
+                    await self._anywhere(self.engine.abort, chosen)
+                elif name == "call":
+                    tasks.append(self._task(2)[1])
+                    await self._steps()
+                elif leaving is not None:
+                    await _cancelled(leaving)
+                    leaving = None
+            if pause < num_pauses - 1:
+                await self._anywhere(self._resume)
+        await self._elsewhere(tasks, self._resume)
+
+    def _resume(self) -> None:
+        if Capability.STALE_CACHE in self.lab.spec.capabilities and self.source.random() < 0.2:
+            self.engine.resume(keep_cache=True)
+        else:
+            self.engine.resume()
+
+    async def _within(self) -> None:
+        """What a caller does between two samples of its call: it aborts the others, pauses, updates, makes another
+        call. Samples that have ended by then stay as they are."""
+        claimed, requests = self.lab.spec.capabilities, self._requests(3)
+        acts: list[Callable[[], Awaitable[None]]] = [partial(asyncio.sleep, 0.01)]
+        if Capability.ABORT in claimed:
+            names = [request.request_id for request in requests]
+            acts += [self._call, partial(self._anywhere, self.engine.abort, names)]
+        if Capability.PARTIAL_ROLLOUT in claimed:
+            acts.append(self._paused_briefly)
+        if self.lab.spec.takes_weights:
+            acts += [self._updated_if_idle] * 2
+        act, at, seen = self.source.choice(acts), self.source.choice((0, 0, 1, 3)), 0
+        if act == self._updated_if_idle and self.source.random() < 0.7:
+            # All of them end in one step.
+            short = replace(requests[0].sampling, max_tokens=2)
+            requests = [replace(requests[0], n=6, response_ids=(), sampling=short)]
+        async with aclosing(self._samples(requests)) as outputs:
+            async for _ in outputs:
+                if seen == at:
+                    await act()
+                seen += 1
+
+    async def _paused_briefly(self) -> None:
         await self._anywhere(self.engine.pause)
-        await asyncio.sleep(0.02)
-        happens = ["update"] if self.lab.spec.takes_weights and self.source.random() < 0.8 else []
-        if Capability.ABORT in self.lab.spec.capabilities:
-            happens += [name for name in ("abort", "call") if self.source.random() < 0.5]
-        for name in self.source.sample(happens, len(happens)):
-            if name == "update":
-                self._update()
-            elif name == "abort":
-                await self._anywhere(self.engine.abort, [self.source.choice(requests).request_id])
-            else:
-                tasks.append(self._task(2)[1])
-                await self._steps()
-        await self._elsewhere(tasks, self.engine.resume)
+        await asyncio.sleep(0.01)
+        if self.lab.spec.takes_weights and self.source.random() < 0.7:
+            self._update()
+        await self._anywhere(self.engine.resume)
+
+    async def _updated_if_idle(self) -> None:
+        """An update, if nothing of this call still runs."""
+        await asyncio.sleep(0.01)
+        with suppress(WeightSyncError):
+            self._update()
 
     async def _updated(self) -> None:
         self._update()
@@ -313,7 +401,7 @@ class Life:
         await task
 
     async def _failed(self) -> None:
-        """An update whose source raises, then a complete one."""
+        """An update whose source raises, perhaps a sleep or a pause without weights, then a complete one."""
 
         def broken() -> Iterator[WeightShard]:
             yield from pieces(self.lab.changed(self.source.randrange(50)))[: self.source.randrange(1, 9)]
@@ -324,10 +412,43 @@ class Life:
             self.faults.append("a source that raised was not noticed")
         except BrokenSourceError:
             self._peek()
-        self._update()
+        claimed = self.lab.spec.capabilities
+        if Capability.ABORT in claimed and self.source.random() < 0.3:
+            await self._anywhere(self.engine.abort)
+        if Capability.SLEEP in claimed and self.source.random() < 0.5:
+            await self._slept_at(self.source.choice(((1,), (2,))), is_lost=True)
+        else:
+            self._update()
 
     async def _not_finite(self) -> None:
         """An update to weights from which nothing may be sampled, then a complete one."""
+        state = self._spoilt()
+        with suppress(RlsdkError):
+            self.engine.update_weights(whole_shards(state), SPOILT)
+            requests = [replace(one, response_ids=()) for one in self._requests(2)]
+            async for output in self.engine.generate(requests):
+                if len(output.token_ids):
+                    self.faults.append("a sample of weights that are not finite")
+        self._update()
+
+    async def _not_finite_in_a_pause(self) -> None:
+        """The same while samples are paused: they survive an update that is refused, and end if it is accepted."""
+        _, task = self._task()
+        await self._steps()
+        await self._anywhere(self.engine.pause)
+        await asyncio.sleep(0.02)
+        try:
+            self.engine.update_weights(whole_shards(self._spoilt()), SPOILT)
+        except WeightSyncError:
+            self._update()
+            await self._elsewhere([task], self.engine.resume)
+            return
+        with suppress(RlsdkError):
+            await self._elsewhere([task], self.engine.resume)
+        self._update()
+
+    def _spoilt(self) -> dict[str, Tensor]:
+        """Weights that are not finite."""
         state = {name: tensor.clone() for name, tensor in self.lab.base.items()}
         # One that is added to every token's hidden state, because attention may turn scores that are not finite into
         # probabilities that are; or a single logit.
@@ -335,34 +456,77 @@ class Life:
         name = self.source.choice([name for name in state if name.endswith(spoilt)])
         rows = slice(7, 8) if name == "lm_head.weight" else slice(None)
         state[name][rows] = self.source.choice((float("nan"), float("inf")))
-        with suppress(RlsdkError):
-            self.engine.update_weights(whole_shards(state), 78)
-            requests = [replace(one, response_ids=()) for one in self._requests(2)]
-            async for output in self.engine.generate(requests):
-                if len(output.token_ids):
-                    self.faults.append(f"a sample of {name} that is not finite")
-        self._update()
+        return state
 
     async def _slept(self) -> None:
         levels = self.source.choice(((1,), (1,), (2,), (1, 2))) if self.lab.spec.takes_weights else (1,)
-        for level in levels:
-            self.engine.sleep(level)
-            self._peek()
-        weights_first = self.source.random() < 0.7
-        self.engine.wake(("weights",) if weights_first else ("kv_cache",))
-        self._peek()
-        if weights_first and self.lab.spec.takes_weights and (2 in levels or self.source.random() < 0.5):
-            self._update()
-        self.engine.wake(("kv_cache",) if weights_first else ("weights",))
-        if 2 in levels and not weights_first:
-            self._update()
+        await self._slept_at(levels)
 
-    def _update(self) -> None:
-        # Weights other than the served ones, so that a tensor that an update misses shows.
+    async def _slept_at(self, levels: Sequence[int], *, is_lost: bool = False) -> None:
+        """Sleeps at these levels and wakes in stages, perhaps paused or with an abort at any moment.
+
+        Args:
+            levels: levels of the calls of `sleep`.
+            is_lost: there were no weights before.
+        """
+        claimed = self.lab.spec.capabilities
+        holds = Capability.PARTIAL_ROLLOUT in claimed and self.source.random() < 0.5
+        needs_weights = 2 in levels or is_lost
+        paused_at = self.source.randrange(4) if holds else -1
+        for moment in range(4):
+            if moment == paused_at:
+                await self._anywhere(self.engine.pause)
+            if moment and Capability.ABORT in claimed and self.source.random() < 0.15:
+                await self._anywhere(self.engine.abort)
+            if moment == 0:
+                for level in levels:
+                    self.engine.sleep(level)
+                    self._peek()
+                weights_first = self.source.random() < 0.7
+            elif moment == 1:
+                self.engine.wake(("weights",) if weights_first else ("kv_cache",))
+                self._peek()
+            elif moment == 2:
+                if weights_first and self.lab.spec.takes_weights and (needs_weights or self.source.random() < 0.5):
+                    self._update()
+                self.engine.wake(("kv_cache",) if weights_first else ("weights",))
+        if needs_weights and not weights_first:
+            self._update()
+        if holds:
+            # The pause holds after the engine woke.
+            before, task = self.engine.num_decoded(), self._task(2)[1]
+            await self._steps()
+            await asyncio.sleep(0.02)
+            if task.done() or self.engine.num_decoded() != before:
+                self.faults.append(f"tokens that came in a pause, {'before' * (not paused_at)} a sleep at {levels}")
+            await self._elsewhere([task], self.engine.resume)
+
+    def _update(self, aborted: Sequence[str] = ()) -> None:
+        """Updates to other weights than the served ones, so that a tensor that an update misses shows.
+
+        Args:
+            aborted: ids of requests that another thread aborts meanwhile.
+        """
         serving = self.source.choice([at for at in range(len(self.states)) if at != self.serving])
         state, version = self.states[serving], self.source.choice((0, 1, 1, 2, 5, 2**40))
-        self.engine.update_weights(self._laid(state), version)
+        self.engine.update_weights(self._watched(self._laid(state), aborted, torch_modes()), version)
         self.serving = serving
+
+    def _watched(
+        self, shards: Iterator[WeightShard], aborted: Sequence[str], modes: set[tuple[str, object]]
+    ) -> Iterator[WeightShard]:
+        """The same items. The source's code runs in the modes of the caller, except that gradients may be off; another
+        thread may abort requests while it runs."""
+        for at, shard in enumerate(shards):
+            if at == 1 and aborted:
+                thread = threading.Thread(target=self.engine.abort, args=(aborted,), daemon=True)
+                thread.start()
+                thread.join(RETURN_S)
+                self.faults += ["abort did not return during an update"] if thread.is_alive() else []
+            if at == 1:
+                changed = sorted(f"{name} is {value}" for name, value in torch_modes() - modes if name != "gradients")
+                self.faults += [f"for the source of an update {', '.join(changed)}"] if changed else []
+            yield shard
 
     def _narrowed(self, tensor: Tensor) -> Tensor:
         """The same values, perhaps in another dtype."""
@@ -394,6 +558,12 @@ def _alike(state: dict[str, Tensor]) -> dict[str, Tensor]:
         name: torch.zeros_like(tensor) if name.endswith("bias") else first.setdefault(tuple(tensor.shape), tensor)
         for name, tensor in state.items()
     }
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
 
 
 class BrokenSourceError(Exception):

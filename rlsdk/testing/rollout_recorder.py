@@ -24,6 +24,7 @@ from rlsdk.interfaces import (
     fingerprint,
 )
 from rlsdk.kit.guarded_rollout import GuardedRolloutEngine
+from rlsdk.testing.plain_data import not_plain
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -194,9 +195,10 @@ class RecordingRolloutEngine(GuardedRolloutEngine):
 
 
 def _wrong_receipt(receipt: SyncReceipt, served: Weights) -> list[str]:
-    """False statements in the receipt of a float32 update."""
-    if served.state is None:
-        return []
+    """False statements in the receipt of a float32 update, and values that are no plain data in any receipt."""
+    unsent = [f"receipt of version {served.version}: {fault}" for fault in not_plain(receipt)]
+    if unsent or served.state is None:
+        return unsent
     served.identity()  # computes the fingerprints
     num_bytes = sum(4 * tensor.numel() for tensor in served.state.values())
     expected = (served.version, len(served.state), num_bytes)

@@ -79,7 +79,7 @@ def at_random(lab: RolloutLab, seed: int, count: int, room: int | None = None) -
             "temperature": source.choice((0.0, 0.3, 0.8, 1.0, 1.0, 1.6, 2.0)),
             "top_k": source.choice((0, 0, 0, 1, 4, 30, lab.vocabulary - 1, 2 * lab.vocabulary)),
             "top_p": source.choice((1.0, 1.0, 1.0, 0.3, 0.8, 0.95)),
-            "seed": source.choice((None, 0, -1, seed, source.getrandbits(62))),
+            "seed": source.choice((None, 0, -1, seed, source.getrandbits(62), source.choice((-(2**63), 2**64 - 1)))),
             "stop_token_ids": source.choice(((), (), (lab.eos,), tuple(range(60, 75)))),
         }
         if Capability.MIN_P in capabilities:

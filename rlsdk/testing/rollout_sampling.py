@@ -34,6 +34,7 @@ class SamplingRequirements:
         requests = [lab.ask(f"r{n}", lab.prompt(4 + n, 1), n, max_tokens=6) for n in (1, 3, 5)]
         outputs = lab.run(requests)
         measured.none("wrong samples", wrong_identities(requests, outputs))
+        measured.none("samples of a call without requests", lab.run([]))
         uneven = [o for o in outputs if not 0 < len(o.token_ids) == len(o.log_probs)]
         measured.none("samples without a log-prob for each token", uneven)
         ids = [token for output in outputs for token in output.token_ids.tolist()]

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from rlsdk.interfaces import (
     GenerationRequest,
     RolloutEngine,
 )
+from rlsdk.testing.modes import random_states
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import audit
 from rlsdk.testing.rollout_lab import RolloutLab, collect
@@ -70,9 +70,9 @@ class SideEffectRequirements:
                 torch.manual_seed(5)
                 np.random.seed(5)
                 random.seed(5)
-                before = _random_states()
+                before = random_states()
                 drawn.append(tokens_of(lab.run(requests)))
-                moved += [name for name, state in _random_states().items() if state != before[name]]
+                moved += [name for name, state in random_states().items() if state != before[name]]
         finally:
             torch.set_rng_state(held[0])
             np.random.set_state(held[1])
@@ -130,15 +130,6 @@ class SideEffectRequirements:
         measured.none("wrong samples", audit(lab, requests, outputs)[0])
         if Capability.SEED in lab.spec.capabilities:
             measured.none("samples that a pause changed", [k for k, t in tokens_of(outputs).items() if whole[k] != t])
-
-
-def _random_states() -> dict[str, object]:
-    known: Any = np.random.get_state()
-    return {
-        "torch": torch.get_rng_state().tolist(),
-        "numpy": (known[1].tolist(), known[2]),
-        "random": random.getstate(),
-    }
 
 
 def unservable(lab: RolloutLab) -> dict[str, GenerationRequest]:

@@ -261,6 +261,7 @@ MEMORY_LAYOUTS: Mapping[str, _MemoryLayout] = {
     "transposed": _MemoryLayout(_transposed),
     "with gaps": _MemoryLayout(_with_gaps, torch.bfloat16),
     "inside of another": _MemoryLayout(_inside, torch.float64),
+    "that record gradients": _MemoryLayout(lambda tensor: tensor.clone().requires_grad_()),
     "in padded rows": _MemoryLayout(_padded, torch.float16),
 }
 

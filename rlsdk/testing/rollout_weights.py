@@ -7,7 +7,7 @@ import gc
 import math
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import torch
@@ -18,12 +18,14 @@ from rlsdk.interfaces import (
     Capability,
     GenerationOutput,
     RolloutEngine,
+    WeightLayout,
     WeightShard,
     WeightSyncError,
     fingerprint,
 )
 from rlsdk.testing.damaged_updates import DAMAGES, MORE_DAMAGES, Damage
 from rlsdk.testing.draw_statistics import Noise
+from rlsdk.testing.plain_data import not_plain
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.resources import handles, settled_handles
 from rlsdk.testing.rollout_audit import adds_up, audit
@@ -42,8 +44,10 @@ class WeightRequirements:
 
     @requirement("layout")
     def test_layout(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """`layout` lists every tensor of the checkpoint with its shape, and its boxes cover each exactly once."""
+        """`layout` lists every tensor of the checkpoint with its shape, and its boxes cover each exactly once. It is
+        plain data."""
         layouts = changing.layout()
+        measured.none("layouts that are no plain data", not_plain(list(layouts)))
         held = {meta.name: meta.shape for layout in layouts for meta in layout.tensors}
         expected = {name: tuple(tensor.shape) for name, tensor in lab.base.items()}
         wrong = [name for name in sorted(held.keys() | expected.keys()) if held.get(name) != expected.get(name)]
@@ -241,7 +245,8 @@ class WeightRequirements:
     @requirement("update.first")
     def test_update_first(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Without `load_weights` no weight file is read, nothing is served before the first update, and this update is
-        served then. Samples of seeds do not depend on the seed of the run."""
+        served then, even if the engine slept, paused or aborted before it. Its layout is the same all the time. Samples
+        of seeds do not depend on the seed of the run."""
         bare = lab.scratch.parent / "without-weights"
         shutil.copytree(lab.folder, bare, ignore=shutil.ignore_patterns("*.safetensors*"), dirs_exist_ok=True)
         fresh = lab.start(load_weights=False, folder=bare, **SECOND)
@@ -251,7 +256,26 @@ class WeightRequirements:
             with suppress(WeightSyncError):
                 early = lab.run([request], fresh)
             measured.none("samples of no weights", early)
+            layouts, pauses = list(fresh.layout()), Capability.PARTIAL_ROLLOUT in lab.spec.capabilities
+            for at, sleeps in enumerate(((1,), (2,), (1, 2)) if Capability.SLEEP in lab.spec.capabilities else ()):
+                if at == 1 and pauses:
+                    fresh.pause()
+                for level in sleeps:
+                    fresh.sleep(level)
+                fresh.wake(("weights",))
+                _without_weights(fresh, lab, measured, layouts)
+                if at == 2:
+                    fresh.update_weights(whole_shards(lab.changed(8)), 3)
+                fresh.wake(("kv_cache",))
+            _without_weights(fresh, lab, measured, layouts)
+            if Capability.SLEEP in lab.spec.capabilities:
+                if pauses:
+                    fresh.resume()
+                first = lab.plain.with_state(lab.changed(8))
+                faults, _ = audit(lab, [request], lab.run([request], fresh), first, version=3)
+                measured.none("wrong samples of weights that came to a sleeping engine", faults)
             fresh.update_weights(whole_shards(lab.base), 4)
+            measured.equal("another layout with weights", list(fresh.layout()) != layouts, False)
             lab.first_draws = in_order(lab, unseeded(lab), fresh)
             state = lab.changed(7)
             fresh.update_weights(whole_shards(state), 5)
@@ -311,6 +335,18 @@ class WeightRequirements:
         for name, more in settled_handles(before).items():
             measured.at_most(f"{name} that it left", more, 0)
         measured.none("wrong samples after it was closed", audit(lab, seeded, lab.run(seeded, changing))[0])
+
+
+def _without_weights(
+    engine: RolloutEngine, lab: RolloutLab, measured: Measured, layouts: Sequence[WeightLayout]
+) -> None:
+    """Makes the calls that an engine without weights must accept."""
+    if Capability.ABORT in lab.spec.capabilities:
+        engine.abort()
+        engine.abort(["unknown"])
+    measured.none("shares of its KV cache that an idle engine uses", [used for used in [engine.kv_used()] if used])
+    measured.none("tokens of an engine without weights", [made for made in [engine.num_decoded()] if made])
+    measured.equal("another layout without weights", list(engine.layout()) != list(layouts), False)
 
 
 def _weighed(shards: Iterator[WeightShard], grown: list[int]) -> Iterator[WeightShard]:

@@ -215,10 +215,11 @@ def test_pairs_of_tokens_follow_the_exact_joint_distribution(plain: Any, qwen2: 
     assert_frequencies(counts, joint.flatten())
 
 
-def test_logits_that_are_not_finite_give_a_log_prob_that_is_not_and_a_token_of_the_vocabulary() -> None:
+@pytest.mark.parametrize("size", [259, 1031, 32_000])
+def test_logits_that_are_not_finite_give_a_log_prob_that_is_not_and_a_token_of_the_vocabulary(size: int) -> None:
     """They led past a vocabulary that is no power of 16: "index 287 is out of bounds" in place of what was wrong."""
     rows = RowSampling.of([SamplingParams()], torch.device("cpu"))
-    noise = uniforms(np.array([1], np.uint64), np.array([0]), 259)
-    tokens, log_probs = draw(torch.full((1, 259), torch.nan), rows, noise)
-    assert 0 <= int(tokens) < 259
+    noise = uniforms(np.array([1], np.uint64), np.array([0]), size)
+    tokens, log_probs = draw(torch.full((1, size), torch.nan), rows, noise)
+    assert 0 <= int(tokens) < size
     assert not log_probs.isfinite().any()

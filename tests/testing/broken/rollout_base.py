@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing
 from typing import Any
 from unittest.mock import patch
 
@@ -34,10 +34,11 @@ class Rewritten(TransformersRolloutEngine):
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         known = {request.request_id: request for request in requests}
         stream = super().generate([self.asked(request) for request in requests])
-        async for output in stream:
-            changed = self.given(known[output.request_id], output)
-            if changed is not None:
-                yield changed
+        async with aclosing(stream) as outputs:
+            async for output in outputs:
+                changed = self.given(known[output.request_id], output)
+                if changed is not None:
+                    yield changed
 
 
 class Drawing(Rewritten):

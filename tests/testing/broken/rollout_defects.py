@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broken.defect import Defect
-from broken.state_defects import ROLLOUT_FOLDERS, ROLLOUT_STATES
+from broken.state_defects import ROLLOUT_FOLDERS, ROLLOUT_NESTED, ROLLOUT_STATES
 from rlsdk.interfaces import Capability
 
 ROLLOUT_CAPABILITIES = frozenset(
@@ -434,9 +434,6 @@ ROLLOUT = {
     "buffers-apart": Defect("rollout_models:BuffersApart", {"model.experts": "other biases"}),
     "norms-in-half": Defect("rollout_models:NormsInHalf", {"model.float16": "version 1"}),
     "tokens-of-16-bits": Defect("rollout_models:TokensOf16Bits", {"model.float16": "version 0"}),
-    "decodes-token-by-token": Defect(
-        "rollout_stopping:DecodesTokenByToken", {"model.configuration": "goes on behind a stop string"}
-    ),
     "fill-of-nothing": Defect("rollout_counts:FillOfNothing", {"life": "ZeroDivisionError"}),
     "leaving-aborts-namesakes": Defect("rollout_aborts:LeavingAbortsNamesakes", {"abandoned": "finish reason abort"}),
     "minus-one-is-none": Defect("rollout_noise:MinusOneIsNone", {"seed.values": "did not come again"}),
@@ -449,4 +446,5 @@ ROLLOUT = {
     "keeps-abandoned-calls": Defect("rollout_resources:KeepsAbandonedCalls", {"handles": "objects kept"}),
     **ROLLOUT_FOLDERS,
     **ROLLOUT_STATES,
+    **ROLLOUT_NESTED,
 }

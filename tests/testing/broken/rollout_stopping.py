@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from broken.rollout_base import Patched, Rewritten
-from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest, RankContext, RolloutSpec
+from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest
 from rlsdk.kit.stop_text import StopText
 from rlsdk.reference.running import Running
-from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 
 
 class StopTokenDropped(Rewritten):
@@ -301,19 +300,3 @@ class StopStringAtTheLimitIsLength(Patched):
                     if newest not in self._job(row).request.sampling.stop_token_ids:
                         reasons[at] = FinishReason.LENGTH
             super()._finish(done, reasons)
-
-
-class DecodesTokenByToken(TransformersRolloutEngine):
-    """Tokens are decoded one by one for stop strings: a character of two tokens is never found."""
-
-    def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
-        super().initialize(ctx, spec)
-        self.decoder.running.stop_text = TokenByToken(spec.model)
-
-
-class TokenByToken(StopText):
-    """Joins the texts of single tokens."""
-
-    def ends(self, strings: Sequence[str], token_ids: Sequence[int]) -> bool:
-        text = "".join(self.tokenizer.decode([token]) for token in token_ids)
-        return any(string in text for string in strings)
