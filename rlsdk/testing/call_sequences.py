@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from rlsdk.interfaces import Batch, Box, RlsdkError, TrainEngine
 from rlsdk.testing.case_runner import record_final_state, share, unchanged, wrong_outputs, wrong_types
@@ -93,6 +94,11 @@ def rewrite(folder: Path | str) -> Act:
     return partial(_rewrite, Path(folder))
 
 
+def aside(*acts: Act) -> Act:
+    """Calls whose results do not count, only the faults that they find."""
+    return partial(_aside, acts)
+
+
 def offload(*parts: str) -> Act:
     return partial(_call, "offload", (parts,))
 
@@ -140,6 +146,21 @@ def read(engine: TrainEngine, found: Driven) -> None:
     found.layout = layout
 
 
+def see_layout(engine: TrainEngine, found: Driven) -> None:
+    """`layout` alone, which needs nothing on the device; it must not have changed."""
+    layout = engine.layout()
+    if found.layout is not None and layout != found.layout:
+        found.faults.append("the layout changed")
+    found.layout = layout
+
+
+def _aside(acts: Sequence[Act], engine: TrainEngine, found: Driven) -> None:
+    scratch = Driven(collects=found.collects, layout=found.layout)
+    for act in acts:
+        act(engine, scratch)
+    found.faults += scratch.faults
+
+
 def _learn(batch: Batch, objective: Any, lonely: bool, engine: TrainEngine, found: Driven) -> None:
     mine = share(engine, batch, lonely=lonely)
     with unchanged(mine, found):
@@ -159,6 +180,7 @@ def _look(batch: Batch, names: Sequence[str], engine: TrainEngine, found: Driven
     with unchanged(mine, found):
         outputs = engine.forward(mine, list(names))
     found.seen.append(outputs)
+    found.seen_rows.append((mine["row_id"].tolist(), mine.lengths.tolist()))
     found.faults += wrong_outputs(engine, mine, names, outputs)
 
 
@@ -179,13 +201,23 @@ def _export(folder: Path, engine: TrainEngine, found: Driven) -> None:
     engine.save_pretrained(folder)
     place = engine.parallel
     if max(place.dp_size, place.tp_size, place.pp_size, place.cp_size) > 1:
+        # Other ranks may still be writing: `train_lab` compares once all have returned.
+        held = [(shard.name, shard.box, shard.tensor.detach().cpu().clone()) for shard in engine.shards()]
+        found.exported.append((str(folder), held))
         return
+    found.faults += exported_otherwise(folder, [(shard.name, shard.box, shard.tensor) for shard in engine.shards()])
+
+
+def exported_otherwise(folder: Path, held: Sequence[tuple[str, Box, Tensor]]) -> list[str]:
+    """Boxes whose values in an export are not those that were held."""
     written = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
-    for shard in engine.shards():
-        whole = written.get(shard.name)
-        mine = None if whole is None else whole[shard.box.slices(Box.whole(tuple(whole.shape)))]
-        if mine is None or not torch.equal(mine, shard.tensor.detach().to("cpu", mine.dtype)):
-            found.faults.append(f"{shard.name} {shard.box} was exported with other values, or not at all")
+    faults = []
+    for name, box, tensor in held:
+        whole = written.get(name)
+        mine = None if whole is None else whole[box.slices(Box.whole(tuple(whole.shape)))]
+        if mine is None or not torch.equal(mine, tensor.detach().to("cpu", mine.dtype)):
+            faults.append(f"{name} {box} was exported with other values, or not at all")
+    return faults
 
 
 def _rewrite(folder: Path, engine: TrainEngine, found: Driven) -> None:

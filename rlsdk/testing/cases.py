@@ -162,6 +162,10 @@ class Driven:
     collects: bool = True
     seen: list[dict[str, Tensor]] = field(default_factory=list)
     """Outputs that were requested between steps (`call_sequences.look`)."""
+    seen_rows: list[tuple[list[int], list[int]]] = field(default_factory=list)
+    """For each of `seen`: identities and lengths of this rank's rows."""
+    exported: list[tuple[str, list[tuple[str, Box, Tensor]]]] = field(default_factory=list)
+    """Folders that several ranks exported to, and what this rank held then."""
     faults: list[str] = field(default_factory=list)
     """Faults that a script found itself."""
     apart: list[str] = field(default_factory=list)

@@ -35,7 +35,7 @@ class Raising:
     def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
         if set(batch["row_id"].tolist()) & set(self.rows):
             raise self.error(f"a row of {sorted(self.rows)}")
-        return ObjectiveResult(loss=outputs["log_probs"].sum())
+        return ObjectiveResult(loss=outputs[self.outputs[0]].sum())
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,12 @@ class Unfit:
     outputs: Sequence[str] = ("log_probs",)
 
     def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
-        here = (batch["row_id"] == self.row).to(torch.float32)[batch.row_of_token]
+        (name, *_), here = self.outputs, (batch["row_id"] == self.row).to(torch.float32)
+        weight = batch["row_weight" if name == "scores" else "loss_weight"]
+        here = here if name == "scores" else here[batch.row_of_token]
         # The loss does not change, but its gradient at this row's tokens is `value`.
-        spoilt = _Slope.apply(outputs["log_probs"] * here, self.value) if here.any() else 0.0  # type: ignore[no-untyped-call]
-        return ObjectiveResult(loss=(batch["loss_weight"] * outputs["log_probs"]).sum() + spoilt)
+        spoilt = _Slope.apply(outputs[name] * here, self.value) if here.any() else 0.0  # type: ignore[no-untyped-call]
+        return ObjectiveResult(loss=(weight * outputs[name]).sum() + spoilt)
 
 
 @dataclass(frozen=True)

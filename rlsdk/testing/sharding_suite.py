@@ -13,6 +13,7 @@ from rlsdk.registry import ComponentKind, Registry, Row
 from rlsdk.testing.requirements import Measured
 from rlsdk.testing.sharding_faults import SyncFaultRequirements
 from rlsdk.testing.sharding_lab import ShardingLab
+from rlsdk.testing.sharding_lives import SyncLifeRequirements
 from rlsdk.testing.sharding_plans import PlanRequirements
 from rlsdk.testing.sharding_quantized import QuantizedRequirements
 from rlsdk.testing.sharding_random_layouts import RandomLayoutRequirements
@@ -20,7 +21,12 @@ from rlsdk.testing.sharding_syncs import SyncRequirements
 
 
 class ShardingConformance(
-    PlanRequirements, SyncRequirements, SyncFaultRequirements, QuantizedRequirements, RandomLayoutRequirements
+    PlanRequirements,
+    SyncRequirements,
+    SyncFaultRequirements,
+    SyncLifeRequirements,
+    QuantizedRequirements,
+    RandomLayoutRequirements,
 ):
     """Subclass it with the name under which a sharding manager is registered (`train+rollout`, with `*` for any).
 

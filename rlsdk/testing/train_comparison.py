@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rlsdk.interfaces import (
     Batch,
+    CheckpointError,
     ForwardBackwardResult,
     Head,
     Objective,
@@ -133,9 +134,16 @@ class ComparedTrainEngine(TrainEngine):
         self._right(lambda plain: plain.save_checkpoint(path))
 
     def load_checkpoint(self, path: Path) -> None:
+        self.num_calls += 1
+        try:
+            self.engine.load_checkpoint(path)
+        except CheckpointError:
+            raise  # the engine continues with what it had
+        except Exception:
+            self.plain = None
+            raise
         if str(path) not in CHECKPOINTS:
             self.plain = None
-        self._called(lambda: self.engine.load_checkpoint(path))
         self._right(lambda plain: plain.load_checkpoint(path))
 
     def save_pretrained(self, path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlsdk.interfaces import Capability, Head, TrainEngine
-from rlsdk.testing.call_sequences import Act, play
+from rlsdk.testing.call_sequences import Act, exported_otherwise, play
 from rlsdk.testing.case_runner import by_row, drive, whole
 from rlsdk.testing.cases import Case, Driven
 from rlsdk.testing.models import write_tiny_model
@@ -225,7 +226,10 @@ class TrainLab:
         """Keeps the faults that scripts found until the requirement has ended."""
         for result in results:
             parts = result if isinstance(result, tuple) else (result,)
-            self._faults += [[*part.faults, *part.apart] for part in parts if isinstance(part, Driven)]
+            for part in parts:
+                if isinstance(part, Driven):
+                    wrong = [fault for to, held in part.exported for fault in exported_otherwise(Path(to), held)]
+                    self._faults.append([*part.faults, *part.apart, *wrong])
         return results
 
     def new_folder(self, name: str) -> Path:
@@ -269,6 +273,22 @@ class TrainLab:
                 f"largest difference of {name}{behind}", furthest_output(ranks, expected, name), self.suite.tolerance
             )
 
+    def lives(self, measured: Measured, ranks: Sequence[Driven], expected: Driven, where: str = "") -> None:
+        """As `holds`, for scripts: rates, skipped steps and the outputs between steps are also as expected."""
+        self.holds(measured, ranks, expected, where)
+        behind = f", {where}" if where else ""
+        for rank in ranks:
+            measured.equal(f"steps skipped otherwise{behind}", sum(map(operator.ne, rank.skipped, expected.skipped)), 0)
+            off = [abs(a - b) / (b or 1.0) for a, b in zip(rank.lrs, expected.lrs, strict=True)]
+            measured.at_most(f"learning rate, relative{behind}", max(off, default=0.0), 1e-6)
+        worst: dict[str, float] = {}
+        for at in range(len(expected.seen)):
+            (right,), mine = _seen([expected], at), _seen(ranks, at)
+            for name in right.outputs:
+                worst[name] = max(worst.get(name, 0.0), furthest_output(mine, right, name))
+        for name, value in worst.items():
+            measured.at_most(f"largest difference of {name} between steps{behind}", value, self.suite.tolerance)
+
     def holds_to_plain(
         self, measured: Measured, ranks: Sequence[Driven], case: Case, where: str = "", *, weights: bool = True
     ) -> Driven:
@@ -298,6 +318,14 @@ def furthest_output(ranks: Sequence[Driven], expected: Driven, name: str) -> flo
         return math.inf
     worst = max(float((mine[row] - theirs[row]).abs().max()) for row in theirs)
     return worst if math.isfinite(worst) else math.inf
+
+
+def _seen(ranks: Sequence[Driven], at: int) -> list[Driven]:
+    """The results of ranks whose outputs are those of the script's call `at` of `forward`."""
+    return [
+        replace(rank, outputs=rank.seen[at], row_ids=rank.seen_rows[at][0], lengths=rank.seen_rows[at][1])
+        for rank in ranks
+    ]
 
 
 def _furthest(mine: Any, theirs: Any) -> float:

@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from rlsdk.interfaces import (
     Batch,
     Box,
+    CheckpointError,
     ForwardBackwardResult,
     Head,
     Objective,
@@ -124,8 +125,9 @@ class PlainTrainEngine(TrainEngine):
             del CHECKPOINTS[next(iter(CHECKPOINTS))]
 
     def load_checkpoint(self, path: Path) -> None:
-        """Raises `KeyError` if no plain engine of this process saved there."""
-        state = CHECKPOINTS[str(path)]
+        """Only what a plain engine of this process saved can be loaded."""
+        if (state := CHECKPOINTS.get(str(path))) is None:
+            raise CheckpointError(f"{path} has no checkpoint of this process")
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(state["weights"][name])

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from rlsdk.interfaces import Batch, Capability, ConfigError, Head
+from rlsdk.interfaces import Batch, Capability, CheckpointError, ConfigError, Head
 from rlsdk.kit.memory_parts import TRAIN_PARTS
 from rlsdk.testing.call_sequences import (
     Act,
+    aside,
     export,
     learn,
     learn_nothing,
@@ -29,6 +30,7 @@ from rlsdk.testing.call_sequences import (
     rewrite,
     save,
     save_in_a_sync,
+    see_layout,
     skip,
     step,
 )
@@ -36,7 +38,7 @@ from rlsdk.testing.case_runner import record_final_state
 from rlsdk.testing.cases import OPTIM, Case, Driven, Weighted, rows_of
 from rlsdk.testing.objectives import Raising, Reporting, Unfit
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.train_lab import VARIANTS, TrainLab
+from rlsdk.testing.train_lab import VARIANTS, TrainLab, claimed_heads
 from rlsdk.testing.train_parallelism import split_case
 from rlsdk.testing.train_plain import PlainTrainEngine
 from rlsdk.testing.train_ranks import data_case
@@ -48,6 +50,8 @@ MODEL_EVENTS = 11
 """Number of events with each other model."""
 MODELS = ("tied", "llama", "qwen3", "capped", "windows", "llama3 positions", "experts")
 """Models besides the suite's own (`train_lab.VARIANTS`)."""
+HEADED = ("tied", "capped", "experts")
+"""Models that also learn with a value head."""
 FEW_EVENTS = 11
 """Number of events if several processes take part."""
 SPLITS = frozenset({Capability.TENSOR_PARALLEL, Capability.PIPELINE_PARALLEL, Capability.CONTEXT_PARALLEL})
@@ -80,7 +84,7 @@ class RandomCallRequirements:
             for name, script in life.scripts().items():
                 folder = shutil.copytree(case.model, lab.new_folder("rewritten"), dirs_exist_ok=True)
                 found = lab.run(play, replace(case, model=str(folder)), [rewrite(folder), *script])
-                lab.holds(measured, [found], plainly(case, script), f"life {seed}, {name}")
+                lab.lives(measured, [found], plainly(case, script), f"life {seed}, {name}")
 
     @requirement("life.models", since=(2, 0))
     def test_life_models(self, lab: TrainLab, measured: Measured) -> None:
@@ -98,7 +102,7 @@ class RandomCallRequirements:
                     found = lab.run(play, case, script)
                 except ConfigError:
                     break
-                lab.holds(measured, [found], plainly(case, script), f"{name}, {part}")
+                lab.lives(measured, [found], plainly(case, script), f"{name}, {part}")
 
     @requirement("life.frozen", since=(2, 0))
     def test_life_frozen(self, lab: TrainLab, measured: Measured) -> None:
@@ -108,28 +112,38 @@ class RandomCallRequirements:
         case, script = lab.case(optim=None, probe=life.probe(), rows=2), life.script
         folder = shutil.copytree(case.model, lab.new_folder("rewritten"), dirs_exist_ok=True)
         found = lab.run(play, replace(case, model=str(folder)), [rewrite(folder), *script])
-        lab.holds(measured, [found], plainly(case, script))
+        lab.lives(measured, [found], plainly(case, script))
 
     @requirement("steady.kinds", since=(2, 0))
     def test_steady_kinds(self, lab: TrainLab, measured: Measured) -> None:
         """Random calls that only read, move memory, or save and load between any two calls of a run change nothing, bit
-        for bit: for a model in bfloat16, alone and on several ranks, one with dropout in its configuration, and one
-        with a head."""
+        for bit, and neither do skipped steps, objectives that raise and checkpoints that are refused: for a model in
+        bfloat16, alone and on several ranks, one with tied embeddings, with experts and with a head in it, one with
+        dropout in its configuration, and one with a head."""
         kinds: dict[str, dict[str, Any]] = {"dropout": {"model": lab.variant("dropout"), "checkpointing": True}}
         if "bfloat16" in lab.spec.dtypes:
             kinds |= {
                 "bfloat16": {"dtype": "bfloat16", "rows": 2},
                 "bfloat16, tied": {"dtype": "bfloat16", "model": lab.variant("tied")},
+                "bfloat16, experts": {"dtype": "bfloat16", "model": lab.variant("experts"), "checkpointing": True},
             }
         if Capability.VALUE_HEAD in lab.spec.capabilities:
             kinds["a head"] = {"head": Head.VALUE, "rows": 1}
+            if "bfloat16" in lab.spec.dtypes:
+                kinds["bfloat16, a head"] = {"dtype": "bfloat16", "head": Head.VALUE, "rows": 2}
         for seed, (name, fields) in enumerate(kinds.items(), start=70):
             if fields.get("model", "") is None:
                 continue
             case = lab.case(optim=EVERYTHING, witness=False, **fields)
             life = Life(lab, random.Random(seed), ("values",) if case.head is Head.VALUE else ("log_probs",))
             alone, disturbed = life.steady()
-            _is_unchanged(measured, [lab.run(play, case, one) for one in (alone, disturbed)], name)
+            try:
+                runs = [lab.run(play, case, one) for one in (alone, disturbed)]
+            except ConfigError:
+                if "experts" not in name:
+                    raise
+                continue  # an engine may refuse such a model
+            _is_unchanged(measured, runs, name)
         if {Capability.DATA_PARALLEL} <= lab.spec.capabilities and "bfloat16" in lab.spec.dtypes:
             case = replace(data_case(lab), steps=(), dtype="bfloat16", optim=EVERYTHING, witness=False)
             for one, other in zip(
@@ -140,13 +154,41 @@ class RandomCallRequirements:
 
     @requirement("life.heads", needs=Capability.VALUE_HEAD, since=(2, 0))
     def test_life_heads(self, lab: TrainLab, measured: Measured) -> None:
-        """For random calls of a value model, all results are plain torch's."""
-        for seed in (20, 21):
-            life = Life.of(lab, seed, names=("values",))
-            case = lab.case(head=Head.VALUE, probe=life.probe(), optim=OPTIMS[seed % 2], **LIMITS[1 + seed % 2])
+        """For random calls of value and score models, all results are plain torch's; also of value models with tied
+        embeddings, capped logits or experts, which may be refused with a ConfigError."""
+        kinds = [(head.value, lab.headed_model, head, (name,)) for head, name in claimed_heads(lab)]
+        kinds += [(name, lab.variant(name, head=Head.VALUE) or "", Head.VALUE, ("values",)) for name in HEADED]
+        for seed, (kind, model, head, names) in enumerate(kinds, start=20):
+            if not model:
+                continue
+            num_events, size = (
+                (MODEL_EVENTS, VARIANTS[kind].shape.get("vocab_size", 128)) if kind in HEADED else (EVENTS, 128)
+            )
+            life = Life.of(lab, seed, num_events=num_events, names=names, vocabulary=size)
+            limit = LIMITS[1 + seed % 2]
+            case = lab.case(model=model, head=head, probe=life.probe(), optim=OPTIMS[seed % 2], **limit)
             for name, script in life.scripts().items():
-                found = lab.run(play, case, script)
-                lab.holds(measured, [found], plainly(case, script), f"life {seed}, {name}")
+                try:
+                    found = lab.run(play, case, script)
+                except ConfigError:
+                    if kind not in HEADED:
+                        raise
+                    break
+                lab.lives(measured, [found], plainly(case, script), f"life of {kind}, {name}")
+
+    @requirement("life.fresh", needs=Capability.EXPORT, since=(2, 0))
+    def test_life_fresh(self, lab: TrainLab, measured: Measured) -> None:
+        """For random calls of a model that is not in its files (random weights, or a head that the checkpoint lacks),
+        all results are those of plain torch that starts from its first export."""
+        kinds: dict[str, dict[str, Any]] = {"random": {"random": True}}
+        kinds |= {f"a new head of {n}": {"head": head, "model": lab.model} for head, n in claimed_heads(lab)}
+        for seed, (kind, fields) in enumerate(kinds.items(), start=30):
+            names = tuple(name for head, name in claimed_heads(lab) if head is fields.get("head")) or ("log_probs",)
+            life, first = Life.of(lab, seed, num_events=FEW_EVENTS, names=names), str(lab.new_folder("fresh"))
+            case = lab.case(probe=life.probe(), optim=OPTIMS[seed % 2], rows=2, **fields)
+            found = lab.run(play, case, [export(first), *life.script])
+            plain = replace(case, model=first, random=False)
+            lab.lives(measured, [found], plainly(plain, life.script), kind)
 
     @requirement("life.ranks", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_life_ranks(self, lab: TrainLab, measured: Measured) -> None:
@@ -181,7 +223,7 @@ class RandomCallRequirements:
         optim, limit = OPTIMS[seed % len(OPTIMS)], LIMITS[seed % len(LIMITS)]
         case = replace(case, optim=optim, steps=(), probe=life.probe(), **limit)
         for name, script in life.scripts().items():
-            lab.holds(measured, lab.play_split(case, script), plainly(case, script), f"{where}, {name}")
+            lab.lives(measured, lab.play_split(case, script), plainly(case, script), f"{where}, {name}")
 
 
 @dataclass(eq=False)
@@ -196,10 +238,15 @@ class Life:
     split: bool = False
     """Several ranks: some may have no rows."""
     script: list[Act] = field(default_factory=list)
-    saved: list[tuple[str, int]] = field(default_factory=list)
-    """Folders of checkpoints, and the length of the script at that time."""
+    saved: list[tuple[str, int, list[Act]]] = field(default_factory=list)
+    """Folders of checkpoints, the length of the script at that time, and a call in place of those whose gradients are
+    not in the checkpoint."""
     writing: set[int] = field(default_factory=set)
     """Acts that write into folders."""
+    pending: bool = False
+    """There may be gradients of an unfinished step."""
+    quiet: bool = False
+    """Between steps only calls that must not change them."""
     num_steps: int = 0
     num_batches: int = 0
 
@@ -208,11 +255,16 @@ class Life:
         """A complete life."""
         life = cls(lab, random.Random(seed), **fields)
         events = list(life._events())
+        exports = Capability.EXPORT in lab.spec.capabilities
         life._step()
+        if exports:
+            life._export()
         order = [*life.source.sample(events, len(events)), *life.source.choices(events, k=num_events)]
-        for event in order[:num_events]:
+        for event in order[: max(num_events, len(events))]:
             event()
         life._step()
+        if exports:
+            life._export()
         return life
 
     def probe(self) -> tuple[Batch, tuple[str, ...]]:
@@ -222,9 +274,9 @@ class Life:
         """The life; and, for another engine, the part after its last checkpoint."""
         found = {"whole": self.script}
         if self.saved:
-            folder, at = self.saved[-1]
+            folder, at, instead = self.saved[-1]
             rest = [act for i, act in enumerate(self.script) if i >= at and i not in self.writing]
-            found["behind a checkpoint"] = [load(folder), *rest]
+            found["behind a checkpoint"] = [load(folder), *instead, *rest]
         return found
 
     def steady(self) -> tuple[list[Act], list[Act]]:
@@ -233,27 +285,34 @@ class Life:
         for _ in range(4):
             steps += [learn(self._batch(), Weighted(tuple(self.names))) for _ in range(self.source.randrange(1, 3))]
             steps.append(step)
+        self.quiet = True
+        for at, act in enumerate(steps):
+            for event in self.source.sample(self._reading(), 2):
+                event()
+            if at and steps[at - 1] is step:
+                if self.source.random() < 0.5:
+                    self._save()
+                    self.script.append(load(self.saved[-1][0]))
+                self.source.choice((self._raise, self._skip, self._load_nothing))()
+            self.pending = act is not step
+            self.script.append(act)
+        return steps, self.script
+
+    def _reading(self) -> list[Callable[[], None]]:
+        """Events that change nothing, wherever they happen."""
         reading: list[Callable[[], None]] = [self._look, self._look_again, self._read, self._nothing, self._save]
         if Capability.OFFLOAD in self.lab.spec.capabilities:
             reading.append(self._offload)
         if Capability.EXPORT in self.lab.spec.capabilities:
             reading.append(self._export)
-        for at, act in enumerate(steps):
-            for event in self.source.sample(reading, 2):
-                event()
-            if at and steps[at - 1] is step and self.source.random() < 0.5:
-                self._save()
-                self.script.append(load(self.saved[-1][0]))
-            self.script.append(act)
-        return steps, self.script
+        return reading
 
     def _events(self) -> Iterator[Callable[[], None]]:
         claimed = self.lab.spec.capabilities
         yield from (self._look, self._look_again, self._read)
         if not self.frozen:
             yield from (self._step, self._step, self._save, self._load, self._nothing)
-            if self.names == ("log_probs",):
-                yield from (self._skip, self._raise)
+            yield from (self._skip, self._raise, self._load_nothing)
         if Capability.OFFLOAD in claimed:
             yield self._offload
         if Capability.EXPORT in claimed:
@@ -293,12 +352,16 @@ class Life:
     def _step(self) -> None:
         if self.frozen or self.num_steps >= MOST_STEPS:
             return self._look()
-        for _ in range(self.source.choice((1, 1, 2, 3))):
+        others = [event for event in self._events() if event != self._step]
+        for left in reversed(range(self.source.choice((1, 1, 2, 3)))):
             self.script.append(learn(self._batch(), self._objective(), lonely=self.source.random() < 0.2))
-            if self.source.random() < 0.2:
-                self._look()
+            self.pending = True
+            if self.source.random() < 0.3:
+                # What drops the gradients may not be the last before a step: one without any is not compared.
+                self.source.choice(others if left else self._reading())()
         self.num_steps += 1
         self.script.append(step)
+        self.pending = False
         return None
 
     def _objective(self) -> Weighted | Reporting:
@@ -309,16 +372,27 @@ class Life:
 
     def _skip(self) -> None:
         batch = self._batch()
-        bad = Unfit(int(batch["row_id"][0]), self.source.choice((float("inf"), float("nan"))))
-        # A row of one token has no gradient.
-        if int(batch.lengths[0]) > 1 and "response_mask" not in batch.tokens:
-            self.script += [learn(self._batch()), learn(batch, bad), skip]
+        # A row of one token, or outside of the mask, has no gradient.
+        while int(batch.lengths[0]) == 1 or "response_mask" in batch.tokens:
+            batch = self._batch()
+        value = self.source.choice((float("inf"), float("nan")))
+        bad = Unfit(int(batch["row_id"][0]), value, tuple(self.names))
+        acts = [learn(self._batch(), Weighted(tuple(self.names))), learn(batch, bad), skip]
+        self.script += [aside(*acts)] if self.quiet else acts
+        self.pending = False
 
     def _raise(self) -> None:
         batch = self._batch()
-        self.script += [learn(self._batch())] if self.source.random() < 0.5 else []
-        raising = learn(batch, Raising(batch["row_id"].tolist()))
-        self.script.append(refused("an objective that raises", raising, Exception))
+        acts = [learn(self._batch(), Weighted(tuple(self.names)))] if self.source.random() < 0.5 else []
+        raising = learn(batch, Raising(batch["row_id"].tolist(), tuple(self.names)))
+        acts.append(refused("an objective that raises", raising, Exception))
+        self.script += [aside(*acts)] if self.quiet else acts
+        self.pending = False
+
+    def _load_nothing(self) -> None:
+        if not self.pending:  # whether a refused checkpoint drops gradients is not promised
+            empty = load(self.lab.new_folder("life-empty"))
+            self.script.append(refused("a checkpoint without any file", empty, CheckpointError))
 
     def _look(self) -> None:
         names = list(self.names)
@@ -340,22 +414,55 @@ class Life:
         folder = str(self.lab.new_folder("life"))
         self.writing.add(len(self.script))
         self.script.append(self.source.choice((save, save_in_a_sync))(folder))
-        self.saved.append((folder, len(self.script)))
+        instead = [learn(self._batch(), Weighted(tuple(self.names)))] if self.pending else []
+        self.saved.append((folder, len(self.script), instead))
 
     def _load(self) -> None:
         if self.saved:
             self.script.append(load(self.source.choice(self.saved)[0]))
+            self.pending = False
 
     def _offload(self) -> None:
-        parts = self.source.sample(TRAIN_PARTS, self.source.randrange(1, 4))
-        self.script += [offload(*parts), onload(*self.source.sample(parts, len(parts)))]
+        """Parts leave together and come back one after the other, with calls in between that do not need them."""
+        away = self.source.sample(TRAIN_PARTS, self.source.randrange(1, 4))
+        self.script.append(offload(*away))
+        back = self.source.sample(away, len(away))
+        while back:
+            if self.source.random() < 0.6:
+                self.source.choice(self._half_awake(back))()
+            together = self.source.randrange(1, len(back) + 1)
+            self.script.append(onload(*back[:together]))
+            del back[:together]
+
+    def _half_awake(self, away: Sequence[str]) -> list[Callable[[], None]]:
+        """Events that need none of these parts."""
+        found: list[Callable[[], None]] = [self._see_layout]
+        if "weights" in away:
+            return found
+        found += [self._look, self._look_again, self._read]
+        if Capability.EXPORT in self.lab.spec.capabilities:
+            found.append(self._export)
+        if not self.frozen and "optimizer" not in away:
+            found.append(self._save)
+        if not self.frozen and "gradients" not in away and not self.quiet:
+            found.append(self._learn)
+        return found
+
+    def _see_layout(self) -> None:
+        self.script.append(see_layout)
+
+    def _learn(self) -> None:
+        """A call that belongs to the next step."""
+        self.script.append(learn(self._batch(), self._objective()))
+        self.pending = True
 
     def _export(self) -> None:
         self.writing.add(len(self.script))
         self.script.append(export(self.lab.new_folder("life-export")))
 
     def _reset(self) -> None:
-        self.script.append(reset(self.source.choice(OPTIMS)))
+        if not self.pending:  # whether a reset drops gradients is not promised
+            self.script.append(reset(self.source.choice(OPTIMS)))
 
 
 def _is_unchanged(measured: Measured, runs: Sequence[Driven], name: str) -> None:

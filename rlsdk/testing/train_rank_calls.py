@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import torch
 
 from rlsdk.interfaces import (
     Capability,
+    CheckpointError,
     TrainEngine,
 )
-from rlsdk.testing.call_sequences import Act, learn, read, reset, skip, step
+from rlsdk.testing.call_sequences import Act, learn, load, read, refused, reset, save, skip, step
 from rlsdk.testing.case_runner import drive, whole
 from rlsdk.testing.cases import Case, Driven, rows_of
 from rlsdk.testing.objectives import Comparing, RaisedHereError, Raising, Unfit
@@ -112,6 +114,27 @@ class RankCallRequirements:
         measured.equal("largest difference of numbers drawn", max(off), 0.0)
         measured.at_least("difference of two ranks' numbers", float((found[0][0] - found[1][0]).abs().max()), 1e-6)
 
+    @requirement("ranks.damaged", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_damaged(self, lab: TrainLab, measured: Measured) -> None:
+        """A checkpoint of several ranks that lacks a file, or has a truncated one, is a CheckpointError on every rank;
+        all continue unaffected."""
+        case, folder = replace(data_case(lab), optim=EVERYTHING), lab.new_folder("ranks-whole")
+        plain: list[Act] = [act for batches in steps_of(FEW, 3) for act in (learn(batches[0]), step)]
+        expected = lab.play_split(case, [*plain[:2], save(folder), *plain[2:]])
+        asked = []
+        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+            for how, damage in (("missing", Path.unlink), ("truncated", cut_in_half)):
+                copy = lab.new_folder("ranks-hurt") / "checkpoint"
+                shutil.copytree(folder, copy)
+                damage(copy / file.relative_to(folder))
+                asked.append(refused(f"a checkpoint with {file.name} {how}", load(copy), CheckpointError))
+        found = lab.play_split(case, [*plain[:4], *asked, *plain[4:]])
+        measured.none("faults", [fault for rank in found for fault in rank.faults])
+        off = furthest_weight(whole(found), whole(expected))
+        measured.equal("largest difference of weights after refusals", off, 0.0)
+        rates = [abs(a - b) for rank in found for a, b in zip(rank.lrs, expected[0].lrs, strict=True)]
+        measured.equal("largest difference of the rate after refusals", max(rates), 0.0)
+
     @requirement("ranks.reset", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_reset(self, lab: TrainLab, measured: Measured) -> None:
         """`reset_optimizer` resets every rank, as on one rank."""
@@ -189,6 +212,11 @@ def drawn_again(seat: Seat, case: Case, folder: str) -> tuple[torch.Tensor, torc
     finally:
         engine.close()
         torch.set_rng_state(state)
+
+
+def cut_in_half(file: Path) -> None:
+    """Drops the second half of a file."""
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
 def stays_in_group(seat: Seat, case: Case) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, cycle, permutations
 
 import torch
 
@@ -24,6 +24,7 @@ from rlsdk.testing.call_sequences import (
     reset,
     save,
     save_in_a_sync,
+    see_layout,
     step,
 )
 from rlsdk.testing.cases import Case, Driven, rows_of
@@ -133,6 +134,36 @@ class ReadOnlyRequirements:
             found = lab.play([*before, *lent, *change, *lent, *rest], optim=EVERYTHING, witness=False)
             off = furthest_weight(whole_of(found), whole_of(expected))
             measured.equal(f"largest difference of weights, changed by {name}", off, 0.0)
+
+    @requirement("steady.half_awake", needs=Capability.OFFLOAD, since=(2, 0))
+    def test_steady_half_awake(self, lab: TrainLab, measured: Measured) -> None:
+        """Parts that left together come back in any order, with calls in between that do not need the others: layouts,
+        outputs, shards, exports, checkpoints, and further gradients of the step. Steps are as without, bit for bit."""
+        exports, batches = Capability.EXPORT in lab.spec.capabilities, cycle(three_batches())
+        plain, script = list[Act](), list[Act]()
+        orders = [order for size in (1, 2, 3) for order in permutations(TRAIN_PARTS, size)]
+        for order in orders:
+            first = [learn(next(batches))]
+            script += [*first, offload(*sorted(order))]
+            for back in range(len(order)):
+                away = order[back:]
+                found: list[Act] = [see_layout]
+                if "weights" not in away:
+                    found = [look(rows_of((7, 2), seed=1), "log_probs"), read]
+                    found += [export(lab.new_folder("half"))] if exports else []
+                    found += [save(lab.new_folder("half"))] if "optimizer" not in away else []
+                    if "gradients" not in away:
+                        first.append(learn(next(batches)))
+                        found.append(first[-1])
+                script += [*found, onload(order[back])]
+            script.append(step)
+            plain += [*first, step]
+        optim = replace(EVERYTHING, lr=0.2 * EVERYTHING.lr)
+        expected, found_run = (lab.play(one, optim=optim) for one in (plain, script))
+        norms = sum(a != b for a, b in zip(found_run.norms, expected.norms, strict=True))
+        measured.equal("norms that differ", norms, 0)
+        off = furthest_weight(whole_of(found_run), whole_of(expected))
+        measured.equal("largest difference of weights", off, 0.0)
 
     @requirement("steady.offload_frozen", needs=Capability.OFFLOAD, since=(2, 0))
     def test_steady_offload_frozen(self, lab: TrainLab, measured: Measured) -> None:

@@ -233,3 +233,40 @@ class ScalesAreNoChange(GenericShardingManager):
             for scales in task.quantized.scales.values():
                 now.pop(scales, None)
         return now
+
+
+class WeightsOfLongAgo(GenericShardingManager):
+    """Weights that equal those of any earlier sync count as unchanged, as after a return to an older checkpoint."""
+
+    def _check_changed(self, now: Mapping[str, int], version: int, expect_change: bool | None) -> int:
+        known = vars(self).setdefault("known", [])
+        if expect_change is not False and self._last and version > self._last[0] and now in known:
+            raise WeightSyncError(f"no tensor changed before version {version}")
+        found = super()._check_changed(now, version, expect_change)
+        known.append(dict(now))
+        return found
+
+
+class ForgetsUnexpected(GenericShardingManager):
+    """A sync without an expected change is not remembered as the last one."""
+
+    def _check_changed(self, now: Mapping[str, int], version: int, expect_change: bool | None) -> int:
+        before = self._last
+        found = super()._check_changed(now, version, expect_change)
+        if expect_change is False and before is not None:
+            self._last = before
+        return found
+
+
+class TrustsTheUnchanged(GenericShardingManager):
+    """Replicas are believed if they return to a lower version, whose weights they once served."""
+
+    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
+        try:
+            report = super().sync_weights(plan, version, expect_change=expect_change)
+        except WeightSyncError:
+            if version >= vars(self).get("highest", version) or self._last is None:
+                raise
+            return replace(vars(self)["report"], version=version)
+        vars(self).update(highest=max(version, vars(self).get("highest", version)), report=report)
+        return report

@@ -75,6 +75,9 @@ TRAIN_STATES = {
     "recomputed-in-half": Defect("train_states:RecomputedInHalf", {"model.recomputed": "bfloat16"}),
 }
 SHARDING_CHAINS = {
+    "weights-of-long-ago": Defect("sharding_changes:WeightsOfLongAgo", {"sync.life": "weights of before"}),
+    "forgets-unexpected": Defect("sharding_changes:ForgetsUnexpected", {"sync.life": "wrong"}),
+    "trusts-the-unchanged": Defect("sharding_changes:TrustsTheUnchanged", {"sync.life": "was accepted"}),
     "first-answers": Defect("sharding_chains:FirstAnswers", {"sync.proven.first": "of a chain"}),
     "load-without-chains": Defect("sharding_chains:LoadWithoutChains", {"plan.fields": "relayed_load"}),
     "forwards-to-unlike": Defect("sharding_chains:ForwardsToUnlike", {"plan.fields": "which has other needs"}),

@@ -329,4 +329,22 @@ RANKS = {
     "sums-by-place": Defect("train_ranks:SumsByPlace", {"ranks.metrics": "metric"}),
     "reduces-in-half": Defect("train_ranks:ReducesInHalf", {"ranks.gradient": "of a tensor"}),
 }
-TRAIN = {**ONE_RANK, **TRAIN_STATES, **RANKS}
+LIVES = {
+    "critics-step-on-nan": Defect("train_lives:CriticsStepOnNaN", {"life.heads": "not skipped"}),
+    "head-keeps-gradient": Defect("train_lives:HeadKeepsGradient", {"life.heads": "difference of loss"}),
+    "new-head-stays": Defect("train_lives:NewHeadStays", {"life.fresh": "a new head of values"}),
+    "random-does-not-decay": Defect("train_lives:RandomDoesNotDecay", {"life.fresh": "largest difference"}),
+    "routers-of-critics": Defect("train_lives:RoutersOfCritics", {"life.heads": "experts"}),
+    "saves-without-gradients": Defect("train_lives:SavesWithoutGradients", {"steady.half_awake": "norms that differ"}),
+    "layout-of-what-is-here": Defect("train_lives:LayoutOfWhatIsHere", {"steady.half_awake": "the layout changed"}),
+    "onloads-everything": Defect("train_lives:OnloadsEverything", {"steady.half_awake": "norms that differ"}),
+    "exports-are-steps": Defect("train_lives:ExportsAreSteps", {"life": "largest difference"}),
+}
+RANK_LIVES = {
+    "ranks-look-roughly": Defect("train_lives:RanksLookRoughly", {"life.ranks": "between steps"}),
+    "ranks-export-once": Defect("train_lives:RanksExportOnce", {"life.ranks": "exported with other values"}),
+    "skipped-rate-moves": Defect("train_lives:SkippedRateMoves", {"life.ranks": "learning rate"}),
+    "own-file-only": Defect("train_lives:OwnFileOnly", {"ranks.damaged": "was accepted"}),
+}
+RANKS |= RANK_LIVES
+TRAIN = {**ONE_RANK, **LIVES, **TRAIN_STATES, **RANKS}
