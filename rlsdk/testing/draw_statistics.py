@@ -24,6 +24,9 @@ Z = 4.9
 """Largest allowed deviation of a sum that is close to normal, in standard deviations: one false alarm in a million."""
 SHIFTS = 3
 """Shifts in steps at which the noise of two samples is compared."""
+RAREST = 0.05
+"""Probability of all of a draw's least probable tokens that one function looks at: those that filters nearly left
+out."""
 UNSEEN = 1e-12
 """Probabilities below this are 0 except for rounding."""
 
@@ -83,6 +86,12 @@ def midpoints(chances: Tensor) -> Tensor:
     return chances.cumsum(-1) - chances / 2
 
 
+def _mass_below(chances: Tensor) -> Tensor:
+    """`[N, V]`: the probability of each token and all that are less probable."""
+    ordered, index = chances.sort(dim=-1, stable=True)
+    return torch.empty_like(chances).scatter_(-1, index, ordered.cumsum(-1))
+
+
 def functions(samples: Sequence[Sample], eos: int) -> Mapping[str, Tensor]:
     """The functions to evaluate at every draw of one request's samples: name -> `[N, V]`."""
     chances = torch.cat([sample.chances for sample in samples])
@@ -106,6 +115,7 @@ def functions(samples: Sequence[Sample], eos: int) -> Mapping[str, Tensor]:
         "surprise": -probabilities.clamp(min=1e-30).log(),
         "most probable": (chances == chances.amax(-1, keepdim=True)).double(),
         "unlikely": (chances < 0.3 / (chances > UNSEEN).sum(-1, keepdim=True)).double(),
+        "rarest": (_mass_below(chances) <= RAREST).double(),
         "place": place,
         "middle": (place - 0.5).abs(),
         "same as before": torch.cat(before),

@@ -48,9 +48,12 @@ FLOORS: Mapping[str, Mapping[str, float]] = {
     "min-p when hot": {"temperature": 1.88, "min_p": 0.25},
     "min-p when cold": {"temperature": 0.58, "min_p": 0.13},
     "min-p 1": {"min_p": 1.0},
+    "top-p, then min-p": {"top_p": 0.9, "min_p": 0.03},
     "all of them": {"temperature": 1.39, "top_k": 40, "top_p": 0.88, "min_p": 0.12},
 }
 """Settings that are tested if `Capability.MIN_P` is claimed."""
+SAMPLES = {"top-p, then min-p": 100, "all of them": 100, "top-k, then top-p": 100}
+"""Numbers of samples where the order of filters decides over few tokens."""
 NUM_FINE, LEAST_FINE, FINE_ALARM = 10_000, 2.0, 1e-7
 """Number of first tokens after one prompt, smallest expected count of a bin, and smallest p-value. Bins are small,
 because a random generator with few bits shows in rare tokens."""
@@ -94,7 +97,7 @@ class DistributionRequirements:
         measured.record("takes a temperature above 2", takes_hot)
         settings |= HOT if takes_hot else {}
         requests = [
-            lab.ask(name, lab.prompt(5 + at, 130), 24, max_tokens=20, seed=500 + at, **sampling)
+            lab.ask(name, lab.prompt(5 + at, 130), SAMPLES.get(name, 24), max_tokens=20, seed=500 + at, **sampling)
             for at, (name, sampling) in enumerate(settings.items())
         ]
         faults, samples = audit(lab, requests, lab.run(requests))

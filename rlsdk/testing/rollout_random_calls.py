@@ -421,15 +421,22 @@ class Life:
             self._update()
 
     async def _not_finite(self) -> None:
-        """An update to weights from which nothing may be sampled, then a complete one."""
+        """An update to weights from which nothing may be sampled, not even by calls that are aborted, then a complete
+        one."""
         state = self._spoilt()
         with suppress(RlsdkError):
             self.engine.update_weights(whole_shards(state), SPOILT)
             requests = [replace(one, response_ids=()) for one in self._requests(2)]
-            async for output in self.engine.generate(requests):
-                if len(output.token_ids):
-                    self.faults.append("a sample of weights that are not finite")
+            task = asyncio.create_task(self._num_tokens(requests))
+            if Capability.ABORT in self.lab.spec.capabilities and self.source.random() < 0.6:
+                await self._steps(5)
+                self.engine.abort()
+            if await task:
+                self.faults.append("a sample of weights that are not finite")
         self._update()
+
+    async def _num_tokens(self, requests: Sequence[GenerationRequest]) -> int:
+        return sum([len(output.token_ids) async for output in self.engine.generate(requests)])
 
     async def _not_finite_in_a_pause(self) -> None:
         """The same while samples are paused: they survive an update that is refused, and end if it is accepted."""

@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -24,7 +25,7 @@ from rlsdk.interfaces import (
 )
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import audit
-from rlsdk.testing.rollout_lab import RolloutLab, pieces, whole_shards
+from rlsdk.testing.rollout_lab import RolloutLab, collect, pieces, whole_shards
 from rlsdk.testing.rollout_outputs import tokens_of
 from rlsdk.testing.rollout_plain import PlainModel
 from rlsdk.testing.rollout_scheduling import check_mixed_versions
@@ -165,6 +166,13 @@ class SourceRequirements:
                 changing.update_weights(whole_shards(state), 8)
                 masked = lab.run([lab.ask("r", lab.prompt(7, 192), 2)])
             measured.none("samples where one logit is no number", masked)
+            if Capability.ABORT in lab.spec.capabilities:
+                with suppress(RlsdkError):
+                    changing.update_weights(whole_shards(state), 8)
+                    for turns in (1, 2, 4):
+                        with suppress(RlsdkError):
+                            masked += lab.wait(_aborted_soon(changing, lab, turns))
+            measured.none("aborted samples where one logit is no number", [o for o in masked if len(o.token_ids)])
             lab.restore()
         for version, value in enumerate((float("nan"), float("inf")), start=1):
             state = {name: tensor.clone() for name, tensor in lab.base.items()}
@@ -219,6 +227,16 @@ class SourceRequirements:
         if Capability.SEED in lab.spec.capabilities:
             last = tokens_of(lab.run(seeded))
             measured.none("samples that the same weights did not give again", [k for k in first if last[k] != first[k]])
+
+
+async def _aborted_soon(engine: RolloutEngine, lab: RolloutLab, turns: int) -> list[GenerationOutput]:
+    """Samples of a long call that is aborted after a few turns of the event loop."""
+    request = lab.ask("r", lab.prompt(7, 192), 2, max_tokens=60)
+    task = asyncio.create_task(collect(engine, [request]))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    engine.abort()
+    return await task
 
 
 BROKEN = "the source has broken off"

@@ -24,20 +24,23 @@ class SyncFaultRequirements:
 
     @requirement("sync.proven")
     def test_proven(self, lab: ShardingLab, measured: Measured) -> None:
-        """If any of four replicas serves other weights than it was sent, or only some of them, it is a WeightSyncError;
-        the next sync is not affected."""
+        """If any of four replicas serves other weights than it was sent, or only some of them, it is a WeightSyncError,
+        even if all four serve the same; the next sync is not affected."""
         accepted, harmed = [], []
         for at, (name, lie) in enumerate(lies().items()):
-            # Each lie is tried on one replica; the first, the coarsest, on all.
-            for liar in range(4) if at == 0 else (at % 4,):
+            # Each lie is tried on one replica and on all of them; the first, the coarsest, on each.
+            for liars in [[liar] for liar in range(4) if at == 0 or liar == at % 4] + [list(range(4))]:
                 trial = lab.trial(in_one_process(replicas=4), **LARGE)
                 trial.sync(1)
                 trial.step()
-                trial.replicas[liar].lie = lie
+                for liar in liars:
+                    trial.replicas[liar].lie = lie
                 if not refused(trial, 2, WeightSyncError):
-                    accepted.append(f"replica {liar} of 4 {name}")
+                    who = f"replica {liars[0]} of 4" if len(liars) == 1 else "every replica of 4"
+                    accepted.append(f"{who} {name}")
                     continue
-                trial.replicas[liar].lie = None
+                for liar in liars:
+                    trial.replicas[liar].lie = None
                 trial.sync(2, expect_change=True)
                 harmed += [name] if trial.differing() else []
         measured.none("accepted", accepted)

@@ -176,21 +176,21 @@ class SettingRequirements:
             measured.equal(f"difference of weights that a reset made, {dtype}", off, 0.0)
 
 
-def infinite_slope(lab: TrainLab, batch: Any, row: int) -> float:
+def infinite_slope(lab: TrainLab, batch: Any, row: int, model: str | None = None) -> float:
     """Approximately the smallest gradient of one row's log-probs at which some parameter gradient overflows to infinity
     and none to NaN. Only few elements overflow, so that some of several ranks have none. 0: there is no such value."""
-    case = lab.case()
-    model = plain_model_of(case)
+    case = lab.case() if model is None else lab.case(model=model)
+    plain = plain_model_of(case)
 
     def overflows(exponent: float) -> bool | None:
         """Whether a gradient overflows to infinity; None: to NaN."""
-        model.zero_grad()
-        result = Unfit(row, 2.0**exponent)(plain_numbers(model, case.head, batch), batch)
+        plain.zero_grad()
+        result = Unfit(row, 2.0**exponent)(plain_numbers(plain, case.head, batch), batch)
         result.loss.backward()  # type: ignore[no-untyped-call]
-        gradients = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        gradients = torch.cat([p.grad.flatten() for p in plain.parameters() if p.grad is not None])
         return None if bool(gradients.isnan().any()) else bool(gradients.isinf().any())
 
-    least = next((at for at in range(119, 128) if overflows(at) is not False), None)
+    least = next((at for at in range(119 if model is None else 0, 128) if overflows(at) is not False), None)
     if least is None:
         return 0.0
     low, high = least - 1.0, float(least)

@@ -262,7 +262,12 @@ class VllmRolloutEngine(RolloutEngine):
             hit = [sample for sample in self.samples.values() if abort.means(sample)]
             self._withdraw([sample.key for sample in hit])
             for sample in hit:
-                sample.finish(FinishReason.ABORT, self.version)
+                try:
+                    sample.check_finite()
+                except RlsdkError as error:
+                    sample.call.error = error
+                else:
+                    sample.finish(FinishReason.ABORT, self.version)
 
     def _withdraw(self, keys: Sequence[str]) -> None:
         if keys:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from rlsdk.interfaces import ConfigError, FinishReason
-from rlsdk_vllm.samples import PRIOR_ARGUMENT, SEED_ARGUMENT, Sample
+from rlsdk_vllm.samples import MIN_P_ARGUMENT, PRIOR_ARGUMENT, SEED_ARGUMENT, Sample
 
 LEAST_TEMPERATURE = 0.01
 """Lowest temperature above 0 at which vLLM samples."""
@@ -43,8 +43,11 @@ def sampling_params(sample: Sample) -> Any:
         temperature=asked.temperature,
         top_p=asked.top_p,
         top_k=asked.top_k,
-        min_p=asked.min_p,
-        extra_args={SEED_ARGUMENT: sample.seed, PRIOR_ARGUMENT: len(sample.request.response_ids)},
+        extra_args={
+            SEED_ARGUMENT: sample.seed,
+            MIN_P_ARGUMENT: asked.min_p,
+            PRIOR_ARGUMENT: len(sample.request.response_ids),
+        },
         stop_token_ids=list(asked.stop_token_ids),
         ignore_eos=True,
         logprobs=0,

@@ -12,7 +12,7 @@ from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.sampler import Sampler
 
-from rlsdk_vllm.samples import PRIOR_ARGUMENT, SEED_ARGUMENT
+from rlsdk_vllm.samples import MIN_P_ARGUMENT, PRIOR_ARGUMENT, SEED_ARGUMENT
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy in vLLM."""
@@ -72,18 +72,20 @@ class SeededDraw(nn.Module):
         self._requests = runner.requests
 
     def forward(self, logits: Tensor, generators: object, k: Tensor | None, p: Tensor | None) -> tuple[Tensor, None]:
-        """`[R]` int64. `logits` are after temperature; top-k and top-p are applied here."""
+        """`[R]` int64. `logits` are after temperature; top-k, top-p and min-p are applied here, in this order."""
+        seeds, positions, floors = self._rows(len(logits))
         logits = apply_top_k_top_p(logits, k, p)
-        levels = torch.from_numpy(uniforms(*self._rows(len(logits))))
-        if logits.is_cuda:
-            # From pinned memory, so that this thread does not wait for kernels and can prepare the next pass.
-            levels = levels.pin_memory().to(logits.device, non_blocking=True)
+        if floors.any():
+            with np.errstate(divide="ignore"):
+                least = torch.from_numpy(np.log(floors))
+            logits = above_floor(logits, _on(logits, least))
+        levels = _on(logits, torch.from_numpy(uniforms(seeds, positions)))
         at_once = max(1, DRAW_ELEMENTS // logits.shape[1])
         parts = zip(torch.split(logits, at_once), torch.split(levels, at_once), strict=True)
         return torch.cat([draw(rows, level) for rows, level in parts]), None
 
-    def _rows(self, num_rows: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """Seed and position in the response of each row of the batch."""
+    def _rows(self, num_rows: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.float64]]:
+        """Seed, position in the response, and `min_p` of each row of the batch."""
         states = [self._requests[name] for name in self._batch.req_ids[:num_rows]]
         given = [state.sampling_params.extra_args for state in states]
         seeds = [arguments[SEED_ARGUMENT] for arguments in given]
@@ -91,7 +93,26 @@ class SeededDraw(nn.Module):
             arguments[PRIOR_ARGUMENT] + len(state.output_token_ids)
             for arguments, state in zip(given, states, strict=True)
         ]
-        return np.array(seeds, np.uint64), np.array(positions, np.uint64)
+        floors = [arguments[MIN_P_ARGUMENT] for arguments in given]
+        return np.array(seeds, np.uint64), np.array(positions, np.uint64), np.array(floors, np.float64)
+
+
+def above_floor(logits: Tensor, floors: Tensor) -> Tensor:
+    """`[R, V]` logits without tokens whose probability is less than a share of the largest.
+
+    Args:
+        logits: `[R, V]`; -inf: left out by other filters.
+        floors: `[R]` float64: the natural logarithm of the share; -inf keeps all.
+    """
+    return logits.masked_fill(logits < logits.amax(-1, keepdim=True) + floors.unsqueeze(1), -torch.inf)
+
+
+def _on(logits: Tensor, values: Tensor) -> Tensor:
+    """The values on the device of the logits."""
+    if not logits.is_cuda:
+        return values
+    # From pinned memory, so that this thread does not wait for kernels and can prepare the next pass.
+    return values.pin_memory().to(logits.device, non_blocking=True)
 
 
 def draw(logits: Tensor, levels: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ from rlsdk.kit.serving import RunningSample
 
 SEED_ARGUMENT = "rlsdk_seed"
 """Name of the extra argument with a sample's seed for the sampler."""
+MIN_P_ARGUMENT = "rlsdk_min_p"
+"""Name of the extra argument with `min_p`: vLLM itself would apply it before top-k and top-p."""
 PRIOR_ARGUMENT = "rlsdk_prior"
 """Name of the extra argument with the number of given response tokens, which are part of the prompt for vLLM."""
 
