@@ -23,7 +23,8 @@ class SamplingParams:
     0.01 (`ConfigError`)."""
     top_p: float = 1.0
     top_k: int = 0
-    """0 keeps the whole vocabulary, and so does any value above its size."""
+    """0 keeps the whole vocabulary, and so does any value above its size. Of equally probable tokens at the limit, any
+    may be kept."""
     min_p: float = 0.0
     """Keeps tokens whose probability is at least `min_p` times the largest. Requires `Capability.MIN_P`."""
     stop_token_ids: tuple[int, ...] = ()

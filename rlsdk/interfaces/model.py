@@ -111,7 +111,7 @@ class OptimSpec:
     warmup_steps: int = 0
     """Optimizer steps of linear warm-up from lr / warmup_steps."""
     total_steps: int | None = None
-    """Optimizer steps over which `linear` and `cosine` decay; they require it."""
+    """Optimizer steps, warm-up included, after which `linear` and `cosine` have decayed; they require it."""
     min_lr_ratio: float = 0.0
 
 

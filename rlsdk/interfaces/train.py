@@ -79,7 +79,7 @@ class OptimStepResult:
     lr: float
     """Learning rate of this step; for a skipped step, the rate it would have used, which the next step uses."""
     skipped: bool = False
-    """True when the gradient was not finite: weights, moments and schedule are as before, gradients are zero."""
+    """True when the gradient's norm was not finite: weights, moments and schedule are as before, gradients are zero."""
 
 
 class TrainEngine(ABC):
@@ -203,8 +203,8 @@ class TrainEngine(ABC):
         """
 
     def save_pretrained(self, path: Path) -> None:
-        """Writes `config.json` and safetensors in Hugging Face form, in `ModelSpec.dtype` (every rank calls; which of
-        them write is the engine's choice)."""
+        """Writes `config.json` and safetensors in Hugging Face form (every rank calls; which of them write is the
+        engine's choice): parameters in `ModelSpec.dtype`, persistent buffers in their own dtype."""
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.EXPORT.value!r}")
 
     def offload(self, parts: Sequence[str] = ("weights", "optimizer", "gradients")) -> None:
@@ -217,7 +217,7 @@ class TrainEngine(ABC):
 
     def reset_optimizer(self, optim: OptimSpec) -> None:
         """Resets the optimizer: zero moments, schedule at step 0, weights unchanged. Called when one run does
-        supervised training before reinforcement learning (`sft.steps`)."""
+        supervised training before reinforcement learning (`sft.steps`), between two steps: no gradients are pending."""
         raise UnsupportedCapabilityError(
             f"{type(self).__name__} cannot reset its optimizer, so it cannot be trained on answers before it is "
             "trained on rewards; run `rlsdk sft` first, then `rlsdk train --model` on what it wrote, without --sft"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -225,3 +226,13 @@ class LeavingAbortsNamesakes(TransformersRolloutEngine):
         finally:
             if left:
                 self.abort([name for name, _ in left])
+
+
+class AbortedUnchecked(Patched):
+    """Samples that are aborted are yielded even if their logits were not finite."""
+
+    class RunningPart(Running):
+        def _finish(self, done: Any, reasons: Sequence[FinishReason]) -> None:
+            if len(done) and reasons[0] is FinishReason.ABORT:
+                self.log_probs[self._index(done)] = self.log_probs[self._index(done)].nan_to_num()
+            super()._finish(done, reasons)

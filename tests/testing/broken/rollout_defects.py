@@ -431,6 +431,14 @@ ROLLOUT = {
         "rollout_models:SharesEqualHead", {"model.configuration": "wrong samples after an update, sliding windows"}
     ),
     "runs-by-label": Defect("rollout_versions:RunsByLabel", {"versions.runs": "the first version again"}),
+    "min-p-before-top-p": Defect(
+        "rollout_distribution:MinPBeforeTopP", {"distribution.responses": "deviations of log-probability"}
+    ),
+    "open-call-blocks-update": Defect("rollout_updates:OpenCallBlocksUpdate", {"update.busy": "calls run"}),
+    "aborted-unchecked": Defect("rollout_aborts:AbortedUnchecked", {"update.not_finite": "aborted samples"}),
+    "experts-always-normalised": Defect(
+        "rollout_models:ExpertsAlwaysNormalised", {"model.experts": "not normalised, the first weights"}
+    ),
     "buffers-apart": Defect("rollout_models:BuffersApart", {"model.experts": "other biases"}),
     "norms-in-half": Defect("rollout_models:NormsInHalf", {"model.float16": "version 1"}),
     "tokens-of-16-bits": Defect("rollout_models:TokensOf16Bits", {"model.float16": "version 0"}),

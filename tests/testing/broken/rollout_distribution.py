@@ -324,3 +324,14 @@ class PadIsMasked(Patched):
             logits = logits.clone()
             logits[:, logits.shape[1] - 1 if pad is None else pad] = -torch.inf
             super()._take(logits, first, version)
+
+
+class MinPBeforeTopP(Drawing):
+    """Min-p is applied before top-k and top-p, which then look at less mass and keep fewer tokens."""
+
+    def weights(self, logits: Tensor, sampling: RowSampling) -> Tensor:
+        plain = (logits.float() / sampling.temperature[:, None]).softmax(-1)
+        floor = sampling.min_p[:, None] * plain.amax(-1, keepdim=True)
+        above = torch.where(plain >= floor, plain, 0.0)
+        rest = replace(sampling, min_p=torch.zeros_like(sampling.min_p))
+        return right.filtered(above / above.sum(-1, keepdim=True), rest)

@@ -243,3 +243,13 @@ class TokensOf16Bits(Rewritten):
 
     def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
         return replace(output, token_ids=output.token_ids.astype(np.uint16).astype(np.int64))
+
+
+class ExpertsAlwaysNormalised(TransformersRolloutEngine):
+    """The weights of the chosen experts are divided by their sum, even if the configuration says otherwise."""
+
+    def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
+        super().initialize(ctx, spec)
+        for module in self.model.modules():
+            if hasattr(module, "norm_topk_prob"):
+                module.norm_topk_prob = True

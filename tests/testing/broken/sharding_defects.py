@@ -261,6 +261,7 @@ SHARDING = {
         "sharding_proofs:PairsOfReplicas", {"sync.proven": "replica 1 of 4 keeps all as it was"}
     ),
     "leaves-dead-out": Defect("sharding_failures:LeavesDeadOut", {"sync.failures": "dies"}),
+    "replicas-agree": Defect("sharding_proofs:ReplicasAgree", {"sync.proven": "every replica of 4"}),
     "scales-are-no-change": Defect("sharding_changes:ScalesAreNoChange", {"sync.quantized": "doubled"}),
     **SHARDING_CHAINS,
 }

@@ -185,3 +185,19 @@ class PairsOfReplicas(Checked):
     """Only every second replica's receipt is checked."""
 
     checked_replicas = slice(None, None, 2)
+
+
+class ReplicasAgree(Checked):
+    """Receipts of several replicas are compared with the first one, and with the source only if a replica is alone."""
+
+    first: SyncReceipt | None = None
+
+    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
+        self.first = None
+        return super().sync_weights(plan, version, expect_change=expect_change)
+
+    def prove(self, receipt: SyncReceipt, expected: Mapping[str, int], version: int) -> bool:
+        self.first = self.first or receipt
+        if len(self.ends().replicas) > 1:
+            expected = {name: self.first.fingerprints.get(name, 0) for name in expected}
+        return super().prove(receipt, expected, version)

@@ -327,6 +327,7 @@ RANKS = {
     "steps-of-rank-zero": Defect("train_ranks:StepsOfRankZero", {"ranks.checkpoint": "weights"}),
     "cuts-again": Defect("train_ranks:CutsAgain", {"ranks.whole_groups": "largest difference"}),
     "sums-by-place": Defect("train_ranks:SumsByPlace", {"ranks.metrics": "metric"}),
+    "own-overflow": Defect("train_ranks:OwnOverflow", {"ranks.infinite": "was not skipped"}),
     "reduces-in-half": Defect("train_ranks:ReducesInHalf", {"ranks.gradient": "of a tensor"}),
 }
 LIVES = {

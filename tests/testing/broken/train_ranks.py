@@ -351,3 +351,22 @@ class _VectorSums(MetricSums):
 def _place(metrics: Mapping[str, Any], at: int, nothing: float) -> float:
     values = [float(value) for value in metrics.values()]
     return values[at] if at < len(values) else nothing
+
+
+class OwnOverflow(FsdpTrainEngine):
+    """Each rank decides by its own shards whether the gradient is finite."""
+
+    def optim_step(self) -> OptimStepResult:
+        optimizer, spec = self._trained()
+        lr = fsdp.learning_rate(self.num_steps, spec)
+        for piece in self.pieces:
+            piece.take_gradient()
+        held = [piece.held.grad for piece in self.pieces if piece.held.grad is not None and piece.box.numel]
+        finite = math.isfinite(float(get_total_norm(held)))
+        norm = self._clip(spec.max_grad_norm)
+        if finite:
+            fsdp.set_learning_rate(optimizer, lr)
+            optimizer.step()
+            self.num_steps += 1
+        self._drop_gradients()
+        return OptimStepResult(grad_norm=norm, lr=lr, skipped=not finite)
