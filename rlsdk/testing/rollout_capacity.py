@@ -47,8 +47,9 @@ class CapacityRequirements:
             measured.at_most(f"samples at once, {name}", together, OVERRUN * slots)
         if Capability.PARTIAL_ROLLOUT in lab.spec.capabilities:
             request = lab.ask("r", lab.prompt(6, 213), 4 * slots, max_tokens=FULL)
-            together = lab.wait(_running_behind_a_pause(engine, lab, request))
-            measured.at_most("samples at once, behind a pause", together, OVERRUN * slots)
+            together, before = lab.wait(_running_behind_a_pause(engine, lab, request))
+            # Samples from before the pause may wait while others run.
+            measured.at_most("samples at once, behind a pause", together, OVERRUN * slots + before)
         return None
 
     @requirement("num_decoded.exact", since=(2, 0))
@@ -150,18 +151,23 @@ async def running_together(
     return found
 
 
-async def _running_behind_a_pause(engine: RolloutEngine, lab: RolloutLab, request: GenerationRequest) -> float:
-    """The same for one request, which is paused early, perhaps with an update."""
-    early = (engine.num_decoded() or 0) + lab.suite.max_running * request.sampling.max_tokens // 4
-    task = asyncio.create_task(running_together(engine, [[request]], request.sampling.max_tokens))
+async def _running_behind_a_pause(
+    engine: RolloutEngine, lab: RolloutLab, request: GenerationRequest
+) -> tuple[float, float]:
+    """The same for one request, which is paused early, perhaps with an update; and the tokens from before the pause, as
+    a number of samples."""
+    first, length = engine.num_decoded() or 0, request.sampling.max_tokens
+    early = first + lab.suite.max_running * length // 4
+    task = asyncio.create_task(running_together(engine, [[request]], length))
     while not task.done() and (engine.num_decoded() or 0) < early:
         await asyncio.sleep(0)
     engine.pause()
     await asyncio.sleep(0.02)
+    before = ((engine.num_decoded() or 0) - first) / length
     if lab.spec.takes_weights:
         engine.update_weights(whole_shards(lab.base), 0)
     engine.resume()
-    return await task
+    return await task, before
 
 
 def _numbers(looks: Sequence[object]) -> list[float]:
