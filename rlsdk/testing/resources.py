@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import reduce
 from operator import and_
 from pathlib import Path
+from warnings import WarningMessage
 
 import psutil
 
@@ -43,11 +44,13 @@ def resident_handles() -> tuple[int, int]:
 
 def objects() -> Counter[str]:
     """Numbers of this process's objects that can refer to others, by type; collects garbage first. Without tuples,
-    which Python tracks or not, and without counters such as this result."""
+    which Python tracks or not, without counters such as this result, and without warnings, which pytest keeps."""
     gc.collect()
-    found = Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.get_objects())
-    del found["builtins.tuple"], found["collections.Counter"]
-    return found
+    return Counter(
+        f"{type(one).__module__}.{type(one).__qualname__}"
+        for one in gc.get_objects()
+        if not isinstance(one, (tuple, Counter, Warning, WarningMessage))
+    )
 
 
 def grown(turns: Sequence[Counter[str]]) -> Counter[str]:
