@@ -49,7 +49,7 @@ def objects() -> Counter[str]:
     return Counter(
         f"{type(one).__module__}.{type(one).__qualname__}"
         for one in gc.get_objects()
-        if not isinstance(one, (tuple, Counter, Warning, WarningMessage))
+        if not issubclass(type(one), (tuple, Counter, Warning, WarningMessage))
     )
 
 
