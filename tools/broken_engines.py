@@ -28,8 +28,9 @@ that is frozen meanwhile. Of the 27 of the newest trial (2026-11-26) it caught 2
 asked not to repeat the defects of earlier trials, so that each trial has rarer ones: of the newest, those that passed
 apply min-p before top-p, yield aborted samples of weights that are not finite, normalise experts that a configuration
 does not, refuse updates until a call has returned, skip steps by each rank's own shards, and compare replicas with each
-other instead of with the source. Requirements were then added for what the kit missed; it catches all of them now (and
-two of these defects were in the `vllm` plugin). Not looked at yet are, of earlier trials: float32 buffers of a mixture
+other instead of with the source. Requirements were then added for what the kit missed (and two of these defects were in
+the `vllm` plugin); refused updates of a call that has not returned stay allowed, since no trainer makes them, and simple
+engines do it. Not looked at yet are, of earlier trials: float32 buffers of a mixture
 that an export rounds; a norm that is wrong only under an option of one backend; and a temporary folder outside of
 `scratch_dir` that stays behind `close`.
 

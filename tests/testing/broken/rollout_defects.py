@@ -434,7 +434,6 @@ ROLLOUT = {
     "min-p-before-top-p": Defect(
         "rollout_distribution:MinPBeforeTopP", {"distribution.responses": "deviations of log-probability"}
     ),
-    "open-call-blocks-update": Defect("rollout_updates:OpenCallBlocksUpdate", {"update.busy": "calls run"}),
     "aborted-unchecked": Defect("rollout_aborts:AbortedUnchecked", {"update.not_finite": "aborted samples"}),
     "experts-always-normalised": Defect(
         "rollout_models:ExpertsAlwaysNormalised", {"model.experts": "not normalised, the first weights"}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -545,23 +545,3 @@ class NanIsImpossible(TransformersRolloutEngine):
 def _without_nan(logits: torch.Tensor) -> torch.Tensor:
     bad = logits.isnan()
     return logits.masked_fill(bad & ~bad.all(-1, keepdim=True), -1e30)
-
-
-class OpenCallBlocksUpdate(TransformersRolloutEngine):
-    """Updates are refused while a call has not returned, even if all its samples have been yielded."""
-
-    num_open = 0
-
-    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
-        self.num_open += 1
-        try:
-            async with aclosing(super().generate(requests)) as stream:
-                async for output in stream:
-                    yield output
-        finally:
-            self.num_open -= 1
-
-    def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
-        if self.num_open and not self.paused:
-            raise WeightSyncError(f"version {version} came while {self.num_open} calls run")
-        return super().update_weights(shards, version)
