@@ -29,10 +29,10 @@ asked not to repeat the defects of earlier trials, so that each trial has rarer 
 apply min-p before top-p, yield aborted samples of weights that are not finite, normalise experts that a configuration
 does not, refuse updates until a call has returned, skip steps by each rank's own shards, and compare replicas with each
 other instead of with the source. Requirements were then added for what the kit missed (and two of these defects were in
-the `vllm` plugin); refused updates of a call that has not returned stay allowed, since no trainer makes them, and simple
-engines do it. Not looked at yet are, of earlier trials: float32 buffers of a mixture
-that an export rounds; a norm that is wrong only under an option of one backend; and a temporary folder outside of
-`scratch_dir` that stays behind `close`.
+the `vllm` plugin); updates that are refused until a call has returned stay allowed, since no trainer makes them and
+simple engines refuse them. Not looked at yet are, of earlier trials: float32 buffers of a mixture that an export
+rounds; a norm that is wrong only under an option of one backend; and a temporary folder outside of `scratch_dir` that
+stays behind `close`.
 
 Another way to look for holes needs nobody's imagination: `make mutants` makes one small change, drawn by a seed, in a
 copy of a right engine's sources (a comparison, an off-by-one, a removed statement, swapped branches, ...), runs the
