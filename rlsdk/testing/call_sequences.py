@@ -66,6 +66,11 @@ def look(batch: Batch, *names: str) -> Act:
     return partial(_look, batch, names)
 
 
+def export_alone(folder: Path | str) -> Act:
+    """`save_pretrained`; nobody reads what it wrote."""
+    return partial(_call, "save_pretrained", (Path(folder),))
+
+
 def look_twice(batch: Batch, *names: str) -> Act:
     """`forward` of the same rows twice, and of other tokens that the caller writes into the same memory."""
     return partial(_look_twice, batch, names)

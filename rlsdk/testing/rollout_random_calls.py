@@ -33,7 +33,7 @@ from rlsdk.testing.rollout_lab import RolloutLab, pieces, whole_shards
 from rlsdk.testing.rollout_requests import at_random
 from rlsdk.testing.rollout_sources import MEMORY_LAYOUTS, borrowed, cut_at_random
 
-LIVES = 3
+LIVES = 4
 EVENTS = 24
 """Number of events in one life."""
 FEW_EVENTS = 18

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlsdk.interfaces import Capability
-from rlsdk.testing.call_sequences import Act, export, learn, refused, save, step
+from rlsdk.testing.call_sequences import Act, export_alone, learn, refused, save, step
 from rlsdk.testing.cases import rows_of
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
@@ -24,7 +24,7 @@ class WriteErrorRequirements:
     @requirement("export.cannot_write", needs=Capability.EXPORT, since=(2, 0))
     def test_export_cannot_write(self, lab: TrainLab, measured: Measured) -> None:
         """An export whose tensors cannot be written raises an error; training continues unaffected."""
-        _is_heard_of(lab, measured, "export", export)
+        _is_heard_of(lab, measured, "export", export_alone)
 
 
 def _is_heard_of(lab: TrainLab, measured: Measured, what: str, write: Callable[[Path | str], Act]) -> None:

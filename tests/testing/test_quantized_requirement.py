@@ -53,7 +53,7 @@ class Refuses(GenericShardingManager):
     [
         (GenericShardingManager, None),
         (Refuses, None),
-        (TakesTheScalesOnTrust, "accepted.*a scale"),
+        (TakesTheScalesOnTrust, "accepted.*a scale|all were doubled"),
         (SendsFloat32, "came in torch.float32, not torch.bfloat16"),
     ],
 )

@@ -347,6 +347,7 @@ ROLLOUT = {
             "partial_rollout": "of neither",
             "versions.runs": "log-probs of other weights",
             **dict.fromkeys(UPDATES, "largest difference"),
+            "update.first": "weights that came",
         },
     ),
     "stale-cache": Defect("rollout_updates:StaleCache", {"update.no_stale_cache": "largest difference after"}),

@@ -18,7 +18,6 @@ from rlsdk.interfaces import (
     RankContext,
     RolloutSpec,
     SyncReceipt,
-    VersionRun,
     WeightLayout,
     WeightShard,
 )
@@ -123,15 +122,6 @@ class LayoutOnceServed(TransformersRolloutEngine):
         if self.had_weights:
             return found
         return [replace(one, tensors=tuple(replace(m, dtype="bfloat16") for m in one.tensors)) for one in found]
-
-
-class VersionWhenTaken(Rewritten):
-    """A sample that has ended gets the version that is served when its caller takes it."""
-
-    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
-        if len(output.versions) > 1 or not len(output.token_ids) or self.decoder.jobs:
-            return output
-        return replace(output, versions=(VersionRun(self.version, len(output.token_ids)),))
 
 
 class NaNsOfRecomputation(Patched):

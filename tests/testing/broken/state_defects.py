@@ -40,7 +40,6 @@ ROLLOUT_NESTED = {
     "sleep-needs-weights": Defect("rollout_nested:SleepNeedsWeights", {"life": "no weights to keep"}),
     "sleeps-once-served": Defect("rollout_nested:SleepsOnceServed", {"update.first": "no weights to keep"}),
     "layout-once-served": Defect("rollout_nested:LayoutOnceServed", {"update.first": "another layout with"}),
-    "version-when-taken": Defect("rollout_nested:VersionWhenTaken", {"life": "log-prob"}),
     "nans-of-recomputation": Defect("rollout_nested:NaNsOfRecomputation", {"life": "tokens of weights that are not"}),
     "no-requests-no-call": Defect("rollout_nested:NoRequestsNoCall", {"samples": "max()"}),
     "receipt-of-numpy": Defect("rollout_nested:ReceiptOfNumpy", {"versions": "it contains numpy"}),

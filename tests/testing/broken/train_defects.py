@@ -196,7 +196,7 @@ ONE_RANK = {
         "train_checkpoints:RandomStateForgotten", {"checkpoint.random_state": "numbers drawn"}
     ),
     "loaded-learns-twice": Defect("train_checkpoints:LoadedLearnsTwice", {"checkpoint.settings": "weights"}),
-    "reset-behind-a-load": Defect("train_checkpoints:ResetBehindALoad", {"life": "largest difference of loss, life"}),
+    "reset-behind-a-load": Defect("train_checkpoints:ResetBehindALoad", {"life": "life 2"}),
     "head-of-before": Defect("train_checkpoints:HeadOfBefore", {"life.heads": "largest difference of loss, life"}),
     "lacking-moments-are-zero": Defect(
         "train_checkpoints:LackingMomentsAreZero", {"checkpoint.missing_file": "faults"}
@@ -288,13 +288,13 @@ ONE_RANK = {
     "leaves-files": Defect("train_resources:LeavesFiles", {"resources": "left open"}),
     "leaves-threads": Defect("train_resources:LeavesThreads", {"resources": "threads"}),
     "optimizer-folder-stays": Defect("train_resources:OptimizerFolderStays", {"close": "temporary folder"}),
-    "all-the-cores": Defect("train_resources:AllTheCores", {"place.threads": "threads of torch"}),
+    "all-the-cores": Defect("train_resources:AllTheCores", {"place.threads": "threads"}),
     "balances-experts": Defect("train_models:BalancesExperts", {"model.experts": "experts, rows 1"}),
     "locked-by-sync": Defect("train_checkpoints:LockedBySync", {"steady.save": "the sync that was half way"}),
     "narrow-fields": Defect("train_objectives:NarrowFields", {"objective.given": "bfloat16"}),
     "remembers-outputs": Defect("train_outputs:RemembersOutputs", {"frozen": "largest difference"}),
     "any-size": Defect("train_ranks:AnySize", {"refusals": "2 ranks"}),
-    "frozen-read-again": Defect("train_offload:FrozenReadAgain", {"life.frozen": "largest difference"}),
+    "frozen-read-again": Defect("train_offload:FrozenReadAgain", {"life.frozen": ""}),
     "default-dtype-left": Defect("train_resources:DefaultDtypeLeft", {"refusals": "default dtype"}),
     "keeps-batches": Defect("train_resources:KeepsBatches", {"memory": "objects kept"}),
 }
