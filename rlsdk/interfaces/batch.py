@@ -76,7 +76,10 @@ SCHEMA: Mapping[str, FieldSpec] = {
         "is sum(loss_weight * per-token loss) however rows are cut.",
     ),
     "row_id": _row("int64", "Identity of the row within its step; unique, and kept by every operation."),
-    "uid": _row("int64", "Which prompt the row answers; equal within a group, whose rows may begin with other tokens."),
+    "uid": _row(
+        "int64",
+        "Which prompt the row answers; equal within a group. Rows of a group may differ in their prompt tokens.",
+    ),
     "scores": _row("float32", "Reward of the whole row, before any KL penalty."),
     "policy_version": _row("int64", "Version of the policy that sampled the row's first token."),
     "truncated": _row("bool", "True where the response hit its token limit."),

@@ -100,7 +100,7 @@ class Life:
             lab.base,
             lab.changed(0),
             lab.changed(1),
-            _alike(lab.changed(2)),
+            _equal_by_shape(lab.changed(2)),
             _partly_rounded(lab.changed(3)),
         ]
         self.serving = 0
@@ -558,7 +558,7 @@ def _partly_rounded(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: t.bfloat16().float() if at % 2 else t for at, (name, t) in enumerate(state.items())}
 
 
-def _alike(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def _equal_by_shape(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """These weights with equal values in all tensors of one shape, as in a new model, and biases of 0."""
     first: dict[tuple[int, ...], Tensor] = {}
     return {

@@ -13,8 +13,8 @@ from rlsdk.testing.rollout_outputs import tokens_of
 
 LETTERS = 12
 """One-letter stop strings: some response ends with one."""
-BEGINNINGS = (1, 15, 16, 17, 32, 48, 63, 64, 65, 128, 129)
-"""Numbers of tokens with which random prompts begin alike: about the borders of blocks in caches of prompts."""
+PREFIXES = (1, 15, 16, 17, 32, 48, 63, 64, 65, 128, 129)
+"""Lengths of prefixes that random prompts share: near the block boundaries of a prefix cache."""
 GIVEN = (0, 0, 0, 1, 2, 3, 8, 15, 16, 31)
 """Numbers of tokens that random responses already have."""
 NAMES = ("r{}", "r{}", "r{}", "{}", "-{} / \u00fc\u2713", "r" * 200 + "{}")
@@ -99,11 +99,11 @@ def at_random(lab: RolloutLab, seed: int, count: int, room: int | None = None) -
 
 
 def _prompt_at_random(lab: RolloutLab, source: random.Random, salt: int, longest: int) -> tuple[int, ...]:
-    """A prompt that may begin as other prompts do, contain special tokens, or repeat one token."""
+    """A prompt that may share a prefix with others, contain special tokens, or repeat one token."""
     prompt = lab.prompt(source.choice((1, 2, 5, 17, 33, 70, longest)), salt)
     if source.random() < 0.4:
-        begin = lab.prompt(longest, 76 + source.randrange(2))[: source.choice(BEGINNINGS)]
-        prompt = (*begin, *prompt)[:longest]
+        prefix = lab.prompt(longest, 76 + source.randrange(2))[: source.choice(PREFIXES)]
+        prompt = (*prefix, *prompt)[:longest]
     if source.random() < 0.1:
         prompt = prompt[:1] * len(prompt)
     if source.random() < 0.2:

@@ -330,15 +330,15 @@ class Life:
         return self._dressed(found)
 
     def _dressed(self, batch: Batch) -> Batch:
-        """The rows as callers may also give them: in groups that begin alike, with fields that the engine does not
-        know, with gaps in their memory."""
+        """The rows as callers may also give them: in groups that share prefixes, with fields that the engine does not
+        know, and not contiguous in memory."""
         ids, start = self._spread(batch)["input_ids"], batch.offsets[:-1]
         if self.source.random() < 0.4:
-            # Every second row begins as the one before, for up to all but its last token.
+            # Every second row shares a prefix with the one before, up to all but its last token.
             ids, lengths = ids.clone(), batch.lengths.tolist()
             for at in range(1, batch.num_rows, 2):
-                alike = self.source.randrange(1 + max(min(lengths[at], lengths[at - 1]) - 1, 0))
-                ids[start[at] : start[at] + alike] = ids[start[at - 1] : start[at - 1] + alike]
+                shared = self.source.randrange(1 + max(min(lengths[at], lengths[at - 1]) - 1, 0))
+                ids[start[at] : start[at] + shared] = ids[start[at - 1] : start[at - 1] + shared]
             batch = batch.with_rows(uid=torch.arange(batch.num_rows) // 2)
         if self.source.random() < 0.3:
             ids = torch.stack([ids, ids.flip(0)], 1)[:, 0]

@@ -85,8 +85,8 @@ class SleepNeedsWeights(TransformersRolloutEngine):
         super().sleep(level)
 
 
-class SleepsOnceServed(TransformersRolloutEngine):
-    """An engine that never had weights cannot sleep."""
+class RemembersWeights(TransformersRolloutEngine):
+    """Not broken: knows whether it ever had weights."""
 
     had_weights = False
 
@@ -97,6 +97,10 @@ class SleepsOnceServed(TransformersRolloutEngine):
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         self.had_weights = True
         return super().update_weights(shards, version)
+
+
+class SleepsOnceServed(RemembersWeights):
+    """An engine that never had weights cannot sleep."""
 
     def sleep(self, level: int = 1) -> None:
         if not self.had_weights:
@@ -104,18 +108,8 @@ class SleepsOnceServed(TransformersRolloutEngine):
         super().sleep(level)
 
 
-class LayoutOnceServed(TransformersRolloutEngine):
+class LayoutOnceServed(RemembersWeights):
     """The layout of an engine that never had weights names another dtype."""
-
-    had_weights = False
-
-    def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
-        super().initialize(ctx, spec)
-        self.had_weights = spec.load_weights
-
-    def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
-        self.had_weights = True
-        return super().update_weights(shards, version)
 
     def layout(self) -> Sequence[WeightLayout]:
         found = super().layout()
