@@ -12,16 +12,11 @@ from torch import nn
 
 from rlsdk.interfaces import Box, WeightSyncError, fingerprint
 from rlsdk.kit.weight_tracing import Piece
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.models import ROUTED_GLM, write_tiny_model
 from rlsdk.testing.rollout_lab import whole_shards
 from rlsdk.testing.rollout_plain import PlainModel
 from rlsdk.testing.worker_updates import largest_difference
 from rlsdk_vllm import loader
-
-ROUTED_GLM = {
-    **{"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1},
-    **{"moe_intermediate_size": 64, "first_k_dense_replace": 1},
-}
 
 
 def test_without_weights_a_profile_runs_on_small_numbers(tmp_path: Path) -> None:

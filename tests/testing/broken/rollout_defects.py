@@ -447,7 +447,7 @@ ROLLOUT = {
     "minus-one-is-none": Defect("rollout_noise:MinusOneIsNone", {"seed.values": "did not come again"}),
     "dtype-of-first-item": Defect("rollout_updates:DtypeOfFirstItem", {"update.strided": "dtypes that change"}),
     "nan-is-impossible": Defect("rollout_updates:NanIsImpossible", {"update.not_finite": "one logit is no number"}),
-    "waits-for-its-loop": Defect("rollout_pauses:WaitsForItsLoop", {"threads": ""}),
+    "waits-for-its-loop": Defect("rollout_pauses:WaitsForItsLoop", {"threads": "TimeoutError"}),
     "refused-start-leaves-file": Defect(
         "rollout_resources:RefusedStartLeavesFile", {"initialize.refusals": "left behind"}
     ),

@@ -294,7 +294,7 @@ ONE_RANK = {
     "narrow-fields": Defect("train_objectives:NarrowFields", {"objective.given": "bfloat16"}),
     "remembers-outputs": Defect("train_outputs:RemembersOutputs", {"frozen": "largest difference"}),
     "any-size": Defect("train_ranks:AnySize", {"refusals": "2 ranks"}),
-    "frozen-read-again": Defect("train_offload:FrozenReadAgain", {"life.frozen": ""}),
+    "frozen-read-again": Defect("train_offload:FrozenReadAgain", {"life.frozen": "layout changed"}),
     "default-dtype-left": Defect("train_resources:DefaultDtypeLeft", {"refusals": "default dtype"}),
     "keeps-batches": Defect("train_resources:KeepsBatches", {"memory": "objects kept"}),
 }
