@@ -85,6 +85,7 @@ class Outcome:
     bad: Sequence[str]
     """Tests that failed, as pytest names them."""
     output: str
+    seconds: float = 0.0
 
 
 def main() -> None:
@@ -152,6 +153,7 @@ def run(suite: Suite, only: Sequence[str] = (), *, covered: bool = False) -> Out
         environment |= {"COVERED_SOURCES": ",".join(suite.sources), "COVERED_FOLDER": str(LINES)}
     # Environments for tests are not compiled ahead: what one process had to compile, the next finds compiled.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    start = time.monotonic()
     done = subprocess.run(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
@@ -162,7 +164,9 @@ def run(suite: Suite, only: Sequence[str] = (), *, covered: bool = False) -> Out
             bad.append(name[1])
         if " in " in line and (found := COUNT.findall(line)):
             counts = Counter({word: int(number) for number, word in found})
-    return Outcome(suite=suite, code=done.returncode, counts=counts, bad=bad, output=done.stdout)
+    return Outcome(
+        suite=suite, code=done.returncode, counts=counts, bad=bad, output=done.stdout, seconds=time.monotonic() - start
+    )
 
 
 def second_try(outcome: Outcome, listed: Collection[str]) -> list[str]:
@@ -207,7 +211,7 @@ def report_unsteady(outcomes: Sequence[Outcome], listed: dict[str, str], passed_
 
 def show(outcome: Outcome) -> Outcome:
     """Prints what a folder's tests said, all at once."""
-    print(f"== {outcome.suite.name}\n{outcome.output}", end="", flush=True)
+    print(f"== {outcome.suite.name}, {outcome.seconds:.0f} s\n{outcome.output}", end="", flush=True)
     if outcome.code and not outcome.bad:
         print(f"{outcome.suite.name}: no test failed, but its process ended with {outcome.code}", flush=True)
     return outcome

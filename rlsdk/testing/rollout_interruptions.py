@@ -94,19 +94,22 @@ class InterruptionRequirements:
     @requirement("pause.updates", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_pause_updates(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """After several updates in one pause, samples continue under the last one, and no token is of another. One of
-        the updates may fail, and the first version may be used again for other weights."""
+        the updates may fail, the first version may be used again for other weights, and another request may be aborted
+        before them."""
         requests = [lab.ask(f"r{at}", lab.prompt(6 + 30 * at, 250), 3, max_tokens=100, seed=at) for at in range(2)]
-        failing, last = lab.changed(106), lab.changed(107)
-        for name, versions, fails in (
-            ("two", (5, 6), False),
-            ("one that failed", (5, 6), True),
-            ("back", (5, 0), False),
+        other = lab.ask("other", lab.prompt(6, 252), 2, max_tokens=100)
+        states = (lab.changed(106), lab.changed(107))
+        for name, versions, fails, aborted in (
+            ("two", (5, 6), False, []),
+            ("one that failed", (5, 6), True, []),
+            ("back", (5, 0), False, []),
+            *([("behind an abort", (5, 6), False, [other])] if Capability.ABORT in lab.spec.capabilities else []),
         ):
-            outputs = lab.wait(_updated_twice(changing, lab, requests, (failing, last), versions, fails=fails))
+            outputs = lab.wait(_updated_twice(changing, lab, requests, aborted, states, versions, fails=fails))
             said = {run.version for output in outputs for run in output.versions}
             measured.none(f"versions that sampled nothing, {name}", sorted(said - {0, versions[1]}))
             measured.none(f"wrong samples, {name}", wrong_identities(requests, outputs))
-            faults, mixed = check_mixed_versions(lab, requests, outputs, lab.plain.with_state(last), versions[1])
+            faults, mixed = check_mixed_versions(lab, requests, outputs, lab.plain.with_state(states[1]), versions[1])
             if versions[1]:
                 measured.none(f"samples whose versions or log-probs are of neither, {name}", faults)
                 measured.at_least(f"samples of both weights, {name}", mixed, 1)
@@ -215,19 +218,24 @@ async def _updated_twice(
     engine: RolloutEngine,
     lab: RolloutLab,
     requests: Sequence[GenerationRequest],
+    aborted: Sequence[GenerationRequest],
     states: Sequence[Mapping[str, Tensor]],
     versions: Sequence[int],
     *,
     fails: bool,
 ) -> list[GenerationOutput]:
-    """Samples of a call that is paused and continues after two updates; the first may lack its last tensor."""
-    task = await lab.paused_midway(requests, engine)
+    """Samples of `requests` that are paused and continue after two updates, of which the first may lack its last
+    tensor. The requests `aborted` run beside them, and are aborted in the pause."""
+    task = await lab.paused_midway([*requests, *aborted], engine)
+    if aborted:
+        engine.abort([request.request_id for request in aborted])
     for at, (state, version) in enumerate(zip(states, versions, strict=True)):
         shards = list(whole_shards(state))
         with suppress(WeightSyncError):
             engine.update_weights(iter(shards[:-1] if fails and at == 0 else shards), version)
     engine.resume()
-    return await task
+    ended = {request.request_id for request in aborted}
+    return [output for output in await task if output.request_id not in ended]
 
 
 async def _ended_without_weights(

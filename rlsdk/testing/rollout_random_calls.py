@@ -46,6 +46,8 @@ RETURN_S = 5.0
 """Seconds in which a method that returns at once has returned on another thread, although an update is under way."""
 SPOILT = 78
 """Version of weights that are not finite."""
+STEPS_S = 0.03
+"""Most seconds that a life waits for a few tokens: in a pause none come."""
 IDLE_S = 2.0
 """Seconds in which a KV cache becomes empty after its last sample has ended."""
 
@@ -211,11 +213,12 @@ class Life:
                 yield output
 
     async def _steps(self, most: int = 12) -> None:
-        """Waits for a few decoding steps of any kind of engine."""
-        for _ in range(self.source.randrange(1, most)):
+        """Waits until the engine has decoded a few tokens: the same number on fast and slow machines."""
+        most_tokens, before = self.source.randrange(1, 2 * most), self.engine.num_decoded()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + STEPS_S
+        while loop.time() < deadline and (self.engine.num_decoded() or 0) - (before or 0) < most_tokens:
             await asyncio.sleep(0)
-        if self.source.random() < 0.5:
-            await asyncio.sleep(0.01)
 
     def _task(self, count: int = 3) -> tuple[list[GenerationRequest], asyncio.Task[None]]:
         requests = self._requests(count)

@@ -307,7 +307,9 @@ ROLLOUT = {
     "pause-lets-in": Defect("rollout_pauses:PauseLetsIn", {"pause.still": "tokens that came in a pause"}),
     "pause-counts": Defect("rollout_pauses:PauseCounts", {"pause.still": ""}),
     "cache-never-kept": Defect("rollout_pauses:CacheNeverKept", {"stale_cache": "did not go on with what they had"}),
-    "abort-in-a-pause-keeps-keys": Defect("rollout_pauses:AbortInAPauseKeepsKeys", {"life": "log-prob"}),
+    "abort-in-a-pause-keeps-keys": Defect(
+        "rollout_pauses:AbortInAPauseKeepsKeys", {"pause.updates": "behind an abort"}
+    ),
     "pauses-what-runs": Defect("rollout_pauses:PausesWhatRuns", {"pause.idle": "tokens that came in the pause"}),
     "kept-for-good": Defect(
         "rollout_pauses:KeptForGood", {"stale_cache.pauses": "should have, kept then computed again"}
