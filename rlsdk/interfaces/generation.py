@@ -35,7 +35,8 @@ class SamplingParams:
     prompt does not count. Requires `Capability.STOP_STRINGS`."""
     seed: int | None = None
     """Sample i depends only on (seed, i, prompt, weights): not on `n`, `first_sample`, concurrent requests, or how much
-    of it was passed as `response_ids`. Any integer from -2**63 to 2**64 - 1. None: fresh randomness."""
+    of it was passed as `response_ids`. Other seeds, and other samples of one seed, are independent draws. Any integer
+    from -2**63 to 2**64 - 1. None: fresh randomness."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,7 +105,7 @@ class OptimSpec:
     weight_decay: float = 0.0
     """Applied to parameters of two or more dimensions only."""
     max_grad_norm: float | None = 1.0
-    """Clips the global 2-norm of the gradient; None never clips."""
+    """Clips the global 2-norm of the gradient to this, which is above 0; None never clips."""
     schedule: str = "constant"
     """`constant`; or `linear` or `cosine`, which decay to `min_lr_ratio` and stay there after `total_steps`."""
     warmup_steps: int = 0

@@ -151,4 +151,6 @@ class RolloutEngine(ABC):
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.SLEEP.value!r}")
 
     def close(self) -> None:  # noqa: B027 - a working default: many engines hold nothing that needs closing
-        """Leaves no process, port, file or shared memory behind. Safe to call twice."""
+        """Leaves no process, thread, port, file, shared or device memory behind. Calls of `generate` that still run, or
+        are paused, end with an RlsdkError. Safe to call twice, before `initialize`, and after an `initialize` that
+        raised."""

@@ -217,14 +217,19 @@ class TrainEngine(ABC):
 
     def reset_optimizer(self, optim: OptimSpec) -> None:
         """Resets the optimizer: zero moments, schedule at step 0, weights unchanged. Called when one run does
-        supervised training before reinforcement learning (`sft.steps`), between two steps: no gradients are pending."""
+        supervised training before reinforcement learning (`sft.steps`), between two steps: no gradients are pending.
+
+        Raises:
+            ConfigError: a schedule that `initialize` would refuse; the optimizer is then as it was.
+        """
         raise UnsupportedCapabilityError(
             f"{type(self).__name__} cannot reset its optimizer, so it cannot be trained on answers before it is "
             "trained on rewards; run `rlsdk sft` first, then `rlsdk train --model` on what it wrote, without --sft"
         )
 
     def close(self) -> None:  # noqa: B027 - a working default: many engines hold nothing that needs closing
-        """Leaves the process group and frees what the engine holds. Safe to call twice, before `initialize`, and after
+        """Leaves the process group and frees what the engine holds: processes, threads, ports, files, shared and device
+        memory. Safe to call twice, before `initialize`, and after
         an `initialize` that raised.
 
         Leave the group with `rlsdk.kit.rendezvous.destroy_process_group`: `torch.distributed.destroy_process_group`

@@ -39,12 +39,12 @@ def learning_rate(step: int, spec: OptimSpec) -> float:
         raise ConfigError(
             f"optim.schedule {spec.schedule!r}{nearest(spec.schedule, SCHEDULES)}: expected one of {list(SCHEDULES)}"
         )
+    if spec.schedule != "constant" and spec.total_steps is None:
+        raise ConfigError(f"optim.schedule {spec.schedule!r} decays over optim.total_steps, which is None: set it")
     if step < spec.warmup_steps:
         return spec.lr * (step + 1) / spec.warmup_steps
-    if spec.schedule == "constant":
+    if spec.schedule == "constant" or spec.total_steps is None:
         return spec.lr
-    if spec.total_steps is None:
-        raise ConfigError(f"optim.schedule {spec.schedule!r} decays over optim.total_steps, which is None: set it")
     span = max(spec.total_steps - spec.warmup_steps, 1)
     done = min((step - spec.warmup_steps) / span, 1.0)
     left = 1.0 - done if spec.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2

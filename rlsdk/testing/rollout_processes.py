@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
-from rlsdk.interfaces import Capability, RolloutEngine
+from rlsdk.interfaces import Capability, RlsdkError, RolloutEngine
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.resources import held, lasting_files, left_behind, own_temporary_folder
-from rlsdk.testing.rollout_lab import RolloutLab
+from rlsdk.testing.rollout_interruptions import ENDING_S
+from rlsdk.testing.rollout_lab import RolloutLab, collect
 from rlsdk.testing.rollout_lifetime import refused
 
 
@@ -26,25 +28,44 @@ class ProcessRequirements:
     @requirement("close")
     def test_close(self, lab: RolloutLab, measured: Measured) -> None:
         """`close` leaves no process, port, file or shared memory, and nothing in the temporary folder; it may be called
-        twice, and afterwards the engine serves nothing."""
+        twice, a call that still runs, or is paused, ends with an RlsdkError, and afterwards the engine serves
+        nothing."""
         # A second engine must not add to what the first one keeps for the life of the process (a thread pool, a log).
         lab.drop()
         if not lab.num_started:
             lab.start().close()
         with own_temporary_folder() as folder:
             before = held(lab.scratch)
-            engine = _closed_twice(lab)
+            engine, ended = _closed_twice(lab)
             measured.none("left behind", left_behind(before, lab.scratch))
             if first := os.listdir(folder):
                 _closed_twice(lab)
                 measured.none("left in the temporary folder", lasting_files(folder, first))
+        measured.none("calls that went on", ended)
         measured.none("samples of a closed engine", refused(lab, engine))
 
 
-def _closed_twice(lab: RolloutLab) -> RolloutEngine:
-    """An engine that has served a request and was closed twice."""
+def _closed_twice(lab: RolloutLab) -> tuple[RolloutEngine, list[str]]:
+    """An engine that has served a request and was closed twice while a call was under way, and what is wrong with how
+    that call ended."""
     engine = lab.start()
     lab.run([lab.ask("r", lab.prompt(8, 112), 2)], engine)
+    faults = lab.wait(_closed_midway(lab, engine))
     engine.close()
+    return engine, faults
+
+
+async def _closed_midway(lab: RolloutLab, engine: RolloutEngine) -> list[str]:
+    requests = [lab.ask("r", lab.prompt(8, 113), 2, max_tokens=lab.suite.max_model_tokens - 16)]
+    if Capability.PARTIAL_ROLLOUT in lab.spec.capabilities:
+        task = await lab.paused_midway(requests, engine)
+    else:
+        task = asyncio.create_task(collect(engine, requests))
+        await asyncio.sleep(0)
     engine.close()
-    return engine
+    done, _ = await asyncio.wait([task], timeout=ENDING_S)
+    if not done:
+        task.cancel()
+        return [f"it did not end in {ENDING_S:.0f} s"]
+    error = task.exception()
+    return [] if isinstance(error, RlsdkError) else [f"no RlsdkError, but {error!r}"]

@@ -14,16 +14,17 @@ from rlsdk.testing.requirements import NOT_CLAIMED, unmeasured
 from rlsdk.testing.rollout_batch_invariance import BatchInvarianceRequirements
 from rlsdk.testing.rollout_cancellation import CancellationRequirements
 from rlsdk.testing.rollout_capacity import CapacityRequirements
+from rlsdk.testing.rollout_configured_models import ConfiguredModelRequirements
 from rlsdk.testing.rollout_continuation import ContinuationRequirements
 from rlsdk.testing.rollout_distribution import DistributionRequirements
 from rlsdk.testing.rollout_event_loop import EventLoopRequirements
 from rlsdk.testing.rollout_events import EventRequirements
+from rlsdk.testing.rollout_half_precision import HalfPrecisionRequirements
 from rlsdk.testing.rollout_interruptions import InterruptionRequirements
 from rlsdk.testing.rollout_kept_state import KeptStateRequirements
 from rlsdk.testing.rollout_lab import RolloutLab
 from rlsdk.testing.rollout_length import LengthRequirements
 from rlsdk.testing.rollout_lifetime import LifetimeRequirements
-from rlsdk.testing.rollout_models import ModelRequirements
 from rlsdk.testing.rollout_processes import ProcessRequirements
 from rlsdk.testing.rollout_random_calls import RandomCallRequirements
 from rlsdk.testing.rollout_sampling import SamplingRequirements
@@ -32,6 +33,7 @@ from rlsdk.testing.rollout_sharded import ShardedRequirements
 from rlsdk.testing.rollout_side_effects import SideEffectRequirements
 from rlsdk.testing.rollout_sources import SourceRequirements
 from rlsdk.testing.rollout_stale_cache import StaleCacheRequirements
+from rlsdk.testing.rollout_start import StartRequirements
 from rlsdk.testing.rollout_weights import WeightRequirements
 from rlsdk.testing.suite import Suite
 
@@ -54,7 +56,9 @@ class RolloutConformance(
     EventRequirements,
     SideEffectRequirements,
     InterruptionRequirements,
-    ModelRequirements,
+    StartRequirements,
+    ConfiguredModelRequirements,
+    HalfPrecisionRequirements,
     RandomCallRequirements,
     LifetimeRequirements,
     # First: an engine with several workers takes longest to start, and no other engine should run meanwhile.

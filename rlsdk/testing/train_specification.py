@@ -246,6 +246,7 @@ def contradictions(seat: Seat, case: Case, missing: Sequence[Head]) -> list[str]
         "a schedule that does not exist": replace(spec, optim=replace(optim, schedule="cosign", total_steps=5)),
         "linear without total_steps": replace(spec, optim=replace(optim, schedule="linear")),
         "cosine without total_steps": replace(spec, optim=replace(optim, schedule="cosine")),
+        "a warm-up before it": replace(spec, optim=replace(optim, schedule="cosine", warmup_steps=2)),
         "a dtype that there is not": replace(spec, model=replace(spec.model, dtype="float31")),
         "a dtype that there is not, frozen": replace(spec, model=replace(spec.model, dtype="float31"), optim=None),
         "an argument that there is not": replace(spec, engine_kwargs={"there_is_no_such_argument": 1}),

@@ -416,6 +416,7 @@ ROLLOUT = {
     "host-copy-once": Defect("rollout_sleep:HostCopyOnce", {"sleep.kept": "wrong samples, woken"}),
     "leaks": Defect("rollout_resources:Leaks", {"memory": "MiB that 12 calls added"}),
     "leaves-process": Defect("rollout_resources:LeavesProcess", {"close": "left behind"}),
+    "close-forgets-calls": Defect("rollout_states:CloseForgetsCalls", {"close": "calls that went on"}),
     "one-model-for-all": Defect("rollout_resources:OneModelForAll", {"replicas": "the one that was left"}),
     "thread-for-update": Defect("rollout_resources:ThreadForUpdate", {"handles": "threads that"}),
     "file-for-call": Defect("rollout_resources:FileForCall", {"handles": "open files that"}),
