@@ -26,6 +26,7 @@ from rlsdk.testing.resources import cpu_seconds
 from rlsdk.testing.rollout_audit import audit
 from rlsdk.testing.rollout_lab import RolloutLab, collect, whole_shards
 from rlsdk.testing.rollout_outputs import tokens_of, wrong_identities
+from rlsdk.testing.rollout_requests import stop_letters
 from rlsdk.testing.rollout_scheduling import check_mixed_versions
 
 AT_ONCE_S = 1.0
@@ -34,6 +35,10 @@ ALONE_S = 0.1
 """Seconds in which an engine that decodes by itself makes visible progress."""
 ENDING_S = 5.0
 """Seconds for aborted samples to be returned."""
+PAUSES = 8
+"""Pauses of one call."""
+STEPS_S = 0.05
+"""Most seconds between two of them."""
 STEPS_AHEAD = 4
 """Largest number of decoding steps that may end after an abort: those that were running."""
 
@@ -67,15 +72,27 @@ class InterruptionRequirements:
 
     @requirement("pause.same_weights", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_pause_same_weights(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """An update in a pause with equal weights changes only versions: log-probs are those of the weights, and seeded
-        samples have the same tokens as without it."""
+        """Updates to equal weights in many pauses of a call change only versions: log-probs are those of the weights,
+        samples end at their stop tokens and strings, and seeded samples have the same tokens as without them."""
         requests = [lab.ask(f"r{at}", lab.prompt(6 + 30 * at, 237), 3, max_tokens=100, seed=at) for at in range(2)]
         requests.append(lab.ask("filtered", lab.prompt(9, 238), 2, max_tokens=90, top_k=9, temperature=1.4, seed=3))
+        few = {"max_tokens": 60, "temperature": 1.4, "stop_token_ids": tuple(range(50, 60))}
+        requests.append(lab.ask("stopped", lab.prompt(7, 253), 2 * lab.suite.max_running, seed=4, **few))
+        begun = lab.ask("begun", lab.prompt(8, 253), 4, max_tokens=80, seed=5)
+        requests.append(replace(begun, response_ids=lab.prompt(9, 254)))
+        if Capability.STOP_STRINGS in lab.spec.capabilities:
+            strings = {"max_tokens": 60, "stop_strings": stop_letters(lab)[:6]}
+            requests.append(lab.ask("texts", lab.prompt(5, 253), 12, seed=6, **strings))
         whole = tokens_of(lab.run(requests))
 
         async def updated() -> list[GenerationOutput]:
             task = await lab.paused_midway(requests)
-            changing.update_weights(whole_shards(lab.base), 6)
+            for _ in range(PAUSES):
+                changing.update_weights(whole_shards(lab.base), 6)
+                changing.resume()
+                await _decoded(changing, lab.suite.max_running)
+                changing.pause()
+                await asyncio.sleep(0.02)
             changing.resume()
             return await task
 
@@ -212,6 +229,14 @@ async def _aborted(
     seconds = time.perf_counter() - start
     outputs = await task
     return seconds, alone, (engine.num_decoded() or 0) - before, outputs
+
+
+async def _decoded(engine: RolloutEngine, num_tokens: int) -> None:
+    """Waits for this number of tokens, but not for long."""
+    before, loop = engine.num_decoded() or 0, asyncio.get_running_loop()
+    deadline = loop.time() + STEPS_S
+    while loop.time() < deadline and (engine.num_decoded() or 0) - before < num_tokens:
+        await asyncio.sleep(0)
 
 
 async def _updated_twice(

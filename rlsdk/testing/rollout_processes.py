@@ -11,6 +11,7 @@ from rlsdk.testing.resources import held, lasting_files, left_behind, own_tempor
 from rlsdk.testing.rollout_interruptions import ENDING_S
 from rlsdk.testing.rollout_lab import RolloutLab, collect
 from rlsdk.testing.rollout_lifetime import refused
+from rlsdk.testing.rollout_requests import kinds
 
 
 class ProcessRequirements:
@@ -27,9 +28,9 @@ class ProcessRequirements:
 
     @requirement("close")
     def test_close(self, lab: RolloutLab, measured: Measured) -> None:
-        """`close` leaves no process, port, file or shared memory, and nothing in the temporary folder; it may be called
-        twice, a call that still runs, or is paused, ends with an RlsdkError, and afterwards the engine serves
-        nothing."""
+        """After requests of every kind, `close` leaves no process, port, file or shared memory, and nothing in the
+        temporary folder. It may be called twice, and a call that still runs, or is paused, ends with an RlsdkError.
+        Afterwards the engine serves nothing."""
         # A second engine must not add to what the first one keeps for the life of the process (a thread pool, a log).
         lab.drop()
         if not lab.num_started:
@@ -46,10 +47,10 @@ class ProcessRequirements:
 
 
 def _closed_twice(lab: RolloutLab) -> tuple[RolloutEngine, list[str]]:
-    """An engine that has served a request and was closed twice while a call was under way, and what is wrong with how
-    that call ended."""
+    """An engine that has served requests of every kind and was closed twice while a call was under way, and what is
+    wrong with how that call ended."""
     engine = lab.start()
-    lab.run([lab.ask("r", lab.prompt(8, 112), 2)], engine)
+    lab.run(list(kinds(lab)), engine)
     faults = lab.wait(_closed_midway(lab, engine))
     engine.close()
     return engine, faults

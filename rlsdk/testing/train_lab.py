@@ -233,8 +233,8 @@ class TrainLab:
         return results
 
     def new_folder(self, name: str) -> Path:
-        """An empty folder."""
-        path = self.folder / f"{name}-{sum(1 for _ in self.folder.iterdir())}"
+        """An empty folder, whose name has characters that mean something to shells, patterns and addresses."""
+        path = self.folder / f"{name} [{sum(1 for _ in self.folder.iterdir())}] 5%20#?é"
         path.mkdir()
         return path
 
