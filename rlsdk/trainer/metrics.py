@@ -45,10 +45,9 @@ class StepClock:
 
 
 def batch_metrics(batch: Batch, summary: GradeSummary) -> dict[str, float]:
-    """Reward, length and version metrics of a step's samples. `policy/entropy` is an estimate: the mean of minus the
-    log-probs of the sampled tokens, in nats.
+    """Reward, length and entropy metrics of a step's samples.
 
-    `policy/entropy` is an estimate: the mean of minus the log-prob of what was sampled, in nats.
+    `policy/entropy` is an estimate: minus the mean log-prob of the sampled tokens, in nats.
     """
     totals = batch["scores"] + batch.row_sum(batch["token_scores"]) if "token_scores" in batch else batch["scores"]
     scores = totals[batch["valid"]]
@@ -70,8 +69,7 @@ def batch_metrics(batch: Batch, summary: GradeSummary) -> dict[str, float]:
 
 def actor_metrics(results: Sequence[MiniBatchResult]) -> dict[str, float]:
     """Metrics of the step's actor updates: means, maxima of metrics that are not weighted by token, and the optimizer's
-    metrics. Empty if the policy was not updated. The log-prob difference between the engines is that of the first
-    mini-batch, before any weight changes.
+    metrics. Empty if the policy was not updated.
 
     The log-prob difference between the engines is taken from the first mini-batch, before any weight changes.
     """
@@ -95,7 +93,7 @@ def actor_metrics(results: Sequence[MiniBatchResult]) -> dict[str, float]:
 
 
 def critic_metrics(results: Sequence[MiniBatchResult]) -> dict[str, float]:
-    """The same for the critic, with the explained variance of the returns. Empty without a critic."""
+    """Metrics of the critic's updates, with the explained variance of the returns. Empty without a critic."""
     if not results:
         return {}
     means = update_means([r.update.sums for r in results])

@@ -1,4 +1,4 @@
-"""Supervised training on the reference answers as a stage: the warm start of a run, and all of `rlsdk sft`."""
+"""The stage for supervised training on reference answers: the warm start of a run, and the whole of `rlsdk sft`."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ if TYPE_CHECKING:
     from rlsdk.trainer.session import Session
 
 Learned = tuple[PromptDataset, Sequence[Sequence[int]]]
-"""Prompts, and the tokens that are learned after each."""
+"""Prompts, and the answer tokens that are trained on after each."""
 CHECKPOINTS = WARM_START
-"""Folder of a run; apart from those of its RL steps, which are numbered again."""
+"""Folder in a run's folder; separate from the RL checkpoints, whose steps count from 1 again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerSettings:
-    """How answers become tokens."""
+    """How answers are tokenized."""
 
     template: str
     max_tokens: int
-    """Of an answer, its end included."""
+    """Largest number of tokens of an answer, including its end-of-sequence token."""
     long_answers: Literal["drop", "cut"]
     allow_special_tokens: bool
     section: str = "sft"
-    """Of the configuration, for messages."""
+    """Configuration section, for messages."""
     can_cut: bool = True
-    """The section has a field `long_answers`."""
+    """Whether the section has a field `long_answers`."""
 
 
 class SftStage(Stage):
-    """One step: rows of prompt and answer, one optimizer step of the actor.
+    """Each step takes rows of prompt and answer, and makes one optimizer step of the actor.
 
-    Rows come in an order of their own: prompts that were just learned by heart have little left to explore, and the RL
-    steps that follow must not begin with them.
+    Rows are ordered differently than in RL: the RL steps that follow must not begin with the prompts that were just
+    memorized, which leave little to explore.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class SftStage(Stage):
         when: EvalOptions | None = None,
     ) -> None:
         """`answers` holds the answer tokens after each prompt, by the prompt's index in the data set; `held_out` is
-        never trained on, and evaluated as `when` says."""
+        never trained on, and evaluated according to `when`."""
         self.session = session
         self.stream = stream
         self.answers = answers
@@ -130,7 +130,7 @@ class SftStage(Stage):
             self._progress.__exit__(None, None, None)
 
     def _evaluate(self, held_out: Learned) -> Evaluated:
-        """Mean negative log-likelihood of a held-out answer's token, nats, with its standard error over rows."""
+        """Mean negative log-likelihood per token of held-out answers, in nats, with its standard error over rows."""
         prompts, answers = held_out
         batch = make_sft_batch([prompt.prompt_ids for prompt in prompts], answers)
         log_probs = forward_in_parts(
@@ -149,7 +149,7 @@ class SftStage(Stage):
 def learned_answers(
     prompts: PromptDataset, tokenizer: Any, settings: AnswerSettings, notice: Callable[[str], None]
 ) -> Learned:
-    """The prompts that are learned from, and the tokens after each; `long_answers` says which of them are left out.
+    """Returns the prompts to train on with their answer tokens; `long_answers` decides which are left out.
 
     Raises:
         DataError: a row has no answer, or all answers are too long.
@@ -172,7 +172,7 @@ def learned_answers(
 
 
 def answer_text(prompt: Prompt, template: str) -> str:
-    """The text that is trained on after a prompt."""
+    """Text that is trained on after a prompt."""
     if prompt.answer is None:
         raise DataError(
             f"{prompt.source}: has no answer to learn from; name its field in data.answer_field, or do without "

@@ -1,4 +1,4 @@
-"""A whole run of supervised training: what `rlsdk sft` calls, and what a warm start is."""
+"""A whole run of supervised training (`rlsdk sft`), and the warm start of other runs."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from rlsdk.trainer.supervised import sft_stage
 
 
 def run_sft(start: Start) -> RunResult:
-    """Supervised training alone; leaves a Hugging Face folder `model/` in the run's folder."""
+    """Runs supervised training alone; writes the Hugging Face folder `model/` into the run's folder."""
     if not start.config.sft.is_asked:
         raise ConfigError("sft.steps: 0 trains nothing; give --sft.steps N or --sft.epochs N")
     return with_restarts(start, _train_supervised)
 
 
 def _train_supervised(start: Start) -> RunResult:
-    """One session of supervised training."""
+    """Runs one session of supervised training."""
     half_way = find_checkpoint(start.config, start.run_dir, CHECKPOINTS, start.view.notice)
     start = replace(start, half_way=half_way, table=_sft_table(start.config, start.device))
     with prepared(start, rewarded=False) as (run_inputs, cluster):
@@ -50,7 +50,7 @@ def _train_supervised(start: Start) -> RunResult:
 def supervise(
     start: Start, run_inputs: RunInputs, session: Session, *, measured: bool = False
 ) -> tuple[SftStage, Trainer]:
-    """Supervised training, resumed from its checkpoint if there is one; ends with the best weights on the actor, if
+    """Runs supervised training, resumed from its checkpoint if there is one. The actor ends with the best weights if
     `measured` and a metric selects them."""
     stage = sft_stage(start.config, run_inputs, session, measured=measured)
     with closing(stage):
@@ -65,5 +65,5 @@ def supervise(
 
 
 def _sft_table(config: RunConfig, device: str) -> list[Role]:
-    """The actor, with the optimizer of supervised training."""
+    """The actor's role, with the optimizer of supervised training."""
     return [role.with_optim(sft_optim_spec(config)) for role in roles(config, device, needed=[ACTOR])]

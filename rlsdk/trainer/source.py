@@ -31,12 +31,12 @@ class StepGroups:
     groups: list[Group]
     """Groups to train on, in data order."""
     rejected: list[Group] = field(default_factory=list)
-    """Groups made for the step and not trained on."""
+    """Groups that were finished for the step but not trained on."""
 
 
 class GroupSource:
-    """Gives a step's groups by `next`; `updated` reports that their update is done. Groups start and weights are
-    published while a step trains: this is the `Work` of a `ScheduleDriver`."""
+    """`next` returns the groups of a step; `updated` reports that their update is done. Groups start and weights are
+    published while a step trains: implements the `Work` of a `ScheduleDriver`."""
 
     def __init__(
         self,
@@ -57,18 +57,19 @@ class GroupSource:
         """Starts nothing.
 
         Args:
-            stream: makes the groups; closed with this.
-            prompts: which of them come next.
-            draw: how they are sampled.
+            stream: samples and grades the groups; `close` closes it.
+            prompts: the training prompts in order.
+            draw: how groups are sampled.
             groups_per_step: groups that a step trains on.
-            steps: of the whole stage.
-            seed: of the run.
-            publisher: brings weights to every replica.
-            schedule: when groups start and which are trained.
-            accept: whether a group teaches anything; another is started in place of one that does not. Called on the
-                driver's thread.
-            max_groups_per_step: most groups started for one step; beyond it, rejected groups are trained on, too.
-            history: the run's journal; closed with this. None: nothing is written.
+            steps: number of steps of the whole stage.
+            seed: seed of the run.
+            publisher: syncs weights to every replica.
+            schedule: decides when groups start and which groups a step trains on.
+            accept: whether a group has a training signal; a group without one is replaced. Called on the driver's
+                thread.
+            max_groups_per_step: largest number of groups started for one step. If too few are accepted, rejected groups
+                are trained on, too.
+            history: the run's journal; `close` closes it. None: no journal.
             times: file for the timeline of the pools; None: nothing is written.
         """
         self._history = history or History()
@@ -85,25 +86,25 @@ class GroupSource:
         self._publisher = publisher
         self._ready: queue.SimpleQueue[StepGroups | BaseException] = queue.SimpleQueue()
         self._due: list[Event] = []
-        """Events that a synchronous run gets with the next `next`: until then training has the devices."""
+        """Events that a synchronous run handles at the next call of `next`: until then training uses the devices."""
         self._finished: dict[int, Group] = {}
         self._rejected: set[int] = set()
-        """Of these, the ones that were not accepted."""
+        """The finished groups that were not accepted."""
         self._current = StepGroups(step=0, groups=[])
         self._state = self._ledger.state_dict()
         self.timeline = Timeline(stream.busy_s, Lengths(groups_per_step), stream.concurrency, controller_seconds)
         self._times = PoolTimes(times)
 
     def begin(self, step: int) -> None:
-        """Before the first `next` of this process, which follows this step."""
+        """Called before the first `next` of this process; `step` is the number of steps already done."""
         self._times.begin(resumed=self._history.is_resumed)
         self._history.begin(step)
 
     def next(self) -> list[Group]:
-        """The groups of the next step, in the order of the data; waits for them.
+        """Waits for the groups of the next step; returns them in the order of the data.
 
         Raises:
-            Exception: what ended the rollout, or a publish.
+            Exception: the error that ended the rollout or a publish.
         """
         if not self._driver.has_begun:
             self._driver.begin()
@@ -156,13 +157,13 @@ class GroupSource:
             if not self._driver.wait(lambda: self._schedule.settled, timeout_s):
                 return False
             if self._drains and self._driver.failure is not None:
-                return False  # the schedule stands where it failed: it may not know of the last update
+                return False  # the schedule stopped at the failure: it may have missed the last update
             self._driver.quiet(False)
         return True
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended the rollout, or a publish."""
+        """The error that ended the rollout or a publish; None while they run."""
         return self._driver.failure
 
     def preempt(self) -> None:
@@ -175,7 +176,7 @@ class GroupSource:
 
     @property
     def rejected(self) -> Sequence[Group]:
-        """Groups that were made since the step before the last `next`, and are not trained on."""
+        """Groups that were finished since the previous step and are not trained on."""
         return self._current.rejected
 
     @property
@@ -184,27 +185,27 @@ class GroupSource:
         return int(self._state["prompts"]["epoch"])
 
     def state_dict(self) -> Mapping[str, Any]:
-        """State of the data after the last trained step, and the groups that were started and not trained on, which are
-        made again."""
+        """State of the data after the last trained step, and the groups that were started but not trained on, which a
+        resumed run generates again."""
         return self._state
 
     def saving(self, step: int) -> None:
-        """A checkpoint of this step is begun."""
+        """Called when a checkpoint of this step begins."""
         self._history.saving(step)
 
     def saved(self, step: int, oldest: int) -> None:
-        """A checkpoint of this step is whole; the oldest that is kept is of step `oldest`."""
+        """Called when a checkpoint of this step is complete; the oldest kept checkpoint is of step `oldest`."""
         self._history.saved(oldest - self._config.max_staleness - 1)
 
     def load_state_dict(self, state: Mapping[str, Any], *, step: int, version: int) -> None:
-        """Goes to where `state` was taken, after `step`, with weights of this version. Samples that were made before
-        the restart are not made again.
+        """Restores `state`, which was saved after `step` with weights of this version. Samples from before the restart
+        are reused.
 
         Raises:
-            CheckpointError: the data is not what it was, or the journal is damaged.
+            CheckpointError: the data changed, or the journal is damaged.
         """
         self._ledger.load_state_dict(state)
-        # Where groups are replaced, who replaces whom depends on time: a sample may find itself in an earlier step.
+        # If groups are replaced, the order of replacement depends on timing: a sample may end up in an earlier step.
         refills = self._max_groups_per_step is not None and not self._drains
         self._stream.begin_with(self._history.resume(step, newest_version=version if refills else None))
         self._driver.schedule = self._schedule_from(step)
@@ -289,10 +290,10 @@ class GroupSource:
         self._ready.put(error)
 
     def _gather(self, step: int, ordinals: Sequence[int]) -> StepGroups:
-        """The groups of a step; those that were rejected for it are let go."""
+        """Removes and returns the groups of a step, with the groups that were rejected for it."""
         groups = [self._finished.pop(ordinal) for ordinal in ordinals]
         self._rejected.difference_update(ordinals)
-        # With `finish` those of later steps, too: no step waits for them.
+        # With order `finish`, also rejected groups of later steps: no step waits for them.
         last = step if self._config.order == "prompt" else step + self._config.max_staleness
         gone = sorted(ordinal for ordinal in self._rejected if self._ledger.open[ordinal] <= last)
         self._rejected.difference_update(gone)
@@ -300,15 +301,15 @@ class GroupSource:
         return StepGroups(step=step, groups=groups, rejected=[self._finished.pop(ordinal) for ordinal in gone])
 
     def _close_groups(self) -> None:
-        """The groups of the step that was trained are accounted for."""
+        """Closes the trained and the rejected groups of the current step in the ledger."""
         done = [*self._current.groups, *self._current.rejected]
         self._ledger.close(group.task.ordinal for group in done)
         self._state = self._ledger.state_dict()
 
     def _task(self, ordinal: int, step: int) -> GroupTask:
-        """The prompt of this ordinal as a group.
+        """Builds the task of the group with this ordinal.
 
-        Its randomness comes from the step that it is for in a synchronous run, and its place in it.
+        Its seed is derived from the step that trains it in a synchronous run, and from its index in that step.
         """
         prompt, epoch = self._ledger.start(ordinal, step)
         seed = (self._seed, "train", *divmod(ordinal, self._groups_per_step))

@@ -1,4 +1,4 @@
-"""A stage of a run: what its steps are. The loop, the checkpoints and the resume are `Trainer`'s, for every stage."""
+"""A stage defines what the steps of a run do. `Trainer` has the loop, checkpoints and resume for every stage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlsdk.trainer.events import RunView
 from rlsdk.trainer.samples import write_eval_samples
 
 MODEL_FOLDER = "model"
-"""Of a checkpoint: the policy in Hugging Face form."""
+"""Folder in a checkpoint: the policy in Hugging Face format."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,15 +24,15 @@ class StageSettings:
     """Length of a stage, and what it saves."""
 
     steps: int
-    """Steps of the whole stage, those before a resume included."""
+    """Number of steps of the whole stage, including those before a resume."""
     save_every: int | None
-    """Steps between checkpoints; None: none at all."""
+    """Steps between checkpoints; None: no checkpoints."""
     saves_last: bool
-    """Also when the last step is done. A stop saves in any case."""
+    """Whether to save after the last step. A requested stop always saves."""
     folder: str
     """Name of its checkpoint folder in the run's folder."""
     exports: bool
-    """A checkpoint holds the model in Hugging Face form, too."""
+    """Whether checkpoints contain the model in Hugging Face format, too."""
     export_every: int | None = None
     """Interval of steps whose checkpoints contain the model, in addition to the last and the best one; None: all do."""
 
@@ -88,7 +88,7 @@ class RunOutput:
 
     def close(self) -> None:
         for tracker in self.trackers:
-            with suppress(OSError):  # what could not be written was said when it happened
+            with suppress(OSError):  # failed writes were already reported
                 tracker.close()
 
 
@@ -101,21 +101,21 @@ class Stage(ABC):
     evaluations: Evaluations
     """Evaluations of its weights on held-out data."""
     step: int = 0
-    """Steps that are done."""
+    """Number of steps done."""
 
     def begin(self) -> None:  # noqa: B027 - a working default
-        """Before the first step of this process, resumed or not."""
+        """Called before the first step of this process, resumed or not."""
 
     @abstractmethod
     def advance(self) -> Mapping[str, float]:
-        """One step: reports it, adds one to `step`, and returns its metrics."""
+        """Runs one step: reports it, adds one to `step`, and returns its metrics."""
 
     def measure(self, *, last: bool) -> None:
         """Called after a step and before its save: runs evaluations that are due."""
         self.evaluations.after(self.step, last=last)
 
     def preempt(self) -> None:  # noqa: B027 - a working default
-        """Called when the machine is preempted: makes `advance` raise a `PreemptedError` where it waits for others.
+        """Called when the machine is preempted: makes `advance` raise a `PreemptedError` instead of waiting.
         Safe in a signal handler."""
 
     def halt(self) -> bool:
@@ -129,7 +129,7 @@ class Stage(ABC):
         """Called when a checkpoint of this step begins: later records belong after it."""
 
     def saved(self, step: int, oldest: int) -> None:  # noqa: B027 - a working default
-        """A checkpoint of this step is whole; the oldest that is kept is of step `oldest`."""
+        """Called when a checkpoint of this step is complete; the oldest kept checkpoint is of step `oldest`."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -137,10 +137,10 @@ class Stage(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes to where `state` was taken, `step` included.
+        """Restores the result of `state_dict`, including `step`.
 
         Raises:
-            CheckpointError: it is of other data, or of another version of rlsdk.
+            CheckpointError: the state is of other data, or of another version of rlsdk.
         """
 
     def save_parts(self, checkpoint: Path) -> None:  # noqa: B027 - a working default
@@ -152,7 +152,7 @@ class Stage(ABC):
         return lambda: None
 
     def load_parts(self, checkpoint: Path) -> None:  # noqa: B027 - a working default
-        """Takes back what `save_parts` wrote; roles and state were loaded before."""
+        """Loads what `save_parts` wrote; roles and state are already loaded."""
 
     def close(self) -> None:  # noqa: B027 - a working default
         """Closes what the stage started."""

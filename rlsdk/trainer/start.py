@@ -57,18 +57,18 @@ class RunResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What a run starts with."""
+    """Inputs of a run's start."""
 
     config: RunConfig
     registry: Registry
     run_dir: Path
     device: str
-    """`cpu` or `cuda`, where the placement leaves it open."""
+    """`cpu` or `cuda`, used if the placement does not name one."""
     view: RunView
     stop: StopFlag
     restarts: SessionRestarts
     table: Sequence[Role] = ()
-    """The roles that are started."""
+    """Roles to start."""
     checkpoint: Path | None = None
     """Checkpoint of reinforcement learning to resume from."""
     half_way: Path | None = None
@@ -88,7 +88,7 @@ class Start:
         stop: StopFlag,
         ahead: BackgroundCluster | None = None,
     ) -> Start:
-        """Of a checked configuration; the dtype is chosen here, the roles are chosen by what is trained."""
+        """From a checked configuration. Chooses the dtype; what is trained decides the roles later."""
         config = with_dtype(config, device)
         return cls(
             config=config,
@@ -102,7 +102,7 @@ class Start:
         )
 
     def accept(self) -> None:
-        """Accepts the run: call it once nothing can refuse the run any more and before it writes anything."""
+        """Accepts the run: call it once the run can no longer be refused, before it writes anything."""
         accept_config(self.run_dir, self.config, checkpoint=self.resume, notice=self.view.notice)
 
     @property
@@ -127,7 +127,7 @@ class Start:
             return start_role(role, self.registry, cluster)
 
     def start_all(self, cluster: Cluster) -> Session:
-        """The hosts of all roles, started at once."""
+        """Starts the hosts of all roles in parallel."""
         turns = self.turns()
         make = functools.partial(self.start_role, cluster=cluster)
         return Session(roles=start_roles(self.table, make, turns, at_once=True), turns=turns, cluster=cluster)
@@ -145,7 +145,7 @@ class Start:
 
 
 def with_restarts(start: Start, session: Callable[[Start], RunResult]) -> RunResult:
-    """Calls `session` until it ends without the loss of a process; after a loss with the configuration that resumes the
+    """Calls `session` until it ends without losing a process; after a loss, with the configuration that resumes the
     run."""
     began = time.perf_counter()
     with run_lock(start.run_dir):
@@ -156,7 +156,7 @@ def with_restarts(start: Start, session: Callable[[Start], RunResult]) -> RunRes
 @contextmanager
 def prepared(start: Start, *, rewarded: bool = True, supervised: bool = True) -> Iterator[tuple[RunInputs, Cluster]]:
     """Yields the inputs and the cluster. The run's own cluster starts while the inputs are built, since both take
-    seconds; a shared cluster is asked for devices only when nothing else can fail."""
+    seconds; a shared cluster is asked for devices only once nothing else can fail."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="rlsdk-run-inputs")
     building = pool.submit(
         build_run_inputs,
@@ -184,7 +184,7 @@ def prepared(start: Start, *, rewarded: bool = True, supervised: bool = True) ->
 
 
 def _close(building: Future[RunInputs], kind: type[BaseException] | None, *_: object) -> None:
-    """Waits for them, since they cannot be stopped half-way."""
+    """Waits for the inputs, whose building cannot be interrupted, and closes them."""
     interrupts.wait_or_abandon(building, interrupted=interrupts.is_interrupt(kind), then=_close_built)
 
 
@@ -220,10 +220,10 @@ def result_of(start: Start, trainer: Trainer, last: Mapping[str, float], checkpo
     """Result of a stage; `with_restarts` adds the seconds.
 
     Args:
-        start: of the run.
-        trainer: whose stage is over.
-        last: figures of the last evaluation.
-        checkpoint: what the run leaves: its last checkpoint, or the folder of its model.
+        start: start of the run.
+        trainer: trainer of the finished stage.
+        last: metrics of the last evaluation.
+        checkpoint: the run's result: its last checkpoint, or the folder of its model.
     """
     return RunResult(
         run_dir=start.run_dir,
@@ -247,7 +247,7 @@ def leave_model(start: Start, trainer: Trainer) -> Path:
 
 
 def load_best(start: Start, trainer: Trainer) -> None:
-    """Loads the best weights into the actor, if a metric decides which they are."""
+    """Loads the best weights into the actor, if a metric selects them."""
     if (best := trainer.load_best()) is not None:
         start.view.notice(f"model/ is that of the best checkpoint: {best.line()}")
 
@@ -255,7 +255,7 @@ def load_best(start: Start, trainer: Trainer) -> None:
 def export_model(
     session: Session, tokenizer: Any, folder: Path, card: str | None = None, *, timeout_s: float | None = None
 ) -> None:
-    """Writes weights, configuration and tokenizer of the actor in Hugging Face form; whole or absent."""
+    """Writes weights, configuration and tokenizer of the actor in Hugging Face format, atomically."""
     draft = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(draft, ignore_errors=True)
     export_policy(session, tokenizer, draft, card=card, timeout_s=timeout_s)

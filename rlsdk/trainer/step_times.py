@@ -1,4 +1,4 @@
-"""Which of a step's metrics are the seconds of its phases."""
+"""Selects the metrics that are the seconds of a step's phases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BESIDE = frozenset(
 
 
 def phase_names(metrics: Iterable[str]) -> list[str]:
-    """Of a step's metrics, the seconds of its phases and of its evaluation, without the whole."""
+    """Names of the metrics that are the seconds of a phase or of the evaluation; excludes the total."""
     return [
         name
         for name in metrics

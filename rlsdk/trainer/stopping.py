@@ -1,4 +1,4 @@
-"""How a run is stopped: after its step, or as soon as possible because the machine is taken away."""
+"""How a run is stopped: after its step, or as soon as possible because the machine is preempted."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class StopFlag:
         self._timer: threading.Timer | None = None
 
     def set(self) -> None:
-        """The step is finished first."""
+        """Requests a stop after the current step."""
         self.is_set = True
 
     def preempt(self) -> None:
-        """What a step waits for is given up. Safe in a signal handler."""
+        """Requests an immediate stop: a step does not finish its waits. Safe in a signal handler."""
         self.is_set = self.is_preempted = True
         if self._deadline_s is not None and self._timer is None:
             self._timer = threading.Timer(self._deadline_s, _end)
@@ -47,8 +47,8 @@ class StopFlag:
 
     @contextmanager
     def interrupting(self, interrupt: Callable[[], None], deadline_s: float) -> Iterator[None]:
-        """Context of the steps: in it `preempt` calls `interrupt`, and sends a second SIGTERM after `deadline_s`
-        seconds."""
+        """Context manager for the steps: inside, `preempt` calls `interrupt`, and sends a second SIGTERM after
+        `deadline_s` seconds."""
         self.has_begun = True
         self._interrupt, self._deadline_s = interrupt, deadline_s
         if self.is_preempted:

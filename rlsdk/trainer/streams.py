@@ -41,8 +41,8 @@ def open_stream(
     notice: Callable[[str], None] = print,
     restarts: Restarts | None = None,
 ) -> RolloutStream:
-    """The stream over all replicas of a rollout group; `notice` receives what happened to `rewards`, `restarts` starts
-    lost replicas again."""
+    """Opens the stream over all replicas of a rollout group. `notice` receives messages about the rewards; `restarts`
+    restarts lost replicas."""
     rollout, rewards = config.rollout, rewards or RunRewards()
     spec = registry.backend(BackendKind.ROLLOUT, rollout.backend)
     return RolloutStream(
@@ -67,7 +67,7 @@ def open_stream(
 
 
 def connect_judges(judges: Mapping[str, EngineJudge], session: Session, progress_s: float) -> None:
-    """Lets the judges that are engines of the run ask their replicas."""
+    """Connects the judges that are engines of the run to their replicas."""
     for role, judge in judges.items():
         group = session.judges[role]
         spec = group.role.spec
@@ -84,14 +84,14 @@ def evaluation_of(
     stream: RolloutStream,
     kind: LogProbKind,
 ) -> Evaluation | None:
-    """None where there are no evaluation prompts.
+    """Builds the evaluation; None if there are no evaluation prompts.
 
     Args:
-        config: of the run.
-        prompts: by name of the measure.
-        sampling: of training; an evaluation has stop tokens and limits from it, and filters of its own.
-        stream: that samples and grades.
-        kind: what the rollout engine's log-probs are those of.
+        config: configuration of the run.
+        prompts: prompts by name of the measure.
+        sampling: sampling parameters of training; an evaluation uses their stop tokens and limits, and its own filters.
+        stream: samples and grades the prompts.
+        kind: kind of the rollout engine's log-probs.
     """
     if not prompts:
         return None
@@ -114,7 +114,7 @@ def evaluation_of(
 
 
 def eval_options(config: RunConfig) -> EvalOptions:
-    """When a run is measured, and what follows from it."""
+    """When a run is evaluated, and how the results are used."""
     return EvalOptions(
         every=config.eval.every_steps,
         at_start=config.eval.at_start,

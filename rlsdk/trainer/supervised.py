@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 def sft_stage(config: RunConfig, run_inputs: RunInputs, session: Session, *, measured: bool = False) -> SftStage:
-    """Supervised training on a running session, whose actor has its optimizer. `measured`: also evaluates the loss on
-    held-out answers, if there are any."""
+    """Builds the stage of supervised training on a running session whose actor has the optimizer for it. `measured`:
+    also evaluate the loss on held-out answers, if there are any."""
     if run_inputs.learned is None:
         raise ConfigError("sft.steps: 0 trains nothing; give --sft.steps N or --sft.epochs N")
     prompts, answers = run_inputs.learned
@@ -64,13 +64,13 @@ class RunPairs:
     """The pairs of a run."""
 
     config: RunConfig
-    """A copy with the number of steps of its epochs."""
+    """The run's configuration, with epochs converted to a number of steps."""
     train: PairSet
     held_out: PairSet | None
 
 
 def read_pairs(run_inputs: RunInputs) -> RunPairs:
-    """The pairs that are trained on, and those that are held out, as tokens.
+    """Tokenizes the pairs to train on and the held-out pairs.
 
     Raises:
         ConfigError, DataError: a row cannot be used, or a schedule does not fit the number of steps.
@@ -83,7 +83,7 @@ def read_pairs(run_inputs: RunInputs) -> RunPairs:
 
 
 def pair_stage(kind: PairTraining, run_inputs: RunInputs, pairs: RunPairs, session: Session) -> PairStage:
-    """Training from pairs on a running session, whose actor has the head and the optimizer of it."""
+    """Builds the stage of training from pairs on a running session whose actor has the head and optimizer for it."""
     config, train = pairs.config, pairs.train
     own, output = config.preferences, run_inputs.output
     prompts = run_inputs.train_prompts.subset(train.positions)

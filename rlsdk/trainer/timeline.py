@@ -1,4 +1,4 @@
-"""How the two pools spend their time, how old samples are, and which lengths are trained on: figures of a schedule."""
+"""Metrics of a schedule: how the two pools spend their time, how old samples are, and which lengths are trained on."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from rlsdk.interfaces import Batch
 from rlsdk.rollouts import Group
 
 Sums = tuple[int, int]
-"""Sampled tokens, and samples."""
+"""Number of sampled tokens, and number of samples."""
 
 
 class Lengths:
     """Compares the lengths that were trained on with those that were generated.
 
-    After k steps: of what the k steps trained on, against the first k steps' worth of accepted groups in the order in
-    which they were started, as soon as all of these are made. Where a step trains its own prompts, both are the same.
+    After k steps, compares the samples that these steps trained on with the accepted groups that k steps would have
+    trained in the order of starting, as soon as all of those groups are finished. If each step trains the groups that
+    were started for it, both are the same.
     """
 
     def __init__(self, groups_per_step: int) -> None:
         self._groups_per_step = groups_per_step
         self._order: deque[int] = deque()
-        """Groups in the order of their start, from the oldest that was not counted."""
+        """Groups in the order of starting, from the oldest that is not counted yet."""
         self._made: dict[int, Sums | None] = {}
-        """Those that are made; None: not accepted."""
+        """Finished groups that are not counted yet; None: not accepted."""
         self._count = 0
         self._sums: Sums = (0, 0)
         self._generated: list[Sums] = []
@@ -38,7 +39,7 @@ class Lengths:
         self._order.extend(ordinals)
 
     def made(self, group: Group, *, accepted: bool) -> None:
-        """A group was finished."""
+        """Records a finished group."""
         self._made[group.task.ordinal] = sampled_tokens([group]) if accepted else None
         while self._order and self._order[0] in self._made:
             sums = self._made.pop(self._order.popleft())
@@ -49,12 +50,12 @@ class Lengths:
                     self._generated.append(self._sums)
 
     def trained(self, groups: Sequence[Group]) -> None:
-        """A step takes these."""
+        """Records the groups that a step trains on."""
         before = self._trained[-1] if self._trained else (0, 0)
         self._trained.append(_added(before, sampled_tokens(groups)))
 
     def bias(self) -> float | None:
-        """Mean length trained on over mean length generated, less 1; None: not known yet."""
+        """Ratio of the mean trained length to the mean generated length, minus 1; None: not known yet."""
         steps = min(len(self._generated), len(self._trained))
         if not steps:
             return None
@@ -65,7 +66,7 @@ class Lengths:
 
 
 class Timeline:
-    """Takes the times of a schedule. Written by the driver, read by the trainer."""
+    """Measures the times of a schedule. Written by the driver, read by the trainer."""
 
     def __init__(
         self,
@@ -74,13 +75,13 @@ class Timeline:
         concurrency: Callable[[], float] | None = None,
         controller_s: Callable[[], float] = time.process_time,
     ) -> None:
-        """Begins to count.
+        """Starts to measure.
 
         Args:
-            busy_s: seconds in which the rollout pool had something to do, since it was started.
-            lengths: of the groups.
-            concurrency: samples that a replica may have under way.
-            controller_s: processor time of the controller, and of what belongs to it, since it was started.
+            busy_s: returns the seconds in which the rollout pool had work since it started.
+            lengths: lengths of the groups.
+            concurrency: returns the number of samples that a replica may run concurrently.
+            controller_s: returns the CPU seconds of the controller and its helper processes since it started.
         """
         self._busy_s = busy_s
         self._concurrency = concurrency
@@ -94,7 +95,7 @@ class Timeline:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """The trainer waits for the next groups."""
+        """Context manager: measures how long the trainer waits for the next groups."""
         start = time.monotonic()
         try:
             yield
@@ -103,7 +104,7 @@ class Timeline:
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """A copy of the weights is made; the training pool waits for that."""
+        """Context manager: measures how long the training pool waits for a copy of the weights."""
         start = time.monotonic()
         try:
             yield
@@ -118,10 +119,10 @@ class Timeline:
             self._lag_s = time.monotonic() - self._updated.pop(step)
 
     def metrics(self, publish_s: float) -> dict[str, float]:
-        """Of the step that ends now.
+        """Metrics of the step that ends now.
 
         Args:
-            publish_s: seconds that the last publish took from the replicas.
+            publish_s: seconds of serving that the last publish cost the replicas.
         """
         now, busy, controller = time.monotonic(), self._busy_s(), self._controller_s()
         passed, worked, controlled = now - self._last[0], busy - self._last[1], controller - self._last[2]
@@ -142,16 +143,16 @@ class Timeline:
 
 
 def staleness_metrics(batch: Batch, step: int, step_of: Mapping[int, int], most: int) -> dict[str, float]:
-    """How many trainer steps behind the weights were that sampled each token.
+    """Staleness of each sampled token in trainer steps.
 
     Args:
-        batch: with `token_versions`.
-        step: steps behind this one: those of the weights that are updated.
-        step_of: of each policy version, the newest step with it.
-        most: the bound.
+        batch: batch with `token_versions`.
+        step: step of the weights that are updated; staleness is counted from it.
+        step_of: policy version -> newest step that ended with it.
+        most: largest allowed staleness.
 
     Returns:
-        Mean and largest, and the share of tokens by number of steps, 0 to `most`.
+        Mean and maximum, and the share of tokens with each staleness from 0 to `most`.
     """
     versions = batch["token_versions"][batch["response_mask"]]
     known, counts = torch.unique(versions, return_counts=True)
@@ -168,7 +169,7 @@ def staleness_metrics(batch: Batch, step: int, step_of: Mapping[int, int], most:
 
 
 def sampled_tokens(groups: Sequence[Group]) -> Sums:
-    """Of all samples that were made."""
+    """Sums over all samples whose rollouter did not fail."""
     lengths = [s.trajectory.num_sampled for group in groups for s in group.samples if s.trajectory is not None]
     return sum(lengths), len(lengths)
 

@@ -20,20 +20,20 @@ SAMPLES_FILE = "samples.jsonl"
 
 
 WARM_START = "sft/"
-"""Begins the names of what supervised training logs. Its steps and those of RL both count from 1, so a step number says
-which of the two only together with this."""
+"""Prefix of the metrics of supervised training. Its steps and those of RL both count from 1; this prefix tells them
+apart."""
 
 
 def is_warm_start(metrics: Mapping[str, Any]) -> bool:
-    """Whether a line of metrics is one of supervised training."""
+    """Whether a line of metrics is from supervised training."""
     return any(name.startswith(WARM_START) for name in metrics)
 
 
 class JsonlTracker:
     """`metrics.jsonl` and `samples.jsonl` in the run's folder: one object per line, flushed line by line.
 
-    A resumed run drops the lines past the step that it continues from, for it writes them again. Nothing is touched
-    before the first line is logged: until then the run may still be refused.
+    A resumed run drops the lines after the step that it continues from, because it writes them again. The files stay
+    unchanged until the first line is logged: until then the run may still be refused.
     """
 
     def __init__(self, context: TrackerContext) -> None:
@@ -52,13 +52,13 @@ class JsonlTracker:
             file.write(json.dumps({"step": step, **sample}) + "\n")
 
     def close(self) -> None:
-        with ExitStack() as files:  # each, also where the disk refuses what is left of another
+        with ExitStack() as files:  # closes each, even if another cannot be flushed
             for file in (self._metrics, self._samples):
                 if file is not None:
                     files.callback(file.close)
 
     def _open(self, *, warm_start: bool) -> tuple[TextIO, TextIO]:
-        """The two files; `warm_start`: whether the first logged metrics after a resume are those of supervised
+        """Opens the two files; `warm_start`: whether the first metrics logged after a resume are from supervised
         training."""
         if self._metrics is None or self._samples is None:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -71,13 +71,13 @@ class JsonlTracker:
 
 
 def drop_repeated(path: Path, step: int, *, warm_start: bool) -> None:
-    """Rewrites a JSONL file without the lines that a run resumed at `step` writes again, and without torn ones.
+    """Rewrites a JSONL file without the lines that a run resumed at `step` writes again, and without truncated lines.
 
     Args:
-        path: need not exist.
-        step: of the checkpoint.
-        warm_start: it is one of supervised training: all lines of RL are repeated. Otherwise the lines of supervised
-            training stay, whatever their steps.
+        path: the file; may be missing.
+        step: step of the checkpoint.
+        warm_start: whether it is a checkpoint of supervised training: all lines of RL are then repeated. Otherwise all
+            lines of supervised training stay.
     """
     if not path.exists():
         return
@@ -90,7 +90,7 @@ def drop_repeated(path: Path, step: int, *, warm_start: bool) -> None:
 
 
 def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects with a step number; what a killed process left torn is passed over."""
+    """Yields the objects with a step number; skips lines that a killed process truncated."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for text in file:
             try:
@@ -102,7 +102,7 @@ def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _open_lines(path: Path) -> TextIO:
-    """Opens for appending; a last line that a killed process left unfinished is ended first."""
+    """Opens a file for appending; first ends a last line that a killed process truncated."""
     torn = path.exists() and path.stat().st_size > 0 and path.read_bytes()[-1:] != b"\n"
     file = path.open("a", buffering=1, encoding="utf-8")
     if torn:
@@ -111,12 +111,12 @@ def _open_lines(path: Path) -> TextIO:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSONL file; a torn line of a killed process is left out."""
+    """The objects of a JSONL file, without lines that a killed process truncated."""
     return list(_whole_lines(path)) if path.exists() else []
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """One object per step, in order; what several lines say of a step is joined, the later one winning."""
+    """One object per step, in order. Merges the lines of one step; later values take precedence."""
     steps: dict[int, dict[str, Any]] = {}
     for line in read_lines(run_dir / METRICS_FILE):
         steps.setdefault(int(line["step"]), {}).update(line)
@@ -157,7 +157,7 @@ class TensorBoardTracker:
         return self._writers[warm_start]
 
     def log_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Text is in `samples.jsonl` and the report."""
+        """Does nothing: samples are in `samples.jsonl` and the report."""
 
     def close(self) -> None:
         for writer in self._writers.values():

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from rlsdk.registry import Registry
 
 PATIENCE = 3
-"""Steps in a row before something is said."""
+"""Number of consecutive steps with a symptom before a warning."""
 SAMPLES = "samples.jsonl in the run's folder shows responses with their scores"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Symptom:
-    """Something that a step's metrics show."""
+    """A problem that shows in a step's metrics."""
 
     name: str
     shows: Callable[[Mapping[str, float]], bool]
@@ -83,14 +83,14 @@ SYMPTOMS = (
 
 
 class LearningWatch:
-    """Counts how long each symptom has shown. Says each once, and again when it comes back."""
+    """Counts the consecutive steps with each symptom. Warns once per symptom, and again if it reappears."""
 
     def __init__(self, patience: int = PATIENCE) -> None:
         self._patience = patience
         self._shown: dict[str, int] = {}
 
     def step(self, step: int, metrics: Mapping[str, float]) -> Iterator[str]:
-        """Takes a step's metrics; yields warnings."""
+        """Processes a step's metrics; yields warnings."""
         for symptom in SYMPTOMS:
             count = self._shown.get(symptom.name, 0) + 1 if symptom.shows(metrics) else 0
             self._shown[symptom.name] = count
@@ -99,7 +99,7 @@ class LearningWatch:
 
 
 def setting_notices(config: RunConfig, registry: Registry) -> Iterator[str]:
-    """Settings that can spoil a run: stale samples, updates of unequal size, a loss without a ratio."""
+    """Notices about risky settings: stale samples, updates of unequal size, a loss without a ratio."""
     if config.schedule.uncorrected:
         yield "warning: stale samples are trained without a correction (schedule.uncorrected)"
     if config.algorithm.name == POLICY_GRADIENT:
@@ -125,7 +125,7 @@ def uneven_notice(trainer: TrainerConfig) -> str | None:
 
 
 def repeated_notice(trainer: TrainerConfig, num_rows: int) -> str | None:
-    """What to say where a step takes more prompts than the data has, so that rows come several times in one step."""
+    """Warning if a step takes more prompts than the data has, so that it repeats rows."""
     asked = trainer.prompts_per_step
     if asked <= num_rows:
         return None
@@ -137,10 +137,10 @@ def repeated_notice(trainer: TrainerConfig, num_rows: int) -> str | None:
 
 
 def off_policy_warning(name: str, loss: object, trainer: TrainerConfig) -> str | None:
-    """What to say of a loss without a ratio (`on_policy_only`) that makes several updates of a step's samples.
+    """Warning if a loss without a ratio (`on_policy_only`) is used for several updates on the same samples.
 
-    The first update changes the weights, so to the second one the samples are another policy's; without a ratio nothing
-    in the loss corrects that, and without a clip nothing bounds it.
+    The first update changes the weights, so that the samples are off-policy for the second one. Without a ratio the
+    loss does not correct this, and without a clip it is not bounded.
     """
     updates = trainer.updates_per_step * trainer.epochs_per_step
     if updates == 1 or not getattr(loss, "on_policy_only", False):
@@ -156,13 +156,13 @@ def off_policy_warning(name: str, loss: object, trainer: TrainerConfig) -> str |
 
 
 def quantized_notice(quantized: int, total: int, metrics: Mapping[str, float]) -> str | None:
-    """What to say, after the first step, of samples of quantized weights: they are another policy's than the one that
-    is trained, also where no sample is stale.
+    """Notice, after the first step, that samples come from quantized weights: they are off-policy even if no sample is
+    stale.
 
     Args:
-        quantized: tensors that are served as float8.
-        total: tensors that are served.
-        metrics: of the step.
+        quantized: number of tensors that are served as float8.
+        total: number of tensors that are served.
+        metrics: metrics of the step.
     """
     if not quantized:
         return None
