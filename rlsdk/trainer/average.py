@@ -74,7 +74,7 @@ def export_average(parts: Path, model: Path, target: Path) -> None:
     """Writes the average as a Hugging Face folder: files, names and dtypes of `model`, values of the average.
 
     Args:
-        parts: what the ranks wrote.
+        parts: folder with the parts that the ranks wrote.
         model: folder of the averaged model; its files other than weights are copied.
         target: a new folder.
     """
@@ -101,7 +101,7 @@ class PolicyAverage:
         """Initializes the average to the current weights.
 
         Args:
-            session: whose actor is averaged.
+            session: the session whose actor is averaged.
             decay: share of the old average that is kept at an update.
             timeout_s: for each part of a checkpoint; None: the timeout of the actor's group.
             update_timeout_s: for an update; None: the timeout of the actor's group.
@@ -123,7 +123,7 @@ class PolicyAverage:
         self.begin_save(checkpoint)()
 
     def begin_save(self, checkpoint: Path) -> Callable[[], None]:
-        """As `save`, without waiting: each rank writes its part before any later call, `update` included. Returns a
+        """As `save`, without waiting: each rank writes its part before later calls, including `update`. Returns a
         function that waits for the parts and exports the averaged model; call it once the exported model exists.
         """
         parts = checkpoint / _PARTS_FOLDER
@@ -138,7 +138,7 @@ class PolicyAverage:
         return finish
 
     def load(self, checkpoint: Path) -> None:
-        """Restores the average from a checkpoint; uses its weights if the run had no average until then."""
+        """Restores the average from a checkpoint; starts from the loaded weights if the checkpoint has no average."""
         parts = checkpoint / _PARTS_FOLDER
         if parts.is_dir():
             self._session.actor.run("load_average", str(parts), timeout_s=self._timeout_s)
@@ -151,7 +151,7 @@ class PolicyAverage:
 
 
 class _Parts:
-    """The boxes in the files of a folder, read one at a time."""
+    """The boxes in a folder's files; each is read on demand."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

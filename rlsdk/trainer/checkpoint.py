@@ -46,7 +46,7 @@ class Found:
     order: int
     """See `Manifest.order`; -1 where the manifest cannot be read."""
     problems: tuple[str, ...]
-    """Why it is not whole, by its manifest and its files' sizes; empty if it is whole."""
+    """Reason why it is not whole, by its manifest and file sizes; empty if it is whole."""
 
 
 class BestRecord(BaseModel):
@@ -79,16 +79,16 @@ class CheckpointStore:
     def write(self, step: int, state: Mapping[str, Any], *, best: BestRecord | None = None) -> Iterator[Path]:
         """Yields an empty folder to fill; on a clean exit it becomes the checkpoint of `step`.
 
-        Afterwards only the `keep` checkpoints that were written last are kept, the best one, and the newest that holds
-        a model: higher steps of an earlier attempt are removed.
+        Afterwards it keeps only the last `keep` checkpoints written, the best one, and the newest one with a model:
+        higher steps of an earlier attempt are removed.
 
         Args:
-            step: of the checkpoint.
-            state: goes into its manifest.
-            best: this checkpoint is the best one so far; None: another is, or none.
+            step: step of the checkpoint.
+            state: stored in its manifest.
+            best: the record if this checkpoint is the best one so far; None: it is not.
 
         Raises:
-            CheckpointError: it could not be written; checkpoints that were whole before still are.
+            CheckpointError: it could not be written; earlier checkpoints are unchanged.
         """
         final = self.folder / _name(step)
         draft = self.folder / f".{final.name}.tmp"
@@ -178,11 +178,11 @@ class CheckpointStore:
 
         Args:
             notice: receives one line for each newer checkpoint that is damaged.
-            part: the folder of the checkpoint whose content matters; checkpoints without it are passed over where
-                another has it. None: all of it.
+            part: the only folder in the checkpoint that is verified; if any checkpoint has it, those without it are
+                skipped. None: everything is verified.
 
         Raises:
-            CheckpointError: there are checkpoints, and all are damaged; names each.
+            CheckpointError: there are checkpoints, but all are damaged; names each.
         """
         refused: list[str] = []
         for item in reversed(self.find()):
@@ -236,8 +236,8 @@ def step_of(path: Path) -> int:
 
 
 def faults(path: Path) -> list[str]:
-    """Why a folder is not a whole checkpoint, by its manifest and the sizes of its files; empty if it is one. Cheap:
-    reads no content."""
+    """Reasons why a folder is not a whole checkpoint, by its manifest and file sizes; empty if it is whole. Fast: reads
+    no content."""
     try:
         return wrong_sizes(path, read_manifest(path))
     except CheckpointError as error:
@@ -254,7 +254,7 @@ def damage(path: Path, part: str | None = None) -> list[str]:
 
 
 def holds_model(path: Path) -> bool:
-    """Whether a checkpoint has the policy in Hugging Face form: not every one does (`trainer.export_every_steps`)."""
+    """Whether a checkpoint contains the policy in Hugging Face format (see `trainer.export_every_steps`)."""
     return (path / "model" / "config.json").is_file()
 
 
@@ -263,7 +263,7 @@ def is_checkpoint_name(name: str) -> bool:
 
 
 def older_whole(path: Path) -> str:
-    """Text that lists other checkpoints to resume from when the one at `path` is refused; may be empty."""
+    """Text that lists other checkpoints to resume from if the one at `path` is refused; may be empty."""
     others = [str(other) for _, other in CheckpointStore(path.parent, 1).whole() if other.name != path.name]
     if not others:
         return "; there is no other whole checkpoint beside it"

@@ -50,18 +50,18 @@ def check_rows(
     Text files only; sources that need a library or the network are read when the run starts.
 
     Args:
-        config: of the run.
-        registry: of what is installed.
+        config: the run's configuration.
+        registry: the installed backends and components.
         of_pairs: every row must hold the two answers of a pair (`preferences.chosen_field`, `rejected_field`).
-        learned: their answers are learned, so that some must have one.
-        rewarded: rewards grade the rows; rlsdk's own rewards are asked whether they can grade them.
+        learned: the answers are trained on, so at least one row must have an answer.
+        rewarded: rewards grade the rows; checks whether rlsdk's own rewards can grade them.
 
     Returns:
         Notices about the rows.
 
     Raises:
-        ConfigError, DataError: a file cannot be read, a row has no prompt, or too few questions to hold some out; the
-            message begins with the field of the configuration.
+        ConfigError, DataError: a file cannot be read, a row has no prompt, or there are too few questions to hold some
+            out; the message begins with the configuration field.
     """
     data = config.data
     form = PromptFormat(

@@ -16,7 +16,7 @@ from rlsdk.trainer.memory_moves import CACHE, WEIGHTS, Seat, moves
 
 
 def shared_pools(placement: PlacementSpec, *, forced: bool = False) -> frozenset[str]:
-    """Pools whose roles take turns: several roles on one accelerator. On a CPU moving gains nothing, since all of it is
+    """Pools whose roles take turns: several roles on one accelerator. On a CPU moving is pointless, since all memory is
     main memory; `forced` enables turns there too."""
     return frozenset(
         pool.name
@@ -26,17 +26,17 @@ def shared_pools(placement: PlacementSpec, *, forced: bool = False) -> frozenset
 
 
 class DeviceTurns:
-    """Tracks what is on every pool's devices, and loads what is requested.
+    """Tracks which parts of roles are on each pool's devices, and onloads the requested ones.
 
-    Nothing moves before it is needed: repeated use of one role costs nothing.
+    Parts move only when needed: repeated use of one role costs nothing.
     """
 
     def __init__(self, *, shared: Collection[str] = (), timeout_s: float = 600.0) -> None:
         """Starts without roles.
 
         Args:
-            shared: names of the pools whose roles take turns; in all others everything stays where it is.
-            timeout_s: for each stage.
+            shared: names of the pools whose roles take turns; in other pools nothing moves.
+            timeout_s: timeout of each stage.
         """
         self.shared = frozenset(shared)
         self.timeout_s = timeout_s
@@ -47,7 +47,7 @@ class DeviceTurns:
         self._lock = threading.RLock()
 
     def add(self, group: RoleGroup) -> None:
-        """A role that has just been built, with all that it has on its devices."""
+        """Registers a role that was just built and has all its parts on its devices."""
         role = group.role
         ability = Capability.SLEEP if role.is_rollout else Capability.OFFLOAD
         seat = Seat(
@@ -57,13 +57,13 @@ class DeviceTurns:
             trained=role.is_trained,
             moves=group.can(ability),
         )
-        with self._lock:  # pools are started side by side
+        with self._lock:  # pools start in parallel
             self._seats[role.name] = seat
             self._groups[role.name] = group
             self._here[role.name] = frozenset(seat.parts)
 
     def make_room(self, pool: str) -> None:
-        """Offloads everything possible: the next role measures free memory, or loads a model."""
+        """Offloads everything possible, because the next role measures free memory or loads a model."""
         self._bring(pool, {}, {})
 
     def on_device(self, role: str) -> frozenset[str]:
@@ -72,14 +72,14 @@ class DeviceTurns:
 
     @contextmanager
     def using(self, role: str, *, training: bool = False) -> Iterator[Mapping[str, float]]:
-        """Inside, the weights of a role of a train backend are on its devices; the others of its pool are off.
+        """Context manager: inside, a train role's weights are on its devices, and other roles of its pool are off.
 
         Args:
             role: name of the role.
-            training: optimizer and gradients too: for updates, and to save or load a checkpoint.
+            training: also onload optimizer and gradients: for updates, and to save or load a checkpoint.
 
         Yields:
-            Seconds of each move that it took.
+            Seconds of each move.
 
         Raises:
             RlsdkError: another role is using the same devices.
@@ -91,23 +91,24 @@ class DeviceTurns:
         with self._held(pool, role):
             if not parts <= self._here[role]:
                 self._bring(pool, {role: parts}, stages)
-            else:  # More of the role itself may stay; others leave.
+            else:  # Other parts of the role may stay; other roles are offloaded.
                 self._bring(pool, {role: self._here[role]}, stages)
             yield stages
 
     @contextmanager
     def rollout(self, sync: Callable[[], SyncReport], *, source: str = ACTOR) -> Iterator[SyncReport]:
-        """Inside, the rollout engines serve what `sync` brought, and have the memory of their devices.
+        """Context manager: inside, the rollout engines serve the synced weights and use the memory of their devices.
 
-        Where they share devices with the source: optimizer and gradients leave before the serving weights come, then
-        the sync, and the training weights leave before the key-value cache comes. Afterwards the engines sleep.
+        If they share devices with the source, optimizer and gradients are offloaded before the serving weights are
+        onloaded; after the sync, the training weights are offloaded before the KV cache is allocated. At the end the
+        engines sleep.
 
         Args:
-            sync: moves the weights; called when both sides have theirs on their devices.
-            source: the role whose weights they are.
+            sync: moves the weights; called when both sides have their weights on their devices.
+            source: role that provides the weights.
 
         Yields:
-            What `sync` reported, with the seconds of every stage; that of falling asleep is added at the end.
+            The report of `sync` with the seconds of every stage; the seconds of falling asleep are added at the end.
 
         Raises:
             RlsdkError: another role is using the same devices.
@@ -134,7 +135,7 @@ class DeviceTurns:
     def _synced(
         self, sync: Callable[[], SyncReport], source: str, serving: Sequence[str], stages: dict[str, float]
     ) -> SyncReport:
-        """Both sides have their weights on their devices, and nothing else of them where they share some."""
+        """Syncs once both sides have their weights on their devices; on shared devices, nothing else of them."""
         home = self._pool(source)
         targets = {role: frozenset((WEIGHTS,)) for role in serving}
         for pool in dict.fromkeys((home, *map(self._pool, serving))):
@@ -162,7 +163,7 @@ class DeviceTurns:
         *,
         only: Collection[str] | None = None,
     ) -> None:
-        """Makes the moves of one pool; `only`: of these roles."""
+        """Makes the moves of one pool; `only`: restrict them to these roles."""
         if pool not in self.shared:
             return
         with self._lock:

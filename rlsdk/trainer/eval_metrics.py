@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 
 MAX_VOTES = 256
-"""Most samples for which maj@k with k < n is computed: beyond this, binomials overflow float64."""
+"""Largest n for which maj@k with k < n is computed: beyond it, binomials overflow float64."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Vote:
 
     correct: bool
     answer: str | None
-    """What two samples must share to agree; None: no final answer was found."""
+    """Key of the final answer: samples with equal keys agree. None: no final answer was found."""
 
 
 def powers_of_two(count: int) -> list[int]:
@@ -33,7 +33,7 @@ def powers_of_two(count: int) -> list[int]:
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """Chance that at least one of k samples is correct, drawn without replacement from those that were made.
+    """Probability that at least one of k samples is correct, drawn without replacement from the n given ones.
 
     The unbiased estimator 1 - C(n - c, k) / C(n, k) of Chen et al. 2021 ("Evaluating Large Language Models Trained on
     Code", arXiv:2107.03374, equation 1), in its stable form.
@@ -49,14 +49,14 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 
 
 def majority_at_k(votes: Sequence[Vote], k: int) -> float:
-    """Chance that the majority of k samples is correct, drawn without replacement from those that were made.
+    """Probability that the majority answer of k samples is correct, drawn without replacement from the n given ones.
 
-    Each sample votes for its answer; one without an answer does not vote, and where nobody votes nothing is correct.
-    Among answers with equally many votes one is drawn. An answer counts as the share of its samples that are correct.
+    Each sample votes for its answer; samples without an answer do not vote, and without any vote nothing is correct.
+    Ties are broken at random. An answer counts as the share of its samples that are correct.
 
     Args:
-        votes: n of them, at least `k`.
-        k: at least 1; n, or any where n is at most `MAX_VOTES`.
+        votes: n votes, at least `k`.
+        k: at least 1; either n, or any value if n is at most `MAX_VOTES`.
     """
     counts = Counter(vote.answer for vote in votes if vote.answer is not None)
     correct = Counter(vote.answer for vote in votes if vote.answer is not None and vote.correct)
@@ -78,7 +78,8 @@ def _wins(own: int, others: tuple[int, ...], num_samples: int, k: int) -> float:
     silent = num_samples - own - sum(others)
     won = 0.0
     for mine in range(1, min(own, k) + 1):
-        # ways[t, r]: to take r samples of the other answers, t of which get as many votes as this one and none more
+        # ways[t, r]: number of ways to take r samples of other answers such that t of these answers tie with this one
+        # and none has more votes
         ways = np.zeros((k // mine + 1, k - mine + 1))
         ways[0, 0] = 1.0
         for count in others:
@@ -103,11 +104,11 @@ def _with_answer(ways: np.ndarray, count: int, mine: int) -> np.ndarray:
 
 
 def clustered_error(groups: Sequence[Sequence[float]]) -> float | None:
-    """Standard error of the mean over all values, which come in groups: the samples of a prompt are correlated.
+    """Standard error of the mean over grouped values: the samples of a prompt are correlated.
 
     sqrt(G / (G - 1) * sum over groups of (sum of their deviations from the mean) ** 2) / N: the clustered standard
     error of Miller 2024 ("Adding Error Bars to Evals", arXiv:2411.00640, section 2.2) with the correction for few
-    groups. Where all groups are of one size it is that of the mean of the groups' means. None: fewer than two groups.
+    groups. For groups of equal size it is the standard error of the mean of group means. None: fewer than two groups.
     """
     filled = [group for group in groups if group]
     if len(filled) < 2:

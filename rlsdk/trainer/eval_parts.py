@@ -36,7 +36,7 @@ class RunRewards:
             runner.wait_ready()
 
     def close(self) -> None:
-        with ExitStack() as stack:  # each, also where another cannot be closed
+        with ExitStack() as stack:  # closes each, even if another fails
             for runner in self._runners:
                 stack.callback(runner.close)
 
@@ -51,18 +51,18 @@ def start_run_rewards(
     """Starts the grading processes; their imports continue in the background.
 
     Args:
-        config: of the run.
-        registry: of what is installed.
-        log_dir: folder for what rewards print.
+        config: the run's configuration.
+        registry: the installed backends and components.
+        log_dir: folder for the output of rewards.
         measures: the evaluation measures.
         train: start the training rewards even if no evaluation set uses them.
 
     Raises:
-        ConfigError: a reward cannot be found, or there is none.
+        ConfigError: a reward cannot be found, or there are no rewards.
     """
     own: list[tuple[Sequence[RewardConfig], Scorer]] = []
     sets: dict[str, Scorer] = {}
-    with ExitStack() as started:  # what was started ends where another cannot be
+    with ExitStack() as started:  # on an error, closes those that were started
         for measure in measures:
             rewards = measure.config.rewards
             if not rewards:
@@ -93,7 +93,7 @@ def _of_training(
 
 
 def eval_sampling(part: EvalSetConfig, training: SamplingParams) -> SamplingParams:
-    """Sampling parameters of an evaluation set: stop tokens of training, filters of the set's own."""
+    """Sampling parameters of an evaluation set: stop tokens of training, filters of the set."""
     return replace(
         training,
         temperature=part.temperature,

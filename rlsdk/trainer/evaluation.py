@@ -76,7 +76,7 @@ class Evaluated:
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """Samples responses to the prompts of every set and grades them. Samples are drawn with the same seeds every time,
-    so two evaluations differ by the weights alone."""
+    so two evaluations differ only by the weights."""
 
     stream: RolloutStream
     sets: Sequence[EvalSet]
@@ -113,17 +113,17 @@ class Evaluation:
 
 
 def set_figures(groups: Sequence[Group], part: EvalSet) -> dict[str, float]:
-    """Metrics of one set, by the names of `rlsdk.config.evaluation.FIGURES`.
+    """Metrics of one set, named as in `rlsdk.config.evaluation.FIGURES`.
 
-    Metrics of grades leave out samples without a grade; `invalid_share` is their share. A metric without any sample is
-    NaN, never 0.
+    Metrics of grades leave out samples without a grade; `invalid_share` is their share. A metric without samples is
+    NaN, not 0.
     """
     summary = GradeSummary.of_groups(groups, part.reward_names)
     graded = [[(sample, correct) for sample in group.samples if (correct := part.verdict(sample)) is not None]
               for group in groups]  # fmt: skip
     verdicts = [[float(correct) for _, correct in members] for members in graded]
     scores = [[sample.total for sample in group.samples if not sample.grade.has_failed] for group in groups]
-    # Where reward models alone score a run, nothing is graded here.
+    # If only reward models score a run, nothing is graded here.
     judged = {**_mean_and_error("accuracy", verdicts), **_mean_and_error("reward", scores)} if part.reward_names else {}
     figures = {
         **judged,
@@ -151,8 +151,8 @@ def rollout_info(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def answer_key(response: str) -> str | None:
-    """Key under which equal answers compare equal: the value of the number after the final-answer mark, or the text
-    there without white space and case. None: no marked answer was found.
+    """Key that is equal for equal answers: the number after the final-answer mark, or the text there without whitespace
+    and case. None: no marked answer was found.
     """
     answer = final_answer(response)
     if not answer:

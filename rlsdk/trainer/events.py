@@ -46,7 +46,7 @@ class RunView:
         """A few samples of the step, with their text and rewards."""
 
     def saved(self, step: int, path: Path) -> None:
-        """A checkpoint is whole."""
+        """A checkpoint is complete."""
 
     def notice(self, text: str) -> None:
-        """A message for the user: a warning, rows dropped, rewards failed."""
+        """A message for the user, such as a warning, dropped rows, or failed rewards."""

@@ -24,7 +24,7 @@ TRAINED_BY = {"sft_checkpoints": "sft", **{kind.checkpoints: kind.value for kind
 def export_policy(
     session: Session, tokenizer: Any, folder: Path, *, card: str | None = None, timeout_s: float | None = None
 ) -> None:
-    """Writes the actor's weights, configuration and tokenizer in Hugging Face form into a new folder, with its card."""
+    """Writes the actor's weights, configuration and tokenizer in Hugging Face format into a new folder, with a card."""
     folder.mkdir(parents=True)
     with session.turns.using(session.actor.name):
         session.actor.run("save_pretrained", str(folder), timeout_s=timeout_s)
@@ -39,7 +39,7 @@ def complete_export(tokenizer: Any, folder: Path, card: str | None) -> None:
 
 
 def card_of(stage: Stage, config_text: str) -> str | None:
-    """Model card of a model that is exported now; None if the run's configuration is not known."""
+    """Model card for an export of the current model; None if the run's configuration is unknown."""
     try:
         config = RunConfig.model_validate_json(json.dumps(yaml.safe_load(config_text)))
     except (ValueError, TypeError, yaml.YAMLError):

@@ -1,5 +1,5 @@
-"""The rollout replicas of a run: which of them serve, and with which weights. A lost replica is restarted, and serves
-again once a sync of its own, or the next sync of all replicas, has returned its receipt."""
+"""Tracks which rollout replicas of a run serve, and with which weights. A lost replica is restarted, and serves again
+once its own sync, or the next sync of all replicas, has returned its receipt."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class Fleet(ServedWeights):
             make_manager: makes a sharding manager from the actor to some of the ranks.
             max_restarts: consecutive restarts of one replica without progress in between.
             keeps_copy: keep a copy of the served weights, because the actor trains while replicas serve.
-            drains: weights are published only when all samples are made.
-            timeout_s: for each call of the actor, and for a sync's waits for ranks.
-            notice: called with what happened.
+            drains: weights are published only when all samples are finished.
+            timeout_s: timeout of each call of the actor, and of a sync's waits for ranks.
+            notice: receives messages about lost and restarted replicas.
             dead_daemon: returns the name of a cluster daemon that has ended, or None. Without it no process can be
                 started, and a request for one makes Ray end this process a minute later.
         """
@@ -82,7 +82,7 @@ class Fleet(ServedWeights):
         self._errors: dict[int, BaseException] = {}
         self._waiting: dict[int, list[Future[None]]] = {}
         self._source: int | None = None
-        """Version of the actor's weights if the replicas serve the same version; None: they serve another."""
+        """Version of the actor's weights if the replicas serve the same version; None: they serve another one."""
         self._is_held = False
         self._closed = False
 
@@ -103,8 +103,8 @@ class Fleet(ServedWeights):
                 self._source = None
 
     def sync(self, version: int, *, expect_change: bool) -> SyncReport:
-        """See `ServedWeights`. Replicas that are away, or lost during the sync, do not delay the others; if all are
-        away, waits for the first one that is back."""
+        """See `ServedWeights`. Unavailable replicas, or replicas lost during the sync, do not delay the others; if
+        all are unavailable, waits for the first one that is back."""
         with self._way:
             self._source = None
             if self._keeps_copy and not self._is_held:
@@ -274,7 +274,7 @@ class Fleet(ServedWeights):
         """Ranks whose process is running; if there is none, waits for the first that is being restarted.
 
         Raises:
-            BaseException: there is none, and none is being restarted.
+            BaseException: no process is running or being restarted.
         """
         with self._changed:
             while True:
@@ -320,7 +320,7 @@ def fleet_of(
     timeout_s: float,
     notice: Callable[[str], None],
 ) -> Fleet | None:
-    """Builds the fleet; None where replicas cannot be restarted: they share the actor's processes, or there is no
+    """Builds the fleet; None if replicas cannot be restarted, because they share the actor's processes or there is no
     cluster."""
     cluster, group = session.cluster, session.rollout.group
     if not max_restarts or not isinstance(cluster, Cluster) or not isinstance(group, WorkerGroup):

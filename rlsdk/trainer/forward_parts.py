@@ -32,7 +32,7 @@ def forward_in_parts(
     """Computes an output of all rows without gradients.
 
     Args:
-        session: of the role.
+        session: the session of the role.
         role: name of the role that computes it.
         batch: all rows, with the fields that the role needs.
         output: one of `OUTPUTS`.
@@ -40,7 +40,7 @@ def forward_in_parts(
         timeout_s: for each call.
 
     Returns:
-        As one `forward` over all rows: flat `[N]`, or `[B]` for `scores`.
+        The same as one `forward` over all rows: flat `[N]`, or `[B]` for `scores`.
     """
     found = []
     with session.turns.using(role.name):

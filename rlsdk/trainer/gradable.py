@@ -14,7 +14,7 @@ from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rewards import applies_to
 
 MOST_ROWS = 1_000
-"""Most rows that are checked, drawn with a fixed seed: a systematic problem shows in few rows."""
+"""Largest number of rows to check, drawn with a fixed seed: a systematic problem shows in few rows."""
 
 
 def check_gradable(
@@ -30,9 +30,9 @@ def check_gradable(
     Args:
         rewards: rewards of the run, or of an evaluation set.
         rows: rows to grade, with their answers (`PromptFormat.select`).
-        registry: of what is installed.
+        registry: the installed backends and components.
         field: configuration field with the rewards, for messages.
-        only: which registered names may be imported here.
+        only: whether a registered name may be imported here.
 
     Returns:
         Notices about rewards that cannot grade some of the rows.

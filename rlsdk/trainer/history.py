@@ -1,4 +1,4 @@
-"""Reads the journal of a run from before it was resumed, and records the run in it, if it has one."""
+"""Reads what a run's journal recorded before a resume, and records the run in it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class History:
 
         Args:
             folder: folder of the journal; None: no journal is kept.
-            made_by: digest of all that samples and grades depend on; journal entries with another digest are ignored.
+            made_by: digest of all settings that affect samples and grades; entries with another digest are ignored.
             keep: see `Journal`.
             text_of: returns the text of a journaled trajectory as the rewards saw it.
         """

@@ -1,7 +1,7 @@
-"""What runs inside a worker: a thin host around one engine of one role.
+"""Hosts: thin wrappers inside a worker around one engine of one role.
 
-A host adds what the controller needs and no engine should care about: the dispatch declaration of each method, the pump
-of a rollout engine, and the two ends of the weight transfer.
+A host adds what the controller needs and engines should not care about: the dispatch declaration of each method, the
+pump of a rollout engine, and the two ends of the weight transfer.
 """
 
 from __future__ import annotations
@@ -225,12 +225,12 @@ class RolloutHost:
 
     @dispatch(split=Split.ALL, join=Join.NONE, concurrent=True)
     def submit_requests(self, requests: Sequence[GenerationRequest]) -> None:
-        """Hands requests to the engine; `collect` gives their samples."""
+        """Passes requests to the engine; `collect` returns their samples."""
         self.pump.submit(requests)
 
     @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
     def collect(self, wait_s: float) -> Collected:
-        """Samples that finished since the last call; waits for one at most `wait_s` seconds."""
+        """Samples that finished since the last call; waits at most `wait_s` seconds for the first."""
         return self.pump.collect(wait_s)
 
     @dispatch(split=Split.ALL, join=Join.LIST)

@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 def evaluate_model(
     config: RunConfig, registry: Registry, view: RunView, *, sets: Sequence[str] = ()
 ) -> tuple[Evaluated, Mapping[str, str]]:
-    """Evaluates the model that `config` names; returns the metrics and what counts as correct in each set. Only
-    evaluation prompts are tokenized.
+    """Evaluates the model that `config` names; returns the metrics, and the rule for correctness of each set. Tokenizes
+    only evaluation prompts.
 
     Args:
-        config: of the run that trained it, with `model.path` as it is to be evaluated.
-        registry: of what is installed.
+        config: configuration of the run that trained it; `model.path` is the model to evaluate.
+        registry: the installed backends and components.
         view: receives notices about the data, and about samples without a grade.
         sets: names of the sets to evaluate; empty: all.
 
     Raises:
-        ConfigError: no such set, or nothing to evaluate.
+        ConfigError: a set does not exist, or there is nothing to evaluate.
         DataError: a row cannot be used.
     """
     measures = chosen_measures(config, sets)
@@ -102,19 +102,19 @@ def sample_prompts(
     num_samples: int,
     notice: Notice = silent,
 ) -> list[tuple[Prompt, list[str]]]:
-    """Samples responses to typed prompts, or to the first evaluation prompts of the data: no others are tokenized.
+    """Samples responses to typed prompts, or to the first evaluation prompts of the data; tokenizes only these.
 
     Args:
-        config: of the run that trained the model, with `model.path` as it is to be used.
-        registry: of what is installed.
+        config: configuration of the run that trained the model; `model.path` is the model to use.
+        registry: the installed backends and components.
         texts: rendered like rows of the data: system prompt, prompt template, chat template. A template that needs
-            several fields of a row is left out.
-        num_prompts: number of prompts from the data, without `texts`.
+            several fields of a row is not used.
+        num_prompts: number of prompts from the data if `texts` is empty.
         num_samples: responses per prompt.
-        notice: receives a line where the template does not take the text as its `{prompt}`.
+        notice: receives a line if the template does not use the text as its `{prompt}`.
 
     Raises:
-        ConfigError: neither texts nor data.
+        ConfigError: there are neither texts nor data.
     """
     tokenizer = load_run_tokenizer(config.model)
     prompts: Sequence[Prompt]
@@ -138,16 +138,16 @@ def sample_prompts(
 
 
 def typed_format(form: PromptFormat, notice: Notice) -> tuple[PromptFormat, str]:
-    """Returns the format that makes a prompt of a typed text, and the row field that holds the text.
+    """Returns the format that makes a prompt from a typed text, and the row field that holds the text.
 
-    A typed text has no other fields: it stands for `{prompt}`, or for the one field that the template asks for; where
-    the template asks for several, the text is the whole user message.
+    A typed text has no other fields: it fills `{prompt}`, or the only field of the template. If the template has
+    several fields or none, the text is the whole user message.
 
     Args:
-        form: of the run's data.
-        notice: receives a line where the text is not the template's `{prompt}`.
+        form: format of the run's data.
+        notice: receives a line if the text is not the template's `{prompt}`.
     """
-    form = replace(form, answer_field=PromptFormat.answer_field)  # no answer, whatever the data call theirs
+    form = replace(form, answer_field=PromptFormat.answer_field)  # typed texts have no answer
     fields = list(dict.fromkeys(Template(form.prompt_template).fields))
     if fields == ["prompt"]:
         return form, form.prompt_field

@@ -33,11 +33,11 @@ class EngineJudge:
         Args:
             role: name of the engine's role.
             judge: the question template and how its verdict is read.
-            asked: configuration of the engine.
-            policy: for `trust_remote_code`, which the judge's model shares.
+            asked: configuration of the judge engine.
+            policy: the policy's configuration: its `trust_remote_code` also applies to the judge's model.
 
         Raises:
-            ConfigError: no room for a question, a system prompt without a chat template, or no tokenizer.
+            ConfigError: there is no room for a question, no chat template for the system prompt, or no tokenizer.
         """
         self.name = role
         self._judge = judge

@@ -1,4 +1,4 @@
-"""Tracks which prompts were used and which of these were not trained on yet: the data state for a resume."""
+"""Tracks used prompts, and which of them were not trained on yet: the state of the data for a resume."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Ledger:
             del self.open[ordinal], self._positions[ordinal]
 
     def open_by_step(self) -> dict[int, list[int]]:
-        """Groups that must be made again, by step."""
+        """Groups that must be generated again, by step."""
         found: dict[int, list[int]] = {}
         for ordinal in sorted(self._again):
             found.setdefault(self.open[ordinal], []).append(ordinal)
@@ -58,7 +58,7 @@ class Ledger:
         """Restores the state.
 
         Raises:
-            CheckpointError: the data is not what it was, or the state is of another version of rlsdk.
+            CheckpointError: the data changed, or the state is of another version of rlsdk.
         """
         if not {"prompts", "next_group", "until", "open"} <= state.keys():
             raise CheckpointError(

@@ -1,4 +1,4 @@
-"""The training loop, for every kind of training: runs, evaluates, saves and resumes the steps of a stage."""
+"""The training loop for every kind of training: runs, evaluates, saves and resumes the steps of a stage."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _heap_at_rest() -> Iterator[None]:
-    """Freezes the objects that exist before the first step (data, modules) for the garbage collector: they live until
-    the last step, and the samples of every step trigger collections that need not scan them."""
+    """Excludes the objects that exist before the first step (data, modules) from garbage collection: they live until
+    the last step, and collections triggered by each step's samples need not scan them."""
     gc.freeze()
     try:
         yield
@@ -54,15 +54,15 @@ class Trainer:
         """Starts nothing.
 
         Args:
-            stage: the stage whose steps are run.
-            session: its trained roles are saved, each in a folder of its name.
-            tokenizer: saved beside the exported model.
+            stage: the stage to run.
+            session: each of its trained roles is saved in a folder named after the role.
+            tokenizer: saved with the exported model.
             config_text: configuration, saved in every checkpoint.
             keep_checkpoints: number of newest checkpoints that are kept.
             save_timeout_s: timeout of each role's part of a checkpoint; None: the timeout of its group.
             stop: polled between steps; True saves and returns.
-            preempted: True if the machine is preempted: background work is then not waited for.
-            in_background: write checkpoints while the run goes on.
+            preempted: whether the machine is preempted; then the trainer does not wait for background work.
+            in_background: write checkpoints while the run continues.
         """
         self.stage = stage
         self.session = session
@@ -87,9 +87,9 @@ class Trainer:
         """Runs steps until the stage is over or a stop is requested; saves in both cases.
 
         Raises:
-            Exception: what a callback raised, after a save.
-            EvaluationError: an evaluation gave no usable metrics; after a save.
-            OutputError: metrics cannot be written; a save was attempted.
+            Exception: raised by a callback; re-raised after a save.
+            EvaluationError: an evaluation gave no usable metrics; raised after a save.
+            OutputError: metrics cannot be written; raised after an attempt to save.
         """
         with _heap_at_rest():
             try:
@@ -135,7 +135,7 @@ class Trainer:
             self.stage.begin()
         except EvaluationStoppedError:
             return
-        self._settle_best()  # the evaluation that the last process missed may be the best one
+        self._settle_best()  # the evaluation that the previous process missed may be the best one
 
     @property
     def ended_early(self) -> str | None:
@@ -207,12 +207,12 @@ class Trainer:
         return self.last_checkpoint
 
     def card(self) -> str | None:
-        """What a model that is exported now says of itself; None where the run's configuration is not known."""
+        """Model card for an export of the current model; None if the run's configuration is unknown."""
         return card_of(self.stage, self.config_text)
 
     def _begin_save(self, writing: AbstractContextManager[Path]) -> Callable[[], None]:
-        """Requests the roles' parts, ahead of any later call; returns a function that waits for them and completes the
-        checkpoint."""
+        """Requests the roles' parts; later calls run after these. Returns a function that waits for the parts and
+        completes the checkpoint."""
         with ExitStack() as stack:
             draft = stack.enter_context(writing)
             answers = self.session.begin_save_roles(draft)
@@ -266,8 +266,8 @@ class Trainer:
             )
 
     def _rescue(self) -> None:
-        """Saves the last whole step where that can still be done, before another error is raised. What keeps it from
-        that is reported, not raised."""
+        """Tries to save the last complete step before another error is raised. An error of this save is only
+        reported."""
         try:
             if self.output.run_dir.is_dir() and self.stage.settings.save_every is not None:
                 self.save()
@@ -279,7 +279,7 @@ class Trainer:
         """Restores the state of a whole checkpoint.
 
         Raises:
-            CheckpointError: it is not whole, or was made with other data.
+            CheckpointError: it is not whole, or was written with other data.
         """
         saved = read_state(checkpoint)
         self.session.load_roles(checkpoint, timeout_s=self.save_timeout_s)
@@ -300,7 +300,7 @@ class Trainer:
 
     def _settle_best(self) -> None:
         """Aligns the record of the best checkpoint with the current step: after a resume it may name a later
-        checkpoint, and the best one of this step may be deleted, or in another run's folder."""
+        checkpoint, and the best checkpoint as of this step may be deleted or in another run's folder."""
         best, progress = self.best, self.stage.evaluations.progress
         if best is not None and faults(self.store.path_of(best.step)):
             self.output.view.notice(f"the best checkpoint so far ({best.line()}) is not in {self.store.folder}: the "

@@ -1,7 +1,7 @@
 """The manifest that seals a checkpoint: every file with size and checksum, and the trainer's own state.
 
-Its first line is the checksum of all that follows, so a changed byte of the manifest is seen as well. Checksums are
-XXH3-128 (https://xxhash.com): they detect damage, not forgery, faster than a disk reads.
+Its first line is the checksum of the rest, so that damage to the manifest is also detected. Checksums are XXH3-128
+(https://xxhash.com): they detect damage, not forgery, and are computed faster than disks read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rlsdk.interfaces import CheckpointError
 MANIFEST = "manifest.json"
 FORMAT = 2
 MAX_MANIFEST_BYTES = 64 << 20
-"""A larger one was not written by rlsdk, and is not read."""
+"""Largest manifest in bytes; a larger one was not written by rlsdk and is not read."""
 CHUNK_BYTES = 4 << 20
 HASH_THREADS = 4
 """Files hashed at once; XXH3 releases the GIL, and disks answer several readers faster than one."""
@@ -55,7 +55,7 @@ class Manifest(_Strict):
     order: int = Field(ge=0, lt=2**53)
     """Number of checkpoints written into the folder so far: the newest has the highest, whatever its step."""
     files: dict[Annotated[str, AfterValidator(_inside)], FileSeal]
-    """By path relative to the checkpoint."""
+    """Files by path relative to the checkpoint."""
     state: dict[str, Any]
 
 

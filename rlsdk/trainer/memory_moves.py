@@ -15,13 +15,13 @@ KEEP, DROP = 1, 2
 
 @dataclass(frozen=True, kw_only=True)
 class Seat:
-    """One role on the devices of a pool."""
+    """A role on the devices of a pool."""
 
     role: str
     serves: bool = False
-    """A rollout engine, which sleeps and wakes; other roles are offloaded and onloaded."""
+    """Whether it is a rollout engine, which sleeps and wakes; other roles are offloaded and onloaded."""
     keeps: bool = False
-    """A rollout engine with its own weights, which no sync restores."""
+    """Whether it is a rollout engine with its own weights, which no sync restores."""
     trained: bool = False
     moves: bool = True
     """Whether it can free its device memory; otherwise it is always on the device."""

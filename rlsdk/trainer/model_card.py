@@ -35,7 +35,7 @@ def model_card(
     `rlsdk push --license` writes it.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         step: after which the model was exported.
         before: metrics of the first evaluation.
         after: metrics of the last evaluation.

@@ -89,8 +89,8 @@ def build_algorithm(
     """Builds the algorithm that `algorithm.name` names.
 
     Args:
-        config: of the run.
-        registry: of what is installed.
+        config: the run's configuration.
+        registry: the installed backends and components.
         comparable: see `AlgorithmContext.comparable`.
         examples: see `AlgorithmContext.examples`.
 

@@ -67,7 +67,7 @@ def start_rewards(
     Args:
         rewards: rewards of a run, or of an evaluation set.
         limits: limits on all of them.
-        registry: of what is installed.
+        registry: the installed backends and components.
         log_dir: folder for what rewards print.
         scored_elsewhere: reward models score the samples, too, so that one to which no reward applies has not failed.
         judges: judges that are engines of the run, by role.

@@ -48,7 +48,7 @@ class SourceRows:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalRows:
-    """The rows of a set, and which of their fields make the prompt."""
+    """The rows of an evaluation set, and the format of its prompts."""
 
     source: str
     """Their source: `HELD_OUT`, or the configuration field that names it."""
@@ -68,7 +68,7 @@ class RunPrompts:
 
 
 def prompt_format(config: RunConfig) -> PromptFormat:
-    """The format that makes training prompts of rows."""
+    """The format that makes training prompts from rows."""
     data = config.data
     return PromptFormat(
         prompt_field=data.prompt_field,
@@ -82,8 +82,7 @@ def prompt_format(config: RunConfig) -> PromptFormat:
 
 
 def set_format(config: RunConfig, part: EvalSetConfig) -> PromptFormat:
-    """The format that makes an evaluation set's prompts of rows: that of training, except for the set's own
-    settings."""
+    """The format that makes an evaluation set's prompts from rows: the training format with the set's own settings."""
     form = prompt_format(config)
     own: dict[str, Any] = {
         "prompt_field": part.prompt_field,
@@ -99,14 +98,14 @@ def set_format(config: RunConfig, part: EvalSetConfig) -> PromptFormat:
 def load_prompts(
     config: RunConfig, registry: Registry, tokenizer: Any, view: RunView, *, measures: Sequence[Measure]
 ) -> RunPrompts:
-    """Loads training and evaluation prompts that share no question. Reports what was left out.
+    """Loads training and evaluation prompts that share no question. Reports rows that were left out.
 
     Args:
-        config: of the run.
-        registry: of what is installed.
-        tokenizer: of the policy.
+        config: the run's configuration.
+        registry: the installed backends and components.
+        tokenizer: the policy's tokenizer.
         view: receives notices about the rows.
-        measures: evaluation measures; empty: no row is held out, and `data.eval` is only kept out of training.
+        measures: evaluation measures; empty: no row is held out, and `data.eval` is only excluded from training.
 
     Raises:
         ConfigError, DataError: the source or a row of it cannot be used.
@@ -193,8 +192,8 @@ def with_steps(config: RunConfig, num_prompts: int) -> RunConfig:
     """The configuration with `trainer.steps` in place of `trainer.epochs`.
 
     Args:
-        config: of the run; without `trainer.epochs` it is returned as it is.
-        num_prompts: training prompts that were kept.
+        config: the run's configuration; returned unchanged if `trainer.epochs` is not set.
+        num_prompts: number of training prompts that were kept.
 
     Raises:
         ConfigError: the schedule does not fit the number of steps.
@@ -203,12 +202,12 @@ def with_steps(config: RunConfig, num_prompts: int) -> RunConfig:
 
 
 def with_sft_steps(config: RunConfig, num_rows: int) -> RunConfig:
-    """The same for `sft`, whose epochs are passes over the rows that are trained on."""
+    """As `with_steps` for `sft`, whose epochs are passes over the rows that are trained on."""
     return _counted(config, "sft", num_rows, config.sft.rows_per_step)
 
 
 def with_pair_steps(config: RunConfig, num_pairs: int) -> RunConfig:
-    """The same for `preferences`, whose epochs are passes over the pairs that are used."""
+    """As `with_steps` for `preferences`, whose epochs are passes over the used pairs."""
     return _counted(config, "preferences", num_pairs, config.preferences.pairs_per_step)
 
 
@@ -325,7 +324,7 @@ def _without(
     """Removes an evaluation's questions from the sources; `view` receives the number of removed rows.
 
     Raises:
-        DataError: nothing is left of a source.
+        DataError: no row of a source is left.
     """
     left, num_dropped = [], 0
     for source in sources:

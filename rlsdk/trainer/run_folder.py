@@ -135,7 +135,7 @@ def find_checkpoint(
     """Finds the checkpoint to resume from, with all checksums verified; None: the run starts afresh.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         run_dir: its folder.
         folder: name of the checkpoint folder in a run.
         notice: receives a line for each damaged checkpoint that is skipped.

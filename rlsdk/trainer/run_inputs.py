@@ -70,14 +70,14 @@ def build_run_inputs(
     """Starts the grading processes first: their imports continue while data is read. Supervised training needs none.
 
     Args:
-        config: of the run.
-        registry: of what is installed.
+        config: the run's configuration.
+        registry: the installed backends and components.
         run_dir: the run's folder.
-        view: receives notices of what was left out of the data.
-        rewarded: samples are graded.
-        supervised: supervised training comes first, where `sft` asks for it; False: the run has completed it,
-            or it is not part of the run.
-        resume: the checkpoint that the run continues from.
+        view: receives notices about rows that were left out of the data.
+        rewarded: start the grading processes.
+        supervised: prepare supervised training if `sft` configures it; False: the run has completed it, or it is not
+            part of the run.
+        resume: checkpoint from which the run continues.
 
     Raises:
         ConfigError, DataError: data, a reward or a tracker cannot be used; everything started before is closed.
@@ -93,7 +93,7 @@ def build_run_inputs(
             for text in check_rows(config, registry, prompts.train, prompts.sets, measures):
                 view.notice(text)
         config = with_steps(config, len(prompts.train))
-        # A run that is resumed after its warm start still knows how many steps that had.
+        # A run that is resumed after its warm start still needs its number of steps.
         supervised = supervised or (rewarded and config.sft.epochs is not None)
         learned = learned_of(config, prompts.train, tokenizer, view) if supervised and config.sft.is_asked else None
         config = config if learned is None else with_sft_steps(config, len(learned[0]))
