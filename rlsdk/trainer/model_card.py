@@ -36,7 +36,7 @@ def model_card(
 
     Args:
         config: the run's configuration.
-        step: after which the model was exported.
+        step: step after which the model was exported.
         before: metrics of the first evaluation.
         after: metrics of the last evaluation.
         trained_by: name of the training method; empty: the algorithm's name.
@@ -84,7 +84,7 @@ def model_card(
 
 
 def with_licence(card: str, licence: str) -> str:
-    """The card with a licence at its head, in place of the one that it has."""
+    """Returns the card with this licence in its metadata, which replaces an earlier one."""
     head, rest = card.removeprefix("---\n").split("\n---\n", 1)
     kept = [line for line in head.splitlines() if not line.startswith(f"{LICENCE}:")]
     text = f"The licence of this model is `{licence}`. Those of the base model and of the data apply besides."

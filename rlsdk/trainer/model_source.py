@@ -18,22 +18,22 @@ class ModelSource:
     """A resolved model path."""
 
     model: Path
-    """Folder in Hugging Face form."""
+    """Folder in Hugging Face format."""
     config: Path | None
-    """The configuration it was trained with, when it comes from a run."""
+    """Configuration that it was trained with, if it comes from a run."""
 
 
 def find_model(path: Path, notice: Notice = silent, *, checkpoint: str | None = None) -> ModelSource:
     """Finds the model of a run, a checkpoint or a model folder.
 
     Args:
-        path: path of one of these.
+        path: path of a run, a checkpoint or a model folder.
         notice: receives a line for each damaged checkpoint of a run that is skipped.
         checkpoint: which checkpoint of a run: `best`, `newest`, or a step, as `20` or `step_00000020`; None: the
             newest.
 
     Raises:
-        ConfigError: it is none of these, or damaged; says what was looked for.
+        ConfigError: it is none of these, or damaged; says what was expected.
     """
     if checkpoint not in (None, NEWEST):
         return _of_checkpoint(_chosen(path, str(checkpoint)))
@@ -75,7 +75,7 @@ def _chosen(run: Path, name: str) -> Path:
     """Folder of the run's checkpoint with this name.
 
     Raises:
-        ConfigError: there is none; lists those that there are.
+        ConfigError: it does not exist; lists the existing ones.
     """
     store = CheckpointStore(run / CHECKPOINTS, 1)
     if name == BEST:

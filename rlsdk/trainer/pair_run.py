@@ -1,4 +1,4 @@
-"""A whole run of training from pairs: what `rlsdk reward-model` and `rlsdk dpo` call."""
+"""A whole run of training from pairs: `rlsdk reward-model` and `rlsdk dpo`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from rlsdk.trainer.supervised import pair_stage, read_pairs
 
 
 def run_pairs(start: Start, kind: PairTraining) -> RunResult:
-    """Trains on pairs, resumed where a checkpoint is found; leaves the Hugging Face folder `model/` in the run."""
+    """Trains on pairs, resumed if a checkpoint is found; writes `model/` (Hugging Face format) into the run's folder."""
     return with_restarts(start, functools.partial(_train, kind))
 
 
 def _train(kind: PairTraining, start: Start) -> RunResult:
-    """One session of training on pairs."""
+    """Runs one session of training on pairs."""
     needed = roles(start.config, start.device, needed=kind.role_names)
     checkpoint = find_checkpoint(start.config, start.run_dir, kind.checkpoints, start.view.notice)
     start = replace(start, table=pair_roles(start.config, kind, needed), checkpoint=checkpoint)

@@ -1,4 +1,4 @@
-"""Pairs of answers as tokens: what `rlsdk reward-model` and `rlsdk dpo` learn from."""
+"""Tokenizes the pairs of answers that `rlsdk reward-model` and `rlsdk dpo` train on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PairReport:
 
     num_rows: int
     equal: Sequence[str]
-    """Sources of the pairs that were left out because both answers are the same tokens."""
+    """Sources of the pairs that were left out because both answers have the same tokens."""
     long: Sequence[str]
     """Sources of the pairs with an answer that is too long."""
     settings: AnswerSettings
@@ -75,7 +75,7 @@ class PairSet:
 
     def batch(self, pairs: Sequence[int]) -> Batch:
         """Batch with two rows per pair, the preferred answer first; `uid` is the position in `pairs`, which may hold a
-        pair twice. Has `response_mask`, `chosen`, `row_weight`, and `margin` where there is one."""
+        pair twice. Has `response_mask`, `chosen`, `row_weight`, and `margin` if the data has margins."""
         count = len(pairs)
         prompts = [self.prompts[at] for at in pairs for _ in range(2)]
         batch = make_sft_batch(prompts, [rows[at] for at in pairs for rows in (self.chosen, self.rejected)])
@@ -92,7 +92,7 @@ def encode_pairs(prompts: Sequence[Prompt], tokenizer: Any, settings: PairSettin
     """Tokenizes the pairs; leaves out those that cannot be trained on.
 
     Raises:
-        DataError: a row lacks a field of its pair, a field holds something else than an answer or a margin, or no pair
+        DataError: a row lacks a field of its pair, a field holds something other than an answer or a margin, or no pair
             is left; names the row.
     """
     rows = [DataRow(row=prompt.row, source=prompt.source) for prompt in prompts]

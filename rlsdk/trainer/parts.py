@@ -74,10 +74,10 @@ def build_callbacks(names: Sequence[str], registry: Registry) -> list[StepCallba
 
 
 def build_rollouter(name: str, registry: Registry) -> Rollouter:
-    """A registered rollouter, `pkg.mod:fn`, or `file.py:fn`.
+    """Loads a registered rollouter, `pkg.mod:fn`, or `file.py:fn`.
 
     Raises:
-        ConfigError: there is none of this name, or it cannot be loaded.
+        ConfigError: it does not exist, or it cannot be loaded.
     """
     rollouter: Rollouter = registry.function(ComponentKind.ROLLOUTER, name)
     return rollouter
@@ -117,8 +117,8 @@ def build_algorithm(
 
 
 def component_path(name: str, kind: ComponentKind, registry: Registry) -> Any:
-    """What a worker resolves: `pkg.mod:fn` of a registered name, the registered function itself, or, for a loss in a
-    file, an object that loads it in the worker."""
+    """Returns what a worker can resolve: `pkg.mod:fn` of a registered name, the registered function itself, or, for a
+    loss in a file, an object that loads it in the worker."""
     if kind is ComponentKind.LOSS and ".py:" in name:
         return LossOfFile(absolute(name))
     return name if ":" in name else registry.target(kind, name)

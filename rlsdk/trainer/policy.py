@@ -47,7 +47,7 @@ class Learned:
 
 
 class PolicyLearner:
-    """Executes the steps of an algorithm, for which it satisfies `rlsdk.interfaces.Models`."""
+    """Executes the steps of an algorithm; satisfies `rlsdk.interfaces.Models` for it."""
 
     def __init__(
         self, session: Session, algorithm: Algorithm, options: LearnerOptions, state: TrainerState, view: RunView
@@ -63,7 +63,7 @@ class PolicyLearner:
         """Trains on a step's batch.
 
         Args:
-            batch: whole groups, graded.
+            batch: complete, graded groups.
             step: number of steps before this one.
             clock: receives the seconds of each phase.
         """
@@ -101,7 +101,7 @@ class PolicyLearner:
         return answer[output]
 
     def check_difference(self, mean: float, largest: float) -> None:
-        """Checks two engines' log-prob difference on the same tokens, in nats, against `trainer.parity_threshold`.
+        """Compares the engines' log-prob difference on the same tokens, in nats, with `trainer.parity_threshold`.
 
         Raises:
             ParityError: the difference is larger, and `trainer.parity_action` is `error`.
@@ -163,7 +163,7 @@ class PolicyLearner:
                 self.view.advance()
 
     def _check_parity(self, batch: Batch) -> None:
-        """Check before the first update: both engines must compute the same log-probs for the same tokens.
+        """Checks before the first update that both engines compute the same log-probs for the same tokens.
 
         Raises:
             ParityError: they differ, and `trainer.parity_action` is `error`.

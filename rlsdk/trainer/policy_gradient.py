@@ -45,7 +45,7 @@ from rlsdk.trainer.parts import build_objective
 
 
 class PolicyGradient(Algorithm):
-    """Composes registered functions as the fields of `algorithm` say."""
+    """Composes the registered functions that the fields of `algorithm` name."""
 
     def __init__(self, context: AlgorithmContext) -> None:
         super().__init__(context)
@@ -123,8 +123,9 @@ class PolicyGradient(Algorithm):
         self.kl_coef = float(state["kl_coef"])
 
     def _actor_updates(self, plans: Sequence[tuple[Batch, list[Tensor]]], step: int) -> list[Update]:
-        """The first update sees the weights of `old_log_probs`, unless these are the sampler's. Rows without signal are
-        left out if they have no gradient; the other rows' loss weights still count them."""
+        """Plans the actor's updates. The first one runs at the weights of `old_log_probs`, unless these are the
+        sampler's. Rows without signal are left out if they have no gradient; the other rows' loss weights still count
+        them."""
         later = self.objective
         first = replace(later, on_policy=self._on_policy_first)
         skips = self.config.skip_zero_advantage and later.zero_without_advantage

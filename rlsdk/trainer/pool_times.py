@@ -49,7 +49,7 @@ class PoolTimes:
         self._step_s = 0.0
 
     def begin(self, *, resumed: bool) -> None:
-        """Call before the first event of this process. A run that is not resumed removes an earlier run's file."""
+        """Called before the first event of this process. A run that is not resumed removes an earlier run's file."""
         if self._path is not None and not resumed:
             self._path.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Training from pairs of answers as a stage: reward models, and direct preference optimization."""
+"""The stage for training from pairs of answers: reward models, and direct preference optimization."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class PairObjective(Protocol):
-    """What a `PairStage` differentiates: see `rlsdk.algorithms.objectives.preference`."""
+    """The loss of a `PairStage`: see `rlsdk.algorithms.objectives.preference`."""
 
     @property
     def outputs(self) -> Sequence[str]: ...
@@ -50,8 +50,8 @@ class PairOptions:
 
 
 class PairStage(Stage):
-    """Stage whose step takes pairs of answers and makes one optimizer step of the actor; the reference first computes
-    its log-probs if the session has one."""
+    """Stage in which each step takes pairs of answers and makes one optimizer step of the actor. If the session has a
+    reference, it computes its log-probs first."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class PairStage(Stage):
         options: PairOptions,
         when: EvalOptions | None = None,
     ) -> None:
-        """`pairs` are numbered as the prompts of `stream`; `held_out` are never trained on, and evaluated as `when`
-        says."""
+        """`pairs` are numbered as the prompts of `stream`; `held_out` are never trained on, and evaluated according
+        to `when`."""
         self.session = session
         self.stream = stream
         self.pairs = pairs
@@ -139,7 +139,7 @@ class PairStage(Stage):
         return Evaluated(metrics={f"eval/{name}_pairs": value for name, value in means(sums).items()})
 
     def _referred(self, batch: Batch, look: Callable[[], None] = lambda: None) -> Batch:
-        """Adds the reference's log-probs if there is a reference."""
+        """Adds the reference's log-probs, if there is a reference."""
         if self.session.ref is None:
             return batch
         return batch.with_tokens(ref_log_probs=self._forward(self.session.ref, batch, "log_probs", look))

@@ -31,7 +31,7 @@ class Progress:
     leader: Best | None = None
     """Best value of the metric of `eval.early_stopping`, to which later values are compared."""
     waited: int = 0
-    """Evaluations since `leader` that were no better."""
+    """Number of evaluations since `leader` without improvement."""
 
     def dump(self) -> dict[str, Any]:
         return asdict(self)
@@ -41,7 +41,7 @@ class Progress:
         """Restores what `dump` returned; values of another metric or the opposite direction are dropped.
 
         Raises:
-            CheckpointError: the data is not of this version of rlsdk.
+            CheckpointError: the data is of another version of rlsdk.
         """
         try:
             kept, leader = _kept(data["best"], best), _kept(data["leader"], stopping)
@@ -56,7 +56,7 @@ def after_evaluation(
 ) -> Progress:
     """Returns the progress updated with one more evaluation.
 
-    A value that is NaN is never better. Before the first step there is no checkpoint that could be the best one.
+    NaN is never better. Before the first step there is no checkpoint that could be the best one.
 
     Raises:
         ConfigError: a metric that is watched was not measured.

@@ -44,7 +44,7 @@ class Publisher(Protocol):
 
 
 class TurnsPublisher:
-    """Satisfies `Publisher` where groups are made between steps: syncs the current weights and waits."""
+    """Satisfies `Publisher` for runs that generate groups between steps: syncs the current weights and waits."""
 
     def __init__(self, phase: RolloutPhase) -> None:
         self._phase = phase
@@ -66,7 +66,7 @@ class TurnsPublisher:
 
 
 class OverlappedPublisher:
-    """Satisfies `Publisher` where training and rollout have separate pools. One publish at a time."""
+    """Satisfies `Publisher` for runs whose training and rollout have separate pools. Publishes do not overlap."""
 
     def __init__(
         self,
@@ -84,10 +84,10 @@ class OverlappedPublisher:
         Args:
             weights: syncs the actor's weights to its rollout engine.
             stream: the stream that runs on the replicas.
-            state: holds the version of the weights.
+            state: contains the version of the weights.
             on_new_weights: what happens to running samples. `drain`: none are running when `publish` is called.
             expects_change: a sync after an update must change tensors.
-            timeout_s: for each pause and resume.
+            timeout_s: timeout of each pause and resume.
             synced: called with each sync report.
         """
         self._weights = weights

@@ -19,14 +19,14 @@ def make_model(config: RunConfig, run_dir: Path) -> RunConfig:
     The engine initializes the weights at random, with `trainer.seed`. Returns the configuration that uses the model.
 
     Raises:
-        ConfigError: the task's words hold characters that the tokenizer does not have.
+        ConfigError: the task contains characters that the tokenizer does not have.
     """
     task = config.data.train or ""
     if task != "reasoning_gym:spell_backward":
         raise ConfigError(f"data.train {task!r}: the quickstart's model reads words only; give --model as well")
     folder = run_dir / MODEL_FOLDER
     tokenizer = write_char_tokenizer(folder, CHARACTERS, lowercase=True)
-    # Written by hand: transformers' own class costs this process two seconds of imports that only workers need.
+    # Written by hand: importing the class from transformers would take this process two seconds.
     shape = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

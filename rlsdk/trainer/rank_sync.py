@@ -33,13 +33,13 @@ class RankSync:
     rank has a new process."""
 
     def __init__(self, session: Session, group: LosableGroup, make_manager: MakeManager, *, timeout_s: float) -> None:
-        """Makes nothing yet.
+        """Creates no manager yet.
 
         Args:
-            session: whose actor's weights go to its rollout engine.
+            session: session whose actor's weights are synced to its rollout engine.
             group: the ranks of the rollout engine.
-            make_manager: binds some of the ranks to the actor.
-            timeout_s: of each call of the actor, and of a sync's waits for ranks.
+            make_manager: makes a sharding manager from the actor to some of the ranks.
+            timeout_s: timeout of each call of the actor, and of a sync's waits for ranks.
         """
         self._session, self._group = session, group
         self._make_manager = make_manager
@@ -53,8 +53,8 @@ class RankSync:
 
         Args:
             lives: rank -> number of its process.
-            version: of the weights.
-            expect_change: some tensor must differ from what the ranks serve.
+            version: version of the weights.
+            expect_change: some tensor must differ from the served weights.
 
         Raises:
             RanksGoneError: some of them were lost during the sync.
@@ -71,8 +71,8 @@ class RankSync:
             raise RanksGoneError(called.gone) from error
 
     def _manager_of(self, lives: Mapping[int, int]) -> tuple[ShardingManager, SomeRanks]:
-        """Returns the cached manager, or makes a new one after closing the actor's transports: what the two ends keep
-        between syncs is valid for one set of ranks only."""
+        """Returns the cached manager, or makes a new one after closing the actor's transports: the state that the
+        two ends keep between syncs is valid only for one set of ranks."""
         if self._made is None or self._made[0] != lives:
             if self._has_synced:
                 self._session.actor.run("close_transports", timeout_s=self._timeout_s)

@@ -29,8 +29,8 @@ class LosableGroup(Protocol):
 
 @dataclass(eq=False)
 class SomeRanks:
-    """Satisfies `rlsdk.trainer.groups.Group` for methods that run on every rank. Waits for every rank before an error
-    is raised, so that none of them is still running."""
+    """Satisfies `rlsdk.trainer.groups.Group` for methods that run on every rank. Waits for every rank before it
+    raises an error, so that no rank is still running the call."""
 
     group: LosableGroup
     ranks: Sequence[int]
@@ -91,7 +91,7 @@ class SomeRanks:
 
 class RememberedLayouts:
     """Satisfies `rlsdk.trainer.groups.Group` for training ranks and caches their layouts, which never change, so that
-    syncing a restarted replica need not wait for the end of an update."""
+    the sync of a restarted replica need not wait for the end of an update."""
 
     def __init__(self, group: Group) -> None:
         self._group = group

@@ -17,8 +17,8 @@ KEY = "reference"
 
 
 def reference_state(reference: Path | None, checkpoints: Path) -> dict[str, Any]:
-    """The reference's entry in a checkpoint: its path, and its path relative to the checkpoint folder, which still
-    holds after the run's folder was moved as a whole. Empty if the reference is the configured model."""
+    """The reference's entry in a checkpoint: its path, and its path relative to the checkpoint folder, which stays
+    valid if the run's folder is moved as a whole. Empty if the reference is the configured model."""
     if reference is None:
         return {}
     whole = reference.resolve()

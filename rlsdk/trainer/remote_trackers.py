@@ -15,8 +15,8 @@ from rlsdk.trainer.trackers import is_warm_start
 
 class _Repeats:
     """Skips steps that a server already has: a resumed run repeats them with the same metrics, and servers cannot
-    delete them. A metric of the tracker's own marks them, by phase, since steps of the warm start and of RL both count
-    from 1."""
+    delete them. An additional metric per phase holds the step, since steps of the warm start and of RL both count from
+    1."""
 
     MARKS: ClassVar[Mapping[bool, str]] = {True: "sft/step", False: "rl/step"}
     """Metric that holds the step, by whether the phase is the warm start."""
@@ -34,9 +34,9 @@ class _Repeats:
 class WandbTracker:
     """Weights & Biases. Options go to `wandb.init`.
 
-    Steps are a metric of their own: the warm start and RL both count from 1, where wandb's own counter takes none
-    twice. A resumed run continues in its run of wandb, and leaves out the steps that are there. Offline the server
-    cannot be asked for its steps: the file `LAST_STEPS` in the run's folder records what was logged.
+    Steps are logged as a metric: the warm start and RL both count from 1, but wandb's own counter accepts no step
+    twice. A resumed run continues its wandb run and leaves out the steps that are already there. Offline, the server
+    cannot be queried for its steps: the file `LAST_STEPS` in the run's folder records what was logged.
     """
 
     LAST_STEPS = "wandb_steps.json"
@@ -94,7 +94,8 @@ class WandbTracker:
 class MlflowTracker:
     """MLflow. Options: `tracking_uri`, `experiment`.
 
-    A resumed run continues in its run of MLflow, which it finds by the folder, and leaves out the steps that are there.
+    A resumed run continues its MLflow run, which it finds by its folder, and leaves out the steps that are already
+    there.
     """
 
     FOLDER = "rlsdk.run_dir"

@@ -1,4 +1,4 @@
-"""A whole replay, from the configuration of a run to its last step: what `rlsdk replay` calls."""
+"""A whole replay, from the configuration of a run to its last step (`rlsdk replay`)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run_replay(
     """Returns the number of steps, and an iterator that repeats them. Starts no rollout engine and writes nothing.
 
     Raises:
-        ConfigError: the run began with supervised training, whose updates the journal does not hold.
+        ConfigError: the run began with supervised training, which the journal does not contain.
         CheckpointError: the journal does not cover a whole run.
     """
     if config.sft.is_asked:
@@ -55,7 +55,7 @@ def run_replay(
         start = Start.of(config, registry, view, run_dir=run_dir, device=device, stop=StopFlag())
         needed = [name for name in needed_roles(start.config) if name != ROLLOUT]
         start = replace(start, table=roles(start.config, device, needed=needed))
-        # Given answers belong to what is learned: they are read where a run that grades reads them.
+        # The supervised loss term (ptx) trains on answers, which are read only if samples are graded.
         with prepared(start, rewarded=config.algorithm.ptx.coef > 0) as (run_inputs, cluster):
             turns = start.turns()
             make = functools.partial(start.start_role, cluster=cluster)
@@ -67,7 +67,7 @@ def run_replay(
 def replay_parts(
     config: RunConfig, registry: Registry, run_inputs: RunInputs, session: Session
 ) -> tuple[RecordedGroups, Callable[[Sequence[Group]], Mapping[str, float]]]:
-    """What a run's journal recorded, and how it is trained on again; the session needs no rollout engine.
+    """Returns the recorded groups of a run, and a function that trains on them; the session needs no rollout engine.
 
     Raises:
         CheckpointError: the journal does not cover a whole run.

@@ -46,7 +46,7 @@ class SessionRestarts:
         """Starts nothing.
 
         Args:
-            config: of the run; `faults.session_restarts` is the most restarts in a row.
+            config: the run's configuration; `faults.session_restarts` is the largest number of restarts in a row.
             run_dir: the run's folder.
             view: receives notices.
             stop: True if the run is asked to end; it is then not restarted.
@@ -65,7 +65,7 @@ class SessionRestarts:
         """Calls `attempt` until it ends without a `SessionLostError`.
 
         Args:
-            attempt: starts the session and trains, resumed as the configuration it is given says.
+            attempt: starts the session and trains, resumed according to the given configuration.
 
         Raises:
             RlsdkError: the error that ended the session, if it is not restarted.

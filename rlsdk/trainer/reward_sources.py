@@ -25,11 +25,11 @@ from rlsdk.trainer.judges import EngineJudge
 
 
 def resolve_rewards(rewards: Sequence[RewardConfig], registry: Registry) -> list[RewardDef]:
-    """Registered names become import strings; everything else is a path to a function, looked up now so that a typo
-    shows before any device is taken.
+    """Converts registered names to import strings; everything else is the path of a function, which is looked up now so
+    that a typo is found before any device is used.
 
     Raises:
-        ConfigError: one cannot be found.
+        ConfigError: a reward cannot be found.
     """
     return [reward_def(reward, _target(reward.name, registry)) for reward in rewards]
 
@@ -62,18 +62,19 @@ def start_rewards(
     scored_elsewhere: bool = False,
     judges: Mapping[str, EngineJudge] = MappingProxyType({}),
 ) -> Scorer:
-    """Starts what scores samples; imports of reward functions continue in the background.
+    """Starts the scorer of samples; imports of reward functions continue in the background.
 
     Args:
         rewards: rewards of a run, or of an evaluation set.
         limits: limits on all of them.
         registry: the installed backends and components.
-        log_dir: folder for what rewards print.
-        scored_elsewhere: reward models score the samples, too, so that one to which no reward applies has not failed.
+        log_dir: folder for the output of rewards.
+        scored_elsewhere: reward models score the samples, too, so that a sample to which no reward applies has not
+            failed.
         judges: judges that are engines of the run, by role.
 
     Raises:
-        ConfigError: there is no reward, or one cannot be found or does not answer.
+        ConfigError: there is no reward, or a reward cannot be found or does not answer.
     """
     if not rewards:
         names = registry.usable(ComponentKind.REWARD)
@@ -111,7 +112,7 @@ def start_remote(
                 f"rewards: the judge {reward.title!r} is an engine of training, which evaluation sets and this command "
                 "do not have; name a service in judge.url"
             )
-        options = RemoteOptions(batch_size=32, max_concurrent=1024)  # The client in front of the replicas queues.
+        options = RemoteOptions(batch_size=32, max_concurrent=1024)  # The client of the replicas has the queue.
         return RemoteScorer(reward_def(reward, judge.name), options, grading_limits(limits), lambda url, given: judge)
     asked = reward.remote or RemoteRewardConfig()
     options = RemoteOptions(
@@ -144,7 +145,7 @@ def load_judges(config: RunConfig) -> dict[str, EngineJudge]:
     """The judges that are engines of the run, by role; not connected yet.
 
     Raises:
-        ConfigError: one has no tokenizer, or no room for a question.
+        ConfigError: a judge has no tokenizer, or no room for a question.
     """
     return {
         judge_role(reward.label): EngineJudge(
@@ -175,17 +176,17 @@ def secret_headers(token_env: str | None, headers_from_env: Mapping[str, str]) -
     """Headers whose values the environment holds.
 
     Raises:
-        ConfigError: a variable is not set, or cannot stand in a header; names it and never its value.
+        ConfigError: a variable is not set, or its value is invalid in a header; names it but never its value.
     """
     found = {header: secret_from_env(name) for header, name in headers_from_env.items()}
     return found if token_env is None else {**found, "Authorization": f"Bearer {secret_from_env(token_env)}"}
 
 
 def secret_from_env(name: str) -> str:
-    """The value of an environment variable, fit for a header.
+    """The value of an environment variable, which must be valid in a header.
 
     Raises:
-        ConfigError: it is not set, or not fit; names it and never its value.
+        ConfigError: it is not set, or invalid; names it but never its value.
     """
     value = os.environ.get(name, "")
     if not value:
@@ -227,7 +228,8 @@ def check_rows(
     """Checks rewards, and their `rows`, against the data that they grade. Returns notices.
 
     Raises:
-        ConfigError: a field or a value that no row has, rows that no reward is for, or a reward that can grade none.
+        ConfigError: no row has a field or value that `rows` names, no reward applies to some rows, or a reward can
+            grade no row.
     """
     own = {measure.name: measure.config.rewards for measure in measures if measure.config.rewards}
     shared = [train, *(dataset for name, dataset in sets.items() if name not in own)]

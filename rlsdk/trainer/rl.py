@@ -1,4 +1,4 @@
-"""Reinforcement learning as a stage: groups from the stream, updates of the actor, evaluations."""
+"""The stage for reinforcement learning: groups from the stream, updates of the actor, evaluations."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RlOptions:
 
 
 class RlStage(Stage):
-    """Stage whose step takes the groups that the schedule gives and has the learner train on them."""
+    """Stage in which each step takes groups from the schedule, and the learner trains on them."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class RlStage(Stage):
         self._step_of = {state.policy_version: 0}
         self._halted = self._settled = self._quantized_noted = False
         self._watch = LearningWatch()
-        """Newest step that ended with each policy version, for as many versions as samples may be stale."""
+        """Newest step that ended with each policy version, for all versions that samples may have."""
 
     def begin(self) -> None:
         self.source.begin(self.step)
@@ -137,7 +137,7 @@ class RlStage(Stage):
 
     def settle(self) -> None:
         if not self.source.settle() and self.source.failure is not None:
-            raise self.source.failure  # a resumed run would start groups with other weights than this run did
+            raise self.source.failure  # a resumed run would start groups with different weights than this run
 
     def saving(self, step: int) -> None:
         self.source.saving(step)
@@ -234,8 +234,8 @@ class RlStage(Stage):
                 self.output.view.notice(text)
 
     def _check_parity(self, metrics: Mapping[str, float]) -> None:
-        """Compares the engines' log-probs only on samples of the current weights: those of older weights differ for
-        another reason."""
+        """Compares the engines' log-probs only on samples of the current weights: those of older weights differ
+        anyway."""
         if "parity/log_prob_diff_mean" in metrics and not metrics.get("schedule/staleness_max"):
             self.learner.check_difference(metrics["parity/log_prob_diff_mean"], metrics["parity/log_prob_diff_max"])
 

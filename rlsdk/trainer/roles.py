@@ -15,7 +15,7 @@ def roles(config: RunConfig, device: str, *, needed: Sequence[str] | None = None
     """The role table of a run, each role with the name of its pool.
 
     Args:
-        config: the run.
+        config: the run's configuration.
         device: `cpu` or `cuda`, used if the placement does not name one.
         needed: names of the roles; None: the roles that the algorithm needs.
 
@@ -56,7 +56,7 @@ def placement_of(chosen: PlacementConfig, names: Sequence[str], device: str) -> 
 
 
 def without_roles(config: RunConfig, names: Collection[str], device: str) -> RunConfig:
-    """The configuration without these roles; each other role keeps the devices that it has in the whole run."""
+    """The configuration without these roles; the other roles keep the devices that they have in the whole run."""
     whole = placement_of(config.placement, needed_roles(config), device)
     places = {role: pool for role, pool in whole.roles.items() if role not in names}
     pools = {
@@ -89,7 +89,7 @@ def role_devices(
 
 
 def resolve_device(placement: PlacementConfig) -> str:
-    """`cpu` or `cuda`: the placement's device, or else what this machine has. Configure it if the machine that starts
+    """`cpu` or `cuda`: the placement's device, or else that of this machine. Configure it if the machine that starts
     the run differs from those that execute it."""
     if placement.device != "auto":
         return placement.device

@@ -1,4 +1,4 @@
-"""A whole run of reinforcement learning, from a checked configuration to the result: what `rlsdk train` calls."""
+"""A whole run of reinforcement learning, from a checked configuration to the result (`rlsdk train`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def run_train(start: Start) -> RunResult:
-    """Warm start if configured, then reinforcement learning; resumes if a checkpoint is found."""
+    """Runs the warm start if configured, then reinforcement learning; resumes if a checkpoint is found."""
     config, view = start.config, start.view
     view.notice(f"dtype {config.model.dtype} on {start.device}, float32 weights in the optimizer")
     if (recipe := config.algorithm.recipe) is not None:
@@ -38,7 +38,7 @@ def run_train(start: Start) -> RunResult:
 
 
 def _train(start: Start) -> RunResult:
-    """One session of a run, resumed as `trainer.resume` says."""
+    """Runs one session, resumed according to `trainer.resume`."""
     config, view = start.config, start.view
     start = replace(start, table=roles(config, start.device))
     checkpoint = None
@@ -85,7 +85,7 @@ class _WarmStart:
 
 
 def _warm_start(start: Start, cluster: Cluster, run_inputs: RunInputs) -> _WarmStart | None:
-    """Supervised training of the actor; None if it is not configured or already done."""
+    """Trains the actor with supervision; None if this is not configured or already done."""
     if not start.config.sft.is_asked or start.checkpoint is not None:
         return None
     actor, turns = role_of(start.table, ACTOR).with_optim(sft_optim_spec(start.config)), start.turns()
@@ -110,8 +110,8 @@ def _ended_in_warm_start(start: Start, trainer: Trainer) -> RunResult:
 
 
 def _keep(trainer: Trainer) -> None:
-    """Saves the warm start if its last step has no checkpoint, because a checkpoint of reinforcement learning was to
-    follow."""
+    """Saves the warm start if its last step has no checkpoint (a checkpoint of reinforcement learning should have
+    followed)."""
     if trainer.stage.step and trainer.last_checkpoint != trainer.store.path_of(trainer.stage.step):
         trainer.save()
 

@@ -13,7 +13,7 @@ import psutil
 
 PACKAGES = ("rlsdk", "torch", "transformers", "ray")
 GPUS = Path("/proc/driver/nvidia/gpus")
-"""One folder for each GPU of the driver; reading it takes no device."""
+"""Has one folder per GPU; reading it uses no device."""
 
 
 def surroundings() -> dict[str, str]:

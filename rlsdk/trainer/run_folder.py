@@ -1,4 +1,4 @@
-"""The folder of a run: its name, its lock, what the run resumes from, and what is kept of earlier attempts."""
+"""The folder of a run: its name, its lock, the checkpoint to resume from, and files of earlier attempts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def silent(_: str) -> None:
 
 
 def check_run_name(name: str) -> None:
-    """Refuses a name that would lead out of `trainer.run_dir`, or that a file system does not allow.
+    """Refuses a name that would leave `trainer.run_dir`, or that a file system does not allow.
 
     Raises:
         ConfigError: names the problem and a valid choice.
@@ -103,7 +103,7 @@ def make_run_dir(config: RunConfig) -> Path:
 
 @contextmanager
 def run_lock(run_dir: Path) -> Iterator[None]:
-    """Keeps a second process from writing into the run's folder; released when the process ends, however it ends.
+    """Prevents a second process from writing into the run's folder. Released when the process ends, even if killed.
 
     Raises:
         ConfigError: another process holds it, or the folder cannot be written to.
@@ -132,11 +132,11 @@ def run_lock(run_dir: Path) -> Iterator[None]:
 def find_checkpoint(
     config: RunConfig, run_dir: Path, folder: str = CHECKPOINTS, notice: Notice = silent
 ) -> Path | None:
-    """Finds the checkpoint to resume from, with all checksums verified; None: the run starts afresh.
+    """Finds the checkpoint to resume from, with all checksums verified; None: the run starts from the beginning.
 
     Args:
         config: the run's configuration.
-        run_dir: its folder.
+        run_dir: the run's folder.
         folder: name of the checkpoint folder in a run.
         notice: receives a line for each damaged checkpoint that is skipped.
 
@@ -179,7 +179,7 @@ def is_in_warm_start(config: RunConfig) -> bool:
 
 
 def check_resume(config: RunConfig, folder: str = CHECKPOINTS) -> Path | None:
-    """Finds the checkpoint to resume from before the run has a folder; None: the run starts afresh.
+    """Finds the checkpoint to resume from before the run has a folder; None: the run starts from the beginning.
 
     Raises:
         ConfigError: as `find_checkpoint`.
@@ -217,15 +217,15 @@ def accept_config(run_dir: Path, config: RunConfig, *, checkpoint: Path | None =
     """Records that a run starts with `config`. Call it once the run can no longer be refused (engine and data have
     loaded the checkpoint) and before this attempt writes anything.
 
-    What an earlier attempt left and this one does not continue from is moved to `earlier/N/`, never deleted: everything
-    where the run starts afresh or from another run's checkpoint, and later checkpoints where it goes back to an earlier
-    step. `config.yaml` is replaced and `config.history.jsonl` gets a line.
+    Files of an earlier attempt that this one does not continue are moved to `earlier/N/`, never deleted: all files if
+    the run starts from the beginning or from another run's checkpoint; later checkpoints if it returns to an earlier
+    step. Replaces `config.yaml`, and adds a line to `config.history.jsonl`.
 
     Args:
         run_dir: the run's folder, whose lock this process holds.
-        config: accepted.
-        checkpoint: what the run resumes from; None: it starts afresh.
-        notice: receives a line about what was set aside and which settings changed.
+        config: the accepted configuration.
+        checkpoint: checkpoint to resume from; None: the run starts from the beginning.
+        notice: receives lines about moved files and changed settings.
     """
     changed = changed_settings(_settings_before(run_dir, checkpoint), config) if checkpoint is not None else {}
     _set_aside(run_dir, checkpoint, notice)
@@ -253,8 +253,8 @@ def changed_settings(before: Mapping[str, Any] | None, config: RunConfig) -> dic
 
 
 def _settings_before(run_dir: Path, checkpoint: Path) -> Mapping[str, Any] | None:
-    """Settings with which the checkpoint was made. Checkpoints of supervised training have none; their run's are
-    used."""
+    """Settings with which the checkpoint was written. For checkpoints of supervised training, which have none, those
+    of their run."""
     for file in (checkpoint / CONFIG_FILE, run_dir / CONFIG_FILE):
         try:
             settings = yaml.safe_load(file.read_text(encoding="utf-8"))

@@ -11,9 +11,9 @@ from rlsdk.rollouts import Group, GroupId, GroupTask, RolloutStream
 from rlsdk.trainer.stopping import EvaluationStoppedError
 
 LOOK_S = 0.1
-"""Seconds between checks whether the run is asked to end."""
+"""Seconds between checks of whether the run is asked to end."""
 CANCEL_S = 1.0
-"""Seconds that replicas have to release their samples before they are asked again."""
+"""Seconds to wait for replicas to stop their samples before asking them again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +58,14 @@ def sample_all(
     weights.
 
     Raises:
-        EvaluationStoppedError: `stop` returned True before all were finished; no replica works on them any more.
+        EvaluationStoppedError: `stop` returned True before all were finished; no replica decodes for them any longer.
     """
     stream.start([group_task(prompt, draw, epoch=0, ordinal=at, seed=(*seed, at)) for at, prompt in enumerate(prompts)])
     found: dict[int, Group] = {}
     while len(found) < len(prompts):
         if stop():
-            # A replica that still decodes could not sleep: its devices are wanted for saving the step. One that hangs
-            # is found by its progress.
+            # A replica that still decodes could not sleep, but its devices are needed to save the step. A hanging
+            # replica is detected by its lack of progress.
             while not stream.cancel(draw.source, CANCEL_S):
                 pass
             raise EvaluationStoppedError(f"stopped: {len(found)} of {len(prompts)} prompts were sampled")

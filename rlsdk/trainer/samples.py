@@ -21,7 +21,7 @@ from rlsdk.rollouts import Group, Sample
 def write_eval_samples(
     folder: Path, step: int | None, samples: Mapping[str, Sequence[Mapping[str, Any]]], *, compress: bool
 ) -> list[Path]:
-    """Writes a file per set, one JSON object per line; each file is whole or absent. Returns the files.
+    """Writes a file per set atomically, one JSON object per line. Returns the files.
 
     Raises:
         OSError: a file cannot be written.
@@ -102,7 +102,7 @@ def _rank(group: Group) -> bytes:
 
 
 def _best_and_worst(group: Group) -> list[tuple[int, int]]:
-    """Index in the group, and number among those that were made, of its best and its worst sample."""
+    """For the group's best and worst sample: its index in the group, and its index among the finished samples."""
     made = [index for index, sample in enumerate(group.samples) if sample.trajectory is not None]
     if not made:
         return []

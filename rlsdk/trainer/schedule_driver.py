@@ -16,7 +16,7 @@ from rlsdk.trainer.publishing import Done
 
 @dataclass(frozen=True)
 class _Begin:
-    """Message: ask the schedule for its first commands."""
+    """Message: execute the schedule's first commands."""
 
 
 @dataclass(frozen=True)

@@ -141,11 +141,11 @@ def start_roles(
     Args:
         table: roles that have no group yet.
         start: makes the group of one role.
-        turns: told about each role once it is built.
+        turns: registers each role once it is built.
         at_once: start the pools in parallel; `start` is called from several threads.
 
     Raises:
-        Exception: the first that `start` raised; other pools may still be starting then.
+        Exception: the first error of `start`; other pools may still be starting then.
     """
     pools: dict[str, list[Role]] = {}
     for role in sorted(table, key=lambda role: role.is_rollout):
@@ -204,7 +204,7 @@ def start_role(role: Role, registry: Registry, cluster: Cluster) -> RoleGroup:
 def sharding_manager(
     sharding: ShardingConfig, registry: Registry, train: RoleGroup, rollout: RoleGroup, *, timeout_s: float
 ) -> ShardingManager:
-    """The registered manager for this pair of backends, else the generic one."""
+    """The manager registered for this pair of backends, or else the generic one."""
     chosen = registry.sharding_manager(train.backend, rollout.backend, sharding.manager)
     manager: ShardingManager = chosen(
         train,
