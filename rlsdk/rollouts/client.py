@@ -111,13 +111,13 @@ class GenerationClient:
         while time.monotonic() < end and any(state.samples and state.error is None for state in self._states):
             for at, state in enumerate(self._states):
                 if (names := self._flights.names_at(at)) and state.error is None:
-                    with contextlib.suppress(Exception):  # its own loop learns of it
+                    with contextlib.suppress(Exception):  # its own collector detects this
                         await asyncio.wait_for(state.replica.abort(names), end - time.monotonic())
             await asyncio.sleep(LOOK_S / 10)
         return [*self._kept, *self._flights.begun()]
 
     def begin_with(self, begun: Mapping[SampleSeed, GenerationOutput]) -> None:
-        """Sets partial outputs from an earlier process, from which samples of later requests continue."""
+        """Sets partial outputs of an earlier process, which samples of later requests continue."""
         self._begun.update(begun)
 
     async def _resume(self, at: int, keep_cache: bool) -> None:
@@ -152,7 +152,7 @@ class GenerationClient:
 
         Args:
             request: with an id that no other unfinished request has.
-            priority: lower values go first; equal ones in order of arrival.
+            priority: lower values go first; equal values in order of arrival.
         """
         loop = asyncio.get_running_loop()
         indices = range(request.first_sample, request.first_sample + request.n)
@@ -182,7 +182,7 @@ class GenerationClient:
         """Cancels the requests of a source, and waits until no replica works on them. May be called again.
 
         Args:
-            source: of their groups (`GroupId.source`).
+            source: source of their groups (`GroupId.source`).
             timeout_s: longest wait.
 
         Returns:
@@ -196,7 +196,7 @@ class GenerationClient:
                 return True
             for state, names in zip(self._states, left, strict=True):
                 if names and state.error is None:
-                    with contextlib.suppress(Exception):  # its own loop learns of it
+                    with contextlib.suppress(Exception):  # its own collector detects this
                         await asyncio.wait_for(state.replica.abort(names), end - time.monotonic())
             await asyncio.sleep(LOOK_S / 50)
         return False

@@ -59,7 +59,7 @@ class Collector:
                 self._work.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._work.wait(), LOOK_S)
-                if state.health.state is State.RETIRED:  # lost while it had no work, as in a sync
+                if state.health.state is State.RETIRED:  # lost while it had no work, for example in a sync
                     state.error = WorkerError(f"{state.replica.name} was lost and stays away")
             life = state.life
             if state.error is None:

@@ -36,7 +36,7 @@ class GroupTask:
     prompt: PromptView
     num_samples: int
     sampling: SamplingParams
-    """Its `seed` is ignored; see `seed`."""
+    """Sampling parameters; their `seed` is ignored in favour of the group's."""
     seed: tuple[int | str, ...]
     """Seed of all randomness of the group."""
     greedy_baseline: bool = False

@@ -25,7 +25,7 @@ class State(StrEnum):
 
 
 class Event(StrEnum):
-    """Something observed of a replica or done to it."""
+    """An observation of a replica, or an action on it."""
 
     ANSWERED = auto()
     """It made progress."""

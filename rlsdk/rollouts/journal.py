@@ -34,7 +34,7 @@ class Journal:
         """Opens nothing yet.
 
         Args:
-            folder: of the run's journal; created if missing.
+            folder: folder of the run's journal; created if missing.
             made_by: identifies everything that samples and their grades depend on; see `read_journal`.
             keep: `resume`: segments that no checkpoint needs are removed; `all`: the whole run can be replayed.
         """
@@ -133,7 +133,7 @@ class Segment:
 
 
 def segments(folder: Path) -> list[Segment]:
-    """In the order of writing."""
+    """Segments of a journal, in the order of writing."""
     found = []
     for path in folder.glob("segment_*_step_*.jsonl"):
         order, _, step = path.stem.removeprefix("segment_").partition("_step_")
@@ -146,7 +146,7 @@ def lines(folder: Path) -> Iterator[Mapping[str, Any]]:
     """Every whole line, in the order of writing.
 
     Raises:
-        CheckpointError: a line inside of a segment is damaged.
+        CheckpointError: a line within a segment is damaged.
     """
     for segment in segments(folder):
         with segment.path.open("rb") as file:
@@ -197,7 +197,7 @@ def read_journal(folder: Path, *, after: int, made_by: str | None = None) -> Rec
     """Reads the records of the steps after `after`. Of steps repeated after a resume only the repetition counts.
 
     Args:
-        folder: of the journal.
+        folder: folder of the journal.
         after: number of steps already done.
         made_by: records of other runs, or of this run with another configuration, are ignored; None: none are ignored.
 

@@ -91,7 +91,7 @@ class ReplicaState:
     seen: tuple[int | None, int] = (None, 0)
     """Progress: tokens decoded, samples finished."""
     moved: float = 0.0
-    """When `seen` last changed."""
+    """Time when `seen` last changed."""
     error: BaseException | None = None
     """Error by which it was lost; None: it serves."""
     paused: bool = False

@@ -67,7 +67,7 @@ class GroupRequests:
 
     def whole(self, samples: Mapping[int, Waiter]) -> None:
         """One joint request for the first turn of all samples; each waits for its own by index. Equivalent to one call
-        per sample. The prompt leaves room for a token."""
+        per sample. The prompt must leave room for a token."""
         wanted = min(self.task.sampling.max_tokens, self.max_model_tokens - len(self.task.prompt.prompt_ids))
         request = self._request(0, 0, self.task.num_samples, self.task.prompt.prompt_ids, wanted)
         self.client.deliver(request, samples, priority=self.task.ordinal)
@@ -124,7 +124,7 @@ class _Call:
     output: asyncio.Future[GenerationOutput]
 
     def continues(self, other: _Call) -> bool:
-        """Whether both fit into one request, with this call right after the other."""
+        """Whether both calls fit into one request, this one directly after the other."""
         return (self.turn, self.sample, self.max_tokens, self.token_ids) == (
             other.turn, other.sample + 1, other.max_tokens, other.token_ids,
         )  # fmt: skip

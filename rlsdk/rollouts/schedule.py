@@ -1,7 +1,7 @@
 """The schedule of a run as a pure state machine. Events in, commands out; no clock, no I/O.
 
-One law: *a group for step k may start once the weights of step k - 1 - max_staleness are served, and nothing older is
-trained on.* `max_staleness` 0 is the synchronous run.
+One rule: *a group for step k may start once the weights of step k - 1 - max_staleness are served, and nothing older
+is trained on.* With `max_staleness` 0 the run is synchronous.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class Schedule:
             last_step: the step after which nothing is started.
             done: number of steps that were done before (in a resumed run).
             next_group: ordinal of the first new group to start.
-            max_staleness: steps by which the weights that begin a group may be older than those of a synchronous run.
+            max_staleness: number of steps by which a group's first weights may be older than in a synchronous run.
             order: `prompt`: a step trains the groups that were started for it; `finish`: those that finished first.
-            drains: weights are published only when no group draws tokens; grades may still be on their way.
-            max_groups_per_step: that are started for a step where some are not accepted; None: `groups_per_step`, so
-                that all are trained.
+            drains: weights are published only when no group samples tokens; grades may still be missing.
+            max_groups_per_step: largest number of groups started for a step if some are not accepted; None:
+                `groups_per_step`, so that all are trained.
             again: groups that were started before a restart and not trained, by the step of their `Start`.
-            planned: groups that steps after `done` trained before the restart, and train again.
+            planned: groups that steps after `done` trained before the restart and train again.
         """
         most = max(groups_per_step, max_groups_per_step or groups_per_step)
         self.limits = Limits(
@@ -99,7 +99,7 @@ class Schedule:
 
     @property
     def settled(self) -> bool:
-        """Whether the newest weights are served, or not needed any more; and, if samples drain, whether all samples of
+        """Whether the newest weights are served or no longer needed; if samples drain, also whether all samples of
         older weights are generated and graded."""
         if self._publishing or self._older:
             return False
@@ -187,7 +187,7 @@ class Schedule:
         return [Train(self.trained + 1, groups)]
 
     def _needs_no_weights(self) -> bool:
-        """Whether no token will be sampled any more with newer weights than those served now."""
+        """Whether no more tokens will be sampled with newer weights than those served now."""
         done = self.limits.drains or not self._order.running
         return done and self._order.has_started(self.limits.last_step)
 

@@ -63,7 +63,7 @@ class RolloutStream:
         """Starts the thread.
 
         Args:
-            replicas: of the rollout engine.
+            replicas: replicas of the rollout engine.
             codec: the policy's codec.
             options: how groups are generated.
             grader: grades samples; None: they are not graded, and every score is 0.
@@ -84,7 +84,7 @@ class RolloutStream:
         self._ready.wait()
 
     def seconds_since_last_sample(self) -> float:
-        """Seconds since the last sample arrived: once all is sampled, the time that grading alone takes."""
+        """Seconds since the last sample arrived: once everything is sampled, the time spent only on grading."""
         return time.monotonic() - self._last_sample
 
     def start(
@@ -100,10 +100,10 @@ class RolloutStream:
 
         Args:
             tasks: the groups.
-            into: receives each `Group` as it is finished, or the exception that ended the rollout; None: `take` does.
+            into: receives each finished `Group`, or the exception that ended the rollout; None: `take` returns them.
             record: called with each sample.
             made: ordinal of a group -> samples that are reused.
-            tells_sampled: `into` receives a `Sampled`, too, when a group waits for nothing but grades.
+            tells_sampled: `into` also receives a `Sampled` once a group only waits for grades.
         """
         inbox = self._done if into is None else into
         recording = None if record is None else Recording(record, inbox)
@@ -127,12 +127,12 @@ class RolloutStream:
         self._wait(self._client.go_on(keep_cache=keep_cache), timeout_s, "resume")
 
     def begin_with(self, begun: Mapping[SampleSeed, GenerationOutput]) -> None:
-        """Samples that continue after their tokens from an earlier process, by seed and index."""
+        """Sets partial outputs of an earlier process, by seed and index, from which samples continue."""
         self._loop.call_soon_threadsafe(self._client.begin_with, dict(begun))
 
     def cancel(self, source: str, timeout_s: float) -> bool:
-        """Gives up the groups of a source that are being sampled: they are not delivered. Waits until no replica
-        decodes for them any more; False: after `timeout_s` one does. Groups that are being graded are delivered."""
+        """Cancels the groups of a source that are being sampled; they are not delivered. Waits until no replica decodes
+        for them; False if one still does after `timeout_s`. Groups that are being graded are delivered."""
         given_up = asyncio.run_coroutine_threadsafe(self._cancel(source, timeout_s), self._loop)
         return given_up.result(timeout_s + _HALT_GRACE_S)
 
@@ -144,7 +144,7 @@ class RolloutStream:
 
     def halt(self, timeout_s: float) -> Sequence[Kept]:
         """Stops all decoding permanently, and waits for grades of finished samples; returns the tokens of unfinished
-        samples. Nothing else is delivered any more."""
+        samples. Nothing is delivered afterwards."""
         found = asyncio.run_coroutine_threadsafe(self._halt(timeout_s), self._loop)
         return found.result(timeout_s + _HALT_GRACE_S)
 

@@ -161,8 +161,8 @@ class PromptOrder(Order):
 class FinishOrder(Order):
     """A step trains the groups that finished first, provided that all others can still be trained within their bound.
 
-    Among the groups whose bound is at most step j, those for which the later steps up to j have no room are trained
-    now. As no more groups were started than these steps can train, this is always possible: no group is dropped for its
+    For every later step j: of the groups with a bound of at most j, as many are trained now as the steps up to j cannot
+    take. No more groups are started than these steps can train, so this is always possible: no group is dropped for its
     age, and none is trained after its bound.
     """
 
@@ -197,10 +197,10 @@ class FinishOrder(Order):
         self._running: dict[int, int] = {}
         """Number of running groups, by that step."""
         self._finished: dict[int, deque[tuple[int, int]]] = {}
-        """By that step: (order of finishing, ordinal) of finished groups."""
+        """(Order of finishing, ordinal) of finished groups, by that step."""
         self._num_finished = 0
         self._rejected = 0
-        """Since a step was trained."""
+        """Number of rejected groups since the last trained step."""
 
     def runs(self, group: int) -> bool:
         return group in self._due

@@ -78,7 +78,7 @@ def take_turns(
         which: `[N]`: index of the set of sources that may send each box.
         sets: sets of source ranks.
         num_ranks: number of source ranks.
-        shift: each source gets the turn of the one `shift` places before it in its set.
+        shift: each source takes the turn of the source `shift` places before it in its set.
 
     Returns:
         Pieces in the same order, the row of `boxes` that each belongs to, and the source of each.

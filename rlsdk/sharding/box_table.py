@@ -1,4 +1,4 @@
-"""Many boxes as columns: the planner computes on these, so that a million boxes take seconds instead of minutes."""
+"""Many boxes stored as columns, on which the planner computes: a million boxes take seconds instead of minutes."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def pack(layouts: Sequence[WeightLayout], tensors: Mapping[str, TensorMeta], num
         num_dims: D, at least the number of dimensions of any tensor.
 
     Raises:
-        LayoutError: a box is of a tensor that is not listed, has another number of dimensions, or exceeds its shape.
+        LayoutError: a box names a tensor that is not listed, has another number of dimensions, or exceeds its shape.
     """
     # There may be millions of boxes: per-box work is done by `map` with C functions.
     index = defaultdict(lambda: -1, zip(tensors, count(), strict=False))

@@ -31,13 +31,13 @@ _NEXT_BEST = {
     SharedMemoryTransport.name: SharedFileTransport.name,
     SharedFileTransport.name: InlineTransport.name,
 }
-"""The transport to try if a block cannot be attached from this process."""
+"""Transport to try if a block cannot be attached from this process."""
 _log = logging.getLogger(__name__)
 
 
 class OpenTransports:
     """The transports of one target, by route, until a pull fails. Threads of an aborted pull may outlive it: they find
-    these closed, and leave nothing attached that a source would wait for."""
+    these transports closed, and leave nothing attached for which a source would wait."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, int, int], Transport] = {}
@@ -97,7 +97,7 @@ class Feed:
 
     left: deque[Bucket]
     peer: Peer | None
-    """The source; None: all handles are here."""
+    """The source; None: all handles are already here."""
     transports: OpenTransports
     instead: dict[tuple[str, int], str]
     """(transport, source) -> the transport that replaces it, because it did not work. Kept between pulls."""
@@ -107,19 +107,19 @@ class Feed:
     method: str = EXPORT_METHOD
     """Method of the peer's host to call."""
     sync: str | None = None
-    """Where the peer is a replica: which sync it passes on."""
+    """If the peer is a replica: name of the sync that it forwards."""
 
     @property
     def is_local(self) -> bool:
-        """Views within this process: made when they are wanted, and without a thread."""
+        """Whether the shards are views within this process, which are created on demand and without a thread."""
         return bool(self.left) and self.left[0].transport == InProcessTransport.name
 
     def next(self) -> Iterator[WeightShard]:
-        """The shards of the next bucket, once its source has them ready. Falls back to the next best transport where
-        the bucket's cannot be attached.
+        """The shards of the next bucket, once its source has them ready. Falls back to the next best transport if the
+        bucket's transport cannot be attached.
 
         Raises:
-            WeightSyncError: the bytes are gone or damaged, or the pull was broken off.
+            WeightSyncError: the bytes are gone or damaged, or the pull was aborted.
             DeadlineError: the source does not answer in time.
         """
         while True:
@@ -140,7 +140,7 @@ class Feed:
         return bucket if name == bucket.transport else replace(bucket, transport=name)
 
     def ask(self) -> Sequence[Mapping[str, Any]]:
-        """Handles of the next buckets: directly where the source lives in this process, else by one call."""
+        """Handles of the next buckets: directly if the source is in this process, otherwise by one call."""
         name = self._chosen(self.left[0]).transport
         if self.peer is None:
             raise WeightSyncError("the source handed out fewer buckets than were asked for")
@@ -160,7 +160,7 @@ class Feed:
         return handles
 
     def _take_another_way(self, bucket: Bucket, error: AttachError) -> None:
-        # Memory that was mapped before and is gone does not justify another transport, especially not in mid-sync.
+        # Memory that was mapped before but is gone now does not justify another transport, least of all in mid-sync.
         if self.peer is None or bucket.transport not in _NEXT_BEST or _in_place(self.transports.find(bucket)):
             raise error
         chosen = self.instead[self.left[0].transport, bucket.source] = _NEXT_BEST[bucket.transport]

@@ -85,7 +85,7 @@ class Forwarder:
 def teed(
     rounds: Iterable[Iterator[WeightShard]], forwarders: Sequence[Forwarder]
 ) -> Generator[WeightShard, None, None]:
-    """Yields every shard of every round; each round also goes to the forwarders, in separate memory."""
+    """Yields every shard of every round, and passes a copy of each round to the forwarders."""
     for shards in rounds:
         kept: list[WeightShard] = []
         for shard in shards:

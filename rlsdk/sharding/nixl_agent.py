@@ -29,7 +29,7 @@ from rlsdk.interfaces import ConfigError, WeightSyncError
 LIBRARY = ("nixl._api", "nixl_cu13._api", "nixl_cu12._api")
 """Possible modules of the library: the package that selects by CUDA version, or one of those that it selects from."""
 _EVER = 1 << 62
-"""Version of this agent itself, which needs no introduction."""
+"""Version recorded for this agent itself, so that it never needs its own introduction."""
 LOOK_S = 0.0002
 """Seconds between checks of a transfer."""
 Runs = NDArray[np.uint64]
@@ -47,8 +47,8 @@ class _Remote:
 
 
 class Agent:
-    """One per process, shared by its transports. Memory stays registered from one sync to the next: its own until it is
-    `forget`-ed, that of an engine until it is freed."""
+    """One per process, shared by its transports. Memory stays registered between syncs: its own until
+    `forget`, an engine's until it is freed."""
 
     def __init__(self) -> None:
         """Raises `ConfigError` if the library is not installed."""
@@ -74,8 +74,8 @@ class Agent:
             return sum(num_bytes for _, num_bytes, _ in self._regions)
 
     def register(self, tensor: Tensor) -> None:
-        """Makes the whole memory of a tensor readable and writable for other processes, until it is freed. Free if this
-        was done before."""
+        """Makes the whole memory of a tensor readable and writable for other processes, until it is freed. Does nothing
+        if the memory is already registered."""
         storage = tensor.untyped_storage()
         key = storage.data_ptr(), storage.nbytes(), max(tensor.get_device(), 0)
         with self._changed:
@@ -118,7 +118,7 @@ class Agent:
                 self._agent.remove_remote_agent(name)
             try:
                 self._agent.add_remote_agent(introduction["metadata"])
-            except Exception as error:  # The library has an exception per status, without a common base of their own.
+            except Exception as error:  # The library's exceptions have no common base class.
                 raise WeightSyncError(f"the source's memory cannot be reached by NIXL: {_why(error)}") from error
             self._remotes[name] = _Remote(version, dropped)
 
@@ -133,7 +133,7 @@ class Agent:
             timeout_s: longest wait.
 
         Raises:
-            WeightSyncError: the other process is gone, or the wait was too long.
+            WeightSyncError: the other process is gone, or the wait timed out.
         """
         with self._changed:
             remote = self._remotes.get(name)
@@ -165,7 +165,7 @@ class Agent:
                 self._changed.notify_all()
 
     def give_up(self, name: str, tensors: list[Tensor]) -> None:
-        """Ends the connection to an agent that no longer answers. The memory that it was to fill is kept as long as
+        """Ends the connection to an agent that no longer answers. The memory that it would fill is kept as long as
         this process has an agent, because a late answer may still be written there."""
         with self._changed:
             self._kept.extend(tensors)

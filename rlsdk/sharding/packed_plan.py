@@ -1,4 +1,4 @@
-"""A plan's transfers as columns of some tens of bytes each; objects are created only on the rank that executes them."""
+"""A plan's transfers as columns (tens of bytes each); objects are created only on the rank that executes them."""
 
 from __future__ import annotations
 

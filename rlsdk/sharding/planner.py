@@ -45,8 +45,8 @@ def plan_reshard(
 ) -> ReshardPlan:
     """Plans the transfers that bring every target the boxes it wants: each byte once, from the nearest holder.
 
-    Equally near holders take turns, so that all send equally much, as far as their boxes allow. Equal layouts give
-    equal plans. Plans are computed and stored as columns: buckets are created on access.
+    Equally near holders take turns, so that the load is even, as far as their boxes allow. Equal layouts give equal
+    plans. Plans are computed and stored as columns: buckets are created on access.
 
     Args:
         source: one layout per training rank.
@@ -141,7 +141,7 @@ def _in_order(table: BoxTable) -> BoxTable:
 def match(sides: Sides, *, shift: int = 0) -> Pieces:
     """Assigns a source to every part of every wanted box. Pieces are ordered by target, then by the target's order.
 
-    `shift`: among the holders of a piece, the one this many places after the holder whose turn it is.
+    `shift`: chooses, among the holders of a piece, the one this many places after the holder whose turn it is.
     """
     wanted = sides.wanted
     first, which = distinct(wanted)

@@ -73,7 +73,7 @@ def receive(parcel: Mapping[str, Any]) -> Iterator[WeightShard]:
     try:
         yield from counted(teed(gathering.rounds(), ()), parcel["sign"])
     except BaseException:
-        # Sources still offer buckets that will not be taken: closing the transports tells them.
+        # Sources still offer buckets that nobody will take: closing the transports notifies them.
         held, _open = _open, OpenTransports()
         held.close()
         raise

@@ -72,11 +72,11 @@ class RelaySource:
         return made
 
     def export(self, buckets: Sequence[Bucket], sync: str, timeout_s: float) -> Sequence[Mapping[str, Any]]:
-        """As `WeightSource.export`: the next rounds for one of the children.
+        """As `WeightSource.export`, for the next rounds of one of the children.
 
         Args:
             buckets: buckets of one child.
-            sync: name of their sync; the pull of this replica may not have begun yet.
+            sync: name of the sync; the pull of this replica may not have begun yet.
             timeout_s: longest wait for the pull to begin.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Remote memory, by NIXL: the target reads the source's memory, and the source does nothing for it."""
+"""Remote memory access by NIXL: the target reads the source's memory without work by the source."""
 
 from __future__ import annotations
 

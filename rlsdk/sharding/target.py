@@ -68,11 +68,11 @@ class WeightTarget:
             buckets: all buckets of this replica, or of the first replica of its chain, in the plan's order.
             peers: the source ranks that the buckets name.
             version: the version that the engine serves afterwards.
-            timeout_s: longest wait without progress: for one answer of a source, or one part of the data.
+            timeout_s: longest wait without progress: for one answer of a source or one part of the data.
             relay: this replica's part in forwarding weights.
 
         Raises:
-            WeightSyncError: a bucket did not arrive, or the engine refused it or did not read all of them.
+            WeightSyncError: a bucket did not arrive, the engine refused it, or the engine did not read all buckets.
         """
         start = time.perf_counter()
         if buckets == self._last:
@@ -103,7 +103,7 @@ class WeightTarget:
                 receipt = self._load(Gathering(buckets, order, feed, version), forwarders, version)
         except BaseException as error:
             self._passing.fail(relay.sync, f"the replica before it broke off ({error})")
-            # Sources still offer buckets that will not be taken: closing the transports tells them.
+            # Sources still offer buckets that nobody will take: closing the transports notifies them.
             self.close()
             raise
         if receipt.version != version:
@@ -157,7 +157,8 @@ class WeightTarget:
 def _from_parents(
     buckets: Sequence[Bucket], places: Sequence[Relay], order: Mapping[str, int]
 ) -> tuple[Sequence[Bucket], dict[int, Peer]]:
-    """The buckets, those of places after others in a chain from these; and by what goes for a source, these."""
+    """Buckets with the parent as source, for places that have a parent in a chain; also returns these parents by the
+    rank that stands for each as a source."""
     parents: dict[int, Peer] = {}
     for place in places:
         if place.parent is not None:

@@ -40,7 +40,7 @@ class FingerprintTask:
     """Transfers by source; together they cover the replicas' boxes, each exactly once, in the served dtype. Without
     tensors that the replicas quantize."""
     quantized: QuantizedProof = field(default_factory=QuantizedProof)
-    """Of these."""
+    """The same for tensors that the replicas quantize."""
 
     def total(self, parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
         """The required fingerprint of each tensor: the sum of the sources' parts."""

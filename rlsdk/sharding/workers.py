@@ -1,5 +1,5 @@
-"""What a replica's process does in a sync whose weights its workers receive: calls the sources, and forwards the
-answers. Bytes pass through it only where a source cannot reach a worker."""
+"""The replica's process in a sync whose weights its workers receive: it calls the sources and forwards the answers.
+Bytes pass through it only if a source cannot reach a worker."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class WorkerPull:
             order: position of each tensor in the plan's order.
             version: the version that the engine serves afterwards.
             timeout_s: longest wait without progress.
-            passed: forwarders of each place that is in a chain of replicas. Its weights go through this process.
+            passed: forwarders of each place that is in a chain of replicas. Their weights go through this process.
 
         Raises:
             WeightSyncError: a bucket did not arrive, or a worker received other bytes than it holds.

@@ -24,7 +24,7 @@ from rlsdk.trainer.supervised import pair_stage, read_pairs
 
 
 def run_pairs(start: Start, kind: PairTraining) -> RunResult:
-    """Trains on pairs, resumed if a checkpoint is found; writes `model/` (Hugging Face format) into the run's folder."""
+    """Trains on pairs, resumed if a checkpoint is found; writes the Hugging Face folder `model/` of the run."""
     return with_restarts(start, functools.partial(_train, kind))
 
 
