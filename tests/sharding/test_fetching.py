@@ -1,4 +1,4 @@
-"""Threads of a pull that was broken off, which outlive it."""
+"""Threads that outlive an aborted pull."""
 
 from __future__ import annotations
 
