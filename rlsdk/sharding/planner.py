@@ -259,7 +259,7 @@ def wire_tensors(held: SourceTensors, wanted: Sequence[TensorMeta]) -> dict[str,
     """Every wanted tensor (of `distinct_tensors`) with its dtype on the wire."""
     wire: dict[str, TensorMeta] = {}
     for meta in wanted:
-        travels = _travels(held.tensors[held.resolve(meta.name)], meta)
+        travels = _wire_tensor(held.tensors[held.resolve(meta.name)], meta)
         if wire.setdefault(meta.name, travels) != travels:
             raise LayoutError(
                 f"{meta.name!r}: targets want different dtypes, {wire[meta.name].dtype} and {travels.dtype}"
@@ -267,7 +267,7 @@ def wire_tensors(held: SourceTensors, wanted: Sequence[TensorMeta]) -> dict[str,
     return wire
 
 
-def _travels(held: TensorMeta, wanted: TensorMeta) -> TensorMeta:
+def _wire_tensor(held: TensorMeta, wanted: TensorMeta) -> TensorMeta:
     if held.shape != wanted.shape:
         raise LayoutError(
             f"{wanted.name!r}: the source holds shape {list(held.shape)}, the target wants {list(wanted.shape)}"

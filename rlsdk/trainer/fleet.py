@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rlsdk.trainer.session import Session
 
 LOOK_S = 0.5
-SAID = 200
+MAX_QUOTED = 200
 """Largest number of characters of an error that a notice quotes."""
 STUCK_S = 10.0
 """Seconds after which a pending publish counts as stuck; without an obstacle it takes less."""
@@ -76,7 +76,7 @@ class Fleet(ServedWeights):
         self._dead_daemon = dead_daemon
         self.health: Sequence[Health] = [Health() for _ in range(session.rollout.world_size)]
         self._restarts = 0
-        self._way = threading.RLock()
+        self._sync_lock = threading.RLock()
         """Lock held during a weight sync: one sync at a time."""
         self._changed = threading.Condition()
         self._errors: dict[int, BaseException] = {}
@@ -89,7 +89,7 @@ class Fleet(ServedWeights):
     # Of `ServedWeights`:
 
     def hold(self) -> None:
-        with self._way:
+        with self._sync_lock:
             self._source = None
             super().hold()
             self._is_held = True
@@ -99,23 +99,23 @@ class Fleet(ServedWeights):
 
     def leave(self) -> None:
         if not self._keeps_copy:
-            with self._way:
+            with self._sync_lock:
                 self._source = None
 
     def sync(self, version: int, *, expect_change: bool) -> SyncReport:
         """See `ServedWeights`. Unavailable replicas, or replicas lost during the sync, do not delay the others; if
         all are unavailable, waits for the first one that is back."""
-        with self._way:
+        with self._sync_lock:
             self._source = None
             if self._keeps_copy and not self._is_held:
                 super().hold()
             self._is_held = False
             while True:
-                ranks = self._there()
+                ranks = self._running_ranks()
                 report = self._sync_ranks(ranks, version, expect_change)
                 if report is not None:
                     self._source = version
-                    self._bless(ranks)
+                    self._mark_serving(ranks)
                     return report
 
     @property
@@ -152,14 +152,14 @@ class Fleet(ServedWeights):
                 begins = self._begin_restart(at)
             if waiting is not None:
                 self._waiting.setdefault(at, []).append(waiting)
-            self._tell(at)
+            self._resolve_waiting(at)
         if begins and not self._closed:
             threading.Thread(target=self._restart, args=(at,), name="rlsdk-restart", daemon=True).start()
 
     def _begin_restart(self, at: int) -> bool:
         """Starts a restart; False if the replica was lost too often. The caller holds the state lock."""
         health, error = self.health[at], self._errors[at]
-        said = shorten(str(error).splitlines()[0], SAID)
+        said = shorten(str(error).splitlines()[0], MAX_QUOTED)
         if (dead := self._dead_daemon()) is not None:
             self._retire(at, _without_daemon(at, dead))
             return False
@@ -186,9 +186,9 @@ class Fleet(ServedWeights):
         health.handle(Event.FAILED)
         health.handle(Event.GIVEN_UP)
         self._errors[at] = error
-        self._tell(at)
+        self._resolve_waiting(at)
 
-    def _tell(self, at: int) -> None:
+    def _resolve_waiting(self, at: int) -> None:
         """Resolves the futures that wait for a replica once it serves or is given up. The caller holds the state
         lock."""
         state = self.health[at].state
@@ -217,7 +217,7 @@ class Fleet(ServedWeights):
                 return
             self.health[at].handle(Event.STARTED, life)
             self._restarts += 1
-            self._tell(at)
+            self._resolve_waiting(at)
         self._catch_up(at, life)
         if self.health[at].serves and self.health[at].life == life:
             self._notice(f"replica {at} serves again after {time.monotonic() - began:.1f} s")
@@ -227,15 +227,15 @@ class Fleet(ServedWeights):
         newer weights."""
         stuck_since = time.monotonic()
         while self.health[at].state is State.SYNCING and self.health[at].life == life and not self._closed:
-            if self._way.acquire(timeout=LOOK_S):
+            if self._sync_lock.acquire(timeout=LOOK_S):
                 try:
                     self._sync_alone(at)
                 finally:
-                    self._way.release()
+                    self._sync_lock.release()
                 if not self._is_stuck():
                     stuck_since = time.monotonic()
                 elif time.monotonic() - stuck_since > STUCK_S:
-                    self._end(at, life)
+                    self._give_up_stuck(at, life)
                     return
             else:
                 stuck_since = time.monotonic()
@@ -249,7 +249,7 @@ class Fleet(ServedWeights):
             return
         try:
             if self._sync_ranks([at], self._source, False) is not None:
-                self._bless([at])
+                self._mark_serving([at])
         except Exception as error:
             self._lost(at, self.health[at].life, error)
 
@@ -258,7 +258,7 @@ class Fleet(ServedWeights):
         to finish them."""
         return self._keeps_copy and self._drains and self._source is None and not any(h.serves for h in self.health)
 
-    def _end(self, at: int, life: int) -> None:
+    def _give_up_stuck(self, at: int, life: int) -> None:
         with self._changed:
             health = self.health[at]
             if health.life == life and health.state is State.SYNCING:
@@ -270,7 +270,7 @@ class Fleet(ServedWeights):
 
     # The caller holds the sync lock:
 
-    def _there(self) -> list[int]:
+    def _running_ranks(self) -> list[int]:
         """Ranks whose process is running; if there is none, waits for the first that is being restarted.
 
         Raises:
@@ -295,13 +295,13 @@ class Fleet(ServedWeights):
                 self._lost(rank, self.health[rank].life, error)
             return None
 
-    def _bless(self, ranks: Sequence[int]) -> None:
+    def _mark_serving(self, ranks: Sequence[int]) -> None:
         """Marks these ranks as serving: their sync has returned checked receipts."""
         with self._changed:
             for rank in ranks:
                 if self.health[rank].serves or self.health[rank].state is State.SYNCING:
                     self.health[rank].handle(Event.SYNCED)
-                self._tell(rank)
+                self._resolve_waiting(rank)
 
 
 def _without_daemon(at: int, dead: str) -> ReplicasLostError:

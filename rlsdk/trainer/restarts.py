@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 DEATH_S = 3.0
 """Seconds by which a process's death may be noticed later than the error that it causes."""
-SAID = 200
+MAX_QUOTED = 200
 """Largest number of characters of an error that a notice quotes."""
 
 _Result = TypeVar("_Result")
@@ -96,7 +96,7 @@ class SessionRestarts:
         self._in_a_row += 1
         self.restarts += 1
         place = "its newest whole checkpoint" if any(mark) else "the beginning: there is no checkpoint yet"
-        said = shorten(str(error).splitlines()[0], SAID)
+        said = shorten(str(error).splitlines()[0], MAX_QUOTED)
         self._view.notice(
             f"warning: the session was lost and is started again from {place} ({self._in_a_row} of {most} in a row): "
             f"{said}"

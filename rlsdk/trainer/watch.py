@@ -28,15 +28,15 @@ class Symptom:
     says: Callable[[Mapping[str, float]], str]
 
 
-def _all_alike(metrics: Mapping[str, float]) -> bool:
+def _has_no_signal(metrics: Mapping[str, float]) -> bool:
     return metrics.get("reward/groups_with_signal") == 0.0 and metrics.get("reward/invalid_share", 0.0) < 1.0
 
 
 def _is_saturated(metrics: Mapping[str, float]) -> bool:
-    return _all_alike(metrics) and metrics.get("reward/accuracy") == 1.0
+    return _has_no_signal(metrics) and metrics.get("reward/accuracy") == 1.0
 
 
-def _says_alike(metrics: Mapping[str, float]) -> str:
+def _describe_no_signal(metrics: Mapping[str, float]) -> str:
     same = metrics.get("reward/std", 1.0) == 0.0
     every = "every sample" if same else "every sample of a prompt"
     likely = (
@@ -49,7 +49,7 @@ def _says_alike(metrics: Mapping[str, float]) -> str:
     return f"{every} got the same score (mean {mean:.3g}), so there is no gradient. {likely}; {SAMPLES}"
 
 
-def _is_lost(metrics: Mapping[str, float]) -> bool:
+def _is_not_finite(metrics: Mapping[str, float]) -> bool:
     found = [metrics.get(f"{area}/{name}", 0.0) for area in ("policy", "critic") for name in ("grad_norm", "loss")]
     skipped = metrics.get("policy/skipped_updates", 0.0) + metrics.get("critic/skipped_updates", 0.0)
     return skipped > 0 or not all(map(math.isfinite, found))
@@ -61,10 +61,10 @@ SYMPTOMS = (
         shows=_is_saturated,
         says=lambda _: "every sample is correct, so there is nothing left to learn here. Stop, or use harder data",
     ),
-    Symptom(name="alike", shows=lambda m: _all_alike(m) and not _is_saturated(m), says=_says_alike),
+    Symptom(name="alike", shows=lambda m: _has_no_signal(m) and not _is_saturated(m), says=_describe_no_signal),
     Symptom(
         name="not_finite",
-        shows=_is_lost,
+        shows=_is_not_finite,
         says=lambda m: (
             "gradients are not finite, and such updates are skipped. The learning rate may be too high "
             f"(train.optim.lr), rewards too large (reward/mean {m.get('reward/mean', 0.0):.3g}), or float16 too narrow "
