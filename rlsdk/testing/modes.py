@@ -16,7 +16,7 @@ def torch_modes() -> set[tuple[str, object]]:
     return {
         ("inference mode", torch.is_inference_mode_enabled()),
         ("gradients", torch.is_grad_enabled()),
-        ("autocast", torch.is_autocast_enabled("cpu")),
+        ("autocast", torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")),
         ("anomaly detection", torch.is_anomaly_enabled()),
         ("default dtype", torch.get_default_dtype()),
         ("default device", str(torch.get_default_device())),

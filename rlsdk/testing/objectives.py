@@ -11,6 +11,10 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import Batch, ObjectiveResult
+from rlsdk.testing.modes import torch_modes
+
+UNUSUAL = {("autocast", True), ("inference mode", True), ("gradients", False), ("default dtype", torch.bfloat16)}
+"""Modes in which an objective computes something else than its author wrote."""
 
 
 class RaisedHereError(RuntimeError):
@@ -31,10 +35,12 @@ class Raising:
     rows: Sequence[int]
     outputs: Sequence[str] = ("log_probs",)
     error: type[Exception] = RaisedHereError
+    arguments: tuple[object, ...] = ()
+    """Of the error, behind its message."""
 
     def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
         if set(batch["row_id"].tolist()) & set(self.rows):
-            raise self.error(f"a row of {sorted(self.rows)}")
+            raise self.error(f"a row of {sorted(self.rows)}", *self.arguments)
         return ObjectiveResult(loss=outputs[self.outputs[0]].sum())
 
 
@@ -153,6 +159,7 @@ class Inspecting:
                 t.is_floating_point() and t.dtype is not torch.float32
                 for t in (*batch.tokens.values(), *batch.rows.values(), *outputs.values())
             ),
+            "modes of torch that are not the caller's": bool(torch_modes() & UNUSUAL),
             "outputs of other rows": any(len(t) != batch.num_tokens for n, t in outputs.items() if n != "scores"),
         }
         sums = {"passes": 1.0, "rows": float(batch.num_rows), "identities": float(batch["row_id"].sum())}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,8 @@ from rlsdk.testing.sharding_lab import ShardingLab, Trial, WatchedRolloutHost
 
 LARGE: Mapping[str, Any] = {"bucket_bytes": 1 << 14}
 """Bucket size of requirements that are not about buckets: few buckets are faster."""
+PATIENCE_S = 2.0
+"""`timeout_s` of a sync that takes longer: so much more than one of its items that no machine is too busy."""
 REFUSED = (RlsdkError, OSError)
 """Errors of an interrupted sync: an error of the SDK, or the rank's own."""
 
@@ -167,6 +170,17 @@ class SyncFaultRequirements:
                 harmed += [f"{name}: {what}" for what in trial.differing()]
         measured.none("accepted", accepted)
         measured.none("boxes that differ after the next sync", harmed)
+
+    @requirement("sync.slow", since=(2, 0))
+    def test_slow(self, lab: ShardingLab, measured: Measured) -> None:
+        """A sync that takes longer than `timeout_s` succeeds, because weights arrive all the time."""
+        trial = lab.trial(pairs()["one rank to one"], timeout_s=PATIENCE_S)
+        num_items = len({meta.name for meta in trial.pair.target[0].tensors})
+        trial.replicas[0].serving.pause_s = PATIENCE_S / num_items
+        start = time.perf_counter()
+        trial.sync(1)
+        measured.at_least("seconds", time.perf_counter() - start, PATIENCE_S)
+        measured.none("boxes that differ", trial.differing())
 
 
 UNMOVED: Sequence[tuple[str, int, bool]] = (

@@ -53,6 +53,8 @@ class WatchedEngine(TensorRolloutEngine):
     """Records the names of the received tensors, in order."""
 
     arrived: Sequence[str] = ()
+    pause_s = 0.0
+    """Seconds that it takes to load an item."""
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         names: list[str] = []
@@ -60,6 +62,7 @@ class WatchedEngine(TensorRolloutEngine):
         def watched() -> Iterator[WeightShard]:
             for shard in shards:
                 names.append(shard.name)
+                time.sleep(self.pause_s)
                 yield shard
 
         self.arrived = names

@@ -28,6 +28,7 @@ from rlsdk.interfaces import (
     WeightLayout,
     WeightShard,
 )
+from rlsdk.kit.memory_parts import TRAIN_PARTS
 from rlsdk.testing.cases import Case, Weighted
 from rlsdk.testing.objectives import Comparing, Raising, Reporting, Unfit
 from rlsdk.testing.train_plain import CHECKPOINTS, PlainTrainEngine
@@ -158,10 +159,10 @@ class ComparedTrainEngine(TrainEngine):
             self._equal("that an export has weights", bool(written), True)
             self._equal("that an export has its configuration", (path / "config.json").is_file(), True)
 
-    def offload(self, parts: Sequence[str] = ()) -> None:
+    def offload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
         self._called(lambda: self.engine.offload(parts))
 
-    def onload(self, parts: Sequence[str] = ()) -> None:
+    def onload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
         self._called(lambda: self.engine.onload(parts))
 
     def reset_optimizer(self, optim: OptimSpec) -> None:

@@ -25,7 +25,8 @@ class IsolationRequirements:
     @requirement("together", since=(2, 0))
     def test_together(self, lab: TrainLab, measured: Measured) -> None:
         """Two engines in one process, each in the middle of its steps, give the same results as alone: with different
-        optimizers and temperatures, frozen, with different heads; and one continues when the other is closed."""
+        optimizers and temperatures, frozen, with different heads; both may be offloaded at the same time, and one
+        continues when the other is closed."""
         batches, probe = three_batches(), rows_of((12, 1, 5), seed=1)
         mine = lab.case(optim=EVERYTHING, rows=2)
         script = [learn(batches[0]), step, learn(batches[1]), look(probe, "log_probs"), step, learn(batches[2]), step]
@@ -48,7 +49,8 @@ class IsolationRequirements:
             )
         alone = lab.play(script, optim=EVERYTHING, rows=2)
         for name, (theirs, their_script) in others.items():
-            found, beside = lab.run(in_one_process, mine, script, theirs, their_script)
+            moves = Capability.OFFLOAD in lab.spec.capabilities
+            found, beside = lab.run(in_one_process, mine, script, theirs, their_script, moves)
             _same(measured, found, alone, f"beside {name}")
             fields = {"optim": theirs.optim, "head": theirs.head, "rows": theirs.rows}
             _same(measured, beside, lab.play(their_script, **fields), name)
@@ -86,10 +88,15 @@ class IsolationRequirements:
 
 
 def in_one_process(
-    seat: Seat, mine: Case, script: Sequence[Act], theirs: Case, their_script: Sequence[Act]
+    seat: Seat,
+    mine: Case,
+    script: Sequence[Act],
+    theirs: Case,
+    their_script: Sequence[Act],
+    moves: bool = False,
 ) -> tuple[Driven, Driven]:
     """Runs the scripts of two engines alternately: the second engine starts in the middle of the first's script, and is
-    closed before the first's last call."""
+    closed before the first's last call. With `moves`, both are off the device together after each of the second's."""
     found, beside = Driven(), Driven()
     first = compared(seat.start(mine.spec), mine, found.apart)
     second: TrainEngine | None = None
@@ -100,6 +107,11 @@ def in_one_process(
             for at in range(max(len(script) - 2, len(their_script))):
                 if at < len(their_script):
                     their_script[at](second, beside)
+                    if moves:
+                        for engine in (first, second):
+                            engine.offload()
+                        for engine in (first, second):
+                            engine.onload()
                 if at + 1 < len(script) - 1:
                     script[at + 1](first, found)
             record_final_state(second, theirs, beside)

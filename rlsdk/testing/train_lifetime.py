@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from rlsdk.interfaces import Batch, Box, Capability, CheckpointError, ConfigError, RankContext, RlsdkError, TrainSpec
 from rlsdk.kit.hf import canonical_parameters
-from rlsdk.testing.case_runner import drive, share, whole
+from rlsdk.testing.case_runner import share, whole
 from rlsdk.testing.cases import OPTIM, Case, Driven, Weighted, train_batch
 from rlsdk.testing.modes import kept_modes
 from rlsdk.testing.plain_steps import plain_model_of
@@ -156,9 +157,10 @@ class LifetimeRequirements:
 
     @requirement("close")
     def test_close(self, lab: TrainLab, measured: Measured) -> None:
-        """`close` leaves no process, port, file or shared memory, and nothing in the temporary folder; it may be called
-        twice, and another engine may follow."""
-        left = lab.run(closed_twice, lab.case(steps=three_steps()[:1]), str(lab.new_folder("scratch")))
+        """After steps, checkpoints and times off the device, `close` leaves no process, port, file or shared memory,
+        and nothing in the temporary folder; it may be called twice, and another engine may follow."""
+        case, folder = lab.case(steps=three_steps()[:1]), str(lab.new_folder("scratch"))
+        left = lab.run(partial(closed_twice, moves=Capability.OFFLOAD in lab.spec.capabilities), case, folder)
         measured.none("left behind", left)
 
 
@@ -318,17 +320,30 @@ def many_steps(seat: Seat, case: Case, counted: int) -> tuple[float, Counter[str
         engine.close()
 
 
-def closed_twice(seat: Seat, case: Case, scratch: str) -> list[str]:
-    """Resources that a second engine leaves behind in addition to those of a first one."""
-    drive(seat, case)
+def closed_twice(seat: Seat, case: Case, scratch: str, *, moves: bool) -> list[str]:
+    """Resources that a second engine leaves behind in addition to those of a first one; both take steps, save and load,
+    and with `moves` are off the device meanwhile."""
+    saved = Path(scratch) / "saved"
+    saved.mkdir()
 
     def live() -> None:
         engine = seat.start(case.spec)
-        engine.forward_backward(share(engine, case.steps[0][0]), Weighted())
-        engine.optim_step()
+        batch = share(engine, case.steps[0][0])
+        for _ in range(2):
+            engine.forward_backward(batch, Weighted())
+            engine.optim_step()
+            engine.forward(batch, ("log_probs",))
+            if moves:
+                engine.offload()
+                engine.onload()
+            shutil.rmtree(saved)
+            saved.mkdir()
+            engine.save_checkpoint(saved)
+            engine.load_checkpoint(saved)
         engine.close()
         engine.close()
 
+    live()
     with own_temporary_folder() as folder:
         before = held(Path(scratch))
         live()

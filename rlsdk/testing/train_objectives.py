@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from json import JSONDecodeError
 from typing import Any
 
 import torch
@@ -59,8 +60,8 @@ class ObjectiveRequirements:
     @requirement("objective.given", since=(2, 0))
     def test_objective_given(self, lab: TrainLab, measured: Measured) -> None:
         """An objective gets whole rows, each once, with every field and number of the batch, including the user's own,
-        and exactly the outputs that it requested, in float32 whatever dtype the model computes in. The batch does not
-        change."""
+        and exactly the outputs that it requested, in float32 whatever dtype the model computes in, and outside of its
+        autocast. The batch does not change."""
         batch = with_own_fields(rows_of(LENGTHS, seed=3))
         limits: list[dict[str, Any]] = [{"rows": 3}, {"tokens": 16}, {}]
         limits += [{"rows": 3, "dtype": "bfloat16"}] if "bfloat16" in lab.spec.dtypes else []
@@ -140,8 +141,13 @@ class ObjectiveRequirements:
         gradients, including those of earlier calls, are then zero, and the next step is not affected."""
         batch, other = rows_of(LENGTHS, seed=6), rows_of(LENGTHS, seed=7)
         expected = lab.play([learn(batch), step, learn(other), step], rows=2)
-        for at, error in ((0, RaisedHereError), (4, ZeroDivisionError), (6, StopIteration)):
-            bad = learn(other, Raising((int(other["row_id"][at]),), error=error))
+        kinds: list[tuple[int, type[Exception], tuple[object, ...]]] = [
+            (0, RaisedHereError, ()),
+            (4, JSONDecodeError, ("{", 1)),  # cannot be made again from its message
+            (6, StopIteration, ()),
+        ]
+        for at, error, arguments in kinds:
+            bad = learn(other, Raising((int(other["row_id"][at]),), error=error, arguments=arguments))
             raised = refused(f"an objective that raises {error.__name__}", bad, error)
             script = [raised, learn(batch), step, learn(batch), raised, learn(other), step]
             found = lab.play(script, rows=2)

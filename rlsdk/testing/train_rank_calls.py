@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,8 @@ from rlsdk.interfaces import (
     TrainEngine,
 )
 from rlsdk.testing.call_sequences import Act, learn, load, read, refused, reset, save, skip, step
-from rlsdk.testing.case_runner import drive, whole
-from rlsdk.testing.cases import Case, Driven, rows_of
+from rlsdk.testing.case_runner import drive, share, whole
+from rlsdk.testing.cases import Case, Driven, Weighted, rows_of
 from rlsdk.testing.objectives import Comparing, RaisedHereError, Raising, Unfit
 from rlsdk.testing.plain_steps import drive_plain, plain_model_of, plain_numbers
 from rlsdk.testing.requirements import Measured, requirement
@@ -27,6 +29,10 @@ from rlsdk.testing.train_models import LINEAR, moved
 from rlsdk.testing.train_ranks import FEW, data_case, steps_of
 from rlsdk.testing.train_settings import EVERYTHING, infinite_slope
 from rlsdk.testing.worlds import Seat
+
+DEADLINE_S = 5.0
+"""`timeout_s` of an engine, and, with what follows, seconds in which its call must end."""
+DEADLINE_SLACK_S = 10.0
 
 
 class RankCallRequirements:
@@ -173,6 +179,17 @@ class RankCallRequirements:
                 ranks = lab.drive_split(replace(case, rows=rows))
                 lab.holds(measured, ranks, expected, f"{name} groups, {rows or 'all'} rows a pass")
 
+    @requirement("ranks.deadline", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_deadline(self, lab: TrainLab, measured: Measured) -> None:
+        """A rank that waits in a call that another rank does not make raises an error after `timeout_s`; it does not
+        wait until that rank ends. (Only tried on a CPU: NCCL ends the process then.)"""
+        if lab.suite.device != "cpu":
+            return measured.record("devices tried", 0)
+        sign = lab.new_folder("deadline") / "it has raised"
+        waited = lab.several.run(wait_for_last, replace(data_case(lab), rows=2), str(sign))
+        measured.at_most("seconds of a rank that waits", max(waited), DEADLINE_S + DEADLINE_SLACK_S)
+        return None
+
     @requirement("ranks.close", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_close(self, lab: TrainLab, measured: Measured) -> None:
         """`close` leaves the process group, and later engines in the same processes join a new one."""
@@ -221,6 +238,27 @@ def drawn_again(seat: Seat, case: Case, folder: str) -> tuple[torch.Tensor, torc
     finally:
         engine.close()
         torch.set_rng_state(state)
+
+
+def wait_for_last(seat: Seat, case: Case, sign: str) -> float:
+    """Seconds that a rank waited in a step that the last rank does not take, until it raised; infinite if it did not.
+    The last rank lives until then, but not for ever."""
+    engine = seat.start(case.spec, timeout_s=DEADLINE_S)
+    start, raised = time.monotonic(), Path(sign)
+    try:
+        if seat.rank == seat.size - 1:
+            while not raised.exists() and time.monotonic() - start < DEADLINE_S + 2 * DEADLINE_SLACK_S:
+                time.sleep(0.05)
+            return 0.0
+        try:
+            engine.forward_backward(share(engine, rows_of(FEW, seed=50)), Weighted())
+            engine.optim_step()
+        except Exception:
+            return time.monotonic() - start
+        return math.inf
+    finally:
+        raised.touch()
+        engine.close()
 
 
 def cut_in_half(file: Path) -> None:

@@ -46,7 +46,9 @@ class Seat:
         registry = _registry(tuple(self.modules))
         return GuardedTrainEngine(registry.load_engine(registry.backend(BackendKind.TRAIN, self.backend))())
 
-    def start(self, spec: TrainSpec, *, role: str = "actor", seed: int = SEED) -> TrainEngine:
+    def start(
+        self, spec: TrainSpec, *, role: str = "actor", seed: int = SEED, timeout_s: float = JOB_TIMEOUT_S / 2
+    ) -> TrainEngine:
         """Starts an engine on this rank; every rank of the world must start it. Engines in one process need different
         roles."""
         engine = self.engine()
@@ -57,7 +59,7 @@ class Seat:
             local_rank=self.rank,
             device=self.device if self.device == "cpu" else f"cuda:{self.rank}",
             master_port=self.port,
-            timeout_s=JOB_TIMEOUT_S / 2,
+            timeout_s=timeout_s,
             seed=seed,
         )
         try:
