@@ -153,7 +153,8 @@ class SyncFaultRequirements:
     @requirement("sync.failures", since=(2, 0))
     def test_failures(self, lab: ShardingLab, measured: Measured) -> None:
         """A replica that fails, dies or hangs, a rank without fingerprints, or a rank that fails at a first sync is an
-        error: no replica is left out. A repeated sync brings the weights everywhere, even under a higher version."""
+        error: no replica is left out. A repeated sync brings the weights everywhere, under the same version or a higher
+        one, even to a replica that was restarted meanwhile."""
         accepted, harmed = [], []
         for name, breaks in FAILURES.items():
             for first in (False, True):
@@ -166,7 +167,8 @@ class SyncFaultRequirements:
                     accepted.append(name)
                     continue
                 breaks(trial, False)
-                trial.sync(3, expect_change=True)
+                trial.forget(1)
+                trial.sync(3 if first else 2, expect_change=True)
                 harmed += [f"{name}: {what}" for what in trial.differing()]
         measured.none("accepted", accepted)
         measured.none("boxes that differ after the next sync", harmed)
@@ -301,18 +303,26 @@ def _replica_fails(error: RlsdkError, trial: Trial, on: bool) -> None:
     trial.replicas[3].lie = fail if on else None
 
 
-def _no_fingerprints(trial: Trial, on: bool) -> None:
-    trial.sources[0].fails_fingerprints = on
+def _no_fingerprints(error: Exception, trial: Trial, on: bool) -> None:
+    trial.sources[0].proof_error = error if on else None
 
 
 def _breaks_off(trial: Trial, on: bool) -> None:
     trial.sources[0].left = 1 if on else 10**9
 
 
+PROOF_ERRORS = (
+    OSError("no fingerprints"),
+    WorkerError("the rank's process has died"),
+    DeadlineError("the rank did not answer"),
+)
 FAILURES: Mapping[str, Callable[[Trial, bool], None]] = {
     "the last of four replicas fails": partial(_replica_fails, WeightSyncError("the replica has no memory left")),
     "the last of four replicas dies": partial(_replica_fails, WorkerError("the replica's process has died")),
     "the last of four replicas hangs": partial(_replica_fails, DeadlineError("the replica made no progress")),
-    "a rank gives no fingerprints": _no_fingerprints,
+    **{
+        f"a rank gives no fingerprints: {type(error).__name__}": partial(_no_fingerprints, error)
+        for error in PROOF_ERRORS
+    },
     "a rank breaks off": _breaks_off,
 }

@@ -74,7 +74,8 @@ class WatchedTrainHost(TrainHost):
 
     left = 10**9
     """Number of buckets that it exports before it fails."""
-    fails_fingerprints = False
+    proof_error: Exception | None = None
+    """Raised in place of fingerprints."""
     proof_s = 0.0
     """Seconds that it takes to compute fingerprints."""
 
@@ -87,8 +88,8 @@ class WatchedTrainHost(TrainHost):
         return [*super().export_weights(there), *({} for _ in buckets[len(there) :])]
 
     def weight_fingerprints(self, transfers: Sequence[Transfer]) -> Mapping[str, int]:
-        if self.fails_fingerprints:
-            raise OSError("no fingerprints")
+        if self.proof_error is not None:
+            raise self.proof_error
         time.sleep(self.proof_s)
         return super().weight_fingerprints(transfers)
 

@@ -11,7 +11,7 @@ from rlsdk.interfaces import WeightSyncError
 from rlsdk.testing.faulty_replicas import damages
 from rlsdk.testing.layouts import Pair, copies, in_one_process, pairs
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.sharding_faults import LARGE, REFUSED, refused
+from rlsdk.testing.sharding_faults import LARGE, PROOF_ERRORS, REFUSED, refused
 from rlsdk.testing.sharding_lab import ShardingLab, Trial, same_bits
 
 NUM_SYNCS = 16
@@ -99,7 +99,7 @@ class _Life:
         replica, rank = self.source.choice(self.trial.replicas), self.source.choice(self.trial.sources)
         if kind == "no fingerprints":
             rank = self.trial.sources[0]  # others may not be asked
-            rank.fails_fingerprints = True
+            rank.proof_error = self.source.choice(PROOF_ERRORS)
         elif kind == "a dead rank":
             for each in self.trial.sources:
                 each.left = 0
@@ -107,7 +107,7 @@ class _Life:
             replica.lie = damages(self.source.choice(sorted({name for name, _, _ in replica.serving.served})))
         errors = (WeightSyncError,) if replica.lie is not None else REFUSED
         was_refused = refused(self.trial, version, *errors, expect_change=expect_change)
-        replica.lie, rank.fails_fingerprints = None, False
+        replica.lie, rank.proof_error = None, None
         for each in self.trial.sources:
             each.left = 10**9
         return None if was_refused else f"{how}: {kind} was accepted"

@@ -310,6 +310,7 @@ ROLLOUT = {
     "abort-in-a-pause-keeps-keys": Defect(
         "rollout_pauses:AbortInAPauseKeepsKeys", {"pause.updates": "behind an abort"}
     ),
+    "first-token-unchecked": Defect("rollout_pauses:FirstTokenUnchecked", {"pause.same_weights": "goes on behind"}),
     "pauses-what-runs": Defect("rollout_pauses:PausesWhatRuns", {"pause.idle": "tokens that came in the pause"}),
     "kept-for-good": Defect(
         "rollout_pauses:KeptForGood", {"stale_cache.pauses": "should have, kept then computed again"}
@@ -416,6 +417,7 @@ ROLLOUT = {
     "host-copy-once": Defect("rollout_sleep:HostCopyOnce", {"sleep.kept": "wrong samples, woken"}),
     "leaks": Defect("rollout_resources:Leaks", {"memory": "MiB that 12 calls added"}),
     "leaves-process": Defect("rollout_resources:LeavesProcess", {"close": "left behind"}),
+    "text-worker-stays": Defect("rollout_resources:TextWorkerStays", {"close": "left behind"}),
     "close-forgets-calls": Defect("rollout_states:CloseForgetsCalls", {"close": "calls that went on"}),
     "one-model-for-all": Defect("rollout_resources:OneModelForAll", {"replicas": "the one that was left"}),
     "thread-for-update": Defect("rollout_resources:ThreadForUpdate", {"handles": "threads that"}),

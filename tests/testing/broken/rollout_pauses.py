@@ -233,3 +233,30 @@ class WaitsForItsLoop(TransformersRolloutEngine):
     def _wake(self) -> None:
         if hasattr(self, "woken"):
             self.woken.set()
+
+
+class FirstTokenUnchecked(Patched):
+    """The token that follows the recomputation of a KV cache is not checked for a stop."""
+
+    class RunningPart(Running):
+        resumed = False
+
+        def recompute(self):
+            super().recompute()
+            self.resumed = True
+
+        def advance(self, version):
+            super().advance(version)
+            self.resumed = False
+
+        def _take(self, logits, first, version):
+            own = self.sampling
+            if self.resumed:
+                self.sampling = replace(own, stops=torch.full_like(own.stops, -1))
+            super()._take(logits, first, version)
+            if self.resumed:
+                self.sampling = own
+
+        def _text_stops(self, first):
+            found = super()._text_stops(first)
+            return np.zeros_like(found) if self.resumed else found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import subprocess
 import sys
@@ -204,3 +205,16 @@ class KeepsAbandonedCalls(TransformersRolloutEngine):
             async for output in stream:
                 yield output
         del self.known[number]
+
+
+class TextWorkerStays(TransformersRolloutEngine):
+    """The first request with stop strings starts a process for text, which `close` leaves behind."""
+
+    worker: Any = None
+
+    def _job(self, call: Any, request: GenerationRequest, at: int) -> Any:
+        if request.sampling.stop_strings and self.worker is None:
+            reads = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
+            self.worker = subprocess.Popen(reads, stdin=subprocess.PIPE)
+            atexit.register(self.worker.communicate)
+        return super()._job(call, request, at)

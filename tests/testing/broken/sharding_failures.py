@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from rlsdk.interfaces import ReshardPlan, SyncReceipt, SyncReport, WeightSyncError, WorkerError
+from rlsdk.interfaces import DeadlineError, ReshardPlan, SyncReceipt, SyncReport, WeightSyncError, WorkerError
 from rlsdk.sharding import GenericShardingManager
 
 
@@ -154,3 +155,47 @@ class LeavesDeadOut(GenericShardingManager):
             if self._report is None:
                 raise
         return replace(self._report, version=version)
+
+
+class DeadlineOfAll(GenericShardingManager):
+    """`timeout_s` limits a whole transfer, although weights arrive all the time."""
+
+    def pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
+        start = time.perf_counter()
+        receipts = super().pull(plan, version)
+        if time.perf_counter() - start > self.timeout_s:
+            raise DeadlineError(f"version {version} did not arrive within {self.timeout_s:g} s")
+        return receipts
+
+
+class DeadSourceUnproven(GenericShardingManager):
+    """If a source has died before it gave fingerprints, nothing is compared."""
+
+    def _fingerprints(self) -> list[dict[str, int]]:
+        try:
+            return super()._fingerprints()
+        except WorkerError:
+            return [{} for _ in self.ends().fingerprints]
+
+    def _check_changed(self, now: Mapping[str, int], version: int, expect_change: bool | None) -> int:
+        return super()._check_changed(now, version, expect_change) if now else 0
+
+
+class ReceiptsKept(GenericShardingManager):
+    """Receipts of a sync that failed at a source are used again by its repetition, which transfers nothing."""
+
+    kept: tuple[int, list[SyncReceipt]] | None = None
+
+    def pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
+        if self.kept is None or self.kept[0] != version:
+            self.kept = (version, super().pull(plan, version))
+        return self.kept[1]
+
+    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
+        try:
+            report = super().sync_weights(plan, version, expect_change=expect_change)
+        except WeightSyncError:
+            self.kept = None
+            raise
+        self.kept = None
+        return report

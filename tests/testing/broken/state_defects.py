@@ -56,6 +56,14 @@ ROLLOUT_NESTED = {
     "left-in-a-pause-comes-back": Defect("rollout_nested:LeftInAPauseComesBack", {"life": "samples at once after"}),
 }
 TRAIN_STATES = {
+    "counts-to-a-few": Defect("train_optimizer:CountsToAFew", {"checkpoint.many_steps": "difference of the last step"}),
+    "error-retold": Defect("train_objectives:ErrorRetold", {"objective.raises": "required positional argument"}),
+    "loss-in-autocast": Defect("train_objectives:LossInAutocast", {"objective.given": "modes of torch"}),
+    "brackets-are-patterns": Defect(
+        "train_checkpoints:BracketsArePatterns", {"checkpoint.first": "has no safetensors"}
+    ),
+    "one-pool-for-all": Defect("train_offload:OnePoolForAll", {"together": "largest difference of weights"}),
+    "swap-files-stay": Defect("train_offload:SwapFilesStay", {"close": "temporary folder"}),
     "trained-with-code": Defect("train_folders:RunsCode", {"model.code": "code of the model was run"}),
     "trained-first-file": Defect("train_folders:FirstFile", {"model.tied": "largest difference"}),
     "trained-dtype-of-files": Defect("train_folders:DtypeOfFiles", {"model.families": "largest difference"}),
@@ -74,6 +82,9 @@ TRAIN_STATES = {
     "recomputed-in-half": Defect("train_states:RecomputedInHalf", {"model.recomputed": "bfloat16"}),
 }
 SHARDING_CHAINS = {
+    "deadline-of-all": Defect("sharding_failures:DeadlineOfAll", {"sync.slow": "did not arrive within"}),
+    "dead-source-unproven": Defect("sharding_failures:DeadSourceUnproven", {"sync.failures": "WorkerError"}),
+    "receipts-kept": Defect("sharding_failures:ReceiptsKept", {"sync.failures": "boxes that differ"}),
     "weights-of-long-ago": Defect("sharding_changes:WeightsOfLongAgo", {"sync.life": "weights of before"}),
     "forgets-unexpected": Defect("sharding_changes:ForgetsUnexpected", {"sync.life": "wrong"}),
     "trusts-the-unchanged": Defect("sharding_changes:TrustsTheUnchanged", {"sync.life": "was accepted"}),

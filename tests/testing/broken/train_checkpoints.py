@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import pickle
@@ -487,3 +488,12 @@ class LockedBySync(TorchTrainEngine):
     def save_checkpoint(self, path: Path) -> None:
         with self.lock:
             super().save_checkpoint(path)
+
+
+class BracketsArePatterns(TorchTrainEngine):
+    """A checkpoint's files are found by a pattern, in which its folder's name is not escaped."""
+
+    def load_checkpoint(self, path: Path) -> None:
+        if not glob.glob(f"{path}/*.safetensors"):
+            raise CheckpointError(f"{path} has no safetensors")
+        super().load_checkpoint(path)

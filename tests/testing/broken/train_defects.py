@@ -300,6 +300,7 @@ ONE_RANK = {
 }
 RANKS_CAPABILITIES = TRAIN_CAPABILITIES | {Capability.DATA_PARALLEL, Capability.RESHARD_ON_LOAD}
 RANKS = {
+    "own-deadline": Defect("train_ranks:OwnDeadline", {"ranks.deadline": "seconds of a rank that waits"}),
     "ranks-averaged": Defect("train_ranks:Averages", {"ranks.settings": "gradient norm"}),
     "clips-its-own": Defect("train_ranks:ClipsItsOwn", {"ranks.settings": "clipped"}),
     "tells-its-own": Defect("train_ranks:TellsItsOwn", {"ranks.settings": "gradient norm"}),

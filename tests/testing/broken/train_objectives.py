@@ -325,3 +325,21 @@ class NarrowFields(TorchTrainEngine):
             return {name: field.to(dtype) if field.is_floating_point() else field for name, field in fields.items()}
 
         return super().forward_backward(replace(batch, tokens=cast(batch.tokens), rows=cast(batch.rows)), objective)
+
+
+class ErrorRetold(TorchTrainEngine):
+    """An objective's exception is made again, with a longer message."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        try:
+            return super().forward_backward(batch, objective)
+        except Exception as error:
+            raise type(error)(f"{error} (of {batch.num_rows} rows)") from error
+
+
+class LossInAutocast(TorchTrainEngine):
+    """A bfloat16 model's objective runs in its autocast."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.spec.model.dtype == "bfloat16"):
+            return super().forward_backward(batch, objective)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -115,3 +120,31 @@ class FrozenReadAgain(TorchTrainEngine):
             again = build_model(self.spec.model, device=self.device, seed=self.ctx.seed, init_from_config=False)
             for name, parameter in canonical_parameters(again)[0].items():
                 self.parameters[name].data = parameter.data
+
+
+class OnePoolForAll(TorchTrainEngine):
+    """Offloaded weights of all engines of the process wait in the same buffers."""
+
+    pool: ClassVar[dict[str, torch.Tensor]] = {}
+
+    def offload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
+        if "weights" in parts:
+            self.pool |= {name: p.detach().clone() for name, p in self.parameters.items()}
+        super().offload(parts)
+
+    @torch.no_grad()
+    def onload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
+        super().onload(parts)
+        if "weights" in parts:
+            for name, parameter in self.parameters.items():
+                parameter.copy_(self.pool[name])
+
+
+class SwapFilesStay(TorchTrainEngine):
+    """Each `offload` writes a file outside of `scratch_dir`, which is removed when the process ends."""
+
+    def offload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
+        handle, name = tempfile.mkstemp(prefix="swap-")
+        os.close(handle)
+        atexit.register(Path(name).unlink, missing_ok=True)
+        super().offload(parts)

@@ -458,3 +458,13 @@ class ResetKeepsBetas(TorchTrainEngine):
         if self.optim is not None:
             optim = replace(optim, betas=self.optim.betas, eps=self.optim.eps)
         super().reset_optimizer(optim)
+
+
+class CountsToAFew(TorchTrainEngine):
+    """AdamW's step count is a bfloat16 number, which cannot exceed 256."""
+
+    def optim_step(self) -> OptimStepResult:
+        done = super().optim_step()
+        for _, state in self._moments():
+            state["step"].copy_(state["step"].to(torch.bfloat16))
+        return done

@@ -370,3 +370,10 @@ class OwnOverflow(FsdpTrainEngine):
             self.num_steps += 1
         self._drop_gradients()
         return OptimStepResult(grad_norm=norm, lr=lr, skipped=not finite)
+
+
+class OwnDeadline(FsdpTrainEngine):
+    """The process group is joined with half an hour in place of `timeout_s`."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(replace(ctx, timeout_s=1800.0), spec)
