@@ -442,7 +442,7 @@ ROLLOUT = {
     ),
     "aborted-unchecked": Defect("rollout_aborts:AbortedUnchecked", {"update.not_finite": "aborted samples"}),
     "experts-always-normalised": Defect(
-        "rollout_models:ExpertsAlwaysNormalised", {"model.experts": "not normalised, the first weights"}
+        "rollout_models:ExpertsAlwaysNormalised", {"model.experts": "glm4_moe, the first weights"}
     ),
     "buffers-apart": Defect("rollout_models:BuffersApart", {"model.experts": "other biases"}),
     "norms-in-half": Defect("rollout_models:NormsInHalf", {"model.float16": "version 1"}),
