@@ -6,6 +6,7 @@ import math
 import random
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,9 @@ from safetensors.torch import save_file
 from rlsdk.interfaces import Capability, CheckpointError, Head
 from rlsdk.testing.call_sequences import Act, learn, load, look, play, refused, save, step
 from rlsdk.testing.cases import OPTIM, Case, Driven, Weighted, rows_of
-from rlsdk.testing.plain_steps import drive_plain
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
+from rlsdk.testing.train_plain import PlainTrainEngine
 from rlsdk.testing.train_settings import EVERYTHING, SETTINGS, script_of, three_batches
 from rlsdk.testing.worlds import Seat
 
@@ -57,11 +58,14 @@ class CheckpointRequirements:
         )
         off = furthest_weight(whole_of(resumed), whole_of(went_on))
         measured.equal("largest difference of weights", off, 0.0)
-        plain = [
-            drive_plain(lab.case(steps=[[batch]] * (MANY_STEPS + more), optim=LONG_MEMORY, objective=Weighted()))
-            for more in (0, 1)
-        ]
-        ratio = _distance(resumed, before) / _distance(plain[1], plain[0])
+        plain = PlainTrainEngine(lab.case(optim=LONG_MEMORY))
+        for _ in range(MANY_STEPS):
+            plain.forward_backward(batch, Weighted())
+            plain.optim_step()
+        start = {name: parameter.detach().clone() for name, parameter in plain.parameters.items()}
+        plain.forward_backward(batch, Weighted())
+        plain.optim_step()
+        ratio = _distance(whole_of(resumed), whole_of(before)) / _distance(plain.parameters, start)
         measured.at_most("relative difference of the last step", abs(ratio - 1), STEP_ROUNDING)
 
     @requirement("checkpoint.first", since=(2, 0))
@@ -204,10 +208,9 @@ class CheckpointRequirements:
             )
 
 
-def _distance(mine: Driven, theirs: Driven) -> float:
+def _distance(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> float:
     """2-norm of the difference of all weights."""
-    one, two = whole_of(mine), whole_of(theirs)
-    return math.sqrt(sum(float((one[name].double() - two[name].double()).square().sum()) for name in two))
+    return math.sqrt(sum(float((mine[name].double() - theirs[name].double()).square().sum()) for name in theirs))
 
 
 def some_names(file: Path) -> list[str]:
