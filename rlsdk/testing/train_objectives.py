@@ -143,7 +143,8 @@ class ObjectiveRequirements:
         expected = lab.play([learn(batch), step, learn(other), step], rows=2)
         kinds: list[tuple[int, type[Exception], tuple[object, ...]]] = [
             (0, RaisedHereError, ()),
-            (4, JSONDecodeError, ("{", 1)),  # cannot be made again from its message
+            (4, ZeroDivisionError, ()),
+            (5, JSONDecodeError, ("{", 1)),  # cannot be made again from its message
             (6, StopIteration, ()),
         ]
         for at, error, arguments in kinds:
