@@ -185,7 +185,18 @@ class EngineGroup(Protocol):
     def capabilities(self) -> frozenset[str]: ...
 
     def run(self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> list[Any]:
-        """Calls a method of the host on every rank in parallel and waits; results are in rank order."""
+        """Calls a method of the host on every rank in parallel and waits; results are in rank order.
+
+        Args:
+            method: name of a method of the host.
+            timeout_s: seconds without an answer and without progress of any rank that has not answered; None: the
+                deadline of the run.
+
+        Raises:
+            DeadlineError: a rank did not answer in time.
+            WorkerError: a rank died, or raised an error that is not one of rlsdk's. The others are not waited for.
+            RlsdkError: the error that a rank raised; the others are not waited for.
+        """
         ...
 
     def run_each(self, method: str, arguments: Sequence[tuple[Any, ...]], timeout_s: float | None = None) -> list[Any]:
@@ -201,7 +212,8 @@ class Peer(Protocol):
     """A rank of another role, callable from inside a worker. Picklable."""
 
     def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        """Runs a concurrent method of that rank and waits for its result, at most `timeout_s`.
+        """Runs a method of that rank beside what its engine does, and waits for the result, at most `timeout_s`. All
+        methods of `WeightSourceHost` but `weight_layout` can be called so, and `WeightTargetHost.pass_on_weights`.
 
         Raises:
             DeadlineError: no answer in time.
