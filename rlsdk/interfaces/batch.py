@@ -101,7 +101,7 @@ class Batch:
     """
 
     lengths: Tensor
-    """`[B]` int64, tokens in each row."""
+    """`[B]` int64, tokens in each row: a prompt has at least one."""
     tokens: Mapping[str, Tensor] = field(default_factory=dict)
     """Per-token fields, flat `[N, ...]`, rows end to end."""
     rows: Mapping[str, Tensor] = field(default_factory=dict)
