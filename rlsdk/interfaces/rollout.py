@@ -152,5 +152,5 @@ class RolloutEngine(ABC):
 
     def close(self) -> None:  # noqa: B027 - a working default: many engines hold nothing that needs closing
         """Leaves no process, thread, port, file, shared or device memory behind. Calls of `generate` that still run, or
-        are paused, end with an RlsdkError. Safe to call twice, before `initialize`, and after an `initialize` that
+        are paused, end with an error. Safe to call twice, before `initialize`, and after an `initialize` that
         raised."""

@@ -210,7 +210,9 @@ class CheckpointRequirements:
 
 def _distance(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> float:
     """2-norm of the difference of all weights."""
-    return math.sqrt(sum(float((mine[name].double() - theirs[name].double()).square().sum()) for name in theirs))
+    return math.sqrt(
+        sum(float((mine[name].detach().double() - theirs[name].double()).square().sum()) for name in theirs)
+    )
 
 
 def some_names(file: Path) -> list[str]:
