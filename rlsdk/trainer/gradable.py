@@ -50,7 +50,7 @@ def check_gradable(
         row, fault = faults[0]
         if len(faults) == len(own):
             raise ConfigError(
-                f"{field}.{at} ({reward.title}): none of the {len(own):,} checked rows can be graded; the first, "
+                f"{field}.{at} ({reward.title}): none of the {len(own):,} rows checked can be graded; the first, "
                 f"{row.source}: {fault}. The fields of that row are {sorted(row.row)}"
             )
         notices.append(
