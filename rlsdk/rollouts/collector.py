@@ -60,7 +60,7 @@ class Collector:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._work.wait(), LOOK_S)
                 if state.health.state is State.RETIRED:  # lost while it had no work, for example in a sync
-                    state.error = WorkerError(f"{state.replica.name} was lost and will not be restarted")
+                    state.error = WorkerError(f"{state.replica.name} was lost and stays away")
             life = state.life
             if state.error is None:
                 try:
@@ -116,7 +116,7 @@ class Collector:
             return
         if silent_s > self._progress_s:
             raise DeadlineError(
-                f"{state.replica.name} has {state.samples} unfinished samples but decoded no token for "
+                f"{state.replica.name} has {state.samples} samples to make and decoded no token for "
                 f"{self._progress_s:g} s (deadlines.rollout_s)"
             )
         if silent_s > min(self._progress_s * SUSPECT_SHARE, SUSPECT_S):

@@ -74,7 +74,7 @@ def after(state: State, event: Event) -> State:
     if found is None and event in _STRAY:
         return state
     if found is None:
-        raise ValueError(f"event {event} is impossible while a replica is {state}")
+        raise ValueError(f"{event} cannot come while a replica is {state}")
     return found
 
 

@@ -158,8 +158,8 @@ def lines(folder: Path) -> Iterator[Mapping[str, Any]]:
                     found["event"]
                 except (ValueError, TypeError, KeyError) as error:
                     raise CheckpointError(
-                        f"{segment.path}, line {number}, cannot be read ({error}). `--schedule.journal none` "
-                        "continues without the journal: samples that were not trained on are generated again"
+                        f"{segment.path}, line {number}, cannot be read ({error}). `--schedule.journal none` goes on "
+                        "without the journal: what was not trained is made again"
                     ) from error
                 yield found
 

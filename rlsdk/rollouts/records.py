@@ -176,8 +176,7 @@ def _decoded(text: str, dtype: str) -> NDArray[Any]:
 def _damaged(error: Exception) -> CheckpointError:
     return CheckpointError(
         f"a sample of the journal cannot be read ({type(error).__name__}: {error}): it is damaged, or of another "
-        "version of rlsdk. `--schedule.journal none` continues without it: samples that were not trained on are "
-        "generated again"
+        "version of rlsdk. `--schedule.journal none` goes on without it: what was not trained is made again"
     )
 
 

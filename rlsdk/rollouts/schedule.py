@@ -193,4 +193,4 @@ class Schedule:
 
     def _expect(self, condition: bool, event: Event) -> None:
         if not condition:
-            raise ValueError(f"{event} is impossible now: trained {self.trained}, served {self.served}")
+            raise ValueError(f"{event} cannot come now: trained {self.trained}, served {self.served}")

@@ -64,7 +64,7 @@ class OpenTransports:
         tensors = transport.fetch(handle, [(t.box.size, t.dtype) for t in bucket.transfers])
         if self._closed:
             transport.close()
-            raise WeightSyncError("this pull was aborted")
+            raise WeightSyncError("this pull was broken off")
         return (
             WeightShard(name=transfer.name, box=transfer.box, tensor=tensor)
             for transfer, tensor in zip(bucket.transfers, tensors, strict=True)
@@ -82,7 +82,7 @@ class OpenTransports:
         made = make_transport(bucket.transport)
         with self._lock:
             if self._closed:
-                raise WeightSyncError("this pull was aborted")
+                raise WeightSyncError("this pull was broken off")
             return self._open.setdefault(_route(bucket), made)
 
 
@@ -143,12 +143,12 @@ class Feed:
         """Handles of the next buckets: directly if the source is in this process, otherwise by one call."""
         name = self._chosen(self.left[0]).transport
         if self.peer is None:
-            raise WeightSyncError("the source returned fewer buckets than requested")
+            raise WeightSyncError("the source handed out fewer buckets than were asked for")
         if name == InProcessTransport.name:
             host = self.peer.local()
             if host is None:
                 raise WeightSyncError(
-                    f"source rank {self.left[0].source} is not in this process: the plan was made for other layouts"
+                    f"source rank {self.left[0].source} is not in this process: the plan is for other layouts"
                 )
             handles: Sequence[Mapping[str, Any]] = getattr(host, EXPORT_METHOD)([self.left[0]])
             return handles
@@ -156,7 +156,7 @@ class Feed:
         which = () if self.sync is None else (self.sync, self.timeout_s)
         handles = self.peer.call(self.method, buckets, *which, timeout_s=self.timeout_s)
         if len(handles) != len(buckets):
-            raise WeightSyncError(f"{len(buckets)} buckets were requested, but the source returned {len(handles)}")
+            raise WeightSyncError(f"{len(buckets)} buckets were asked for, and the source answered {len(handles)}")
         return handles
 
     def _take_another_way(self, bucket: Bucket, error: AttachError) -> None:
@@ -166,7 +166,7 @@ class Feed:
         chosen = self.instead[self.left[0].transport, bucket.source] = _NEXT_BEST[bucket.transport]
         self.handles.clear()
         _log.warning(
-            "weights of source rank %d cannot be transferred by %s (%s); using %s from now on",
+            "weights of source rank %d cannot come by %s (%s); from now on by %s",
             bucket.source, bucket.transport, error, chosen,
         )  # fmt: skip
 

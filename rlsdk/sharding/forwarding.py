@@ -42,7 +42,7 @@ class Forwarder:
         self._timeout_s = timeout_s
         self._waiting: queue.Queue[Sequence[WeightShard]] = queue.Queue(maxsize=1)
         self._failed = threading.Event()
-        self._why = "the pull was aborted"
+        self._why = "the pull was broken off"
         self.outgoing = [
             Outgoing(metas=[(t.box.size, t.dtype) for t in transfers], take=self._take, device=device, is_here=False)
             for transfers in rounds
@@ -61,7 +61,7 @@ class Forwarder:
             except queue.Full:
                 if time.monotonic() > end:
                     break
-        raise WeightSyncError(self._reason("the receiving process did not take the forwarded weights"))
+        raise WeightSyncError(self._reason("weights that go on to another process were not taken there"))
 
     def fail(self, why: str | None = None) -> None:
         """Ends the threads that wait here: no more rounds will come."""
@@ -76,7 +76,7 @@ class Forwarder:
             except queue.Empty:
                 if time.monotonic() > end:
                     break
-        raise WeightSyncError(self._reason("weights to forward did not arrive"))
+        raise WeightSyncError(self._reason("weights that were to be passed on did not arrive"))
 
     def _reason(self, missing: str) -> str:
         return f"{missing}: {self._why if self._failed.is_set() else f'nothing moved for {self._timeout_s:g} s'}"

@@ -190,7 +190,7 @@ def _missing(hole: BoxTable, tensors: Sequence[TensorMeta], touching: int) -> No
     offset, size = (values[0, : len(meta.shape)].tolist() for values in (hole.offset, hole.size))
     raise LayoutError(
         f"{meta.name!r}: the part at offset {offset} of size {size} is wanted, but no "
-        f"source rank holds it ({touching} source boxes overlap the wanted box)"
+        f"source rank holds it ({touching} source boxes touch what is wanted)"
     )
 
 

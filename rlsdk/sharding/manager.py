@@ -236,7 +236,7 @@ class GenericShardingManager(ShardingManager):
         if changed == 0 and (version > before_version if expect_change is None else expect_change):
             raise WeightSyncError(
                 f"no tensor changed between version {before_version} and version {version}: the optimizer steps in "
-                "between did not reach the weights that the train engine exports (or its learning rate is 0)"
+                "between did not reach the weights that the train engine hands out (or its learning rate is 0)"
             )
         self._last = (version, now)
         return changed

@@ -138,7 +138,7 @@ class Agent:
         with self._changed:
             remote = self._remotes.get(name)
             if remote is None:
-                raise WeightSyncError("the connection to the source is already closed")
+                raise WeightSyncError("the connection to the source was ended before")
             remote.reads += 1
         handle = None
         try:
@@ -147,15 +147,15 @@ class Agent:
             state, end = self._agent.transfer(handle), time.monotonic() + timeout_s
             while state == "PROC":
                 if time.monotonic() > end:
-                    raise WeightSyncError(f"nothing arrived from the source for {timeout_s:g} s")
+                    raise WeightSyncError(f"nothing came from the source for {timeout_s:g} s")
                 time.sleep(LOOK_S)
                 state = self._agent.check_xfer_state(handle)
             if state != "DONE":
-                raise WeightSyncError("the source is gone, or has released its memory")
+                raise WeightSyncError("the source is gone, or let go of its memory")
         except WeightSyncError:
             raise
         except Exception as error:
-            raise WeightSyncError(f"the source is gone, or has released its memory: {_why(error)}") from error
+            raise WeightSyncError(f"the source is gone, or let go of its memory: {_why(error)}") from error
         finally:
             if handle is not None:
                 with suppress(Exception):

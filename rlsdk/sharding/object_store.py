@@ -48,7 +48,7 @@ class ObjectStoreTransport(Transport):
         num_bytes = check_announcement(handle, metas)
         data = get_store().get(handle["object"], self.timeout_s)
         if len(data) != num_bytes:
-            raise WeightSyncError(f"a bucket of {num_bytes} bytes was requested, but {len(data)} arrived")
+            raise WeightSyncError(f"a bucket of {num_bytes} bytes was asked for, but {len(data)} arrived")
         return self._give(data, handle, metas)
 
     def _give(self, data: NDArray[np.uint8], handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:

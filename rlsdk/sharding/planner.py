@@ -275,19 +275,19 @@ def _wire_tensor(held: TensorMeta, wanted: TensorMeta) -> TensorMeta:
     if ("float" in held.dtype) != ("float" in wanted.dtype):
         raise LayoutError(
             f"{wanted.name!r}: the source holds {held.dtype}, the target wants {wanted.dtype}; a cast would change "
-            "the values: the engine must quantize the weights itself and request a dtype of the source's kind"
+            "the values: the engine must quantize by itself and ask for what it takes"
         )
     if held.scales is not None or (wanted.scales is not None and held.dtype.startswith("float8")):
         raise LayoutError(
-            f"{wanted.name!r}: the source holds {held.dtype}, but replicas quantize weights from "
-            "float32, bfloat16 or float16: train in one of these"
+            f"{wanted.name!r}: the source holds {held.dtype}, and weights are quantized where they are served, of "
+            "values in float32, bfloat16 or float16: train in one of these"
         )
     if wanted.scales is not None:
         return replace(wanted, dtype=wire_dtype(held.dtype, wanted.scales.taken_as), scales=None)
     if wanted.dtype.startswith("float8") and held.dtype != wanted.dtype:
         raise LayoutError(
             f"{wanted.name!r}: the source holds {held.dtype}, the target wants {wanted.dtype}; a cast without scales "
-            "loses most of their precision. Serve it in bfloat16 (model.dtype), or with a rollout backend whose "
+            "loses most of the values' precision. Serve it in bfloat16 (model.dtype), or with a rollout backend whose "
             "layout names its scales (TensorMeta.scales) and that quantizes what arrives"
         )
     dtype = wire_dtype(held.dtype, wanted.dtype)

@@ -90,7 +90,7 @@ class RelaySource:
                 if broken == sync:
                     raise WeightSyncError(why)
                 if not self._changed.wait(max(0.0, end - time.monotonic())):
-                    raise WeightSyncError(f"target {target} requested weights that are not forwarded to it")
+                    raise WeightSyncError(f"target {target} asked for weights that are not passed on to it")
             left, forwarder = self._left[target], self._forwarders[target]
             asked = [left.popleft() for _ in buckets[: len(left)]]
             if not left:
@@ -101,8 +101,8 @@ class RelaySource:
                     transport.close()
                 transport = self._transports[target] = make_transport(name)
         if [[(t.box.size, t.dtype) for t in b.transfers] for b in buckets] != [list(o.metas) for o in asked]:
-            forwarder.fail("the two replicas disagree on the forwarded weights")
-            raise WeightSyncError(f"target {target} requested other weights than those forwarded to it")
+            forwarder.fail("the two replicas do not agree on what is passed on")
+            raise WeightSyncError(f"target {target} asked for other weights than those that are passed on to it")
         return transport.export(asked)
 
     def fail(self, sync: str, why: str) -> None:

@@ -51,7 +51,7 @@ def _check_meta(meta: TensorMeta, names: set[str]) -> None:
         raise LayoutError(f"{meta.name!r}: has block scales and dtype {meta.dtype}; expected {DTYPE_NAME}")
     if meta.scales.taken_as.startswith("float8") or "float" not in meta.scales.taken_as:
         raise LayoutError(
-            f"{meta.name!r}: is quantized from values in {meta.scales.taken_as}; expected float32, bfloat16 or float16"
+            f"{meta.name!r}: is quantized of values in {meta.scales.taken_as}; expected float32, bfloat16 or float16"
         )
     if len(meta.scales.block) != len(meta.shape) or not meta.shape or min(meta.scales.block) < 1:
         raise LayoutError(
@@ -60,8 +60,8 @@ def _check_meta(meta: TensorMeta, names: set[str]) -> None:
         )
     if meta.scales.name in names:
         raise LayoutError(
-            f"{meta.name!r}: its scales have the name {meta.scales.name!r} of a tensor in the layout; scales are "
-            "computed at the target and must not be listed in a layout"
+            f"{meta.name!r}: its scales are named {meta.scales.name!r}, as a tensor that weights are taken for; scales "
+            "are made at the target and are in no layout's tensors"
         )
 
 

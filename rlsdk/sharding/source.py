@@ -191,8 +191,8 @@ class WeightSource:
         held = shard.tensor.dtype
         if self._holds and at in self._narrowed and torch.promote_types(held, wanted) != held:
             raise LayoutError(
-                f"{transfer.name!r} is requested in {transfer.dtype}, but the copy has {held}, the dtype "
-                "of earlier requests: replicas want different dtypes. Serve all of them in one (model.dtype)"
+                f"{transfer.name!r} is asked for in {transfer.dtype}, and held in {held}, in which it "
+                "was asked for before: another replica wants another dtype. Serve all replicas in one (model.dtype)"
             )
 
     def _take(self, places: Iterable[int]) -> dict[int, WeightShard]:
@@ -216,7 +216,7 @@ class WeightSource:
             if _contains(layout.boxes[at][1], transfer.box):
                 return at
         raise LayoutError(
-            f"rank {layout.rank} got a request for {transfer.name!r} at offset {list(transfer.box.offset)} of size "
+            f"rank {layout.rank} was asked for {transfer.name!r} at offset {list(transfer.box.offset)} of size "
             f"{list(transfer.box.size)}, which it does not hold: the plan was made for other layouts"
         )
 

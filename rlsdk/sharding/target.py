@@ -87,7 +87,7 @@ class WeightTarget:
         def feed(mine: deque[Bucket]) -> Feed:
             source = mine[0].source
             if source not in givers:
-                raise WeightSyncError(f"the plan takes weights from source rank {source}, for which no peer was given")
+                raise WeightSyncError(f"the plan takes weights from source rank {source}, which was not given")
             made = Feed(mine, givers[source], self._transports, self._instead, timeout_s)
             if source in parents:
                 made.method, made.sync = PASS_ON_METHOD, relay.sync
@@ -102,7 +102,7 @@ class WeightTarget:
                 forwarders = self._pass_on(buckets, relay, order, timeout_s)
                 receipt = self._load(Gathering(buckets, order, feed, version), forwarders, version)
         except BaseException as error:
-            self._passing.fail(relay.sync, f"the previous replica in the chain failed ({error})")
+            self._passing.fail(relay.sync, f"the replica before it broke off ({error})")
             # Sources still offer buckets that nobody will take: closing the transports notifies them.
             self.close()
             raise

@@ -169,7 +169,7 @@ def check_receipt(receipt: SyncReceipt, expected: Mapping[str, int], version: in
         raise WeightSyncError(
             f"{who} does not serve version {version} as it was trained: {_listed(wrong)} of {len(expected)} tensors "
             f"differ from the source (fingerprint of {wrong[0]!r}: served {receipt.fingerprints[wrong[0]]}, trained "
-            f"{expected[wrong[0]]}). Samples would come from wrong weights; nothing was generated"
+            f"{expected[wrong[0]]}). Samples would come from other weights than the run believes; nothing was generated"
         )
 
 

@@ -38,13 +38,13 @@ def check_announcement(handle: Mapping[str, Any], metas: Metas) -> int:
     """
     if handle.get("wire_version") != WIRE_VERSION:
         raise WeightSyncError(
-            f"the source uses wire format {handle.get('wire_version')}, this end uses format {WIRE_VERSION}: "
-            "run the same version of rlsdk on both sides"
+            f"the source speaks version {handle.get('wire_version')} of the wire, this end version {WIRE_VERSION}: "
+            "run the same rlsdk on both sides"
         )
     _, num_bytes = bucket_offsets(metas)
     if handle["num_bytes"] != num_bytes:
         raise WeightSyncError(
-            f"a bucket of {num_bytes} bytes was requested, but the source announced {handle['num_bytes']}"
+            f"a bucket of {num_bytes} bytes was asked for, but the source announced {handle['num_bytes']}"
         )
     if num_bytes > MAX_BUCKET_BYTES:
         raise WeightSyncError(f"a bucket of {num_bytes} bytes is over the limit of {MAX_BUCKET_BYTES}: make it smaller")
@@ -126,7 +126,7 @@ def checked(data: Tensor, handle: Mapping[str, Any], metas: Metas) -> Iterator[T
     then in the cache, and an overwrite during reading is detected too."""
     num_bytes = check_announcement(handle, metas)
     if len(data) < num_bytes:
-        raise WeightSyncError(f"a bucket of {num_bytes} bytes was requested, but only {len(data)} arrived")
+        raise WeightSyncError(f"a bucket of {num_bytes} bytes was asked for, but only {len(data)} arrived")
     return _give(data, metas, handle["checksums"])
 
 

@@ -65,7 +65,7 @@ class WorkerPull:
                 again, self._all_by_host = not self._all_by_host, True
                 if passed or not again:  # Forwarded weights cannot be received twice.
                     raise
-                _log.warning("workers cannot receive weights directly (%s); using their host from now on", error)
+                _log.warning("weights cannot come to workers directly (%s); from now on through their host", error)
 
     def _pull(
         self,

@@ -90,5 +90,5 @@ def test_a_replica_that_makes_no_progress_is_given_up_by_the_deadline_of_progres
     lives = FakeReplica("lives")
     asyncio.run(run_all([SilentReplica("silent"), lives], [request(at) for at in range(6)], progress_s=0.05))
     assert {r.request_id.partition("~")[0] for r in lives.requests} == {str(at) for at in range(6)}
-    with pytest.raises(DeadlineError, match=r"silent has 1 unfinished samples but decoded no token for 0\.05 s"):
+    with pytest.raises(DeadlineError, match=r"silent has 1 samples to make and decoded no token for 0\.05 s"):
         asyncio.run(run_all([SilentReplica("silent")], [request(0)], progress_s=0.05))

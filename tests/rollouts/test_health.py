@@ -56,7 +56,7 @@ def test_what_an_earlier_process_is_heard_of_changes_nothing(events: Sequence[Ev
 
 
 def test_an_event_that_cannot_come_is_a_drivers_mistake() -> None:
-    with pytest.raises(ValueError, match="synced is impossible while a replica is lost"):
+    with pytest.raises(ValueError, match="synced cannot come while a replica is lost"):
         after(State.LOST, Event.SYNCED)
 
 

@@ -334,9 +334,9 @@ def test_where_groups_may_be_replaced_the_weights_wait_for_grades() -> None:
 def test_a_driver_that_answers_out_of_turn_is_told() -> None:
     schedule = Schedule(groups_per_step=1, last_step=2)
     schedule.begin()
-    with pytest.raises(ValueError, match="is impossible now"):
+    with pytest.raises(ValueError, match="cannot come now"):
         schedule.handle(Finished(0))
-    with pytest.raises(ValueError, match="is impossible now"):
+    with pytest.raises(ValueError, match="cannot come now"):
         schedule.handle(Sampled(0))
-    with pytest.raises(ValueError, match="is impossible now"):
+    with pytest.raises(ValueError, match="cannot come now"):
         schedule.handle(Updated(1))

@@ -1,4 +1,4 @@
-"""Threads that outlive an aborted pull."""
+"""Threads of a pull that was broken off, which outlive it."""
 
 from __future__ import annotations
 

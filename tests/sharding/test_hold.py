@@ -64,7 +64,7 @@ def test_a_copy_in_a_narrower_dtype_is_not_given_for_a_wider_one() -> None:
     source.hold()
     wide = Transfer(name="norm", box=Box.whole((8,)), dtype="float32", num_bytes=32)
     for _ in range(2):
-        with pytest.raises(LayoutError, match=r"'norm' is requested in float32, but the copy has torch.bfloat16"):
+        with pytest.raises(LayoutError, match=r"'norm' is asked for in float32, and held in torch.bfloat16"):
             source.fingerprints([wide])
     source.release()
     assert source.fingerprints([wide]).keys() == {"norm"}

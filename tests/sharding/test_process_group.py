@@ -62,7 +62,7 @@ def test_a_source_that_never_sends_is_an_error_at_the_deadline(monkeypatch: pyte
 
 
 def test_ends_of_different_wire_versions_refuse_each_other() -> None:
-    with pytest.raises(WeightSyncError, match="uses wire format 0, this end uses format 3"):
+    with pytest.raises(WeightSyncError, match="speaks version 0 of the wire, this end version 3"):
         ProcessGroupTransport().fetch({"wire_version": 0}, [])
 
 

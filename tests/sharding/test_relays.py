@@ -187,12 +187,12 @@ def test_who_asks_behind_a_sync_that_broke_off_waits_for_nothing() -> None:
     passing.fail("m-0", "its memory is full")
     with pytest.raises(WeightSyncError, match="its memory is full"):
         passing.export([bucket], "m-0", 60.0)
-    with pytest.raises(WeightSyncError, match="target 1 requested weights that are not forwarded"):
+    with pytest.raises(WeightSyncError, match="target 1 asked for weights that are not passed on"):
         passing.export([bucket], "m-1", 0.1)  # of the next sync, which has not begun: that is waited for
 
 
 def test_a_replica_that_nobody_passes_weights_on_to_is_told_so() -> None:
     _, rollout, _ = far_groups(["far"])
     bucket = Bucket(source=5, target=3, transport="inline", transfers=(), num_bytes=0, round=0)
-    with pytest.raises(WeightSyncError, match="target 3 requested weights that are not forwarded to it"):
+    with pytest.raises(WeightSyncError, match="target 3 asked for weights that are not passed on to it"):
         rollout.hosts[0].pass_on_weights([bucket], "m-0", 0.1)

@@ -161,7 +161,7 @@ def test_a_source_that_stands_still_is_an_error_in_time_and_serves_again_when_it
         peer.call = stop_behind
         start = time.monotonic()
         try:
-            with pytest.raises(WeightSyncError, match=r"(nothing arrived from|did not have them ready)"):
+            with pytest.raises(WeightSyncError, match=r"(nothing came from|did not have them ready)"):
                 target.pull(plan.buckets, {0: peer}, 1, 2.0)
         finally:
             peer.call = call

@@ -132,7 +132,7 @@ def test_bytes_that_changed_on_the_way_are_refused(name: str) -> None:
 def test_a_bucket_of_another_size_is_refused(name: str) -> None:
     source, target = make_transport(name), make_transport(name)
     handle = export(source, shards_of(), ["float32"] * 5)
-    with pytest.raises(WeightSyncError, match="a bucket of 64 bytes was requested, but the source announced"):
+    with pytest.raises(WeightSyncError, match="a bucket of 64 bytes was asked for, but the source announced"):
         target.fetch(handle, [((4,), "float32")])
     source.close()
 
@@ -174,7 +174,7 @@ def test_ends_of_different_wire_versions_refuse_each_other(name: str) -> None:
     source, target = make_transport(name), make_transport(name)
     shards = shards_of()
     handle = {**export(source, shards, ["float32"] * 5), "wire_version": 1}
-    with pytest.raises(WeightSyncError, match="the source uses wire format 1, this end uses format 3"):
+    with pytest.raises(WeightSyncError, match="the source speaks version 1 of the wire, this end version 3"):
         target.fetch(handle, [(s.box.size, "float32") for s in shards])
     source.close()
 
