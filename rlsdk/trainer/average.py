@@ -181,7 +181,7 @@ class _Parts:
                 values[common.slices(box)] = file.get_tensor(key)[common.slices(here)]
         if values.isnan().any():
             raise CheckpointError(
-                f"{str(self._folder)!r}: the average of {name!r} at {box} is incomplete: a rank's file is missing, "
-                "or the weights were not finite; set train.ema_decay null to continue without the average"
+                f"{str(self._folder)!r}: the average of {name!r} at {box} is not whole: a file of a rank is missing, "
+                "or the weights were not finite; set train.ema_decay null to go on without the average"
             )
         return values

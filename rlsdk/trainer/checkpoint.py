@@ -191,13 +191,13 @@ class CheckpointStore:
             problems = item.problems or tuple(damage(item.path, part))
             if not problems:
                 for line in refused:
-                    notice(f"warning: skipped the damaged checkpoint {line}; continuing from {item.path}")
+                    notice(f"warning: skipped the damaged checkpoint {line}; going on from {item.path}")
                 return item.path
             refused.append(f"{item.path} ({'; '.join(problems[:3])})")
         if refused:
             raise CheckpointError(
                 f"every checkpoint in {self.folder} is damaged: {', '.join(refused)}. Restore one from a copy, or "
-                "start from the beginning with --trainer.resume never"
+                "start anew with --trainer.resume never"
             )
         return None
 
@@ -268,7 +268,7 @@ def older_whole(path: Path) -> str:
     if not others:
         return "; there is no other whole checkpoint beside it"
     listed = ", ".join(reversed(others[-3:]))
-    return f"; whole checkpoints beside it: {listed} (resume from one with --trainer.resume PATH)"
+    return f"; whole checkpoints beside it: {listed} (take one with --trainer.resume PATH)"
 
 
 def _name(step: int) -> str:

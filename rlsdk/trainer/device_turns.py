@@ -181,8 +181,8 @@ class DeviceTurns:
         with self._lock:
             if pool in self.shared and any(other != user for other in users):
                 raise RlsdkError(
-                    f"{user!r} cannot use the devices of pool {pool!r}: {users[-1]!r} is using them, and the roles of "
-                    "this pool take turns; finish that use first, or give one of them its own pool (placement.roles)"
+                    f"{user!r} cannot have the devices of pool {pool!r}: {users[-1]!r} is using them, and the roles of "
+                    "this pool take turns; end its use first, or give one of them a pool of its own (placement.roles)"
                 )
             users.append(user)
         try:

@@ -104,7 +104,7 @@ class Evaluation:
             if summary.num_failed > self.max_failure_share * summary.num_samples:
                 failures.append(f"{text}. {self._too_many(summary)}")
             else:
-                notices.append(f"{text}; they count only in {part.measure.metric('invalid_share')}")
+                notices.append(f"{text}; they are in no figure but {part.measure.metric('invalid_share')}")
         return Evaluated(metrics=metrics, notices=notices, failure="; ".join(failures) or None, samples=samples)
 
     def _too_many(self, summary: GradeSummary) -> str:

@@ -174,7 +174,7 @@ class Fleet(ServedWeights):
         health.handle(Event.RESTART)
         self._notice(
             f"warning: replica {at} was lost and is started again ({health.in_a_row} of {self._max_restarts} in a "
-            f"row); other replicas take its requests: {said}"
+            f"row); others take what it had: {said}"
         )
         return True
 
@@ -263,8 +263,8 @@ class Fleet(ServedWeights):
             health = self.health[at]
             if health.life == life and health.state is State.SYNCING:
                 lost = ReplicasLostError(
-                    "every rollout replica was lost while newer weights waited to be published: the weights "
-                    "with which the unfinished samples began are lost"
+                    "every rollout replica was lost while newer weights waited to be published: the weights that "
+                    "samples under way were begun with are gone"
                 )
                 self._retire(at, lost)
 

@@ -50,11 +50,11 @@ def check_gradable(
         row, fault = faults[0]
         if len(faults) == len(own):
             raise ConfigError(
-                f"{field}.{at} ({reward.title}): none of the {len(own):,} rows checked can be graded; the first, "
+                f"{field}.{at} ({reward.title}): none of the {len(own):,} rows looked at can be graded; the first, "
                 f"{row.source}: {fault}. The fields of that row are {sorted(row.row)}"
             )
         notices.append(
-            f"{reward.title}: {len(faults):,} of {len(own):,} checked rows cannot be graded, and their samples will "
+            f"{reward.title}: {len(faults):,} of {len(own):,} rows looked at cannot be graded, and their samples will "
             f"count as failed (reward_limits.on_failure); the first, {row.source}: {fault}"
         )
     return notices

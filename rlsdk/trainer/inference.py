@@ -153,9 +153,9 @@ def typed_format(form: PromptFormat, notice: Notice) -> tuple[PromptFormat, str]
         return form, form.prompt_field
     template = shown(form.prompt_template, 60)
     if len(fields) == 1:
-        notice(f"prompt: the text fills {fields[0]!r} in data.prompt_template {template}")
+        notice(f"prompt: the text is put in for {fields[0]!r} of data.prompt_template {template}")
         return form, fields[0]
-    needs = f"needs the fields {fields} of a row" if fields else "has no field"
+    needs = f"asks for {fields} of a row" if fields else "takes no field"
     notice(f"prompt: the text is the whole user message, because data.prompt_template {template} {needs}")
     return replace(form, prompt_template=PromptFormat.prompt_template), form.prompt_field
 

@@ -79,7 +79,7 @@ class EngineJudge:
                 results[at] = SentScore(error=str(error))
         prompts = await asyncio.to_thread(self._encode, questions)
         for at in questions.keys() - prompts.keys():
-            results[at] = SentScore(error=f"the question has more than the {self._room} tokens that fit")
+            results[at] = SentScore(error=f"the question has more than {self._room} tokens, for which there is room")
         try:
             found = await asyncio.gather(*(self._one(prompt) for prompt in prompts.values()))
         except RlsdkError as error:

@@ -29,7 +29,7 @@ class Ledger:
         if ordinal in self._again:
             return self._again.pop(ordinal)
         if ordinal != self.next_group:
-            raise ValueError(f"group {ordinal} was started when {self.next_group} was next: a bug in the driver")
+            raise ValueError(f"group {ordinal} was started when {self.next_group} was next: a driver's mistake")
         return self._take()
 
     def close(self, ordinals: Iterable[int]) -> None:
@@ -62,8 +62,8 @@ class Ledger:
         """
         if not {"prompts", "next_group", "until", "open"} <= state.keys():
             raise CheckpointError(
-                f"the checkpoint's data state has the fields {sorted(state)}; expected also until and open: it was "
-                "written by another version of rlsdk. Start from the beginning with --trainer.resume never"
+                f"the checkpoint's account of the data has {sorted(state)}; expected also until and open: it was "
+                "written by another version of rlsdk. Start anew with --trainer.resume never"
             )
         self._prompts.load_state_dict(state["prompts"])
         self.next_group = int(state["next_group"])

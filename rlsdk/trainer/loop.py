@@ -77,8 +77,8 @@ class Trainer:
         self.in_background = in_background and not session.trained_move
         if in_background and session.trained_move:
             self.output.view.notice(
-                "checkpoint.background has no effect: trained roles share their devices in turns with other "
-                "roles, and checkpoints are written during their turn"
+                "checkpoint.background has no effect: trained roles take turns on their devices with others, and "
+                "checkpoints are written while they have them"
             )
         self._background = BackgroundWork()
         self._saving_step = 0
@@ -261,8 +261,8 @@ class Trainer:
             self.save()
         else:
             self.output.view.notice(
-                f"step {step} is not saved: unfinished samples began with older weights. A resumed run repeats the "
-                "step from the newest checkpoint, with samples from the journal"
+                f"step {step} is not saved: samples under way were begun with older weights. A resumed run makes it "
+                "again from the newest checkpoint, and its samples come from the journal"
             )
 
     def _rescue(self) -> None:
@@ -292,8 +292,8 @@ class Trainer:
         try:
             self.stage.measure(last=last)
         except EvaluationStoppedError:
-            begins = "" if self.stage.settings.save_every is None else "; a resumed run begins with this evaluation"
-            self.output.view.notice(f"step {self.stage.step} was not evaluated{begins}")
+            begins = "" if self.stage.settings.save_every is None else "; a resumed run begins with that"
+            self.output.view.notice(f"step {self.stage.step} was not measured{begins}")
         except (EvaluationError, ConfigError) as error:
             return error
         return None
@@ -304,7 +304,7 @@ class Trainer:
         best, progress = self.best, self.stage.evaluations.progress
         if best is not None and faults(self.store.path_of(best.step)):
             self.output.view.notice(f"the best checkpoint so far ({best.line()}) is not in {self.store.folder}: the "
-                                    "search for the best one starts again")  # fmt: skip
+                                    "best one is looked for anew")  # fmt: skip
             self.stage.evaluations.progress = replace(progress, best=None)
             best = None
         if best != self.store.best():

@@ -77,8 +77,8 @@ def model_card(
         "",
         "## Limits",
         "",
-        "Trained to score well on the rewards above. Abilities that they do not measure were not trained and may "
-        "have become worse. Not tested for safety.",
+        "Trained to score well on the rewards above. What they do not measure was not trained for, and may have become "
+        "worse. Not tested for safety.",
     ]
     return printable("\n".join(lines) + "\n")
 
@@ -87,7 +87,7 @@ def with_licence(card: str, licence: str) -> str:
     """Returns the card with this licence in its metadata, which replaces an earlier one."""
     head, rest = card.removeprefix("---\n").split("\n---\n", 1)
     kept = [line for line in head.splitlines() if not line.startswith(f"{LICENCE}:")]
-    text = f"The licence of this model is `{licence}`. Those of the base model and of the data also apply."
+    text = f"The licence of this model is `{licence}`. Those of the base model and of the data apply besides."
     body = re.sub(r"(## Licence\n\n)[^\n]*", lambda found: found[1] + text, rest)
     return "---\n" + "\n".join([*kept, f"{LICENCE}: {json.dumps(licence)}"]) + "\n---\n" + body
 
@@ -118,7 +118,7 @@ def _figures(before: Mapping[str, float], after: Mapping[str, float]) -> Iterato
     if not names:
         yield "\nNothing was evaluated."
         return
-    yield "\nOn held-out prompts, before and after training, with standard errors.\n"
+    yield "\nOn held-out prompts, before and after training; standard errors behind the sign.\n"
     yield "| figure | before | after |"
     yield "|---|---|---|"
     for name in names:

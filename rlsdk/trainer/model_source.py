@@ -52,8 +52,8 @@ def find_model(path: Path, notice: Notice = silent, *, checkpoint: str | None = 
             "(trainer.save_every_steps)"
         )
     raise ConfigError(
-        f"{str(path)!r} is not a run (checkpoints/step_N), a whole checkpoint ({faults(path)[0]}) or a model folder "
-        "(config.json); give one of these"
+        f"{str(path)!r} is no run (checkpoints/step_N), no whole checkpoint ({faults(path)[0]}) and no model folder "
+        "(config.json); give one of the three"
     )
 
 

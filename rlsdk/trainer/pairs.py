@@ -46,7 +46,7 @@ class PairReport:
         """The report as one line of text."""
         text = f"{self.num_kept:,} of {self.num_rows:,} pairs are used"
         if self.equal:
-            text += f"; {len(self.equal):,} left out because both answers are equal (first {self.equal[0]})"
+            text += f"; {len(self.equal):,} left out, whose answers are equal (first {self.equal[0]})"
         if self.long:
             what = "left out" if self.settings.long_answers == "drop" else "cut, without an end-of-sequence token,"
             limit = self.settings.max_tokens
@@ -143,7 +143,7 @@ def _text(row: DataRow, field: str, asked_by: str) -> str:
     if isinstance(content, str):
         return content
     raise DataError(
-        f"{row.source}: field {field!r} ({asked_by}) must be text, or a list of messages that ends in "
+        f"{row.source}: field {field!r} ({asked_by}) must be a text, or a list of messages that ends in "
         f'{{"role": "assistant", "content": text}}, got {str(value)[:80]!r}'
     )
 

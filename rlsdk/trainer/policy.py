@@ -122,7 +122,7 @@ class PolicyLearner:
         if role not in self.roles:
             known = sorted(self.roles)
             raise ConfigError(
-                f"the algorithm calls role {role!r}, which this run does not have{nearest(role, known)}; it has "
+                f"the algorithm asks role {role!r}, which this run does not have{nearest(role, known)}; it has "
                 f"{known}. An algorithm names the roles that it needs in its attribute `roles`"
             )
         return self.session.roles[role]
@@ -136,10 +136,7 @@ class PolicyLearner:
                     raise ConfigError(f"the algorithm updates role {role!r}: expected one of {sorted(made)}")
                 those = list(steps)
                 if those[-1].adds:
-                    raise ConfigError(
-                        f"the algorithm's last update of role {role!r} only accumulates a gradient: no optimizer step "
-                        "follows"
-                    )
+                    raise ConfigError(f"the algorithm's last update of role {role!r} adds to a step that never comes")
                 made[role] += self._update_role(role, those)
         return made
 

@@ -122,7 +122,7 @@ class PairStage(Stage):
             self.evaluations.load_state_dict(state["evaluations"])
             self.stream.load_state_dict(state["pairs"])
         except (KeyError, TypeError) as error:
-            raise CheckpointError(f"the checkpoint is not from training on pairs: {error!r}") from error
+            raise CheckpointError(f"the checkpoint is not one of training from pairs: {error!r} is wrong") from error
 
     def close(self) -> None:
         if hasattr(self, "_progress"):

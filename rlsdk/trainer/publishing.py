@@ -56,7 +56,7 @@ class TurnsPublisher:
         return self._phase.last_report
 
     def hold(self) -> None:
-        raise RuntimeError("a synchronous schedule does not copy weights: a bug in the driver")
+        raise RuntimeError("a synchronous schedule holds no weights: a driver's mistake")
 
     def publish(self, done: Done) -> None:
         start = time.perf_counter()

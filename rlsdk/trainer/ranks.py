@@ -78,7 +78,7 @@ class SomeRanks:
         return [every[rank] for rank in self.ranks]
 
     def submit(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(f"{method}: calls of a subset of ranks cannot be asynchronous")
+        raise NotImplementedError(f"{method} of some ranks is waited for")
 
     def _find_dead(self, error: RlsdkError) -> None:
         end = time.monotonic() + DEATH_S

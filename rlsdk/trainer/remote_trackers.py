@@ -51,8 +51,7 @@ class WandbTracker:
         except Exception as error:  # wandb's own errors: no key, no such project, no network
             raise ConfigError(
                 f"tracking.trackers: 'wandb' cannot start: {type(error).__name__}: {error}. Run `wandb login` or set "
-                "WANDB_API_KEY; WANDB_MODE=offline keeps all data on this machine; or remove 'wandb' from "
-                "tracking.trackers"
+                "WANDB_API_KEY; WANDB_MODE=offline keeps everything here; or leave 'wandb' out of tracking.trackers"
             ) from error
         self._run.define_metric("*", step_metric="step")
         self._file = Path(context.run_dir, self.LAST_STEPS)

@@ -67,8 +67,8 @@ class RecordedGroups:
         missing = [at for at in range(self.draw.num_samples) if ("", at) not in made]
         if missing:
             raise CheckpointError(
-                f"step {step} trained on group {ordinal}, but the journal lacks its samples {missing}: the run kept "
-                "only what a resume needs. `--schedule.journal all` keeps everything"
+                f"step {step} trained on group {ordinal}, of which the journal lacks samples {missing}: the run kept "
+                "what a resume needs. `--schedule.journal all` keeps all of it"
             )
         samples = [made["", at] for at in range(self.draw.num_samples)]
         return Group(task=task, samples=samples, baseline=made.get((BASELINE, 0)))
@@ -96,7 +96,7 @@ def recorded_groups(
         raise CheckpointError(f"{folder} has no journal of a step; a run writes one with `--schedule.journal all`")
     if steps != list(range(1, len(steps) + 1)):
         raise CheckpointError(
-            f"the journal in {folder} begins with step {steps[0]}: earlier steps were removed. Only a run with "
+            f"the journal in {folder} begins with step {steps[0]}: what is older was let go. Only a run with "
             "`--schedule.journal all` can be replayed"
         )
     return found

@@ -46,8 +46,8 @@ def run_replay(
     """
     if config.sft.is_asked:
         raise ConfigError(
-            "sft: the run began with supervised training, which its journal does not contain; only a run that begins "
-            "with reinforcement learning can be replayed"
+            "sft: the run began with supervised training, which its journal does not hold; only a run that begins with "
+            "reinforcement learning can be replayed"
         )
     config = config.model_copy(update={"tracking": config.tracking.model_copy(update={"trackers": ()})})
     config = without_roles(config, [ROLLOUT], device)

@@ -192,7 +192,7 @@ def secret_from_env(name: str) -> str:
     if not value:
         raise ConfigError(f"environment variable {name!r} is not set; set it to the secret that the service expects")
     if not value.isascii() or not value.isprintable() or value != value.strip():
-        raise ConfigError(f"environment variable {name!r}: expected printable ASCII without leading or trailing blanks")
+        raise ConfigError(f"environment variable {name!r}: expected printable ASCII without blanks at its ends")
     return value
 
 

@@ -72,7 +72,7 @@ def resumed_line(checkpoint: Path, step: int, steps: int) -> str:
     line = f"resumed from {checkpoint} at step {step}"
     if step < steps:
         return line
-    return f"{line}: all {steps} steps are done, so nothing is trained; `--trainer.steps {2 * step}` continues"
+    return f"{line}: all {steps} steps were made before, so nothing is trained; `--trainer.steps {2 * step}` continues"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ def _ended_in_warm_start(start: Start, trainer: Trainer) -> RunResult:
     """Result of a run that was stopped during its warm start: nothing else is started or evaluated."""
     _keep(trainer)
     stage = trainer.stage
-    start.view.notice(f"stopped in supervised training after {stage.step} of its {stage.settings.steps} steps")
+    start.view.notice(f"stopped in supervised training, after {stage.step} of {stage.settings.steps} steps of it")
     return replace(result_of(start, trainer, {}, None), steps=0)
 
 

@@ -98,9 +98,7 @@ def make_run_dir(config: RunConfig) -> Path:
         place = str(parent if name is None else parent / name)
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"trainer.run_dir: cannot make the folder {place!r}: {reason}; choose another one") from error
-    raise ConfigError(
-        f"trainer.run_dir {str(parent)!r} already has 1000 runs that started in this second; set trainer.run_name"
-    )
+    raise ConfigError(f"trainer.run_dir {str(parent)!r} already holds 1000 runs of this second; set trainer.run_name")
 
 
 @contextmanager
@@ -210,8 +208,8 @@ def check_resume(config: RunConfig, folder: str = CHECKPOINTS) -> Path | None:
 def _no_checkpoint(choice: str, folder: str) -> str:
     return (
         f"trainer.resume {choice!r} is neither a whole checkpoint ({faults(Path(choice))[0]}) nor a run with one; "
-        f"give runs/NAME, runs/NAME/{folder}/step_N, 'auto' or 'never'; restart a run without checkpoints with "
-        "the command that started it"
+        f"give runs/NAME, runs/NAME/{folder}/step_N, 'auto' or 'never'; a run that has none starts again by the "
+        "command that started it"
     )
 
 
@@ -286,7 +284,7 @@ def _set_aside(run_dir: Path, checkpoint: Path | None, notice: Notice) -> None:
         target = _new_folder(run_dir)
         for name in found:
             os.replace(run_dir / name, target / name)
-        notice(f"the folder held an earlier attempt that this run does not continue: moved to {target}")
+        notice(f"the folder held an earlier attempt that this run does not go on from: moved to {target}")
         return
     store = CheckpointStore(checkpoint.parent, 1)
     ranks = {item.path.name: rank for rank, item in enumerate(store.find())}

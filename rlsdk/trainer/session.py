@@ -196,7 +196,7 @@ def start_role(role: Role, registry: Registry, cluster: Cluster) -> RoleGroup:
         )
     except ConfigError as error:
         if isolation is not None:
-            error.add_note(f"{spec.kind} backend {spec.name!r} is installed in {isolation.environment}")
+            error.add_note(f"{spec.kind} backend {spec.name!r} lives in {isolation.environment}")
         raise
     return RoleGroup(role=role, spec=spec, group=group)
 

@@ -123,7 +123,7 @@ class SftStage(Stage):
             self.stream.load_state_dict(state["prompts"])
             self.evaluations.load_state_dict(state["evaluations"])
         except (KeyError, TypeError) as error:
-            raise CheckpointError(f"the checkpoint is not from supervised training: {error!r}") from error
+            raise CheckpointError(f"the checkpoint is not one of supervised training: {error!r} is wrong") from error
 
     def close(self) -> None:
         if hasattr(self, "_progress"):
@@ -175,7 +175,7 @@ def answer_text(prompt: Prompt, template: str) -> str:
     """Text that is trained on after a prompt."""
     if prompt.answer is None:
         raise DataError(
-            f"{prompt.source}: has no answer to train on; name its field in data.answer_field, or disable "
+            f"{prompt.source}: has no answer to learn from; name its field in data.answer_field, or do without "
             "supervised training (sft.steps 0, algorithm.ptx.coef 0)"
         )
     return Template(template).fill(DataRow(row=prompt.row, source=prompt.source), answer=prompt.answer)

@@ -168,7 +168,7 @@ class GroupSource:
 
     def preempt(self) -> None:
         """Makes `next` raise a `PreemptedError`, now or when it is called. Safe in a signal handler."""
-        self._ready.put(PreemptedError("the machine is preempted"))
+        self._ready.put(PreemptedError("the machine is taken away"))
 
     def halt(self, timeout_s: float) -> None:
         """Stops running samples for good; writes their partial results into the journal."""

@@ -82,8 +82,8 @@ class RunOutput:
             yield
         except OSError as error:
             raise OutputError(
-                f"{what} cannot be written into {str(self.run_dir)!r}: {error}. Free disk space, then run the same "
-                "command again: it resumes from the newest checkpoint"
+                f"{what} cannot be written into {str(self.run_dir)!r}: {error}. Make room, then run the same command "
+                "again: it resumes from the newest checkpoint"
             ) from error
 
     def close(self) -> None:

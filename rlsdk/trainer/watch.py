@@ -43,10 +43,10 @@ def _describe_no_signal(metrics: Mapping[str, float]) -> str:
         "The reward may never find what it looks for (the answer's mark, the field of the reference), the task may be "
         "too hard for this model, or responses may be cut"
         if same
-        else "Each prompt may be too easy or too hard: try more samples_per_prompt, another temperature, or other data"
+        else "Prompts may be too easy or too hard each: more samples_per_prompt, another temperature, or other data"
     )
     mean = metrics.get("reward/mean", 0.0)
-    return f"{every} got the same score (mean {mean:.3g}), so there is no gradient. {likely}; {SAMPLES}"
+    return f"{every} scored alike (mean {mean:.3g}), so there is no gradient. {likely}; {SAMPLES}"
 
 
 def _is_not_finite(metrics: Mapping[str, float]) -> bool:
@@ -59,14 +59,14 @@ SYMPTOMS = (
     Symptom(
         name="saturated",
         shows=_is_saturated,
-        says=lambda _: "every sample is correct, so there is nothing left to learn here. Stop, or use harder data",
+        says=lambda _: "every sample is correct, so there is nothing left to learn here. Stop, or take harder data",
     ),
     Symptom(name="alike", shows=lambda m: _has_no_signal(m) and not _is_saturated(m), says=_describe_no_signal),
     Symptom(
         name="not_finite",
         shows=_is_not_finite,
         says=lambda m: (
-            "gradients are not finite, and such updates are skipped. The learning rate may be too high "
+            "gradients are not finite, and such updates are left out. The learning rate may be too high "
             f"(train.optim.lr), rewards too large (reward/mean {m.get('reward/mean', 0.0):.3g}), or float16 too narrow "
             "(model.dtype bfloat16)"
         ),
@@ -117,7 +117,7 @@ def uneven_notice(trainer: TrainerConfig) -> str | None:
         return None
     even = min((n for n in range(1, samples + 1) if samples % n == 0), key=lambda n: (abs(n - updates), n))
     return (
-        f"trainer.updates_per_step {updates}: {samples} samples per step (trainer.prompts_per_step "
+        f"trainer.updates_per_step {updates}: {samples} samples a step (trainer.prompts_per_step "
         f"{trainer.prompts_per_step} x trainer.samples_per_prompt {trainer.samples_per_prompt}) are not a multiple of "
         f"it, so updates differ in size; each averages over its own samples. `--trainer.updates_per_step {even}` makes "
         "them equal"
@@ -131,7 +131,7 @@ def repeated_notice(trainer: TrainerConfig, num_rows: int) -> str | None:
         return None
     return (
         f"warning: trainer.prompts_per_step {asked} is more than the {num_rows} training rows, so every step takes "
-        f"each row about {asked / num_rows:.2g} times, and an epoch is less than a step. For one group per row, add "
+        f"each row about {asked / num_rows:.2g} times, and an epoch is less than a step. For one group a row add "
         f"`--trainer.prompts_per_step {num_rows}`; for more samples of each, raise trainer.samples_per_prompt"
     )
 
@@ -167,10 +167,12 @@ def quantized_notice(quantized: int, total: int, metrics: Mapping[str, float]) -
     if not quantized:
         return None
     text = (
-        f"{quantized} of {total} tensors are served as float8 with block scales: log-probs of samples are those "
+        f"{quantized} of {total} tensors are sampled from as float8 with block scales: log-probs of samples are those "
         f"of the rounded policy, {metrics.get('parity/log_prob_diff_mean', math.nan):.2g} nats from the trained one "
         "(parity/log_prob_diff_mean)"
     )
     if "mismatch/kl_k1" in metrics:
         return f"{text}; mismatch/* shows how far apart they are"
-    return f"{text}, which nothing corrects. Give --algorithm.correction.mode truncate, which also measures mismatch/*"
+    return (
+        f"{text}, and nothing corrects that. Give --algorithm.correction.mode truncate, which also measures mismatch/*"
+    )

@@ -465,7 +465,7 @@ def test_tables_fit_a_terminal_of_80_columns_and_notes_stand_at_the_end(
         tables, _, end = capsys.readouterr().out.rstrip().rpartition("\n\n")
         note, *_, verdict = end.splitlines()
         assert max(map(len, tables.splitlines())) <= width
-        assert note.startswith("note: trainer.updates_per_step 3: 512 samples per step")
+        assert note.startswith("note: trainer.updates_per_step 3: 512 samples a step")
         assert note.endswith("`--trainer.updates_per_step 2` makes them equal")
         assert verdict.startswith("fits: ")
 

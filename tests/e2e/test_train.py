@@ -145,7 +145,7 @@ def test_ctrl_c_in_the_warm_start_saves_it_and_starts_nothing_else(model: str, t
     assert "eval after" not in output
     done = read_metrics(run)[-1]["step"]
     assert 2 <= done < 900
-    assert f"stopped in supervised training after {done} of its 900 steps" in output
+    assert f"stopped in supervised training, after {done} of 900 steps of it" in output
     assert "train --config runs/early/config.yaml --resume runs/early" in output
     newest = CheckpointStore(run / "sft_checkpoints", keep=3).newest()
     assert newest is not None

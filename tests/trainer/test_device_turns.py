@@ -247,7 +247,7 @@ def test_a_device_that_is_in_use_is_not_given_to_another_role_of_its_pool() -> N
     with turns.rollout(lambda: REPORT):
         with turns.using("reward"):
             pass
-        said = r"'ref' cannot use the devices of pool 'all': 'rollout' is using them"
+        said = r"'ref' cannot have the devices of pool 'all': 'rollout' is using them"
         with pytest.raises(RlsdkError, match=said), turns.using("ref"):
             raise AssertionError("two roles had one device")
     with turns.using("ref"):

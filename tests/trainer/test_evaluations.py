@@ -127,7 +127,7 @@ def test_samples_without_a_grade_are_left_out_and_counted(
     assert 0 < len(failed) < 16
     assert view.evals[0]["eval/accuracy_sampled"] == view.evals[0]["eval/reward_sampled"] == 1.0
     assert view.evals[0]["eval/invalid_share_sampled"] == pytest.approx(len(failed) / 32)
-    assert any("they count only in eval/invalid_share_sampled" in text for text in view.notices)
+    assert any("they are in no figure but eval/invalid_share_sampled" in text for text in view.notices)
 
 
 def test_an_evaluation_that_fails_later_ends_the_run_after_a_save(

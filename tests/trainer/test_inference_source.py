@@ -42,7 +42,7 @@ def test_a_run_with_nothing_whole_says_so(tmp_path: Path) -> None:
     (save(tmp_path, 1) / "model" / "config.json").unlink()
     with pytest.raises(ConfigError, match=r"every checkpoint in .* is damaged"):
         find_model(tmp_path)
-    with pytest.raises(ConfigError, match="is not a run"):
+    with pytest.raises(ConfigError, match="is no run"):
         find_model(tmp_path / "nothing")
 
 
@@ -56,7 +56,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_is_called_one(tmp_path: Pa
     ("template", "prompt", "said"),
     [
         ("{prompt} Think.", "why? Think.", None),
-        ("{metadata.word}>", "why?>", "fills 'metadata.word'"),
+        ("{metadata.word}>", "why?>", "put in for 'metadata.word'"),
         ("{a} and {b}", "why?", "is the whole user message"),
         ("{prompt} of {b}", "why?", "is the whole user message"),
     ],

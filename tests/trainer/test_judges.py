@@ -100,7 +100,7 @@ def test_the_verdict_is_that_of_the_models_own_greedy_reply(judging: Any, model:
     assert result.by_reward["kind"][:3].tolist() == pytest.approx([choices[reply.casefold()] for reply in replies])
     assert result.failed["kind"][5]
     messages = {one.sample: one.message for one in result.examples}
-    assert "judge.kind: the question has more than the 58 tokens that fit" in messages.values()
+    assert "judge.kind: the question has more than 58 tokens, for which there is room" in messages.values()
 
 
 def test_what_the_template_lacks_costs_its_sample(judging: Any) -> None:

@@ -154,7 +154,7 @@ def test_a_role_that_the_run_lacks_is_named(model: str, registry: Registry, tmp_
     config = config_of(model, registry, 1, "--algorithm.name", f"{__file__}:Greedy")
     with (
         trainer_of(config, registry, tmp_path / "greedy", Recorder()) as (trainer, _, _),
-        pytest.raises(ConfigError, match=r"calls role 'critik'.*it has \['actor'\]"),
+        pytest.raises(ConfigError, match=r"asks role 'critik'.*it has \['actor'\]"),
     ):
         trainer.fit()
 

@@ -259,12 +259,12 @@ def test_rows_that_are_no_pairs_are_refused_by_file_line_and_field(
     said = refused(tmp_path, model, registry, [good], "--preferences.rejected_field", "worse")
     assert "'worse' (preferences.rejected_field)" in said.replace("'worse';", "'worse'")
     said = refused(tmp_path, model, registry, [{**good, "chosen": 3}])
-    assert "must be text, or a list of messages that ends in" in said
+    assert "must be a text, or a list of messages that ends in" in said
     assert "got '3'" in said
     said = refused(tmp_path, model, registry, [{**good, "m": "big"}], "--preferences.margin_field", "m")
     assert "'m' (preferences.margin_field) must be a number of at least 0, got 'big'" in said
     said = refused(tmp_path, model, registry, [{"chosen": "7", "rejected": "7"}, {"chosen": "123456", "rejected": "1"}])
-    assert "no pair is left to learn from: 0 of 2 pairs are used; 1 left out because both answers are equal" in said
+    assert "no pair is left to learn from: 0 of 2 pairs are used; 1 left out, whose answers are equal" in said
     assert "1 left out with an answer of over 5 tokens" in said
     assert "rollout.max_response_tokens 5" in said
 

@@ -35,9 +35,9 @@ def said(*steps: Mapping[str, float]) -> list[str]:
     [
         (
             {**NOTHING, "reward/std": 0.0, "reward/mean": 0.0},
-            "every sample got the same score (mean 0), so",
+            "every sample scored alike (mean 0), so",
         ),
-        (NOTHING, "every sample of a prompt got the same score (mean 0.4)"),
+        (NOTHING, "every sample of a prompt scored alike (mean 0.4)"),
         ({**NOTHING, "reward/std": 0.0, "reward/mean": 1.0, "reward/accuracy": 1.0}, "every sample is correct"),
         ({"policy/skipped_updates": 1.0}, "gradients are not finite"),
         ({"policy/grad_norm": float("nan")}, "gradients are not finite"),
@@ -69,7 +69,7 @@ def test_rewards_that_fail_are_no_rewards_that_are_alike() -> None:
 def test_updates_of_unlike_size_are_said() -> None:
     said = uneven_notice(TrainerConfig(prompts_per_step=7, samples_per_prompt=8, updates_per_step=3))
     assert said is not None
-    assert said.startswith("trainer.updates_per_step 3: 56 samples per step (trainer.prompts_per_step 7 x ")
+    assert said.startswith("trainer.updates_per_step 3: 56 samples a step (trainer.prompts_per_step 7 x ")
     assert uneven_notice(TrainerConfig(prompts_per_step=7, samples_per_prompt=8, updates_per_step=4)) is None
 
 
@@ -99,7 +99,7 @@ def test_samples_of_quantized_weights_are_named_and_what_corrects_them() -> None
     assert quantized_notice(0, 9, {}) is None
     bare = quantized_notice(7, 9, {"parity/log_prob_diff_mean": 0.0123})
     assert bare is not None
-    assert "7 of 9 tensors are served as float8" in bare
+    assert "7 of 9 tensors are sampled from as float8" in bare
     assert "0.012 nats" in bare
     assert "--algorithm.correction.mode truncate" in bare
     corrected = quantized_notice(7, 9, {"parity/log_prob_diff_mean": 0.0123, "mismatch/kl_k1": 0.001})
