@@ -305,8 +305,12 @@ def _as_written(problem: Problem, tree: Tree, backends: Sequence[_Backend]) -> P
     for prefix, written in names.items():
         path = written + path.removeprefix(prefix) if path.startswith(prefix) else path
     message = problem.message
-    if message.startswith("unknown key; expected") and (elsewhere := _sections_with(path.rpartition(".")[2])):
-        message = f"unknown key; did you mean {elsewhere}?"
+    if message.startswith("unknown key"):
+        key = path.rpartition(".")[2]
+        elsewhere = _sections_with(key)
+        # A field of this very name in another section is likelier than a similar one here.
+        if elsewhere and ("; expected" in message or elsewhere.partition(" or ")[0].endswith(f".{key}")):
+            message = f"unknown key; did you mean {elsewhere}?"
     if (hint := variable_hint(problem.path, tree.value(problem.path))) and hint not in message:
         message += f"; {hint}"
     return replace(problem, path=path, message=message, origin=_of_recipe(origin))

@@ -72,6 +72,7 @@ def main_exits_with(code: int, arguments: list[str]) -> None:
             ["none of the 20 rows", "rows.jsonl:1", "reference answer '1' is not a single letter"],
         ),
         (["--data.prompt_template", "{promt} hi"], ["no field 'promt'", "did you mean 'prompt'?"]),
+        (["--data.prompts_per_step", "4"], ["unknown key; did you mean trainer.prompts_per_step?"]),
         (["--trainer.steps"], ["trainer.steps: no value was given", "--trainer.steps VALUE"]),
         (["--train.device", "cuda"], ["train.device: unknown key", "did you mean placement.device?"]),
         (["--optim.lr", "0.1"], ["optim: unknown key; did you mean train.optim or critic.optim?"]),
