@@ -24,7 +24,7 @@ from rlsdk.interfaces import (
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.resources import cpu_seconds
 from rlsdk.testing.rollout_audit import audit
-from rlsdk.testing.rollout_lab import RolloutLab, collect, whole_shards
+from rlsdk.testing.rollout_lab import RolloutLab, collect, decoded, whole_shards
 from rlsdk.testing.rollout_outputs import tokens_of, wrong_identities
 from rlsdk.testing.rollout_requests import stop_letters
 from rlsdk.testing.rollout_scheduling import check_mixed_versions
@@ -90,7 +90,7 @@ class InterruptionRequirements:
             for _ in range(PAUSES):
                 changing.update_weights(whole_shards(lab.base), 6)
                 changing.resume()
-                await _decoded(changing, lab.suite.max_running)
+                await decoded(changing, lab.suite.max_running, STEPS_S)
                 changing.pause()
                 await asyncio.sleep(0.02)
             changing.resume()
@@ -229,14 +229,6 @@ async def _aborted(
     seconds = time.perf_counter() - start
     outputs = await task
     return seconds, alone, (engine.num_decoded() or 0) - before, outputs
-
-
-async def _decoded(engine: RolloutEngine, num_tokens: int) -> None:
-    """Waits for this number of tokens, but not for long."""
-    before, loop = engine.num_decoded() or 0, asyncio.get_running_loop()
-    deadline = loop.time() + STEPS_S
-    while loop.time() < deadline and (engine.num_decoded() or 0) - before < num_tokens:
-        await asyncio.sleep(0)
 
 
 async def _updated_twice(

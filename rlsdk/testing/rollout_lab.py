@@ -291,6 +291,15 @@ class RolloutLab:
         return {name: t + 0.05 * torch.randn(t.shape, generator=generator) for name, t in self.base.items()}
 
 
+async def decoded(engine: RolloutEngine, num_tokens: int, most_s: float) -> None:
+    """Waits until the engine has decoded this number of further tokens: as many on fast machines as on slow ones. After
+    `most_s` seconds it returns anyway, because in a pause none come."""
+    before, loop = engine.num_decoded() or 0, asyncio.get_running_loop()
+    deadline = loop.time() + most_s
+    while loop.time() < deadline and (engine.num_decoded() or 0) - before < num_tokens:
+        await asyncio.sleep(0)
+
+
 async def collect(engine: RolloutEngine, requests: Sequence[GenerationRequest]) -> list[GenerationOutput]:
     return [output async for output in engine.generate(requests)]
 

@@ -25,7 +25,7 @@ from rlsdk.interfaces import (
 from rlsdk.testing.modes import random_states, torch_modes
 from rlsdk.testing.requirements import Measured
 from rlsdk.testing.rollout_cancellation import LEAVING, at_once
-from rlsdk.testing.rollout_lab import RolloutLab, pieces, whole_shards
+from rlsdk.testing.rollout_lab import RolloutLab, decoded, pieces, whole_shards
 from rlsdk.testing.rollout_life_updates import Updates
 from rlsdk.testing.rollout_requests import at_random
 
@@ -174,12 +174,8 @@ class Life:
                 yield output
 
     async def _steps(self, most: int = 12) -> None:
-        """Waits until the engine has decoded a few tokens: the same number on fast and slow machines."""
-        most_tokens, before = self.source.randrange(1, 2 * most), self.engine.num_decoded()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + STEPS_S
-        while loop.time() < deadline and (self.engine.num_decoded() or 0) - (before or 0) < most_tokens:
-            await asyncio.sleep(0)
+        """Waits for a few decoded tokens."""
+        await decoded(self.engine, self.source.randrange(1, 2 * most), STEPS_S)
 
     def _task(self, count: int = 3) -> tuple[list[GenerationRequest], asyncio.Task[None]]:
         requests = self._requests(count)

@@ -30,9 +30,8 @@ from rlsdk.testing.train_ranks import FEW, data_case, steps_of
 from rlsdk.testing.train_settings import EVERYTHING, infinite_slope
 from rlsdk.testing.worlds import Seat
 
-DEADLINE_S = 5.0
-"""`timeout_s` of an engine, and, with what follows, seconds in which its call must end."""
-DEADLINE_SLACK_S = 10.0
+DEADLINE_S, DEADLINE_SLACK_S = 5.0, 10.0
+"""`timeout_s` of an engine, and seconds after it in which its call must have ended."""
 
 
 class RankCallRequirements:
