@@ -46,7 +46,7 @@ def _describe_no_signal(metrics: Mapping[str, float]) -> str:
         else "Prompts may be too easy or too hard each: more samples_per_prompt, another temperature, or other data"
     )
     mean = metrics.get("reward/mean", 0.0)
-    return f"{every} scored alike (mean {mean:.3g}), so there is no gradient. {likely}; {SAMPLES}"
+    return f"{every} got the same score (mean {mean:.3g}), so there is no gradient. {likely}; {SAMPLES}"
 
 
 def _is_not_finite(metrics: Mapping[str, float]) -> bool:
@@ -61,7 +61,7 @@ SYMPTOMS = (
         shows=_is_saturated,
         says=lambda _: "every sample is correct, so there is nothing left to learn here. Stop, or take harder data",
     ),
-    Symptom(name="alike", shows=lambda m: _has_no_signal(m) and not _is_saturated(m), says=_describe_no_signal),
+    Symptom(name="no_signal", shows=lambda m: _has_no_signal(m) and not _is_saturated(m), says=_describe_no_signal),
     Symptom(
         name="not_finite",
         shows=_is_not_finite,

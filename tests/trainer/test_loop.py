@@ -230,7 +230,7 @@ def test_a_correction_weighs_next_to_nothing_between_engines_that_agree(
 
 
 def test_a_stretch_without_signal_goes_on(model: str, registry: Registry, tmp_path: Path) -> None:
-    """Every reward alike: gradients are zero, weights stay, and nothing ends the run."""
+    """Every reward is the same: gradients are zero, weights stay, and nothing ends the run."""
     config = config_of(model, registry, 4, reward="constant")
     view = run(config, registry, tmp_path / "flat")
     assert len(view.steps) == 4

@@ -35,9 +35,9 @@ def said(*steps: Mapping[str, float]) -> list[str]:
     [
         (
             {**NOTHING, "reward/std": 0.0, "reward/mean": 0.0},
-            "every sample scored alike (mean 0), so",
+            "every sample got the same score (mean 0), so",
         ),
-        (NOTHING, "every sample of a prompt scored alike (mean 0.4)"),
+        (NOTHING, "every sample of a prompt got the same score (mean 0.4)"),
         ({**NOTHING, "reward/std": 0.0, "reward/mean": 1.0, "reward/accuracy": 1.0}, "every sample is correct"),
         ({"policy/skipped_updates": 1.0}, "gradients are not finite"),
         ({"policy/grad_norm": float("nan")}, "gradients are not finite"),
