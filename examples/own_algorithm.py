@@ -18,8 +18,8 @@ from rlsdk.interfaces import Batch, PolicyLossInputs
 
 
 def best_of_group(batch: Batch) -> Batch:
-    """1 for a prompt's best samples, 0 for the others; 0 for all of them where all scores are equal. Samples whose reward
-    failed are no competitors: they neither win nor make the others winners."""
+    """1 for a prompt's best samples, 0 for the others; 0 for all of them where all scores are equal. Samples whose
+    reward failed are no competitors: they neither win nor make the others winners."""
     valid, (uids, group) = batch["valid"], torch.unique(batch["uid"], return_inverse=True)
 
     def extreme(how: str, start: float) -> Tensor:
