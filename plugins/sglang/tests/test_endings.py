@@ -25,7 +25,6 @@ import os, signal
 from rlsdk_sglang.named_resources import SHARED, NamedResources
 found = NamedResources()
 found.note([os.getpid()])
-(SHARED / f"sglang_loads_{found.folder.name}_x.shm").touch()
 (SHARED / f"sgl_shm_mq_{os.getpid()}_x").touch()
 print(found.folder, os.getpid(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -119,5 +118,5 @@ def test_what_a_killed_host_left_is_cleared_by_the_next_and_what_is_in_use_stays
 
 def left_in(folder: Path, schedulers: list[int]) -> list[Path]:
     """Of what hangs on an engine's folder."""
-    names = [f"sglang_loads_{folder.name}_*", *(f"sgl_shm_*_{pid}_*" for pid in schedulers)]
+    names = [f"sgl_shm_*_{pid}_*" for pid in schedulers]
     return [path for path in (folder, *(found for name in names for found in SHARED.glob(name))) if path.exists()]

@@ -37,7 +37,7 @@ class NamedResources:
         unnamed.rename(self.folder / LOCK)
 
     def take(self, ports: Any) -> None:
-        """Moves SGLang's sockets into the folder, before they are opened, and names its shared memory after the folder.
+        """Moves SGLang's sockets into the folder, before they are opened.
 
         Args:
             ports: SGLang's `PortArgs`.
@@ -47,7 +47,6 @@ class NamedResources:
             if isinstance(address, str) and address.startswith("ipc://"):
                 Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
                 setattr(ports, field.name, f"ipc://{self.folder / str(at)}")
-        ports.instance_id = self.folder.name
 
     def note(self, schedulers: Sequence[int]) -> None:
         """Records process ids, which are part of the names of their shared memory."""
@@ -68,12 +67,10 @@ def clear_leftovers() -> None:
 
 
 def _clear(folder: Path) -> None:
-    names = [f"sglang_loads_{folder.name}_*"]
     with suppress(OSError):
         pids = (folder / SCHEDULERS).read_text(encoding="ascii").split()
-        names += [f"sgl_shm_*_{pid}_*" for pid in pids if not psutil.pid_exists(int(pid))]
-    for name in names:
-        for file in SHARED.glob(name):
-            with suppress(OSError):
-                file.unlink()
+        for pid in [pid for pid in pids if not psutil.pid_exists(int(pid))]:
+            for file in SHARED.glob(f"sgl_shm_*_{pid}_*"):
+                with suppress(OSError):
+                    file.unlink()
     shutil.rmtree(folder, ignore_errors=True)

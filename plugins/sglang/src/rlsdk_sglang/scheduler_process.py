@@ -40,6 +40,7 @@ def install() -> None:
     import torch
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.layers.sampler import register_sampler_backend
+    from sglang.srt.managers import scheduler
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
@@ -48,6 +49,8 @@ def install() -> None:
     _listen_on_given_address()
     _skip_experts_of_other_ranks()
     _attend_to_cached_latents()
+    # Nobody reads the schedulers' reports of their load, for which each step walks over all waiting samples.
+    scheduler.create_load_snapshot_writer = lambda *args, **kwargs: None
     register_sampler_backend("pytorch", ContractSampler)
     # Only the request determines where a response ends.
     ModelConfig._get_hf_eos_token_id = lambda self: set()
