@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -136,10 +137,10 @@ def _wrong_form(lab: RolloutLab, call: Call) -> list[str]:
         for request in call.requests
         for index in range(request.first_sample, request.first_sample + request.n)
     }
-    came = [(given.output.request_id, given.output.sample_index) for given in call.given]
+    came = Counter((given.output.request_id, given.output.sample_index) for given in call.given)
     faults = [f"{key} was not asked for" for key in came if key not in wanted]
     if len(set(names)) == len(names):
-        faults += [f"{key} came {came.count(key)} times" for key in dict.fromkeys(came) if came.count(key) > 1]
+        faults += [f"{key} came {times} times" for key, times in came.items() if times > 1]
         faults += [f"{key} is missing" for key in wanted if key not in came] if call.has_ended else []
     for given in call.given:
         faults += [fault for fault in [unreadable(lab, given.output)] if fault]

@@ -120,7 +120,7 @@ class ProcessPool:
     def run(self, job: Job, seats: Sequence[Seat], arguments: Sequence[Any]) -> list[Any]:
         """See `World.run`."""
         if not self.processes:
-            self._start()
+            self._start(seats)
         self._send(0, None)
         port = self._answers([0], START_TIMEOUT_S)[0]
         for rank, seat in enumerate(seats):
@@ -139,10 +139,10 @@ class ProcessPool:
             process.join()
         self.processes, self.lines = [], []
 
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+    def _start(self, seats: Sequence[Seat]) -> None:
         atexit.register(self.close)
-        for rank in range(self.size):
+        for rank, seat in enumerate(seats):
+            context = start_context(rank, module_of(seat), seat.device)
             mine, theirs = context.Pipe()
             # Not a daemon: engines may start processes themselves.
             process = context.Process(target=_serve, args=(theirs,), name=f"rank-{rank}")
@@ -180,6 +180,29 @@ class ProcessPool:
         if failed is not None:
             raise failed
         return answers
+
+
+def start_context(rank: int, module: str, device: str = "cpu") -> Any:
+    """How the process of a rank starts: the first rank from nothing, the others as copies of a process that has already
+    imported the engine, which can take ten seconds. Strings have other hashes in the first than in the others: an
+    engine whose ranks iterate over a set in different orders does not pass by luck.
+
+    Args:
+        rank: the rank in its world.
+        module: module of the engine's class.
+        device: device of the world. A process that may have started CUDA cannot be copied.
+    """
+    if rank == 0 or device != "cpu":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    # Only the first call counts: the process that is copied lives until this one ends.
+    context.set_forkserver_preload([__name__, module])
+    return context
+
+
+def module_of(seat: Seat) -> str:
+    """Module of the engine's class."""
+    return _registry(tuple(seat.modules)).backend(BackendKind.TRAIN, seat.backend).engine.partition(":")[0]
 
 
 _PROCESS_POOLS: dict[int, ProcessPool] = {}
