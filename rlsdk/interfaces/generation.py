@@ -22,6 +22,7 @@ class SamplingParams:
     """0 is greedy; log-probs are then those of temperature 1. An engine may refuse values above 2, or above 0 and below
     0.01 (`ConfigError`)."""
     top_p: float = 1.0
+    """Keeps the fewest tokens, the most probable ones first, whose probabilities add up to at least `top_p`."""
     top_k: int = 0
     """0 keeps the whole vocabulary, and so does any value above its size. Of equally probable tokens at the limit, any
     may be kept."""

@@ -110,6 +110,9 @@ class TrainEngine(ABC):
     gradients, `save_checkpoint` weights and optimizer; `optim_step`, `load_checkpoint` and `reset_optimizer` all
     three); `offload` of a part that is off the device, or `onload` of one that is on it; an update of a frozen model
     (`TrainSpec.optim` is None); any call but `close` after `close`.
+
+    A call that raises `ConfigError` changes nothing: it is refused before the engine does anything. What an engine
+    holds (memory, threads, open files) does not grow with the number of calls.
     """
 
     @abstractmethod
@@ -141,7 +144,7 @@ class TrainEngine(ABC):
             outputs: names of `OUTPUTS`.
 
         Returns:
-            CPU float32 tensors, in the order of the batch's rows.
+            CPU float32 tensors, in the order of the batch's rows. They belong to the caller, who may write into them.
 
         Raises:
             ConfigError: an unknown output, one that the model's head does not produce, or a temperature that is not
@@ -195,7 +198,8 @@ class TrainEngine(ABC):
     @abstractmethod
     def load_checkpoint(self, path: Path) -> None:
         """Restores what `save_checkpoint` wrote, and drops gradients; the next step is the one that would have
-        followed. Only reads the folder: does not add, change or remove files.
+        followed. The settings of that step (rate, betas, decay, clipping, schedule) are those of this engine's latest
+        `OptimSpec`, whatever the engine that saved had. Only reads the folder: does not add, change or remove files.
 
         Raises:
             CheckpointError: the checkpoint is incomplete, or does not fit this model or split. Weights, optimizer and
@@ -229,8 +233,7 @@ class TrainEngine(ABC):
 
     def close(self) -> None:  # noqa: B027 - a working default: many engines hold nothing that needs closing
         """Leaves the process group and frees what the engine holds: processes, threads, ports, files, shared and device
-        memory. Safe to call twice, before `initialize`, and after
-        an `initialize` that raised.
+        memory. Safe to call twice, before `initialize`, and after an `initialize` that raised.
 
         Leave the group with `rlsdk.kit.rendezvous.destroy_process_group`: `torch.distributed.destroy_process_group`
         would also destroy the groups of other engines in the process.

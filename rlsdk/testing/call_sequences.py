@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -72,7 +73,8 @@ def export_alone(folder: Path | str) -> Act:
 
 
 def look_twice(batch: Batch, *names: str) -> Act:
-    """`forward` of the same rows twice, and of other tokens that the caller writes into the same memory."""
+    """`forward` of the same rows twice, and of other tokens that the caller writes into the same memory. The caller
+    writes into the first outputs, too."""
     return partial(_look_twice, batch, names)
 
 
@@ -193,6 +195,10 @@ def _look_twice(batch: Batch, names: Sequence[str], engine: TrainEngine, found: 
     ids = batch["input_ids"].clone()
     mine = batch.with_tokens(input_ids=ids)
     _look(mine, names, engine, found)
+    first = found.seen[-1]
+    found.seen[-1] = {name: values.clone() for name, values in first.items()}
+    for values in first.values():
+        values.fill_(math.nan)
     _look(mine, names, engine, found)
     ids.copy_(ids.flip(0))
     _look(mine, names, engine, found)

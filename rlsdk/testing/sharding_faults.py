@@ -153,9 +153,9 @@ class SyncFaultRequirements:
     @requirement("sync.failures", since=(2, 0))
     def test_failures(self, lab: ShardingLab, measured: Measured) -> None:
         """A replica that fails, dies or hangs, a rank without fingerprints, or a rank that fails at a first sync is an
-        error: no replica is left out. A repeated sync brings the weights everywhere, under the same version or a higher
-        one, even to a replica that was restarted meanwhile."""
-        accepted, harmed = [], []
+        error, which says what happened: no replica is left out. A repeated sync brings the weights everywhere, under
+        the same version or a higher one, even to a replica that was restarted meanwhile."""
+        accepted, misnamed, harmed = [], [], []
         for name, breaks in FAILURES.items():
             for first in (False, True):
                 trial = lab.trial(in_one_process(replicas=4), **LARGE)
@@ -163,14 +163,17 @@ class SyncFaultRequirements:
                     trial.sync(1)
                 trial.step()
                 breaks(trial, True)
-                if not refused(trial, 2, *REFUSED):
+                if (error := error_of(trial, 2)) is None:
                     accepted.append(name)
                     continue
+                if not isinstance(error, NAMED.get(name, REFUSED)):
+                    misnamed.append(f"{name}: {type(error).__name__}")
                 breaks(trial, False)
                 trial.forget(1)
                 trial.sync(3 if first else 2, expect_change=True)
                 harmed += [f"{name}: {what}" for what in trial.differing()]
         measured.none("accepted", accepted)
+        measured.none("errors of another kind than what happened", misnamed)
         measured.none("boxes that differ after the next sync", harmed)
 
     @requirement("sync.slow", since=(2, 0))
@@ -196,11 +199,19 @@ UNMOVED: Sequence[tuple[str, int, bool]] = (
 
 def refused(trial: Trial, version: int, *errors: type[Exception], expect_change: bool | None = None) -> bool:
     """Whether a sync ends in one of these errors."""
+    return error_of(trial, version, *errors, expect_change=expect_change) is not None
+
+
+def error_of(
+    trial: Trial, version: int, *errors: type[Exception], expect_change: bool | None = None
+) -> Exception | None:
+    """The error of these kinds (by default `REFUSED`) that ended a sync; None: it succeeded."""
+    expected = errors or REFUSED
     try:
         trial.sync(version, expect_change=expect_change)
-    except errors:
-        return True
-    return False
+    except expected as error:
+        return error
+    return None
 
 
 @dataclass(frozen=True)
@@ -326,3 +337,11 @@ FAILURES: Mapping[str, Callable[[Trial, bool], None]] = {
     },
     "a rank breaks off": _breaks_off,
 }
+NAMED: Mapping[str, type[Exception]] = {
+    "the last of four replicas fails": WeightSyncError,
+    "the last of four replicas dies": WorkerError,
+    "the last of four replicas hangs": DeadlineError,
+    "a rank gives no fingerprints: WorkerError": WorkerError,
+    "a rank gives no fingerprints: DeadlineError": DeadlineError,
+}
+"""The error by which the caller can tell whether to start a worker anew."""

@@ -21,6 +21,7 @@ from rlsdk.testing.cases import OPTIM, Case, Driven, Weighted, rows_of
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 from rlsdk.testing.train_plain import PlainTrainEngine
+from rlsdk.testing.train_random_calls import plainly
 from rlsdk.testing.train_settings import EVERYTHING, SETTINGS, script_of, three_batches
 from rlsdk.testing.worlds import Seat
 
@@ -33,6 +34,8 @@ LONG_MEMORY = replace(OPTIM, betas=(0.9, 0.999), lr=1e-5)
 hardly change."""
 STEP_ROUNDING = 5e-4
 """Largest relative difference of the length of such a step by rounding; a count that is one step off makes 1.8e-3."""
+OTHERWISE = replace(OPTIM, lr=3 * EVERYTHING.lr, betas=(0.5, 0.6), weight_decay=0.0, max_grad_norm=None)
+"""Settings that differ from `EVERYTHING` in all that an optimizer may save."""
 LATE_S = 0.5
 """Seconds after `save_checkpoint` in which a thread of the engine might still write."""
 
@@ -42,9 +45,16 @@ class CheckpointRequirements:
 
     @requirement("checkpoint.settings", since=(2, 0))
     def test_checkpoint_settings(self, lab: TrainLab, measured: Measured) -> None:
-        """With other betas, eps, decay, clipping and schedule a checkpoint of any step continues exactly."""
+        """With other betas, eps, decay, clipping and schedule a checkpoint of any step continues exactly; in an engine
+        with other settings than those of the engine that saved, it continues with its own."""
         for name, at in (("short memory", 2), ("strong decay", 1), ("all at once", 1), ("all at once", 2)):
             self._goes_on(lab, measured, at, f"{name}, saved after step {at}", optim=SETTINGS[name])
+        folder, batches = lab.new_folder("settings"), three_batches()
+        before, after = [*script_of(batches[:2]), save(folder)], [load(folder), *script_of(batches[2:])]
+        saving, loading = (lab.case(optim=optim) for optim in (OTHERWISE, EVERYTHING))
+        lab.run(play, saving, before)
+        plainly(saving, before)
+        lab.lives(measured, [lab.run(play, loading, after)], plainly(loading, after), "saved with other settings")
 
     @requirement("checkpoint.many_steps", since=(2, 0))
     def test_checkpoint_many_steps(self, lab: TrainLab, measured: Measured) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from rlsdk.interfaces import Batch, Capability, Head
+from rlsdk.testing.case_runner import drive
 from rlsdk.testing.cases import Case, Weighted, train_batch
 from rlsdk.testing.plain_steps import plain_model_of, plain_numbers
 from rlsdk.testing.requirements import Measured, requirement
@@ -95,13 +96,19 @@ class OutputRequirements:
 
     @requirement("outputs.mask")
     def test_outputs_mask(self, lab: TrainLab, measured: Measured) -> None:
-        """With a `response_mask` outputs are 0 outside the mask and unchanged inside."""
+        """With a `response_mask` outputs are 0 outside the mask and unchanged inside; rows with the same tokens may
+        have different masks."""
         batch = train_batch(seed=2, masked=True)
         case = lab.case()
         found = lab.run(forward_all, case, [(batch, ("log_probs",))])[0]["log_probs"]
         expected = numbers(case, batch)["log_probs"]
         measured.equal("largest value off the mask", float(found[~batch["response_mask"]].abs().max()), 0.0)
         measured.at_most("largest difference on it", float((found - expected).abs().max()), lab.suite.tolerance)
+        twins = batch.select([*range(batch.num_rows)] * 2)
+        masks = torch.cat([batch["response_mask"], ~batch["response_mask"]])
+        twins = twins.with_rows(row_id=torch.arange(twins.num_rows)).with_tokens(response_mask=masks)
+        case = lab.case(steps=[[twins]], probe=(twins, ("log_probs",)))
+        lab.holds_to_plain(measured, [lab.run(drive, case)], case, "same tokens, other masks")
 
     @requirement("outputs.row_order")
     def test_outputs_row_order(self, lab: TrainLab, measured: Measured) -> None:

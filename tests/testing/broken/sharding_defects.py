@@ -260,6 +260,9 @@ SHARDING = {
     "pairs-of-replicas": Defect(
         "sharding_proofs:PairsOfReplicas", {"sync.proven": "replica 1 of 4 keeps all as it was"}
     ),
+    "every-error-is-a-sync-error": Defect(
+        "sharding_failures:EveryErrorIsASyncError", {"sync.failures": "dies: WeightSyncError"}
+    ),
     "leaves-dead-out": Defect("sharding_failures:LeavesDeadOut", {"sync.failures": "dies"}),
     "replicas-agree": Defect("sharding_proofs:ReplicasAgree", {"sync.proven": "every replica of 4"}),
     "scales-are-no-change": Defect("sharding_changes:ScalesAreNoChange", {"sync.quantized": "doubled"}),

@@ -199,3 +199,13 @@ class ReceiptsKept(GenericShardingManager):
             raise
         self.kept = None
         return report
+
+
+class EveryErrorIsASyncError(GenericShardingManager):
+    """A dead process and a stage without progress are reported like weights that do not fit."""
+
+    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
+        try:
+            return super().sync_weights(plan, version, expect_change=expect_change)
+        except (WorkerError, DeadlineError) as error:
+            raise WeightSyncError(f"the sync of version {version} failed: {error}") from error

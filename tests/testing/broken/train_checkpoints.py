@@ -497,3 +497,20 @@ class BracketsArePatterns(TorchTrainEngine):
         if not glob.glob(f"{path}/*.safetensors"):
             raise CheckpointError(f"{path} has no safetensors")
         super().load_checkpoint(path)
+
+
+class SettingsOfTheSaver(TorchTrainEngine):
+    """A checkpoint brings its optimizer's betas, eps and weight decay along."""
+
+    def save_checkpoint(self, path: Path) -> None:
+        super().save_checkpoint(path)
+        assert self.optimizer is not None
+        groups = [{k: group[k] for k in ("betas", "eps", "weight_decay")} for group in self.optimizer.param_groups]
+        atomic_write_json(path / "settings.json", groups)
+
+    def load_checkpoint(self, path: Path) -> None:
+        super().load_checkpoint(path)
+        assert self.optimizer is not None
+        saved = json.loads((path / "settings.json").read_text()) if (path / "settings.json").exists() else []
+        for group, settings in zip(self.optimizer.param_groups, saved, strict=False):
+            group.update(settings)

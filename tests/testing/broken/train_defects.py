@@ -292,6 +292,11 @@ ONE_RANK = {
     "balances-experts": Defect("train_models:BalancesExperts", {"model.experts": "experts, rows 1"}),
     "locked-by-sync": Defect("train_checkpoints:LockedBySync", {"steady.save": "the sync that was half way"}),
     "narrow-fields": Defect("train_objectives:NarrowFields", {"objective.given": "bfloat16"}),
+    "twins-share-a-mask": Defect("train_outputs:TwinsShareAMask", {"outputs.mask": "same tokens, other masks"}),
+    "lends-its-cache": Defect("train_outputs:LendsItsCache", {"life": "is not finite"}),
+    "settings-of-the-saver": Defect(
+        "train_checkpoints:SettingsOfTheSaver", {"checkpoint.settings": "saved with other settings"}
+    ),
     "remembers-outputs": Defect("train_outputs:RemembersOutputs", {"frozen": "largest difference"}),
     "any-size": Defect("train_ranks:AnySize", {"refusals": "2 ranks"}),
     "frozen-read-again": Defect("train_offload:FrozenReadAgain", {"life.frozen": "layout changed"}),

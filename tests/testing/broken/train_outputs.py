@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from broken.train_base import Wrapped
-from rlsdk.interfaces import Batch, ForwardBackwardResult, Head, Objective, RankContext, TrainSpec
+from rlsdk.interfaces import Batch, ForwardBackwardResult, Head, Objective, OptimStepResult, RankContext, TrainSpec
 from rlsdk.reference.torch_engine import TorchTrainEngine
 
 
@@ -451,3 +452,38 @@ class RemembersOutputs(TorchTrainEngine):
         if key not in self.known:
             self.known[key] = super().forward(batch, outputs)
         return {name: values.clone() for name, values in self.known[key].items()}
+
+
+class TwinsShareAMask(TorchTrainEngine):
+    """Rows with the same tokens are computed once, with the first one's response mask."""
+
+    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        rows = [tuple(row.tolist()) for row in batch["input_ids"].split(batch.lengths.tolist())]
+        first = {row: at for at, row in reversed(list(enumerate(rows)))}
+        found = super().forward(batch, outputs)
+        chosen = [first[row] for row in rows]
+        tokens = batch.token_index(torch.tensor(chosen, dtype=torch.int64))
+        return {name: values[chosen] if name == "scores" else values[tokens] for name, values in found.items()}
+
+
+class LendsItsCache(TorchTrainEngine):
+    """Outputs of equal batches between two steps are computed once, and every caller gets the same tensors."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(ctx, spec)
+        self.cached: dict[Any, dict[str, Tensor]] = {}
+
+    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        fields = {**batch.tokens, "lengths": batch.lengths}
+        key = (*outputs, batch.temperature, *((name, tuple(t.flatten().tolist())) for name, t in fields.items()))
+        if key not in self.cached:
+            self.cached[key] = super().forward(batch, outputs)
+        return self.cached[key]
+
+    def optim_step(self) -> OptimStepResult:
+        self.cached.clear()
+        return super().optim_step()
+
+    def load_checkpoint(self, path: Path) -> None:
+        self.cached.clear()
+        super().load_checkpoint(path)
