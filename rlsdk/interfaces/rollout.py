@@ -37,7 +37,8 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
-        """Yields each sample as it finishes, in any order: `n` per request, each exactly once.
+        """Yields each sample as it finishes, in any order: `n` per request, each exactly once. The engine chooses the
+        order in which waiting samples begin.
 
         If the engine claims `Capability.ABORT`, `generate` may be called while another call runs (from the same event
         loop); the new requests are then decoded together with the running ones. It returns to the event loop between

@@ -96,6 +96,7 @@ class SyncReport:
 
     version: int
     num_tensors: int
+    """Number of tensors of the plan; the names of a tied tensor count once."""
     num_bytes: int
     """Bytes received, summed over all targets."""
     moved_bytes: int
@@ -204,7 +205,8 @@ class EngineGroup(Protocol):
         ...
 
     def peers(self) -> Sequence[Peer]:
-        """One handle per rank; handles can be sent to other workers."""
+        """One handle per rank; handles can be sent to other workers. Request them for every sync: the handle of a rank
+        that was started anew is another one."""
         ...
 
 
@@ -295,7 +297,8 @@ class ShardingManager(ABC):
     def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
         """Executes the plan. On return every replica serves `version`, and its receipt was checked against the source:
         every tensor covered, every fingerprint equal. Every call transfers the weights, whatever was served before,
-        since a replica may have been restarted. A failed sync does not count and may be repeated.
+        since a replica may have been restarted. A failed sync does not count and may be repeated. No sync leaves
+        threads or copies of weights behind, whether it succeeds or fails.
 
         Args:
             plan: made for the layouts of these two groups.

@@ -202,13 +202,15 @@ class TrainEngine(ABC):
         `OptimSpec`, whatever the engine that saved had. Only reads the folder: does not add, change or remove files.
 
         Raises:
-            CheckpointError: the checkpoint is incomplete, or does not fit this model or split. Weights, optimizer and
-                schedule stay unchanged: check first, then copy.
+            CheckpointError: the checkpoint is incomplete, or does not fit this model or split; every rank raises, even
+                if only one rank's part is damaged. Weights, optimizer and schedule stay unchanged: check first, then
+                copy.
         """
 
     def save_pretrained(self, path: Path) -> None:
-        """Writes `config.json` and safetensors in Hugging Face form (every rank calls; which of them write is the
-        engine's choice): parameters in `ModelSpec.dtype`, persistent buffers in their own dtype."""
+        """Writes a folder in Hugging Face form (every rank calls; which of them write is the engine's choice):
+        parameters in `ModelSpec.dtype`, persistent buffers in their own dtype, a `config.json` with all fields of the
+        model's own, and the tokenizer files of the model's folder (`rlsdk.kit.export.write_model` does all of it)."""
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.EXPORT.value!r}")
 
     def offload(self, parts: Sequence[str] = ("weights", "optimizer", "gradients")) -> None:

@@ -33,6 +33,8 @@ class TestConformance({suite}):
     backend = {backend!r}
 {settings}'''
 
+MOST_PROCESSES = 4
+"""More would wait for the longest group of requirements, which stay together (`rlsdk.testing.shared_runs`)."""
 NOTHING_RAN = 5
 """pytest's exit codes for: no test was collected, or `-k` selected none."""
 
@@ -54,8 +56,9 @@ def check_backend(
         settings: attributes of the suite class: `options`, `model`, `device`, `tp_size`, ...
         only: names of requirements or parts of them, as for pytest's `-k`.
         verbose: shows pytest's own output too.
-        processes: number of processes that run a suite together, each with its own engines. None: two on a CPU that has
-            a core for each worker of both, if the whole suite is run and its output is not shown; otherwise one.
+        processes: number of processes that run a suite together, each with its own engines. None: up to four on a CPU
+            that has a core for each worker of each, if the whole suite is run and its output is not shown; otherwise
+            one.
 
     Raises:
         PluginError: no usable backend has this name.
@@ -85,8 +88,10 @@ def check_backend(
 
 def _most_processes(settings: Mapping[str, object]) -> int:
     """Processes for a suite: tensor-parallel workers that wait for each other keep a core each busy."""
-    num_workers = 2 * int(str(settings.get("tp_size", 1)))
-    return 2 if settings.get("device", "cpu") == "cpu" and (os.cpu_count() or 1) >= num_workers else 1
+    num_workers = int(str(settings.get("tp_size", 1)))
+    if settings.get("device", "cpu") != "cpu":
+        return 1
+    return min(max((os.cpu_count() or 1) // num_workers, 1), MOST_PROCESSES)
 
 
 def _known(kind: BackendKind, settings: Mapping[str, object]) -> None:

@@ -40,8 +40,12 @@ FARTHER = 4.0
 VOCABULARY = 1031
 """A prime vocabulary size: an engine that pads it must not draw padding. It is so large that a cumulative sum of
 probabilities in half precision skips most tokens."""
-WIDE = 98_407
-"""A vocabulary of which a third of the token ids need more than 16 bits."""
+WIDE_BITS = 17
+WIDE = 1 << WIDE_BITS
+"""A vocabulary of which half of the token ids need more than 16 bits."""
+NUM_FLAT, BIT_Z = 256, 5.0
+"""Number of draws of which all tokens are equally probable, and largest deviation of the number of ones in a bit of
+their ids, in standard deviations: with random numbers of 16 bits, each inverse of a sum is an even id."""
 NUM_KINDS, FEWER = 1000, 6.0
 """Number of first tokens among which distinct ones are counted, and the allowed deviation of that count in standard
 deviations: less than one false alarm in a million."""
@@ -106,7 +110,8 @@ class HalfPrecisionRequirements:
     @requirement("model.float16", since=(2, 0))
     def test_model_float16(self, lab: RolloutLab, measured: Measured) -> None:
         """A float16 engine has the log-probs of its weights except for rounding, even if hidden states are so large
-        that their squares overflow float16; token ids may need more than 16 bits."""
+        that their squares overflow float16; token ids may need more than 16 bits, and if all tokens of so large a
+        vocabulary are equally probable, each is drawn as often."""
         if not lab.spec.takes_weights:
             pytest.skip(f"{NOT_CLAIMED}takes_weights")
         known = lab.spec.architectures
@@ -118,7 +123,7 @@ class HalfPrecisionRequirements:
             write_tiny_model(folder, architecture=family, tied=True, seed=8, layers=1, vocab_size=WIDE)
         other = RolloutLab(lab.suite, folder, lab.scratch)
         try:
-            engine = other.start(max_running=4, model=ModelSpec(path=str(folder), dtype="float16"))
+            engine = other.start(model=ModelSpec(path=str(folder), dtype="float16"))
             try:
                 requests = [other.ask("r", other.prompt(9, 251), 4, max_tokens=16, temperature=1.3)]
                 state = {name: tensor.clone() for name, tensor in other.base.items()}
@@ -129,6 +134,14 @@ class HalfPrecisionRequirements:
                     plain = other.plain.with_state(_rounded_floats(served, "float16"))
                     off = other.worst(requests, other.run(requests, engine), plain)
                     measured.at_most(f"largest difference of log-probs, version {version}", off, HALF_ROUNDING)
+                # The last norm scales all logits.
+                flat = {name: t * (t.ndim > 1 or ".layers." in name) for name, t in other.base.items()}
+                engine.update_weights(whole_shards(flat), 2)
+                request = other.ask("flat", other.prompt(9, 252), NUM_FLAT, max_tokens=1)
+                tokens = torch.tensor([int(output.token_ids[0]) for output in other.run([request], engine)])
+                ones = ((tokens[:, None] >> torch.arange(WIDE_BITS)) & 1).sum(0)
+                off = float((ones - NUM_FLAT / 2).abs().max()) / (NUM_FLAT / 4) ** 0.5
+                measured.at_most("deviations of the ones in a bit of equally probable ids", off, BIT_Z)
             finally:
                 engine.close()
         finally:

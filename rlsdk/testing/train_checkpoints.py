@@ -90,7 +90,7 @@ class CheckpointRequirements:
     @requirement("checkpoint.into_trained", since=(2, 0))
     def test_checkpoint_into_trained(self, lab: TrainLab, measured: Measured) -> None:
         """A checkpoint that is loaded into a trained engine, with gradients of an unfinished step, replaces all of its
-        state; an older checkpoint loads as well as a newer one."""
+        state; an older checkpoint loads as well as a newer one; and what is saved then is what was loaded."""
         old, new, batches = lab.new_folder("old"), lab.new_folder("new"), three_batches()
         saving = [learn(batches[0]), step, save(old), learn(batches[1]), step, save(new), learn(batches[2]), step]
         expected = lab.play(saving, optim=EVERYTHING)
@@ -99,6 +99,12 @@ class CheckpointRequirements:
         self._equal(lab, measured, lab.play(back, optim=EVERYTHING), expected, "the older after the newer")
         again = [*other, load(old), learn(batches[2]), step, load(new), *script_of(batches[2:])]
         self._equal(lab, measured, lab.play(again, optim=EVERYTHING), expected, "the newer after the older")
+        # As many steps as the checkpoint that it saved last, but not the same ones.
+        saved, copied = lab.new_folder("as many"), lab.new_folder("copied")
+        lab.play([learn(batches[2]), step, save(saved), load(old), save(copied)], optim=EVERYTHING)
+        shutil.rmtree(saved)
+        found = lab.play([load(copied), *script_of(batches[1:])], optim=EVERYTHING)
+        self._equal(lab, measured, found, expected, "of another run, saved again")
 
     @requirement("checkpoint.heads", needs=Capability.VALUE_HEAD, since=(2, 0))
     def test_checkpoint_heads(self, lab: TrainLab, measured: Measured) -> None:

@@ -78,13 +78,17 @@ class ExportRequirements:
 
     @requirement("export.value_head", needs=Capability.VALUE_HEAD, since=(2, 0))
     def test_export_value_head(self, lab: TrainLab, measured: Measured) -> None:
-        """A value model's export has its trained head."""
+        """A value model's export has its trained head, and `config.json` names a class of transformers that reads it,
+        also if the model was a language model before."""
         self._readable(lab, measured, Head.VALUE)
+        self._readable(lab, measured, Head.VALUE, model=lab.model)
 
     @requirement("export.score_head", needs=Capability.SCORE_HEAD, since=(2, 0))
     def test_export_score_head(self, lab: TrainLab, measured: Measured) -> None:
-        """A score model's export has its trained head."""
+        """A score model's export has its trained head, and `config.json` names a class of transformers that reads it,
+        also if the model was a language model before."""
         self._readable(lab, measured, Head.SCORE)
+        self._readable(lab, measured, Head.SCORE, model=lab.model)
 
     @requirement("export.bfloat16", needs=Capability.EXPORT, since=(2, 0))
     def test_export_bfloat16(self, lab: TrainLab, measured: Measured) -> None:
@@ -163,12 +167,22 @@ def rounded_to(dtype: str, found: Driven) -> dict[str, torch.Tensor]:
 
 
 def ill_fitting(folder: Path, head: Head) -> list[str]:
-    """Names that are missing, unknown or of another shape for transformers."""
-    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+    """Names that are missing, unknown or of another shape for transformers: for the class that fits the head, and for
+    the one that `config.json` names."""
+    import transformers
 
-    kind: Any = AutoModelForCausalLM if head is Head.LM else AutoModelForTokenClassification
-    _, info = kind.from_pretrained(folder, output_loading_info=True, **LOCAL)
-    return [f"{what} {name}" for what in ("missing_keys", "unexpected_keys", "mismatched_keys") for name in info[what]]
+    fitting = transformers.AutoModelForCausalLM if head is Head.LM else transformers.AutoModelForTokenClassification
+    named = json.loads((folder / "config.json").read_text()).get("architectures") or ["of no name"]
+    faults = []
+    for name in (fitting.__name__, *named):
+        kind: Any = getattr(transformers, name, None)
+        if kind is None:
+            faults.append(f"config.json names the class {name!r}, which transformers lacks")
+            continue
+        _, info = kind.from_pretrained(folder, output_loading_info=True, **LOCAL)
+        wrong = ("missing_keys", "unexpected_keys", "mismatched_keys")
+        faults += [f"{what} {key} of {name}" for what in wrong for key in info[what]]
+    return faults
 
 
 def missing_files(folder: Path) -> list[str]:

@@ -161,9 +161,12 @@ def test_reports_of_processes_are_joined_and_seeds_that_gave_other_tokens_in_one
         (2, {"device": "cuda:0"}, 1),
         (2, {"tp_size": 2}, 1),
         (4, {"tp_size": 2}, 2),
+        (6, {}, 4),
+        (64, {}, 4),
+        (64, {"device": "cuda:0"}, 1),
     ],
 )
-def test_two_processes_share_a_suite_where_there_is_a_core_for_each_worker(
+def test_processes_share_a_suite_where_there_is_a_core_for_each_worker(
     cores: int, settings: dict[str, object], processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cores)

@@ -28,6 +28,7 @@ from rlsdk.interfaces import (
 from rlsdk.kit.rendezvous import hold_port, init_process_group
 from rlsdk.kit.shared_memory import lent
 from rlsdk.testing.models import random_batch
+from rlsdk.testing.worlds import start_context
 from rlsdk_megatron.config import MegatronOptions
 
 NUM_ROWS = 11
@@ -227,9 +228,13 @@ def _rank_main(rank: int, world: int, ports: Any, cases: list[Case], folder: str
 
 def run_world(world: int, cases: list[Case], folder: Path) -> dict[str, list[Any]]:
     """Results of each case, rank by rank."""
-    context = multiprocessing.get_context("spawn")
-    ports = context.Queue()
-    ranks = [context.Process(target=_rank_main, args=(r, world, ports, cases, str(folder))) for r in range(world)]
+    ports = multiprocessing.get_context("spawn").Queue()
+    ranks = [
+        start_context(rank, "rlsdk_megatron.engine").Process(
+            target=_rank_main, args=(rank, world, ports, cases, str(folder))
+        )
+        for rank in range(world)
+    ]
     for process in ranks:
         process.start()
     for process in ranks:

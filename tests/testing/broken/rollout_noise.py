@@ -16,7 +16,7 @@ from broken.rollout_base import Drawing, Patched, Rewritten
 from rlsdk.interfaces import GenerationOutput, GenerationRequest, SyncReceipt, WeightShard
 from rlsdk.kit import sampling as right
 from rlsdk.kit.requests import response_limit
-from rlsdk.kit.sampling import mixed_seed, splitmix64
+from rlsdk.kit.sampling import RowSampling, mixed_seed, splitmix64
 from rlsdk.reference.jobs import Job
 from rlsdk.reference.running import Running
 from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
@@ -428,3 +428,16 @@ class MinusOneIsNone(Rewritten):
         if request.sampling.seed != -1:
             return request
         return replace(request, sampling=replace(request.sampling, seed=None))
+
+
+class NoiseOf16Bits(Drawing):
+    """A token is found in the cumulative sum of all probabilities by a random number of 16 bits."""
+
+    def draw(self, logits: Tensor, sampling: RowSampling, noise: Tensor) -> tuple[Tensor, Tensor]:
+        tokens, log_probs = super().draw(logits, sampling, noise)
+        if logits.shape[1] <= 1 << 16:
+            return tokens, log_probs
+        sums = self.weights(logits, sampling).double().cumsum(-1)
+        coarse = (noise[:, :1].double() * 65536).floor() / 65536 * sums[:, -1:]
+        tokens = torch.searchsorted(sums, coarse, right=True)[:, 0]
+        return tokens, (logits.float() / sampling.temperature[:, None]).log_softmax(-1).gather(1, tokens[:, None])[:, 0]

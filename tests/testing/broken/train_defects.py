@@ -294,6 +294,10 @@ ONE_RANK = {
     "narrow-fields": Defect("train_objectives:NarrowFields", {"objective.given": "bfloat16"}),
     "twins-share-a-mask": Defect("train_outputs:TwinsShareAMask", {"outputs.mask": "same tokens, other masks"}),
     "lends-its-cache": Defect("train_outputs:LendsItsCache", {"life": "is not finite"}),
+    "linked-to-the-last": Defect(
+        "train_checkpoints:LinkedToTheLast", {"checkpoint.into_trained": "of another run, saved again"}
+    ),
+    "named-as-its-source": Defect("train_exports:NamedAsItsSource", {"export.value_head": "missing or strange"}),
     "settings-of-the-saver": Defect(
         "train_checkpoints:SettingsOfTheSaver", {"checkpoint.settings": "saved with other settings"}
     ),
