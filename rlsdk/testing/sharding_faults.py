@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,8 @@ from rlsdk.interfaces import DeadlineError, RlsdkError, SyncReceipt, WeightSyncE
 from rlsdk.testing.faulty_replicas import damages, lies
 from rlsdk.testing.layouts import Pair, chain, copies, in_one_process, pairs, placed, tied, with_head
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.sharding_lab import ShardingLab, Trial, WatchedRolloutHost
+from rlsdk.testing.sharding_lab import ShardingLab, Trial, WatchedRolloutHost, WatchedTrainHost
+from rlsdk.testing.tensor_engines import TensorTrainEngine
 
 LARGE: Mapping[str, Any] = {"bucket_bytes": 1 << 14}
 """Bucket size of requirements that are not about buckets: few buckets are faster."""
@@ -176,6 +177,17 @@ class SyncFaultRequirements:
         measured.none("errors of another kind than what happened", misnamed)
         measured.none("boxes that differ after the next sync", harmed)
 
+    @requirement("sync.checksums", since=(2, 0))
+    def test_checksums(self, lab: ShardingLab, measured: Measured) -> None:
+        """If replicas of the same boxes give different checksums of their own (`SyncReceipt.engine_checksum`), it is a
+        WeightSyncError, although all fingerprints are right; with equal ones the sync succeeds."""
+        for sums in ("aaaa", "aaab", "baaa", "abab"):
+            trial = lab.trial(in_one_process(replicas=4), **LARGE)
+            for host, own in zip(trial.replicas, sums, strict=True):
+                host.lie = partial(_with_checksum, own)
+            was_refused = refused(trial, 1, WeightSyncError)
+            measured.equal(f"refused, checksums {sums}", was_refused, len(set(sums)) > 1)
+
     @requirement("sync.slow", since=(2, 0))
     def test_slow(self, lab: ShardingLab, measured: Measured) -> None:
         """A sync that takes longer than `timeout_s` succeeds, because weights arrive all the time."""
@@ -314,6 +326,20 @@ def _replica_fails(error: RlsdkError, trial: Trial, on: bool) -> None:
     trial.replicas[3].lie = fail if on else None
 
 
+def _with_checksum(
+    own: str, host: WatchedRolloutHost, old: SyncReceipt, pull: Callable[[], SyncReceipt]
+) -> SyncReceipt:
+    return replace(pull(), engine_checksum=own)
+
+
+def _is_started_anew(trial: Trial, on: bool) -> None:
+    """A rank dies, and another one takes its place."""
+    if on:
+        trial.sources[0].left, trial.sources[0].proof_error = 0, WorkerError("the rank's process has died")
+    else:
+        trial.sources[0] = WatchedTrainHost(TensorTrainEngine(trial.truth, trial.pair.source[0]))
+
+
 def _no_fingerprints(error: Exception, trial: Trial, on: bool) -> None:
     trial.sources[0].proof_error = error if on else None
 
@@ -336,6 +362,7 @@ FAILURES: Mapping[str, Callable[[Trial, bool], None]] = {
         for error in PROOF_ERRORS
     },
     "a rank breaks off": _breaks_off,
+    "a rank dies, and is started anew": _is_started_anew,
 }
 NAMED: Mapping[str, type[Exception]] = {
     "the last of four replicas fails": WeightSyncError,

@@ -41,16 +41,19 @@ class QuantizedRequirements:
     @requirement("sync.quantized", since=(2, 0))
     def test_quantized(self, lab: ShardingLab, measured: Measured) -> None:
         """Weights that replicas serve as float8 with block scales (`TensorMeta.scales`) are sent unquantized, in the
-        dtype that is quantized or the source's narrower one, however sources split blocks; weights whose scales alone
-        changed count as changed; a replica that quantizes differently, or omits its scales from the receipt, is a
-        WeightSyncError. A manager without this feature refuses such layouts with a LayoutError."""
+        dtype that is quantized or the source's narrower one, however sources split blocks; the report counts each such
+        tensor once; weights whose scales alone changed count as changed; a replica that quantizes differently, or omits
+        its scales from the receipt, is a WeightSyncError. A manager without this feature refuses such layouts with a
+        LayoutError."""
         wrong, accepted = [], []
         for held in ("float32", "bfloat16"):
             manager, engines = _groups(lab, held)
             try:
-                manager.sync(1)
+                count = manager.sync(1).quantized_tensors
             except LayoutError:
                 return  # The manager refused, and nothing was sent.
+            num_quantized = sum(len(shape) == 2 for shape in SHAPES.values())
+            wrong += [] if count == num_quantized else [f"{count} quantized tensors reported, not {num_quantized}"]
             wrong += [fault for engine in engines for fault in engine.faults(held)]
             # Blocks of weights that are all doubled have the same float8 values and other scales.
             for host in manager.train.hosts:  # type: ignore[attr-defined]

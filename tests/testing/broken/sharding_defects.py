@@ -260,6 +260,9 @@ SHARDING = {
     "pairs-of-replicas": Defect(
         "sharding_proofs:PairsOfReplicas", {"sync.proven": "replica 1 of 4 keeps all as it was"}
     ),
+    "checksums-are-ignored": Defect("sharding_proofs:ChecksumsAreIgnored", {"sync.checksums": "checksums aaab"}),
+    "quantized-by-replica": Defect("sharding_reports:QuantizedByReplica", {"sync.quantized": "4 quantized tensors"}),
+    "first-peers": Defect("sharding_failures:FirstPeers", {"sync.failures": "the line is dead"}),
     "every-error-is-a-sync-error": Defect(
         "sharding_failures:EveryErrorIsASyncError", {"sync.failures": "dies: WeightSyncError"}
     ),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
+from unittest.mock import patch
 
-from rlsdk.interfaces import DeadlineError, ReshardPlan, SyncReceipt, SyncReport, WeightSyncError, WorkerError
+from rlsdk.interfaces import DeadlineError, Peer, ReshardPlan, SyncReceipt, SyncReport, WeightSyncError, WorkerError
 from rlsdk.sharding import GenericShardingManager
 
 
@@ -209,3 +210,14 @@ class EveryErrorIsASyncError(GenericShardingManager):
             return super().sync_weights(plan, version, expect_change=expect_change)
         except (WorkerError, DeadlineError) as error:
             raise WeightSyncError(f"the sync of version {version} failed: {error}") from error
+
+
+class FirstPeers(GenericShardingManager):
+    """Handles of the training ranks are requested once."""
+
+    kept: Sequence[Peer] | None = None
+
+    def pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
+        self.kept = self.kept or list(self.train.peers())
+        with patch.object(self.train, "peers", lambda: self.kept):
+            return super().pull(plan, version)

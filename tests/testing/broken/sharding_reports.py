@@ -109,3 +109,12 @@ class SecondsAreMilliseconds(GenericShardingManager):
     def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
         report = super().sync_weights(plan, version, expect_change=expect_change)
         return replace(report, seconds=report.seconds * 1000)
+
+
+class QuantizedByReplica(GenericShardingManager):
+    """A quantized tensor is counted once for each replica."""
+
+    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
+        report = super().sync_weights(plan, version, expect_change=expect_change)
+        count = sum(len(task.quantized.tensors) * len(task.replicas) for task in self.ends().fingerprints)
+        return replace(report, quantized_tensors=count)

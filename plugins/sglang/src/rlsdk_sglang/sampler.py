@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from sglang.srt.layers.sampler import Sampler, apply_custom_logit_processor
+from sglang.srt.sampling.sampling_params import TOP_K_ALL
 from torch import Tensor
 
 from rlsdk.kit.sampling import RowSampling, draw, uniforms
@@ -42,10 +43,13 @@ class ContractSampler(Sampler):  # type: ignore[misc]
 
 def row_sampling(info: Any) -> RowSampling:
     """Sampling parameters of the rows; in SGLang a greedy row is top-k 1 at temperature 1."""
+    greedy = info.top_ks == 1
+    # A limit that excludes nothing would make each step sort the whole vocabulary.
+    is_limited = ~greedy & (info.top_ks < TOP_K_ALL)
     return RowSampling(
         temperature=info.temperatures.view(-1),
-        greedy=info.top_ks == 1,
-        top_k=info.top_ks.long(),
+        greedy=greedy,
+        top_k=torch.where(is_limited, info.top_ks.long(), torch.iinfo(torch.int64).max),
         top_p=info.top_ps,
         min_p=info.min_ps,
         stops=info.top_ks.new_empty((len(info.top_ks), 0), dtype=torch.int64),
