@@ -105,7 +105,7 @@ def test_what_dies_inside_an_engine_is_an_error_and_its_host_lives(other: Any) -
 def test_what_a_killed_host_left_is_cleared_by_the_next_and_what_is_in_use_stays() -> None:
     host = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, check=False)
     folder, pid = host.stdout.split()
-    assert len(left_in(Path(folder), [int(pid)])) == 3
+    assert len(left_in(Path(folder), [int(pid)])) == 2
     living = NamedResources()
     try:
         assert left_in(Path(folder), [int(pid)]) == []

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from cases import make_engine
+from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
 from rlsdk.interfaces import ConfigError
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.testing.rollout_lab import RolloutLab, whole_shards
+from rlsdk_sglang.sampler import row_sampling
 
 KINDS = [
     {},
@@ -45,3 +49,17 @@ def test_a_model_that_sglang_would_serve_without_some_of_its_tensors_is_refused(
     folder = write_tiny_model(tmp_path / "model", architecture="llama", attention_bias=True, mlp_bias=True)
     with pytest.raises(ConfigError, match=r"no memory of SGLang's model was found for canonical tensor '.*bias'"):
         make_engine(folder)
+
+
+def test_a_step_without_filters_sorts_no_vocabulary() -> None:
+    """SGLang's "all tokens" is a limit like others, and a greedy row's is 1."""
+    rows = len(KINDS)
+    plain = SimpleNamespace(
+        temperatures=torch.ones(rows, 1),
+        top_ks=torch.tensor([TOP_K_ALL] * (rows - 1) + [1], dtype=torch.int32),
+        top_ps=torch.ones(rows),
+        min_ps=torch.zeros(rows),
+    )
+    assert not row_sampling(plain).is_cut
+    plain.top_ks[0] = 3
+    assert row_sampling(plain).is_cut
