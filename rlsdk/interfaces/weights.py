@@ -229,7 +229,7 @@ class SyncReceipt:
     """Bytes that arrived, in the dtype they are served in."""
     fingerprints: Mapping[str, int]
     """Canonical name -> `fingerprint` of the weights now served. The engine computes it after loading, over its own
-    memory (not over the received data)."""
+    memory (not over the received data). It may name more tensors, such as tied copies; they are not compared."""
     seconds: float = 0.0
     workers: tuple[WorkerReceipt, ...] = ()
     """For an engine whose workers received the weights themselves, one per worker. Boxes that several workers hold were

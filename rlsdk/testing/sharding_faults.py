@@ -188,6 +188,16 @@ class SyncFaultRequirements:
             was_refused = refused(trial, 1, WeightSyncError)
             measured.equal(f"refused, checksums {sums}", was_refused, len(set(sums)) > 1)
 
+    @requirement("sync.names", since=(2, 0))
+    def test_names(self, lab: ShardingLab, measured: Measured) -> None:
+        """Receipts may name more tensors than were sent: tied copies, buffers of the engine."""
+        trial = lab.trial(in_one_process(replicas=2), **LARGE)
+        trial.replicas[1].lie = _with_more_names
+        trial.sync(1)
+        trial.step()
+        trial.sync(2, expect_change=True)
+        measured.none("boxes that differ", trial.differing())
+
     @requirement("sync.slow", since=(2, 0))
     def test_slow(self, lab: ShardingLab, measured: Measured) -> None:
         """A sync that takes longer than `timeout_s` succeeds, because weights arrive all the time."""
@@ -330,6 +340,11 @@ def _with_checksum(
     own: str, host: WatchedRolloutHost, old: SyncReceipt, pull: Callable[[], SyncReceipt]
 ) -> SyncReceipt:
     return replace(pull(), engine_checksum=own)
+
+
+def _with_more_names(host: WatchedRolloutHost, old: SyncReceipt, pull: Callable[[], SyncReceipt]) -> SyncReceipt:
+    receipt = pull()
+    return replace(receipt, fingerprints={**receipt.fingerprints, "lm_head.copy": 1, "rotary.frequencies": 2})
 
 
 def _is_started_anew(trial: Trial, on: bool) -> None:

@@ -172,17 +172,17 @@ def ill_fitting(folder: Path, head: Head) -> list[str]:
     import transformers
 
     fitting = transformers.AutoModelForCausalLM if head is Head.LM else transformers.AutoModelForTokenClassification
-    named = json.loads((folder / "config.json").read_text()).get("architectures") or ["of no name"]
-    faults = []
-    for name in (fitting.__name__, *named):
+    faults = _ill_fitting(fitting, folder)
+    for name in json.loads((folder / "config.json").read_text()).get("architectures") or ["of no name"]:
         kind: Any = getattr(transformers, name, None)
-        if kind is None:
-            faults.append(f"config.json names the class {name!r}, which transformers lacks")
-            continue
-        _, info = kind.from_pretrained(folder, output_loading_info=True, **LOCAL)
-        wrong = ("missing_keys", "unexpected_keys", "mismatched_keys")
-        faults += [f"{what} {key} of {name}" for what in wrong for key in info[what]]
+        faults += _ill_fitting(kind, folder) if kind else [f"config.json names {name!r}, which transformers lacks"]
     return faults
+
+
+def _ill_fitting(kind: Any, folder: Path) -> list[str]:
+    _, info = kind.from_pretrained(folder, output_loading_info=True, **LOCAL)
+    wrong = ("missing_keys", "unexpected_keys", "mismatched_keys")
+    return [f"{what} {key} of {kind.__name__}" for what in wrong for key in info[what]]
 
 
 def missing_files(folder: Path) -> list[str]:

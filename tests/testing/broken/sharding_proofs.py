@@ -208,3 +208,16 @@ class ChecksumsAreIgnored(GenericShardingManager):
 
     def pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
         return [replace(receipt, engine_checksum=None) for receipt in super().pull(plan, version)]
+
+
+class MoreIsWrong(GenericShardingManager):
+    """A receipt that names more than the tensors of the layout is refused."""
+
+    def pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
+        receipts = super().pull(plan, version)
+        for receipt, layouts in zip(receipts, self.ends().replicas, strict=True):
+            metas = [meta for layout in layouts for meta in layout.tensors]
+            known = {meta.name for meta in metas} | {meta.scales.name for meta in metas if meta.scales is not None}
+            if more := sorted(set(receipt.fingerprints) - known):
+                raise WeightSyncError(f"{more} was not sent")
+        return receipts
