@@ -25,7 +25,7 @@ class SamplingParams:
     """Keeps the fewest tokens, the most probable ones first, whose probabilities add up to at least `top_p`."""
     top_k: int = 0
     """0 keeps the whole vocabulary, and so does any value above its size. Of equally probable tokens at the limit, any
-    may be kept."""
+    of them, or all, may be kept."""
     min_p: float = 0.0
     """Keeps tokens whose probability is at least `min_p` times the largest. Requires `Capability.MIN_P`."""
     stop_token_ids: tuple[int, ...] = ()

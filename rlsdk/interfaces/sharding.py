@@ -102,7 +102,7 @@ class SyncReport:
     moved_bytes: int
     """Bytes of `num_bytes` that crossed a process boundary."""
     changed_tensors: int
-    """Number of tensors whose fingerprint differs from that of the last sync."""
+    """Number of tensors whose fingerprint differs from that of the last sync; at a manager's first sync all tensors."""
     seconds: float
     lower_bound_bytes: int = 0
     """Minimum number of bytes that had to cross a process boundary."""
@@ -111,6 +111,7 @@ class SyncReport:
     another stage counts only for the time it adds. The stages of the switch back to training are appended when the
     phase has ended."""
     receipts: tuple[SyncReceipt, ...] = ()
+    """One per replica, in the order of the replicas."""
     transports: tuple[str, ...] = ()
     """Names of the transports used, in order of preference."""
     quantized_tensors: int = 0
@@ -286,7 +287,8 @@ class ShardingManager(ABC):
     @abstractmethod
     def plan(self, source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> ReshardPlan:
         """Decides which boxes each source sends to each target. Pure: no device, no communication. The plan depends
-        on all of both layouts: names, boxes, nodes, processes and devices.
+        on all of both layouts: names, boxes, nodes, processes and devices. A tensor is sent in the narrower of the
+        source's dtype and the target's.
 
         Raises:
             LayoutError: no source holds a box that a target needs, shapes differ, or a trained tensor would not be

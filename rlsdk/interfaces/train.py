@@ -68,6 +68,7 @@ class ForwardBackwardResult:
     sums: Mapping[str, float] = field(default_factory=dict)
     maxima: Mapping[str, float] = field(default_factory=dict)
     num_micro_batches: int = 1
+    """Number of micro-batches of this rank: the one field that may differ between ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
