@@ -33,6 +33,8 @@ from rlsdk.testing.rollout_plain import contract_log_probs
 
 FILE_BYTES = 100_000
 """File size of a checkpoint with several files."""
+NUM_CUT, HOT, TOP_P, CUT_SLACK = 96, 2.0, 0.9, 0.02
+"""Number of draws from a nucleus of a wide vocabulary, their temperature and limit, and what rounding may add to it."""
 NEAR = 10
 """Length of the short prompt, with whose log-probs those of long prompts are compared."""
 FARTHER = 4.0
@@ -110,8 +112,8 @@ class HalfPrecisionRequirements:
     @requirement("model.float16", since=(2, 0))
     def test_model_float16(self, lab: RolloutLab, measured: Measured) -> None:
         """A float16 engine has the log-probs of its weights except for rounding, even if hidden states are so large
-        that their squares overflow float16; token ids may need more than 16 bits, and if all tokens of so large a
-        vocabulary are equally probable, each is drawn as often."""
+        that their squares overflow float16. Token ids may need more than 16 bits; if all tokens of so large a
+        vocabulary are equally probable, each is drawn as often; top-p finds its limit among so many small ones."""
         if not lab.spec.takes_weights:
             pytest.skip(f"{NOT_CLAIMED}takes_weights")
         known = lab.spec.architectures
@@ -134,9 +136,18 @@ class HalfPrecisionRequirements:
                     plain = other.plain.with_state(_rounded_floats(served, "float16"))
                     off = other.worst(requests, other.run(requests, engine), plain)
                     measured.at_most(f"largest difference of log-probs, version {version}", off, HALF_ROUNDING)
+                engine.update_weights(whole_shards(other.base), 2)
+                request = other.ask("cut", other.prompt(9, 253), NUM_CUT, max_tokens=1, temperature=HOT, top_p=TOP_P)
+                tokens = [int(output.token_ids[0]) for output in other.run([request], engine)]
+                plain = other.plain.with_state(_rounded_floats(other.base, "float16"))
+                ordered, order = (plain.next_logits(request.prompt_ids) / HOT).softmax(-1).sort(descending=True)
+                before = torch.zeros_like(ordered).scatter(0, order, ordered.cumsum(0) - ordered)[tokens]
+                measured.at_most(
+                    f"mass before a token that top-p {TOP_P} keeps", float(before.max()), TOP_P + CUT_SLACK
+                )
                 # The last norm scales all logits.
                 flat = {name: t * (t.ndim > 1 or ".layers." in name) for name, t in other.base.items()}
-                engine.update_weights(whole_shards(flat), 2)
+                engine.update_weights(whole_shards(flat), 3)
                 request = other.ask("flat", other.prompt(9, 252), NUM_FLAT, max_tokens=1)
                 tokens = torch.tensor([int(output.token_ids[0]) for output in other.run([request], engine)])
                 ones = ((tokens[:, None] >> torch.arange(WIDE_BITS)) & 1).sum(0)

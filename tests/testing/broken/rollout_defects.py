@@ -446,6 +446,9 @@ ROLLOUT = {
     ),
     "buffers-apart": Defect("rollout_models:BuffersApart", {"model.experts": "other biases"}),
     "norms-in-half": Defect("rollout_models:NormsInHalf", {"model.float16": "version 1"}),
+    "nucleus-summed-in-half": Defect(
+        "rollout_distribution:NucleusSummedInHalf", {"model.float16": "mass before a token"}
+    ),
     "noise-of-16-bits": Defect("rollout_noise:NoiseOf16Bits", {"model.float16": "equally probable ids"}),
     "tokens-of-16-bits": Defect("rollout_models:TokensOf16Bits", {"model.float16": "version 0"}),
     "fill-of-nothing": Defect("rollout_counts:FillOfNothing", {"life": "ZeroDivisionError"}),

@@ -335,3 +335,17 @@ class MinPBeforeTopP(Drawing):
         above = torch.where(plain >= floor, plain, 0.0)
         rest = replace(sampling, min_p=torch.zeros_like(sampling.min_p))
         return right.filtered(above / above.sum(-1, keepdim=True), rest)
+
+
+class NucleusSummedInHalf(Drawing):
+    """The probabilities before a token are added up in float16, where small ones are lost beside the sum."""
+
+    def weights(self, logits: Tensor, sampling: RowSampling) -> Tensor:
+        probs = (logits.float() / sampling.temperature[:, None]).softmax(-1)
+        if not bool((sampling.top_p < 1).all()) or sampling.has_floor or bool((sampling.top_k < logits.shape[1]).any()):
+            return right.filtered(probs, sampling)
+        ordered, index = probs.sort(dim=-1, descending=True, stable=True)
+        sums = torch.from_numpy(np.cumsum(ordered.half().numpy(), axis=-1, dtype=np.float16))
+        before = torch.cat([torch.zeros_like(sums[:, :1]), sums[:, :-1]], dim=1)
+        keep = before < sampling.top_p[:, None]
+        return torch.zeros_like(probs).scatter(1, index, torch.where(keep, ordered, 0.0))
