@@ -103,7 +103,8 @@ class WeightLayout:
     boxes: tuple[tuple[str, Box], ...]
     """Name and box of each part, in the order in which `shards()` yields them. Boxes of one rank do not overlap."""
     tied: Mapping[str, str] = field(default_factory=dict)
-    """Name of a tied tensor -> name under which the shared copy is held. Only the latter is in `tensors`."""
+    """Name of a tied tensor -> name under which the shared copy is held. Only the latter is in `tensors`. Every rank
+    with a part of the shared copy lists it."""
     worker: str | None = None
     """Rollout: name of the engine's worker that receives these weights in its own process, `process`
     (`RolloutEngine.receive_weights`). None: the replica's process receives them (`update_weights`)."""

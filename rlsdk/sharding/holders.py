@@ -32,6 +32,7 @@ class SourceTensors:
         self.tied: dict[str, str] = {}
         for layout in source:
             self.tied.update(layout.tied)
+        self._check_tied(source)
         for meta in distinct_tensors(source):
             known = self.tensors.setdefault(meta.name, meta)
             if known != meta:
@@ -40,6 +41,19 @@ class SourceTensors:
                     f"source ranks disagree on {meta.name!r}: {list(known.shape)} {known.dtype} on one, "
                     f"{list(meta.shape)} {meta.dtype} on rank {rank}"
                 )
+
+    def _check_tied(self, source: Sequence[WeightLayout]) -> None:
+        """A rank that does not know a tied name could not send the tensor by this name."""
+        for layout in source:
+            if layout.tied == self.tied:
+                continue
+            held = {meta.name for meta in layout.tensors}
+            for name, shared in self.tied.items():
+                if shared in held and name not in layout.tied:
+                    raise LayoutError(
+                        f"source rank {layout.rank} holds {shared!r} and does not list {name!r} as tied to it, which "
+                        "another rank does: `layout().tied` has the same names on every rank that holds the tensor"
+                    )
 
     def resolve(self, name: str) -> str:
         """The name under which the sources hold what a target calls `name`.

@@ -138,10 +138,10 @@ class HalfPrecisionRequirements:
                     measured.at_most(f"largest difference of log-probs, version {version}", off, HALF_ROUNDING)
                 engine.update_weights(whole_shards(other.base), 2)
                 request = other.ask("cut", other.prompt(9, 253), NUM_CUT, max_tokens=1, temperature=HOT, top_p=TOP_P)
-                tokens = [int(output.token_ids[0]) for output in other.run([request], engine)]
+                kept = [int(output.token_ids[0]) for output in other.run([request], engine)]
                 plain = other.plain.with_state(_rounded_floats(other.base, "float16"))
                 ordered, order = (plain.next_logits(request.prompt_ids) / HOT).softmax(-1).sort(descending=True)
-                before = torch.zeros_like(ordered).scatter(0, order, ordered.cumsum(0) - ordered)[tokens]
+                before = torch.zeros_like(ordered).scatter(0, order, ordered.cumsum(0) - ordered)[kept]
                 measured.at_most(
                     f"mass before a token that top-p {TOP_P} keeps", float(before.max()), TOP_P + CUT_SLACK
                 )

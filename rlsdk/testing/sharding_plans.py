@@ -147,7 +147,8 @@ class PlanRequirements:
 
     @requirement("plan.refusals")
     def test_refusals(self, lab: ShardingLab, measured: Measured) -> None:
-        """A box that no rank holds, an unknown name, and a different shape are a LayoutError."""
+        """A box that no rank holds, an unknown name, a different shape, and a tied name that not every rank with the
+        tensor lists, are a LayoutError."""
         pair = pairs()["sharded to whole, two replicas"]
         experts = pairs()["expert parallel to tensor parallel"]
         self._refused(
@@ -161,6 +162,7 @@ class PlanRequirements:
                 ),
                 "a name is unknown": (pair.source, [_renamed(layout) for layout in pair.target]),
                 "a shape differs": ([_reshaped(layout, 13) for layout in pair.source], pair.target),
+                "a tied name that one rank lists": ([*sharded(2)[:1], *tied(sharded(2)[1:])], with_head(complete(0))),
                 "a shape of as many elements": (pair.source, [_turned(layout) for layout in pair.target]),
                 "ranks differ in a shape": (
                     [_reshaped(pair.source[0], 13), *pair.source[1:]],

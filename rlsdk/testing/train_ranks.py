@@ -248,11 +248,22 @@ class RankRequirements:
 
     @requirement("ranks.tied", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_tied(self, lab: TrainLab, measured: Measured) -> None:
-        """Tied embeddings with a vocabulary that is not divisible by the number of ranks learn as on one rank."""
+        """Tied embeddings with a vocabulary that is not divisible by the number of ranks learn as on one rank; every
+        rank with a part of the shared tensor lists its other name."""
         if (model := lab.variant("tied")) is None:
             return measured.record("models tried", 0)
         case = data_case(lab, model=model)
-        lab.holds_to_plain(measured, lab.drive_split(case), case)
+        ranks = lab.drive_split(case)
+        lab.holds_to_plain(measured, ranks, case)
+        layouts = [rank.layout for rank in ranks if rank.layout is not None]
+        names = {name: shared for layout in layouts for name, shared in layout.tied.items()}
+        lacking = [
+            f"{name}, rank {layout.rank}"
+            for layout in layouts
+            for name, shared in names.items()
+            if name not in layout.tied and any(meta.name == shared for meta in layout.tensors)
+        ]
+        measured.none("tied names that a rank does not list", lacking)
 
     def _same(self, measured: Measured, mine: list[Driven], theirs: list[Driven], where: str) -> None:
         """Checks that weights, and the last norm and rate of every rank, are equal, bit for bit."""

@@ -260,6 +260,9 @@ SHARDING = {
     "pairs-of-replicas": Defect(
         "sharding_proofs:PairsOfReplicas", {"sync.proven": "replica 1 of 4 keeps all as it was"}
     ),
+    "tied-names-of-any": Defect(
+        "sharding_refusals:TiedNamesOfAny", {"plan.refusals": "a tied name that one rank lists"}
+    ),
     "more-is-wrong": Defect("sharding_proofs:MoreIsWrong", {"sync.names": "was not sent"}),
     "checksums-are-ignored": Defect("sharding_proofs:ChecksumsAreIgnored", {"sync.checksums": "checksums aaab"}),
     "quantized-by-replica": Defect("sharding_reports:QuantizedByReplica", {"sync.quantized": "4 quantized tensors"}),

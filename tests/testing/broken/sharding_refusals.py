@@ -70,3 +70,11 @@ class AnyTransport(GenericShardingManager):
 
     def __init__(self, train: Any, rollout: Any, *, transports: Any = None, **others: Any) -> None:
         super().__init__(train, rollout, **others)
+
+
+class TiedNamesOfAny(GenericShardingManager):
+    """A tied name counts for all ranks if any of them lists it."""
+
+    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
+        tied = {name: shared for layout in source for name, shared in layout.tied.items()}
+        return super().plan(tuple(replace(layout, tied=tied) for layout in source), target)

@@ -322,6 +322,7 @@ RANKS = {
     "idle-is-zero": Defect("train_ranks:IdleIsZero", {"ranks.metrics": "metric"}),
     "mean-over-ranks": Defect("train_ranks:MeanOverRanks", {"ranks.unlike": "largest difference"}),
     "rank-zero-everywhere": Defect("train_ranks:RankZeroEverywhere", {"ranks.layout": "number of another"}),
+    "ties-of-the-first": Defect("train_ranks:TiesOfTheFirst", {"ranks.tied": "that a rank does not list"}),
     "loads-rank-zero": Defect("train_ranks:LoadsRankZero", {"ranks.checkpoint": "weights"}),
     "raised-on-rank-zero": Defect("train_ranks:RaisedOnRankZero", {"ranks.raises": "weights"}),
     "own-temperature": Defect("train_ranks:OwnTemperature", {"ranks.settings": "temperature"}),

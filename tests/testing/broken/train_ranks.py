@@ -377,3 +377,11 @@ class OwnDeadline(FsdpTrainEngine):
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         super().initialize(replace(ctx, timeout_s=1800.0), spec)
+
+
+class TiesOfTheFirst(FsdpTrainEngine):
+    """Only the first rank lists the other names of tied tensors."""
+
+    def layout(self) -> WeightLayout:
+        found = super().layout()
+        return found if found.rank == 0 else replace(found, tied={})
