@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from rlsdk.interfaces import Capability, GenerationRequest, RolloutEngine
+from rlsdk.interfaces import Capability, FinishReason, GenerationRequest, RolloutEngine
+from rlsdk.kit.hf import load_tokenizer
 from rlsdk.testing.draw_statistics import DrawStatistics, Noise, Z
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.rollout_audit import audit
@@ -16,8 +17,8 @@ BLOCKS = (16, 32, 64, 100, 128, 192, 256, 300, 384, 448)
 """Lengths that may be borders in an engine: pages of the KV cache, tiles of a kernel, chunks of a prompt."""
 POSITIONS = (8, 128, 256)
 """Positions between which draws are tested separately."""
-
-
+LONGEST_STRING = 12
+"""Characters of a stop string that occurs only once in a response are fewer."""
 FAR_MORE = (("far more", 1_000_000_000), ("16 bits", 2**16), ("31 bits", 2**31 - 1))
 """Limits that would not fit in any memory."""
 
@@ -73,6 +74,24 @@ class LengthRequirements:
         for request in long:
             own = [sample for sample in hundreds if sample.request is request]
             measured.none("draws that depend on others", Noise.of(own).faults())
+
+    @requirement("length.stop_strings", needs=Capability.STOP_STRINGS, since=(2, 0))
+    def test_length_stop_strings(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+        """A stop string is found however many tokens of the response precede it."""
+        decode = load_tokenizer(str(lab.folder)).decode
+        whole = lab.ask("r", lab.prompt(6, 148), max_tokens=lab.suite.max_model_tokens * 3 // 4, temperature=1.2)
+        (tokens,) = tokens_of(lab.run([whole])).values()
+        requests = []
+        for at in [border + 1 for border in BLOCKS if border + 1 < len(tokens)]:
+            text = decode(tokens[:at])
+            strings = [text[-size:] for size in range(2, LONGEST_STRING) if text[-size:] not in text[:-1]]
+            if strings and text.startswith(decode(tokens[: at - 1])):
+                sampling = replace(whole.sampling, stop_strings=(strings[0],))
+                requests.append(replace(whole, request_id=f"after {at}", sampling=sampling))
+        outputs = lab.run(requests)
+        measured.none("wrong samples", audit(lab, requests, outputs)[0])
+        stopped = sum(output.finish_reason is FinishReason.STOP for output in outputs)
+        measured.at_least("samples that such a string stopped", stopped, int(Capability.SEED in lab.spec.capabilities))
 
     @requirement("length.limits", since=(2, 0))
     def test_length_limits(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:

@@ -446,6 +446,7 @@ ROLLOUT = {
     ),
     "buffers-apart": Defect("rollout_models:BuffersApart", {"model.experts": "other biases"}),
     "norms-in-half": Defect("rollout_models:NormsInHalf", {"model.float16": "version 1"}),
+    "stops-in-the-first-128": Defect("rollout_stopping:StopsInTheFirst128", {"length.stop_strings": "expected"}),
     "nucleus-summed-in-half": Defect(
         "rollout_distribution:NucleusSummedInHalf", {"model.float16": "mass before a token"}
     ),

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from broken.rollout_base import Patched, Rewritten
 from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest
@@ -300,3 +301,11 @@ class StopStringAtTheLimitIsLength(Patched):
                     if newest not in self._job(row).request.sampling.stop_token_ids:
                         reasons[at] = FinishReason.LENGTH
             super()._finish(done, reasons)
+
+
+class StopsInTheFirst128(Patched):
+    """Text is kept for the first 128 tokens of a response: a stop string that is completed later is not found."""
+
+    class RunningPart(Running):
+        def _text_stops(self, first: int) -> NDArray[np.bool_]:
+            return super()._text_stops(first) & (self.table["made"][first:] <= 128)
