@@ -72,14 +72,14 @@ class ReshardPlan:
     moved_bytes: int
     """Bytes that cross a process boundary. Equal to the lower bound when the plan is minimal."""
     bucket_bytes: int
-    """Maximum size of a bucket; a larger box is split."""
+    """Maximum size of a bucket, also within one process; a larger box is split."""
     source_load: Mapping[int, int] = field(default_factory=dict)
-    """Bytes that each source rank sends without relays."""
+    """Bytes that each source rank sends to other processes, without relays."""
     relays: Mapping[int, int] = field(default_factory=dict)
     """Target index -> index of a target with the same needs that may forward everything to it, bucket by bucket.
     `parts` still lists what each target would take from the sources."""
     relayed_load: Mapping[int, int] = field(default_factory=dict)
-    """Bytes that each source rank sends with these relays."""
+    """Bytes that each source rank sends to other processes, with these relays."""
     predicted_s: float | None = None
     """Predicted duration of the transfer with these relays: time of the busiest link of any rank at full bandwidth.
     None: not predicted."""
@@ -202,7 +202,7 @@ class EngineGroup(Protocol):
         ...
 
     def run_each(self, method: str, arguments: Sequence[tuple[Any, ...]], timeout_s: float | None = None) -> list[Any]:
-        """As `run`, with separate arguments for each rank."""
+        """As `run`, with separate arguments for each rank. One rank alone cannot be called or waited for."""
         ...
 
     def peers(self) -> Sequence[Peer]:
@@ -288,7 +288,7 @@ class ShardingManager(ABC):
     def plan(self, source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> ReshardPlan:
         """Decides which boxes each source sends to each target. Pure: no device, no communication. The plan depends
         on all of both layouts: names, boxes, nodes, processes and devices. A tensor is sent in the narrower of the
-        source's dtype and the target's.
+        source's dtype and the target's; in the target's if both are equally wide.
 
         Raises:
             LayoutError: no source holds a box that a target needs, shapes differ, or a trained tensor would not be

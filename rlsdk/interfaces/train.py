@@ -112,8 +112,9 @@ class TrainEngine(ABC):
     three); `offload` of a part that is off the device, or `onload` of one that is on it; an update of a frozen model
     (`TrainSpec.optim` is None); any call but `close` after `close`.
 
-    A call that raises `ConfigError` changes nothing: it is refused before the engine does anything. What an engine
-    holds (memory, threads, open files) does not grow with the number of calls.
+    A call that raises `ConfigError` changes nothing: it is refused before the engine does anything. Only
+    `forward_backward` may then drop the gradients of earlier calls. What an engine holds (memory, threads, open files)
+    does not grow with the number of calls.
     """
 
     @abstractmethod
