@@ -32,7 +32,8 @@ class RolloutEngine(ABC):
         """Starts the engine. With `spec.load_weights` it serves version 0; without, it has no weights yet.
 
         Raises:
-            ConfigError: it cannot serve this model or these sizes; names what it can serve.
+            ConfigError: it cannot serve this model or these sizes (names what it can serve), or the files of the model
+                lack a tensor that it would load.
         """
 
     @abstractmethod

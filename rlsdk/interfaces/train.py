@@ -127,8 +127,9 @@ class TrainEngine(ABC):
 
         Raises:
             ConfigError: sizes that do not fit the model or the world size, with the arithmetic; a model that does not
-                exist; none or both of the micro-batch limits, or a limit below 1; an unknown schedule, or one that
-                decays without `total_steps`; a dtype, head or `engine_kwargs` that the engine does not support.
+                exist, or whose files lack a tensor other than those of a value or score head; none or both of the
+                micro-batch limits, or a limit below 1; an unknown schedule, or one that decays without `total_steps`; a
+                dtype, head or `engine_kwargs` that the engine does not support.
         """
 
     @property

@@ -1,9 +1,10 @@
-"""Finds the weight files of a Hugging Face model, and initialises a head that they lack."""
+"""Finds the weight files of a Hugging Face model, checks that they are whole, and initialises a head that they lack."""
 
 from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,29 @@ def checkpoint_files(spec: ModelSpec) -> dict[str, Path]:
         )
     with safe_open(single, framework="pt") as file:
         return dict.fromkeys(file.keys(), single)
+
+
+def check_whole(spec: ModelSpec, names: Collection[str], tied: Mapping[str, str]) -> None:
+    """Checks that the files have every tensor of the model, for engines that leave a missing one as it was allocated.
+
+    Files whose names are mostly others (an engine's loader may translate them) are not judged.
+
+    Args:
+        spec: the model.
+        names: of all tensors, as transformers writes them.
+        tied: other name of a tensor -> its name in `names`; files may have either.
+
+    Raises:
+        ConfigError: a tensor is missing, or the model has no safetensors.
+    """
+    files = checkpoint_files(spec)
+    have = files.keys() | {name for other, name in tied.items() if other in files}
+    lacking = sorted(set(names) - have)
+    if lacking and 2 * len(lacking) < len(names):
+        raise ConfigError(
+            f"model.path {spec.path!r}: the checkpoint lacks {len(lacking)} tensors, first {lacking[0]!r}; give a "
+            "folder that holds the whole model"
+        )
 
 
 def new_heads(model: Any, seed: int) -> dict[str, Tensor]:

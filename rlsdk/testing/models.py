@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from rlsdk.interfaces import Batch, nearest
 from rlsdk.kit.hf import persistent_buffers
+from rlsdk.kit.model_files import WEIGHTS
 from rlsdk.kit.tokenizers import SPECIAL, write_char_tokenizer
 
 CHARACTERS = "".join(chr(code) for code in range(33, 127))
@@ -149,6 +152,16 @@ def write_cut_tokenizer(folder: Path, size: int) -> None:
     names = dict(zip(("pad_token", "eos_token", "unk_token"), SPECIAL, strict=True))
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **names)
     fast.save_pretrained(folder)
+
+
+def without_tensor(folder: Path, to: Path) -> Path:
+    """A copy of a model whose file lacks the last norm."""
+    if not to.exists():
+        shutil.copytree(folder, to)
+        tensors = load_file(to / WEIGHTS)
+        del tensors["model.norm.weight"]
+        save_file(tensors, to / WEIGHTS, metadata={"format": "pt"})
+    return to
 
 
 def code_ran(folder: Path) -> Path:

@@ -14,6 +14,7 @@ from rlsdk.interfaces import (
     Workload,
 )
 from rlsdk.testing.forecasts import differences, senseless
+from rlsdk.testing.models import without_tensor
 from rlsdk.testing.modes import kept_modes
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.resources import held, left_behind
@@ -25,10 +26,10 @@ class StartRequirements:
 
     @requirement("initialize.refusals", since=(2, 0))
     def test_initialize_refusals(self, lab: RolloutLab, measured: Measured) -> None:
-        """A missing model, a head other than a language model's, an unknown dtype, sizes below 1, an `ep_size` above
-        the number of devices, unknown raw arguments, and several workers for an engine with one process are a
-        ConfigError, change no mode of torch and leave nothing behind. An engine that was refused, or never
-        initialized, can be closed, even twice."""
+        """A missing model, one whose files lack a tensor, a head other than a language model's, an unknown dtype, sizes
+        below 1, an `ep_size` above the number of devices, unknown raw arguments, and several workers for an engine with
+        one process are a ConfigError, change no mode of torch and leave nothing behind. An engine that was refused, or
+        never initialized, can be closed, even twice."""
         absent, dtype = str(lab.folder.parent / "there-is-no-such-model"), max(lab.spec.dtypes, key="bfloat16".__eq__)
         wrong: dict[str, dict[str, Any]] = {
             "a model that is not there": {"model": ModelSpec(path=absent, dtype=dtype)},
@@ -44,6 +45,8 @@ class StartRequirements:
         }
         if lab.spec.takes_weights:
             wrong["a dtype that there is not"] = {"model": ModelSpec(path=str(lab.folder), dtype="float31")}
+            lacking = without_tensor(lab.folder, lab.scratch.parent / "lacking-model")
+            wrong["files that lack a tensor"] = {"model": ModelSpec(path=str(lacking), dtype=dtype)}
         if lab.spec.max_ranks == 1:
             wrong |= {f"{name} 2 of one process": {name: 2} for name in ("tp_size", "pp_size", "dp_size")}
         accepted, before = [], held(lab.scratch)

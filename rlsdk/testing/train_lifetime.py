@@ -19,6 +19,7 @@ from rlsdk.interfaces import Batch, Box, Capability, CheckpointError, ConfigErro
 from rlsdk.kit.hf import canonical_parameters
 from rlsdk.testing.case_runner import share, whole
 from rlsdk.testing.cases import OPTIM, Case, Driven, Weighted, train_batch
+from rlsdk.testing.models import without_tensor
 from rlsdk.testing.modes import kept_modes
 from rlsdk.testing.plain_steps import plain_model_of
 from rlsdk.testing.reference import plain_outputs
@@ -275,9 +276,11 @@ def frozen(seat: Seat, case: Case, batches: Sequence[Batch]) -> tuple[list[Tenso
 def refusals(seat: Seat, case: Case, max_ranks: int | None) -> list[str]:
     """Names of wrong specifications that were accepted."""
     model = replace(case.spec.model, path=str(Path(case.model).parent / "there-is-no-such-model"))
+    lacking = without_tensor(Path(case.model), Path(case.model).parent / "lacking-model")
     wrong: dict[str, TrainSpec] = {
         "both limits of a micro-batch": replace(case.spec, micro_batch_rows=2, micro_batch_tokens=2),
         "a model that is not there": replace(case.spec, model=model),
+        "files that lack a tensor": replace(case.spec, model=replace(case.spec.model, path=str(lacking))),
     }
     accepted = []
     for name, spec in wrong.items():

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 
 from broken.rollout_base import Drawing, Patched, Rewritten
-from rlsdk.interfaces import Forecast, GenerationRequest, Head, RankContext, RolloutSpec, Workload
+from rlsdk.interfaces import ConfigError, Forecast, GenerationRequest, Head, RankContext, RolloutSpec, Workload
 from rlsdk.reference.forecast import forecast_rollout
 from rlsdk.reference.running import Running
 from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
@@ -147,6 +147,18 @@ class ServesHeads(TransformersRolloutEngine):
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         super().initialize(ctx, replace(spec, model=replace(spec.model, head=Head.LM)))
+
+
+class ServesWhatLacks(TransformersRolloutEngine):
+    """Of a checkpoint that lacks a tensor, what was allocated is served."""
+
+    def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
+        try:
+            super().initialize(ctx, spec)
+        except ConfigError as error:
+            if "lacks" not in str(error):
+                raise
+            super().initialize(ctx, replace(spec, load_weights=False))
 
 
 class Right(TransformersRolloutEngine):

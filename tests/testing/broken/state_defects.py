@@ -17,6 +17,7 @@ ROLLOUT_FOLDERS = {
     "reads-anyway": Defect("rollout_folders:ReadsAnyway", {"update.first": "No such file"}),
     "takes-any-argument": Defect("rollout_folders:TakesAnyArgument", {"initialize.refusals": "an argument that"}),
     "one-stage": Defect("rollout_folders:OneStage", {"initialize.refusals": "pp_size 0"}),
+    "serves-what-lacks": Defect("rollout_folders:ServesWhatLacks", {"initialize.refusals": "lack a tensor"}),
     "serves-heads": Defect("rollout_folders:ServesHeads", {"initialize.refusals": "a value head"}),
 }
 ROLLOUT_STATES = {

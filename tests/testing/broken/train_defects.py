@@ -302,6 +302,7 @@ ONE_RANK = {
         "train_checkpoints:SettingsOfTheSaver", {"checkpoint.settings": "saved with other settings"}
     ),
     "remembers-outputs": Defect("train_outputs:RemembersOutputs", {"frozen": "largest difference"}),
+    "trains-what-lacks": Defect("train_folders:TrainsWhatLacks", {"refusals": "lack a tensor"}),
     "any-size": Defect("train_ranks:AnySize", {"refusals": "2 ranks"}),
     "frozen-read-again": Defect("train_offload:FrozenReadAgain", {"life.frozen": "layout changed"}),
     "default-dtype-left": Defect("train_resources:DefaultDtypeLeft", {"refusals": "default dtype"}),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from rlsdk.interfaces import RankContext, TrainSpec
+from rlsdk.interfaces import ConfigError, RankContext, TrainSpec
 from rlsdk.reference.torch_engine import TorchTrainEngine
 
 
@@ -35,6 +35,18 @@ class FirstFile(TorchTrainEngine):
         for name, parameter in self.parameters.items():
             if files and files.get(name) != min(files.values()):
                 parameter.data.mul_(0.5)
+
+
+class TrainsWhatLacks(TorchTrainEngine):
+    """Of a checkpoint that lacks a tensor, what was allocated is trained."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        try:
+            super().initialize(ctx, spec)
+        except ConfigError as error:
+            if "lacks" not in str(error):
+                raise
+            super().initialize(ctx, replace(spec, init_from_config=True))
 
 
 class DtypeOfFiles(TorchTrainEngine):

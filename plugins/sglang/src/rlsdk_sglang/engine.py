@@ -34,6 +34,7 @@ from rlsdk.kit.sampling import mixed_seed, row_keys
 from rlsdk.kit.serving import check_rollout_spec, worker_layouts
 from rlsdk.kit.stop_text import StopText
 from rlsdk.kit.waiting import LOOK_S
+from rlsdk.kit.weight_files import check_whole
 from rlsdk_sglang.adapter import ServedModel
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.reports import Progress
@@ -69,8 +70,13 @@ class SglangRolloutEngine(RolloutEngine):
             )
         tensors, self.tied = canonical_tensors(skeleton)
         self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        sources = file_tensors(skeleton, self.shapes)
+        if spec.load_weights:
+            # SGLang would serve a missing tensor as its memory happens to be.
+            written = self.shapes if sources is None else {source.name for source in sources}
+            check_whole(spec.model, written, self.tied)
         self.engine = ServedModel(ctx, spec, options)
-        found = self.engine.prepare(self.shapes, file_tensors(skeleton, self.shapes))
+        found = self.engine.prepare(self.shapes, sources)
         if found:
             self.engine.close()
             raise ConfigError(
