@@ -46,8 +46,11 @@ FOREIGN_NAMES: Mapping[str, str] = {
     "max_prompt_length": "data.max_prompt_tokens",
     "output_dir": "trainer.run_dir",
     "beta": "algorithm.kl_coef",
+    **dict.fromkeys(("dataset", "train_files"), "data.train"),
+    **dict.fromkeys(("data.path", "data.file", "data.files", "data.name"), "data.train"),
+    **dict.fromkeys(("val_files", "eval_files"), "data.eval"),
 }
-"""Field names of other trainers -> the field here: a path, or its end."""
+"""Field names of other trainers, some only as a full path -> the field here: a path, or its end."""
 USUAL = ("train.optim.lr",)
 """Suggested first if several fields have the same name."""
 MOST_ELSEWHERE = 4
@@ -307,9 +310,10 @@ def _as_written(problem: Problem, tree: Tree, backends: Sequence[_Backend]) -> P
     message = problem.message
     if message.startswith("unknown key"):
         key = path.rpartition(".")[2]
-        elsewhere = _sections_with(key)
+        elsewhere = _sections_with(path)
+        is_known = not {path, key}.isdisjoint(FOREIGN_NAMES)
         # A field of this very name in another section is likelier than a similar one here.
-        if elsewhere and ("; expected" in message or elsewhere.partition(" or ")[0].endswith(f".{key}")):
+        if elsewhere and (is_known or "; expected" in message or elsewhere.partition(" or ")[0].endswith(f".{key}")):
             message = f"unknown key; did you mean {elsewhere}?"
     if (hint := variable_hint(problem.path, tree.value(problem.path))) and hint not in message:
         message += f"; {hint}"
@@ -322,9 +326,10 @@ def _of_recipe(origin: str) -> str:
     return f"{SHIPPED} {file.stem}" if file.is_relative_to(PACKAGE) else origin
 
 
-def _sections_with(key: str) -> str:
+def _sections_with(path: str) -> str:
     """Fields that other trainers call by this name; empty if there is none, or if there are too many to help."""
-    name = FOREIGN_NAMES.get(key, key)
+    key = path.rpartition(".")[2]
+    name = FOREIGN_NAMES.get(path) or FOREIGN_NAMES.get(key, key)
     parts = (path.split(".") for path in option_paths(RunConfig))
     places = {".".join(steps[: at + 1]) for steps in parts for at in range(1, len(steps))}
     found = sorted(

@@ -79,6 +79,7 @@ def main_exits_with(code: int, arguments: list[str]) -> None:
         (["--lr", "0.1"], ["lr: unknown key", "did you mean train.optim.lr or "]),
         (["--learning_rate", "0.1"], ["learning_rate: unknown key", "did you mean train.optim.lr or "]),
         (["--batch_size", "4"], ["batch_size: unknown key", "did you mean trainer.prompts_per_step"]),
+        (["--data.path", "rows.jsonl"], ["data.path: unknown key", "did you mean data.train?"]),
         (["--algorithm", "gpro"], ["did you mean 'grpo'?"]),
         (["--tracking.trackers", "[jsonl, wand]"], ["did you mean 'wandb'?"]),
         (["--reward", "mine.py"], ["expected FILE.py:FUNCTION, such as mine.py:my_function"]),
