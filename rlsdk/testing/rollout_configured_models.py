@@ -33,19 +33,14 @@ FAMILIES = ("llama", "qwen3", "qwen2")
 """Families in order of preference: the first that the backend runs is used."""
 WINDOWED, WINDOW, SCALED = ("qwen2", "qwen3"), 24, ("granite",)
 """Families with a configurable sliding window, and families that scale their logits."""
-CONFIGURED: Mapping[str, tuple[Sequence[str], Mapping[str, Any]]] = {
-    "sliding windows": (WINDOWED, {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 0}),
-    "scaled positions and logits": (
-        (*SCALED, *FAMILIES),
-        {
-            "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0},
-            "max_position_embeddings": POSITIONS,
-            **{"logits_scaling": 2.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5},
-        },
-    ),
+WINDOWS: Mapping[str, Any] = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 0}
+"""Configuration of a model with sliding windows."""
+SCALES: Mapping[str, Any] = {
+    "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0},
+    "max_position_embeddings": POSITIONS,
+    **{"logits_scaling": 2.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5},
 }
-"""Difference from the model of all other requirements -> families, of which the first that the backend runs is used,
-and fields of the configuration."""
+"""Configuration of a model with scaled positions and logits."""
 CAPPED: Mapping[str, Any] = {
     "final_logit_softcapping": 3.0,
     # The reference, torch's plain attention, does not cap scores.
@@ -83,23 +78,19 @@ class ConfiguredModelRequirements:
 
     @requirement("model.configuration", since=(2, 0))
     def test_model_configuration(self, lab: RolloutLab, measured: Measured) -> None:
-        """A model with sliding windows, and one with scaled rotary positions and logits, give the right log-probs for
-        prompts and responses longer than the window and after thousands of tokens, or are refused with a ConfigError at
-        the start. Limits, filters and penalties in `generation_config.json` are ignored, because requests contain
-        their own; so are dropout and the files' dtype, bfloat16. An engine may decode only one sample concurrently, and
-        neither its context length nor its vocabulary need be a multiple of a block size. An untied head may equal the
-        embeddings at first: an update makes them differ. Calls and events in random order keep to all of this."""
-        if not lab.spec.takes_weights:
-            pytest.skip(f"{NOT_CLAIMED}takes_weights")
-        tried = 0
-        for name, (families, fields) in CONFIGURED.items():
-            known = lab.spec.architectures
-            family = next((one for one in families if known is None or one in known), None)
-            if family is not None:
-                folder = _configured_model(lab.scratch.parent / f"{name.replace(' ', '-')}-model", family, fields)
-                other, is_long = RolloutLab(lab.suite, folder, lab.scratch), "max_position_embeddings" in fields
-                tried += _tried_model(other, name, measured, slots=8 if is_long else 1, is_long=is_long)
-        return measured.record("models tried", tried)
+        """A model with sliding windows gives the right log-probs for prompts and responses longer than the window, or
+        is refused with a ConfigError at the start. Limits, filters and penalties in `generation_config.json` are
+        ignored, because requests contain their own; so are dropout and the files' dtype, bfloat16. An engine may decode
+        only one sample concurrently, and neither its context length nor its vocabulary need be a multiple of a block
+        size. An untied head may equal the embeddings at first: an update makes them differ. Calls and events in random
+        order keep to all of this."""
+        _try_configured(lab, measured, "sliding windows", WINDOWED, WINDOWS, slots=1)
+
+    @requirement("model.scaled", since=(2, 0))
+    def test_model_scaled(self, lab: RolloutLab, measured: Measured) -> None:
+        """As `model.configuration`, of a model with scaled rotary positions, and scaled logits if the backend runs such
+        a family: also after thousands of tokens, and with several samples at once."""
+        _try_configured(lab, measured, "scaled positions and logits", (*SCALED, *FAMILIES), SCALES)
 
     @requirement("model.capped", since=(2, 0))
     def test_model_capped(self, lab: RolloutLab, measured: Measured) -> None:
@@ -135,6 +126,21 @@ class ConfiguredModelRequirements:
             finally:
                 other.close()
         return measured.record("models tried", 0)
+
+
+def _try_configured(
+    lab: RolloutLab, measured: Measured, name: str, families: Sequence[str], fields: Mapping[str, Any], slots: int = 8
+) -> None:
+    """Measures samples of a model with an unusual configuration, of the first family that the backend runs."""
+    if not lab.spec.takes_weights:
+        pytest.skip(f"{NOT_CLAIMED}takes_weights")
+    known = lab.spec.architectures
+    family = next((one for one in families if known is None or one in known), None)
+    if family is None:
+        return measured.record("models tried", 0)
+    folder = _configured_model(lab.scratch.parent / f"{name.replace(' ', '-')}-model", family, fields)
+    other, is_long = RolloutLab(lab.suite, folder, lab.scratch), "max_position_embeddings" in fields
+    return measured.record("models tried", _tried_model(other, name, measured, slots=slots, is_long=is_long))
 
 
 def _tried_model(other: RolloutLab, name: str, measured: Measured, *, slots: int = 8, is_long: bool = False) -> bool:

@@ -25,6 +25,7 @@ class TestAsynchronous(cases.Asynchronous):
     test_replicas = None
     test_close = None
     test_model_configuration = None
+    test_model_scaled = None
     test_model_tied = None
     test_model_capped = None
     # How the sampler draws, what stops it, which parameter a tensor is served from.

@@ -208,9 +208,9 @@ ROLLOUT = {
     "logits-uncapped": Defect("rollout_models:LogitsUncapped", {"model.capped": "wrong samples, capped logits"}),
     "tied-unsaid": Defect("rollout_models:TiedUnsaid", {"model.tied": "other names of the tied tensor"}),
     "served-as-float32": Defect("rollout_models:ServedAsFloat32", {"model.tied": "bytes"}),
-    "positions-unscaled": Defect("rollout_models:PositionsUnscaled", {"model.configuration": "wrong samples, scaled"}),
-    "logits-unscaled": Defect("rollout_models:LogitsUnscaled", {"model.configuration": "wrong samples, scaled"}),
-    "chunks-of-1024": Defect("rollout_models:ChunksOf1024", {"model.configuration": "behind 4150"}),
+    "positions-unscaled": Defect("rollout_models:PositionsUnscaled", {"model.scaled": "wrong samples, scaled"}),
+    "logits-unscaled": Defect("rollout_models:LogitsUnscaled", {"model.scaled": "wrong samples, scaled"}),
+    "chunks-of-1024": Defect("rollout_models:ChunksOf1024", {"model.scaled": "behind 4150"}),
     "positions-in-half": Defect("rollout_models:PositionsInHalf", {"model.tied": "mean difference behind"}),
     "sums-in-half": Defect("rollout_models:SumsInHalf", {"model.tied": "deviations of their number"}),
     "compaction-keeps-sampling": Defect(
