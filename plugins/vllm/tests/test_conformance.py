@@ -28,6 +28,8 @@ class TestAsynchronous(cases.Asynchronous):
     test_model_scaled = None
     test_model_tied = None
     test_model_capped = None
+    test_model_float16 = None
+    test_model_experts = None
     # How the sampler draws, what stops it, which parameter a tensor is served from.
     test_log_probs_filters = None
     test_filters = None
