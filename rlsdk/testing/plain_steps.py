@@ -17,7 +17,7 @@ from rlsdk.interfaces import (
     Head,
     OptimSpec,
 )
-from rlsdk.kit.hf import canonical_parameters
+from rlsdk.kit.hf import canonical_parameters, canonical_tensors
 from rlsdk.testing.cases import Case, Driven
 from rlsdk.testing.reference import LOCAL, plain_outputs
 
@@ -100,7 +100,8 @@ def drive_plain(case: Case, model: Any = None) -> Driven:
             numbers = plain_numbers(model, case.head, batch)
         found.outputs = {name: numbers[name] for name in names}
         found.row_ids, found.lengths = batch["row_id"].tolist(), batch.lengths.tolist()
-    found.shards = [(name, Box.whole(tuple(p.shape)), p.detach()) for name, p in parameters.items()]
+    tensors = canonical_tensors(model)[0]
+    found.shards = [(name, Box.whole(tuple(tensor.shape)), tensor.detach()) for name, tensor in tensors.items()]
     return found
 
 

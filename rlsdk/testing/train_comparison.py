@@ -123,7 +123,7 @@ class ComparedTrainEngine(TrainEngine):
     def shards(self) -> Iterator[WeightShard]:
         for shard in self.engine.shards():
             if self.plain is not None:
-                whole = self.plain.parameters.get(shard.name)
+                whole = self.plain.tensors().get(shard.name)
                 here = tuple(slice(at, at + size) for at, size in zip(shard.box.offset, shard.box.size, strict=True))
                 expected = None if whole is None else whole.detach()[here]
                 self._weights(f"weights of {shard.name}", shard.tensor, expected, self.plain)
@@ -153,9 +153,9 @@ class ComparedTrainEngine(TrainEngine):
             written: dict[str, Tensor] = {}
             for file in path.glob("*.safetensors"):
                 written |= load_file(file)
-            for name in self.plain.parameters.keys() & written.keys():
-                expected = self.plain.parameters[name].detach()
-                self._weights(f"{name} in the export", written[name], expected, self.plain)
+            tensors = self.plain.tensors()
+            for name in tensors.keys() & written.keys():
+                self._weights(f"{name} in the export", written[name], tensors[name].detach(), self.plain)
             self._equal("that an export has weights", bool(written), True)
             self._equal("that an export has its configuration", (path / "config.json").is_file(), True)
 

@@ -19,7 +19,7 @@ from rlsdk.interfaces import Capability, Head, TrainEngine
 from rlsdk.testing.call_sequences import Act, exported_otherwise, play
 from rlsdk.testing.case_runner import by_row, drive, whole
 from rlsdk.testing.cases import Case, Driven
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.models import ROUTED_GLM, write_tiny_model
 from rlsdk.testing.plain_steps import drive_plain
 from rlsdk.testing.reference import LOCAL
 from rlsdk.testing.requirements import Measured
@@ -94,6 +94,7 @@ VARIANTS: Mapping[str, Variant] = {
             **SMALL,
         },
     ),
+    "routed": Variant(architectures=("glm4_moe",), layers=2, shape={**SMALL, **ROUTED_GLM}),
     "windows": Variant(
         architectures=("qwen2",),
         shape={**SMALL, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0},
@@ -103,8 +104,8 @@ VARIANTS: Mapping[str, Variant] = {
 }
 """Tied embeddings and a prime vocabulary size; a single key-value head, and heads whose sizes do not add up to the
 hidden size; norms of queries and keys; dropout wherever a configuration allows it; another vocabulary; logits capped by
-a tanh; scaled rotary positions; sliding windows; a vocabulary of more than a thousand tokens; positions of long rows.
-The first checkpoint has several files, the second is in bfloat16."""
+a tanh; scaled rotary positions; routers with biases; sliding windows; a vocabulary of more than a thousand tokens;
+positions of long rows. The first checkpoint has several files, the second is in bfloat16."""
 ATTENTIVE = {"q_proj": 2.0, "k_proj": 2.0, "v_proj": 4.0, "o_proj": 4.0}
 """Factor for a random model's weights, so that attention to distant tokens affects log-probs."""
 
@@ -283,7 +284,7 @@ class TrainLab:
             measured.at_most(f"learning rate, relative{behind}", max(off, default=0.0), 1e-6)
         worst: dict[str, float] = {}
         for at in range(len(expected.seen)):
-            (right,), mine = _seen([expected], at), _seen(ranks, at)
+            right, mine = seen_at(expected, at), [seen_at(rank, at) for rank in ranks]
             for name in right.outputs:
                 worst[name] = max(worst.get(name, 0.0), furthest_output(mine, right, name))
         for name, value in worst.items():
@@ -320,12 +321,9 @@ def furthest_output(ranks: Sequence[Driven], expected: Driven, name: str) -> flo
     return worst if math.isfinite(worst) else math.inf
 
 
-def _seen(ranks: Sequence[Driven], at: int) -> list[Driven]:
-    """The results of ranks whose outputs are those of the script's call `at` of `forward`."""
-    return [
-        replace(rank, outputs=rank.seen[at], row_ids=rank.seen_rows[at][0], lengths=rank.seen_rows[at][1])
-        for rank in ranks
-    ]
+def seen_at(rank: Driven, at: int) -> Driven:
+    """The results of a rank, with the outputs of the script's call `at` of `forward`."""
+    return replace(rank, outputs=rank.seen[at], row_ids=rank.seen_rows[at][0], lengths=rank.seen_rows[at][1])
 
 
 def _furthest(mine: Any, theirs: Any) -> float:

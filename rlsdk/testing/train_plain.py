@@ -30,7 +30,7 @@ from rlsdk.interfaces import (
     WeightLayout,
     WeightShard,
 )
-from rlsdk.kit.hf import canonical_parameters
+from rlsdk.kit.hf import canonical_parameters, canonical_tensors
 from rlsdk.testing.cases import Case
 from rlsdk.testing.plain_steps import number, plain_model_of, scheduled
 
@@ -105,13 +105,17 @@ class PlainTrainEngine(TrainEngine):
         return OptimStepResult(grad_norm=norm, lr=rate, skipped=skipped)
 
     def layout(self) -> WeightLayout:
-        tensors = tuple(TensorMeta(name=n, shape=tuple(p.shape), dtype="float32") for n, p in self.parameters.items())
+        tensors = tuple(TensorMeta(name=n, shape=tuple(t.shape), dtype="float32") for n, t in self.tensors().items())
         boxes = tuple((meta.name, Box.whole(meta.shape)) for meta in tensors)
         return WeightLayout(rank=0, node="localhost", process="localhost:0", device="cpu", tensors=tensors, boxes=boxes)
 
     def shards(self) -> Iterator[WeightShard]:
-        for name, parameter in self.parameters.items():
-            yield WeightShard(name=name, box=Box.whole(tuple(parameter.shape)), tensor=parameter.detach())
+        for name, tensor in self.tensors().items():
+            yield WeightShard(name=name, box=Box.whole(tuple(tensor.shape)), tensor=tensor.detach())
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Parameters and persistent buffers."""
+        return canonical_tensors(self.model)[0]
 
     def save_checkpoint(self, path: Path) -> None:
         state = {

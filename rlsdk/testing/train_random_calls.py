@@ -48,7 +48,7 @@ EVENTS = 22
 """Number of events in one life; each is one call or a few."""
 MODEL_EVENTS = 11
 """Number of events with each other model."""
-MODELS = ("tied", "llama", "qwen3", "capped", "windows", "llama3 positions", "experts")
+MODELS = ("tied", "llama", "qwen3", "capped", "windows", "llama3 positions", "experts", "routed")
 """Models besides the suite's own (`train_lab.VARIANTS`)."""
 HEADED = ("tied", "capped", "experts")
 """Models that also learn with a value head."""
@@ -88,8 +88,8 @@ class RandomCallRequirements:
 
     @requirement("life.models", since=(2, 0))
     def test_life_models(self, lab: TrainLab, measured: Measured) -> None:
-        """For random calls of models of other kinds (tied, capped, windowed, with scaled positions or experts), all
-        results are plain torch's; a model may be refused with a ConfigError."""
+        """For random calls of models of other kinds (tied, capped, windowed, with scaled positions, with experts, or
+        with biases of routers), all results are plain torch's; a model may be refused with a ConfigError."""
         for seed, name in enumerate(MODELS, start=60):
             model = lab.variant(name)
             if model is None:
@@ -193,9 +193,9 @@ class RandomCallRequirements:
     @requirement("life.ranks", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_life_ranks(self, lab: TrainLab, measured: Measured) -> None:
         """For random calls of several ranks with different numbers of rows, or none, all results are plain torch's: for
-        the suite's model, one with tied embeddings, one with experts, and one with a head."""
+        the suite's model, one with tied embeddings, two with experts, and one with a head."""
         kinds: dict[str, tuple[str | None, Sequence[str]]] = {"an LM": (lab.model, ("log_probs",))}
-        kinds |= {name: (lab.variant(name), ("log_probs",)) for name in ("tied", "experts")}
+        kinds |= {name: (lab.variant(name), ("log_probs",)) for name in ("tied", "experts", "routed")}
         if Capability.VALUE_HEAD in lab.spec.capabilities:
             kinds["a head"] = lab.headed_model, ("values",)
         for seed, (kind, (model, names)) in enumerate(kinds.items(), start=40):

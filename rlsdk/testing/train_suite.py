@@ -12,10 +12,12 @@ from rlsdk.interfaces import BackendKind, Capability
 from rlsdk.testing.requirements import unmeasured
 from rlsdk.testing.suite import Suite
 from rlsdk.testing.train_architectures import ArchitectureRequirements
+from rlsdk.testing.train_buffers import BufferRequirements
 from rlsdk.testing.train_checkpoints import CheckpointRequirements
 from rlsdk.testing.train_engine_isolation import IsolationRequirements
 from rlsdk.testing.train_exports import ExportRequirements
 from rlsdk.testing.train_gradients import GradientRequirements
+from rlsdk.testing.train_half_precision import HalfPrecisionRequirements
 from rlsdk.testing.train_idle_steps import IdleStepRequirements
 from rlsdk.testing.train_lab import TrainLab
 from rlsdk.testing.train_lengths import LengthRequirements
@@ -39,6 +41,8 @@ class TrainConformance(
     LengthRequirements,
     ModelRequirements,
     ArchitectureRequirements,
+    BufferRequirements,
+    HalfPrecisionRequirements,
     GradientRequirements,
     ObjectiveRequirements,
     SettingRequirements,

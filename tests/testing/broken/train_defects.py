@@ -291,6 +291,38 @@ ONE_RANK = {
     "all-the-cores": Defect("train_resources:AllTheCores", {"place.threads": "threads"}),
     "balances-experts": Defect("train_models:BalancesExperts", {"model.experts": "experts, rows 1"}),
     "locked-by-sync": Defect("train_checkpoints:LockedBySync", {"steady.save": "the sync that was half way"}),
+    "half-does-not-decay": Defect(
+        "train_half_precision:HalfDoesNotDecay", {"model.bfloat16_steps": "change of weights"}
+    ),
+    "half-default-betas": Defect(
+        "train_half_precision:HalfDefaultBetas", {"model.bfloat16_steps": "change of weights"}
+    ),
+    "half-default-eps": Defect("train_half_precision:HalfDefaultEps", {"model.bfloat16_steps": "difference of"}),
+    "half-unscheduled": Defect(
+        "train_half_precision:HalfUnscheduled", {"model.bfloat16_steps": "difference of a rate"}
+    ),
+    "half-tells-clipped-norm": Defect(
+        "train_half_precision:HalfTellsClippedNorm", {"model.bfloat16_steps": "difference of a norm"}
+    ),
+    "half-steps-on-nan": Defect("train_half_precision:HalfStepsOnNaN", {"model.bfloat16_steps": "was not skipped"}),
+    "half-mean": Defect("train_half_precision:HalfMean", {"model.bfloat16_steps": "difference of a norm"}),
+    "half-at-one": Defect("train_half_precision:HalfAtOne", {"model.bfloat16_steps": "difference of a norm"}),
+    "half-unmasked": Defect("train_half_precision:HalfUnmasked", {"model.bfloat16_steps": "difference of a loss"}),
+    "half-entropy-detached": Defect(
+        "train_half_precision:HalfEntropyDetached", {"model.bfloat16_steps": "difference of a norm"}
+    ),
+    "half-head-scaled": Defect("train_half_precision:HalfHeadScaled", {"model.bfloat16_steps": "values"}),
+    "buffers-in-models-dtype": Defect(
+        "train_exports:BuffersInModelsDtype", {"model.buffers": "buffers of another dtype, exported, bfloat16"}
+    ),
+    "buffers-left-out": Defect("train_exports:BuffersLeftOut", {"model.buffers": "buffers that are not exported"}),
+    "buffers-not-served": Defect(
+        "train_layouts:BuffersNotServed", {"model.buffers": "no rank holds", "life.models": "routed"}
+    ),
+    "buffers-rounded": Defect("train_models:BuffersRounded", {"model.buffers": "another dtype, held, bfloat16"}),
+    "buffers-are-zero": Defect(
+        "train_models:BuffersAreZero", {"model.buffers": "with other values", "life.models": "routed"}
+    ),
     "narrow-fields": Defect("train_objectives:NarrowFields", {"objective.given": "bfloat16"}),
     "twins-share-a-mask": Defect("train_outputs:TwinsShareAMask", {"outputs.mask": "same tokens, other masks"}),
     "lends-its-cache": Defect("train_outputs:LendsItsCache", {"life": "is not finite"}),
@@ -340,6 +372,10 @@ RANKS = {
     "cuts-again": Defect("train_ranks:CutsAgain", {"ranks.whole_groups": "largest difference"}),
     "sums-by-place": Defect("train_ranks:SumsByPlace", {"ranks.metrics": "metric"}),
     "own-overflow": Defect("train_ranks:OwnOverflow", {"ranks.infinite": "was not skipped"}),
+    "half-ranks-decay-twice": Defect(
+        "train_half_precision:HalfRanksDecayTwice", {"ranks.bfloat16_steps": "change of weights"}
+    ),
+    "buffers-of-rank-zero": Defect("train_ranks:BuffersOfRankZero", {"ranks.buffers": "with other values"}),
     "reduces-in-half": Defect("train_ranks:ReducesInHalf", {"ranks.gradient": "of a tensor"}),
 }
 LIVES = {

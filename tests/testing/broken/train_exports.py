@@ -7,11 +7,15 @@ import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from rlsdk.interfaces import Head, RankContext, TrainSpec
+from rlsdk.kit.export import in_dtype, write_model
+from rlsdk.kit.hf import persistent_buffers
+from rlsdk.reference import torch_engine
 from rlsdk.reference.torch_engine import TorchTrainEngine
 
 
@@ -161,3 +165,23 @@ class NamedAsItsSource(TorchTrainEngine):
         super().save_pretrained(path)
         source, own = (json.loads((Path(p) / "config.json").read_text()) for p in (self.spec.model.path, path))
         (path / "config.json").write_text(json.dumps({**own, "architectures": source["architectures"]}))
+
+
+class BuffersInModelsDtype(TorchTrainEngine):
+    """Persistent buffers are exported in the dtype of the parameters."""
+
+    def save_pretrained(self, path: Path) -> None:
+        dtype = getattr(torch, self.spec.model.dtype)
+        values = {**self.parameters, **persistent_buffers(self.model)}
+        tensors = in_dtype({name: tensor.shape for name, tensor in values.items()}, dtype)
+        write_model(
+            path, self.model.config, tensors, lambda t, _: values[t.name].to(dtype), source=self.spec.model.path
+        )
+
+
+class BuffersLeftOut(TorchTrainEngine):
+    """Persistent buffers are not exported."""
+
+    def save_pretrained(self, path: Path) -> None:
+        with patch.object(torch_engine, "persistent_buffers", lambda model: {}):
+            super().save_pretrained(path)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from rlsdk.interfaces import OptimStepResult, WeightLayout, WeightShard
 from rlsdk.reference.torch_engine import TorchTrainEngine
@@ -79,3 +80,10 @@ class LayoutSaysWhatComputes(TorchTrainEngine):
     def layout(self):
         found = super().layout()
         return replace(found, tensors=tuple(replace(meta, dtype=self.spec.model.dtype) for meta in found.tensors))
+
+
+class BuffersNotServed(TorchTrainEngine):
+    """`layout` and `shards` have parameters only, no persistent buffers."""
+
+    def _served(self) -> dict[str, Tensor]:
+        return dict(self.parameters)

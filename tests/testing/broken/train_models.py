@@ -221,3 +221,21 @@ class _WithLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         return gradient, gradient.new_ones(())
+
+
+class BuffersRounded(TorchTrainEngine):
+    """Persistent buffers are rounded with the weights."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(ctx, spec)
+        for buffer in persistent_buffers(self.model).values():
+            buffer.data = buffer.data.to(getattr(torch, spec.model.dtype))
+
+
+class BuffersAreZero(TorchTrainEngine):
+    """Persistent buffers are not read from the checkpoint."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(ctx, spec)
+        for buffer in persistent_buffers(self.model).values():
+            buffer.zero_()

@@ -24,6 +24,7 @@ from rlsdk.interfaces import (
     TrainSpec,
     WeightLayout,
 )
+from rlsdk.kit.hf import persistent_buffers
 from rlsdk.kit.memory_parts import TRAIN_PARTS
 from rlsdk.kit.metric_sums import MetricSums
 from rlsdk.kit.microbatch import groups_to_keep, micro_batches, rows_that_belong_together
@@ -385,3 +386,12 @@ class TiesOfTheFirst(FsdpTrainEngine):
     def layout(self) -> WeightLayout:
         found = super().layout()
         return found if found.rank == 0 else replace(found, tied={})
+
+
+class BuffersOfRankZero(FsdpTrainEngine):
+    """Only the first rank has read the persistent buffers."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(ctx, spec)
+        for buffer in persistent_buffers(self.model).values() if ctx.rank else ():
+            buffer.zero_()
