@@ -6,7 +6,7 @@ import math
 import random
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,25 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from rlsdk.interfaces import Capability, CheckpointError, Head
-from rlsdk.testing.call_sequences import Act, learn, load, look, play, refused, save, step
+from rlsdk.kit.memory_parts import TRAIN_PARTS
+from rlsdk.testing.call_sequences import (
+    Act,
+    export_alone,
+    learn,
+    load,
+    look,
+    offload,
+    onload,
+    play,
+    read,
+    refused,
+    reset,
+    save,
+    step,
+)
 from rlsdk.testing.cases import OPTIM, Case, Driven, Weighted, rows_of
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
+from rlsdk.testing.train_lab import TrainLab, claimed_heads, furthest_weight, whole_of
 from rlsdk.testing.train_plain import PlainTrainEngine
 from rlsdk.testing.train_random_calls import plainly
 from rlsdk.testing.train_settings import EVERYTHING, SETTINGS, script_of, three_batches
@@ -197,8 +212,15 @@ class CheckpointRequirements:
 
     @requirement("random_state", since=(2, 0))
     def test_random_state(self, lab: TrainLab, measured: Measured) -> None:
-        """An engine neither depends on nor advances the process's random generators: torch's, numpy's and Python's."""
-        found = [lab.run(in_random_state, lab.case(rows=2), str(lab.new_folder("state")), seed) for seed in (1, 2)]
+        """An engine neither depends on nor advances the process's random generators: torch's, numpy's and Python's; in
+        no call, and whatever it was built from (random weights, a new head, a frozen model, recomputation)."""
+        kinds: dict[str, dict[str, Any]] = {"random weights": {"random": True, "checkpointing": True}}
+        kinds |= {f"a new head of {name}": {"head": head, "model": lab.model} for head, name in claimed_heads(lab)[:1]}
+        for name, fields in {**kinds, "frozen": {"optim": None}}.items():
+            moved, _ = lab.run(in_random_state, lab.case(**fields), _calls(lab, fields), 3)
+            measured.none(f"generators that were moved on, {name}", moved)
+        case, script = lab.case(rows=2), _calls(lab, {})
+        found = [lab.run(in_random_state, case, script, seed) for seed in (1, 2)]
         for moved, _ in found:
             measured.none("generators that were moved on", moved)
         lab.holds(measured, [found[0][1]], found[1][1])
@@ -282,8 +304,21 @@ def drawn_after_load(seat: Seat, case: Case, folder: str) -> tuple[torch.Tensor,
         torch.set_rng_state(state)
 
 
-def in_random_state(seat: Seat, case: Case, folder: str, seed: int) -> tuple[list[str], Driven]:
-    """Calls all methods of an engine except `load_checkpoint`, after seeding the generators with `seed`."""
+def _calls(lab: TrainLab, fields: Mapping[str, Any]) -> list[Act]:
+    """Calls of all methods except `load_checkpoint`, for a case with these fields."""
+    names = {Head.VALUE: "values", Head.SCORE: "scores"}
+    name, claimed = names.get(fields.get("head", Head.LM), "log_probs"), lab.spec.capabilities
+    script: list[Act] = [look(rows_of((5, 9), seed=1), name), read]
+    if fields.get("optim", OPTIM) is not None:
+        script += [act for batch in three_batches() for act in (learn(batch, Weighted((name,))), step)]
+        script.append(save(lab.new_folder("state")))
+        script += [reset(EVERYTHING)] if lab.can_reset else []
+    script += [export_alone(lab.new_folder("state"))] if Capability.EXPORT in claimed else []
+    return [*script, offload(*TRAIN_PARTS), onload(*TRAIN_PARTS)] if Capability.OFFLOAD in claimed else script
+
+
+def in_random_state(seat: Seat, case: Case, script: Sequence[Act], seed: int) -> tuple[list[str], Driven]:
+    """Plays a script after seeding the generators with `seed`."""
     import numpy
 
     def states() -> dict[str, Any]:
@@ -301,7 +336,6 @@ def in_random_state(seat: Seat, case: Case, folder: str, seed: int) -> tuple[lis
     numpy.random.seed(seed)
     try:
         before = states()
-        script = [look(rows_of((5, 9), seed=1), "log_probs"), *script_of(three_batches()), save(folder)]
         found = play(seat, case, script)
         after = states()
         return [name for name, state in before.items() if state != after[name]], found

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import gc
+import shutil
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, cycle, permutations
+from pathlib import Path
 
 import torch
 
-from rlsdk.interfaces import Capability, Head
+from rlsdk.interfaces import Capability, CheckpointError, ConfigError, Head
 from rlsdk.kit.memory_parts import TRAIN_PARTS
 from rlsdk.testing.call_sequences import (
     Act,
     export,
+    export_alone,
     learn,
     load,
     look,
@@ -21,16 +25,19 @@ from rlsdk.testing.call_sequences import (
     onload,
     play,
     read,
+    refused,
     reset,
     save,
     save_in_a_sync,
     see_layout,
+    skip,
     step,
 )
 from rlsdk.testing.cases import Case, Driven, rows_of
+from rlsdk.testing.objectives import RaisedHereError, Raising, Unfit
 from rlsdk.testing.plain_steps import drive_plain
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.resources import resident_handles
+from rlsdk.testing.resources import grown, objects, only_new_objects, resident_handles
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 from rlsdk.testing.train_outputs import numbers
 from rlsdk.testing.train_settings import EVERYTHING, three_batches
@@ -39,6 +46,7 @@ from rlsdk.testing.worlds import Seat
 SPARE_HANDLES = 3
 """Number of threads or files that a library may open once, late."""
 ROUNDS = 8
+UNKNOWN = replace(EVERYTHING, schedule="cosign")
 
 
 class ReadOnlyRequirements:
@@ -199,6 +207,17 @@ class ReadOnlyRequirements:
         measured.at_most(f"files that {ROUNDS} engines left open", files, SPARE_HANDLES)
         measured.at_most(f"threads that {ROUNDS} engines left", threads, SPARE_HANDLES)
 
+    @requirement("resources.calls", since=(2, 0))
+    def test_resources_calls(self, lab: TrainLab, measured: Measured) -> None:
+        """What an engine holds does not grow with the number of calls, whichever they are: objects, threads and open
+        files are as many after each round of passes, steps, skipped steps, objectives that raise, checkpoints (also
+        refused ones), exports, times off the device, resets and layouts."""
+        folder = str(lab.new_folder("calls"))
+        kept, files, threads = lab.run(many_calls, lab.case(witness=False), rounds_of(lab, folder), folder)
+        measured.none("objects that each round left", [f"{count} {name}" for name, count in sorted(kept.items())])
+        measured.at_most(f"files that {ROUNDS} rounds left open", files, SPARE_HANDLES)
+        measured.at_most(f"threads that {ROUNDS} rounds left", threads, SPARE_HANDLES)
+
     def _leaves_no_trace(
         self, lab: TrainLab, measured: Measured, script: Sequence[Act], calls: slice = slice(None)
     ) -> Driven:
@@ -209,6 +228,44 @@ class ReadOnlyRequirements:
         lab.holds(measured, [replace(found, results=found.results[calls])], expected)
         measured.equal("weights", furthest_weight(whole_of(found), whole_of(expected)), 0.0)
         return found
+
+
+def rounds_of(lab: TrainLab, folder: str) -> list[Act]:
+    """Calls of every method that a round has; each may write into folders of these names in `folder`."""
+    batch = rows_of((5, 3), seed=1)
+    bad, raising = int(batch["row_id"][0]), Raising(batch["row_id"].tolist())
+    saved = f"{folder}/saved"
+    acts: list[Act] = [look(batch, "log_probs"), learn(batch), step, learn(batch, Unfit(bad)), skip]
+    acts += [refused("an objective that raises", learn(batch, raising), RaisedHereError), read]
+    acts += [save(saved), load(saved), refused("an empty folder", load(f"{folder}/empty"), CheckpointError)]
+    if Capability.EXPORT in lab.spec.capabilities:
+        acts.append(export_alone(f"{folder}/exported"))
+    if Capability.OFFLOAD in lab.spec.capabilities:
+        acts += [offload(*TRAIN_PARTS), onload(*TRAIN_PARTS)]
+    if lab.can_reset:
+        acts += [reset(EVERYTHING), refused("a schedule that does not exist", reset(UNKNOWN), ConfigError)]
+    return acts
+
+
+def many_calls(seat: Seat, case: Case, acts: Sequence[Act], folder: str) -> tuple[Counter[str], int, int]:
+    """Objects by which each round grew, and open files and threads that all rounds but the first two added."""
+    engine, turns, before = seat.start(case.spec), list[Counter[str]](), (0, 0)
+    try:
+        with only_new_objects():
+            for at in range(ROUNDS):
+                for name in ("saved", "exported", "empty"):
+                    shutil.rmtree(Path(folder) / name, ignore_errors=True)
+                    (Path(folder) / name).mkdir()
+                for act in acts:
+                    act(engine, Driven())
+                if at >= 2:
+                    turns.append(objects())
+                if at == 2:
+                    before = resident_handles()
+        after = resident_handles()
+        return grown(turns), after[0] - before[0], after[1] - before[1]
+    finally:
+        engine.close()
 
 
 def many_engines(seat: Seat, case: Case, folders: Sequence[str]) -> tuple[int, int, int]:
