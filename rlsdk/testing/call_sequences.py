@@ -134,8 +134,13 @@ def step(engine: TrainEngine, found: Driven) -> None:
 
 def skip(engine: TrainEngine, found: Driven) -> None:
     """`optim_step` with a gradient that is not finite; it does not count as a step."""
-    if not engine.optim_step().skipped:
+    result = engine.optim_step()
+    found.faults += wrong_types(result)
+    found.rates_of_skips.append(result.lr)
+    if not result.skipped:
         found.faults.append("a step with a gradient that is not finite was not skipped")
+    elif math.isfinite(result.grad_norm):
+        found.faults.append(f"the norm of a skipped step is {result.grad_norm}, which is finite")
 
 
 def read(engine: TrainEngine, found: Driven) -> None:

@@ -153,6 +153,8 @@ class Driven:
     norms: list[float] = field(default_factory=list)
     lrs: list[float] = field(default_factory=list)
     skipped: list[bool] = field(default_factory=list)
+    rates_of_skips: list[float] = field(default_factory=list)
+    """Rates of skipped steps, which do not count as steps (`call_sequences.skip`)."""
     outputs: dict[str, Tensor] = field(default_factory=dict)
     row_ids: list[int] = field(default_factory=list)
     """Outputs of the probe's rows on this rank."""

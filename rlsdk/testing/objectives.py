@@ -15,6 +15,8 @@ from rlsdk.testing.modes import torch_modes
 
 UNUSUAL = {("autocast", True), ("inference mode", True), ("gradients", False), ("default dtype", torch.bfloat16)}
 """Modes in which an objective computes something else than its author wrote."""
+PAIR = torch.tensor([[0, 1, 2], [3, 4, 5]])
+"""Added to the numbers of rows and of positions in fields of three dimensions."""
 
 
 class RaisedHereError(RuntimeError):
@@ -123,7 +125,8 @@ class Reporting:
 
 @dataclass(frozen=True)
 class Counting:
-    """Reports counts that single precision cannot represent: `LARGE` for one row, 1 for each other, and a loss of 0."""
+    """Reports counts whose sum and maximum single precision cannot represent: `LARGE` for a row, 1 for each other. The
+    loss is this count too, and depends on no weight."""
 
     large_row: int
     outputs: Sequence[str] = ("log_probs",)
@@ -134,7 +137,8 @@ class Counting:
     def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
         large = int((batch["row_id"] == self.large_row).sum())
         count = float(large * self.LARGE + batch.num_rows - large)
-        return ObjectiveResult(loss=outputs["log_probs"].sum() * 0.0, sums={"tokens": count})
+        loss = outputs["log_probs"].sum() * 0.0 + count
+        return ObjectiveResult(loss=loss, sums={"tokens": count}, maxima={"tokens": self.LARGE + 1.0})
 
 
 @dataclass(frozen=True)
@@ -181,9 +185,13 @@ def with_own_fields(batch: Batch) -> Batch:
     """The batch with the fields that `Inspecting` reads: per token, per row, and of the whole batch."""
     at = torch.arange(batch.num_tokens)
     own = torch.stack([batch["row_id"][batch.row_of_token].float(), batch["loss_weight"] * (1 + at % 5)], dim=1)
-    rows = {"length": batch.lengths.clone(), "twice": batch["row_id"] * 2}
+    rows = {
+        "length": batch.lengths.clone(),
+        "twice": batch["row_id"] * 2,
+        "pair": batch["row_id"][:, None, None] + PAIR,
+    }
     return (
-        batch.with_tokens(own=own, place=batch.position_ids.clone())
+        batch.with_tokens(own=own, place=batch.position_ids.clone(), cube=batch.position_ids[:, None, None] + PAIR)
         .with_rows(**rows)
         .with_meta(**{"of the batch": 0.5})
     )
@@ -193,7 +201,9 @@ def _is_in_step(batch: Batch) -> bool:
     return (
         torch.equal(batch["length"], batch.lengths)
         and torch.equal(batch["twice"], batch["row_id"] * 2)
+        and torch.equal(batch["pair"], batch["row_id"][:, None, None] + PAIR.to(batch.lengths.device))
         and torch.equal(batch["place"], batch.position_ids)
+        and torch.equal(batch["cube"], batch.position_ids[:, None, None] + PAIR.to(batch.lengths.device))
         and torch.equal(batch["own"][:, 0], batch["row_id"][batch.row_of_token].float())
     )
 

@@ -43,6 +43,8 @@ OWN = (
     "label2id",
 )
 """Fields that transformers, or the requested head, writes into a configuration itself."""
+OWN_SETTINGS = {"training_stage": "second", "mixture": {"code": 0.5, "text": [1, 2]}}
+"""Fields that the author of a model added to its configuration."""
 OUTPUT = {Head.LM: "log_probs", Head.VALUE: "values", Head.SCORE: "scores"}
 
 
@@ -51,13 +53,15 @@ class ExportRequirements:
 
     @requirement("export.files", needs=Capability.EXPORT, since=(2, 0))
     def test_export_files(self, lab: TrainLab, measured: Measured) -> None:
-        """An export includes the tokenizer, its chat template, generation defaults and the model's configuration; its
-        weights are safetensors, without pickles."""
+        """An export includes the tokenizer, its chat template, generation defaults and the model's configuration, with
+        fields that transformers does not know; its weights are safetensors, without pickles."""
         folder, source = lab.new_folder("export"), lab.new_folder("exported") / "model"
         shutil.copytree(lab.model, source)
         for name, content in BESIDE.items():
             if not (source / name).exists():
                 (source / name).write_text(content, encoding="utf-8")
+        settings = json.loads((source / "config.json").read_text())
+        (source / "config.json").write_text(json.dumps({**settings, **OWN_SETTINGS}, indent=2))
         lab.play([learn(three_batches()[0]), step, export(folder)], model=str(source))
         written = {path.name for path in folder.rglob("*") if path.is_file()}
         expected = [name for name in UNCHANGED if (source / name).exists()]

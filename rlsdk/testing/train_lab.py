@@ -280,13 +280,14 @@ class TrainLab:
         behind = f", {where}" if where else ""
         for rank in ranks:
             measured.equal(f"steps skipped otherwise{behind}", sum(map(operator.ne, rank.skipped, expected.skipped)), 0)
-            off = [abs(a - b) / (b or 1.0) for a, b in zip(rank.lrs, expected.lrs, strict=True)]
+            mine, right = ((*run.lrs, *run.rates_of_skips) for run in (rank, expected))
+            off = [abs(a - b) / (b or 1.0) for a, b in zip(mine, right, strict=True)]
             measured.at_most(f"learning rate, relative{behind}", max(off, default=0.0), 1e-6)
         worst: dict[str, float] = {}
         for at in range(len(expected.seen)):
-            right, mine = seen_at(expected, at), [seen_at(rank, at) for rank in ranks]
-            for name in right.outputs:
-                worst[name] = max(worst.get(name, 0.0), furthest_output(mine, right, name))
+            plain, seen = seen_at(expected, at), [seen_at(rank, at) for rank in ranks]
+            for name in plain.outputs:
+                worst[name] = max(worst.get(name, 0.0), furthest_output(seen, plain, name))
         for name, value in worst.items():
             measured.at_most(f"largest difference of {name} between steps{behind}", value, self.suite.tolerance)
 

@@ -19,8 +19,9 @@ from rlsdk.testing.train_lab import TrainLab
 from rlsdk.testing.train_outputs import numbers
 from rlsdk.testing.worlds import Seat
 
-LONG = (1, 300, 2, 129, 3, 433, 1, 257, 64, 500)
-"""Lengths of rows: around the powers of two at which a kernel or a buffer may end, and the shortest ones."""
+LONG = (1, 300, 2, 129, 3, 433, 1, 257, 64, 512)
+"""Lengths of rows: around the powers of two at which a kernel or a buffer may end, as many tokens as the suite's own
+model has positions, and the shortest ones."""
 MANY_ROWS = 300
 BUDGET = 160
 PADDING = 1.25
@@ -32,7 +33,7 @@ class LengthRequirements:
 
     @requirement("length.outputs", since=(2, 0))
     def test_length_outputs(self, lab: TrainLab, measured: Measured) -> None:
-        """For rows of 1, 2 and up to 500 tokens, packed together, each alone, and in passes of bounded size, log-probs
+        """For rows of 1, 2 and up to 512 tokens, packed together, each alone, and in passes of bounded size, log-probs
         are those of plain transformers at every position."""
         batch = rows_of(LONG, seed=7)
         expected = numbers(lab.case(), batch)["log_probs"]
@@ -71,7 +72,7 @@ class LengthRequirements:
 
     @requirement("length.entropy", needs=Capability.ENTROPY, since=(2, 0))
     def test_length_entropy(self, lab: TrainLab, measured: Measured) -> None:
-        """Entropy of rows of 1 to 500 tokens, with a mask and a temperature, requested with log-probs and alone, is
+        """Entropy of rows of 1 to 512 tokens, with a mask and a temperature, requested with log-probs and alone, is
         that of plain transformers."""
         batch = rows_of(LONG, seed=8, masked=True, temperature=0.8)
         expected = numbers(lab.case(), batch)
@@ -84,19 +85,19 @@ class LengthRequirements:
 
     @requirement("length.values", needs=Capability.VALUE_HEAD, since=(2, 0))
     def test_length_values(self, lab: TrainLab, measured: Measured) -> None:
-        """Values and their gradient over rows of 1 to 500 tokens are those of plain torch; a response mask does not
+        """Values and their gradient over rows of 1 to 512 tokens are those of plain torch; a response mask does not
         move values, and the temperature, which is for logits, does not change them."""
         self._trained(lab, measured, Head.VALUE, Weighted(("values",)))
 
     @requirement("length.scores", needs=Capability.SCORE_HEAD, since=(2, 0))
     def test_length_scores(self, lab: TrainLab, measured: Measured) -> None:
-        """Scores and their gradient over rows of 1 to 500 tokens are in row order and do not depend on the
+        """Scores and their gradient over rows of 1 to 512 tokens are in row order and do not depend on the
         temperature."""
         self._trained(lab, measured, Head.SCORE, Weighted(("scores",)))
 
     @requirement("length.gradient", since=(2, 0))
     def test_length_gradient(self, lab: TrainLab, measured: Measured) -> None:
-        """The gradient of rows of 1 to 500 tokens with a mask is that of plain autograd, for any micro-batches."""
+        """The gradient of rows of 1 to 512 tokens with a mask is that of plain autograd, for any micro-batches."""
         for name, limit in (("in one pass", {}), ("300 tokens", {"tokens": 300})):
             case = lab.case(steps=[[rows_of(LONG, seed=9, masked=True)]], **limit)
             lab.holds_to_plain(measured, [lab.run(drive, case)], case, name)
@@ -113,7 +114,7 @@ class LengthRequirements:
     @requirement("length.budget", since=(2, 0))
     def test_length_budget(self, lab: TrainLab, measured: Measured) -> None:
         """No pass exceeds its limit of tokens or rows; a longer row runs alone."""
-        batch = with_own_fields(rows_of((90, 30, 100, 170, 10, 61, 80, 5), seed=10))
+        batch = with_own_fields(rows_of((90, 30, 100, 257, 10, 61, 80, 5), seed=10))
         limits: list[dict[str, Any]] = [{"tokens": BUDGET}, {"rows": 3}]
         for limit in limits:
             found = lab.play([learn(batch, Inspecting(**limit))], **limit).results[0]

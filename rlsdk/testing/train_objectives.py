@@ -109,8 +109,10 @@ class ObjectiveRequirements:
             measured.equal("maximum below zero" + where, found.maxima["lowest"], -float(batch.lengths.min()))
 
         counting = Counting(int(batch["row_id"][0]))
-        counted = lab.play([learn(batch, counting)], rows=1).results[0].sums["tokens"]
-        measured.equal("sum of a large count and ones", counted, float(counting.LARGE + batch.num_rows - 1))
+        counted, total = lab.play([learn(batch, counting)], rows=1).results[0], counting.LARGE + batch.num_rows - 1.0
+        measured.equal("sum of a large count and ones", counted.sums["tokens"], total)
+        measured.equal("loss of a large count and ones", counted.loss, total)
+        measured.equal("maximum of large counts", counted.maxima["tokens"], counting.LARGE + 1.0)
 
         other = rows_of((3, 20, 5), seed=9).with_meta(reporting_row=-1.0)
         alone = lab.play([learn(other, Reporting())], rows=2).results[0]

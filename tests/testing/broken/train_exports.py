@@ -185,3 +185,13 @@ class BuffersLeftOut(TorchTrainEngine):
     def save_pretrained(self, path: Path) -> None:
         with patch.object(torch_engine, "persistent_buffers", lambda model: {}):
             super().save_pretrained(path)
+
+
+class KnownSettingsOnly(TorchTrainEngine):
+    """Fields of the configuration that its class does not know are left out."""
+
+    def save_pretrained(self, path: Path) -> None:
+        super().save_pretrained(path)
+        own = json.loads((path / "config.json").read_text())
+        known = {*type(self.model.config)().to_dict(), "architectures", "dtype", "model_type", "num_labels"}
+        (path / "config.json").write_text(json.dumps({n: value for n, value in own.items() if n in known}))

@@ -343,3 +343,41 @@ class LossInAutocast(TorchTrainEngine):
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         with torch.autocast("cpu", torch.bfloat16, enabled=self.spec.model.dtype == "bfloat16"):
             return super().forward_backward(batch, objective)
+
+
+class RowFieldsFlat(TorchTrainEngine):
+    """Fields with several numbers per row or token reach the objective as flat ones."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        return super().forward_backward(batch, _Flat(objective))
+
+
+class _Flat(Through):
+    def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
+        rows = {name: field.flatten(1) if field.dim() > 2 else field for name, field in batch.rows.items()}
+        return super().__call__(outputs, replace(batch, rows=rows))
+
+
+class LossInFloat32(TorchTrainEngine):
+    """The reported loss is added up in float32."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        kept = _KeepsLosses(objective)
+        return replace(super().forward_backward(batch, kept), loss=float(kept.total))
+
+
+class _KeepsLosses(Through):
+    total = torch.zeros(())
+
+    def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
+        result = super().__call__(outputs, batch)
+        self.total = self.total + result.loss.detach()
+        return result
+
+
+class MaximaInFloat32(TorchTrainEngine):
+    """Maxima are kept in float32."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        result = super().forward_backward(batch, objective)
+        return replace(result, maxima={name: float(torch.tensor(most)) for name, most in result.maxima.items()})

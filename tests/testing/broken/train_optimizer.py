@@ -468,3 +468,11 @@ class CountsToAFew(TorchTrainEngine):
         for _, state in self._moments():
             state["step"].copy_(state["step"].to(torch.bfloat16))
         return done
+
+
+class SkipIsZero(TorchTrainEngine):
+    """A skipped step reports a norm of 0."""
+
+    def optim_step(self) -> OptimStepResult:
+        result = super().optim_step()
+        return replace(result, grad_norm=0.0) if result.skipped else result

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from broken.train_base import Wrapped
 from rlsdk.interfaces import Batch, ForwardBackwardResult, Head, Objective, OptimStepResult, RankContext, TrainSpec
+from rlsdk.kit import outputs as output_module
 from rlsdk.reference.torch_engine import TorchTrainEngine
 
 
@@ -487,3 +489,28 @@ class LendsItsCache(TorchTrainEngine):
     def load_checkpoint(self, path: Path) -> None:
         self.cached.clear()
         super().load_checkpoint(path)
+
+
+class LastPositionUnread(Wrapped):
+    """The last token of a row with as many tokens as the model has positions is cut off."""
+
+    def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+        most = self.model.config.max_position_embeddings
+        cut = batch.position_ids == most - 1
+        found = super().run(batch, names)
+        return {name: values if name == "scores" else values.masked_fill(cut, 0.0) for name, values in found.items()}
+
+
+class TrainsInSilence(TorchTrainEngine):
+    """Passes with gradient do not report progress."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        with patch.object(output_module, "advance", lambda *given: None):
+            return super().forward_backward(batch, objective)
+
+
+class LengthsOfEightBits(TorchTrainEngine):
+    """Lengths are cut into passes as numbers of eight bits: a row of 257 tokens counts as one."""
+
+    def _cut(self, batch: Batch, objective: Objective | None = None) -> list[Tensor]:
+        return super()._cut(replace(batch, lengths=batch.lengths % 256) if self.spec.micro_batch_tokens else batch)

@@ -6,13 +6,25 @@ import os
 import random
 import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
-from rlsdk.interfaces import Batch, Objective, OptimStepResult, RankContext, TrainSpec
+from rlsdk.interfaces import (
+    Batch,
+    ForwardBackwardResult,
+    Head,
+    Objective,
+    OptimSpec,
+    OptimStepResult,
+    RankContext,
+    TrainSpec,
+)
+from rlsdk.kit.memory_parts import TRAIN_PARTS
 from rlsdk.reference.torch_engine import TorchTrainEngine
 
 MIB = 2**20
@@ -106,3 +118,79 @@ class KeepsBatches(TorchTrainEngine):
     def forward_backward(self, batch: Batch, objective: Objective) -> Any:
         self.kept: list[Batch] = [*getattr(self, "kept", ()), batch.select(range(1))]
         return super().forward_backward(batch, objective)
+
+
+class RecomputationDraws(TorchTrainEngine):
+    """With recomputation, a training pass advances torch's generator."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        if self.spec.activation_checkpointing:
+            torch.rand(1)
+        return super().forward_backward(batch, objective)
+
+
+class NewHeadDraws(TorchTrainEngine):
+    """A head is initialised from torch's global generator before it is read or drawn with the seed."""
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(ctx, spec)
+        if spec.model.head is not Head.LM:
+            torch.rand(1)
+
+
+class ExportDraws(TorchTrainEngine):
+    """A random name of a temporary folder advances Python's generator."""
+
+    def save_pretrained(self, path: Path) -> None:
+        random.random()
+        super().save_pretrained(path)
+
+
+class ResetSeeds(TorchTrainEngine):
+    """`reset_optimizer` seeds the process, as the beginning of a run does."""
+
+    def reset_optimizer(self, optim: OptimSpec) -> None:
+        if "optimizer" in vars(self) and self.optimizer is not None:
+            random.seed(self.ctx.seed)
+        super().reset_optimizer(optim)
+
+
+class HookPerPass(TorchTrainEngine):
+    """Every call of `forward` registers another hook."""
+
+    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        self.model.register_forward_hook(lambda *given: None)
+        return super().forward(batch, outputs)
+
+
+class LogPerExport(TorchTrainEngine):
+    """Every export opens a log that is closed with the engine."""
+
+    def save_pretrained(self, path: Path) -> None:
+        super().save_pretrained(path)
+        self.logs = [*getattr(self, "logs", []), open(os.devnull)]  # noqa: SIM115
+
+
+class ThreadPerOffload(TorchTrainEngine):
+    """Every `offload` starts a thread that is ended with the engine."""
+
+    def offload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
+        super().offload(parts)
+        ended = threading.Event()
+        thread = threading.Thread(target=ended.wait, daemon=True)
+        thread.start()
+        self.threads = [*getattr(self, "threads", []), (ended, thread)]
+
+    def close(self) -> None:
+        for ended, thread in getattr(self, "threads", []):
+            ended.set()
+            thread.join()
+        super().close()
+
+
+class LoadedFilesStay(TorchTrainEngine):
+    """The tensors of every checkpoint that was loaded are kept."""
+
+    def load_checkpoint(self, path: Path) -> None:
+        super().load_checkpoint(path)
+        self.loaded = [*getattr(self, "loaded", []), load_file(path / "state.safetensors")]
