@@ -101,14 +101,12 @@ class SpecificationRequirements:
 
     @requirement("progress", since=(2, 0))
     def test_progress(self, lab: TrainLab, measured: Measured) -> None:
-        """Passes, without gradient and with it, report progress for each micro-batch, and an export for each tensor,
-        because deadlines count from the last report."""
+        """Passes without gradient report progress for each micro-batch, and an export for each tensor, because
+        deadlines count from the last report."""
         batch, folder = rows_of((5, 3, 8, 1, 6, 4), seed=16), lab.new_folder("progress")
         exports = Capability.EXPORT in lab.spec.capabilities
-        exported = str(folder) if exports else None
-        passes, learning, tensors, reported = lab.run(reports_of, lab.case(rows=1), batch, exported)
+        passes, tensors, reported = lab.run(reports_of, lab.case(rows=1), batch, str(folder) if exports else None)
         measured.at_least(f"reports of {batch.num_rows} passes", passes, batch.num_rows)
-        measured.at_least(f"reports of {batch.num_rows} passes with gradient", learning, batch.num_rows)
         if exports:
             measured.at_least("reports of an export, less its tensors", reported - tensors, 0)
 
@@ -171,19 +169,16 @@ def read_beside_saves(
         engine.close()
 
 
-def reports_of(seat: Seat, case: Case, batch: Batch, folder: str | None) -> tuple[int, int, int, int]:
-    """Numbers of progress reports in a `forward` and a `forward_backward`, of the engine's tensors, and of reports in
-    an export of them."""
+def reports_of(seat: Seat, case: Case, batch: Batch, folder: str | None) -> tuple[int, int, int]:
+    """Number of progress reports in a `forward`, of the engine's tensors, and of reports in an export of them."""
     engine = seat.start(case.spec)
     try:
         with counted_reports() as passes:
             engine.forward(share(engine, batch), ("log_probs",))
-        with counted_reports() as learning:
-            engine.forward_backward(share(engine, batch), case.objective)
         with counted_reports() as written:
             if folder is not None:
                 engine.save_pretrained(Path(folder))
-        return passes[0], learning[0], len(engine.layout().tensors), written[0]
+        return passes[0], len(engine.layout().tensors), written[0]
     finally:
         engine.close()
 

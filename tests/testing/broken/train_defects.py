@@ -333,7 +333,6 @@ ONE_RANK = {
     "loaded-files-stay": Defect("train_resources:LoadedFilesStay", {"resources.calls": "torch.Tensor"}),
     "skip-is-zero": Defect("train_optimizer:SkipIsZero", {"step.skipped_later": "which is finite"}),
     "last-position-unread": Defect("train_outputs:LastPositionUnread", {"length.outputs": "largest difference"}),
-    "trains-in-silence": Defect("train_outputs:TrainsInSilence", {"progress": "passes with gradient"}),
     "row-fields-flat": Defect("train_objectives:RowFieldsFlat", {"objective.given": "fields that are not their row's"}),
     "loss-in-float32": Defect("train_objectives:LossInFloat32", {"objective.metrics": "loss of a large count"}),
     "maxima-in-float32": Defect("train_objectives:MaximaInFloat32", {"objective.metrics": "maximum of large counts"}),

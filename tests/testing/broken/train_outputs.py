@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -14,7 +13,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from broken.train_base import Wrapped
 from rlsdk.interfaces import Batch, ForwardBackwardResult, Head, Objective, OptimStepResult, RankContext, TrainSpec
-from rlsdk.kit import outputs as output_module
 from rlsdk.reference.torch_engine import TorchTrainEngine
 
 
@@ -499,14 +497,6 @@ class LastPositionUnread(Wrapped):
         cut = batch.position_ids == most - 1
         found = super().run(batch, names)
         return {name: values if name == "scores" else values.masked_fill(cut, 0.0) for name, values in found.items()}
-
-
-class TrainsInSilence(TorchTrainEngine):
-    """Passes with gradient do not report progress."""
-
-    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
-        with patch.object(output_module, "advance", lambda *given: None):
-            return super().forward_backward(batch, objective)
 
 
 class LengthsOfEightBits(TorchTrainEngine):
