@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlsdk.interfaces import Capability, Head, OptimSpec
+from rlsdk.interfaces import Batch, Capability, Head, OptimSpec
 from rlsdk.testing.call_sequences import Act, learn, look, skip, step
 from rlsdk.testing.case_runner import by_row, whole
 from rlsdk.testing.cases import OPTIM, Driven, Weighted, rows_of
@@ -40,16 +40,18 @@ class Course:
 
     def script(self) -> list[Act]:
         """Steps of two calls, one of them after a step that was skipped, and outputs before and behind all of them."""
-        objective, made = Weighted(tuple(self.names)), {"masked": self.masked, "temperature": self.temperature}
-        looking = look(rows_of(LENGTHS, seed=139, **made), *self.names)
+        objective, looking = Weighted(tuple(self.names)), look(self._rows(LENGTHS, 139), *self.names)
         script = [looking]
         for at in range(NUM_STEPS):
-            script += [learn(rows_of(LENGTHS[part::2], seed=130 + 2 * at + part, **made), objective) for part in (0, 1)]
+            script += [learn(self._rows(LENGTHS[part::2], 130 + 2 * at + part), objective) for part in (0, 1)]
             script.append(step)
             if at == 0:
                 bad = rows_of((5, 4), seed=138)
                 script += [learn(bad, Unfit(int(bad["row_id"][0]), outputs=tuple(self.names)[:1])), skip]
         return [*script, looking]
+
+    def _rows(self, lengths: Sequence[int], seed: int) -> Batch:
+        return rows_of(lengths, seed=seed, masked=self.masked, temperature=self.temperature)
 
 
 class HalfPrecisionRequirements:
