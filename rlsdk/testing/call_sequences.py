@@ -144,8 +144,14 @@ def skip(engine: TrainEngine, found: Driven) -> None:
 
 
 def read(engine: TrainEngine, found: Driven) -> None:
-    """`layout` and `shards`; the layout must not have changed."""
-    layout = engine.layout()
+    """`layout` and `shards`, beside one iteration that stopped early and one at the same time; the layout must not have
+    changed."""
+    layout, early = engine.layout(), engine.shards()
+    next(early, None)
+    if [(a.name, b.name) for a, b in zip(engine.shards(), engine.shards(), strict=False)] != [
+        (name, name) for name, _ in layout.boxes
+    ]:
+        found.faults.append("two iterations of shards at once do not each yield them all")
     held = []
     for shard in engine.shards():
         held.append((shard.name, shard.box))
@@ -190,7 +196,8 @@ def _learn_nothing(batch: Batch, objective: Any, engine: TrainEngine, found: Dri
 def _look(batch: Batch, names: Sequence[str], engine: TrainEngine, found: Driven) -> None:
     mine = share(engine, batch)
     with unchanged(mine, found):
-        outputs = engine.forward(mine, list(names))
+        outputs = engine.forward(mine, asked := list(names))
+    found.faults += [] if asked == list(names) else ["the caller's list of outputs was changed"]
     found.seen.append(outputs)
     found.seen_rows.append((mine["row_id"].tolist(), mine.lengths.tolist()))
     found.faults += wrong_outputs(engine, mine, names, outputs)

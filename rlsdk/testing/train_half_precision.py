@@ -15,7 +15,7 @@ from rlsdk.testing.case_runner import by_row, whole
 from rlsdk.testing.cases import OPTIM, Driven, Weighted, rows_of
 from rlsdk.testing.objectives import Unfit
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.train_lab import TrainLab, claimed_heads, seen_at, whole_of
+from rlsdk.testing.train_lab import TrainLab, claimed_heads, largest, seen_at, whole_of
 from rlsdk.testing.train_random_calls import plainly
 from rlsdk.testing.train_ranks import data_case
 from rlsdk.testing.train_settings import EVERYTHING, SETTINGS
@@ -110,9 +110,9 @@ def _is_like(
         losses += [abs(a.loss - b.loss) / scale for a, b in zip(rank.results, expected.results, strict=True)]
         norms += [abs(a / b - 1) for a, b in zip(rank.norms, expected.norms, strict=True)]
         rates += [abs(a / b - 1) for a, b in zip(rank.lrs, expected.lrs, strict=True)]
-    measured.at_most(f"difference of a rate, relative, {name}", max(rates), 1e-6)
-    measured.at_most(f"difference of a loss, as a share of the largest, {name}", max(losses), LOSS_SHARE)
-    measured.at_most(f"difference of a norm, relative, {name}", max(norms), NORM_SHARE)
+    measured.at_most(f"difference of a rate, relative, {name}", largest(rates), 1e-6)
+    measured.at_most(f"difference of a loss, as a share of the largest, {name}", largest(losses), LOSS_SHARE)
+    measured.at_most(f"difference of a norm, relative, {name}", largest(norms), NORM_SHARE)
     right, mine = whole_of(expected), whole(ranks)
     change = torch.cat([(right[n] - start[n]).flatten() for n in sorted(right)])
     off = torch.cat([(mine[n] - right[n]).flatten() for n in sorted(right)])

@@ -255,17 +255,17 @@ class TrainLab:
         that the interface requires, and that batches did not change."""
         behind = f", {where}" if where else ""
         measured.none(f"faults{behind}", [fault for rank in ranks for fault in rank.faults])
-        worst = dict.fromkeys(("loss", "sums", "maxima"), 0.0)
+        off: dict[str, list[float]] = {"loss": [], "sums": [], "maxima": []}
         for rank in ranks:
             for mine, theirs in zip(rank.results, expected.results, strict=True):
                 # A sum of hundreds of values has limited precision, and processors round differently.
-                worst["loss"] = max(worst["loss"], abs(mine.loss - theirs.loss) / max(1.0, abs(theirs.loss)))
-                worst["sums"] = max(worst["sums"], _furthest(mine.sums, theirs.sums))
-                worst["maxima"] = max(worst["maxima"], _furthest(mine.maxima, theirs.maxima))
-        for name, value in worst.items():
-            measured.at_most(f"largest difference of {name}{behind}", value, self.suite.step_tolerance)
+                off["loss"].append(abs(mine.loss - theirs.loss) / max(1.0, abs(theirs.loss)))
+                off["sums"].append(_furthest(mine.sums, theirs.sums))
+                off["maxima"].append(_furthest(mine.maxima, theirs.maxima))
+        for name, values in off.items():
+            measured.at_most(f"largest difference of {name}{behind}", largest(values), self.suite.step_tolerance)
         norms = [abs(a - b) / (b or 1.0) for rank in ranks for a, b in zip(rank.norms, expected.norms, strict=True)]
-        measured.at_most(f"gradient norm, relative{behind}", max(norms, default=0.0), self.suite.step_tolerance)
+        measured.at_most(f"gradient norm, relative{behind}", largest(norms), self.suite.step_tolerance)
         if weights:
             worst_weight = furthest_weight(whole(ranks), whole_of(expected))
             measured.at_most(f"largest difference of weights{behind}", worst_weight, self.suite.step_tolerance)
@@ -282,7 +282,7 @@ class TrainLab:
             measured.equal(f"steps skipped otherwise{behind}", sum(map(operator.ne, rank.skipped, expected.skipped)), 0)
             mine, right = ((*run.lrs, *run.rates_of_skips) for run in (rank, expected))
             off = [abs(a - b) / (b or 1.0) for a, b in zip(mine, right, strict=True)]
-            measured.at_most(f"learning rate, relative{behind}", max(off, default=0.0), 1e-6)
+            measured.at_most(f"learning rate, relative{behind}", largest(off), 1e-6)
         worst: dict[str, float] = {}
         for at in range(len(expected.seen)):
             plain, seen = seen_at(expected, at), [seen_at(rank, at) for rank in ranks]
@@ -330,7 +330,12 @@ def seen_at(rank: Driven, at: int) -> Driven:
 def _furthest(mine: Any, theirs: Any) -> float:
     if mine.keys() != theirs.keys():
         return math.inf
-    return max((abs(mine[name] - theirs[name]) for name in theirs), default=0.0)
+    return largest([abs(mine[name] - theirs[name]) for name in theirs])
+
+
+def largest(differences: Sequence[float]) -> float:
+    """The largest difference; infinite if one is NaN, which `max` may pass over; 0 without any."""
+    return math.inf if any(map(math.isnan, differences)) else max(differences, default=0.0)
 
 
 def claimed_heads(lab: TrainLab) -> list[tuple[Head, str]]:

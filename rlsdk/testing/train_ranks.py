@@ -18,7 +18,7 @@ from rlsdk.testing.objectives import RaisedHereError, Raising, Reporting, Unfit
 from rlsdk.testing.plain_steps import drive_plain, plain_model_of
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.train_exports import ill_fitting
-from rlsdk.testing.train_lab import TrainLab, claimed_heads, furthest_weight, whole_of
+from rlsdk.testing.train_lab import TrainLab, claimed_heads, furthest_weight, largest, whole_of
 from rlsdk.testing.train_models import LINEAR, TENSOR_TOLERANCE, worst_tensor
 from rlsdk.testing.train_parallelism import split_case
 from rlsdk.testing.train_settings import EVERYTHING
@@ -110,7 +110,7 @@ class RankRequirements:
                 measured.none("metrics that are not reported", sorted(absent))
                 off = [abs(mine.sums[name] - value) for name, value in expected.sums.items()]
                 off += [abs(mine.maxima[name] - value) for name, value in expected.maxima.items()]
-                measured.at_most("largest difference of a metric", max(off), 1e-4)
+                measured.at_most("largest difference of a metric", largest(off), 1e-4)
 
     @requirement("ranks.initial", needs=Capability.DATA_PARALLEL, since=(2, 0))
     def test_ranks_initial(self, lab: TrainLab, measured: Measured) -> None:

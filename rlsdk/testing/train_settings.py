@@ -21,6 +21,7 @@ LENGTHS = (8, 3, 13, 5, 1, 9)
 SETTINGS = {
     "short memory": replace(OPTIM, betas=(0.5, 0.7)),
     "long memory": replace(OPTIM, betas=(0.95, 0.9999), lr=3e-2),
+    "no memory": replace(OPTIM, betas=(0.0, 0.9)),
     "large eps": replace(OPTIM, eps=0.3, lr=0.2),
     "no decay": replace(OPTIM, weight_decay=0.0),
     "strong decay": replace(OPTIM, weight_decay=5.0),

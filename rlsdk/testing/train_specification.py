@@ -118,7 +118,7 @@ class SpecificationRequirements:
         before = sorted(path.relative_to(folder) for path in folder.rglob("*"))
         lab.play([load(folder), *script_of(batches[1:])])
         measured.equal("files", sorted(path.relative_to(folder) for path in folder.rglob("*")) != before, 0)
-        around = [path.name for path in folder.parent.iterdir() if path.name.startswith(f"{folder.name}.")]
+        around = [path.name for path in folder.parent.iterdir() if folder.name in path.name and path != folder]
         measured.none("files beside it", around)
 
     @requirement("checkpoint.on_disk", since=(2, 0))

@@ -338,6 +338,9 @@ ONE_RANK = {
     "maxima-in-float32": Defect("train_objectives:MaximaInFloat32", {"objective.metrics": "maximum of large counts"}),
     "lengths-of-eight-bits": Defect("train_outputs:LengthsOfEightBits", {"length.budget": "passes over their limit"}),
     "known-settings-only": Defect("train_exports:KnownSettingsOnly", {"export.files": "settings that differ"}),
+    "one-cursor": Defect("train_layouts:OneCursor", {"steady.layout": "two iterations of shards"}),
+    "busy-until-the-end": Defect("train_layouts:BusyUntilTheEnd", {"steady.layout": "are being read"}),
+    "zero-is-default": Defect("train_optimizer:ZeroIsDefault", {"step.settings": "no memory"}),
     "narrow-fields": Defect("train_objectives:NarrowFields", {"objective.given": "bfloat16"}),
     "twins-share-a-mask": Defect("train_outputs:TwinsShareAMask", {"outputs.mask": "same tokens, other masks"}),
     "lends-its-cache": Defect("train_outputs:LendsItsCache", {"life": "is not finite"}),
@@ -391,6 +394,7 @@ RANKS = {
         "train_half_precision:HalfRanksDecayTwice", {"ranks.bfloat16_steps": "change of weights"}
     ),
     "buffers-of-rank-zero": Defect("train_ranks:BuffersOfRankZero", {"ranks.buffers": "with other values"}),
+    "maxima-of-nothing": Defect("train_ranks:MaximaOfNothing", {"ranks.metrics": "largest difference of a metric"}),
     "reduces-in-half": Defect("train_ranks:ReducesInHalf", {"ranks.gradient": "of a tensor"}),
 }
 LIVES = {

@@ -87,3 +87,25 @@ class BuffersNotServed(TorchTrainEngine):
 
     def _served(self) -> dict[str, Tensor]:
         return dict(self.parameters)
+
+
+class OneCursor(TorchTrainEngine):
+    """All iterations of `shards` share their position."""
+
+    def shards(self) -> Iterator[WeightShard]:
+        self.rest = super().shards()
+        while (shard := next(self.rest, None)) is not None:
+            yield shard
+
+
+class BusyUntilTheEnd(TorchTrainEngine):
+    """A sync that stopped early keeps others from reading."""
+
+    busy = False
+
+    def shards(self) -> Iterator[WeightShard]:
+        if self.busy:
+            raise RuntimeError("the weights are being read")
+        self.busy = True
+        yield from super().shards()
+        self.busy = False

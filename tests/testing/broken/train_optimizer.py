@@ -476,3 +476,10 @@ class SkipIsZero(TorchTrainEngine):
     def optim_step(self) -> OptimStepResult:
         result = super().optim_step()
         return replace(result, grad_norm=0.0) if result.skipped else result
+
+
+class ZeroIsDefault(TorchTrainEngine):
+    """A beta of 0 is taken for one that was not given."""
+
+    def reset_optimizer(self, optim: OptimSpec) -> None:
+        super().reset_optimizer(replace(optim, betas=(optim.betas[0] or 0.9, optim.betas[1] or 0.999)))

@@ -395,3 +395,13 @@ class BuffersOfRankZero(FsdpTrainEngine):
         super().initialize(ctx, spec)
         for buffer in persistent_buffers(self.model).values() if ctx.rank else ():
             buffer.zero_()
+
+
+class MaximaOfNothing(FsdpTrainEngine):
+    """Where a rank has no rows, maxima are NaN."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        result = super().forward_backward(batch, objective)
+        rows = torch.tensor(batch.num_rows)
+        dist.all_reduce(rows, dist.ReduceOp.MIN)
+        return result if rows else replace(result, maxima=dict.fromkeys(result.maxima, math.nan))
