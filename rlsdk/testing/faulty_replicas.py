@@ -30,6 +30,7 @@ def lies() -> Mapping[str, Lie]:
         "serves two tensors in each other's place": _exchanged,
         "serves zeros": _zeros,
         "names another version": lambda host, old, pull: replace(pull(), version=0),
+        "names a later version": lambda host, old, pull: _later(pull()),
         "does not account for one tensor": lambda host, old, pull: _accounts(pull(), without="layers.1.wide.weight"),
         "accounts for nothing": lambda host, old, pull: replace(pull(), fingerprints={}),
         "says that of one tensor which is of another": _mislabelled,
@@ -90,6 +91,10 @@ def _zeros(host: WatchedRolloutHost, old: SyncReceipt, pull: Callable[[], SyncRe
     for _, _, tensor in _served(host):
         tensor.zero_()
     return _with_own_fingerprints(host, receipt)
+
+
+def _later(receipt: SyncReceipt) -> SyncReceipt:
+    return replace(receipt, version=receipt.version + 1)
 
 
 def _accounts(receipt: SyncReceipt, without: str) -> SyncReceipt:

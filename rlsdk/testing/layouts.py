@@ -170,6 +170,16 @@ def chain() -> Pair:
 
 
 @functools.cache
+def apart() -> Pair:
+    """As `chain`, to workers on another node than their replica's process."""
+    workers = [placed(layouts, worker="w") for layouts in chain().replicas]
+    return Pair(
+        source=chain().source,
+        replicas=[[replace(layout, is_apart=True) for layout in layouts] for layouts in workers],
+    )
+
+
+@functools.cache
 def pairs() -> dict[str, Pair]:
     """The changes of layout that every manager must support."""
     both = sharded(2, copies=2)
@@ -210,11 +220,63 @@ def pairs() -> dict[str, Pair]:
 
 
 @functools.cache
+def tied_pairs() -> dict[str, Pair]:
+    """Sources with tied names that only some ranks know, several for one tensor, or the only one that is served."""
+    head = complete(0)
+    late = [replace(layout, boxes=tuple(e for e in layout.boxes if e[0] != "embed.weight")) for layout in sharded(1)]
+    late = [
+        replace(layout, tensors=tuple(meta for meta in layout.tensors if meta.name != "embed.weight"))
+        for layout in late
+    ]
+    names = {**TIED, "decoder.weight": "embed.weight"}
+    decoder = [_renamed(layout, "embed.weight", "decoder.weight") for layout in complete(1)]
+    return {
+        "the first rank has no part of it": Pair(
+            source=[*late, *(replace(layout, rank=1, process="train:1") for layout in tied(sharded(1)))],
+            replicas=[with_head(head)],
+        ),
+        "two names of one tensor": Pair(
+            source=[replace(layout, tied=names) for layout in sharded(2)],
+            replicas=[_joined(with_head(head), decoder)],
+        ),
+        "the other name alone": Pair(
+            source=tied(sharded(2)), replicas=[[_renamed(layout, "embed.weight", "head.weight") for layout in head]]
+        ),
+    }
+
+
+def _renamed(layout: WeightLayout, name: str, other: str) -> WeightLayout:
+    return replace(
+        layout,
+        tensors=tuple(replace(meta, name=other) if meta.name == name else meta for meta in layout.tensors),
+        boxes=tuple((other if held == name else held, box) for held, box in layout.boxes),
+    )
+
+
+def _joined(layouts: Sequence[WeightLayout], others: Sequence[WeightLayout]) -> list[WeightLayout]:
+    """The same layouts with the tensors that only `others` have."""
+    found = []
+    for layout, other in zip(layouts, others, strict=True):
+        known = {meta.name for meta in layout.tensors}
+        tensors = tuple(meta for meta in other.tensors if meta.name not in known)
+        boxes = tuple(entry for entry in other.boxes if entry[0] not in known)
+        found.append(replace(layout, tensors=layout.tensors + tensors, boxes=layout.boxes + boxes))
+    return found
+
+
+@functools.cache
 def distant_pairs() -> dict[str, Pair]:
     """Pairs for planning only, with nodes and devices that do not exist here."""
     whole = sharded(1, copies=3)
     return {
         "to another node": Pair(source=placed(sharded(2), node="a"), replicas=[placed(complete(0), node="b")]),
+        "devices of one name on two nodes": Pair(
+            source=[
+                replace(layout, node=node, device=device)
+                for layout, node, device in zip(whole[:2], "ab", ("cuda:GPU-1", "cuda:GPU-0"), strict=True)
+            ],
+            replicas=[placed(complete(0), node="a", device="cuda:GPU-0")],
+        ),
         "two devices of one node": Pair(
             source=[replace(layout, device=f"cuda:GPU-{layout.rank}") for layout in whole],
             replicas=[placed(complete(0), device="cuda:GPU-2"), placed(complete(1), device="cuda:GPU-1")],

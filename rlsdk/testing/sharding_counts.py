@@ -108,6 +108,8 @@ def wrong_relays(plan: ReshardPlan, pair: Pair) -> Iterator[str]:
             yield f"relays: target {parent} forwards to {target}, there are {len(needs)} targets"
         elif needs[target] != needs[parent]:
             yield f"relays: target {parent} forwards to {target}, which has other needs"
+        elif pair.target[target].is_apart or pair.target[parent].is_apart:
+            yield f"relays: target {parent} forwards to {target}, and one is apart from its replica's process"
         at = parent
         for _ in plan.relays:
             at = plan.relays.get(at, at)

@@ -156,7 +156,7 @@ class SyncFaultRequirements:
         """A replica that fails, dies or hangs, a rank without fingerprints, or a rank that fails at a first sync is an
         error, which says what happened: no replica is left out. A repeated sync brings the weights everywhere, under
         the same version or a higher one, even to a replica that was restarted meanwhile."""
-        accepted, misnamed, harmed = [], [], []
+        accepted, misnamed, harmed, repeated = [], [], [], []
         for name, breaks in FAILURES.items():
             for first in (False, True):
                 trial = lab.trial(in_one_process(replicas=4), **LARGE)
@@ -169,24 +169,72 @@ class SyncFaultRequirements:
                     continue
                 if not isinstance(error, NAMED.get(name, REFUSED)):
                     misnamed.append(f"{name}: {type(error).__name__}")
+                tried = [len(host.pulls) for host in trial.replicas]
+                repeated += [] if max(tried) <= (1 if first else 2) else [f"{name}: {tried} pulls"]
                 breaks(trial, False)
                 trial.forget(1)
                 trial.sync(3 if first else 2, expect_change=True)
                 harmed += [f"{name}: {what}" for what in trial.differing()]
         measured.none("accepted", accepted)
         measured.none("errors of another kind than what happened", misnamed)
+        measured.none("replicas that a failed sync lets pull again", repeated)
+        measured.none("boxes that differ after the next sync", harmed)
+
+    @requirement("sync.failures.once", since=(2, 0))
+    def test_failures_once(self, lab: ShardingLab, measured: Measured) -> None:
+        """A replica or a rank that fails only once is an error too: a sync is repeated by its caller. So is a source
+        that died, although others hold the same weights. Afterwards plans are as before, and a sync whose request for
+        layouts failed can be repeated."""
+        accepted, harmed = [], []
+        for name, error in {"fails": WeightSyncError("once"), "hangs": DeadlineError("once")}.items():
+            trial = lab.trial(in_one_process(replicas=2), **LARGE)
+            trial.sync(1)
+            trial.step()
+            trial.replicas[1].lie = partial(_raise_once, error)
+            if not refused(trial, 2, type(error)):
+                accepted.append(f"a replica {name} once")
+                continue
+            trial.sync(2, expect_change=True)
+            harmed += trial.differing()
+        for rank in range(4):
+            trial = lab.trial(copies(2, 2), **LARGE)
+            plan = trial.plan()
+            if rank not in {bucket.source for bucket in plan.buckets}:
+                continue
+            trial.sources[rank].left = 0
+            accepted += [] if refused(trial, 1) else [f"rank {rank} of two copies is dead"]
+            same = list(trial.plan().buckets) == list(plan.buckets)
+            measured.none("other plans after a failure", [] if same else [rank])
+            trial.sources[rank].left = 10**9
+            trial.sync(1)
+            harmed += trial.differing()
+        for side in ("train", "rollout"):
+            trial = lab.trial(in_one_process(), **LARGE)
+            group = getattr(trial, side)
+            group.dead = True
+            accepted += [] if refused(trial, 1) else [f"the {side} group gives no layouts"]
+            group.dead = False
+            trial.sync(1)
+            harmed += trial.differing()
+        measured.none("accepted", accepted)
         measured.none("boxes that differ after the next sync", harmed)
 
     @requirement("sync.checksums", since=(2, 0))
     def test_checksums(self, lab: ShardingLab, measured: Measured) -> None:
         """If replicas of the same boxes give different checksums of their own (`SyncReceipt.engine_checksum`), it is a
-        WeightSyncError, although all fingerprints are right; with equal ones the sync succeeds."""
-        for sums in ("aaaa", "aaab", "baaa", "abab"):
+        WeightSyncError, although all fingerprints are right, also after syncs that succeeded; with equal ones, or if
+        some have none, the sync succeeds. Replicas of other boxes may give others."""
+        for first, sums in (("", "aaaa"), ("", "aaab"), ("", "baaa"), ("", "abab"), ("", "aa-a"), ("aaaa", "aaba")):
             trial = lab.trial(in_one_process(replicas=4), **LARGE)
-            for host, own in zip(trial.replicas, sums, strict=True):
-                host.lie = partial(_with_checksum, own)
-            was_refused = refused(trial, 1, WeightSyncError)
-            measured.equal(f"refused, checksums {sums}", was_refused, len(set(sums)) > 1)
+            if first:
+                _give_checksums(trial, first)
+                trial.sync(0)
+            _give_checksums(trial, sums)
+            was_refused = refused(trial, 1, WeightSyncError, expect_change=False)
+            measured.equal(f"refused, checksums {sums}", was_refused, len({*sums} - {"-"}) > 1)
+        trial = lab.trial(pairs()["tensor parallel to another"], **LARGE)
+        _give_checksums(trial, "abc")
+        measured.equal("refused, checksums abc of unlike replicas", refused(trial, 1, WeightSyncError), 0)
 
     @requirement("sync.names", since=(2, 0))
     def test_names(self, lab: ShardingLab, measured: Measured) -> None:
@@ -336,8 +384,21 @@ def _replica_fails(error: RlsdkError, trial: Trial, on: bool) -> None:
     trial.replicas[3].lie = fail if on else None
 
 
+def _raise_once(
+    error: RlsdkError, host: WatchedRolloutHost, old: SyncReceipt, pull: Callable[[], SyncReceipt]
+) -> SyncReceipt:
+    host.lie = None
+    raise error
+
+
+def _give_checksums(trial: Trial, sums: str) -> None:
+    """Checksums of equal length that differ in the last character; `-`: none."""
+    for host, own in zip(trial.replicas, sums, strict=True):
+        host.lie = partial(_with_checksum, None if own == "-" else f"{'0' * 63}{own}")
+
+
 def _with_checksum(
-    own: str, host: WatchedRolloutHost, old: SyncReceipt, pull: Callable[[], SyncReceipt]
+    own: str | None, host: WatchedRolloutHost, old: SyncReceipt, pull: Callable[[], SyncReceipt]
 ) -> SyncReceipt:
     return replace(pull(), engine_checksum=own)
 

@@ -22,6 +22,7 @@ from rlsdk.interfaces import (
     Transfer,
     WeightLayout,
     WeightShard,
+    WorkerError,
 )
 from rlsdk.registry import ComponentKind
 from rlsdk.testing.layouts import Pair, pairs, random_tensors
@@ -39,8 +40,12 @@ class WatchedGroup(LocalGroup):
     """Records the calls of its hosts, and their deadlines."""
 
     calls: list[tuple[str, float | None]] = field(default_factory=list)
+    dead: bool = False
+    """Whether every call of all hosts fails."""
 
     def run(self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> list[Any]:
+        if self.dead:
+            raise WorkerError(f"{self.backend}: the process has died")
         self.calls.append((method, timeout_s))
         return super().run(method, *args, timeout_s=timeout_s, **kwargs)
 
@@ -106,6 +111,12 @@ class WatchedRolloutHost(RolloutHost):
         self.relays: list[Relay | None] = []
         """For each pull: its part in forwarding weights."""
         self.receipt: SyncReceipt | None = None
+        self.dead = False
+
+    def pass_on_weights(self, buckets: Sequence[Bucket], sync: str, timeout_s: float) -> Sequence[Mapping[str, Any]]:
+        if self.dead:
+            raise WorkerError("the replica's process has died")
+        return super().pass_on_weights(buckets, sync, timeout_s)
 
     def pull_weights(
         self,
@@ -195,6 +206,13 @@ class Trial:
             if not same_bits(tensor, whole[box.slices(Box.whole(tuple(whole.shape)))].to(tensor.dtype)):
                 found.append(f"{name} {box.offset}+{box.size} of replica {replica}")
         return found
+
+    def restart(self, replica: int) -> None:
+        """Starts a replica anew, as another host; the old one can no longer be called."""
+        old = self.replicas[replica]
+        self.replicas[replica] = WatchedRolloutHost(WatchedEngine(self.pair.replicas[replica]))
+        self.replicas[replica].relays = old.relays
+        old.dead = True
 
     def forget(self, replica: int) -> None:
         """Restarts a replica: it serves zeros."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,10 +14,23 @@ from rlsdk.interfaces import (
     Box,
     ConfigError,
     LayoutError,
+    RlsdkError,
     TensorMeta,
     WeightLayout,
 )
-from rlsdk.testing.layouts import Pair, chain, complete, copies, distant_pairs, pairs, sharded, tied, with_head
+from rlsdk.testing.layouts import (
+    Pair,
+    apart,
+    chain,
+    complete,
+    copies,
+    cut,
+    distant_pairs,
+    pairs,
+    sharded,
+    tied,
+    with_head,
+)
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.sharding_counts import (
     HERE,
@@ -29,6 +43,7 @@ from rlsdk.testing.sharding_counts import (
     wrong_fields,
 )
 from rlsdk.testing.sharding_lab import ShardingLab, wanted_boxes, wire_dtypes
+from rlsdk.testing.tensor_engines import tensor_layout
 
 MOST_OVER_SHARE = 1.6
 """Largest load of a source relative to an equal share: pieces cannot be divided at will."""
@@ -67,7 +82,7 @@ class PlanRequirements:
     def test_fields(self, lab: ShardingLab, measured: Measured) -> None:
         """A transfer is a part of one box of its source, in the dtype of transfers, and every count is right; a target
         forwards only to targets with equal needs, and the first of a chain receives from the sources."""
-        for name, pair in {**pairs(), **distant_pairs(), "a chain": chain()}.items():
+        for name, pair in {**pairs(), **distant_pairs(), "a chain": chain(), "apart": apart()}.items():
             measured.none(f"fields that are wrong: {name}", list(wrong_fields(lab.plan(pair), pair)))
 
     @requirement("plan.order", since=(2, 0))
@@ -95,15 +110,50 @@ class PlanRequirements:
                 mine = [loads[source] for source in range(shard, len(pair.source), 2)]
                 over = max(mine) / (sum(mine) / len(mine))
                 measured.at_most(f"largest load over a share, {number} copies", over, MOST_OVER_SHARE)
+        # Every rank has all tensors but the experts, and these in equal shares.
+        pair = pairs()["expert parallel to tensor parallel"]
+        loads = Counter(dict.fromkeys(range(len(pair.source)), 0))
+        for bucket in lab.plan(pair).buckets:
+            for transfer in bucket.transfers:
+                loads[bucket.source] += transfer_bytes(transfer) if len(transfer.box.size) < 3 else 0
+        over = max(loads.values()) / (sum(loads.values()) / len(loads))
+        measured.at_most("largest load over a share, of tensors that every rank has", over, MOST_OVER_SHARE)
+
+    @requirement("plan.huge", since=(2, 0))
+    def test_huge(self, lab: ShardingLab, measured: Measured) -> None:
+        """Counts of tensors of more than 2**32 bytes are right."""
+        shape = (96, 16384, 4096)
+        metas = [TensorMeta(name="experts", shape=shape, dtype="bfloat16")]
+        source = [
+            tensor_layout(metas, [("experts", box)], rank=rank, process=f"train:{rank}")
+            for rank, box in enumerate(cut(shape, 0, 2))
+        ]
+        target = [tensor_layout(metas, [("experts", Box.whole(shape))], process="rollout:0")]
+        manager = lab.trial(pairs()["one rank to one"], bucket_bytes=1 << 30).manager
+        plan, expected = manager.plan(tuple(source), tuple(target)), 2 * math.prod(shape)
+        measured.equal("bytes", plan.num_bytes, expected)
+        measured.equal("bytes that cross", plan.moved_bytes, expected)
+        measured.equal("lower bound", plan.lower_bound_bytes, expected)
+        measured.equal("bytes of its buckets", sum(bucket.num_bytes for bucket in plan.buckets), expected)
+        measured.equal("bytes that the sources send", sum(plan.source_load.values()), expected)
+        boxes = [transfer.box for bucket in plan.buckets for transfer in bucket.transfers]
+        measured.equal("elements of its boxes", sum(box.numel for box in boxes), math.prod(shape))
+        measured.equal("boxes that come again", len(boxes) - len({(box.offset, box.size) for box in boxes}), 0)
 
     @requirement("plan.pure")
     def test_pure(self, lab: ShardingLab, measured: Measured) -> None:
-        """Equal layouts give equal plans, planning calls no rank, and a plan can be sent to another process."""
+        """Equal layouts give equal plans, also given as lists, which do not change; planning calls no rank, and a plan
+        can be sent to another process."""
         pair = pairs()["four copies to four replicas"]
         trial = lab.trial(pair)
         first, second = trial.plan(), lab.plan(pair)
         assert list(first.buckets) == list(second.buckets), "two plans of the same layouts differ"
         assert first.num_bytes == second.num_bytes
+        rotated = Pair(source=[*pair.source[1:], pair.source[0]], replicas=pair.replicas)
+        source, target = list(rotated.source), rotated.target
+        given = trial.manager.plan(source, target)
+        measured.equal("lists that planning changed", (source != rotated.source) + (target != rotated.target), 0)
+        assert list(given.buckets) == list(lab.plan(rotated).buckets), "lists and tuples of layouts give other plans"
         measured.none("calls of ranks that planning made", trial.train.calls + trial.rollout.calls)
         sent = pickle.loads(pickle.dumps(first))
         assert list(sent.buckets) == list(first.buckets), "a plan is another one after pickling"
@@ -134,11 +184,16 @@ class PlanRequirements:
 
     @requirement("plan.transports", since=(2, 0))
     def test_transports(self, lab: ShardingLab, measured: Measured) -> None:
-        """`transports` names the allowed transports; one that does not exist is a ConfigError."""
+        """`transports` names the allowed transports, even if none of them reaches a target; one that does not exist is
+        a ConfigError."""
         pair = pairs()["sharded to whole, two replicas"]
         plan = lab.trial(pair, transports=("inline",)).plan()
         used = {bucket.transport for bucket in plan.buckets}
         measured.none("transports that were not allowed", sorted(used - {"inline"}))
+        with suppress(RlsdkError):
+            plan = lab.trial(pair, transports=("in_process",)).plan()
+            used = {bucket.transport for bucket in plan.buckets}
+            measured.none("transports that were not allowed, as none reaches", sorted(used - {"in_process"}))
         accepted = []
         with suppress(ConfigError):
             lab.trial(pair, transports=("carrier_pigeon",)).plan()
@@ -147,8 +202,8 @@ class PlanRequirements:
 
     @requirement("plan.refusals")
     def test_refusals(self, lab: ShardingLab, measured: Measured) -> None:
-        """A box that no rank holds, an unknown name, a different shape, and a tied name that not every rank with the
-        tensor lists, are a LayoutError."""
+        """A box that no rank holds, an unknown name, a different shape (of any target), rows beyond the tensor, and a
+        tied name that not every rank with the tensor lists, are a LayoutError."""
         pair = pairs()["sharded to whole, two replicas"]
         experts = pairs()["expert parallel to tensor parallel"]
         self._refused(
@@ -164,6 +219,9 @@ class PlanRequirements:
                 "a shape differs": ([_reshaped(layout, 13) for layout in pair.source], pair.target),
                 "a tied name that one rank lists": ([*sharded(2)[:1], *tied(sharded(2)[1:])], with_head(complete(0))),
                 "a shape of as many elements": (pair.source, [_turned(layout) for layout in pair.target]),
+                "a name is unknown, beside all that are known": (pair.source, with_head(complete(0))),
+                "the last target's shape differs": (pair.source, [*pair.target[:1], _reshaped(pair.target[1], 13)]),
+                "rows beyond the tensor": (pair.source, [_beyond(layout) for layout in pair.target]),
                 "ranks differ in a shape": (
                     [_reshaped(pair.source[0], 13), *pair.source[1:]],
                     pair.target,
@@ -183,6 +241,7 @@ class PlanRequirements:
                 "nobody asks for a tensor": (source, [_without(layout, "norm.weight") for layout in complete(0)]),
                 "tied on the serving side only": (with_head(sharded(1)), tied(complete(0))),
                 "whole numbers": (source, complete(0, "int8")),
+                "whole numbers at the last target": (source, [*complete(0), *complete(1, "int8")]),
             },
         )
 
@@ -214,6 +273,13 @@ def _reshaped(layout: WeightLayout, size: int) -> WeightLayout:
     return _changed(
         layout, lambda meta: replace(meta, shape=(*meta.shape[:-1], size)) if meta.name == "norm.weight" else meta
     )
+
+
+def _beyond(layout: WeightLayout) -> WeightLayout:
+    """Wants one row more of a matrix than it has."""
+    name = "embed.weight"
+    boxes = tuple((n, Box(b.offset, (b.size[0] + 1, *b.size[1:])) if n == name else b) for n, b in layout.boxes)
+    return replace(layout, boxes=boxes)
 
 
 def _turned(layout: WeightLayout) -> WeightLayout:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import DTYPE_BYTES, Box, ReshardPlan, TensorMeta, WeightLayout
-from rlsdk.testing.layouts import Pair, pairs, random_tensors
+from rlsdk.testing.layouts import Pair, in_one_process, pairs, random_tensors
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.sharding_counts import (
     HERE,
@@ -111,6 +111,9 @@ class RandomLayoutRequirements:
             report = trial.sync(1)
             measured.equal(f"transports that the report names, of {order}", tuple(report.transports) != order[:1], 0)
             measured.none(f"boxes that differ, {order}", trial.differing())
+        near = lab.trial(in_one_process(), transports=("inline", "in_process"))
+        used = {bucket.transport for bucket in near.plan().buckets}
+        measured.equal("transports other than the first, in one process", used != {"inline"}, 0)
 
     @requirement("sync.random", since=(2, 0))
     def test_sync_random(self, lab: ShardingLab, measured: Measured) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import inspect
 import math
 import os
@@ -9,22 +11,41 @@ import pickle
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlsdk.interfaces import DTYPE_BYTES, Box, ShardingManager, TensorMeta
-from rlsdk.testing.layouts import SHAPES, Pair, complete, cut, in_one_process, pairs, placed, sharded
+from rlsdk.interfaces import DTYPE_BYTES, Box, RlsdkError, ShardingManager, TensorMeta
+from rlsdk.testing.layouts import (
+    SHAPES,
+    Pair,
+    chain,
+    complete,
+    cut,
+    in_one_process,
+    pairs,
+    placed,
+    sharded,
+    split,
+    tied_pairs,
+)
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.sharding_counts import out_of_order
+from rlsdk.testing.sharding_counts import not_once, out_of_order
 from rlsdk.testing.sharding_lab import ShardingLab, Trial, wanted_boxes, wire_dtypes
 from rlsdk.testing.tensor_engines import tensor_layout
 
 STRANGE = (-0.0, math.inf, -math.inf, 1e-40, 3.3895e38, 1.00390625, -1.01171875, 65519.0)
 """Signed zeros, subnormal and largest numbers, and midpoints between two bfloat16 values."""
+LEAST_COPY = 1024
+"""Bytes of a tensor that counts as a copy of weights."""
 GRACE_S = 2.0
 """Seconds for the threads of a sync to end."""
+CHAIN_S = 10.0
+"""`timeout_s` where a replica may wait in vain for another one."""
+MOST_DEADLINE = 2.0
+"""Longest deadline of a call relative to `timeout_s`: a caller may wait somewhat longer than a worker."""
 PROOF_S = 0.2
 """Seconds that a source takes for fingerprints: long compared with the rest of a small sync."""
 
@@ -56,6 +77,35 @@ class SyncRequirements:
             trial.sync(2)
             measured.none(f"boxes that differ after a step: {name}", trial.differing())
 
+    @requirement("sync.tied", since=(2, 0))
+    def test_tied(self, lab: ShardingLab, measured: Measured) -> None:
+        """A tied tensor arrives under every name that a replica wants it by: under several, under the other name alone,
+        and from ranks of which the first has no part of it."""
+        for name, pair in tied_pairs().items():
+            trial = lab.trial(pair)
+            trial.sync(1)
+            measured.none(f"boxes that differ: {name}", trial.differing())
+            measured.none(f"elements not sent once: {name}", not_once(trial.plan(), pair.target))
+
+    @requirement("sync.chains", since=(2, 0))
+    def test_chains(self, lab: ShardingLab, measured: Measured) -> None:
+        """If replicas forward weights, they do so by an allowed transport, managers and syncs have unique names, and a
+        replica that was started anew forwards as well."""
+        arguments: Mapping[str, Any] = {"transports": ("inline",), "timeout_s": CHAIN_S}
+        first, second = lab.trial(chain(), **arguments), lab.trial(chain(), **arguments)
+        for trial in (first, second):
+            trial.sync(1)
+            trial.restart(0)
+            trial.step()
+            trial.sync(2)
+            measured.none("boxes that differ after a replica was started anew", trial.differing())
+        relays = [[relay for host in t.replicas for relay in host.relays if relay is not None] for t in (first, second)]
+        used = {relay.transport for mine in relays for relay in mine if relay.parent is not None}
+        measured.none("transports that were not allowed", sorted(used - {"inline"}))
+        for what in ("manager", "sync"):
+            one, other = ({getattr(relay, what) for relay in mine} for mine in relays)
+            measured.none(f"names of a {what} that two managers share", sorted(one & other))
+
     @requirement("sync.values", since=(2, 0))
     def test_values(self, lab: ShardingLab, measured: Measured) -> None:
         """Only the cast that the replica needs changes values: this covers signed zeros, infinities, NaN, and integers
@@ -81,8 +131,13 @@ class SyncRequirements:
     def test_report(self, lab: ShardingLab, measured: Measured) -> None:
         """The report is right: version, tensors and bytes that arrived and crossed processes, changed tensors, and each
         replica's receipt."""
-        for name in ("tensor parallel to another", "float32 to bfloat16", "partly in one process"):
-            pair = pairs()[name]
+        unlike = pairs()["tensor parallel to another"]
+        alternating = Pair(source=unlike.source, replicas=[complete(0), split(2, "rollout", 1), complete(2)])
+        for name, pair in {
+            **{name: pairs()[name] for name in ("float32 to bfloat16", "partly in one process")},
+            "tensor parallel to another": unlike,
+            "unlike replicas in turn": alternating,
+        }.items():
             trial = lab.trial(pair)
             wire, plan = wire_dtypes(pair.source, pair.target), trial.plan()
             measured.equal(f"changed tensors of the first sync: {name}", trial.sync(1).changed_tensors, len(SHAPES))
@@ -113,13 +168,15 @@ class SyncRequirements:
             measured.none(f"transports: {name}", sorted(used ^ set(report.transports)))
             assert timed.seconds > 0, f"seconds: {timed.seconds}"
             measured.at_most(f"seconds, of those that passed: {name}", timed.seconds / elapsed, 1.05)
+            measured.none(f"negative stages: {name}", [what for what, took in timed.stages_s.items() if took < 0])
             stages = sum(timed.stages_s.values())
             measured.at_most(f"seconds of the stages, of all: {name}", stages / timed.seconds, 1.05)
 
     @requirement("sync.report.whole", since=(2, 0))
     def test_report_whole(self, lab: ShardingLab, measured: Measured) -> None:
         """The report's seconds cover the whole sync, including verification; several used transports are in the order
-        of preference. If replicas forward weights, each sync has its own name."""
+        of preference; a change that the served dtype does not show is none. If replicas forward weights, each sync has
+        its own name."""
         trial = lab.trial(pairs()["sharded to whole, two replicas"])
         trial.sync(1)
         trial.step()
@@ -129,6 +186,13 @@ class SyncRequirements:
         report = trial.sync(2)
         elapsed = time.perf_counter() - start
         measured.at_least("seconds, of those that passed", report.seconds / elapsed, 0.8)
+        trial = lab.trial(pairs()["float32 to bfloat16"])
+        trial.truth["scale"].fill_(1.0)
+        trial.load()
+        trial.sync(1)
+        trial.truth["scale"].fill_(1.0 + 2.0**-20)
+        trial.load()
+        measured.equal("changed tensors, by less than is served", trial.sync(1).changed_tensors, 0)
         near_and_far = Pair(
             source=placed(sharded(2), node="a"),
             replicas=[placed(complete(0), node="a"), placed(complete(1), node="b")],
@@ -152,8 +216,8 @@ class SyncRequirements:
 
     @requirement("sync.given_plan", since=(2, 0))
     def test_given_plan(self, lab: ShardingLab, measured: Measured) -> None:
-        """The given plan is executed, not the latest one; also a plan that another manager of the class made in another
-        process."""
+        """The given plan is executed, not the latest one, the first one, or one of the manager's own; also a plan that
+        another manager of the class, with other arguments, made in another process."""
         trial = lab.trial(pairs()["sharded to tensor parallel"], bucket_bytes=1 << 14)
         plan = trial.plan()
         other = pairs()["uneven shards"]
@@ -164,11 +228,20 @@ class SyncRequirements:
         anew = lab.trial(trial.pair, bucket_bytes=1 << 14)
         anew.manager.sync_weights(sent, 1)
         measured.none("boxes that differ: planned elsewhere", anew.differing())
+        others = {bound: lab.trial(trial.pair, bucket_bytes=bound).plan() for bound in (1 << 10, 1 << 13)}
+        for bound, given in others.items():
+            trial.step()
+            trial.manager.sync_weights(given, bound)
+            pulled = [bucket.transfers for bucket in trial.replicas[0].pulls[-1][0]]
+            same = pulled == [bucket.transfers for bucket in given.buckets]
+            measured.none(f"plans that were not executed: buckets of {bound} bytes", [] if same else [bound])
+            measured.none(f"boxes that differ: buckets of {bound} bytes", trial.differing())
 
     @requirement("sync.large", since=(2, 0))
     def test_large(self, lab: ShardingLab, measured: Measured) -> None:
-        """Tensors of many buckets arrive to their last element, even from sources whose memory is not contiguous."""
-        shapes = {"large": (530, 270), "stacked": (5, 130, 111), "norm": (270,)}
+        """Tensors of many buckets or five dimensions arrive to their last element, even from sources whose memory is
+        not contiguous."""
+        shapes = {"large": (530, 270), "stacked": (5, 130, 111), "norm": (270,), "patches": (6, 3, 2, 5, 4)}
         metas = [TensorMeta(name=name, shape=shape, dtype="float32") for name, shape in shapes.items()]
         source = [
             tensor_layout(
@@ -211,6 +284,8 @@ class SyncRequirements:
                 assert timeout_s > 0
             calls = trial.train.calls + trial.rollout.calls
             measured.none("calls without a deadline", [method for method, timeout_s in calls if timeout_s is None])
+            longest = max(timeout_s for _, timeout_s in calls if timeout_s is not None)
+            measured.at_most("longest deadline of a call, of timeout_s", longest / 77.0, MOST_DEADLINE)
 
     @requirement("sync.together", since=(2, 0))
     def test_together(self, lab: ShardingLab, measured: Measured) -> None:
@@ -238,6 +313,7 @@ class SyncRequirements:
         measured.none("boxes that differ: version 0", trial.differing())
         self._changed(trial, measured, "the same version again", 0)
         self._changed(trial, measured, "a higher version", 9)
+        self._changed(trial, measured, "a very high version", 2**40 + 1)
         self._changed(trial, measured, "back to a lower version", 4)
         self._changed(trial, measured, "no change expected", 5, expect_change=False)
         for name, version in (("the same version", 5), ("a lower one", 3)):
@@ -276,7 +352,7 @@ class SyncRequirements:
 
     @requirement("sync.leaks", since=(2, 0))
     def test_leaks(self, lab: ShardingLab, measured: Measured) -> None:
-        """Syncs, including failed ones, leave no threads and no open files."""
+        """Syncs, including failed ones, leave no threads, no open files and no copies of weights."""
         trial = lab.trial(in_one_process(replicas=2))
         for version in range(3):
             trial.step()
@@ -290,6 +366,30 @@ class SyncRequirements:
             except Exception:
                 assert version % 3 == 0, "a sync failed behind one that broke off"
         measured.none("left behind", grown(before))
+        for fails in (False, True):
+            measured.none(
+                "copies of weights, of a sync that failed" if fails else "copies of weights", copied(lab, fails)
+            )
+
+
+def copied(lab: ShardingLab, *, fails: bool) -> list[str]:
+    """Tensors of weights that exist after a sync and did not before, apart from those that the replica serves."""
+    trial = lab.trial(in_one_process())
+    known = living()
+    trial.sources[0].left = 0 if fails else 10**9
+    with contextlib.suppress(RlsdkError, OSError):
+        trial.manager.sync(1)
+    served = {tensor.untyped_storage().data_ptr() for _, _, tensor in trial.replicas[0].serving.served}
+    return [f"{size} bytes" for pointer, size in (living() - known) if size >= LEAST_COPY and pointer not in served]
+
+
+def living() -> set[tuple[int, int]]:
+    """(pointer, bytes) of the storage of every tensor that Python knows."""
+    gc.collect()
+    # `isinstance` would import what lazy modules stand for.
+    tensors = [found for found in gc.get_objects() if type(found) is Tensor]
+    stored = [tensor.untyped_storage() for tensor in tensors]
+    return {(storage.data_ptr(), storage.nbytes()) for storage in stored}
 
 
 def strange_tensors(values: Sequence[float]) -> dict[str, Tensor]:

@@ -5,6 +5,53 @@ from __future__ import annotations
 from broken.defect import Defect
 from broken.state_defects import SHARDING_CHAINS
 
+SHARDING_LAYOUTS = {
+    "unknown-left-out": Defect("sharding_layouts:UnknownLeftOut", {"plan.refusals": "beside all that are known"}),
+    "first-target-counts": Defect(
+        "sharding_layouts:FirstTargetCounts",
+        {"plan.refusals": "the last target's shape differs", "plan.served": "whole numbers at the last target"},
+    ),
+    "clips-boxes": Defect("sharding_layouts:ClipsBoxes", {"plan.refusals": "rows beyond the tensor"}),
+    "tied-of-the-first": Defect("sharding_layouts:TiedOfTheFirst", {"sync.tied": "which no source rank holds"}),
+    "one-other-name": Defect("sharding_layouts:OneOtherName", {"sync.tied": "which no source rank holds"}),
+    "held-names-only": Defect("sharding_layouts:HeldNamesOnly", {"sync.tied": "is not served"}),
+    "tuples-only": Defect("sharding_layouts:TuplesOnly", {"plan.pure": "expected a tuple"}),
+    "sorts-in-place": Defect("sharding_layouts:SortsInPlace", {"plan.pure": "lists that planning changed"}),
+    "devices-by-name": Defect("sharding_layouts:DevicesByName", {"plan.near": "devices of one name on two nodes"}),
+    "forwards-apart": Defect("sharding_layouts:ForwardsApart", {"plan.fields": "is apart from its replica's process"}),
+    "prefers-in-process": Defect("sharding_layouts:PrefersInProcess", {"plan.preference": "in one process"}),
+    "falls-back": Defect("sharding_layouts:FallsBack", {"plan.transports": "as none reaches"}),
+    "whole-from-the-first": Defect("sharding_layouts:WholeFromTheFirst", {"plan.spread": "that every rank has"}),
+    "counts-in-31-bits": Defect("sharding_layouts:CountsIn31Bits", {"plan.huge": "bytes"}),
+    "four-dimensions": Defect("sharding_layouts:FourDimensions", {"sync.large": "more than four dimensions"}),
+    "plan-of-its-own": Defect("sharding_repeats:PlanOfItsOwn", {"sync.given_plan": "plans that were not executed"}),
+    "first-plan": Defect("sharding_repeats:FirstPlan", {"sync.given_plan": "plans that were not executed"}),
+    "one-more-try": Defect(
+        "sharding_repeats:OneMoreTry",
+        {"sync.failures.once": "a replica hangs once", "sync.failures": "lets pull again"},
+    ),
+    "other-holders": Defect("sharding_repeats:OtherHolders", {"sync.failures.once": "of two copies is dead"}),
+    "avoids-the-failed": Defect(
+        "sharding_repeats:AvoidsTheFailed", {"sync.failures.once": "other plans after a failure"}
+    ),
+    "asks-once": Defect("sharding_repeats:AsksOnce", {"sync.failures.once": "there are no layouts"}),
+    "first-replicas": Defect("sharding_repeats:FirstReplicas", {"sync.chains": "the replica's process has died"}),
+    "one-name-for-managers": Defect("sharding_repeats:OneNameForManagers", {"sync.chains": "names of a manager"}),
+    "syncs-by-number": Defect("sharding_repeats:SyncsByNumber", {"sync.chains": "names of a sync"}),
+    "forwards-any-how": Defect("sharding_repeats:ForwardsAnyHow", {"sync.chains": "transports that were not allowed"}),
+    "keeps-the-last": Defect("sharding_repeats:KeepsTheLast", {"sync.leaks": "copies of weights"}),
+    "keeps-the-failed": Defect("sharding_repeats:KeepsTheFailed", {"sync.leaks": "of a sync that failed"}),
+    "versions-in-16-bits": Defect("sharding_repeats:VersionsIn16Bits", {"sync.again": "a very high version"}),
+    "receipts-by-kind": Defect("sharding_repeats:ReceiptsByKind", {"sync.report": "unlike replicas in turn"}),
+    "negative-stage": Defect("sharding_repeats:NegativeStage", {"sync.report": "negative stages"}),
+    "changed-as-trained": Defect("sharding_repeats:ChangedAsTrained", {"sync.report.whole": "by less than is served"}),
+    "late-fingerprints": Defect("sharding_repeats:LateFingerprints", {"sync.calls": "longest deadline of a call"}),
+    "checksums-of-all": Defect("sharding_repeats:ChecksumsOfAll", {"sync.checksums": "abc of unlike replicas"}),
+    "checksums-are-due": Defect("sharding_repeats:ChecksumsAreDue", {"sync.checksums": "checksums aa-a"}),
+    "checksums-at-first": Defect("sharding_repeats:ChecksumsAtFirst", {"sync.checksums": "checksums aaba"}),
+    "short-checksums": Defect("sharding_repeats:ShortChecksums", {"sync.checksums": "checksums aaab"}),
+    "later-is-fine": Defect("sharding_repeats:LaterIsFine", {"sync.proven": "names a later version"}),
+}
 SHARDING = {
     "big-buckets": Defect("sharding_plans:BigBuckets", {"plan.bytes": "largest bucket"}),
     "few-parameters": Defect(
@@ -274,4 +321,5 @@ SHARDING = {
     "replicas-agree": Defect("sharding_proofs:ReplicasAgree", {"sync.proven": "every replica of 4"}),
     "scales-are-no-change": Defect("sharding_changes:ScalesAreNoChange", {"sync.quantized": "doubled"}),
     **SHARDING_CHAINS,
+    **SHARDING_LAYOUTS,
 }
