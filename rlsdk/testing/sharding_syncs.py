@@ -368,7 +368,7 @@ class SyncRequirements:
         measured.none("left behind", grown(before))
         for fails in (False, True):
             measured.none(
-                "copies of weights, of a sync that failed" if fails else "copies of weights", copied(lab, fails)
+                "copies of weights, of a sync that failed" if fails else "copies of weights", copied(lab, fails=fails)
             )
 
 

@@ -35,7 +35,7 @@ SHARDING_LAYOUTS = {
         "sharding_repeats:AvoidsTheFailed", {"sync.failures.once": "other plans after a failure"}
     ),
     "asks-once": Defect("sharding_repeats:AsksOnce", {"sync.failures.once": "there are no layouts"}),
-    "first-replicas": Defect("sharding_repeats:FirstReplicas", {"sync.chains": "the replica's process has died"}),
+    "first-replicas": Defect("sharding_repeats:FirstReplicas", {"sync.chains": "process"}),
     "one-name-for-managers": Defect("sharding_repeats:OneNameForManagers", {"sync.chains": "names of a manager"}),
     "syncs-by-number": Defect("sharding_repeats:SyncsByNumber", {"sync.chains": "names of a sync"}),
     "forwards-any-how": Defect("sharding_repeats:ForwardsAnyHow", {"sync.chains": "transports that were not allowed"}),
