@@ -299,8 +299,8 @@ class ShardingManager(ABC):
     def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
         """Executes the plan. On return every replica serves `version`, and its receipt was checked against the source:
         every tensor covered, every fingerprint equal. Every call transfers the weights, whatever was served before,
-        since a replica may have been restarted. A failed sync does not count and may be repeated. No sync leaves
-        threads or copies of weights behind, whether it succeeds or fails.
+        since a replica may have been restarted. Nothing is tried twice in a sync: a failed one does not count and may
+        be repeated, by the trainer. No sync leaves threads or copies of weights behind, whether it succeeds or fails.
 
         Args:
             plan: made for the layouts of these two groups.

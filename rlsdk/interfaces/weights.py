@@ -88,7 +88,7 @@ class TensorMeta:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightLayout:
-    """What one rank holds (train) or needs (rollout). Plain data: it can be sent, printed and hashed."""
+    """What one rank holds (train) or needs (rollout). Plain data: it can be sent, printed and compared."""
 
     rank: int
     node: str
@@ -237,4 +237,4 @@ class SyncReceipt:
     compared."""
     engine_checksum: str | None = None
     """The engine's own checksum of everything that it computes from, if it has one and it was requested. Compared
-    between replicas; only the engine can compute it."""
+    between replicas that serve the same boxes and have one; only the engine can compute it."""

@@ -48,12 +48,13 @@ class InterruptionRequirements:
 
     @requirement("pause.idle", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_pause_idle(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """An engine that is paused while idle holds requests that begin then, accepts an update, and serves all of them
-        with the new weights after `resume`."""
+        """An engine that is paused while idle, even twice, holds requests that begin then, accepts an update, and after
+        one `resume` serves all of them with the new weights."""
         requests = [lab.ask(f"r{at}", lab.prompt(6 + at, 236), 2, max_tokens=12, seed=at) for at in range(2)]
         state = lab.changed(95)
 
-        async def begun_in_a_pause() -> tuple[list[GenerationOutput], int]:
+        async def begun_in_a_pause() -> tuple[list[GenerationOutput], int, bool]:
+            changing.pause()
             changing.pause()
             before = changing.num_decoded() or 0
             task = asyncio.create_task(collect(changing, requests))
@@ -63,10 +64,15 @@ class InterruptionRequirements:
                 changing.update_weights(whole_shards(state), 8)
                 await asyncio.sleep(0.05)
             changing.resume()
-            return await task, early
+            await asyncio.wait([task], timeout=lab.suite.timeout_s / 2)
+            waits = not task.done()
+            if waits:
+                changing.resume()
+            return await task, early, waits
 
-        outputs, early = lab.wait(begun_in_a_pause())
+        outputs, early, waits = lab.wait(begun_in_a_pause())
         measured.equal("tokens that came in the pause", early, 0)
+        measured.equal("calls that one resume did not continue", waits, 0)
         faults, _ = audit(lab, requests, outputs, lab.plain.with_state(state), version=8)
         measured.none("wrong samples", faults)
 

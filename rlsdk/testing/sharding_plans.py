@@ -160,7 +160,7 @@ class PlanRequirements:
 
     @requirement("plan.any_layouts", since=(2, 0))
     def test_any_layouts(self, lab: ShardingLab, measured: Measured) -> None:
-        """A manager plans for the given layouts: earlier plans have no effect."""
+        """A manager plans for the given layouts: earlier plans have no effect, even if the caller uses a list again."""
         one = pairs()["sharded to whole, two replicas"]
         others = {
             **{name: pairs()[name] for name in ("sharded to tensor parallel", "copies of shards to whole")},
@@ -176,10 +176,13 @@ class PlanRequirements:
         manager.plan(tuple(one.source), tuple(one.target))
         with suppress(LayoutError):
             manager.plan(tuple(one.source[1:]), tuple(one.target))
-        stale = []
+        stale, source, target = [], list(one.source), list(one.target)
+        manager.plan(source, target)
         for name, pair in others.items():
-            plan = manager.plan(tuple(pair.source), tuple(pair.target))
-            stale += [name] if list(plan.buckets) != list(lab.plan(pair).buckets) else []
+            source[:], target[:] = pair.source, pair.target
+            expected = list(lab.plan(pair).buckets)
+            for how, given in {"tuples": (tuple(source), tuple(target)), "lists used again": (source, target)}.items():
+                stale += [f"{name}, {how}"] if list(manager.plan(*given).buckets) != expected else []
         measured.none("plans that are not for these layouts", stale)
 
     @requirement("plan.transports", since=(2, 0))

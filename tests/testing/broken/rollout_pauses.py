@@ -76,6 +76,21 @@ class CacheNeverKept(TransformersRolloutEngine):
         super().resume()
 
 
+class ResumesAreCounted(TransformersRolloutEngine):
+    """An engine that was paused twice goes on after the second `resume` only."""
+
+    depth = 0
+
+    def pause(self) -> None:
+        self.depth += 1
+        super().pause()
+
+    def resume(self, *, keep_cache: bool = False) -> None:
+        self.depth = max(self.depth - 1, 0)
+        if not self.depth:
+            super().resume(keep_cache=keep_cache)
+
+
 class AbortInAPauseKeepsKeys(TransformersRolloutEngine):
     """After an abort and an update in one pause, the other samples keep the KV cache of the old weights."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from broken.sharding_base import Layouts, with_buckets
 from rlsdk.interfaces import Box, LayoutError, ReshardPlan, WeightLayout
@@ -87,6 +88,20 @@ class TuplesOnly(GenericShardingManager):
         if not isinstance(source, tuple):
             raise TypeError(f"expected a tuple of layouts, not a {type(source).__name__}")
         return super().plan(source, target)
+
+
+class PlansByIdentity(GenericShardingManager):
+    """Plans are cached by the identity of the lists of layouts."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.planned: dict[tuple[int, int], ReshardPlan] = {}
+
+    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
+        key = id(source), id(target)
+        if key not in self.planned:
+            self.planned[key] = super().plan(source, target)
+        return self.planned[key]
 
 
 class SortsInPlace(GenericShardingManager):
