@@ -89,7 +89,9 @@ class MegatronTrainEngine(TrainEngine):
         with device_scope(self.device):
             groups.join(ctx, self.options)
             self.place = groups.here()
-            self._build()
+            # A head without weights in the checkpoint draws its first ones.
+            with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+                self._build()
         self.host_offload = HostOffload()
         self.num_steps = 0
         self.has_gradient = False
