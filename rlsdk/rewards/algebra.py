@@ -42,6 +42,8 @@ _CONNECTIVES = frozenset({"or", "and", "not", "is", "if", "no"})
 _WORD = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{2,}")
 _SUM_OF_NUMBERS = re.compile(r"(?<![\w.}^])[0-9.]+\s*(?:\*|\\times|\\cdot|\+|-)\s*[0-9.]+(?![\w.\\^{(])")
 _EXPONENT = re.compile(r"\^\s*\{?\s*-?\s*([0-9]+)")
+_HUGE = re.compile(r"[0-9.]\s*[eE]\s*\{?\s*[+-]?\s*[0-9]{4}")
+"""A large power of ten in scientific notation (`1E999999999`), which sympy expands to all its digits."""
 _TOWER = re.compile(r"\^\s*(?:\{[^{}]*\}|[\w.]+|\\[a-z]+)\s*\^|\^\s*\{[^{}]*\^")
 
 
@@ -70,6 +72,7 @@ def objection(given: str, wanted: str) -> str | None:
         ("unfinished", _SUM_OF_NUMBERS.search(given) is not None and _SUM_OF_NUMBERS.search(wanted) is None),
         ("digits", any(len(run) > MAX_DIGITS and run not in wanted for run in re.findall(r"[0-9]+", given))),
         ("power", _power(given) > max(MAX_POWER, _power(wanted)) or _TOWER.search(given) is not None),
+        ("power of ten", _HUGE.search(given) is not None and _HUGE.search(wanted) is None),
     )
     return next((reason for reason, found in checks if found), None)
 

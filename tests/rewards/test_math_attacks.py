@@ -56,6 +56,7 @@ def test_no_payload_runs_or_scores(answer: str, tmp_path: Path) -> None:
         f"eval({write})", f"x**2+{write}", f"{answer}+0*{write}", f"exec({write!r})", f"({answer}).subs(x,{write})",
         f"S({write!r})", "9^9^9^9", "9**9**9", "10^{10^{10}}", "(1+1)*(2+2)/(3+3)", "3*4*9", "1/2+3/4-(5*6)",
         r"\frac{9^{999}}{9^{998}}", r"\sum_{i=1}^{10^{9}} i", "{" * 3000 + "x" + "}" * 3000, "(" * 3000, "9!!!!!!",
+        "1E999999999", "1.5E+999999999", "x+2E-999999999", "1 E 999999999",
     ):  # fmt: skip
         for response in (payload, rf"\boxed{{{payload}}}", f"<answer>{payload}</answer>"):
             assert math(sample(response, answer, "q")) == 0.0, response[:200]
