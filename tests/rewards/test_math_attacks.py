@@ -23,7 +23,7 @@ def only_numbers_are_evaluated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     """`parse_expr` is `eval`. sympy calls it for the digits of a number, which the LaTeX lexer has cut out; a call with
     any other text fails the test."""
     import math_verify.parser
-    import sympy.physics.units  # its own names are evaluated at import, which must not happen while the test watches
+    import sympy.physics.units  # noqa: F401  # it evaluates its own names, which must not happen while the test watches
     from sympy.parsing import sympy_parser
 
     evaluated: list[str] = []
