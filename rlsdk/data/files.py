@@ -155,7 +155,10 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         raise DataError(f"{path}: cannot be opened: {error.strerror}; check its permissions") from error
     with stream:
-        yield stream
+        try:
+            yield stream
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror}; check the disk, or copy the file") from error
 
 
 def check_columns(columns: Sequence[str] | None, have: Sequence[str], where: str) -> None:

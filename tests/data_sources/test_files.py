@@ -294,6 +294,17 @@ def test_a_folder_that_may_not_be_read_is_a_message(tmp_path: Path, load: Callab
         path.chmod(0o644)
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="needs a file whose first byte cannot be read")
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet"])
+def test_a_disk_that_fails_while_it_is_read_is_a_message(
+    tmp_path: Path, load: Callable[..., list[DataRow]], kind: str
+) -> None:
+    path = tmp_path / f"rows.{kind}"
+    path.symlink_to("/proc/self/mem")
+    with pytest.raises(DataError, match=rf"rows\.{kind}: (cannot be read: Input/output error|not a Parquet file)"):
+        load(path)
+
+
 @given(data=st.data())
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_damaged_parquet_file_is_read_or_refused_by_name(
