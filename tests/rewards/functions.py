@@ -226,5 +226,9 @@ def spies(sample: RewardSample) -> float:
         "mode": lambda: os.chmod(target, 0o777),
         "rights": lambda: int(Path("/proc/self/status").read_text().split("CapEff:")[1].split()[0], 16) & ~4,
         "core": lambda: resource.getrlimit(resource.RLIMIT_CORE)[0],
+        "open files": lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        "size of files": lambda: resource.getrlimit(resource.RLIMIT_FSIZE)[1],
+        "processes": lambda: resource.getrlimit(resource.RLIMIT_NPROC)[1],
+        "no new privileges": lambda: int(Path("/proc/self/status").read_text().split("NoNewPrivs:")[1].split()[0]),
     }
     return float(actions[sample.response]() or 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlsdk.rewards import RewardDef, RewardLimits, RewardRunner
-from rlsdk.rewards.confine import NOBODY, probe
+from rlsdk.rewards.confine import MAX_FILE_BYTES, MAX_OPEN_FILES, MORE_PROCESSES, NOBODY, probe
 from rlsdk.rewards.environment import grading_environment
 from rlsdk.rewards.text_evaluation import evaluates_text
 
@@ -85,6 +86,17 @@ def test_there_are_no_file_writes_and_the_message_names_the_field(start: Start, 
 @pytest.mark.parametrize(("what", "value"), [("temporary", 1.0), ("null", 1.0), ("program", 3.0), ("core", 0.0)])
 def test_what_rewards_need_every_day_works(start: Start, what: str, value: float) -> None:
     assert run(start, what) == (value, "")
+
+
+@LINUX
+def test_privileges_files_and_processes_of_a_grader_have_limits(start: Start) -> None:
+    assert run(start, "no new privileges") == (1.0, "")
+    assert run(start, "open files") == (float(min(MAX_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])), "")
+    assert run(start, "size of files") == (float(MAX_FILE_BYTES), "")
+    most, message = run(start, "processes")
+    assert message == ""
+    assert most is not None
+    assert MORE_PROCESSES <= most < 10 * MORE_PROCESSES
 
 
 def test_the_size_of_files_is_bounded_and_temporary_ones_go_with_the_process(start: Start) -> None:
