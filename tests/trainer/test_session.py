@@ -13,6 +13,7 @@ from rlsdk.config import Role, RunConfig, load_config
 from rlsdk.interfaces import Batch, CheckpointError, ConfigError, ObjectiveResult, RlsdkError
 from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
+from rlsdk.trainer.checkpoint import CheckpointStore
 from rlsdk.trainer.device_turns import DeviceTurns, shared_pools
 from rlsdk.trainer.experience import make_sft_batch
 from rlsdk.trainer.groups import RoleGroup
@@ -113,6 +114,20 @@ def test_a_checkpoint_without_a_role_says_which_is_missing(
     session = session_of(config, registry)
     with pytest.raises(CheckpointError, match=r"has no actor/.* It holds \[\]"):
         session.load_roles(tmp_path)
+
+
+def test_a_checkpoint_that_an_engine_refuses_is_named_with_whole_ones_beside_it(
+    config: RunConfig, registry: Registry, tmp_path: Path
+) -> None:
+    session = session_of(config, registry)
+    store = CheckpointStore(tmp_path, keep=3)
+    with store.write(1, {}) as draft:
+        (draft / "weights").touch()
+    with store.write(2, {}) as draft:
+        session.save_roles(draft)
+        (draft / "actor" / "state.safetensors").write_bytes(b"sealed, and nothing that the engine reads")
+    with pytest.raises(CheckpointError, match=r"whole checkpoints beside it: .*step_00000001 \(take one with"):
+        session.load_roles(store.path_of(2))
 
 
 def test_a_session_that_only_trains_refuses_to_sample(config: RunConfig, registry: Registry) -> None:
