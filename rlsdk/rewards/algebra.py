@@ -87,7 +87,7 @@ def equal(wanted: str, given: str) -> bool:
     from math_verify import verify
 
     expected, found = _parse(wanted), _parse(given)
-    if not expected or not found or _differ(expected, found):
+    if not expected or not found or _is_infinite(expected) != _is_infinite(found) or _differ(expected, found):
         return False
     return bool(verify(expected, found, float_rounding=MAX_DIGITS, timeout_seconds=None))
 
@@ -99,6 +99,27 @@ def depth(text: str) -> int:
         now += (char in "{([") - (char in "})]")
         deepest = max(deepest, now)
     return deepest
+
+
+def _is_infinite(values: Iterable[Any]) -> bool:
+    r"""Whether a value, or a part of it, is infinite or undefined at one point; intervals and other sets are not looked
+    at. math-verify finds `|\ln 0|` equal to every irrational number."""
+    from sympy import FiniteSet, Set, nan, oo, zoo
+    from sympy.core.relational import Relational
+
+    for value in values:
+        if isinstance(value, Set) and not isinstance(value, FiniteSet):
+            continue
+        if isinstance(value, Relational):
+            if _is_infinite(value.args):
+                return True
+            continue
+        try:
+            if value.evalf(30, subs=_point(value.free_symbols)).has(oo, -oo, zoo, nan):
+                return True
+        except (ArithmeticError, AttributeError, TypeError, ValueError):
+            continue
+    return False
 
 
 def _differ(expected: Sequence[Any], found: Sequence[Any]) -> bool:

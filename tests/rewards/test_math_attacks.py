@@ -66,8 +66,26 @@ def test_no_payload_runs_or_scores(answer: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "infinite", [r"|\ln 0|", r"|\infty|", r"-|\infty|", r"\sqrt{\infty}", r"|\infty|+1", r"2|\log_{2} 0|"]
+)
+def test_what_is_infinite_equals_no_number(infinite: str) -> None:
+    """A difference of infinity is not larger than a part of infinity, and math-verify rounds both to the same."""
+    for answer in (r"\sqrt{2}", r"3\pi", r"e^2", r"\log_2 3", r"\pi+\ln 2", r"x=2\sqrt{3}", r"(1,\sqrt{2})",
+                   r"x>\sqrt{2}", r"\begin{pmatrix}1\\\sqrt{2}\end{pmatrix}", "x+1", r"2\sqrt{x}"):  # fmt: skip
+        for given in {infinite, answer.replace(r"\sqrt{2}", infinite)} - {answer}:
+            assert math(sample(rf"\boxed{{{given}}}", answer, "q")) == 0.0, (given, answer)
+
+
+@pytest.mark.parametrize(
     ("answer", "given"),
-    [(r"\frac{1}{2}+x", "x+1/2"), ("x^2+1", "1+x^2"), ("x^2+1", "1+x**2"), ("(1, 2)", "(1,2)"), ("2x", "x*2")],
+    [
+        (r"-\infty", r"-|\infty|"),
+        (r"\frac{1}{2}+x", "x+1/2"),
+        ("x^2+1", "1+x^2"),
+        ("x^2+1", "1+x**2"),
+        ("(1, 2)", "(1,2)"),
+        ("2x", "x*2"),
+    ],
 )
 def test_right_answers_in_another_form_still_score(answer: str, given: str) -> None:
     assert math(sample(rf"\boxed{{{given}}}", answer, "q")) == 1.0
