@@ -91,14 +91,22 @@ def code_in(fields: dict[str, Any]) -> Iterator[tuple[Place, Any]]:
             # Engine arguments can name classes, hooks and files; a Ray cluster sends code to its nodes.
             or "engine_kwargs" in place[1:-1]
             or (place == ("placement", "ray_address") and value)
+            or _loosens_limits(place, value)
             # They send samples, and values of environment variables, to a server.
-            or place[-2:] == ("judge", "url")
+            or (place[-1] == "url" and value)
             or (place[-1] == "token_env" and value)
             or "headers_from_env" in place[:-1]
             or place[:2] == ("tracking", "options")
             or (place[:2] == ("tracking", "trackers") and value not in LOCAL_TRACKERS)
         ):
             yield place, value
+
+
+def _loosens_limits(place: Place, value: Any) -> bool:
+    """Whether a value lets graders do more: the reward `code` runs programs that the run's model writes."""
+    if place[0] != "reward_limits":
+        return False
+    return (place[1] in ("allow_network", "allow_writes", "environment") and bool(value)) or value == "never"
 
 
 def _is_set_reward(place: Place) -> bool:

@@ -63,6 +63,26 @@ def test_arguments_of_every_roles_engine_run_code(run: Path, registry: Registry)
         assert f"\n  {path}: " in str(caught.value)
 
 
+def test_graders_are_not_given_more_than_the_command_line_gives(run: Path, registry: Registry) -> None:
+    """The reward `code` runs programs that the run's own model writes."""
+    loose = "allow_network: true, allow_writes: true, isolation: never, environment: [HF_TOKEN]"
+    (run / "config.yaml").write_text(f"rewards: [{{name: code}}]\nreward_limits: {{{loose}}}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config([run / "config.yaml"], [], registry)
+    for field in ("allow_network", "allow_writes", "isolation", "environment.0"):
+        assert f"\n  reward_limits.{field}: " in str(caught.value)
+    strict = "allow_network: false, allow_writes: false, isolation: always, environment: [], timeout_s: 3.0"
+    (run / "config.yaml").write_text(f"rewards: [{{name: code}}]\nreward_limits: {{{strict}}}\n")
+    load_config([run / "config.yaml"], [], registry)
+
+
+@pytest.mark.parametrize("section", ["rollout", "train"])
+def test_an_engine_on_a_server_of_a_run_gets_no_prompts(section: str) -> None:
+    found = dict(code_in({section: {"options": {"url": "http://198.51.100.7", "name": "x"}}}))
+    assert found == {(section, "options", "url"): "http://198.51.100.7"}
+    assert dict(code_in({section: {"options": {"url": None}}})) == {}
+
+
 def test_asked_for_on_the_command_line_it_counts(run: Path, registry: Registry) -> None:
     config = load_config([run / "config.yaml"], ["--trust-run", "--steps", "3"], registry)
     assert config.model.trust_remote_code
