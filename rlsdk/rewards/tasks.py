@@ -69,7 +69,7 @@ def reasoning_gym(sample: RewardSample, *, exact: bool = True, partial: float = 
         if right is None and score >= 1.0 and _is_another_answer(given, sample):
             return 1.0
         return partial * min(score, 1.0)
-    return _score(given, sample)
+    return min(_score(given, sample), 1.0)
 
 
 def _compare(given: str, answer: str | None) -> bool | None:

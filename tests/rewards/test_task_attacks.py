@@ -162,6 +162,12 @@ def test_a_scorer_that_finds_anything_right_gives_no_partial_credit() -> None:
     given = sample("whatever", row["answer"], row["question"], row)
     assert reasoning_gym(given, exact=False) == 1.0
     assert reasoning_gym(given, partial=0.5) == 0.0
+    row = item("spell_backward")
+    for behind in ("x", row["answer"]):  # the library's sum of shares is 1.0000000000000002 for words of some lengths
+        assert (
+            reasoning_gym(sample("ezilacsar" + behind, "ezilacsar", "q", {**row, "answer": "ezilacsar"}), exact=False)
+            <= 1.0
+        )
     near = item("complex_arithmetic")
     assert 0.0 < reasoning_gym(sample("1 - 3i", near["answer"], near["question"], near), partial=0.5) <= 0.5
 
