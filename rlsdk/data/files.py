@@ -19,6 +19,8 @@ from rlsdk.interfaces.errors import nearest_file
 MAX_CSV_FIELD_CHARS = 1 << 27
 SUFFIXES: Mapping[str, str] = {".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
 """Suffix of a file -> registered source that reads it."""
+MOST_SHOWN, LONGEST_SHOWN = 20, 60
+"""Column names that a message lists, and characters of each."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -165,7 +167,13 @@ def check_columns(columns: Sequence[str] | None, have: Sequence[str], where: str
     """Raises `DataError` for a name in `columns` that is not in `have`."""
     for name in columns or ():
         if name not in have:
-            raise DataError(f"{where}: no column {name!r}{nearest(name, have)}; it has {sorted(have)}")
+            raise DataError(f"{where}: no column {name!r}{nearest(name, have)}; it has {_shown(sorted(have))}")
+
+
+def _shown(names: Sequence[str]) -> str:
+    """The first names, each cut, and how many more there are: a header may be as long as a file."""
+    more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
+    return f"{[name[:LONGEST_SHOWN] for name in names[:MOST_SHOWN]]}{more}"
 
 
 def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -263,7 +271,7 @@ def _checked_header(path: Path, header: Sequence[str]) -> Sequence[str]:
     names = [name.strip() for name in header]
     if not names or "" in names or len(set(names)) != len(names):
         raise DataError(
-            f"{path}:1: expected a header line with a name for every column, each once; got {names}. "
+            f"{path}:1: expected a header line with a name for every column, each once; got {_shown(names)}. "
             f"Add one, for example `question,answer`"
         )
     return names
@@ -272,7 +280,7 @@ def _checked_header(path: Path, header: Sequence[str]) -> Sequence[str]:
 def _named_cells(names: Sequence[str], cells: Sequence[str], source: str) -> dict[str, str]:
     if len(cells) != len(names):
         raise DataError(
-            f"{source}: row has {len(cells)} values, but the header names {len(names)} columns {list(names)}; "
+            f"{source}: row has {len(cells)} values, but the header names {len(names)} columns {_shown(names)}; "
             f"a value that holds the delimiter or a line break must stand in double quotes"
         )
     return dict(zip(names, cells, strict=True))

@@ -345,3 +345,11 @@ def test_any_bytes_are_rows_or_an_error_that_names_the_file(
         assert str(path) in str(error)  # noqa: PT017
     else:
         json.dumps([row.row for row in rows], ensure_ascii=False).encode()
+
+
+def test_a_message_does_not_list_thousands_of_columns(tmp_path: Path) -> None:
+    names = [f"column-{at}-{'x' * 100}" for at in range(5_000)]
+    (tmp_path / "wide.csv").write_text(f"{','.join(names)}\n1,2\n")
+    with pytest.raises(DataError, match=r"names 5000 columns \['column-0-x+', .*\] and 4980 more; a value") as found:
+        list(load_csv(str(tmp_path / "wide.csv")))
+    assert len(str(found.value)) < 2_500

@@ -271,7 +271,7 @@ SHARDING = {
     "names-of-the-receipt": Defect(
         "sharding_proofs:NamesOfTheReceipt",
         {
-            "sync.proven": "replica 0 of 4 does not account for one tensor",
+            "sync.proven": "does not account for one tensor",
             "sync.proven.first": "does not account for one tensor",
         },
     ),
