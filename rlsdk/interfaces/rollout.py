@@ -120,8 +120,9 @@ class RolloutEngine(ABC):
         return None
 
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
-        """Ends these requests (None: all), also of a paused engine. Returns at once and takes effect before the next
-        decoding step. Each sample is still yielded, with what it has (perhaps no token). Unknown ids are ignored.
+        """Ends these requests (None: all). Returns at once and takes effect before the next decoding step; a paused
+        engine yields its samples in the pause. Each is still yielded, with what it has (perhaps no token). Unknown ids
+        are ignored.
 
         It applies to the calls of `generate` that have begun (a call begins when its first sample is asked for). A call
         that is being admitted is aborted whole or not at all. Calls that begin later are not touched."""

@@ -102,8 +102,10 @@ class SyncReport:
     moved_bytes: int
     """Bytes of `num_bytes` that crossed a process boundary."""
     changed_tensors: int
-    """Number of tensors whose fingerprint differs from that of the last sync; at a manager's first sync all tensors."""
+    """Number of tensors whose fingerprint differs from that of the last sync that succeeded; at a manager's first sync
+    all tensors."""
     seconds: float
+    """Seconds that the sync took, checks included."""
     lower_bound_bytes: int = 0
     """Minimum number of bytes that had to cross a process boundary."""
     stages_s: Mapping[str, float] = field(default_factory=dict)
