@@ -110,7 +110,7 @@ class CancellationRequirements:
     @requirement("abort.paused", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_abort_paused(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Samples that are aborted during a pause are returned immediately, with the tokens that they have; the others
-        continue after the pause, unchanged."""
+        continue after the pause, unchanged. If the pause ends at the same moment, aborted samples end nevertheless."""
         if Capability.ABORT not in lab.spec.capabilities:
             measured.record("claims abort", 0)
             return
@@ -125,6 +125,9 @@ class CancellationRequirements:
             if Capability.SEED in lab.spec.capabilities:
                 changed = [key for key, t in tokens_of(outputs).items() if whole[key][: len(t)] != t]
                 measured.none("samples that are not the beginning of what they would have been", changed)
+        outputs, _ = lab.wait(_aborted_in_a_pause(engine, lab, requests, ["a"], at_once=True))
+        went_on = [o for o in outputs if o.request_id == "a" and o.finish_reason is not FinishReason.ABORT]
+        measured.equal("aborted samples that a resume right behind it continued", len(went_on), 0)
 
     @requirement("pause.still", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_pause_still(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
@@ -278,9 +281,15 @@ async def _aborted_both(
 
 
 async def _aborted_in_a_pause(
-    engine: RolloutEngine, lab: RolloutLab, requests: Sequence[GenerationRequest], names: Sequence[str] | None
+    engine: RolloutEngine,
+    lab: RolloutLab,
+    requests: Sequence[GenerationRequest],
+    names: Sequence[str] | None,
+    *,
+    at_once: bool = False,
 ) -> tuple[list[GenerationOutput], int]:
-    """All samples, and how many were returned before the engine resumed."""
+    """All samples, and how many were returned before the engine resumed; `at_once`: it resumes right after the
+    abort."""
     outputs: list[GenerationOutput] = []
 
     async def take() -> None:
@@ -295,7 +304,7 @@ async def _aborted_in_a_pause(
     engine.abort(names)
     wanted = sum(request.n for request in requests if names is None or request.request_id in names)
     deadline = time.monotonic() + lab.suite.timeout_s / STILL_SHARE
-    while len(outputs) < wanted and time.monotonic() < deadline:
+    while len(outputs) < wanted and time.monotonic() < deadline and not at_once:
         await asyncio.sleep(LOOK_S)
     early = len(outputs)
     engine.resume()

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlsdk.interfaces import DeadlineError, RlsdkError, SyncReceipt, WeightSyncError, WorkerError
 from rlsdk.testing.faulty_replicas import damages, lies
-from rlsdk.testing.layouts import Pair, chain, copies, in_one_process, pairs, placed, tied, with_head
+from rlsdk.testing.layouts import TIED, Pair, chain, copies, in_one_process, pairs, placed, tied, with_head
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.sharding_lab import ShardingLab, Trial, WatchedRolloutHost, WatchedTrainHost
 from rlsdk.testing.tensor_engines import TensorTrainEngine
@@ -238,13 +238,14 @@ class SyncFaultRequirements:
 
     @requirement("sync.names", since=(2, 0))
     def test_names(self, lab: ShardingLab, measured: Measured) -> None:
-        """Receipts may name more tensors than were sent: tied copies, buffers of the engine."""
-        trial = lab.trial(in_one_process(replicas=2), **LARGE)
-        trial.replicas[1].lie = _with_more_names
-        trial.sync(1)
-        trial.step()
-        trial.sync(2, expect_change=True)
-        measured.none("boxes that differ", trial.differing())
+        """Receipts may name more tensors than were sent: tied copies, also of another dtype, buffers of the engine."""
+        for name, pair in {"two replicas": in_one_process(replicas=2), "tied": pairs()["tied on both sides"]}.items():
+            trial = lab.trial(pair, **LARGE)
+            trial.replicas[-1].lie = _with_more_names
+            trial.sync(1)
+            trial.step()
+            trial.sync(2, expect_change=True)
+            measured.none(f"boxes that differ, {name}", trial.differing())
 
     @requirement("sync.slow", since=(2, 0))
     def test_slow(self, lab: ShardingLab, measured: Measured) -> None:
@@ -405,7 +406,8 @@ def _with_checksum(
 
 def _with_more_names(host: WatchedRolloutHost, old: SyncReceipt, pull: Callable[[], SyncReceipt]) -> SyncReceipt:
     receipt = pull()
-    return replace(receipt, fingerprints={**receipt.fingerprints, "lm_head.copy": 1, "rotary.frequencies": 2})
+    more = {"lm_head.copy": 1, "rotary.frequencies": 2, **dict.fromkeys(TIED, 3)}
+    return replace(receipt, fingerprints={**receipt.fingerprints, **more})
 
 
 def _is_started_anew(trial: Trial, on: bool) -> None:

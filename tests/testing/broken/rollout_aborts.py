@@ -45,6 +45,15 @@ class AbortWaitsForResume(TransformersRolloutEngine):
             super()._step()
 
 
+class ResumeForgetsAborts(TransformersRolloutEngine):
+    """`resume` clears the list of aborts that the loop has not read yet."""
+
+    def resume(self, *, keep_cache: bool = False) -> None:
+        if self.paused:
+            self.decoder._aborts.clear()
+        super().resume(keep_cache=keep_cache)
+
+
 class NothingIsAll(TransformersRolloutEngine):
     """An empty list of requests to abort means all of them."""
 

@@ -268,6 +268,7 @@ SHARDING = {
         "sharding_proofs:LastReceiptUnread",
         {"sync.proven": "replica 3 of 4 keeps all as it was", "sync.proven.first": "keeps all as it was"},
     ),
+    "compares-tied-copies": Defect("sharding_proofs:ComparesTiedCopies", {"sync.names": "has other values than"}),
     "names-of-the-receipt": Defect(
         "sharding_proofs:NamesOfTheReceipt",
         {

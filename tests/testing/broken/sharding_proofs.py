@@ -73,6 +73,19 @@ class NamesOfTheReceipt(Checked):
         return receipt.version == version and all(expected[n] == v for n, v in receipt.fingerprints.items())
 
 
+class ComparesTiedCopies(GenericShardingManager):
+    """The fingerprint of a tied copy, if a receipt has one, must be that of the shared tensor."""
+
+    def pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
+        receipts = super().pull(plan, version)
+        for layouts, receipt in zip(self.ends().replicas, receipts, strict=True):
+            said = receipt.fingerprints
+            for alias, held in (item for layout in layouts for item in layout.tied.items()):
+                if said.get(alias, said[held]) != said[held]:
+                    raise WeightSyncError(f"{alias!r} has other values than {held!r}")
+        return receipts
+
+
 class SumOfFingerprints(Checked):
     """Only the sum of all fingerprints is compared."""
 
