@@ -22,6 +22,8 @@ from rlsdk.testing.rollout_plain import PlainModel
 
 LOOK_S = 0.002
 """Seconds between two readings of the number of decoded tokens."""
+NUM_UPDATES = 6
+"""Updates in pauses of one call: more than fit a few fixed places."""
 
 
 class EventLoopRequirements:
@@ -119,31 +121,32 @@ class EventLoopRequirements:
 
     @requirement("versions.runs", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
     def test_versions_runs(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
-        """Over two updates in pauses, every token carries the version that sampled it, and the runs cover all tokens,
-        even if the second update brings back the first weights under their version."""
-        states = {0: lab.base, 3: lab.changed(5), 4: lab.changed(6)}
-        models = {version: lab.plain.with_state(state) for version, state in states.items()}
+        """Over many updates in pauses, every token carries the version that sampled it, and the runs cover all tokens,
+        even if an update brings back the first weights under their version."""
+        first, second = lab.changed(5), lab.changed(6)
+        states = {0: lab.base} | {version: (first, second)[version % 2] for version in range(3, 3 + NUM_UPDATES)}
+        plain = {id(state): lab.plain.with_state(state) for state in (lab.base, first, second)}
+        models = {version: plain[id(state)] for version, state in states.items()}
         requests = [lab.ask(f"r{at}", lab.prompt(5 + 3 * at, 73), 3, max_tokens=100) for at in range(2)]
 
-        async def updated(last: int) -> list[GenerationOutput]:
+        async def updated(versions: Sequence[int]) -> list[GenerationOutput]:
             task = await lab.paused_midway(requests)
-            changing.update_weights(iter(pieces(states[3])), 3)
-            changing.resume()
-            await some_tokens_later(changing)
-            changing.pause()
-            await asyncio.sleep(0.1)
-            changing.update_weights(iter(pieces(states[last])), last)
-            changing.resume()
+            for at, version in enumerate(versions):
+                if at:
+                    await some_tokens_later(changing)
+                    changing.pause()
+                    await asyncio.sleep(0.1)
+                changing.update_weights(iter(pieces(states[version])), version)
+                changing.resume()
             return await task
 
-        for last, name in ((4, "a third version"), (0, "the first version again")):
+        courses = {"of many versions": [*states][1:], "of the first version again": [3, 0]}
+        for name, versions in courses.items():
             outputs, faults = attempt_until(
-                lambda outputs: any(len(output.versions) == 3 for output in outputs),
-                partial(updated, last), lab, requests, models,
-            )  # fmt: skip
+                partial(_has_runs, 1 + len(versions)), partial(updated, versions), lab, requests, models
+            )
             measured.none(f"samples whose runs are not of the weights that they name, {name}", faults)
             measured.at_least(f"most runs of one sample, {name}", max(len(output.versions) for output in outputs), 2)
-            measured.record(f"samples of three runs, {name}", sum(len(output.versions) == 3 for output in outputs))
             lab.restore()
 
     @requirement("versions.ends", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
@@ -204,6 +207,11 @@ def attempt_until(
         if faults or is_enough(outputs):
             break
     return outputs, faults
+
+
+def _has_runs(num_runs: int, outputs: Sequence[GenerationOutput]) -> bool:
+    """Whether a sample has tokens of so many runs."""
+    return any(len(output.versions) == num_runs for output in outputs)
 
 
 def _num_aborted_of_both(outputs: Sequence[GenerationOutput]) -> int:

@@ -343,6 +343,7 @@ ROLLOUT = {
     "versions-only-grow": Defect("rollout_versions:VersionsOnlyGrow", {"update.versions": "wrong samples of update 2"}),
     "version-of-32-bits": Defect("rollout_versions:VersionOf32Bits", {"update.versions": "wrong samples of update 3"}),
     "aborted-all-new": Defect("rollout_versions:AbortedAllNew", {"versions.ends": "log-probs of other weights"}),
+    "four-runs-at-most": Defect("rollout_versions:FourRunsAtMost", {"versions.runs": "log-probs of other weights"}),
     "two-runs-at-most": Defect("rollout_versions:TwoRunsAtMost", {"versions.runs": "log-probs of other weights"}),
     "version-of-the-queue": Defect("rollout_versions:VersionOfTheQueue", {"abort.versions": "of another version"}),
     "one-tensor-never-updated": Defect(

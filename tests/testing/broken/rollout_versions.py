@@ -98,6 +98,17 @@ class TwoRunsAtMost(Rewritten):
         return replace(output, versions=(early, runs[-1]))
 
 
+class FourRunsAtMost(Rewritten):
+    """Only the last four versions of a sample are kept: tokens of earlier ones count as the oldest of these."""
+
+    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+        early, late = output.versions[:-3], output.versions[-3:]
+        if len(early) < 2:
+            return output
+        merged = VersionRun(early[-1].version, sum(run.num_tokens for run in early))
+        return replace(output, versions=(merged, *late))
+
+
 class VersionOfTheQueue(Patched):
     """Samples without tokens carry the version from when they were queued."""
 
