@@ -290,11 +290,13 @@ class ShardingManager(ABC):
     def plan(self, source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> ReshardPlan:
         """Decides which boxes each source sends to each target. Pure: no device, no communication. The plan depends
         on all of both layouts: names, boxes, nodes, processes and devices. A tensor is sent in the narrower of the
-        source's dtype and the target's; in the target's if both are equally wide.
+        source's dtype and the target's; in the target's if both are equally wide. Targets may want a tensor in
+        different dtypes if it is sent to all of them in one.
 
         Raises:
-            LayoutError: no source holds a box that a target needs, shapes differ, or a trained tensor would not be
-                served: no target needs it, or a target wants integers instead of floating-point numbers.
+            LayoutError: no source holds a box that a target needs, shapes differ, a tensor would be sent in several
+                dtypes, or a trained tensor would not be served: no target needs it, or a target wants integers instead
+                of floating-point numbers.
         """
 
     @abstractmethod

@@ -169,6 +169,9 @@ class PlanRequirements:
                 source=[replace(layout, process=f"rollout-0:{layout.rank}") for layout in one.source],
                 replicas=one.replicas,
             ),
+            "replicas of two dtypes, sent in one": Pair(
+                source=sharded(4, dtype="bfloat16"), replicas=[complete(0), complete(1, "bfloat16")]
+            ),
             "ranks in another order": Pair(source=one.source[::-1], replicas=one.replicas),
             "the first again": one,
         }
@@ -222,6 +225,7 @@ class PlanRequirements:
                 "a shape differs": ([_reshaped(layout, 13) for layout in pair.source], pair.target),
                 "a tied name that one rank lists": ([*sharded(2)[:1], *tied(sharded(2)[1:])], with_head(complete(0))),
                 "a shape of as many elements": (pair.source, [_turned(layout) for layout in pair.target]),
+                "a vector as a column": (pair.source, [_as_column(layout) for layout in pair.target]),
                 "a name is unknown, beside all that are known": (pair.source, with_head(complete(0))),
                 "the last target's shape differs": (pair.source, [*pair.target[:1], _reshaped(pair.target[1], 13)]),
                 "rows beyond the tensor": (pair.source, [_beyond(layout) for layout in pair.target]),
@@ -291,6 +295,14 @@ def _turned(layout: WeightLayout) -> WeightLayout:
     turned = _changed(layout, lambda meta: replace(meta, shape=meta.shape[::-1]) if meta.name == name else meta)
     boxes = tuple((n, Box(b.offset[::-1], b.size[::-1]) if n == name else b) for n, b in layout.boxes)
     return replace(turned, boxes=boxes)
+
+
+def _as_column(layout: WeightLayout) -> WeightLayout:
+    """A vector with a second dimension of length 1."""
+    name = "norm.weight"
+    column = _changed(layout, lambda meta: replace(meta, shape=(*meta.shape, 1)) if meta.name == name else meta)
+    boxes = tuple((n, Box((*b.offset, 0), (*b.size, 1)) if n == name else b) for n, b in layout.boxes)
+    return replace(column, boxes=boxes)
 
 
 def _without_box(layout: WeightLayout, name: str, rank: int) -> WeightLayout:

@@ -16,6 +16,8 @@ SHARDING_LAYOUTS = {
     "one-other-name": Defect("sharding_layouts:OneOtherName", {"sync.tied": "which no source rank holds"}),
     "held-names-only": Defect("sharding_layouts:HeldNamesOnly", {"sync.tied": "is not served"}),
     "tuples-only": Defect("sharding_layouts:TuplesOnly", {"plan.pure": "expected a tuple"}),
+    "one-dtype-of-targets": Defect("sharding_layouts:OneDtypeOfTargets", {"plan.any_layouts": "targets want"}),
+    "columns-are-vectors": Defect("sharding_layouts:ColumnsAreVectors", {"plan.refusals": "a vector as a column"}),
     "plans-by-identity": Defect("sharding_layouts:PlansByIdentity", {"plan.any_layouts": "lists used again"}),
     "sorts-in-place": Defect("sharding_layouts:SortsInPlace", {"plan.pure": "lists that planning changed"}),
     "devices-by-name": Defect("sharding_layouts:DevicesByName", {"plan.near": "devices of one name on two nodes"}),

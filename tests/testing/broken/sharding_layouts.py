@@ -36,6 +36,32 @@ class FirstTargetCounts(GenericShardingManager):
         return super().plan(source, tuple(same))
 
 
+class OneDtypeOfTargets(GenericShardingManager):
+    """All targets must want a tensor in one dtype, even if it is sent to all of them in one."""
+
+    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
+        wanted: dict[str, str] = {}
+        for meta in (meta for layout in target for meta in layout.tensors):
+            if wanted.setdefault(meta.name, meta.dtype) != meta.dtype:
+                raise LayoutError(f"{meta.name!r}: targets want {wanted[meta.name]} and {meta.dtype}")
+        return super().plan(source, target)
+
+
+class ColumnsAreVectors(GenericShardingManager):
+    """Dimensions of length 1 at the end of a shape do not count."""
+
+    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
+        return super().plan(source, tuple(map(self._flat, target)))
+
+    def _flat(self, layout: WeightLayout) -> WeightLayout:
+        long = {meta.name for meta in layout.tensors if len(meta.shape) == 2 and meta.shape[-1] == 1}
+        return replace(
+            layout,
+            tensors=tuple(replace(m, shape=m.shape[:1]) if m.name in long else m for m in layout.tensors),
+            boxes=tuple((n, Box(b.offset[:1], b.size[:1]) if n in long else b) for n, b in layout.boxes),
+        )
+
+
 class ClipsBoxes(GenericShardingManager):
     """Boxes that end beyond their tensor are cut to it."""
 
