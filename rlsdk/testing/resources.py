@@ -16,6 +16,7 @@ from pathlib import Path
 from warnings import WarningMessage
 
 import psutil
+import torch
 
 TRACKER = "resource_tracker"
 """Python's own process that frees shared resources; it lives as long as the interpreter."""
@@ -40,6 +41,17 @@ def resident_handles() -> tuple[int, int]:
     gc.collect()
     process = psutil.Process()
     return process.num_fds(), process.num_threads()
+
+
+def tensor_bytes() -> int:
+    """Memory of all torch tensors in this process; collects garbage first."""
+    gc.collect()
+    memory: dict[int, int] = {}
+    for one in gc.get_objects():
+        # Not isinstance: some objects answer it with code of their own.
+        if issubclass(type(one), torch.Tensor) and one.layout is torch.strided and not one.is_meta:
+            memory[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
+    return sum(memory.values())
 
 
 def objects() -> Counter[str]:

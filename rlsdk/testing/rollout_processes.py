@@ -8,11 +8,14 @@ from contextlib import suppress
 
 from rlsdk.interfaces import Capability, RolloutEngine
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.resources import held, lasting_files, left_behind, own_temporary_folder
+from rlsdk.testing.resources import held, lasting_files, left_behind, own_temporary_folder, tensor_bytes
 from rlsdk.testing.rollout_interruptions import ENDING_S
 from rlsdk.testing.rollout_lab import RolloutLab, collect
 from rlsdk.testing.rollout_lifetime import refused
 from rlsdk.testing.rollout_requests import kinds
+
+MOST_KEPT = 0.5
+"""Share of the weights' memory that tables and caches of an engine may keep for later engines of the process."""
 
 
 class ProcessRequirements:
@@ -29,17 +32,20 @@ class ProcessRequirements:
 
     @requirement("close")
     def test_close(self, lab: RolloutLab, measured: Measured) -> None:
-        """After requests of every kind, `close` leaves no process, port, file or shared memory, and nothing in the
-        temporary folder. It may be called twice, and a call that still runs, or is paused, ends, with any error.
+        """After requests of every kind, `close` leaves no process, port, file, weights or shared memory, and nothing in
+        the temporary folder. It may be called twice, and a call that still runs, or is paused, ends, with any error.
         Afterwards the engine serves nothing."""
         # A second engine must not add to what the first one keeps for the life of the process (a thread pool, a log).
         lab.drop()
         if not lab.num_started:
             lab.start().close()
         with own_temporary_folder() as folder:
-            before = held(lab.scratch)
+            before, memory = held(lab.scratch), tensor_bytes()
             engine, ended = _closed_twice(lab)
             measured.none("left behind", left_behind(before, lab.scratch))
+            weights = sum(tensor.nbytes for tensor in lab.base.values())
+            kept = (tensor_bytes() - memory) / weights
+            measured.at_most("share of the weights' memory that tensors in this process keep", kept, MOST_KEPT)
             if first := os.listdir(folder):
                 _closed_twice(lab)
                 measured.none("left in the temporary folder", lasting_files(folder, first))

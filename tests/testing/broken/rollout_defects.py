@@ -110,6 +110,7 @@ ROLLOUT = {
     "eight-numbers": Defect("rollout_noise:EightNumbers", {"company.many": "distinct samples"}),
     "late-noise-shared": Defect("rollout_noise:LateNoiseShared", {"length.responses": "steps apart"}),
     "pause-skips-noise": Defect("rollout_noise:PauseSkipsNoise", {"pause": "a pause changed"}),
+    "keeps-models": Defect("rollout_resources:KeepsModels", {"close": "share of the weights' memory"}),
     "resume-forgets-aborts": Defect("rollout_aborts:ResumeForgetsAborts", {"abort.paused": "right behind it"}),
     "resumes-are-counted": Defect("rollout_pauses:ResumesAreCounted", {"pause.idle": "one resume did not continue"}),
     "even-ranks-share-noise": Defect("rollout_noise:EvenRanksShareNoise", {"replicas": "depend on another replica"}),

@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -20,6 +20,16 @@ from rlsdk.interfaces import GenerationOutput, GenerationRequest, SyncReceipt, W
 from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 
 MIB = 2**20
+
+
+class KeepsModels(TransformersRolloutEngine):
+    """A table of the module keeps the model of every engine."""
+
+    MODELS: ClassVar[list[Any]] = []
+
+    def initialize(self, ctx: Any, spec: Any) -> None:
+        super().initialize(ctx, spec)
+        self.MODELS.append(self.model)
 
 
 class Leaks(Rewritten):
