@@ -8,7 +8,7 @@ BIN_DEV = $(ENV)-dev/bin
 ENVIRONMENT = $(PYTHON) tools/environment.py --lazy
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-sglang check-vllm-0.31 check-vllm-modes check-nodes check-gpu conformance compatibility lint format docs gallery pictures environment-docs benchmarks campaign mutants clean
+.PHONY: help quickstart test environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-sglang check-vllm-0.31 check-vllm-modes check-nodes check-gpu conformance compatibility lint format docs gallery pictures environment-docs benchmarks campaign mutants same-numbers clean
 
 help:
 	@echo "make quickstart   install, then watch a model learn (80 seconds on 2 cores, after installing)"
@@ -24,6 +24,7 @@ help:
 	@echo "make gallery      three small runs and their reports: docs/gallery.md; make pictures: those of docs/concepts.md"
 	@echo "make benchmarks   the figures of docs/benchmarks.md"
 	@echo "make mutants      engines with one small change each, and which requirement sees it (ENGINE=transformers SEED=1 COUNT=40)"
+	@echo "make same-numbers    five small runs of this tree and of another commit: no number may differ (BASE=HEAD)"
 	@echo "make campaign     an hour of faults, and a quarter of inputs: the tables of docs/reliability.md (MINUTES=60 SEED=1)"
 
 quickstart:
@@ -144,6 +145,10 @@ ENGINE ?= transformers
 COUNT ?= 40
 mutants: environment-dev
 	@$(BIN_DEV)/python -m tools.mutants --engine $(ENGINE) --seed $(SEED) --count $(COUNT)
+
+BASE ?= HEAD
+same-numbers: environment-dev
+	@$(BIN_DEV)/python -m tools.same_numbers --base $(BASE)
 
 clean:
 	rm -rf site mutants $(ENV) $(ENV)-dev $(ENV)-docs $(ENV)-vllm $(ENV)-vllm-0.31 $(ENV)-megatron $(ENV)-sglang $(ENV)-trl build dist benchmarks/results .coverage* .pytest_cache .mypy_cache .ruff_cache
