@@ -237,6 +237,16 @@ def test_the_entry_module_of_a_plugin_loads_no_engine(plugin: Path) -> None:
     assert loaded_by(modules, plugin / "src") == []
 
 
+def test_no_docstring_holds_a_lone_surrogate() -> None:
+    """Python 3.13.0 refuses to compile one: it encodes docstrings."""
+    sources = [*CORE.rglob("*.py"), *(ROOT / "plugins").rglob("src/**/*.py"), *(ROOT / "tools").rglob("*.py")]
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [(file, ast.get_docstring(node, clean=False)) for file in sources for node in ast.walk(parse(file))
+             if isinstance(node, documented)]  # fmt: skip
+    assert len(texts) > 5000
+    assert [str(file) for file, text in texts if text and any("\ud800" <= char <= "\udfff" for char in text)] == []
+
+
 @pytest.mark.parametrize(
     "module",
     [

@@ -114,7 +114,7 @@ def _exact_scalar(value: bool | int | float | str | None, where: str) -> JsonVal
 
 
 def _text(value: str, where: str) -> str:
-    """The text unchanged; a lone surrogate (`"\ud800"` in JSON) is an error, as it cannot be encoded."""
+    r"""The text unchanged; a lone surrogate (`"\ud800"` in JSON) is an error, as it cannot be encoded."""
     if not value.isascii():
         try:
             value.encode("utf-8")
