@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rlsdk.system.metadata import tolerate_damaged_metadata
+
 if TYPE_CHECKING:
     from rlsdk.api import (
         Chart,
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     )
 
 __version__ = "0.1.0"
+
+# Before anything imports pydantic or torch, in every process that has to do with rlsdk.
+tolerate_damaged_metadata()
 
 __all__ = [
     "Chart",

@@ -17,6 +17,7 @@ CORE = ROOT / "rlsdk"
 PLUGINS = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))
 
 ROOMS: dict[str, set[str]] = {
+    "system": set(),
     "interfaces": set(),
     "kit": {"interfaces"},
     "registry": {"interfaces"},
@@ -37,10 +38,13 @@ ROOMS["planning"] = {*ROOMS["trainer"], "trainer"} - {"algorithms", "data", "rew
 ROOMS["views"] = {"interfaces", "kit", "config", "trainer"}
 ROOMS["api"] = {*ROOMS["trainer"], "trainer", "diagnosis", "planning", "views"}
 ROOMS["cli"] = {*ROOMS["api"], "api", "testing"}
+for allowed in list(ROOMS.values())[1:]:
+    allowed.add("system")
 """Room -> the other rooms that it may import. `config` looks the backends' options up in `registry`; nothing imports
 the built-ins and the reference engines: they are found like any plugin's."""
 
 LIBRARIES: dict[str, set[str]] = {
+    "system": set(),
     "interfaces": {"pluggy"},
     "registry": {"pluggy", "packaging"},
     "builtin": set(),

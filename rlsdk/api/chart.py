@@ -9,7 +9,7 @@ from pathlib import Path
 from rlsdk.api.table import Table
 from rlsdk.interfaces import ConfigError, nearest
 from rlsdk.kit.atomic import atomic_write_text
-from rlsdk.kit.printable import printable
+from rlsdk.system.printable import printable
 
 DEFAULT = ("reward/mean", "eval/accuracy_sampled", "eval/accuracy_greedy", "response/tokens_mean", "policy/entropy",
            "policy/grad_norm", "sft/loss", "reward_model/loss", "reward_model/accuracy", "dpo/loss",

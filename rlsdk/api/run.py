@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlsdk.api.chart import Chart, draw
 from rlsdk.api.table import Table
 from rlsdk.interfaces import ConfigError
-from rlsdk.kit.printable import printable
+from rlsdk.system.printable import printable
 
 if TYPE_CHECKING:
     from rlsdk.trainer.start import RunResult

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlsdk.kit.printable import printable
+from rlsdk.system.printable import printable
 
 
 def run(run_dirs: Sequence[Path], output: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from rlsdk.config.json_schema import config_schema
 from rlsdk.interfaces import ConfigError
 from rlsdk.kit.atomic import atomic_write_text
-from rlsdk.kit.printable import printable
 from rlsdk.registry import Registry
+from rlsdk.system.printable import printable
 
 
 def schema(output: Path | None) -> None:

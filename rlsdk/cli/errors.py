@@ -17,7 +17,7 @@ from rlsdk.interfaces import (
     RlsdkError,
     UnsupportedCapabilityError,
 )
-from rlsdk.kit.printable import printable
+from rlsdk.system.printable import printable
 
 TRACEBACK_FLAG = "--traceback"
 TRACEBACK_VARIABLE = "RLSDK_TRACEBACK"

@@ -17,8 +17,8 @@ from rlsdk.config.describe import describe_options
 from rlsdk.data.generated import check_spelling
 from rlsdk.interfaces import BackendKind, ConfigError, nearest
 from rlsdk.kit.atomic import atomic_write_text
-from rlsdk.kit.printable import printable
 from rlsdk.registry import ComponentKind, Registry
+from rlsdk.system.printable import printable
 
 WIDTH = 100
 TEMPLATES = {

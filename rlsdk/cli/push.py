@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlsdk.api.models import HUB_NAME
 from rlsdk.interfaces import ConfigError, RlsdkError
-from rlsdk.kit.printable import printable
+from rlsdk.system.printable import printable
 
 HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
 """HTTP libraries of the hub's client, which depend on its version. Their errors mean network problems."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlsdk.kit.printable import printable
+from rlsdk.system.printable import printable
 
 
 def run(run_dir: Path) -> None:

@@ -6,7 +6,7 @@ import webbrowser
 from contextlib import suppress
 from pathlib import Path
 
-from rlsdk.kit.printable import printable
+from rlsdk.system.printable import printable
 
 
 def run(run_dir: Path, port: int, *, opens: bool) -> None:

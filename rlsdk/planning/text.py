@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.markup import escape
 
-from rlsdk.kit.printable import printable
 from rlsdk.planning.plan import RunPlan
 from rlsdk.planning.tables import gib, sections
+from rlsdk.system.printable import printable
 
 TEXT_WIDTH = 110
 """Columns of a plan that is printed from Python."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import re
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from typing import Any
 
 from rlsdk.interfaces import (
@@ -17,6 +19,7 @@ from rlsdk.interfaces import (
     LogProbKind,
 )
 from rlsdk.registry.row import State
+from rlsdk.system.printable import MESSAGE_CHARS, one_line, printable, shown
 
 BACKEND_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 COMPONENT_NAME = re.compile(r"[A-Za-z0-9_*][A-Za-z0-9_.*+-]*")
@@ -26,37 +29,37 @@ IMPORT_STRING = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-
 def backend_nonsense(spec: object) -> str:
     """Problems of a registered backend's specification, as text; empty if there are none."""
     if not isinstance(spec, BackendSpec):
-        return f"registered {spec!r} ({type(spec).__name__}); expected a BackendSpec"
+        return f"registered {shown(spec)} ({one_line(type(spec).__name__)}); expected a BackendSpec"
     return next(_backend_faults(spec), "")
 
 
 def _backend_faults(spec: Any) -> Iterator[str]:
     """Yields every field of the wrong type; dataclasses do not check types, and a plugin may set anything."""
     if not isinstance(spec.name, str) or not BACKEND_NAME.fullmatch(spec.name):
-        yield f"name {spec.name!r}: expected lower-case letters, digits and dashes"
+        yield f"name {shown(spec.name)}: expected lower-case letters, digits and dashes"
     if not isinstance(spec.kind, BackendKind):
-        yield f"kind {spec.kind!r}: expected one of {[f'BackendKind.{kind.name}' for kind in BackendKind]}"
+        yield f"kind {shown(spec.kind)}: expected one of {[f'BackendKind.{kind.name}' for kind in BackendKind]}"
     for field in ("engine", "options", "forecast"):
         value = getattr(spec, field)
         if not (_is_import_string(value) or (field != "engine" and value is None)):
-            yield f"{field} {value!r}: expected 'package.module:Class'"
+            yield f"{field} {shown(value)}: expected 'package.module:Class'"
     if not _is_version(spec.interface):
-        yield f"interface {spec.interface!r}: expected two whole numbers, like {INTERFACE_VERSION}"
+        yield f"interface {shown(spec.interface)}: expected two whole numbers, like {INTERFACE_VERSION}"
     elif _newer_or_other(spec.interface):
         return  # It may use values that only another version knows; `interface_misfit` reports that.
     for capability in _members(spec.capabilities):
         if not isinstance(capability, Capability):
-            yield f"capability {capability!r}: expected a member of Capability"
+            yield f"capability {shown(capability)}: expected a member of Capability"
     for field, known in (("devices", {"cpu", "cuda"}), ("dtypes", set(DTYPE_BYTES))):
         values = _members(getattr(spec, field))
         if not values or not known.issuperset(values):
-            yield f"{field} {getattr(spec, field)!r}: expected some of {sorted(known)}"
+            yield f"{field} {shown(getattr(spec, field))}: expected some of {sorted(known)}"
     if spec.max_ranks is not None and not (isinstance(spec.max_ranks, int) and spec.max_ranks >= 1):
-        yield f"max_ranks {spec.max_ranks!r}: expected a whole number of at least 1, or None"
+        yield f"max_ranks {shown(spec.max_ranks)}: expected a whole number of at least 1, or None"
     if not isinstance(spec.takes_weights, bool):
-        yield f"takes_weights {spec.takes_weights!r}: expected True or False"
+        yield f"takes_weights {shown(spec.takes_weights)}: expected True or False"
     if not isinstance(spec.log_prob_kind, LogProbKind):
-        yield f"log_prob_kind {spec.log_prob_kind!r}: expected a member of LogProbKind"
+        yield f"log_prob_kind {shown(spec.log_prob_kind)}: expected a member of LogProbKind"
     yield from _requirement_faults(spec.engine_requires)
 
 
@@ -64,13 +67,32 @@ def _requirement_faults(requires: object) -> Iterator[str]:
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
     if not isinstance(requires, Mapping):
-        yield f"engine_requires {requires!r}: expected a mapping of distribution to version specifier"
+        yield f"engine_requires {shown(requires)}: expected a mapping of distribution to version specifier"
         return
     for distribution, specifier in requires.items():
         try:
             SpecifierSet(specifier)
         except (InvalidSpecifier, TypeError, AttributeError):
-            yield f"engine_requires {distribution!r}: {specifier!r} is no version specifier such as '>=1.2,<2'"
+            yield f"engine_requires {shown(distribution)}: {shown(specifier)} is no version specifier, as '>=1.2,<2'"
+
+
+def plain_backend(spec: BackendSpec) -> BackendSpec:
+    """The specification with texts of exactly Python's own type, harmless to show, and of bounded length: a plugin may
+    set a text whose hash or comparison fails."""
+
+    def plain(value: Any) -> Any:
+        if type(value) is str or not isinstance(value, str) or isinstance(value, Enum):
+            return value
+        return str.__str__(value)
+
+    found = {field.name: plain(getattr(spec, field.name)) for field in dataclasses.fields(BackendSpec)}
+    requires = {plain(name): plain(needed) for name, needed in dict(spec.engine_requires).items()}
+    if any(type(text) is not str for pair in spec.engine_requires.items() for text in pair):
+        found["engine_requires"] = requires
+    for field in ("description", "install_hint"):
+        found[field] = printable(str(found[field]), MESSAGE_CHARS)
+    changed = {name: value for name, value in found.items() if value is not getattr(spec, name)}
+    return dataclasses.replace(spec, **changed) if changed else spec
 
 
 def component_state(spec: ComponentSpec) -> tuple[State, str]:
@@ -87,9 +109,9 @@ def component_state(spec: ComponentSpec) -> tuple[State, str]:
 def _component_nonsense(name: object, target: object) -> str:
     """Problems of a registered component, as text; empty if there are none."""
     if not isinstance(name, str) or not COMPONENT_NAME.fullmatch(name):
-        return f"name {name!r}: expected letters, digits, dots, dashes and underscores"
+        return f"name {shown(name)}: expected letters, digits, dots, dashes and underscores"
     if not (callable(target) or _is_import_string(target)):
-        return f"target {target!r}: expected 'package.module:attribute' or something to call"
+        return f"target {shown(target)}: expected 'package.module:attribute' or something to call"
     return ""
 
 
@@ -137,16 +159,22 @@ def installed_version(names: str) -> str | None:
     """Version of the first installed distribution of `names` (alternatives split by `|`), or None."""
     for name in names.split("|"):
         try:
-            return importlib.metadata.version(name.strip())
-        except importlib.metadata.PackageNotFoundError:
+            found: str | None = importlib.metadata.version(name.strip())
+        except (importlib.metadata.PackageNotFoundError, ValueError):
             continue
+        if found:  # damaged metadata has no version
+            return one_line(found)
     return None
 
 
 def _within(version: str, specifier: str) -> bool:
     from packaging.specifiers import SpecifierSet
+    from packaging.version import InvalidVersion
 
-    return SpecifierSet(specifier).contains(version, prereleases=True)
+    try:
+        return SpecifierSet(specifier).contains(version, prereleases=True)
+    except InvalidVersion:
+        return False
 
 
 def _newer_or_other(interface: tuple[int, int]) -> bool:

@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 import rlsdk
 from rlsdk.interfaces import ENTRY_POINT_GROUP
 from rlsdk.registry.isolated import isolated_rows
-from rlsdk.registry.load import broken, load_rows
+from rlsdk.registry.load import MAX_NAMES, broken, load_rows
 from rlsdk.registry.row import PLUGIN, Row, Source, State
+from rlsdk.system.metadata import ENTRY_POINTS, metadata_problem
+from rlsdk.system.printable import MESSAGE_CHARS, described, one_line, printable
 
 ONLY = "RLSDK_PLUGINS"
 """Environment variable: load only these plugins (entry points or distributions, separated by commas)."""
@@ -52,7 +54,7 @@ def discover_rows(environ: Mapping[str, str] | None = None) -> list[Row]:
     for entry, source in sorted(_entry_points(rows), key=lambda found: (found[1].distribution, found[1].entry_point)):
         seen |= {normalized(source.distribution), normalized(source.entry_point)}
         if refusal := selection.refusal(source):
-            rows.append(Row(name=entry.name, kind=PLUGIN, source=source, state=State.DISABLED, reason=refusal))
+            rows.append(Row(name=source.entry_point, kind=PLUGIN, source=source, state=State.DISABLED, reason=refusal))
         else:
             rows += load_rows(entry.load, source)
     rows = _with_isolated(rows, isolated_rows(environ), selection)
@@ -90,20 +92,39 @@ def _entry_points(rows: list[Row]) -> Iterator[tuple[importlib.metadata.EntryPoi
     """
     done = {normalized(CORE)}
     for distribution in importlib.metadata.distributions():
+        where = Source(distribution=one_line(str(getattr(distribution, "_path", distribution)), MESSAGE_CHARS))
+        if problem := metadata_problem(distribution):
+            rows.append(broken(where, f"its metadata cannot be read: {printable(problem)}"))
+            continue
         try:
-            if f"[{ENTRY_POINT_GROUP}]" not in (distribution.read_text("entry_points.txt") or "").replace(" ", ""):
+            if f"[{ENTRY_POINT_GROUP}]" not in (distribution.read_text(ENTRY_POINTS) or "").replace(" ", ""):
                 continue
-            name, version = distribution.metadata["Name"], distribution.version
+            source = _source(distribution)
             entries = [entry for entry in distribution.entry_points if entry.group == ENTRY_POINT_GROUP]
         except Exception as error:
-            where = Source(distribution=str(getattr(distribution, "_path", distribution)))
-            rows.append(broken(where, f"its metadata cannot be read: {type(error).__name__}: {error}", error))
+            rows.append(broken(where, f"its metadata cannot be read: {described(error)}", error))
             continue
-        if normalized(name) in done:
+        if normalized(source.distribution) in done:
             continue  # Later in sys.path, so Python would not import it.
-        done.add(normalized(name))
-        for entry in entries:
-            yield entry, Source(distribution=name, version=version, entry_point=entry.name)
+        done.add(normalized(source.distribution))
+        if len(entries) > MAX_NAMES:
+            rows.append(broken(source, f"it has {len(entries):,} entry points; the first {MAX_NAMES} are loaded"))
+        for entry in entries[:MAX_NAMES]:
+            yield entry, replace(source, entry_point=one_line(entry.name))
+
+
+def _source(distribution: importlib.metadata.Distribution) -> Source:
+    """Name and version of a distribution, harmless to show.
+
+    Raises:
+        ValueError: the metadata lacks one, or is not UTF-8.
+    """
+    name, version = distribution.metadata["Name"], distribution.metadata["Version"]
+    if not name or not version:
+        raise ValueError(f"it has no {'Version' if name else 'Name'}")
+    if "\ufffd" in f"{name}{version}":
+        raise ValueError("its Name or Version is not UTF-8")
+    return Source(distribution=one_line(name), version=one_line(version))
 
 
 def normalized(name: str) -> str:

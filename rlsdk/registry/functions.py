@@ -14,6 +14,8 @@ from typing import Any
 
 from rlsdk.interfaces import ConfigError, nearest
 from rlsdk.interfaces.errors import nearest_file
+from rlsdk.registry.guard import Guard
+from rlsdk.system.printable import described
 
 
 def load_function(
@@ -57,7 +59,8 @@ def absolute(target: str) -> str:
 
 def _load_module(name: str, said: str) -> ModuleType:
     try:
-        return importlib.import_module(name)
+        with Guard():
+            return importlib.import_module(name)
     except Exception as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}.")
         advice = ". Is it installed, or in the current folder? A file is given as path/file.py:function"
@@ -97,7 +100,8 @@ def _load_file(path: Path, said: str) -> ModuleType:
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # for modules next to it; last, so that they hide nothing
     try:
-        spec.loader.exec_module(module)
+        with Guard():
+            spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
         raise ConfigError(f"{said}: {_said(error, str(path))}") from error
@@ -105,7 +109,7 @@ def _load_file(path: Path, said: str) -> ModuleType:
 
 
 def _said(error: Exception, what: str) -> str:
-    return f"importing {what!r} failed: {type(error).__name__}: {error}"
+    return f"importing {what!r} failed: {described(error)}"
 
 
 def _why_not(module: ModuleType, name: str) -> str:

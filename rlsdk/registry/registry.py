@@ -22,9 +22,11 @@ from rlsdk.interfaces import (
 from rlsdk.registry.discovery import discover_rows
 from rlsdk.registry.explain import not_found, unusable
 from rlsdk.registry.functions import load_function
+from rlsdk.registry.guard import Guard
 from rlsdk.registry.load import plugin_rows
 from rlsdk.registry.portable import options_class
 from rlsdk.registry.row import ComponentKind, Isolation, Kind, Row, Source, State
+from rlsdk.system.printable import described, shown
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +170,7 @@ class Registry:
         base = TrainEngine if spec.kind is BackendKind.TRAIN else RolloutEngine
         if not (isinstance(engine, type) and issubclass(engine, base)):
             raise PluginLoadError(
-                f"{spec.kind} backend {spec.name!r} ({source}): {spec.engine!r} is {engine!r}, "
+                f"{spec.kind} backend {spec.name!r} ({source}): {spec.engine!r} is {shown(engine)}, "
                 f"not a subclass of rlsdk.interfaces.{base.__name__}; this is a bug of the plugin"
             )
         if missing := sorted(getattr(engine, "__abstractmethods__", ())):
@@ -194,7 +196,7 @@ class Registry:
         options = self._resolve(spec.options, f"options of {spec.kind} backend {spec.name!r}", source)
         if not (isinstance(options, type) and (is_dataclass(options) or hasattr(options, "model_fields"))):
             raise PluginLoadError(
-                f"options of {spec.kind} backend {spec.name!r} ({source}): {spec.options!r} is {options!r}, "
+                f"options of {spec.kind} backend {spec.name!r} ({source}): {spec.options!r} is {shown(options)}, "
                 "neither a dataclass nor a pydantic model; this is a bug of the plugin"
             )
         return options
@@ -228,12 +230,13 @@ class Registry:
     def _resolve(self, target: str, what: str, source: Source) -> Any:
         module, _, attribute = target.partition(":")
         try:
-            found: Any = importlib.import_module(module)
-            for part in attribute.split("."):
-                found = getattr(found, part)
-        except (Exception, SystemExit) as error:
+            with Guard():
+                found: Any = importlib.import_module(module)
+                for part in attribute.split("."):
+                    found = getattr(found, part)
+        except Exception as error:
             raise PluginLoadError(
-                f"{what} ({source}) is installed, but {target!r} could not be imported: {type(error).__name__}: {error}"
+                f"{what} ({source}) is installed, but {target!r} could not be imported: {described(error)}"
             ) from error
         return found
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import rlsdk
 from rlsdk.config import RunConfig
-from rlsdk.kit.printable import printable
+from rlsdk.system.printable import printable
 
 FILE = "README.md"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

@@ -14,8 +14,8 @@ import torch
 
 from rlsdk.interfaces import Batch
 from rlsdk.kit.atomic import atomic_write_bytes
-from rlsdk.kit.printable import json_line
 from rlsdk.rollouts import Group, Sample
+from rlsdk.system.printable import json_line
 
 
 def write_eval_samples(

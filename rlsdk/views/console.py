@@ -22,7 +22,7 @@ from rich.progress import (
 )
 
 from rlsdk.interfaces import SyncReport
-from rlsdk.kit.printable import printable
+from rlsdk.system.printable import printable
 from rlsdk.trainer.events import RunView
 from rlsdk.views.figures import eval_lines
 from rlsdk.views.summary import Totals

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.interfaces import SyncReport
-from rlsdk.kit.printable import printable
+from rlsdk.system.printable import printable
 from rlsdk.trainer.events import RunView
 from rlsdk.views.charts import Line, line_chart
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 
-from rlsdk.kit.printable import printable
+from rlsdk.system.printable import printable
 
 
 class SafeConsole(Console):

@@ -13,7 +13,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from rlsdk.kit.printable import printable
+from rlsdk.system.printable import printable
 
 SIGNIFICANT = 5
 """Significant digits of numbers in a page's data: more than a screen can show."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.kit.atomic import atomic_write_text
-from rlsdk.kit.printable import printable
+from rlsdk.system.printable import printable
 from rlsdk.views.charts import Line, line_chart, sheet, stacked_bars
 from rlsdk.views.report.curves import Chart, charts_of, data_of, frames, others_of
 from rlsdk.views.report.facts import Headline, changed_from_defaults, fact_rows, headlines, title_of

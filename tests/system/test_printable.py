@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlsdk.kit.printable import json_line, printable
+from rlsdk.system.printable import json_line, printable
 
 ATTACKS = "a\x1b[2J\x1b]0;title\x07\x1b]52;c;cm0=\x07\x9b1m\x7f\r\x08\u202egnp\ud800z"
 
