@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from rlsdk.interfaces import ConfigError, RlsdkError, WeightSyncError
 from rlsdk.kit.weight_updates import join_fingerprints
 from rlsdk.testing.rollout_lab import collect, whole_shards
 from rlsdk.testing.rollout_outputs import tokens_of
+from rlsdk_vllm.samples import Call
 from rlsdk_vllm.worker import WorkerExtension
 
 
@@ -81,6 +83,20 @@ def test_logits_that_are_not_finite_are_an_error_and_not_a_sample(lab: Any) -> N
         lab.run([lab.ask("x", [5, 6], 3)])
     assert not lab.inner.samples
     # vLLM's attention on a CPU multiplies whole blocks, with 0 where nothing is to be read.
+    lab.restore()
+    requests = [lab.ask(f"r{at}", lab.prompt(3 + 5 * at, 40), 3, max_tokens=20) for at in range(6)]
+    assert lab.worst(requests, lab.run(requests)) < lab.suite.tolerance
+
+
+def test_a_cache_that_may_hold_nan_is_overwritten_though_nobody_took_a_token(lab: Any) -> None:
+    """The asynchronous engine's process samples tokens that no caller collects any more."""
+    inner = lab.inner
+    lab.engine.update_weights(whole_shards({n: torch.full_like(t, torch.nan) for n, t in lab.base.items()}), 1)
+    inner._admit(Call(), [lab.ask("x", lab.prompt(30, 41), 6, max_tokens=60)])
+    deadline = time.monotonic() + 60
+    while not inner.engine.step() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    inner._withdraw(list(inner.samples))
     lab.restore()
     requests = [lab.ask(f"r{at}", lab.prompt(3 + 5 * at, 40), 3, max_tokens=20) for at in range(6)]
     assert lab.worst(requests, lab.run(requests)) < lab.suite.tolerance

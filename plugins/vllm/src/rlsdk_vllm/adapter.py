@@ -158,6 +158,10 @@ class VllmEngine(ABC):
     def report_version(self, version: str) -> None:
         """Sets the weight version that vLLM reports (from 0.32 on)."""
 
+    def is_spoiled(self) -> bool:
+        """Whether the KV cache may contain NaN. The workers know: tokens that they sampled need not get here."""
+        return any(self.call_workers("rlsdk_is_spoiled"))
+
     def clear_caches(self) -> None:
         """Overwrites the KV cache with zeros."""
         self.call_workers("rlsdk_clear_caches")

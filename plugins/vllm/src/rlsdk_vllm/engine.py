@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -85,8 +84,6 @@ class VllmRolloutEngine(RolloutEngine):
         """Aborts to apply before the next step."""
         self.version = 0
         self.asleep: set[str] = set()
-        self.spoiled = False
-        """Whether the KV cache may contain NaN."""
         self.paused = False
         self.num_calls = 0
         self.lock = threading.RLock()
@@ -244,7 +241,6 @@ class VllmRolloutEngine(RolloutEngine):
         finished, request = progress.finished, sample.request
         for token, log_prob, version in zip(progress.token_ids, progress.log_probs, progress.versions, strict=True):
             sample.extend([token], [log_prob], version)
-            self.spoiled |= not math.isfinite(log_prob)
             if self.stop_text.ended(request.sampling.stop_strings, sample.token_ids, request.response_ids):
                 if finished is None:
                     self.engine.abort([sample.key])
@@ -285,6 +281,5 @@ class VllmRolloutEngine(RolloutEngine):
         """Drops the KV cache. Attention may multiply unused blocks by 0, which keeps NaN, so a cache with NaN is
         overwritten."""
         self.engine.drop_caches()
-        if self.spoiled:
+        if self.engine.is_spoiled():
             self.engine.clear_caches()
-            self.spoiled = False

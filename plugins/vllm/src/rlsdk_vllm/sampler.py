@@ -37,6 +37,8 @@ class ContractSampler(Sampler):  # type: ignore[misc]
         self._temperature: Tensor | None = None
         self.version = 0
         """Version of the weights."""
+        self.spoiled: Tensor | bool = False
+        """Whether a log-prob was not finite; on the device, so that no pass waits for it."""
 
     def forward(self, logits: Tensor, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
         self._temperature = None if sampling_metadata.all_greedy else sampling_metadata.temperature
@@ -55,7 +57,9 @@ class ContractSampler(Sampler):  # type: ignore[misc]
         engine's process reads tokens later and could not know it otherwise."""
         ids = token_ids.unsqueeze(-1)
         versions = torch.full_like(token_ids, self.version)
-        return LogprobsTensors(ids.to(torch.int32), logprobs.gather(-1, ids), versions)
+        found = logprobs.gather(-1, ids)
+        self.spoiled = ~found.isfinite().all() | self.spoiled
+        return LogprobsTensors(ids.to(torch.int32), found, versions)
 
 
 class SeededDraw(nn.Module):

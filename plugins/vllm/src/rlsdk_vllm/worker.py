@@ -78,10 +78,15 @@ class WorkerExtension:
         """Sets the version of tokens sampled from now on."""
         self.model_runner.sampler.version = version
 
+    def rlsdk_is_spoiled(self) -> bool:
+        """Whether the KV cache may contain NaN, because a token had a log-prob that is not finite."""
+        return bool(self.model_runner.sampler.spoiled)
+
     def rlsdk_clear_caches(self) -> None:
         """Overwrites the KV cache with zeros."""
         for tensor in self._rlsdk_tensors("kv_cache"):
             tensor.zero_()
+        self.model_runner.sampler.spoiled = False
 
     def rlsdk_release(self, parts: Sequence[str]) -> None:
         """Frees memory on a CPU."""
