@@ -45,13 +45,42 @@ def resident_handles() -> tuple[int, int]:
 
 def tensor_bytes() -> int:
     """Memory of all torch tensors in this process; collects garbage first."""
+    # Several storages may begin at the same address: views of one block of shared memory.
+    largest: dict[int, int] = {}
+    for pointer, size in storages():
+        largest[pointer] = max(size, largest.get(pointer, 0))
+    return sum(largest.values())
+
+
+def storages() -> set[tuple[int, int]]:
+    """(pointer, bytes) of the storages of all torch tensors in this process; collects garbage first.
+
+    Anything may be among a process's objects, so none is asked with code of its own: not `isinstance`, for which lazy
+    modules import what they stand for, and no method of a tensor's subclass."""
     gc.collect()
-    memory: dict[int, int] = {}
-    for one in gc.get_objects():
-        # Not isinstance: some objects answer it with code of their own.
-        if issubclass(type(one), torch.Tensor) and one.layout is torch.strided and not one.is_meta:
-            memory[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
-    return sum(memory.values())
+    found: set[tuple[int, int]] = set()
+    with torch._C.DisableTorchFunctionSubclass():
+        for one in gc.get_objects():
+            if issubclass(type(one), torch.Tensor):
+                found |= _memory(one)
+    return found
+
+
+def _memory(tensor: torch.Tensor) -> set[tuple[int, int]]:
+    """(pointer, bytes) of one tensor, if it has memory. Sparse and opaque tensors have no storage; that of a fake
+    tensor, such as a compiler's, has no address and is on the device `meta`, though the tensor says another."""
+    try:
+        storage = torch.Tensor.untyped_storage(tensor)
+        return set() if storage.device.type == "meta" else {(storage.data_ptr(), storage.nbytes())}
+    except RuntimeError:
+        return set()
+
+
+def num_tensors() -> int:
+    """Number of torch tensors in this process; collects garbage first."""
+    gc.collect()
+    # Not `in`, which asks a class's metaclass.
+    return sum(type(one) is torch.Tensor or type(one) is torch.nn.Parameter for one in gc.get_objects())
 
 
 def objects() -> Counter[str]:
@@ -59,10 +88,16 @@ def objects() -> Counter[str]:
     which Python tracks or not, without counters such as this result, and without warnings, which pytest keeps."""
     gc.collect()
     return Counter(
-        f"{type(one).__module__}.{type(one).__qualname__}"
+        _type_name(type(one))
         for one in gc.get_objects()
         if not issubclass(type(one), (tuple, Counter, Warning, WarningMessage))
     )
+
+
+def _type_name(kind: type) -> str:
+    """Module and name of a class, whose metaclass may answer for both with code of its own."""
+    module, name = (type.__dict__[part].__get__(kind) for part in ("__module__", "__qualname__"))
+    return f"{module if type(module) is str else '?'}.{name}"
 
 
 def grown(turns: Sequence[Counter[str]]) -> Counter[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import math
 import shutil
 import time
@@ -27,7 +26,7 @@ from rlsdk.testing.damaged_updates import DAMAGES, MORE_DAMAGES, Damage
 from rlsdk.testing.draw_statistics import Noise
 from rlsdk.testing.plain_data import not_plain
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.resources import handles, settled_handles
+from rlsdk.testing.resources import handles, settled_handles, tensor_bytes
 from rlsdk.testing.rollout_audit import adds_up, audit
 from rlsdk.testing.rollout_distribution import in_order, unseeded
 from rlsdk.testing.rollout_lab import SECOND, RolloutLab, collect, pieces, whole_shards
@@ -361,15 +360,6 @@ def _weighed(shards: Iterator[WeightShard], grown: list[int]) -> Iterator[Weight
         if at in (len(items) // 2, len(items) - 1):
             grown.append(tensor_bytes() - before)
         yield item
-
-
-def tensor_bytes() -> int:
-    """Memory of all live tensors of this process; each storage counts once."""
-    gc.collect()
-    # Checks the type instead of `isinstance`, which may run code of libraries with their own classes.
-    tensors = [thing for thing in gc.get_objects() if type(thing) in (Tensor, torch.nn.Parameter)]
-    storages = {(s := tensor.untyped_storage()).data_ptr(): s.nbytes() for tensor in tensors if not tensor.is_meta}
-    return sum(storages.values())
 
 
 def _overlap(boxes: list[Box]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import inspect
 import math
 import os
@@ -32,6 +31,7 @@ from rlsdk.testing.layouts import (
     tied_pairs,
 )
 from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.resources import storages
 from rlsdk.testing.sharding_counts import not_once, out_of_order
 from rlsdk.testing.sharding_lab import ShardingLab, Trial, wanted_boxes, wire_dtypes
 from rlsdk.testing.tensor_engines import tensor_layout
@@ -375,21 +375,12 @@ class SyncRequirements:
 def copied(lab: ShardingLab, *, fails: bool) -> list[str]:
     """Tensors of weights that exist after a sync and did not before, apart from those that the replica serves."""
     trial = lab.trial(in_one_process())
-    known = living()
+    known = storages()
     trial.sources[0].left = 0 if fails else 10**9
     with contextlib.suppress(RlsdkError, OSError):
         trial.manager.sync(1)
     served = {tensor.untyped_storage().data_ptr() for _, _, tensor in trial.replicas[0].serving.served}
-    return [f"{size} bytes" for pointer, size in (living() - known) if size >= LEAST_COPY and pointer not in served]
-
-
-def living() -> set[tuple[int, int]]:
-    """(pointer, bytes) of the storage of every tensor that Python knows."""
-    gc.collect()
-    # `isinstance` would import what lazy modules stand for.
-    tensors = [found for found in gc.get_objects() if type(found) is Tensor]
-    stored = [tensor.untyped_storage() for tensor in tensors]
-    return {(storage.data_ptr(), storage.nbytes()) for storage in stored}
+    return [f"{size} bytes" for pointer, size in storages() - known if size >= LEAST_COPY and pointer not in served]
 
 
 def strange_tensors(values: Sequence[float]) -> dict[str, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import shutil
 from collections import Counter
@@ -10,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, cycle, permutations
 from pathlib import Path
-
-import torch
 
 from rlsdk.interfaces import Capability, CheckpointError, ConfigError, Head
 from rlsdk.kit.memory_parts import TRAIN_PARTS
@@ -38,7 +35,7 @@ from rlsdk.testing.cases import Case, Driven, rows_of
 from rlsdk.testing.objectives import RaisedHereError, Raising, Unfit
 from rlsdk.testing.plain_steps import drive_plain
 from rlsdk.testing.requirements import Measured, requirement
-from rlsdk.testing.resources import grown, objects, only_new_objects, resident_handles
+from rlsdk.testing.resources import grown, num_tensors, objects, only_new_objects, resident_handles
 from rlsdk.testing.train_lab import TrainLab, furthest_weight, whole_of
 from rlsdk.testing.train_outputs import numbers
 from rlsdk.testing.train_settings import EVERYTHING, three_batches
@@ -277,14 +274,8 @@ def many_engines(seat: Seat, case: Case, folders: Sequence[str]) -> tuple[int, i
     before = (0, 0, 0)
     for at, folder in enumerate(folders):
         if at == 2:
-            before = (*resident_handles(), live_tensors())
+            before = (*resident_handles(), num_tensors())
         batch = rows_of((5, 3), seed=at)
         play(seat, case, [learn(batch), step, save(folder), learn(batch), step, load(folder)])
-    after = (*resident_handles(), live_tensors())
+    after = (*resident_handles(), num_tensors())
     return after[0] - before[0], after[1] - before[1], after[2] - before[2]
-
-
-def live_tensors() -> int:
-    """Number of live tensors in this process."""
-    gc.collect()
-    return sum(type(thing) in (torch.Tensor, torch.nn.Parameter) for thing in gc.get_objects())
