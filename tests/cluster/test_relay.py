@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -155,10 +156,10 @@ def test_a_call_that_could_not_be_passed_on_is_a_failure_whatever_it_raised() ->
 @pytest.fixture
 def stored(monkeypatch: pytest.MonkeyPatch) -> dict[str, Batch]:
     """In place of Ray's store: the controller's batch of eight rows, and what this process adds."""
-    held = {"controller's": rows(8)}
+    held, numbers = {"controller's": rows(8)}, itertools.count(1)
 
     def put(batch: Batch) -> str:
-        name = f"own {len(held)}"
+        name = f"own {next(numbers)}"  # several threads put
         held[name] = batch
         return name
 
@@ -191,7 +192,9 @@ def test_neighbours_read_rows_that_the_relaying_worker_owns_once_for_ranks_that_
     first, second = (StoredRows(PIECES, rows, {"temperature": 0.5}, of_node=True) for rows in ((0, 3), (3, 8)))
     calls = send_again([call_with(first), call_with(first), call_with(second)])
     read = [call.args[0] for call in calls]
-    assert [ref for own in read for ref, _ in own.pieces] == ["own 1", "own 1", "own 2"]
+    [one], [same], [other] = ([ref for ref, _ in own.pieces] for own in read)
+    assert one == same
+    assert {one, other} == {"own 1", "own 2"}
     assert all(call.kwargs == {"outputs": "x", "more": call.args[0]} for call in calls)
     assert [own.load()["row_id"].tolist() for own in read] == [[0, 1, 2], [0, 1, 2], [3, 4, 5, 6, 7]]
     assert read[0].load().meta == {"temperature": 0.5}
