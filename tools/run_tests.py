@@ -2,14 +2,15 @@
 
 One process per folder: Ray, process groups and signal handlers of one never meet those of another. Much of their time
 is waiting for processes to start, so three share two cores well. A test that fails, or a folder whose process died, is
-run once more when nothing else runs: what then passes does not stop a landing, but is written into `tests/unsteady.txt`
-with the date, and named at the end. A test that stands in that list gets no second try: fix it, and remove its line.
+run once more when nothing else runs. What then passes is named at the end, and fails the run where CI is set, or with
+`--strict`, unless it stands in `tests/unsteady.txt` with a date and a reason.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import shutil
@@ -25,8 +26,10 @@ from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LONGEST = ("plugins/vllm", "plugins/sglang", "plugins/megatron", "tests/e2e", "tests/isolated", "tests/testing")
-"""These begin first, so that none is left to run alone at the end."""
+DURATIONS = ROOT / "tests" / "durations.txt"
+"""A line each: seconds, suite. The longest begin first, so that none is left to run alone at the end."""
+APART = ("tests/testing/test_broken.py",)
+"""Files that run apart from their folder, which would take too long as one."""
 JOBS = min(3, 1 + (os.cpu_count() or 1))
 """Folders at a time."""
 HOME = {"vllm": "megatron"}
@@ -36,7 +39,8 @@ LINES = ROOT / ".coverage-lines"
 REWRITTEN = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
 """The coverage tool is a plugin of pytest, too, and there before it."""
 UNSTEADY = ROOT / "tests" / "unsteady.txt"
-"""A line each: date, and the name of a test that passed only at its second try."""
+"""A line each: date, name of a test that may pass only at its second try, and why it is not fixed yet."""
+LISTED = re.compile(r"(\d{4}-\d\d-\d\d) \| (.+?) \| (.*\w.*)")
 LEAST = 8
 """Files that are named with their coverage."""
 MOST_REPEATED = 3
@@ -94,8 +98,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("only", nargs="*", help="folders whose name holds one of these words; none: all")
     parser.add_argument("--jobs", type=int, default=JOBS, help=f"folders at a time; unset: {JOBS}")
+    strict = "a test that passes only at its second try fails the run, unless listed; set where CI is set"
+    parser.add_argument("--strict", action="store_true", default=bool(os.environ.get("CI")), help=strict)
+    parser.add_argument("--record", action="store_true", help=f"write seconds into {DURATIONS.relative_to(ROOT)}")
     parser.add_argument("--coverage", action="store_true", help="count which lines ran; every process takes longer")
     args = parser.parse_args()
+    listed = unsteady(UNSTEADY)
     chosen = [s for s in suites() if not args.only or any(word in s.name for word in args.only)]
     shutil.rmtree(LINES, ignore_errors=True)
     LINES.mkdir()
@@ -106,18 +114,19 @@ def main() -> None:
     with ThreadPoolExecutor(args.jobs) as pool:
         for done in as_completed([pool.submit(run, suite, covered=args.coverage) for suite in chosen]):
             outcomes.append(show(done.result()))
-    listed = unsteady(UNSTEADY)
+    if args.record:
+        record(DURATIONS, outcomes)
     passed_late: list[str] = []
     for at, outcome in enumerate(outcomes):
-        if what := second_try(outcome, listed):
+        if what := second_try(outcome):
             print(f"== once more: {' '.join(what)}", flush=True)
             again = show(run(outcome.suite, only=outcome.bad, covered=args.coverage))
             if not again.code:
                 passed_late += what
-                outcomes[at] = joined(outcome, again)
+                if not args.strict or listed.keys() >= set(what):
+                    outcomes[at] = joined(outcome, again)
     if args.coverage:
         print(coverage(sorted({source for suite in chosen for source in suite.sources})))
-    add_unsteady(UNSTEADY, passed_late)
     for line in report_unsteady(outcomes, listed, passed_late):
         print(line)
     failed = [outcome.suite.name for outcome in outcomes if outcome.code]
@@ -133,9 +142,39 @@ def suites() -> list[Suite]:
     """Every folder of tests, longest first."""
     folders = [path for path in (ROOT / "tests").iterdir() if any(path.glob("**/test_*.py"))]
     folders += [path.parent for path in (ROOT / "plugins").glob("*/tests")]
-    named = [Suite(name=str(path.relative_to(ROOT)), paths=[path]) for path in sorted(folders)]
+    apart = {ROOT / name for name in APART}
+    named = [Suite(name=name_of(path), paths=[path]) for path in [*sorted(folders), *sorted(apart)]]
+    named = [replace(s, paths=sorted({*s.paths[0].glob("test_*.py")} - apart)) if holds(s, apart) else s for s in named]
     named.append(Suite(name="tests", paths=sorted((ROOT / "tests").glob("test_*.py"))))
-    return sorted(named, key=lambda s: LONGEST.index(s.name) if s.name in LONGEST else len(LONGEST))
+    known = durations(DURATIONS)
+    # One that is new may be long.
+    return sorted(named, key=lambda suite: -known.get(suite.name, math.inf))
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def holds(suite: Suite, files: Collection[Path]) -> bool:
+    """Whether one of the files is directly in the suite's folder."""
+    return suite.paths[0] in {file.parent for file in files}
+
+
+def durations(file: Path) -> dict[str, float]:
+    """Suite -> seconds that it took when it was last recorded."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    entries = (line.split() for line in lines if line.strip() and not line.startswith("#"))
+    return {name: float(seconds) for seconds, name in entries}
+
+
+def record(file: Path, outcomes: Sequence[Outcome]) -> None:
+    """Writes how long these suites took; keeps the others' lines."""
+    known = durations(file) | {outcome.suite.name: round(outcome.seconds) for outcome in outcomes}
+    lines = [f"{seconds:6.0f} {name}\n" for name, seconds in sorted(known.items(), key=lambda one: -one[1])]
+    file.write_text(
+        "# Seconds of each suite, which decide the order: written by `tools/run_tests.py --record`.\n" + "".join(lines),
+        encoding="utf-8",
+    )
 
 
 def run(suite: Suite, only: Sequence[str] = (), *, covered: bool = False) -> Outcome:
@@ -169,13 +208,11 @@ def run(suite: Suite, only: Sequence[str] = (), *, covered: bool = False) -> Out
     )
 
 
-def second_try(outcome: Outcome, listed: Collection[str]) -> list[str]:
-    """What of a folder is run once more: nothing where all passed, where too much failed, or a test failed that had
-    its second try on an earlier day."""
-    what = list(outcome.bad) or [f"all of {outcome.suite.name} (exit code {outcome.code})"]
-    if not outcome.code or len(outcome.bad) > MOST_REPEATED or not set(what).isdisjoint(listed):
+def second_try(outcome: Outcome) -> list[str]:
+    """What of a folder is run once more: nothing where all passed, or where too much failed."""
+    if not outcome.code or len(outcome.bad) > MOST_REPEATED:
         return []
-    return what
+    return list(outcome.bad) or [f"all of {outcome.suite.name} (exit code {outcome.code})"]
 
 
 def joined(first: Outcome, again: Outcome) -> Outcome:
@@ -186,26 +223,29 @@ def joined(first: Outcome, again: Outcome) -> Outcome:
 
 
 def unsteady(file: Path) -> dict[str, str]:
-    """Test -> the date on which it passed only at its second try."""
+    """Test that may need a second try -> since when, and why it is not fixed yet."""
+    found = {}
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    entries = (line.partition(" ") for line in lines if line.strip() and not line.startswith("#"))
-    return {name.strip(): when for when, _, name in entries}
-
-
-def add_unsteady(file: Path, names: Sequence[str]) -> None:
-    """Writes tests into the list, with today's date."""
-    if names:
-        with file.open("a", encoding="utf-8") as lines:
-            lines.writelines(f"{date.today().isoformat()} {name}\n" for name in names)
+    for number, line in enumerate(lines, 1):
+        if line.strip() and not line.startswith("#"):
+            if (entry := LISTED.fullmatch(line.strip())) is None:
+                sys.exit(f"{file.name}, line {number}: expected `YYYY-MM-DD | test | reason`, not {line!r}")
+            found[entry[2]] = f"since {entry[1]} ({entry[3]})"
+    return found
 
 
 def report_unsteady(outcomes: Sequence[Outcome], listed: dict[str, str], passed_late: Sequence[str]) -> list[str]:
     """What a person reads at the end of a run."""
     failed = {name for outcome in outcomes for name in outcome.bad}
-    lines = [f"PASSED ONLY AT THE SECOND TRY, now in {UNSTEADY.name}, fix it: {name}" for name in passed_late]
-    for name, when in listed.items():
-        again = "failed again, and gets no second try" if name in failed else "passed at once"
-        lines.append(f"unsteady since {when}, {again}: {name}")
+    lines = [
+        f"PASSED ONLY AT THE SECOND TRY: {name}. Fix it; until then, say why in {name_of(UNSTEADY)}: "
+        f"{date.today().isoformat()} | {name} | reason"
+        for name in passed_late
+        if name not in listed
+    ]
+    for name, why in listed.items():
+        now = "needed a second try" if name in passed_late else "failed twice" if name in failed else "passed at once"
+        lines.append(f"unsteady {why}, {now}: {name}")
     return lines
 
 
