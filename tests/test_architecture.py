@@ -219,6 +219,7 @@ def test_every_field_of_the_configuration_is_read_by_somebody() -> None:
             *files_of("trainer"),
             *files_of("api"),
             *files_of("cli"),
+            CORE / "config" / "old_log_probs.py",
             CORE / "config" / "roles.py",
             CORE / "config" / "evaluation.py",
         ]

@@ -1,10 +1,10 @@
 """Pure tensor functions on the packed batch: rewards, advantages, losses, KL, weights, corrections, objectives,
 metrics.
 
-They use no engine, process or file. The order in a step: length penalties on `scores`, `token_level_rewards`,
-`denominator` (and `old_log_probs` as it decides), an advantage estimator, `correct_rollout`, `loss_weights` per
-mini-batch, an objective that the train engine differentiates, and `update_means` for the log. docs/algorithms.md lists
-every name with its formula.
+They use no engine, process or file. The order in a step: `old_log_probs` as `rlsdk.config.choose_old_log_probs`
+decides, `correct_rollout`, length penalties on `scores`, `token_level_rewards`, an advantage estimator, `loss_weights`
+per mini-batch, an objective that the train engine differentiates, and `update_means` for the log. docs/algorithms.md
+lists every name with its formula.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from rlsdk.algorithms.advantages import (
     rloo,
 )
 from rlsdk.algorithms.correction import correct_rollout, reject_rows
-from rlsdk.algorithms.denominator import Denominator, denominator
 from rlsdk.algorithms.ema import update_average
 from rlsdk.algorithms.kl import KL_ESTIMATORS, kl_estimator, loss_kl_estimator
 from rlsdk.algorithms.kl_control import KlController
@@ -42,13 +41,13 @@ from rlsdk.algorithms.objectives import (
 from rlsdk.algorithms.objectives.value import explained_variance
 from rlsdk.algorithms.signal import GroupSignal, group_signal, has_signal
 from rlsdk.algorithms.token_rewards import token_level_rewards
+from rlsdk.algorithms.versions import count_stale
 from rlsdk.algorithms.weights import AGGREGATIONS, Aggregation, keep_top_entropy, loss_weights
 
 __all__ = [
     "AGGREGATIONS",
     "KL_ESTIMATORS",
     "Aggregation",
-    "Denominator",
     "DpoObjective",
     "GroupSignal",
     "KlController",
@@ -60,7 +59,7 @@ __all__ = [
     "ValueObjective",
     "cispo",
     "correct_rollout",
-    "denominator",
+    "count_stale",
     "dr_grpo",
     "explained_variance",
     "gae",

@@ -13,11 +13,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rlsdk.api.resolve import resolve
+from rlsdk.api.resolve import Resolved, resolve
 from rlsdk.api.settings import Settings
-from rlsdk.config import RunConfig, load_config, needed_roles
+from rlsdk.config import load_config, needed_roles
 from rlsdk.config.role_names import ACTOR, ROLLOUT
 from rlsdk.interfaces import ConfigError
+from rlsdk.planning.calibration import stale_work
 from rlsdk.planning.measured import Devices, measured_rates
 from rlsdk.planning.rates import Rates
 from rlsdk.planning.splits import Row, Workload, compare, log_normal_lengths, parse_rates
@@ -42,14 +43,15 @@ def run(args: Sequence[str], given: str, *, as_json: bool) -> None:
     config = resolved.config
     placement = placement_of(config.placement, needed_roles(config), resolved.device)
     devices = sum(pool.num_devices for pool in placement.pools)
-    rows = compare(*_work_and_rates(config, given, devices))
+    rows = compare(*_work_and_rates(resolved, given, devices))
     if as_json:
         print(json.dumps([record(row) for row in rows], indent=2))
         return
     show_rows(rows, SafeConsole(file=sys.stdout, highlight=False, width=120), title=f"{devices} devices")
 
 
-def _work_and_rates(config: RunConfig, given: str, devices: int) -> tuple[Workload, Rates]:
+def _work_and_rates(resolved: Resolved, given: str, devices: int) -> tuple[Workload, Rates]:
+    config = resolved.config
     rollout, trainer = config.rollout, config.trainer
     if Path(given.split(",")[0]).is_dir():
         run_dir, *beside = map(Path, given.split(","))
@@ -63,7 +65,12 @@ def _work_and_rates(config: RunConfig, given: str, devices: int) -> tuple[Worklo
         rates, lengths = measured_rates(run_dir, read_metrics(run_dir), measured, beside)
         # Another number of devices means another machine, whose number of cores is not known.
         same = devices == measured.train + measured.replicas * measured.per_replica
-        rates = replace(rates, max_running=rollout.max_running_samples, cores=rates.cores if same else 0)
+        rates = replace(
+            rates,
+            max_running=rollout.max_running_samples,
+            cores=rates.cores if same else 0,
+            stale_work=stale_work(config, resolved.registry),
+        )
     elif "=" in given:
         rates, said = parse_rates(
             given, max_running=rollout.max_running_samples, devices_per_replica=rollout.num_devices

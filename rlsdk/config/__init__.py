@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlsdk.config.algorithm import AlgorithmConfig, CorrectionConfig, DynamicSamplingConfig, LengthConfig
-from rlsdk.config.check import check_backend, check_run, comparable_log_probs
+from rlsdk.config.check import check_backend, check_run
 from rlsdk.config.engines import (
     ModelConfig,
     OptimConfig,
@@ -23,6 +23,7 @@ from rlsdk.config.evaluation import (
 )
 from rlsdk.config.faults import FaultsConfig
 from rlsdk.config.load import dump_config, load_config
+from rlsdk.config.old_log_probs import OldLogProbs, choose_old_log_probs, comparable_log_probs
 from rlsdk.config.options import backend_options, build_options
 from rlsdk.config.pair_roles import PairTraining, pair_problems, pair_roles, preference_optim_spec
 from rlsdk.config.preferences import PreferencesConfig
@@ -51,6 +52,7 @@ from rlsdk.config.schema import (
     TrackingConfig,
     TrainerConfig,
 )
+from rlsdk.config.step_passes import ForwardPass, StepPasses, step_passes
 
 __all__ = [
     "AlgorithmConfig",
@@ -64,12 +66,14 @@ __all__ = [
     "EvalConfig",
     "EvalSetConfig",
     "FaultsConfig",
+    "ForwardPass",
     "JudgeConfig",
     "JudgeEngineConfig",
     "LengthConfig",
     "Measure",
     "MixtureConfig",
     "ModelConfig",
+    "OldLogProbs",
     "OptimConfig",
     "PairTraining",
     "PlacementConfig",
@@ -87,6 +91,7 @@ __all__ = [
     "ScheduleConfig",
     "SftConfig",
     "ShardingConfig",
+    "StepPasses",
     "TrackingConfig",
     "TrainConfig",
     "TrainerConfig",
@@ -95,6 +100,7 @@ __all__ = [
     "build_options",
     "check_backend",
     "check_run",
+    "choose_old_log_probs",
     "comparable_log_probs",
     "config_error",
     "dump_config",
@@ -110,5 +116,6 @@ __all__ = [
     "role_requirements",
     "roles",
     "sft_optim_spec",
+    "step_passes",
     "with_dtype",
 ]

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from rlsdk.config.base import Options, Section, empty_mapping, empty_tuple
+from rlsdk.config.old_log_probs import choose_old_log_probs
 from rlsdk.config.problem import Problem
 
 
@@ -164,7 +165,7 @@ class AlgorithmConfig(Section):
             yield Problem(
                 "kl_target", f"{self.kl_target} is the target of the KL in the reward; set kl_in_reward true too"
             )
-        if self.old_log_probs == "rollout" and self.correction.is_on:
+        if choose_old_log_probs(self, stale=False, num_updates=1).corrects_twice:
             yield Problem(
                 "correction",
                 "needs recomputed log-probs, but old_log_probs is 'rollout', whose ratio holds the sampler's already; "

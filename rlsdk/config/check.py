@@ -10,9 +10,9 @@ from typing import Any
 
 from rlsdk.config.base import Options
 from rlsdk.config.context import context_problems
-from rlsdk.config.engines import RolloutConfig
 from rlsdk.config.evaluation import is_measured, metric_names
 from rlsdk.config.explain import shown, unknown_key
+from rlsdk.config.old_log_probs import OldLogProbs, choose_old_log_probs, differing_settings
 from rlsdk.config.options import backend_options, options_problems
 from rlsdk.config.problem import Problem
 from rlsdk.config.requirements import device_of, devices_of, role_requirements
@@ -215,34 +215,27 @@ def _log_prob_kind(config: RunConfig, registry: Registry) -> Iterator[Problem]:
     if config.rollout.backend not in registry.usable(BackendKind.ROLLOUT):
         return
     spec = registry.backend(BackendKind.ROLLOUT, config.rollout.backend)
-    why = _differs(spec.log_prob_kind, config.rollout)
+    why = differing_settings(spec.log_prob_kind, config.rollout)
     if not why:
         return
     said = f"rollout backend {spec.name!r} gives log-probs {spec.log_prob_kind.value!r}, which differ with {why}"
     choice, correction = config.algorithm.old_log_probs, config.algorithm.correction
+    compared = _old_log_probs(config, comparable=False).compared
     stale = " with `--schedule.uncorrected true`" if config.schedule.overlaps else ""
-    if choice in ("rollout", "decoupled"):
+    if "old_log_probs" in compared:
         yield Problem("algorithm.old_log_probs", f"{choice!r}: {said}; change that, or use 'always'{stale}")
-    if correction.is_on:
+    if "correction" in compared:
         field = "mode" if correction.mode != "none" else "reject"
         yield Problem(f"algorithm.correction.{field}", f"{getattr(correction, field)!r}: {said}; use 'none'{stale}")
     if config.trainer.parity_action == "error":
         yield Problem("trainer.parity_action", f"'error': {said}; use 'warn'")
 
 
-def _differs(kind: LogProbKind, rollout: RolloutConfig) -> str:
-    """The settings under which log-probs of this kind differ from the contract's; empty if there are none."""
-    cuts = {"top_p": rollout.top_p < 1, "top_k": rollout.top_k > 0, "min_p": rollout.min_p > 0}
-    if kind is LogProbKind.RAW and rollout.temperature != 1:
-        return f"rollout.temperature {rollout.temperature}"
-    if kind is LogProbKind.PROCESSED and any(cuts.values()):
-        return " and ".join(f"rollout.{name} {getattr(rollout, name)}" for name, cut in cuts.items() if cut)
-    return ""
-
-
-def comparable_log_probs(kind: LogProbKind, rollout: RolloutConfig) -> bool:
-    """Whether rollout log-probs of this kind equal those of the contract under these settings."""
-    return not _differs(kind, rollout)
+def _old_log_probs(config: RunConfig, *, comparable: bool) -> OldLogProbs:
+    """The log-probs in the ratio of a step in full swing."""
+    updates = config.trainer.updates_per_step * config.trainer.epochs_per_step
+    stale = config.schedule.overlaps
+    return choose_old_log_probs(config.algorithm, stale=stale, num_updates=updates, comparable=comparable)
 
 
 def _components(config: RunConfig, registry: Registry) -> Iterator[Problem]:
@@ -320,20 +313,22 @@ def _schedule(config: RunConfig, registry: Registry) -> Iterator[Problem]:
             f"'keep' needs a rollout backend that continues with a KV cache of older weights; {name!r} does not "
             "claim 'stale_cache'. Use 'recompute'",
         )
-    yield from _stale_samples(config, registry, _differs(spec.log_prob_kind, config.rollout), spec.log_prob_kind)
+    yield from _stale_samples(config, registry, spec.log_prob_kind)
 
 
-def _stale_samples(config: RunConfig, registry: Registry, differs: str, kind: LogProbKind) -> Iterator[Problem]:
+def _stale_samples(config: RunConfig, registry: Registry, kind: LogProbKind) -> Iterator[Problem]:
     """Stale samples need a correction or `schedule.uncorrected`, which is refused if it has no effect."""
     algorithm, schedule = config.algorithm, config.schedule
     choice, at = algorithm.old_log_probs, f"at schedule.max_staleness {schedule.max_staleness}"
+    differs = differing_settings(kind, config.rollout)
+    old = _old_log_probs(config, comparable=not differs)
     has_no_ratio = (
-        choice == "rollout"
+        old.source == "rollout"
         and not differs  # reported by itself
         and algorithm.name == POLICY_GRADIENT
         and _ignores_ratio(registry, algorithm.loss)
     )
-    if differs and choice == "auto" and not schedule.uncorrected:
+    if choice == "auto" and not old.accounts_for_sampler and not schedule.uncorrected:
         yield Problem(
             "schedule.max_staleness",
             f"{schedule.max_staleness} needs a correction of stale samples, but rollout backend "
@@ -346,9 +341,9 @@ def _stale_samples(config: RunConfig, registry: Registry, differs: str, kind: Lo
             f"'rollout' corrects nothing {at}: algorithm.loss {algorithm.loss!r} has no ratio. Choose 'auto' or "
             "'decoupled', or say `--schedule.uncorrected true`",
         )
-    naive = choice == "always" or (choice == "auto" and bool(differs)) or has_no_ratio
+    naive = not old.accounts_for_sampler or has_no_ratio
     if schedule.uncorrected and not naive and not algorithm.correction.is_on and algorithm.name == POLICY_GRADIENT:
-        how = "puts the sampler's log-probs in the ratio" if choice == "rollout" else "corrects stale samples"
+        how = "puts the sampler's log-probs in the ratio" if old.source == "rollout" else "corrects stale samples"
         yield Problem(
             "schedule.uncorrected",
             f"True has no effect, because algorithm.old_log_probs {choice!r} {how}. Leave it out; to train without a "

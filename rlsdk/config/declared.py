@@ -27,6 +27,26 @@ def with_declared_roles(config: RunConfig, registry: Registry) -> RunConfig:
     return config.model_copy(update={"algorithm": algorithm})
 
 
+def declared_fields(config: RunConfig, registry: Registry) -> tuple[str, ...]:
+    """Fields of the batch that the functions of the policy gradient declare. Imports them, built-in ones too;
+    `check_run` reports what cannot be imported."""
+    return tuple(field for kind, name in _functions(config) for field in reads_of(_found(registry, kind, name)).fields)
+
+
+def own_functions(config: RunConfig) -> frozenset[str]:
+    """Functions of the policy gradient that are named by module or file instead of a registered name."""
+    return frozenset(name for _, name in _functions(config) if ":" in name)
+
+
+def _functions(config: RunConfig) -> list[tuple[ComponentKind, str]]:
+    algorithm = config.algorithm
+    return [
+        (ComponentKind.ADVANTAGE, algorithm.advantage),
+        (ComponentKind.LOSS, algorithm.loss),
+        *([(ComponentKind.KL_ESTIMATOR, algorithm.kl_estimator)] if algorithm.kl_coef else []),
+    ]
+
+
 def _declared(config: RunConfig, registry: Registry) -> Iterator[str]:
     algorithm = config.algorithm
     if algorithm.name != POLICY_GRADIENT:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import NonNegativeInt
 
 from rlsdk.config.base import Section
+from rlsdk.config.old_log_probs import choose_old_log_probs
 from rlsdk.config.problem import Problem
 from rlsdk.config.role_names import ROLLOUT
 
@@ -86,7 +87,7 @@ def schedule_problems(
             f"devices of {sharing}, which take turns; expected 0, or devices of its own: `--placement.preset "
             "colocate_actor_ref` with `--placement.devices '{rollout: N}'`",
         )
-    naive = algorithm.old_log_probs == "always" and not algorithm.correction.is_on
+    naive = not choose_old_log_probs(algorithm, stale=True, num_updates=1).accounts_for_sampler
     if naive and not schedule.uncorrected:
         yield Problem(
             "algorithm.old_log_probs",

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from rlsdk.config import RunConfig, load_config, roles
-from rlsdk.config.role_names import ACTOR
-from rlsdk.interfaces import ConfigError
+from rlsdk.config import RunConfig, StepPasses, comparable_log_probs, load_config, roles, step_passes
+from rlsdk.config.declared import declared_fields
+from rlsdk.interfaces import BackendKind, ConfigError
+from rlsdk.planning.rates import FORWARD_SPEEDUP
 from rlsdk.registry import Registry
 from rlsdk.trainer.step_times import phase_names
 from rlsdk.trainer.trackers import read_metrics
@@ -28,8 +29,8 @@ class Work:
     sync_bytes: int
     """Bytes that one target receives in a sync."""
     samples: int
-    forward_passes: float
-    """Forward passes over all tokens of a step: old log-probs, and one for each model besides the actor."""
+    forward_passes: int
+    """Forward passes without gradient over all tokens of a step."""
     epochs: int
     """Passes of training over a step's tokens, summed over all trained models."""
     longest: int
@@ -108,23 +109,45 @@ def read_calibration(run_dir: Path, registry: Registry) -> Calibration:
     )
 
 
-def forward_passes(config: RunConfig) -> float:
-    """Number of forward passes without gradient over a step's tokens."""
-    trainer, when = config.trainer, config.algorithm.old_log_probs
-    if when == "rollout":
-        old = 0.0
-    elif when == "always" or trainer.epochs_per_step > 1:
-        old = 1.0
-    else:
-        old = (trainer.updates_per_step - 1) / trainer.updates_per_step
-    return old + sum(1 for role in roles(config) if not role.is_rollout and role.name != ACTOR)
+def planned_passes(
+    config: RunConfig, registry: Registry, *, stale: bool | None = None, reads: Sequence[str] | None = None
+) -> StepPasses:
+    """The forward passes of a step in full swing, as the learner will make them.
+
+    Args:
+        config: a run that was checked.
+        registry: what is installed.
+        stale: whether its samples are; None: as its schedule says.
+        reads: fields of the batch that its functions declare; None: they are imported and asked.
+    """
+    kind = registry.backend(BackendKind.ROLLOUT, config.rollout.backend).log_prob_kind
+    return step_passes(
+        config,
+        stale=config.schedule.overlaps if stale is None else stale,
+        comparable=comparable_log_probs(kind, config.rollout),
+        reads=declared_fields(config, registry) if reads is None else reads,
+    )
+
+
+def training_work(config: RunConfig, passes: StepPasses, num_trained: int) -> float:
+    """Work of a step's training, in forward passes over its tokens: log-probs and updates of all trained models."""
+    return len(passes.passes) + FORWARD_SPEEDUP * config.trainer.epochs_per_step * num_trained
+
+
+def stale_work(config: RunConfig, registry: Registry) -> float:
+    """Training work of a step on stale samples, in units of that of a synchronous step of the same run."""
+    num_trained = sum(role.is_trained for role in roles(config))
+    stale, fresh = (
+        training_work(config, planned_passes(config, registry, stale=stale), num_trained) for stale in (True, False)
+    )
+    return stale / fresh
 
 
 def predict(work: Work, calibration: Calibration, measured: Work) -> Prediction:
     """Seconds of each phase at the rates of the calibrating run.
 
     Assumes the same row lengths relative to the largest length, and equal rates per device at any size; the notes say
-    where this is doubtful.
+    where this is doubtful. Forward passes that the calibrating run did not make are taken from its updates.
     """
     tokens_share = calibration.tokens_per_step / (measured.samples * measured.longest)
     response_share = calibration.response_tokens_mean / measured.longest_response
@@ -135,6 +158,12 @@ def predict(work: Work, calibration: Calibration, measured: Work) -> Prediction:
         name = phase if phase in now else "other"
         if before[name]:
             seconds[name] = seconds.get(name, 0.0) + took * now[name] / before[name]
+        elif now[name] and name == "log_probs":
+            seconds[name] = calibration.seconds.get("update", 0.0) * now[name] / (FORWARD_SPEEDUP * before["update"])
+            notes.append(
+                f"{phase}: the calibrating run made no forward pass without gradient; each is taken for a third of its "
+                "updates' time over the same tokens"
+            )
         elif now[name]:
             notes.append(f"{phase}: the calibrating run did nothing of the kind, so its time is not predicted")
     return Prediction(seconds=seconds, notes=(*notes, *_differences(work, measured)))

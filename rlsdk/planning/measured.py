@@ -13,14 +13,12 @@ from typing import Any
 import numpy as np
 
 from rlsdk.interfaces import ConfigError
-from rlsdk.planning.rates import Rates
+from rlsdk.planning.rates import FORWARD_SPEEDUP, Rates
 from rlsdk.rollouts.journal import FOLDER, lines
 from rlsdk.rollouts.records import trajectory_from
 
 SKIPPED = 0.25
 """Share of the first steps that are skipped, in which caches, memory and processes warm up."""
-PREFILL_SPEEDUP = 3.0
-"""Ratio of the throughput of a forward pass to that of forward and backward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +94,7 @@ def measured_rates(
         decode_s_per_sample=per_sample,
         latency_s=latency - graded,
         grade_s=graded,
-        prefill_tokens_per_s=PREFILL_SPEEDUP * whole * trained / devices.train * devices.per_replica,
+        prefill_tokens_per_s=FORWARD_SPEEDUP * whole * trained / devices.train * devices.per_replica,
         prompt_tokens=prompt,
         train_tokens_per_s=trained / devices.train,
         sync_s=median(timed[step].get("time/sync_s", 0.0) for step in later),

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rlsdk.cluster import PlacementSpec
-from rlsdk.config import Role, RunConfig, backend_options
+from rlsdk.config import Role, RunConfig, StepPasses, backend_options
+from rlsdk.config.declared import own_functions
 from rlsdk.config.role_names import ACTOR, ROLLOUT
+from rlsdk.config.schema import POLICY_GRADIENT
 from rlsdk.interfaces import BackendSpec, ConfigError, Forecast, LayoutError, RankContext, WeightLayout, Workload
 from rlsdk.planning.batches import BatchSize, batch_sizes, running_rows, update_rows
-from rlsdk.planning.calibration import Calibration, Prediction, Work, forward_passes, predict
+from rlsdk.planning.calibration import Calibration, Prediction, Work, planned_passes, predict
 from rlsdk.planning.hardware import Hardware, nodes_of, this_machine
 from rlsdk.planning.memory import CountedRole, PhaseMemory, by_phase, on_host
 from rlsdk.planning.places import Places, place
@@ -289,14 +291,14 @@ def _reshard(config: RunConfig, roles: _Roles) -> ReshardSummary | None:
     return summarize(*layouts, bucket_bytes=sharding.bucket_mb << 20, transport=sharding.transport)
 
 
-def _work(config: RunConfig, device: str, roles: _Roles, reshard: ReshardSummary) -> Work:
+def _work(config: RunConfig, passes: StepPasses, device: str, roles: _Roles, reshard: ReshardSummary) -> Work:
     return Work(
         num_parameters=reshard.num_parameters,
         actor_devices=len(roles.places.contexts[ACTOR]),
         rollout_devices=len(roles.places.contexts[ROLLOUT]) * config.rollout.num_devices,
         sync_bytes=reshard.num_bytes // max(len(roles.places.contexts[ROLLOUT]), 1),
         samples=config.trainer.samples_per_step,
-        forward_passes=forward_passes(config),
+        forward_passes=len(passes.passes),
         epochs=config.trainer.epochs_per_step * sum(role.is_trained for role in roles.table.values()),
         longest=config.max_model_tokens,
         longest_response=config.rollout.max_response_tokens,
@@ -323,4 +325,17 @@ def _predicted(
     if reshard is None or measured is None:
         unknown.append("times: without the reshard the sizes of models are unknown")
         return None
-    return predict(_work(config, device, found, reshard), calibration, _work(then, there, measured_roles, measured))
+    if config.algorithm.name != POLICY_GRADIENT:
+        unknown.append(
+            f"passes of algorithm.name {config.algorithm.name!r}: taken for those that its fields would need with "
+            f"{POLICY_GRADIENT!r}"
+        )
+    passes = planned_passes(config, registry)
+    # The calibrating run may be a stranger's: functions of its own are not imported.
+    same = own_functions(config) == own_functions(then)
+    before = planned_passes(then, registry, reads=None if same else ())
+    return predict(
+        _work(config, passes, device, found, reshard),
+        calibration,
+        _work(then, before, there, measured_roles, measured),
+    )

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+FORWARD_SPEEDUP = 3.0
+"""Ratio of the throughput of a forward pass to that of forward and backward."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
@@ -23,7 +26,9 @@ class Rates:
     prompt_tokens: float = 0.0
     """Prompt tokens of a sample, whose KV cache is recomputed too."""
     train_tokens_per_s: float = 5_000.0
-    """Sampled tokens per second of one device, for log-probs and update together."""
+    """Sampled tokens per second of one device, for log-probs and update together, of samples that are not stale."""
+    stale_work: float = 1.0
+    """Factor of the training work of stale samples: a synchronous step may need fewer forward passes."""
     sync_s: float = 0.0
     """Seconds of a weight sync during which replicas do not decode."""
     switch_s: float = 0.0

@@ -227,7 +227,10 @@ class Simulation:
         self.stale.append(ages)
         tokens = sum(self.tokens.pop(group) for group in groups)
         devices = self.setting.devices if self.setting.shared else self.setting.train_devices
-        seconds = self.vary(self.rates.update_variation) * tokens / (devices * self.rates.train_tokens_per_s)
+        tokens_per_s = self.rates.train_tokens_per_s
+        if self.setting.max_staleness:
+            tokens_per_s /= self.rates.stale_work
+        seconds = self.vary(self.rates.update_variation) * tokens / (devices * tokens_per_s)
         if self.setting.shared:
             seconds += self.rates.switch_s
         elif self.setting.max_staleness:

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from rlsdk.algorithms import (
-    Denominator,
     KlController,
     SftObjective,
     ValueObjective,
     correct_rollout,
-    denominator,
+    count_stale,
     has_signal,
     keep_top_entropy,
     length_penalty,
@@ -31,9 +30,9 @@ from rlsdk.algorithms import (
     relative_length_reward,
     token_level_rewards,
 )
-from rlsdk.config import RunConfig
-from rlsdk.config.role_names import ACTOR, CRITIC, REF
-from rlsdk.interfaces import Algorithm, AlgorithmContext, Batch, Models, Update, reads_of
+from rlsdk.config import OldLogProbs, RunConfig, step_passes
+from rlsdk.config.role_names import ACTOR, CRITIC
+from rlsdk.interfaces import Algorithm, AlgorithmContext, Batch, ConfigError, Models, Update, reads_of
 from rlsdk.trainer.experience import (
     cut_mini_batches,
     make_sft_batch,
@@ -76,23 +75,24 @@ class PolicyGradient(Algorithm):
         )
 
     def prepare(self, batch: Batch, models: Models) -> tuple[Batch, Mapping[str, float]]:
-        batch, metrics = self._reward_models(batch, models)
-        decided = self._denominator(batch, models.policy_version)
-        self._on_policy_first = decided.first_on_policy
-        if decided.source == "rollout":
+        stale = count_stale(batch, models.policy_version) > 0
+        made = step_passes(self.run, stale=stale, comparable=self.context.comparable, reads=self._wanted())
+        self._check(made.old)
+        self._on_policy_first = made.old.first_on_policy
+        metrics: dict[str, float] = {}
+        if made.old.source == "rollout":
             batch = batch.with_tokens(old_log_probs=batch["rollout_log_probs"])
-        elif decided.source == "recomputed" or self._penalty() or decided.correct:
-            batch = batch.with_tokens(old_log_probs=models.forward(ACTOR, batch, "log_probs"))
-        if self.config.entropy_share is not None or "entropy" in self._wanted():
-            batch = batch.with_tokens(entropy=models.forward(ACTOR, batch, "entropy"))
-        if REF in models.roles:
-            batch = batch.with_tokens(ref_log_probs=models.forward(REF, batch, "log_probs"))
-        if CRITIC in models.roles:
-            batch = batch.with_tokens(values=models.forward(CRITIC, batch, "values"))
-        if decided.source == "recomputed":
+        for each in made.passes:
+            given = models.forward(each.role, batch, each.output)
+            if each.output == "scores":
+                batch = batch.with_rows(scores=batch["scores"] + models.reward_weights[each.role] * given)
+                metrics[f"reward/{each.role}"] = float(given.mean()) if len(given) else 0.0
+            else:
+                batch = batch.with_tokens(**{each.field: given})
+        if made.old.source == "recomputed":
             found = mismatch(batch, batch["old_log_probs"], batch["rollout_log_probs"])
             metrics |= {f"mismatch/{name}": value for name, value in found.metrics().items()}
-        return self._corrected(batch, decided), metrics
+        return self._corrected(batch, made.old), metrics
 
     def advantages(self, batch: Batch) -> tuple[Batch, Mapping[str, float]]:
         metrics: dict[str, float] = {}
@@ -158,29 +158,27 @@ class PolicyGradient(Algorithm):
             for rows in cut
         ]
 
-    def _reward_models(self, batch: Batch, models: Models) -> tuple[Batch, dict[str, float]]:
-        """Adds every reward model's scores to `scores`."""
-        metrics = {}
-        for name, weight in models.reward_weights.items():
-            given = models.forward(name, batch, "scores")
-            batch = batch.with_rows(scores=batch["scores"] + weight * given)
-            metrics[f"reward/{name}"] = float(given.mean()) if len(given) else 0.0
-        return batch, metrics
+    def _check(self, old: OldLogProbs) -> None:
+        """Refuses what the checks of a configuration refuse before a run, for an algorithm that was built without them.
 
-    def _denominator(self, batch: Batch, policy_version: int) -> Denominator:
-        return denominator(
-            self.config.old_log_probs,
-            first_version=batch["policy_version"],
-            last_version=batch["last_policy_version"],
-            current_version=policy_version,
-            num_updates=self.run.trainer.updates_per_step * self.run.trainer.epochs_per_step,
-            correction=self.config.correction.is_on,
-            comparable=self.context.comparable,
-        )
+        Raises:
+            ConfigError: the sampler's log-probs would be in the loss twice, or although they are not comparable.
+        """
+        if old.corrects_twice:
+            raise ConfigError(
+                "old_log_probs is 'rollout' with a correction, but the ratio already uses the sampler's log-probs; "
+                "choose 'decoupled', or no correction"
+            )
+        if old.compared and not self.context.comparable:
+            raise ConfigError(
+                f"algorithm.{' and algorithm.'.join(old.compared)}: the rollout engine's log-probs belong to another "
+                "distribution than the train engine's: choose old_log_probs 'always' without a correction, or sample "
+                "with top_p 1, top_k 0 and min_p 0"
+            )
 
-    def _corrected(self, batch: Batch, decided: Denominator) -> Batch:
+    def _corrected(self, batch: Batch, old: OldLogProbs) -> Batch:
         correction = self.config.correction
-        if decided.correct and (correction.mode != "none" or correction.reject == "none"):
+        if old.correct and (correction.mode != "none" or correction.reject == "none"):
             mode = "truncate" if correction.mode == "none" else correction.mode
             level, upper, lower = correction.level, correction.upper, correction.lower
             batch = correct_rollout(batch, level=level, mode=mode, upper=upper, lower=lower)

@@ -1,4 +1,4 @@
-"""Rollout correction, the numbers of a mismatch, and which log-probs stand in the denominator."""
+"""Rollout correction, the numbers of a mismatch, and which rows are stale."""
 
 import math
 from typing import Any
@@ -9,7 +9,7 @@ from algorithm_cases import PlainRow, flat, make_batch, plain_rows, poison, step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlsdk.algorithms import correct_rollout, denominator, loss_weights, mismatch, reject_rows
+from rlsdk.algorithms import correct_rollout, count_stale, loss_weights, mismatch, reject_rows
 from rlsdk.interfaces import Batch, BatchError, ConfigError
 
 
@@ -170,61 +170,24 @@ def test_one_response_that_owns_all_weight_is_seen() -> None:
     assert mismatch(batch, lucky, batch["rollout_log_probs"]).ess_sequence == pytest.approx(0.1)
 
 
-# Which log-probs stand in the denominator
+# Which rows are stale
 
 
-def decide(choice: str, *, stale: bool = False, updates: int = 1, **options: bool) -> tuple[str, bool, bool]:
-    first = torch.tensor([7, 6 if stale else 7])
-    found = denominator(
-        choice,
-        first_version=first,
-        last_version=torch.tensor([7, 7]),
-        current_version=7,
-        num_updates=updates,
-        **options,
+def of_versions(first: list[int], last: list[int]) -> Batch:
+    batch = make_batch([0.0] * len(first), [0] * len(first))
+    return batch.with_rows(
+        policy_version=torch.tensor(first, dtype=torch.int64), last_policy_version=torch.tensor(last, dtype=torch.int64)
     )
-    assert found.why
-    return found.source, found.correct, found.first_on_policy
 
 
-@pytest.mark.parametrize("updates", [1, 4])
-def test_the_table_of_cases(updates: int) -> None:
-    """The table of the docstring, line by line."""
-    first = ("current", False, True) if updates == 1 else ("recomputed", False, True)
-    assert decide("auto", updates=updates) == first
-    assert decide("auto", updates=updates, correction=True) == ("recomputed", True, True)
-    for correction in (False, True):
-        assert decide("auto", stale=True, updates=updates, correction=correction) == ("recomputed", True, True)
-    assert decide("auto", stale=True, updates=updates, comparable=False) == ("recomputed", False, True)
-    for stale in (False, True):
-        assert decide("always", stale=stale, updates=updates) == ("recomputed", False, False)
-        assert decide("always", stale=stale, updates=updates, correction=True) == ("recomputed", True, False)
-        assert decide("decoupled", stale=stale, updates=updates) == ("recomputed", True, True)
-        assert decide("rollout", stale=stale, updates=updates) == ("rollout", False, False)
-        with pytest.raises(ConfigError, match="'rollout' with a correction, but the ratio already"):
-            decide("rollout", stale=stale, updates=updates, correction=True)
-    for choice in ("rollout", "decoupled"):
-        with pytest.raises(ConfigError, match=f"old_log_probs is '{choice}', but the rollout engine's log-probs"):
-            decide(choice, updates=updates, comparable=False)
-    for choice in ("auto", "always"):
-        with pytest.raises(ConfigError, match=f"'{choice}' with a correction, but the rollout engine's log-probs"):
-            decide(choice, updates=updates, correction=True, comparable=False)
-
-
-def test_it_says_why() -> None:
-    found = denominator(
-        "auto", first_version=torch.tensor([3, 5]), last_version=torch.tensor([5, 5]), current_version=5, num_updates=1
-    )
-    assert found.why == "recomputed: 1 of 2 rows are older than version 5"
+def test_a_row_is_stale_if_any_of_its_tokens_is() -> None:
+    assert count_stale(of_versions([5, 3, 5], [5, 5, 5]), 5) == 1
+    assert count_stale(of_versions([5, 5], [5, 5]), 5) == 0
+    assert count_stale(of_versions([5, 5], [5, 5]).select([]), 5) == 0
 
 
 def test_versions_that_cannot_be_are_refused() -> None:
-    options: dict[str, Any] = {"current_version": 5, "num_updates": 1}
     with pytest.raises(BatchError, match="a row is of version 6, newer than the current 5"):
-        denominator("auto", first_version=torch.tensor([5]), last_version=torch.tensor([6]), **options)
+        count_stale(of_versions([5], [6]), 5)
     with pytest.raises(BatchError, match="row 1 begins at version 4 and ends at 3"):
-        denominator("auto", first_version=torch.tensor([5, 4]), last_version=torch.tensor([5, 3]), **options)
-    with pytest.raises(ConfigError, match=r"old_log_probs is 'allways'; did you mean 'always'\?"):
-        denominator("allways", first_version=torch.tensor([5]), last_version=torch.tensor([5]), **options)
-    empty = torch.empty(0, dtype=torch.int64)
-    assert denominator("auto", first_version=empty, last_version=empty, **options).source == "current"
+        count_stale(of_versions([5, 4], [5, 3]), 5)

@@ -13,12 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsdk.cli.plan_schedule import devices_of_run, run
+from rlsdk.config import load_config
 from rlsdk.interfaces import ConfigError, FinishReason, Span, Trajectory, VersionRun
+from rlsdk.planning.calibration import stale_work
 from rlsdk.planning.measured import Devices, measured_rates, variation
 from rlsdk.planning.rates import Rates, Setting
 from rlsdk.planning.replica import Replica
 from rlsdk.planning.simulation import simulate
 from rlsdk.planning.splits import Workload, best_split, compare, log_normal_lengths, parse_rates
+from rlsdk.registry import Registry
 from rlsdk.rollouts import Grade, Sample
 from rlsdk.rollouts.journal import FOLDER, Journal
 from rlsdk.rollouts.records import record_of
@@ -326,6 +329,22 @@ def test_the_devices_of_a_run_are_read_also_where_it_names_code(tmp_path: Path) 
     assert devices_of_run(tmp_path).cores == 8
     with pytest.raises(ConfigError, match=r"has no config\.yaml"):
         devices_of_run(tmp_path / "nowhere")
+
+
+def test_stale_samples_are_trained_with_the_passes_that_only_they_need() -> None:
+    registry, task = Registry.discover({"RLSDK_PLUGINS": "rlsdk"}), ["--model", "m", "--data", "d", "--reward", "exact"]
+    for flags, expected in (
+        ([], 4 / 3),  # an update is three forward passes, and old log-probs one more
+        (["--algorithm.old_log_probs", "rollout"], 1.0),
+        (["--trainer.updates_per_step", "2"], 1.0),
+        (["--algorithm.kl_coef", "0.1"], 5 / 4),
+    ):
+        assert stale_work(load_config([], [*task, *flags], registry), registry) == pytest.approx(expected)
+    work = Workload(devices=4, groups_per_step=4, samples_per_group=4, lengths=[50, 200])
+    slow = replace(RATES, train_tokens_per_s=1.0)  # training is all that counts
+    plain, worked = (compare(work, rates, staleness=(1,), steps=4) for rates in (slow, replace(slow, stale_work=1.5)))
+    assert worked[0].found.step_s == plain[0].found.step_s
+    assert worked[1].found.step_s == pytest.approx(1.5 * plain[1].found.step_s, rel=0.02)
 
 
 def test_a_run_that_says_nothing_of_each_half_is_refused(tmp_path: Path) -> None:
