@@ -28,9 +28,10 @@ from rlsdk.rewards.confine import confine_grading, confine_start, hint, limit_me
 from rlsdk.rewards.definitions import FailureKind, RewardLimits
 from rlsdk.rewards.isolation import call_apart, describe_status, why_attributes_change
 from rlsdk.rewards.load import load_function
-from rlsdk.rewards.outcomes import Failed, Outcome, failed, to_outcome
+from rlsdk.rewards.outcomes import Failed, NonsenseError, Outcome, failed, to_outcome, values_in_order
 from rlsdk.rewards.protocol import Tag, encode_graded, encode_record, encode_value, read_message, write_all
 from rlsdk.rewards.text_evaluation import evaluates_text
+from rlsdk.system.printable import described
 
 LOG_FULL = "\n[the log is full: further output of rewards is discarded]\n"
 _MESSAGE_CHARS = 400
@@ -157,30 +158,43 @@ class _Reward:
         if not self.apart:
             return self._one(sample)
         outcomes, status = call_apart(lambda: [self._one(sample)[0]], 1, self._log, self._limits)
-        return (outcomes[0] if outcomes else describe_status(status)), True
+        return (outcomes[0] if outcomes and not isinstance(outcomes, str) else describe_status(status)), True
 
-    def together(self, samples: Sequence[RewardSample]) -> Sequence[Outcome] | None:
-        """Returns the outcomes of all samples from one call; None if the call failed as a whole."""
+    def together(self, samples: Sequence[RewardSample]) -> Sequence[Outcome] | str:
+        """Returns the outcomes of all samples from one call; if the call raised, a text that says what."""
         if not self.apart:
             return self._together(samples)
-        return call_apart(lambda: self._together(samples), len(samples), self._log, self._limits)[0]
+        outcomes, status = call_apart(lambda: self._together(samples), len(samples), self._log, self._limits)
+        return describe_status(status).message if outcomes is None else outcomes
 
     def _one(self, sample: RewardSample) -> tuple[Outcome, bool]:
         try:
-            given = self._function([sample] if self.batched else sample, **self._options)
-            return to_outcome(given[0] if self.batched else given, self._limits), True
+            if self.batched:
+                return self._outcomes([sample])[0], True
+            return to_outcome(self._function(sample, **self._options), self._limits), True
         except MemoryError as error:
             return failed(FailureKind.MEMORY, _describe(error)), False
         except BaseException as error:  # sys.exit() and the like fail the sample, not the process
-            return failed(FailureKind.EXCEPTION, _describe(error), hint(error, self._limits.for_process())), True
+            return failed(FailureKind.EXCEPTION, _describe(error), _hint(error, self._limits)), True
 
-    def _together(self, samples: Sequence[RewardSample]) -> Sequence[Outcome] | None:
+    def _together(self, samples: Sequence[RewardSample]) -> Sequence[Outcome] | str:
         try:
-            values = list(self._function(samples, **self._options))
-            outcomes = [to_outcome(value, self._limits) for value in values]
-            return outcomes if len(outcomes) == len(samples) else None
-        except BaseException:  # the caller repeats one by one, to find the failing sample
-            return None
+            return self._outcomes(samples)
+        except BaseException as error:  # the caller repeats one by one, to find the failing sample
+            return _describe(error)
+
+    def _outcomes(self, samples: Sequence[RewardSample]) -> list[Outcome]:
+        """Calls a batched function, and returns the outcome of each sample.
+
+        A return value that is not one value per sample fails all of them: one by one, a function that compares samples
+        would be another reward.
+        """
+        try:
+            given = self._function(samples, **self._options)
+            values = values_in_order(given, len(samples), getattr(self._function, "batch_of", "samples"))
+        except NonsenseError as error:
+            return [failed(error.kind, str(error))] * len(samples)
+        return [_outcome(value, self._limits) for value in values]
 
 
 class _Channel:
@@ -241,10 +255,10 @@ def _grade(task: _Task, rewards: Sequence[_Reward], channel: _Channel, clean_up:
         reward = rewards[task.items[0][0]]
         outcomes = reward.together([task.sample(at, reward) for _, at in task.items])
         clean_up()
-        if outcomes is not None:
+        if not isinstance(outcomes, str):
             records = [channel.encode(outcome, task.nonce, index) for index, outcome in enumerate(outcomes)]
             return channel.write(b"".join([*records, encode_record(Tag.DONE, nonce=task.nonce)]))
-        channel.write(encode_record(Tag.SINGLY, nonce=task.nonce))
+        channel.write(encode_record(Tag.SINGLY, {"message": outcomes}, nonce=task.nonce))
     for index, (which, at) in enumerate(task.items):
         outcome, intact = rewards[which].one(task.sample(at, rewards[which]))
         clean_up()
@@ -255,17 +269,29 @@ def _grade(task: _Task, rewards: Sequence[_Reward], channel: _Channel, clean_up:
     return None
 
 
+def _outcome(value: object, limits: RewardLimits) -> Outcome:
+    """The outcome of one value of a batch. A value that cannot be read, or shown, costs its own sample only."""
+    try:
+        return to_outcome(value, limits)
+    except Exception as error:
+        return failed(FailureKind.TYPE, f"the function gave a {type(value).__name__}: {_describe(error)}")
+
+
 def _describe(error: BaseException) -> str:
     """Returns type, message, and innermost code location of an error."""
-    try:
-        text = f"{type(error).__name__}: {error}"
-    except Exception:
-        text = type(error).__name__
+    text = described(error, _MESSAGE_CHARS)
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
     place = f" ({Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno})" if at is not None else ""
     return text[: _MESSAGE_CHARS - len(place)] + place
+
+
+def _hint(error: BaseException, limits: RewardLimits) -> str:
+    try:
+        return hint(error, limits.for_process())
+    except BaseException:  # attributes and comparisons of the error are the function's code, too
+        return ""
 
 
 def _cleaner(output: _Output) -> Callable[[], None]:

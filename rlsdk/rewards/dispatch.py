@@ -18,6 +18,7 @@ from rlsdk.rewards.definitions import FailureKind, RewardDef, RewardLimits
 from rlsdk.rewards.process import GradingProcess, came_from_outside, describe_end
 from rlsdk.rewards.protocol import RESULTS, ForeignRecordError, Record, Tag
 from rlsdk.rewards.submission import Submission, Task
+from rlsdk.system.printable import encodable
 
 _POLL_S = 0.1
 """Maximum time between checks of the processes: one may die while its child holds the pipe open."""
@@ -219,6 +220,8 @@ class Dispatcher:
             self.ready.set_result(process.ready or {})
         elif record.tag is Tag.REFUSED and record.body is not None:
             self._refuse(str(record.body["message"]))
+        elif task is not None and record.tag is Tag.SINGLY:
+            self._note_singly(task, str((record.body or {}).get("message", "")))
         elif task is not None and record.tag in RESULTS:
             submission = task.submission
             submission.book(task.items[record.item], record)
@@ -296,6 +299,8 @@ class Dispatcher:
             submission.notices.append(f"{whom} is graded again with {name!r} (attempt {task.attempts}): {ended}")
         elif task.together:
             task.together = False
+            limit = f"it took more than {self._limits.batched_timeout_s} s"
+            self._note_singly(task, limit if kind is FailureKind.TIMEOUT else ended)
         else:
             limit = f"took more than {self._limits.timeout_s} s"
             task.graded += 1
@@ -303,6 +308,11 @@ class Dispatcher:
             submission.fail((reward, sample), kind, limit if kind is FailureKind.TIMEOUT else ended)
             if not submission.left:
                 self._finish(submission)
+
+    def _note_singly(self, task: Task, why: str) -> None:
+        """Notes that the samples of a batch are graded one by one, because the call for all of them failed."""
+        name, count = self._rewards[task.items[0][0]].name, len(task.items)
+        task.submission.notices.append(f"a batch of {count} is graded one by one with {name!r}: {encodable(why)}")
 
     def _replace(self, process: GradingProcess, *, blame: bool) -> None:
         """Queues the remaining items of a lost process first, and starts a replacement immediately.

@@ -25,15 +25,16 @@ from rlsdk.rewards.protocol import write_all
 from rlsdk.rewards.system_calls import filter_system_calls
 
 _MAX_BYTES = 64 << 20
+_MAX_TEXT = 400
 _NOT_PROTECTED = 97
 """Exit status of a fork in which the filter failed although it worked before."""
 _LENGTH = struct.Struct("<Q")
 
 
 def call_apart(
-    call: Callable[[], Sequence[Outcome] | None], count: int, keep: int, limits: RewardLimits
-) -> tuple[Sequence[Outcome] | None, int]:
-    """Runs `call` in a fork; returns its outcomes (None if they are invalid) and the wait status of the fork.
+    call: Callable[[], Sequence[Outcome] | str], count: int, keep: int, limits: RewardLimits
+) -> tuple[Sequence[Outcome] | str | None, int]:
+    """Runs `call` in a fork; returns its outcomes or its text (None if both are invalid), and the fork's wait status.
 
     Args:
         call: the function to run.
@@ -80,7 +81,7 @@ def why_attributes_change() -> str | None:
     return problem or None
 
 
-def describe_status(status: int) -> Outcome:
+def describe_status(status: int) -> Failed:
     """Returns the failure of a sample whose process ended with this status and without a value."""
     code = os.waitstatus_to_exitcode(status)
     how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
@@ -88,7 +89,7 @@ def describe_status(status: int) -> Outcome:
 
 
 def _serve(
-    call: Callable[[], Sequence[Outcome] | None], writable: int, keep: int, limits: RewardLimits, keep_attributes: bool
+    call: Callable[[], Sequence[Outcome] | str], writable: int, keep: int, limits: RewardLimits, keep_attributes: bool
 ) -> None:
     """Runs in the fork, which keeps only the standard file descriptors, the log, and the channel back.
 
@@ -107,7 +108,8 @@ def _serve(
         process = os.getpid()
         outcomes = call()
         if os.getpid() == process:
-            data = json.dumps(None if outcomes is None else [_to_json(outcome) for outcome in outcomes]).encode()
+            text = outcomes if isinstance(outcomes, str) else [_to_json(outcome) for outcome in outcomes]
+            data = json.dumps(text).encode()
             write_all(writable, _LENGTH.pack(len(data)) + data)
     os._exit(0)
 
@@ -137,9 +139,11 @@ def _to_json(outcome: Outcome) -> Any:
     return {"score": outcome.score, "token_scores": tokens, "metrics": dict(outcome.metrics)}
 
 
-def _decode(data: bytes, count: int, limits: RewardLimits) -> Sequence[Outcome] | None:
+def _decode(data: bytes, count: int, limits: RewardLimits) -> Sequence[Outcome] | str | None:
     try:
         given = json.loads(data)
+        if isinstance(given, str):
+            return given[:_MAX_TEXT]
         if not isinstance(given, list) or len(given) != count:
             return None
         return [_from_json(outcome, limits) for outcome in given]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
@@ -62,6 +63,36 @@ def to_outcome(value: object, limits: RewardLimits) -> Outcome:
         return check_number(value, limits)
     except NonsenseError as error:
         return failed(error.kind, str(error))
+
+
+def values_in_order(given: object, count: int, what: str) -> list[object]:
+    """Returns the values that a batched function gave, one for each of its `count` samples.
+
+    Args:
+        given: any iterable with an order: a list, an array, a generator.
+        count: number of samples.
+        what: the samples, in messages: "completions".
+
+    Raises:
+        NonsenseError: it is not `count` values.
+    """
+    expected = f"expected {count} values, one for each of the {what}, in their order"
+    if isinstance(given, str | bytes | bytearray | Mapping | Set):
+        raise NonsenseError(FailureKind.TYPE, f"the function gave a {type(given).__name__}; {expected}")
+    try:
+        each = iter(given)  # type: ignore[call-overload]
+    except TypeError:
+        raise NonsenseError(FailureKind.TYPE, f"the function gave a {type(given).__name__}; {expected}") from None
+    values = list(islice(each, count + 1))
+    if len(values) != count:
+        found = f"{what[:-1] if count == 1 else what}"
+        more = "more than " if len(values) > count else ""
+        scores = min(len(values), count)
+        raise NonsenseError(
+            FailureKind.TYPE,
+            f"{count} {found}, {more}{scores} {'score' if scores == 1 else 'scores'}; {expected}",
+        )
+    return values
 
 
 def failed(kind: FailureKind, message: str, hint: str = "") -> Failed:

@@ -45,7 +45,7 @@ class Tag(IntEnum):
     FAILED = 4
     """JSON: why the item has no reward."""
     SINGLY = 5
-    """Empty: the batched call failed; its items are graded one by one."""
+    """JSON: why the batched call failed; its items are graded one by one."""
     DONE = 6
     """Empty: all items of the message are graded."""
     RECORD = 7

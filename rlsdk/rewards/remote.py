@@ -13,15 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pydantic import ValidationError
-
 from rlsdk.interfaces import ConfigError, DataError, RewardSample
 from rlsdk.rewards.definitions import FailureKind, RewardDef, RewardLimits
-from rlsdk.rewards.http import HttpClient, RemoteError, RemoteOptions, check_url, shown
+from rlsdk.rewards.http import HttpClient, RemoteError, RemoteOptions, check_url
 from rlsdk.rewards.result_builder import ResultBuilder
 from rlsdk.rewards.results import RewardResult
 from rlsdk.rewards.routing import applies_to
-from rlsdk.rewards.service import ScoreReply, ScoreRequest, SentSample, SentScore, describe
+from rlsdk.rewards.service import SentScore, encode_request, encode_sample, read_reply
+from rlsdk.system.printable import described
 
 _SHOWN = 200
 """Maximum number of characters of a service's error that a failure shows."""
@@ -68,16 +67,22 @@ class ScoreClient:
 
     async def score(self, samples: Sequence[RewardSample]) -> Sequence[SentScore]:
         """See `Client.score`."""
-        sent = [SentSample.of(sample, with_tokens=self._options.send_tokens) for sample in samples]
-        body = ScoreRequest.model_construct(samples=sent).model_dump_json().encode()
-        data = await self._http.post(self.name, body)
+        sent: list[bytes] = []
+        faults: dict[int, SentScore] = {}
+        for at, sample in enumerate(samples):
+            try:
+                sent.append(encode_sample(sample, with_tokens=self._options.send_tokens))
+            except ValueError as error:
+                faults[at] = SentScore(error=f"the sample cannot be sent: {error}")
+        results = iter(await self._ask(sent) if sent or not samples else [])
+        return [faults[at] if at in faults else next(results) for at in range(len(samples))]
+
+    async def _ask(self, sent: Sequence[bytes]) -> list[SentScore]:
+        data = await self._http.post(self.name, encode_request(sent))
         try:
-            reply = ScoreReply.model_validate_json(data)
-        except ValidationError as error:
-            raise RemoteError(f"{self.name} answered no scores: {describe(error)}: {shown(data)}") from error
-        if len(reply.results) != len(samples):
-            raise RemoteError(f"{self.name} answered {len(reply.results)} results; expected {len(samples)}")
-        return reply.results
+            return read_reply(data, len(sent))
+        except ValueError as error:
+            raise RemoteError(f"{self.name} {error}") from error
 
     async def check(self) -> None:
         """Sends an empty request."""
@@ -221,7 +226,7 @@ class RemoteScorer:
             for asked, at in batch:
                 asked.builder.fail((0, at), error.kind, str(error))
         except Exception as error:  # else callers would wait forever
-            message = f"{self._client.name}: {type(error).__name__}: {error}"
+            message = f"{self._client.name}: {described(error)}"
             for asked, at in batch:
                 asked.builder.fail((0, at), FailureKind.SERVICE, message)
         else:
@@ -252,7 +257,10 @@ class _Asked:
 
 
 def _check_json(sample: RewardSample) -> None:
+    """Raises `DataError` for other types than those of JSON. Other faults cost their sample (`encode_sample`)."""
     try:
         json.dumps([sample.row, sample.extra])
-    except (TypeError, ValueError, RecursionError) as error:
+    except TypeError as error:
         raise DataError(f"a sample cannot be sent to a reward service: {error}; expected JSON types") from error
+    except (ValueError, RecursionError):
+        return

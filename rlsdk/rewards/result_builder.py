@@ -14,6 +14,7 @@ from rlsdk.rewards.definitions import FailureKind, RewardDef, RewardLimits
 from rlsdk.rewards.outcomes import NonsenseError, check_graded, check_length, check_number
 from rlsdk.rewards.results import EXAMPLES_PER_KIND, FailureExample, RewardResult, usable
 from rlsdk.rewards.routing import applies_to
+from rlsdk.system.printable import encodable
 
 
 class ResultBuilder:
@@ -77,7 +78,7 @@ class ResultBuilder:
         self._failures[kind.value] += 1
         reward, sample = item
         shown = self._examples.setdefault((kind, reward), [])
-        bisect.insort(shown, (sample, message))
+        bisect.insort(shown, (sample, encodable(message)))
         del shown[EXAMPLES_PER_KIND:]
 
     def result(self) -> RewardResult:

@@ -7,19 +7,24 @@ import ipaddress
 import json
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
-from pydantic import ValidationError
-
-from rlsdk.interfaces import ConfigError, RewardSample, RlsdkError
+from rlsdk.interfaces import ConfigError, RlsdkError
 from rlsdk.rewards.results import RewardResult, failures_of
 from rlsdk.rewards.runner import RewardRunner
-from rlsdk.rewards.service import HEALTH_PATH, SCORE_PATH, VERSION, ScoreReply, ScoreRequest, SentScore, describe
+from rlsdk.rewards.service import (
+    HEALTH_PATH,
+    SCORE_PATH,
+    VERSION,
+    SentSample,
+    SentScore,
+    encode_reply,
+    read_request,
+)
+from rlsdk.system.bounded_http import BoundedHandler, BoundedServer, ConnectionLimits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +40,13 @@ class ServeOptions:
     max_samples: int = 1024
     """Maximum number of samples in one request."""
     max_requests: int = 16
-    """Maximum number of concurrent requests; further ones get status 503."""
+    """Maximum number of requests that are graded at once; further ones get status 503."""
+    max_connections: int = 256
+    """Maximum number of connections; for one more, the one is closed that has been sending or reading for longest."""
     timeout_s: float = 30.0
-    """Seconds after which a silent connection is closed."""
+    """Seconds for a whole request to arrive, headers and body, and for the client to read the whole answer."""
+    grace_s: float = 5.0
+    """Seconds that requests in progress get at the end."""
 
 
 class RewardServer:
@@ -77,15 +86,12 @@ class RewardServer:
         return f"http://{name}:{port}{SCORE_PATH}"
 
     def run(self) -> None:
-        """Answers requests until `stop` is called, then finishes those in progress."""
-        try:
-            self._http.serve_forever(poll_interval=0.1)
-        finally:
-            self._http.server_close()
+        """Answers requests until `stop` is called. Then those in progress have `grace_s`, whatever clients do."""
+        self._http.serve()
 
     def stop(self) -> None:
-        """Makes `run` return. May be called from any thread, and from a signal handler."""
-        threading.Thread(target=self._http.shutdown, daemon=True).start()
+        """Makes `run` return; called twice, without grace. May be called from any thread, and from a signal handler."""
+        self._http.stop()
 
 
 def is_loopback(host: str) -> bool:
@@ -96,11 +102,22 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def score_all(runner: RewardRunner, samples: list[RewardSample]) -> ScoreReply:
-    """Grades samples, and returns one result for each."""
+def score_all(runner: RewardRunner, asked: Sequence[SentSample | str]) -> bytes:
+    """Grades samples, and returns the body of the reply: one result for each.
+
+    Args:
+        runner: runner of one reward.
+        asked: samples, and reasons why one cannot be graded.
+    """
+    samples = [one.to_sample() for one in asked if not isinstance(one, str)]
     result = runner.score(samples)
     reasons = failures_of(result)
-    return ScoreReply(results=[_result(result, at, reasons[at]) for at in range(len(samples))])
+    graded = iter(range(len(samples)))
+    results = [
+        SentScore(error=one) if isinstance(one, str) else _result(result, at := next(graded), reasons[at])
+        for one in asked
+    ]
+    return encode_reply(results)
 
 
 def _result(result: RewardResult, at: int, reasons: Sequence[tuple[str, str, str]]) -> SentScore:
@@ -127,93 +144,91 @@ class _RefusedError(Exception):
         self.status = status
 
 
-class _Server(ThreadingHTTPServer):
-    """One thread per connection; closing waits for them."""
-
-    daemon_threads = False
-    allow_reuse_address = True
+class _Server(BoundedServer):
+    """The HTTP side of one service."""
 
     def __init__(self, service: RewardServer) -> None:
         self.service = service
         options = service.options
         self.address_family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-        super().__init__((options.host, options.port), _Handler)
+        limits = ConnectionLimits(
+            transfer_s=options.timeout_s,
+            connections=options.max_connections,
+            request_bytes=options.max_requests * options.max_request_bytes,
+            grace_s=options.grace_s,
+        )
+        super().__init__((options.host, options.port), _Handler, limits)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignores clients that disconnected."""
 
+class _Handler(BoundedHandler):
+    """Answers `GET /health` and `POST /score`."""
 
-class _Handler(BaseHTTPRequestHandler):
-    """Handles one request, then closes the connection."""
-
-    protocol_version = "HTTP/1.1"
-    server_version = "rlsdk"
-    sys_version = ""
     server: _Server
 
-    def setup(self) -> None:
-        super().setup()
-        self.connection.settimeout(self.server.service.options.timeout_s)
-
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - the name that `http.server` calls
         self._answer(self._health)
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802 - the name that `http.server` calls
         self._answer(self._score)
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Logs nothing; errors are in the response."""
+    def answer_error(self, error: BaseException) -> None:
+        why = f"unexpected {type(error).__name__}; the log of the service has the details"
+        self._send(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": why})
 
-    def _answer(self, make: Any) -> None:
-        self.close_connection = True
-        slots = self.server.service.slots
-        if not slots.acquire(blocking=False):
-            self._send(HTTPStatus.SERVICE_UNAVAILABLE, {"error": "too many concurrent requests; try again"})
-            return
+    def _answer(self, make: Callable[[], bytes]) -> None:
         try:
-            self._send(HTTPStatus.OK, make())
+            data = make()
         except _RefusedError as refused:
             self._send(refused.status, {"error": str(refused)})
         except (RlsdkError, CancelledError) as error:
             self._send(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"the reward cannot be run: {error}"})
-        except OSError:
-            return  # the client disconnected, or was silent for too long
-        finally:
-            slots.release()
+        else:
+            self.send(HTTPStatus.OK, "application/json", data)
 
-    def _health(self) -> Mapping[str, Any]:
+    def _health(self) -> bytes:
         if self.path != HEALTH_PATH:
             raise _RefusedError(HTTPStatus.NOT_FOUND, f"there is no {self.path!r}; expected {HEALTH_PATH}")
         (reward,) = self.server.service.runner.rewards
-        return {"status": "ok", "reward": reward.name, "version": VERSION}
+        return json.dumps({"status": "ok", "reward": reward.name, "version": VERSION}).encode()
 
-    def _score(self) -> ScoreReply:
+    def _score(self) -> bytes:
+        self._check_head()
+        length = self._length()
+        data = self.rfile.read(length)
+        if len(data) < length:
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{len(data)} bytes; Content-Length says {length}")
+        self.server.end_request(self.request)
+        # Clients that are still sending take no slot: they could keep it.
+        slots = self.server.service.slots
+        if not slots.acquire(blocking=False):
+            raise _RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "too many concurrent requests; try again")
+        try:
+            return self._grade(data)
+        finally:
+            slots.release()
+
+    def _grade(self, data: bytes) -> bytes:
+        try:
+            version, samples = read_request(data)
+        except ValueError as error:
+            raise _RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, f"not a request for scores: {error}") from error
+        if version != VERSION:
+            raise _RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, f"version {version}; expected {VERSION}")
+        most = self.server.service.options.max_samples
+        if len(samples) > most:
+            raise _RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{len(samples)} samples; expected at most {most}")
+        return score_all(self.server.service.runner, samples)
+
+    def _check_head(self) -> None:
         if self.path != SCORE_PATH:
             raise _RefusedError(HTTPStatus.NOT_FOUND, f"there is no {self.path!r}; post to {SCORE_PATH}")
-        self._check_token()
-        # Web pages can post other content types to this machine without a preflight request.
-        if self.headers.get_content_type() != "application/json":
-            raise _RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "expected Content-Type: application/json")
-        try:
-            request = ScoreRequest.model_validate_json(self.rfile.read(self._length()))
-        except ValidationError as error:
-            raise _RefusedError(
-                HTTPStatus.UNPROCESSABLE_ENTITY, f"not a request for scores: {describe(error)}"
-            ) from error
-        if request.version != VERSION:
-            raise _RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, f"version {request.version}; expected {VERSION}")
-        most = self.server.service.options.max_samples
-        if len(request.samples) > most:
-            raise _RefusedError(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{len(request.samples)} samples; expected at most {most}"
-            )
-        return score_all(self.server.service.runner, [sample.to_sample() for sample in request.samples])
-
-    def _check_token(self) -> None:
         token = self.server.service.options.token
         given = self.headers.get("Authorization", "")
         if token is not None and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
             raise _RefusedError(HTTPStatus.UNAUTHORIZED, "expected Authorization: Bearer TOKEN")
+        # Web pages can post other content types to this machine without a preflight request.
+        if self.headers.get_content_type() != "application/json":
+            raise _RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "expected Content-Type: application/json")
 
     def _length(self) -> int:
         """Returns the length of the body in bytes."""
@@ -225,11 +240,5 @@ class _Handler(BaseHTTPRequestHandler):
             raise _RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"more than {most} bytes")
         return int(text)
 
-    def _send(self, status: HTTPStatus, body: Mapping[str, Any] | ScoreReply) -> None:
-        data = body.model_dump_json().encode() if isinstance(body, ScoreReply) else json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(data)
+    def _send(self, status: HTTPStatus, body: Mapping[str, str]) -> None:
+        self.send(status, "application/json", json.dumps(body).encode())

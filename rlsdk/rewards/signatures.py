@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import Any
 
 from rlsdk.interfaces import ConfigError, RewardSample, nearest
+from rlsdk.rewards.outcomes import values_in_order
 
 
 class Form(StrEnum):
@@ -35,6 +36,8 @@ GIVEN = {
     Form.VERL: frozenset({"data_source", "solution_str", "ground_truth", "extra_info"}),
 }
 """Parameters of a form that are always available; further parameters of TRL functions are columns of the rows."""
+BATCH_OF = "completions"
+"""What TRL functions get several of, for messages."""
 NOT_GIVEN = frozenset({"completion_ids", "trainer_state", "log_extra", "log_metric", "environments"})
 """Parameters that only TRL's own trainer can pass."""
 
@@ -110,7 +113,7 @@ def check_form(
 
 def _trl(function: Callable[..., Any], takes: set[str] | None) -> Callable[..., Any]:
     @functools.wraps(function)
-    def call(samples: Sequence[RewardSample], **options: Any) -> list[float]:
+    def call(samples: Sequence[RewardSample], **options: Any) -> Any:
         columns = dict.fromkeys(key for sample in samples for key in sample.row)
         given: dict[str, Any] = {name: [sample.row.get(name) for sample in samples] for name in columns}
         given |= options
@@ -119,9 +122,11 @@ def _trl(function: Callable[..., Any], takes: set[str] | None) -> Callable[..., 
         values = function(**{name: value for name, value in given.items() if takes is None or name in takes})
         if inspect.iscoroutine(values):
             values = asyncio.run(values)
+        values = values_in_order(values, len(samples), BATCH_OF)
         return [0.0 if value is None else value for value in values]
 
     call.batched = True  # type: ignore[attr-defined]  # the mark of a `BatchRewardFn`
+    call.batch_of = BATCH_OF  # type: ignore[attr-defined]
     return call
 
 

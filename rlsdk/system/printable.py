@@ -57,6 +57,11 @@ def described(error: BaseException, limit: int = MESSAGE_CHARS) -> str:
     return printable(f"{_type_name(error)}: {text}" if text else _type_name(error), limit)
 
 
+def encodable(text: str) -> str:
+    """The text with lone surrogates replaced by U+FFFD, so that UTF-8 and JSON can carry it; pairs are joined."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def json_line(value: object) -> str:
     """One line of JSON that is harmless in a terminal and reads back equal."""
     return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import itertools
 import math
 import os
 import resource
@@ -18,6 +19,8 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
+
+import numpy as np
 
 from rlsdk.interfaces import RewardSample
 from rlsdk.rewards import prepared_by
@@ -178,7 +181,47 @@ def forgets_one(samples: Sequence[RewardSample]) -> list[float]:
     return [1.0 for sample in samples if sample.response != "forgotten"]
 
 
-BATCHED: tuple[Any, ...] = (all_lengths, group_size, all_misbehave, forgets_one)
+def ranked(samples: Sequence[RewardSample]) -> Any:
+    """Compares its samples; the responses of the first say what it returns, and what goes wrong."""
+    how, scores = samples[0].response, [float(len(samples))] * len(samples)
+    forms: dict[str, Any] = {
+        "one": scores[:1], "more": [*scores, 1.0], "endless": itertools.repeat(1.0), "set": {1.0, 2.0},
+        "dict": dict.fromkeys(range(4), 1.0), "text": "1" * len(samples), "bytes": bytes(len(samples)),
+        "number": 1.0, "nothing": None, "generator": iter(scores), "array": np.array(scores),
+        "column": np.array([scores]).T[:, 0], "unshowable": [*scores[:-1], Unshowable()],
+    }  # fmt: skip
+    return forms[how]
+
+
+class Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class RudeError(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+    def __eq__(self, other: object) -> bool:
+        raise KeyboardInterrupt
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def rude(sample: RewardSample) -> float:
+    """Errors that cannot be described, and texts that cannot be encoded."""
+    if sample.response == "rude":
+        raise RudeError from RudeError()
+    if sample.response == "surrogate":
+        raise ValueError("\ud800 in the text")
+    if sample.response == "huge":
+        return 1e300
+    if sample.response == "nan":
+        return float("nan")
+    return float(len(sample.response))
+
+
+BATCHED: tuple[Any, ...] = (all_lengths, group_size, all_misbehave, forgets_one, ranked)
 for function in BATCHED:
     function.batched = True
 

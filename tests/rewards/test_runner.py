@@ -163,10 +163,63 @@ def test_a_batched_function_that_hangs_is_tried_one_by_one(start: Start) -> None
     check_attribution(start("all_misbehave", limits=limits).score([sample(r) for r in responses]), responses)
 
 
-def test_a_batched_function_that_forgets_a_sample_loses_that_one(start: Start) -> None:
+def test_a_batched_function_that_forgets_a_sample_fails_by_name_and_is_not_called_again(start: Start) -> None:
     result = start("forgets_one").score([sample("a"), sample("forgotten"), sample("b")])
-    assert result.valid.tolist() == [True, False, True]
-    assert result.failures == {"exception": 1}
+    assert not result.valid.any()
+    assert result.failures == {"type": 3}
+    assert result.examples[0].message.startswith("3 samples, 2 scores; expected 3 values, one for each of the samples")
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("one", "4 samples, 1 score; expected 4 values"),
+        ("more", "4 samples, more than 4 scores"),
+        ("endless", "4 samples, more than 4 scores"),
+        ("dict", "the function gave a dict; expected 4 values"),
+        ("set", "the function gave a set"),
+        ("text", "the function gave a str"),
+        ("bytes", "the function gave a bytes"),
+        ("number", "the function gave a float"),
+        ("nothing", "the function gave a NoneType"),
+    ],
+)
+def test_what_is_not_one_value_a_sample_fails_the_whole_batch(start: Start, how: str, message: str) -> None:
+    result = start("ranked").score([sample(how)] * 4)
+    assert result.failures == {"type": 4}
+    assert result.examples[0].message.startswith(message)
+
+
+@pytest.mark.parametrize("how", ["generator", "array", "column"])
+def test_any_ordered_values_are_taken_as_they_are(start: Start, how: str) -> None:
+    result = start("ranked").score([sample(how)] * 4)
+    assert result.scores.tolist() == [4.0] * 4
+    assert not [notice for notice in result.notices if "one by one" in notice]
+
+
+def test_a_value_that_cannot_be_shown_costs_its_own_sample_of_a_batch(start: Start) -> None:
+    result = start("ranked").score([sample("unshowable")] * 4)
+    assert result.scores.tolist() == [4.0, 4.0, 4.0, 0.0]
+    assert result.failures == {"type": 1}
+
+
+def test_a_batch_that_is_graded_one_by_one_is_noted_with_the_reason(start: Start) -> None:
+    result = start("all_misbehave").score([sample(text) for text in ("fine", "raise", "fine")])
+    (notice,) = [notice for notice in result.notices if "one by one" in notice]
+    assert re.search(
+        r"a batch of 3 is graded one by one with 'all_misbehave': ZeroDivisionError: .*functions.py", notice
+    )
+
+
+def test_an_error_without_a_text_costs_its_own_sample_and_no_process(start: Start) -> None:
+    runner = start("rude")
+    pids = runner.score([sample("ab")]) and runner.pids
+    result = runner.score([sample(text) for text in ("ab", "rude", "surrogate", "abc")])
+    assert result.scores.tolist() == [2.0, 0.0, 0.0, 3.0]
+    assert result.failures == {"exception": 2}
+    assert "RudeError" in result.examples[0].message
+    assert result.examples[1].message.startswith(r"ValueError: \ud800 in the text")
+    assert runner.pids == pids
 
 
 def test_when_no_process_can_be_kept_alive_the_rest_fails_and_nothing_hangs(start: Start) -> None:

@@ -11,8 +11,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +140,124 @@ def test_a_client_that_says_nothing_does_not_hold_the_server(server: RewardServe
         assert silent.recv(100) == b""
 
 
+def trickle(server: RewardServer, head: bytes = b"") -> socket.socket:
+    """A client that sends a byte now and then, until its connection is closed."""
+    client = socket.create_connection(("127.0.0.1", port_of(server)), timeout=10)
+    client.sendall(head or b"POST /score HTTP/1.1\r\nX-Slow: ")
+
+    def send() -> None:
+        with suppress(OSError):
+            while True:
+                client.sendall(b"x")
+                time.sleep(0.05)
+
+    threading.Thread(target=send, daemon=True).start()
+    return client
+
+
+def port_of(server: RewardServer) -> int:
+    return int(server.url.removesuffix("/score").rpartition(":")[2])
+
+
+def body_head(length: int) -> bytes:
+    head = "POST /score HTTP/1.1\r\nAuthorization: Bearer t0ken\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {length}\r\n\r\n".encode()
+
+
+@pytest.mark.parametrize("head", [b"", body_head(4000)], ids=["headers", "body"])
+def test_a_request_has_one_deadline_however_it_trickles(server: RewardServer, head: bytes) -> None:
+    began = time.monotonic()
+    with trickle(server, head) as client:
+        assert client.recv(100) == b""
+    assert 0.4 < time.monotonic() - began < 3.0
+
+
+def test_clients_that_trickle_take_no_place_from_others_and_no_time_at_the_end() -> None:
+    with served("length", "functions.py", max_requests=2, max_connections=8, timeout_s=60.0) as server:
+        clients = [trickle(server, head) for head in (b"", body_head(4000)) * 10]
+        assert ask(server.url, ["abc"]).scores.tolist() == [3.0]
+        began = time.monotonic()
+    assert time.monotonic() - began < 3.0
+    for client in clients:
+        client.close()
+
+
+def test_the_largest_of_too_many_bytes_is_closed_and_others_are_served() -> None:
+    with served("length", "functions.py", max_requests=1, max_request_bytes=100_000, timeout_s=60.0) as server:
+        large, larger = (trickle(server, body_head(99_000) + b" " * count) for count in (60_000, 70_000))
+        assert ask(server.url, ["abc"]).scores.tolist() == [3.0]
+        assert larger.recv(1) == b""
+        large.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            large.recv(1)
+        large.close()
+        larger.close()
+
+
+def test_a_request_in_progress_has_a_grace_at_the_end_and_no_more() -> None:
+    with served("slow", "functions.py", grace_s=0.5) as server:
+        body = json.dumps({"samples": [ONE] * 40}).encode()
+        client = socket.create_connection(("127.0.0.1", port_of(server)), timeout=10)
+        client.sendall(body_head(len(body)) + body)
+        time.sleep(0.3)
+        began = time.monotonic()
+    assert time.monotonic() - began < 3.0
+    assert client.recv(100) == b""
+    client.close()
+
+
+@pytest.mark.parametrize("bad", ["surrogate", "rude", "nan", "huge", "\ud800"])
+def test_no_sample_costs_another_its_score(bad: str) -> None:
+    with served("rude", "functions.py") as server:
+        found = ask(server.url, ["abc", bad, "z"], retries=0)
+    assert found.scores.tolist() == [3.0, 1.0 if bad == "\ud800" else 0.0, 1.0]
+    assert found.failed["far"].tolist() == [False, bad != "\ud800", False]
+    assert bad != "surrogate" or r"ValueError: \ud800 in the text" in found.examples[0].message
+
+
+def test_a_sample_that_cannot_be_sent_fails_alone() -> None:
+    deep: Any = 0
+    for _ in range(400):
+        deep = [deep]
+    samples = [made("abc"), replace(made("de"), extra={"call": deep}), replace(made("f"), row={"big": 10**5000})]
+    with served("length", "functions.py") as server:
+        scorer = RemoteScorer(RewardDef(name="far", target=server.url), RemoteOptions(retries=0), RewardLimits())
+        try:
+            found = scorer.submit([*samples, made("z")]).result(30)
+        finally:
+            scorer.close()
+    assert found.scores.tolist() == [3.0, 0.0, 0.0, 1.0]
+    assert "the sample cannot be sent: " in found.examples[0].message
+
+
+def test_other_clients_may_send_what_strict_parsers_refuse(server: RewardServer) -> None:
+    deep: Any = 0
+    for _ in range(300):
+        deep = [deep]
+    samples = [{**ONE, "response": "\ud800", "row": {"\udfff": "x"}}, {**ONE, "extra": {"deep": deep}}, ONE]
+    status, found = post(server, json.dumps({"samples": samples}).encode())
+    assert status == 200
+    first, second, third = found["results"]
+    assert (first["score"], third["score"]) == (0.5, 0.5)
+    assert second["error"] == "this sample cannot be graded: JSON that nests more than 150 levels"
+
+
+def test_an_unexpected_error_answers_500_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(RewardRunner):
+        def submit(self, samples: Any) -> Any:
+            raise LookupError("an error \x1b[31m that nobody expected")
+
+    with Broken([RewardDef(name="it", target=f"{HERE}/functions.py:length")]) as runner:
+        server = RewardServer(runner, ServeOptions(port=0))
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        status, found = post(server, json.dumps({"samples": [ONE]}).encode())
+        server.stop()
+        thread.join(20)
+    assert (status, found) == (500, {"error": "unexpected LookupError; the log of the service has the details"})
+    assert "LookupError: an error \\x1b[31m that nobody expected" in caplog.text
+
+
 def test_more_requests_at_once_than_allowed_are_told_to_come_again() -> None:
     with served("slow", "functions.py", max_requests=1) as server:
         found: list[int] = []
@@ -171,7 +291,8 @@ def test_an_address_that_is_taken_is_named() -> None:
             RewardServer(RewardRunner([RewardDef(name="a", target="m:f")]), ServeOptions(port=port))
 
 
-def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path, stop: signal.Signals) -> None:
     """A reward with options of a configuration file; the token comes from the environment and is printed nowhere."""
     config = tmp_path / "rewards.yaml"
     name = f"{HERE}/functions.py:answer_is_right"
@@ -193,8 +314,11 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
         scorer = RemoteScorer(RewardDef(name="far", target=found[1]), options, RewardLimits())
         assert scorer.submit([sample]).result(30).scores.tolist() == [7.0]
         scorer.close()
-        process.send_signal(signal.SIGTERM)
-        rest = process.communicate(timeout=30)[0]
+        port = int(found[1].removesuffix("/score").rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as silent:
+            silent.sendall(b"POST /score HTTP/1.1\r\n")
+            process.send_signal(stop)
+            rest = process.communicate(timeout=15)[0]
         assert process.returncode == 0
         assert "s3cret" not in said + rest
     finally:

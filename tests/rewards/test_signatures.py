@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlsdk.interfaces import ConfigError, RewardSample
-from rlsdk.rewards import RewardDef, RewardRunner
+from rlsdk.rewards import RewardDef, RewardLimits, RewardRunner
 from rlsdk.rewards.inspection import inspect_target
 from rlsdk.rewards.load import load_function
 from rlsdk.rewards.signatures import Form
@@ -33,6 +33,13 @@ def trl_narrow(completions, solution):
 async def trl_async(completions, **kwargs):
     await asyncio.sleep(0)
     return [2.0 for _ in completions]
+
+
+def trl_best(completions, **kwargs):
+    # a score for the best of a group only, whatever the group
+    with open(kwargs["calls"][0], "a") as calls:
+        calls.write(f"{len(completions)} ")
+    return [1.0]
 
 
 def needs_ids(completions, completion_ids):
@@ -81,6 +88,19 @@ def test_functions_of_trl_get_completions_and_columns(file: Path) -> None:
     assert graded(file, "trl", samples) == [1.0, 0.0]  # None counts as 0
     assert graded(file, "trl_narrow", samples) == [0.0, 0.0]
     assert graded(file, "trl_async", samples) == [2.0, 2.0]
+
+
+def test_a_wrong_number_of_scores_is_a_failure_by_name_and_the_function_is_called_once(
+    file: Path, tmp_path: Path
+) -> None:
+    calls = tmp_path / "calls"
+    rewards = [RewardDef(name="best", target=f"{file}:trl_best")]
+    with RewardRunner(rewards, RewardLimits(allow_writes=True)) as runner:
+        result = runner.score([sample(str(at), calls=str(calls)) for at in range(8)])
+    assert not result.valid.any()
+    assert result.failures == {"type": 8}
+    assert result.examples[0].message.startswith("8 completions, 1 score; expected 8 values")
+    assert calls.read_text() == "8 "
 
 
 def test_where_the_prompt_is_a_chat_completions_are_messages(file: Path) -> None:

@@ -7,15 +7,18 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rlsdk.interfaces import ConfigError
+from rlsdk.system.bounded_http import ConnectionLimits
 from rlsdk.views.report.live import LOOPBACK, LivePage, LiveServer
 
 
@@ -106,3 +109,57 @@ def test_the_command_says_where_and_ctrl_c_ends_it_quietly(tmp_path: Path) -> No
         finally:
             process.kill()
     assert (process.returncode, errors) == (0, "")
+
+
+def test_a_client_that_trickles_is_cut_and_holds_no_page_back(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with LiveServer(LivePage(tmp_path / "run")) as server:
+        server.limits = ConnectionLimits(transfer_s=0.5, connections=4)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            clients = [socket.create_connection((LOOPBACK, server.server_address[1]), timeout=20) for _ in range(12)]
+            for client in clients:
+                client.sendall(b"GET / HTTP/1.1\r\n")
+            assert ask(server, "/")[0] == 200
+            began = time.monotonic()
+            for client in clients:
+                while time.monotonic() - began < 20 and not is_closed(client):
+                    time.sleep(0.05)
+                client.close()
+            assert time.monotonic() - began < 5
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def is_closed(client: socket.socket) -> bool:
+    try:
+        client.sendall(b"x")
+        client.settimeout(0.01)
+        return client.recv(1) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+def test_an_unexpected_error_of_a_page_answers_500_and_is_logged(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def whole() -> str:
+        raise LookupError("nobody expected this")
+
+    monkeypatch.setattr(server.page, "whole", whole)
+    status, text = ask(server, "/")
+    assert (status, text) == (500, "unexpected LookupError; the log of this server has the details\n")
+    assert "LookupError: nobody expected this" in caplog.text
+
+
+def test_a_page_with_text_that_cannot_be_encoded_is_shown(server: LiveServer) -> None:
+    (server.page.run_dir / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
+    (server.page.run_dir / "samples.jsonl").write_text(
+        json.dumps({"step": 1, "prompt": "p\ud800", "response": "\udfff r", "score": 1.0}) + "\n"
+    )
+    assert ask(server, "/")[0] == 200
+    assert ask(server, "/news?after=x")[0] == 200

@@ -6,12 +6,13 @@ import json
 import threading
 from collections.abc import Mapping
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from rlsdk.interfaces import ConfigError
+from rlsdk.system.bounded_http import BoundedHandler, BoundedServer, ConnectionLimits
+from rlsdk.system.printable import encodable
 from rlsdk.trainer.pool_times import FILE as TIMELINE_FILE
 from rlsdk.trainer.run_folder import CONFIG_FILE, HISTORY_FILE
 from rlsdk.trainer.trackers import METRICS_FILE, SAMPLES_FILE
@@ -24,7 +25,7 @@ LOOPBACK = "127.0.0.1"
 NEWS = "/news"
 FILES = (METRICS_FILE, SAMPLES_FILE, CONFIG_FILE, HISTORY_FILE, TIMELINE_FILE)
 REQUEST_S = 10.0
-"""Seconds after which a silent connection is closed."""
+"""Seconds for a whole request to arrive, and for the whole page to be read."""
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -89,14 +90,12 @@ class LivePage:
         return title_of(record.settings, record.name), *run_page(record)
 
 
-class LiveServer(ThreadingHTTPServer):
+class LiveServer(BoundedServer):
     """Listens on the loopback interface only. No token: every account on this machine can read the page.
 
     Requests with another host name are refused: otherwise a web page whose name resolves to this machine ("DNS
     rebinding") could read the run.
     """
-
-    daemon_threads = True
 
     def __init__(self, page: LivePage, port: int = 0) -> None:
         """
@@ -108,7 +107,7 @@ class LiveServer(ThreadingHTTPServer):
             ConfigError: the port is taken.
         """
         try:
-            super().__init__((LOOPBACK, port), _Handler)
+            super().__init__((LOOPBACK, port), _Handler, ConnectionLimits(transfer_s=REQUEST_S, request_bytes=1 << 20))
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(
@@ -127,12 +126,11 @@ class LiveServer(ThreadingHTTPServer):
         return frozenset(f"{name}:{port}" for name in (LOOPBACK, "localhost"))
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(BoundedHandler):
     server: LiveServer
-    timeout = REQUEST_S
-    server_version, sys_version = "rlsdk", ""
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - the name that `http.server` calls
+        self.server.end_request(self.request)
         if self.headers.get("Host", "").lower() not in self.server.hosts:
             self._answer(HTTPStatus.FORBIDDEN, "text/plain", "this server answers under its own address only\n")
             return
@@ -152,14 +150,4 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", "there is one page here: /\n")
 
     def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
-        body = text.encode()
-        self.send_response(status)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        for name, value in HEADERS.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """No logging, as pages poll every two seconds."""
+        self.send(status, f"{kind}; charset=utf-8", encodable(text).encode(), HEADERS)

@@ -40,8 +40,7 @@ class AnswerServer:
 
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
-                self.request.settimeout(TALK_S)
-                take(self.request)
+                take(self.request, time.monotonic() + TALK_S)
 
         class Server(socketserver.ThreadingTCPServer):
             daemon_threads = True
@@ -78,12 +77,12 @@ class AnswerServer:
         self._server.shutdown()
         self._server.server_close()
 
-    def _take(self, connection: socket.socket) -> None:
-        head = _received(connection, _NUMBER_BYTES + _TAG_BYTES)
+    def _take(self, connection: socket.socket, deadline: float) -> None:
+        head = _received(connection, _NUMBER_BYTES + _TAG_BYTES, deadline)
         number, tag = head[:_NUMBER_BYTES], head[_NUMBER_BYTES:]
         if not hmac.compare_digest(tag, _tag(self._key, number)) or int.from_bytes(number, "big") not in self._came:
             return
-        message = _received(connection, MAX_BYTES)
+        message = _received(connection, MAX_BYTES, deadline)
         tag, data = message[:_TAG_BYTES], message[_TAG_BYTES:]
         if not hmac.compare_digest(tag, _tag(self._key, number + data)):
             return
@@ -120,12 +119,22 @@ def send(address: Address, data: bytes) -> None:
         connection.sendall(number + _tag(key, number) + _tag(key, number + data) + data)
 
 
-def _received(connection: socket.socket, count: int) -> bytes:
-    """The next `count` bytes, or fewer if the other end closes the connection."""
+def _received(connection: socket.socket, count: int, deadline: float) -> bytes:
+    """The next `count` bytes, or fewer if the other end closes the connection.
+
+    Raises:
+        TimeoutError: they did not arrive until `deadline` (monotonic seconds), however they trickle.
+    """
     parts = []
-    while count > 0 and (part := connection.recv(min(count, 1 << 20))):
+    while count > 0:
+        connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+        part = connection.recv(min(count, 1 << 20))
+        if not part:
+            break
         parts.append(part)
         count -= len(part)
+        if time.monotonic() > deadline:
+            raise TimeoutError
     return b"".join(parts)
 
 
