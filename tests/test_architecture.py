@@ -25,7 +25,7 @@ ROOMS: dict[str, set[str]] = {
     "diagnosis": {"interfaces", "registry"},
     "config": {"interfaces", "registry"},
     "algorithms": {"interfaces"},
-    "rollouts": {"interfaces"},
+    "rollouts": {"interfaces", "kit"},
     "data": {"interfaces", "registry"},
     "rewards": {"interfaces", "registry"},
     "sharding": {"interfaces", "kit"},

@@ -35,6 +35,11 @@ def load_model_config(spec: ModelSpec) -> PretrainedConfig:
         ) from error
 
 
+def model_vocabulary(spec: ModelSpec) -> int:
+    """Number of token ids that a model knows, by its `config.json`."""
+    return int(load_model_config(spec).get_text_config().vocab_size)
+
+
 def torch_dtype(spec: ModelSpec) -> torch.dtype:
     """`ModelSpec.dtype`, as torch has it.
 

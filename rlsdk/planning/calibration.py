@@ -12,7 +12,7 @@ from rlsdk.config.declared import declared_fields
 from rlsdk.interfaces import BackendKind, ConfigError
 from rlsdk.planning.rates import FORWARD_SPEEDUP
 from rlsdk.registry import Registry
-from rlsdk.trainer.step_times import phase_names
+from rlsdk.trainer.step_times import has_own_time, phase_names
 from rlsdk.trainer.trackers import read_metrics
 
 FAR = 4.0
@@ -87,7 +87,7 @@ def read_calibration(run_dir: Path, registry: Registry) -> Calibration:
         ConfigError: they are missing, or contain fewer than two steps.
     """
     config_file = run_dir / "config.yaml"
-    steps = [line for line in read_metrics(run_dir) if "time/step_s" in line]
+    steps = [line for line in read_metrics(run_dir) if "time/step_s" in line and has_own_time(line)]
     if not config_file.is_file() or len(steps) < 2:
         raise ConfigError(
             f"--calibration {str(run_dir)!r}: expected a run's folder with config.yaml and metrics.jsonl of two "

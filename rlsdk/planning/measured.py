@@ -16,6 +16,7 @@ from rlsdk.interfaces import ConfigError
 from rlsdk.planning.rates import FORWARD_SPEEDUP, Rates
 from rlsdk.rollouts.journal import FOLDER, lines
 from rlsdk.rollouts.records import trajectory_from
+from rlsdk.trainer.step_times import has_own_time
 
 SKIPPED = 0.25
 """Share of the first steps that are skipped, in which caches, memory and processes warm up."""
@@ -64,7 +65,8 @@ def measured_rates(
         ConfigError: the run has no journal, no metrics of steps, or is not synchronous.
     """
     steps, updates = read_steps(run_dir / FOLDER)
-    timed = {int(m["step"]): m for m in metrics if "time/rollout_s" in m and m.get("response/tokens_max", 0) > 0}
+    known = [m for m in metrics if "time/rollout_s" in m and m.get("response/tokens_max", 0) > 0]
+    timed = {int(m["step"]): m for m in known if has_own_time(m)}
     if not steps or not timed:
         raise ConfigError(f"{str(run_dir)!r} has no journal with samples, or no metrics.jsonl with steps")
     if any(m.get("schedule/staleness_max", 0) > 0 for m in timed.values()):
@@ -151,13 +153,19 @@ def training_s(step: int, timed: Mapping[int, Mapping[str, float]], updates: Map
 
 
 def read_steps(folder: Path) -> tuple[dict[int, StepSamples], dict[int, float]]:
-    """Reads a journal: the samples of each step for which they were started, and when its update was done."""
+    """Reads a journal: the samples of each step for which they were started, and when its update was done. Steps that
+    a resume repeats or continues are left out, and the last update before it: the time between is not that of a step.
+    """
     starts: dict[int, float] = {}
+    torn = set[int]()
     step_of: dict[int, int] = {}
     found: dict[int, list[tuple[float, int]]] = {}
     updates: dict[int, float] = {}
     for line in lines(folder):
         match line["event"]:
+            case "open" if line["begins"]:
+                torn |= {step for step in starts if step > int(line["step"])}
+                updates = {step: at for step, at in updates.items() if step < int(line["step"])}
             case "start":
                 step = int(line["step"])
                 starts.setdefault(step, float(line.get("at", 0.0)))
@@ -169,6 +177,7 @@ def read_steps(folder: Path) -> tuple[dict[int, StepSamples], dict[int, float]]:
     steps = {
         step: StepSamples(start=starts[step], ends=[at for at, _ in samples], lengths=[length for _, length in samples])
         for step, samples in found.items()
+        if step not in torn
     }
     return steps, {step: at for step, at in updates.items() if at}
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rlsdk.kit.output import OutputError
 from rlsdk.rollouts.events import Sampled
 from rlsdk.rollouts.group import Group, GroupTask, Sample
 
@@ -29,7 +30,11 @@ class Record(Protocol):
         ...
 
     def put_down(self) -> None:
-        """Writes the recorded samples; called after samples that arrived together."""
+        """Writes the recorded samples; called after samples that arrived together.
+
+        Raises:
+            OutputError: they cannot be written.
+        """
         ...
 
 
@@ -63,7 +68,7 @@ class Recording:
         groups, self._groups = self._groups, []
         try:
             self._record.put_down()
-        except OSError as error:
+        except OutputError as error:
             self._into.put(error)
             return
         for group in groups:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
@@ -44,21 +46,26 @@ def record_of(sample: Sample, prompt_ids: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def trajectory_from(record: Mapping[str, Any], prompt_ids: Sequence[int]) -> Trajectory | None:
+def trajectory_from(
+    record: Mapping[str, Any], prompt_ids: Sequence[int], vocabulary: int | None = None
+) -> Trajectory | None:
     """The trajectory of a record; None: its rollouter failed.
 
+    Args:
+        record: of `record_of`.
+        prompt_ids: prompt of its group.
+        vocabulary: number of token ids of the model; None: unknown.
+
     Raises:
-        CheckpointError: the record is damaged.
+        CheckpointError: the record is damaged: not what `record_of` makes, an id beyond the vocabulary, or a log-prob
+            that is not finite.
     """
-    if record["spans"] is None:
-        return None
-    try:
-        spans = [Span.given(prompt_ids) if span is None else _span_from(span) for span in record["spans"]]
-        return Trajectory(
-            spans=tuple(spans), finish_reason=FinishReason(record["reason"]), info=dict(record.get("info", {}))
-        )
-    except (KeyError, TypeError, ValueError, RlsdkError, binascii.Error) as error:
-        raise _damaged(error) from error
+    with _checked():
+        if record["spans"] is None:
+            return None
+        spans = [Span.given(prompt_ids) if span is None else _span_from(span, vocabulary) for span in record["spans"]]
+        info = {str(name): float(value) for name, value in record.get("info", {}).items()}
+        return Trajectory(spans=tuple(spans), finish_reason=FinishReason(record["reason"]), info=info)
 
 
 def unfinished_record(request: GenerationRequest, output: GenerationOutput) -> dict[str, Any]:
@@ -67,15 +74,16 @@ def unfinished_record(request: GenerationRequest, output: GenerationOutput) -> d
     return {"seed": request.sampling.seed, "sample": output.sample_index, "span": _span(span)}
 
 
-def unfinished_from(record: Mapping[str, Any]) -> GenerationOutput:
-    """The output of a record, for a request that has no id yet.
+def unfinished_from(record: Mapping[str, Any], vocabulary: int | None = None) -> GenerationOutput:
+    """The output of a record, for a request that has no id yet; see `trajectory_from`.
 
     Raises:
         CheckpointError: the record is damaged.
     """
-    try:
-        span = _span_from(record["span"])
-        assert span.log_probs is not None
+    with _checked():
+        span = _span_from(record["span"], vocabulary)
+        if span.log_probs is None:
+            raise ValueError("a stopped sample without log-probs")
         return GenerationOutput(
             request_id="",
             sample_index=int(record["sample"]),
@@ -84,8 +92,6 @@ def unfinished_from(record: Mapping[str, Any]) -> GenerationOutput:
             finish_reason=FinishReason.ABORT,
             versions=span.versions,
         )
-    except (KeyError, TypeError, ValueError, AssertionError, RlsdkError, binascii.Error) as error:
-        raise _damaged(error) from error
 
 
 def grade_from(record: Mapping[str, Any]) -> Grade:
@@ -94,12 +100,24 @@ def grade_from(record: Mapping[str, Any]) -> Grade:
     Raises:
         CheckpointError: the record is damaged, or of another version of rlsdk.
     """
-    try:
+    with _checked():
         values = {name: _from_plain(value) for name, value in record["grade"].items()}
         values["failures"] = tuple(Failure(**failure) for failure in values.get("failures", ()))
-        return Grade(**values)
-    except (KeyError, TypeError, ValueError, binascii.Error) as error:
-        raise _damaged(error) from error
+        grade = Grade(**values)
+        _check_grade(grade)
+        return grade
+
+
+def _check_grade(grade: Grade) -> None:
+    numbers = [grade.score, *grade.terms.values(), *grade.metrics.values()]
+    wrong = [number for number in numbers if isinstance(number, bool) or not isinstance(number, int | float)]
+    tokens = grade.token_scores
+    if wrong or any(map(math.isnan, numbers)):
+        raise ValueError(f"a grade with the numbers {numbers}")
+    if tokens is not None and (not isinstance(tokens, np.ndarray) or np.isnan(tokens).any()):
+        raise ValueError("token scores that are not numbers")
+    if not isinstance(grade.valid, bool) or not isinstance(grade.substituted, bool):
+        raise ValueError(f"valid is {grade.valid!r}, substituted is {grade.substituted!r}")
 
 
 def _grade(grade: Grade) -> dict[str, Any]:
@@ -126,14 +144,20 @@ def _span(span: Span) -> dict[str, Any]:
     return found
 
 
-def _span_from(record: Mapping[str, Any]) -> Span:
+def _span_from(record: Mapping[str, Any], vocabulary: int | None) -> Span:
     ids = _decoded(record["ids"], "<i4").astype(np.int64)
+    if len(ids) and (ids.min() < 0 or (vocabulary is not None and ids.max() >= vocabulary)):
+        most = "" if vocabulary is None else f" to {vocabulary - 1}"
+        raise ValueError(f"token ids from {ids.min()} to {ids.max()}; the model knows 0{most}")
     if "log_probs" not in record:
         return Span(token_ids=ids)
     log_probs = _decoded(record["log_probs"], "<f4").astype(np.float32)
     runs = tuple(VersionRun(int(version), int(count)) for version, count in record["versions"])
-    if len(log_probs) != len(ids) or sum(run.num_tokens for run in runs) != len(ids):
+    counts = [run.num_tokens for run in runs]
+    if len(log_probs) != len(ids) or sum(counts) != len(ids) or min(counts, default=0) < 0:
         raise ValueError(f"{len(ids)} tokens with {len(log_probs)} log-probs and versions of {runs}")
+    if not np.isfinite(log_probs).all():
+        raise ValueError(f"log-prob {log_probs[~np.isfinite(log_probs)][0]} of a sampled token; expected a number")
     return Span(token_ids=ids, log_probs=log_probs, versions=runs)
 
 
@@ -173,11 +197,16 @@ def _decoded(text: str, dtype: str) -> NDArray[Any]:
     return np.frombuffer(base64.b64decode(text, validate=True), dtype)
 
 
-def _damaged(error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"a sample of the journal cannot be read ({type(error).__name__}: {error}): it is damaged, or of another "
-        "version of rlsdk. `--schedule.journal none` goes on without it: what was not trained is made again"
-    )
+@contextmanager
+def _checked() -> Iterator[None]:
+    """Turns the error of a record that is not what rlsdk writes into a `CheckpointError`."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, RlsdkError) as error:
+        raise CheckpointError(
+            f"a sample of the journal cannot be read ({type(error).__name__}: {error}): it is damaged, or of another "
+            "version of rlsdk. `--schedule.journal none` goes on without it: what was not trained is made again"
+        ) from error
 
 
 _EMPTY_GRADE = {field.name: getattr(Grade(), field.name) for field in fields(Grade) if field.name != "score"}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rlsdk.config import RunConfig, comparable_log_probs
 from rlsdk.data import PromptStream
 from rlsdk.interfaces import Algorithm, BackendKind, SyncReport, Trajectory
+from rlsdk.kit.hf import model_vocabulary
 from rlsdk.registry import Registry
 from rlsdk.rollouts import RolloutStream
 from rlsdk.rollouts.journal import FOLDER
@@ -64,7 +65,7 @@ def rl_stage(config: RunConfig, registry: Registry, run_inputs: RunInputs, sessi
         config, run_inputs.eval_prompts, run_inputs.sampling, stream, session.rollout.spec.log_prob_kind
     )
     return RlStage(
-        _source(config, run_inputs, stream, publisher, algorithm),
+        _source(config, run_inputs, stream, publisher, algorithm, vocabulary_of(session, run_inputs)),
         PolicyLearner(session, algorithm, learner_options(config, session), state, view),
         phase,
         publisher,
@@ -101,7 +102,12 @@ def _sampling(
 
 
 def _source(
-    config: RunConfig, run_inputs: RunInputs, stream: RolloutStream, publisher: Publisher, algorithm: Algorithm
+    config: RunConfig,
+    run_inputs: RunInputs,
+    stream: RolloutStream,
+    publisher: Publisher,
+    algorithm: Algorithm,
+    vocabulary: int,
 ) -> GroupSource:
     """Builds the source of each step's groups."""
     return GroupSource(
@@ -115,7 +121,7 @@ def _source(
         schedule=config.schedule,
         accept=lambda group: algorithm.accepts(scores_of(group)),
         max_groups_per_step=algorithm.max_groups,
-        history=_history(config, run_inputs),
+        history=_history(config, run_inputs, vocabulary),
         times=run_inputs.output.run_dir / TIMES_FILE,
     )
 
@@ -197,22 +203,29 @@ def text_of(run_inputs: RunInputs) -> Callable[[Trajectory], str]:
     return lambda trajectory: codec.decode(without_stop(trajectory.response_ids, stops))
 
 
-def _history(config: RunConfig, run_inputs: RunInputs) -> History:
+def vocabulary_of(session: Session, run_inputs: RunInputs) -> int:
+    """Number of token ids that samples of the policy may have."""
+    return max(model_vocabulary(session.actor.role.model), len(run_inputs.tokenizer))
+
+
+def _history(config: RunConfig, run_inputs: RunInputs, vocabulary: int) -> History:
     return History(
         None if config.schedule.journal == "none" else run_inputs.output.run_dir / FOLDER,
         made_by=_made_by(config),
         keep=config.schedule.keeps,
         text_of=text_of(run_inputs),
+        vocabulary=vocabulary,
+        notice=run_inputs.output.view.notice,
     )
 
 
-def _made_by(config: RunConfig) -> str:
+def _made_by(config: RunConfig) -> dict[str, str]:
     """Digest of all settings on which samples and grades depend."""
     sampling = config.model_dump(
         mode="json", include={"model", "data", "rewards", "reward_models", "rollout", "schedule", "algorithm", "train"}
     )
     sampling["trainer"] = [config.trainer.seed, config.trainer.prompts_per_step, config.trainer.samples_per_prompt]
-    return hashlib.sha256(json.dumps(sampling, sort_keys=True).encode()).hexdigest()[:16]
+    return {"all": hashlib.sha256(json.dumps(sampling, sort_keys=True).encode()).hexdigest()[:16]}
 
 
 def _publisher(

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlsdk.interfaces import CheckpointError
 from rlsdk.kit.atomic import atomic_write_text
+from rlsdk.kit.output import AGAIN, way_out
 from rlsdk.trainer.manifest import MANIFEST, read_manifest, seal, sync_folder, wrong_contents, wrong_sizes
 
 __all__ = [
@@ -108,7 +109,10 @@ class CheckpointStore:
                 raise
             sync_folder(self.folder)
         except OSError as error:
-            raise CheckpointError(f"cannot write checkpoint {final}: {error}; earlier ones are untouched") from error
+            raise CheckpointError(
+                f"cannot write checkpoint {final}: {error}; earlier ones are untouched. "
+                f"{way_out(error, final)}, {AGAIN}"
+            ) from error
         self.recover()
         if best is not None:
             self.mark_best(best)
@@ -147,7 +151,8 @@ class CheckpointStore:
             else:
                 atomic_write_text(self.folder / BEST_FILE, record.model_dump_json(indent=1) + "\n")
         except OSError as error:
-            raise CheckpointError(f"cannot write {self.folder / BEST_FILE}: {error}") from error
+            file = self.folder / BEST_FILE
+            raise CheckpointError(f"cannot write {file}: {error}. {way_out(error, file)}, {AGAIN}") from error
 
     def path_of(self, step: int) -> Path:
         """Path of the folder for the checkpoint of a step."""

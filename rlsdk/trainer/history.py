@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 from rlsdk.interfaces import GenerationOutput, Trajectory
 from rlsdk.rollouts import Group, GroupTask, Sample
@@ -12,6 +14,11 @@ from rlsdk.rollouts.collecting import Record
 from rlsdk.rollouts.flights import Kept, SampleSeed
 from rlsdk.rollouts.journal import Journal, Recorded, read_journal
 from rlsdk.rollouts.records import grade_from, trajectory_from, unfinished_from
+
+MOST_NAMED = 8
+"""Most changes that a notice names."""
+MOST_SHOWN = 40
+"""Most characters of a value in a notice."""
 
 
 class History:
@@ -21,20 +28,27 @@ class History:
         self,
         folder: Path | None = None,
         *,
-        made_by: str = "",
+        made_by: Mapping[str, Any] = MappingProxyType({}),
         keep: Literal["resume", "all"] = "resume",
         text_of: Callable[[Trajectory], str] = lambda trajectory: "",
+        vocabulary: int | None = None,
+        notice: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Opens nothing yet.
 
         Args:
             folder: folder of the journal; None: no journal is kept.
-            made_by: digest of all settings that affect samples and grades; entries with another digest are ignored.
+            made_by: all that samples and grades depend on, by name; records made by anything else are not used.
             keep: see `Journal`.
             text_of: returns the text of a journaled trajectory as the rewards saw it.
+            vocabulary: number of token ids of the model; None: ids are not checked.
+            notice: receives a line where records are not used.
         """
-        self._folder, self._made_by, self._text_of = folder, made_by, text_of
-        self._journal = None if folder is None else Journal(folder, made_by=made_by, keep=keep)
+        self._folder, self._made_by, self._text_of = folder, dict(made_by), text_of
+        self._vocabulary, self._notice = vocabulary, notice
+        self._journal = None if folder is None else Journal(folder, made_by=self._made_by, keep=keep)
+        self._is_stale = False
+        """Whether the folder holds the journal of another run."""
         self._recorded = Recorded()
         self.is_resumed = False
 
@@ -48,11 +62,25 @@ class History:
         """Groups of each step before the resume, by step."""
         return self._recorded.trained
 
-    def resume(self, step: int, *, newest_version: int | None = None) -> Mapping[SampleSeed, GenerationOutput]:
-        """Reads the samples that were made after `step`.
+    @property
+    def run(self) -> str | None:
+        """Identity of the run in its journal, which its checkpoints name; None: no journal is kept."""
+        return None if self._journal is None else self._journal.run
+
+    def resume(
+        self,
+        step: int,
+        *,
+        run: str | None = None,
+        needed: Callable[[int], bool] = lambda group: True,
+        newest_version: int | None = None,
+    ) -> Mapping[SampleSeed, GenerationOutput]:
+        """Reads the samples that were made after `step`, and are needed.
 
         Args:
             step: step of the checkpoint.
+            run: identity of the run in the checkpoint; None: it kept no journal, so nothing is of it.
+            needed: see `read_journal`.
             newest_version: samples of newer weights, and the plan, are ignored; None: all are used.
 
         Returns:
@@ -62,17 +90,25 @@ class History:
             CheckpointError: the journal is damaged.
         """
         self.is_resumed = True
-        if self._folder is None:
+        if self._folder is None or self._journal is None:
             return {}
-        self._recorded = read_journal(self._folder, after=step, made_by=self._made_by)
-        if newest_version is not None:
-            self._recorded = self._recorded.no_newer(newest_version)
-        return {key: unfinished_from(one) for key, one in self._recorded.unfinished.items()}
+        found = read_journal(self._folder, after=step, made_by=self._made_by, run=run or "", since=step, needed=needed)
+        self._journal.run = run or self._journal.run
+        self._is_stale = found.is_foreign
+        if text := unused_notice(self._folder, found):
+            self._notice(text)
+        self._recorded = found if newest_version is None else found.no_newer(newest_version)
+        self._journal.follow(found, newest_version)
+        return {key: unfinished_from(one, self._vocabulary) for key, one in self._recorded.unfinished.items()}
 
     def begin(self, step: int) -> None:
-        """Records that this process starts or continues after this step."""
+        """Records that this process starts or continues after this step.
+
+        Raises:
+            OutputError: the journal cannot be written.
+        """
         if self._journal is not None:
-            if not self.is_resumed:
+            if not self.is_resumed or self._is_stale:
                 self._journal.clear()
             self._journal.open(step)
 
@@ -82,7 +118,7 @@ class History:
             return None
         found = {}
         for key, record in self._recorded.samples.pop(task.ordinal).items():
-            trajectory = trajectory_from(record, task.prompt.prompt_ids)
+            trajectory = trajectory_from(record, task.prompt.prompt_ids, self._vocabulary)
             text = "" if trajectory is None else self._text_of(trajectory)
             found[key] = Sample(trajectory=trajectory, text=text, grade=grade_from(record))
         return found
@@ -130,3 +166,20 @@ class History:
     def close(self) -> None:
         if self._journal is not None:
             self._journal.close()
+
+
+def unused_notice(folder: Path, found: Recorded) -> str:
+    """Says why a journal's records are not used; empty if they are."""
+    again = "what was not trained is made again"
+    if found.is_foreign:
+        return f"the samples in {folder} are not used: they are not of the run that wrote the checkpoint; {again}"
+    if not found.differs:
+        return ""
+    shown = [f"{name} ({_shown(then)} -> {_shown(now)})" for name, (then, now) in found.differs.items()]
+    more = f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else ""
+    return f"the samples in {folder} are not used: since then, changed: {', '.join(shown[:MOST_NAMED])}{more}; {again}"
+
+
+def _shown(value: Any) -> str:
+    text = "none" if value is None else json.dumps(value, ensure_ascii=False, sort_keys=True)
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."

@@ -41,7 +41,7 @@ class StepClock:
     def metrics(self) -> dict[str, float]:
         total = time.perf_counter() - self.start
         named = {f"time/{phase}_s": seconds for phase, seconds in self.seconds.items()}
-        return {**named, "time/other_s": total - sum(self.seconds.values()), "time/step_s": total}
+        return {**named, "time/other_s": max(total - sum(self.seconds.values()), 0.0), "time/step_s": total}
 
 
 def batch_metrics(batch: Batch, summary: GradeSummary) -> dict[str, float]:

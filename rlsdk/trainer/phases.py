@@ -26,16 +26,21 @@ class RolloutPhase:
         self._stack = ExitStack()
         self.last_report: SyncReport | None = None
         self._clock = StepClock()
+        self._sampled_from = time.perf_counter()
+        """When this step began to wait for samples: at its start, or once its weights are served."""
 
     @contextmanager
     def clocked(self, clock: StepClock) -> Iterator[None]:
         """Measures the seconds of a step: swapping in and out is `sync`, time until the last sample is finished is
-        `rollout`, time from then until it is graded is `reward`."""
+        `rollout`, time from then until it is graded is `reward`. A step whose samples all come from the journal only
+        has `rollout`."""
         self._clock = clock
+        self._sampled_from = time.perf_counter()
         try:
             with clock.measure("rollout"):
                 yield
-                clock.move("rollout", "reward", self._stream.seconds_since_last_sample())
+                waited, passed = self._stream.seconds_since_last_sample(), time.perf_counter() - self._sampled_from
+                clock.move("rollout", "reward", waited if waited < passed else 0.0)
         finally:
             with clock.measure("sync"):
                 self.leave()
@@ -45,7 +50,8 @@ class RolloutPhase:
         start = time.perf_counter()
         self.leave()
         self.last_report = self._stack.enter_context(self._enter())
-        self._clock.move("rollout", "sync", time.perf_counter() - start)
+        self._sampled_from = time.perf_counter()
+        self._clock.move("rollout", "sync", self._sampled_from - start)
         if self.last_report is not None:
             self._view.synced(self.last_report)
 

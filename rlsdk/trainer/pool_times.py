@@ -21,7 +21,8 @@ MERGED = 200
 
 LATEST = 1e11
 """Latest time that can be drawn, in seconds since the epoch."""
-Kind = Literal["start", "made", "publish", "served", "hold", "held", "train", "trained"]
+Kind = Literal["begin", "start", "made", "publish", "served", "hold", "held", "train", "trained"]
+"""`begin`: a process went on with the run; what an earlier one had under way is gone."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,14 @@ class PoolTimes:
         self._last = time.time()
         self._step_s = 0.0
 
-    def begin(self, *, resumed: bool) -> None:
-        """Called before the first event of this process. A run that is not resumed removes an earlier run's file."""
+    def begin(self, step: int, *, resumed: bool) -> None:
+        """Called before the first event of this process, with the number of steps done. A run that is not resumed
+        removes an earlier run's file."""
         if self._path is not None and not resumed:
-            self._path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # as in `write`
+                self._path.unlink(missing_ok=True)
+        if resumed:
+            self.note("begin", step)
 
     def note(self, kind: Kind, step: int, count: int = 1) -> None:
         """Records an event that happens now."""
@@ -87,16 +92,18 @@ class PoolTimes:
 
 
 def read_times(path: Path, *, last_steps: int) -> list[Moment]:
-    """Reads the events of the last steps, ordered by time. Of steps repeated after a resume only the repetition counts;
-    invalid lines are skipped."""
+    """Reads the events of the last steps, ordered by time, without those before the last resume: the time between two
+    processes belongs to no step. Invalid lines are skipped."""
     lines: dict[int, Sequence[Moment]] = {}
     for found in read_lines(path):
         step, moments = found.get("step"), _moments(found)
         if isinstance(step, int) and moments:
-            lines = {before: kept for before, kept in lines.items() if before < step}
+            begins = any(moment.kind == "begin" for moment in moments)
+            lines = {} if begins else {before: kept for before, kept in lines.items() if before < step}
             lines[step] = moments
     shown = list(lines.values())[-last_steps:]
-    return sorted((moment for moments in shown for moment in moments), key=lambda moment: moment.at)
+    kept = (moment for moments in shown for moment in moments if moment.kind != "begin")
+    return sorted(kept, key=lambda moment: moment.at)
 
 
 def _moments(found: Mapping[str, Any]) -> list[Moment]:

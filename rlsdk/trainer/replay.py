@@ -40,6 +40,8 @@ class RecordedGroups:
     draw: Draw
     recorded: Recorded
     text_of: Callable[[Trajectory], str]
+    vocabulary: int | None = None
+    """Number of token ids of the model; None: ids are not checked."""
     _taken: dict[int, tuple[Prompt, int]] = field(default_factory=dict)
     _next: int = 0
 
@@ -61,7 +63,7 @@ class RecordedGroups:
         task = group_task(prompt, self.draw, epoch=epoch, ordinal=ordinal, seed=())
         made = {}
         for key, record in self.recorded.samples.get(ordinal, {}).items():
-            trajectory = trajectory_from(record, prompt.prompt_ids)
+            trajectory = trajectory_from(record, prompt.prompt_ids, self.vocabulary)
             text = "" if trajectory is None else self.text_of(trajectory)
             made[key] = Sample(trajectory=trajectory, text=text, grade=grade_from(record))
         missing = [at for at in range(self.draw.num_samples) if ("", at) not in made]
@@ -82,15 +84,19 @@ class RecordedGroups:
 
 
 def recorded_groups(
-    folder: Path, prompts: PromptStream, draw: Draw, text_of: Callable[[Trajectory], str]
+    folder: Path,
+    prompts: PromptStream,
+    draw: Draw,
+    text_of: Callable[[Trajectory], str],
+    vocabulary: int | None = None,
 ) -> RecordedGroups:
-    """Reads the recorded groups of a whole run.
+    """Reads the recorded groups of a whole run; `vocabulary` is the number of token ids of its model.
 
     Raises:
         CheckpointError: there is no journal, or it does not begin with the first step.
     """
     recorded = read_journal(folder, after=0)
-    found = RecordedGroups(prompts=prompts, draw=draw, recorded=recorded, text_of=text_of)
+    found = RecordedGroups(prompts=prompts, draw=draw, recorded=recorded, text_of=text_of, vocabulary=vocabulary)
     steps = found.steps
     if not steps:
         raise CheckpointError(f"{folder} has no journal of a step; a run writes one with `--schedule.journal all`")

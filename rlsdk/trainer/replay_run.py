@@ -16,7 +16,7 @@ from rlsdk.config.role_names import ROLLOUT
 from rlsdk.interfaces import ConfigError
 from rlsdk.rollouts import Group
 from rlsdk.rollouts.journal import FOLDER
-from rlsdk.trainer.assemble import algorithm_of, draw_of, learner_options, prompts_of, text_of
+from rlsdk.trainer.assemble import algorithm_of, draw_of, learner_options, prompts_of, text_of, vocabulary_of
 from rlsdk.trainer.metrics import StepClock
 from rlsdk.trainer.policy import PolicyLearner
 from rlsdk.trainer.replay import RecordedGroups, ReplayedStep, recorded_groups, replay
@@ -74,7 +74,8 @@ def replay_parts(
     """
     algorithm = algorithm_of(config, registry, run_inputs)
     folder = run_inputs.output.run_dir / FOLDER
-    found = recorded_groups(folder, prompts_of(config, run_inputs), draw_of(algorithm, run_inputs), text_of(run_inputs))
+    prompts, draw, texts = prompts_of(config, run_inputs), draw_of(algorithm, run_inputs), text_of(run_inputs)
+    found = recorded_groups(folder, prompts, draw, texts, vocabulary_of(session, run_inputs))
     state = TrainerState()
     options = replace(learner_options(config, session), parity_threshold=math.inf)
     learner = PolicyLearner(session, algorithm, options, state, run_inputs.output.view)

@@ -24,6 +24,7 @@ from rlsdk.trainer.serving import ServedWeights
 from rlsdk.trainer.source import GroupSource
 from rlsdk.trainer.stage import RunOutput, Stage, StageSettings
 from rlsdk.trainer.state import TrainerState
+from rlsdk.trainer.step_times import REUSED
 from rlsdk.trainer.stopping import PreemptedError
 from rlsdk.trainer.timeline import staleness_metrics
 from rlsdk.trainer.watch import LearningWatch, quantized_notice
@@ -206,6 +207,7 @@ class RlStage(Stage):
             "data/epoch": float(self.source.epoch),
             **synced,
             **({"faults/replica_restarts": float(lost)} if self.weights and (lost := self.weights.restarts) else {}),
+            **({REUSED: float(self.source.num_reused)} if self.source.num_reused else {}),
             **self.source.timeline.metrics(self.publisher.seconds),
             **clock.metrics(),
         }

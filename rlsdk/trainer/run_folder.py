@@ -16,6 +16,7 @@ import yaml
 from rlsdk.config import PairTraining, RunConfig, dump_config
 from rlsdk.interfaces import CheckpointError, ConfigError
 from rlsdk.kit.atomic import atomic_write_text
+from rlsdk.kit.output import writing
 from rlsdk.trainer.checkpoint import (
     MANIFEST,
     CheckpointStore,
@@ -226,10 +227,11 @@ def accept_config(run_dir: Path, config: RunConfig, *, checkpoint: Path | None =
         config: the accepted configuration.
         checkpoint: checkpoint to resume from; None: the run starts from the beginning.
         notice: receives lines about moved files and changed settings.
+
+    Raises:
+        OutputError: the folder cannot be written to.
     """
     changed = changed_settings(_settings_before(run_dir, checkpoint), config) if checkpoint is not None else {}
-    _set_aside(run_dir, checkpoint, notice)
-    atomic_write_text(run_dir / CONFIG_FILE, dump_config(config))
     line = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "checkpoint": None if checkpoint is None else str(checkpoint),
@@ -237,8 +239,11 @@ def accept_config(run_dir: Path, config: RunConfig, *, checkpoint: Path | None =
         "changed": changed,
         "surroundings": surroundings(),
     }
-    with (run_dir / HISTORY_FILE).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+    with writing("the settings of the run", run_dir):
+        _set_aside(run_dir, checkpoint, notice)
+        atomic_write_text(run_dir / CONFIG_FILE, dump_config(config))
+        with (run_dir / HISTORY_FILE).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
     for field, (old, new) in changed.items():
         notice(f"setting changed since the checkpoint: {field}: {_shown(old)} -> {_shown(new)}")
 

@@ -32,6 +32,8 @@ class StepGroups:
     """Groups to train on, in data order."""
     rejected: list[Group] = field(default_factory=list)
     """Groups that were finished for the step but not trained on."""
+    num_reused: int = 0
+    """Samples of the groups that come from the journal."""
 
 
 class GroupSource:
@@ -88,6 +90,8 @@ class GroupSource:
         self._due: list[Event] = []
         """Events that a synchronous run handles at the next call of `next`: until then training uses the devices."""
         self._finished: dict[int, Group] = {}
+        self._reused: dict[int, int] = {}
+        """Groups with samples from before a resume: ordinal -> number of these samples."""
         self._rejected: set[int] = set()
         """The finished groups that were not accepted."""
         self._current = StepGroups(step=0, groups=[])
@@ -97,7 +101,7 @@ class GroupSource:
 
     def begin(self, step: int) -> None:
         """Called before the first `next` of this process; `step` is the number of steps already done."""
-        self._times.begin(resumed=self._history.is_resumed)
+        self._times.begin(step, resumed=self._history.is_resumed)
         self._history.begin(step)
 
     def next(self) -> list[Group]:
@@ -180,6 +184,11 @@ class GroupSource:
         return self._current.rejected
 
     @property
+    def num_reused(self) -> int:
+        """Samples that the last `next` took from the journal: they were made before the resume."""
+        return self._current.num_reused
+
+    @property
     def epoch(self) -> int:
         """Full passes over the data up to the last step that was trained."""
         return int(self._state["prompts"]["epoch"])
@@ -187,7 +196,7 @@ class GroupSource:
     def state_dict(self) -> Mapping[str, Any]:
         """State of the data after the last trained step, and the groups that were started but not trained on, which a
         resumed run generates again."""
-        return self._state
+        return {**self._state, "journal": self._history.run}
 
     def saving(self, step: int) -> None:
         """Called when a checkpoint of this step begins."""
@@ -195,7 +204,7 @@ class GroupSource:
 
     def saved(self, step: int, oldest: int) -> None:
         """Called when a checkpoint of this step is complete; the oldest kept checkpoint is of step `oldest`."""
-        self._history.saved(oldest - self._config.max_staleness - 1)
+        self._history.saved(oldest)
 
     def load_state_dict(self, state: Mapping[str, Any], *, step: int, version: int) -> None:
         """Restores `state`, which was saved after `step` with weights of this version. Samples from before the restart
@@ -207,7 +216,13 @@ class GroupSource:
         self._ledger.load_state_dict(state)
         # If groups are replaced, the order of replacement depends on timing: a sample may end up in an earlier step.
         refills = self._max_groups_per_step is not None and not self._drains
-        self._stream.begin_with(self._history.resume(step, newest_version=version if refills else None))
+        begun = self._history.resume(
+            step,
+            run=state.get("journal"),
+            needed=lambda group: group in self._ledger.open or group >= self._ledger.next_group,
+            newest_version=version if refills else None,
+        )
+        self._stream.begin_with(begun)
         self._driver.schedule = self._schedule_from(step)
         self._state = self._ledger.state_dict()
 
@@ -267,6 +282,7 @@ class GroupSource:
         self._history.started(step, groups)
         tasks = [self._task(ordinal, step) for ordinal in groups]
         made = {task.ordinal: found for task in tasks if (found := self._history.made(task)) is not None}
+        self._reused |= {ordinal: len(found) for ordinal, found in made.items()}
         tells = self._config.overlaps and self._drains
         self._stream.start(tasks, self._driver.inbox, record=self._history.record, made=made, tells_sampled=tells)
 
@@ -298,7 +314,9 @@ class GroupSource:
         gone = sorted(ordinal for ordinal in self._rejected if self._ledger.open[ordinal] <= last)
         self._rejected.difference_update(gone)
         self.timeline.lengths.trained(groups)
-        return StepGroups(step=step, groups=groups, rejected=[self._finished.pop(ordinal) for ordinal in gone])
+        rejected = [self._finished.pop(ordinal) for ordinal in gone]
+        num_reused = sum(self._reused.pop(ordinal, 0) for ordinal in (*ordinals, *gone))
+        return StepGroups(step=step, groups=groups, rejected=rejected, num_reused=num_reused)
 
     def _close_groups(self) -> None:
         """Closes the trained and the rejected groups of the current step in the ledger."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.interfaces import RlsdkError, StepCallback, Tracker
+from rlsdk.kit.output import AGAIN, OutputError, writing
 from rlsdk.trainer.eval_folders import eval_folder
 from rlsdk.trainer.evaluations import Evaluations
 from rlsdk.trainer.events import RunView
@@ -37,10 +38,6 @@ class StageSettings:
     """Interval of steps whose checkpoints contain the model, in addition to the last and the best one; None: all do."""
 
 
-class OutputError(RlsdkError):
-    """Metrics of a run cannot be written. The step itself is done."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunOutput:
     """Destinations of a run's metrics."""
@@ -61,8 +58,8 @@ class RunOutput:
                 f"the run's folder {str(self.run_dir)!r} is gone (deleted, renamed, or its disk unmounted), and with "
                 f"it the figures of step {step} and every checkpoint"
             )
-        with self._writing(f"the figures of step {step}"):
-            for tracker in self.trackers:
+        for tracker in self.trackers:
+            with writing(f"the figures of step {step}", self.run_dir), _tracking(tracker, step):
                 tracker.log(step, metrics)
                 if samples:
                     tracker.log_samples(step, samples)
@@ -73,23 +70,27 @@ class RunOutput:
         Raises:
             OutputError: they cannot be written.
         """
-        with self._writing(f"the evaluation's samples of step {step}"):
+        with writing(f"the evaluation's samples of step {step}", self.run_dir):
             write_eval_samples(eval_folder(self.run_dir, step), step, samples, compress=compress)
-
-    @contextmanager
-    def _writing(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise OutputError(
-                f"{what} cannot be written into {str(self.run_dir)!r}: {error}. Make room, then run the same command "
-                "again: it resumes from the newest checkpoint"
-            ) from error
 
     def close(self) -> None:
         for tracker in self.trackers:
             with suppress(OSError):  # failed writes were already reported
                 tracker.close()
+
+
+@contextmanager
+def _tracking(tracker: Tracker, step: int) -> Iterator[None]:
+    """Names the tracker that failed: a server that refuses, a library's own error."""
+    try:
+        yield
+    except (OSError, RlsdkError):
+        raise
+    except Exception as error:
+        raise OutputError(
+            f"{type(tracker).__name__} cannot log step {step}: {type(error).__name__}: {error}. Repair its cause, or "
+            f"leave it out of tracking.trackers, {AGAIN}"
+        ) from error
 
 
 class Stage(ABC):

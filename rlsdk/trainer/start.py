@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rlsdk.config import Role, RunConfig, dump_config, with_dtype
 from rlsdk.interfaces import RlsdkError
 from rlsdk.kit import interrupts
+from rlsdk.kit.output import disk_errors
 from rlsdk.trainer.checkpoint import BestRecord
 from rlsdk.trainer.device_turns import DeviceTurns, shared_pools
 from rlsdk.trainer.devices import start_cluster
@@ -148,7 +149,7 @@ def with_restarts(start: Start, session: Callable[[Start], RunResult]) -> RunRes
     """Calls `session` until it ends without losing a process; after a loss, with the configuration that resumes the
     run."""
     began = time.perf_counter()
-    with run_lock(start.run_dir):
+    with disk_errors(start.run_dir), run_lock(start.run_dir):
         result = start.restarts.run(lambda config: session(replace(start, config=config)))
     return replace(result, seconds=time.perf_counter() - began)
 

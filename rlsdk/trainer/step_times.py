@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 WHOLE = "time/step_s"
 BESIDE = frozenset(
     {"time/wait_prev_gen_s", "time/publish_s", "time/publish_lag_s", "time/hold_s", "time/controller_cpu_s"}
 )
 """Metrics in seconds that are not phases of a step: they overlap with phases, or are part of one."""
+REUSED = "throughput/reused_samples"
+"""Metric: samples of a step that a resumed run took from its journal, and which therefore took no time in it. Absent if
+there are none."""
+
+
+def has_own_time(metrics: Mapping[str, float]) -> bool:
+    """Whether the seconds and rates of a step are those of steps to come: no sample of it was made before a resume."""
+    return not metrics.get(REUSED) and all(metrics[name] >= 0 for name in phase_names(metrics))
 
 
 def phase_names(metrics: Iterable[str]) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from rlsdk.kit.quantities import counted, duration
-from rlsdk.trainer.step_times import phase_names
+from rlsdk.trainer.step_times import has_own_time, phase_names
 
 RECENT = 20
 """Number of newest steps from which the remaining time is estimated."""
@@ -26,7 +26,7 @@ class Totals:
         self._steps = 0
         self._seconds: dict[str, float] = {}
         self._step_s = 0.0
-        self._tokens = 0.0
+        self._tokens = self._rated_s = 0.0
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._memory = 0
         self._looked = -MEMORY_EVERY_S
@@ -36,8 +36,10 @@ class Totals:
         seconds = metrics.get("time/step_s", 0.0)
         self._steps += 1
         self._step_s += seconds
-        self._tokens += seconds * metrics.get("throughput/tokens_per_s", 0.0)
-        self._recent.append(seconds)
+        if has_own_time(metrics):  # otherwise a resume would promise that all steps are as fast as those it repeats
+            self._tokens += seconds * metrics.get("throughput/tokens_per_s", 0.0)
+            self._rated_s += seconds
+            self._recent.append(seconds)
         for name in phase_names(metrics):
             self._seconds[name] = self._seconds.get(name, 0.0) + metrics[name]
         if time.monotonic() - self._looked >= MEMORY_EVERY_S:
@@ -47,7 +49,7 @@ class Totals:
     def left(self, steps: int) -> str:
         """Estimated time of the remaining steps, from the newest ones; empty if unknown. Excludes evaluations and
         checkpoints."""
-        if not self._step_s:
+        if not sum(self._recent):
             return ""
         each = sum(self._recent) / len(self._recent)
         return f"{duration(self._step_s)} in steps so far, about {duration(each * steps)} for the {steps} that are left"
@@ -57,8 +59,8 @@ class Totals:
         if not self._step_s:
             return
         yield ""
-        each, rate = self._step_s / self._steps, self._tokens / self._step_s
-        yield f"{counted(self._steps, 'step')}, {each:.2f} s each, {rate:,.0f} tokens/s"
+        rate = f", {self._tokens / self._rated_s:,.0f} tokens/s" if self._rated_s else ""
+        yield f"{counted(self._steps, 'step')}, {self._step_s / self._steps:.2f} s each{rate}"
         shares = {name: seconds / self._step_s for name, seconds in self._seconds.items() if name != "time/eval_s"}
         parts = [
             f"{name.removeprefix('time/').removesuffix('_s').replace('_', ' ')} {share:.0%}"

@@ -16,7 +16,7 @@ from rlsdk.cli.plan_schedule import devices_of_run, run
 from rlsdk.config import load_config
 from rlsdk.interfaces import ConfigError, FinishReason, Span, Trajectory, VersionRun
 from rlsdk.planning.calibration import stale_work
-from rlsdk.planning.measured import Devices, measured_rates, variation
+from rlsdk.planning.measured import Devices, measured_rates, read_steps, variation
 from rlsdk.planning.rates import Rates, Setting
 from rlsdk.planning.replica import Replica
 from rlsdk.planning.simulation import simulate
@@ -225,7 +225,7 @@ def written_run(
     folder: Path, *, decode: float, per_sample: float, latency: float, samples: int = 8, equal: bool = False
 ) -> list[dict[str, float]]:
     """A synchronous run of virtual time: 2 replicas, so many samples each (`equal`: of one length); its metrics."""
-    journal = Journal(folder / FOLDER, made_by="", keep="all")
+    journal = Journal(folder / FOLDER, made_by={}, keep="all")
     journal.open(0)
     draw, now, metrics = np.random.default_rng(0), 1e9, []
     for step in range(1, 13):
@@ -267,6 +267,26 @@ def test_rates_come_from_a_run(decode: float, per_sample: float, latency: float,
     pools = Setting(train_devices=1, rollout_devices=2, groups_per_step=2, samples_per_group=8)
     found = simulate(pools, rates, lengths, steps=10).step_s
     assert found == pytest.approx(np.mean([m["time/step_s"] for m in metrics]) + 0.1, rel=0.08)
+
+
+def test_steps_that_a_resume_repeats_or_continues_are_not_measured(tmp_path: Path) -> None:
+    """Killed in its last step, and resumed an hour later from a checkpoint two steps before that."""
+    metrics = written_run(tmp_path, decode=0.01, per_sample=0.002, latency=0.05)
+    devices = Devices(train=1, replicas=2, per_replica=1, max_running=64)
+    expected = measured_rates(tmp_path, metrics[:10], devices)[0]
+    journal = Journal(tmp_path / FOLDER, made_by={}, keep="all")
+    journal.open(10)
+    for step in (11, 12):
+        journal.write("start", step=step, groups=[2 * step, 2 * step + 1], at=2e9 + step)
+        journal.write("update", step=step, groups=[], rejected=[], figures={}, at=2e9 + step)
+    journal.close()
+    steps, updates = read_steps(tmp_path / FOLDER)
+    assert sorted(steps) == list(range(1, 11))
+    assert sorted(updates) == [*range(1, 10), 11, 12]
+    again = [{**m, "time/step_s": 0.1, "time/rollout_s": 0.01, "throughput/reused_samples": 16.0} for m in metrics[10:]]
+    found = measured_rates(tmp_path, [*metrics[:10], *again], devices)[0]
+    for name in ("decode_s", "decode_s_per_sample", "latency_s", "train_tokens_per_s"):
+        assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=1e-6)
 
 
 def test_how_much_steps_vary_comes_from_a_run(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import sys
 import tempfile
 import threading
@@ -23,6 +25,7 @@ from fakes import FakeReplica, LengthGrader, LetterCodec, output_of
 from rlsdk.config import ScheduleConfig
 from rlsdk.data import Prompt
 from rlsdk.interfaces import CheckpointError, FinishReason, PromptView, SamplingParams, Span, Trajectory, VersionRun
+from rlsdk.kit.output import OutputError
 from rlsdk.rollouts import (
     Collected,
     Failure,
@@ -303,7 +306,7 @@ def test_a_copy_of_weights_that_is_held_up_holds_up_no_group(tmp_path: Path) -> 
 def test_segments_that_no_checkpoint_needs_are_let_go(tmp_path: Path) -> None:
     life = Life(tmp_path, ScheduleConfig(max_staleness=1, journal="resume"))
 
-    journal = Journal(life.folder, made_by="", keep="resume")
+    journal = Journal(life.folder, made_by={}, keep="resume")
     for step in range(0, 10, 2):
         journal.open(step)
         journal.forget(max(step - 4, 0) - 2)
@@ -318,7 +321,7 @@ def test_lines_of_samples_go_before_the_line_that_is_written_next(tmp_path: Path
     task = GroupTask(
         id=place, ordinal=4, prompt=prompt, num_samples=2, sampling=SamplingParams(max_tokens=6), seed=(0,)
     )
-    journal = Journal(tmp_path, made_by="", keep="resume")
+    journal = Journal(tmp_path, made_by={}, keep="resume")
     journal.open(0)
     for index in range(2):
         journal.sample(task, "", index, Sample(trajectory=None, text="", grade=Grade()))
@@ -338,7 +341,7 @@ def test_a_line_that_is_damaged_inside_is_told(tmp_path: Path) -> None:
         list(lines(tmp_path))
 
 
-finite = st.floats(allow_nan=False, width=32)
+finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
 
 @given(
@@ -378,3 +381,22 @@ def test_a_record_that_is_no_sample_is_told() -> None:
         trajectory_from({"spans": [None, {"ids": "AAAA", "log_probs": "", "versions": []}], "reason": "stop"}, (1,))
     with pytest.raises(CheckpointError, match="cannot be read"):
         grade_from({"grade": {"score": {"$array": ["|O", [1], ""]}}})
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_a_full_disk_while_samples_are_journaled_is_the_error_of_the_step(
+    staleness: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int, data: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    life = Life(tmp_path, ScheduleConfig(max_staleness=staleness))
+    opened = Journal.open
+
+    def open_and_fill(self: Journal, step: int) -> None:
+        opened(self, step)
+        monkeypatch.setattr(os, "write", full)
+
+    monkeypatch.setattr(Journal, "open", open_and_fill)
+    with pytest.raises(OutputError, match=r"No space left on device. Make room"):
+        life.run()

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from test_loop import Recorder, config_of, trainer_of
 
+from rlsdk.kit.output import OutputError
 from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
-from rlsdk.trainer.stage import OutputError
 
 JSONL = ("--tracking.trackers", "[jsonl]", "--trainer.save_every_steps", "50")
 

@@ -71,10 +71,29 @@ def test_a_resumed_run_shows_what_it_did_again(tmp_path: Path) -> None:
     assert [step for _, _, step in spans(read_times(tmp_path / FILE, last_steps=9), "train", "trained")] == [1, 2, 3]
     assert [m.step for m in read_times(tmp_path / FILE, last_steps=1)] == [3, 3]
     again = PoolTimes(tmp_path / FILE)
-    again.begin(resumed=True)
+    again.begin(3, resumed=True)
     assert (tmp_path / FILE).exists()
-    again.begin(resumed=False)
+    again.begin(0, resumed=False)
     assert not (tmp_path / FILE).exists()
+
+
+def test_the_time_between_a_kill_and_the_resume_is_in_no_picture(tmp_path: Path) -> None:
+    """Nor are groups that the killed process had under way, and that no one finishes."""
+    lines = [
+        {"step": 1, "moments": [[100, "start", 1, 4], [101, "made", 1, 4], [101, "train", 1, 1], [101, "start", 2, 4],
+                                [103, "trained", 1, 1]]},
+        {"step": 2, "moments": [[9000, "begin", 1, 1], [9001, "start", 2, 4], [9002, "made", 2, 4],
+                                [9002, "train", 2, 1], [9004, "trained", 2, 1]]},
+    ]  # fmt: skip
+    (tmp_path / FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    moments = read_times(tmp_path / FILE, last_steps=9)
+    assert (moments[0].at, moments[-1].at) == (9001, 9004)
+    assert "training works 67% of the time, groups are under way 33%" in pools_chart(moments)
+    times = PoolTimes(tmp_path / FILE)
+    times.begin(2, resumed=True)
+    times.note("train", 3)
+    times.write(3)
+    assert [(moment.kind, moment.step) for moment in read_times(tmp_path / FILE, last_steps=9)] == [("train", 3)]
 
 
 def test_many_groups_make_a_short_line(tmp_path: Path) -> None:

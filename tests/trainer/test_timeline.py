@@ -25,6 +25,7 @@ from rlsdk.registry import Registry
 from rlsdk.rollouts import Group
 from rlsdk.trainer import timeline as timelines
 from rlsdk.trainer.rl import RlStage
+from rlsdk.trainer.step_times import phase_names
 from rlsdk.trainer.timeline import Lengths, Timeline, staleness_metrics
 
 __all__ = ["model", "registry"]
@@ -211,3 +212,29 @@ def test_the_metrics_of_a_run_say_which_part_is_slow(
     assert all(holds(metrics) for metrics in middle), [
         {name: round(value, 3) for name, value in metrics.items() if name.startswith("time/")} for metrics in middle
     ]
+
+
+def test_a_step_whose_samples_come_from_the_journal_has_no_negative_seconds(
+    model: str, registry: Registry, tmp_path: Path
+) -> None:
+    """Killed behind its second step, with a checkpoint of the first: the resume makes no sample of the second."""
+    extra = ["--trainer.save_every_steps", "1"]
+    with trainer_of(config_of(model, registry, 4, *extra), registry, tmp_path / "run", Whole()) as (trainer, stage, _):
+        trainer.stop = lambda: stage.step == 1
+        trainer.fit()
+        stage.advance()
+    view = Whole()
+    with trainer_of(config_of(model, registry, 4, *extra), registry, tmp_path / "run", view) as (trainer, _, _):
+        time.sleep(1.0)  # as the start of engines does, between the stream and the first step
+        checkpoint = trainer.store.newest()
+        assert checkpoint is not None
+        trainer.restore(checkpoint)
+        trainer.fit()
+    again, fresh, *_ = view.steps
+    assert again["throughput/reused_samples"] > 0
+    assert "throughput/reused_samples" not in fresh
+    for metrics in view.steps:
+        seconds = {name: metrics[name] for name in phase_names(metrics) if name != "time/eval_s"}
+        assert min(seconds.values()) >= 0.0
+        assert sum(seconds.values()) <= metrics["time/step_s"] * (1 + 1e-9)
+    assert again["time/reward_s"] == 0.0

@@ -53,6 +53,18 @@ def test_the_time_that_is_left_follows_the_newest_steps() -> None:
     assert Totals().left(5) == ""
 
 
+def test_steps_whose_samples_come_from_the_journal_promise_nothing() -> None:
+    """After a resume, a step takes as long as its update; how long a whole step takes is known after the next."""
+    totals = Totals()
+    fast = STEP | {"time/step_s": 1.0, "time/rollout_s": 0.0, "time/update_s": 1.0, "throughput/reused_samples": 8.0}
+    totals.step(fast)
+    assert totals.left(5) == ""
+    assert next(line for line in totals.lines() if line) == "1 step, 1.00 s each"
+    totals.step(STEP)
+    assert totals.left(5) == "5.0 s in steps so far, about 20 s for the 5 that are left"
+    assert next(line for line in totals.lines() if line) == "2 steps, 2.50 s each, 1,000 tokens/s"
+
+
 def test_many_phases_are_wrapped_at_80_columns() -> None:
     totals = Totals()
     totals.step({"time/step_s": 10.0} | {f"time/a_long_phase_name_{at}_s": 1.0 for at in range(10)})

@@ -11,6 +11,7 @@ from typing import Any
 from rlsdk.config import RunConfig
 from rlsdk.kit.quantities import counted, duration
 from rlsdk.trainer.run_folder import INPUTS
+from rlsdk.trainer.step_times import has_own_time
 from rlsdk.views.report.record import RunRecord
 from rlsdk.views.report.statistics import LEVEL_Z, Estimate, ends_of
 
@@ -104,7 +105,7 @@ def fact_rows(record: RunRecord) -> list[tuple[str, str]]:
     )
     steps = [m[name] for m in record.metrics for name in ("time/step_s", "sft/step_s") if name in m]
     evaluating = sum(m.get("time/eval_s", 0.0) for m in record.metrics)
-    rates = sorted(m["throughput/tokens_per_s"] for m in record.metrics if "throughput/tokens_per_s" in m)
+    rates = sorted(m["throughput/tokens_per_s"] for m in record.metrics if _has_rate(m))
     backends = {kind: _text(_at(record.settings, f"{kind}.backend")) for kind in ("train", "rollout")}
     rows = [
         ("run", record.name),
@@ -123,6 +124,10 @@ def fact_rows(record: RunRecord) -> list[tuple[str, str]]:
     if len(starts) > 1:
         rows.insert(2, ("resumed", f"{counted(len(starts) - 1, 'time')}, last at step {_text(starts[-1].get('step'))}"))
     return [(name, text) for name, text in rows if text]
+
+
+def _has_rate(metrics: Mapping[str, float]) -> bool:
+    return "throughput/tokens_per_s" in metrics and has_own_time(metrics)
 
 
 def readable(value: object) -> str:

@@ -1,0 +1,178 @@
+"""Reads a journal: what a resume can use again, what a replay repeats, and what became of every group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rlsdk.rollouts.segments import Header, Segment, damaged, lines, read_all, read_headers, unreadable
+
+SampleKey = tuple[str, int]
+"""Name and index of a sample within its group."""
+Chosen = Sequence[tuple[Segment, Header | None]]
+"""Segments that are read; None: nothing was written into it."""
+
+
+@dataclass(kw_only=True)
+class Recorded:
+    """The journal's records of the steps after a checkpoint."""
+
+    samples: dict[int, dict[SampleKey, Mapping[str, Any]]] = field(default_factory=dict)
+    """Sample records by ordinal of the group."""
+    trained: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Groups that each step trained on, by step."""
+    updates: dict[int, Mapping[str, float]] = field(default_factory=dict)
+    """Metrics of each step's updates, by step."""
+    unfinished: dict[tuple[int, int], Mapping[str, Any]] = field(default_factory=dict)
+    """Records of stopped samples, by seed of the request and index of the sample."""
+    reached: int = 0
+    """Newest step that groups were started for."""
+    end: tuple[int, str] | None = None
+    """Order and last checksum of the last segment that was read."""
+    differs: Mapping[str, tuple[Any, Any]] | None = None
+    """Parts of `made_by` that differ from those of the newest records, which are therefore not used: name -> (then,
+    now). None: they are used."""
+    is_foreign: bool = False
+    """Whether the journal is of another run than the checkpoint, and therefore not used."""
+
+    def no_newer(self, version: int) -> Recorded:
+        """Returns only samples whose tokens are all of this version or older, without the planned steps."""
+        kept = {
+            ordinal: {key: record for key, record in group.items() if _newest(record) <= version}
+            for ordinal, group in self.samples.items()
+        }
+        unfinished = {
+            key: record for key, record in self.unfinished.items() if _newest({"spans": [record["span"]]}) <= version
+        }
+        return replace(self, samples=kept, unfinished=unfinished, trained={})
+
+
+def read_journal(
+    folder: Path,
+    *,
+    after: int,
+    made_by: Mapping[str, Any] | None = None,
+    run: str | None = None,
+    since: int | None = None,
+    needed: Callable[[int], bool] = lambda group: True,
+) -> Recorded:
+    """Reads the records of the steps after `after`. Of steps repeated after a resume only the repetition counts.
+
+    Args:
+        folder: folder of the journal.
+        after: number of steps already done.
+        made_by: what the samples must have been made by; None: anything. Records before the newest that were made by
+            something else are of other weights, and not used either.
+        run: identity of the run whose checkpoint is resumed; None: any run.
+        since: only samples of later steps are needed, so segments that have none are not read. None: all are read.
+        needed: whether samples of this group are needed, by ordinal.
+
+    Raises:
+        CheckpointError: a line or segment is damaged, missing or of another run.
+    """
+    found = Recorded(reached=after)
+    chosen: Chosen = read_headers(folder)
+    if run is not None:
+        found.is_foreign = _is_foreign(folder, chosen, run)
+        if found.is_foreign:
+            return found
+    if made_by is not None:
+        chosen, found.differs = _made_by(chosen, made_by)
+    if since is not None:
+        chosen = _reaching(chosen, since)
+    done = set[int]()
+    for header, number, line, own in read_all(chosen):
+        if number == 1 and header.begins and header.newest is not None and made_by is not None:
+            found = found.no_newer(header.newest)
+        try:
+            _take(found, line, after, done, needed)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise unreadable(header.segment.path, number, error) from error
+        found.reached = max(found.reached, header.reached)
+        found.end = header.segment.order, own
+    again = {group for groups in found.trained.values() for group in groups}
+    for ordinal in done - again:
+        found.samples.pop(ordinal, None)
+    return found
+
+
+def account(folder: Path) -> dict[int, str]:
+    """State of every group that was started: `trained in step K`, `rejected in step K`, or `waiting`."""
+    fate: dict[int, str] = {}
+    for line in lines(folder):
+        match line["event"]:
+            case "start":
+                fate |= {int(group): "waiting" for group in line["groups"] if int(group) not in fate}
+            case "update":
+                step = int(line["step"])
+                fate |= {int(group): f"trained in step {step}" for group in line["groups"]}
+                fate |= {int(group): f"rejected in step {step}" for group in line["rejected"]}
+    return fate
+
+
+def first_needed(chosen: Chosen, since: int) -> int:
+    """Position of the first segment that may have samples of steps after `since`."""
+    known = [(at, header) for at, (_, header) in enumerate(chosen) if header is not None]
+    first = 0
+    for _, (at, following) in pairwise(known):
+        if following.reached > since:
+            break
+        first = at
+    return first
+
+
+def _reaching(chosen: Chosen, since: int) -> Chosen:
+    return chosen[first_needed(chosen, since) :]
+
+
+def _is_foreign(folder: Path, chosen: Chosen, run: str) -> bool:
+    """Whether all segments are of another run.
+
+    Raises:
+        CheckpointError: some are.
+    """
+    others = [segment.path for segment, header in chosen if header is not None and header.run != run]
+    if others and len(others) < sum(header is not None for _, header in chosen):
+        raise damaged(folder, f"{others[0]} is of another run than the checkpoint and the other segments")
+    return bool(others)
+
+
+def _made_by(chosen: Chosen, made_by: Mapping[str, Any]) -> tuple[Chosen, Mapping[str, tuple[Any, Any]] | None]:
+    """The newest segments whose records were made by `made_by`; and what differs where these are none."""
+    first = len(chosen)
+    for at in range(len(chosen) - 1, -1, -1):
+        header = chosen[at][1]
+        if header is not None and header.made_by != made_by:
+            then = header.made_by
+            names = sorted(name for name in then.keys() | made_by.keys() if then.get(name) != made_by.get(name))
+            differs = {name: (then.get(name), made_by.get(name)) for name in names}
+            return chosen[first:], differs if first == len(chosen) else None
+        first = at if header is not None else first
+    return chosen[first:], None
+
+
+def _take(found: Recorded, line: Mapping[str, Any], after: int, done: set[int], needed: Callable[[int], bool]) -> None:
+    """Adds one line, whose form it checks as far as reading the journal needs it."""
+    match line["event"]:
+        case "start":
+            found.reached = max(found.reached, int(line["step"]))
+        case "sample" if needed(group := int(line["group"])):
+            _newest(line)
+            found.samples.setdefault(group, {})[str(line["name"]), int(line["sample"])] = line
+        case "unfinished":
+            _newest({"spans": [line["span"]]})
+            found.unfinished[int(line["seed"]), int(line["sample"])] = line
+        case "train" if int(line["step"]) > after:
+            found.trained[int(line["step"])] = tuple(map(int, line["groups"]))
+        case "train":
+            done.update(map(int, line["groups"]))
+        case "update" if int(line["step"]) > after:
+            found.updates[int(line["step"])] = {str(name): float(value) for name, value in line["figures"].items()}
+
+
+def _newest(record: Mapping[str, Any]) -> int:
+    runs = [run for span in record["spans"] or () if span is not None for run in span.get("versions", ())]
+    return max((int(version) for version, _ in runs), default=-1)
