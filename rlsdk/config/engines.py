@@ -117,8 +117,8 @@ class RolloutConfig(Section):
     stop_strings: tuple[str, ...] = empty_tuple()
     """Strings that end a response, in addition to the stop tokens."""
     stop_token_ids: tuple[NonNegativeInt | str, ...] | None = Field(default=None, strict=False)
-    """Tokens that end a response, as ids or as the tokenizer's strings; null: the tokenizer's end-of-sequence token and
-    those in the model's generation_config.json."""
+    """Tokens that end a response, as ids or as the tokenizer's strings; null: the one that ends a turn in the chat
+    template, the tokenizer's end-of-sequence token and those in the model's generation_config.json."""
     max_model_tokens: PositiveInt | None = None
     """Context length of the engine: longest prompt plus response, in tokens; null: `data.max_prompt_tokens` plus
     `max_response_tokens`. Required for your own rollouter: all turns and tool outputs of an episode."""

@@ -30,7 +30,8 @@ class PreferencesConfig(Section):
     save_every_steps: PositiveInt | None = 100
     """Optimizer steps between checkpoints, from which an interrupted run resumes; null: no checkpoints."""
     chosen_field: str = "chosen"
-    """Field of a row that holds the better answer: a text, or a list of chat messages, whose last one is the answer."""
+    """Field of a row that holds the better answer: a text, or chat messages whose last one is the answer. Messages
+    before it are the prompt; they must be the same in both fields."""
     rejected_field: str = "rejected"
     """Field of a row that holds the worse answer, in the same form."""
     margin_field: str | None = None
@@ -39,7 +40,7 @@ class PreferencesConfig(Section):
     """Template of both answers; `{answer}` and `{any_field_of_the_row}` are filled in."""
     long_answers: Literal["drop", "cut"] = "drop"
     """Pairs with an answer longer than `rollout.max_response_tokens`. drop: dropped, and counted; cut: trains on the
-    first tokens, without an end-of-sequence token."""
+    first tokens, without the token that ends a turn."""
     center_coef: NonNegativeFloat = 0.0
     """Reward model: weight of the squared sum of a pair's scores, which keeps scores near 0. Typical value: 0.01."""
     loss: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"

@@ -73,9 +73,10 @@ class DataConfig(Section):
     eval_options: Options = empty_mapping()
     """Parameters of the eval source."""
     prompt_field: str = "question"
-    """Field of a row that holds the prompt: a text, or a list of chat messages."""
+    """Field of a row that holds the prompt: a text, or a list of chat messages. If they end in the assistant's
+    turn, that one is the answer."""
     answer_field: str = "answer"
-    """Field of a row that holds the reference answer; it may be missing."""
+    """Field of a row that holds the reference answer, a text or one message of the assistant; it may be missing."""
     system_prompt: str | None = None
     """Text of the system message; used with a chat template only."""
     prompt_template: str = "{prompt}"
@@ -225,7 +226,7 @@ class SftConfig(Section):
     """Text that is learned; `{answer}` and `{any_field_of_the_row}` are filled in."""
     long_answers: Literal["drop", "cut"] = "drop"
     """Answers longer than `rollout.max_response_tokens`. drop: the row is dropped, and counted; cut: trains on the
-    first tokens, without an end-of-sequence token, so that the model does not learn to stop early."""
+    first tokens, without the token that ends a turn, so that the model does not learn to stop early."""
 
     @property
     def is_asked(self) -> bool:

@@ -5,11 +5,21 @@
 
 from __future__ import annotations
 
-from rlsdk.data.answers import Answer, AnswerEncoder, AnswerReport, answer_report
+from rlsdk.data.answers import (
+    Answer,
+    AnswerEncoder,
+    AnswerEnds,
+    AnswerReport,
+    answer_notes,
+    answer_report,
+    learned_reply,
+)
+from rlsdk.data.chat import ChatTemplate, Tokenizer
 from rlsdk.data.mixture import MixturePart, next_part
+from rlsdk.data.pairs import PairFields
 from rlsdk.data.prompts import FilterReport, NoPromptError, Prompt, PromptDataset
-from rlsdk.data.render import PromptFormat, Template, Tokenizer, render
-from rlsdk.data.rows import DataRow, JsonValue, Messages, lookup, missing_field, to_json, to_row
+from rlsdk.data.render import PromptFormat, Template, render
+from rlsdk.data.rows import DataRow, JsonValue, Messages, Pair, Reply, lookup, missing_field, to_json, to_row
 from rlsdk.data.sources import Loader, SourceName, check_source, load_rows, parse_source
 from rlsdk.data.split import distinct, drop_seen, question_key, split_by_content
 from rlsdk.data.stream import PromptStream, epoch_order
@@ -17,7 +27,9 @@ from rlsdk.data.stream import PromptStream, epoch_order
 __all__ = [
     "Answer",
     "AnswerEncoder",
+    "AnswerEnds",
     "AnswerReport",
+    "ChatTemplate",
     "DataRow",
     "FilterReport",
     "JsonValue",
@@ -25,18 +37,23 @@ __all__ = [
     "Messages",
     "MixturePart",
     "NoPromptError",
+    "Pair",
+    "PairFields",
     "Prompt",
     "PromptDataset",
     "PromptFormat",
     "PromptStream",
+    "Reply",
     "SourceName",
     "Template",
     "Tokenizer",
+    "answer_notes",
     "answer_report",
     "check_source",
     "distinct",
     "drop_seen",
     "epoch_order",
+    "learned_reply",
     "load_rows",
     "lookup",
     "missing_field",

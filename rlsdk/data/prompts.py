@@ -12,9 +12,11 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
+from rlsdk.data.chat import Tokenizer
 from rlsdk.data.control_tokens import LiteralEncoder
+from rlsdk.data.messages import ASSISTANT, content_text
 from rlsdk.data.mixture import MixturePart, exact_weight
-from rlsdk.data.render import PromptFormat, Tokenizer, render
+from rlsdk.data.render import PromptFormat, render, unread_fields
 from rlsdk.data.rows import DataRow, JsonValue
 from rlsdk.interfaces import DataError
 
@@ -63,6 +65,13 @@ class FilterReport:
     """Tokens of the longest kept prompt."""
     longest: int
     """Tokens of the longest row; a lower bound if a text was too long by its number of characters."""
+    num_split: int = 0
+    """Kept: conversations whose last turn, the assistant's, is the answer."""
+    num_earlier_answers: int = 0
+    """Turns of the assistant in prompts of messages: they are read, not learned."""
+    unread: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Fields of messages, and the column `tools`, that do not reach the model -> the kept rows that have them, as
+    `file:line`."""
     examples: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Reason -> the first few rows that were dropped or counted for it, as `file:line`."""
 
@@ -82,6 +91,14 @@ class FilterReport:
             became = "kept as control tokens" if self.special_allowed else "encoded as text"
             first = self.examples["special"][0]
             parts.append(f"{self.num_special:,} with special tokens in the row's text, {became} (first {first})")
+        if self.num_split:
+            parts.append(f"{self.num_split:,} conversations end in the assistant's turn, which is the answer")
+        if self.num_earlier_answers:
+            parts.append(f"{self.num_earlier_answers:,} earlier turns of the assistant belong to the prompts")
+        parts += [
+            f"{len(sources):,} with {name!r}, which the chat template does not show to the model (first {sources[0]})"
+            for name, sources in self.unread.items()
+        ]
         return "; ".join(parts)
 
 
@@ -118,7 +135,8 @@ class PromptDataset(Sequence[Prompt]):
         selected = form.select(rows)
         texts = render(selected, tokenizer, form)
         ids, special = _encode(selected, texts, tokenizer, form, max_prompt_tokens)
-        kept, self.report = _filter(selected, texts, ids, max_prompt_tokens, special, form.allow_special_tokens)
+        kept, report = _filter(selected, texts, ids, max_prompt_tokens, special, form.allow_special_tokens)
+        self.report = replace(report, unread=unread_fields([selected[at] for at in kept], tokenizer, form))
         if not kept:
             shortest = min((len(x) for x in ids if len(x)), default=0)
             raise NoPromptError(
@@ -230,15 +248,17 @@ def _encode(
     add_special_tokens = not form.uses_chat_template(tokenizer)
     ids: dict[int, NDArray[np.int32]] = {}
     special: list[int] = []
+    literally: dict[int, DataRow] = {}
     for at, (row, text) in enumerate(zip(rows, texts, strict=True)):
         if limit is not None and len(text) > most_chars * (limit + 1):
             ids[at] = np.zeros(len(text) // most_chars, np.int32)
         elif form.holds_special_tokens(row, literal):
             special.append(at)
             if not form.allow_special_tokens:
-                hidden = render([form.hide(row, literal)], tokenizer, form)[0]
-                found = literal.encode(hidden, add_special_tokens=add_special_tokens, where=row.source)
-                ids[at] = np.asarray(found, np.int32)
+                literally[at] = form.hide(row, literal)
+    for at, hidden in zip(literally, render([*literally.values()], tokenizer, form), strict=True):
+        found = literal.encode(hidden, add_special_tokens=add_special_tokens, where=rows[at].source)
+        ids[at] = np.asarray(found, np.int32)
     plain = [at for at in range(len(rows)) if at not in ids]
     encoded = _tokenize([texts[at] for at in plain], tokenizer, add_special_tokens=add_special_tokens)
     ids |= dict(zip(plain, encoded, strict=True))
@@ -301,6 +321,8 @@ def _filter(
         longest=max(map(len, ids), default=0),
         num_special=len(sources["special"]),
         special_allowed=special_allowed,
+        num_split=sum(rows[at].is_split for at in kept),
+        num_earlier_answers=sum(_num_answers(rows[at]) for at in kept),
         examples={reason: tuple(found[:3]) for reason, found in sources.items()},
     )
     return kept, report
@@ -308,5 +330,10 @@ def _filter(
 
 def _is_blank(row: DataRow, text: str) -> bool:
     """Whether a prompt is blank. With a chat template the text is never empty, but the message may be."""
-    bare = row.prompt if isinstance(row.prompt, str) else "".join(str(turn["content"]) for turn in row.prompt)
+    bare = row.prompt if isinstance(row.prompt, str) else "".join(map(content_text, row.prompt))
     return not bare.strip() or not text.strip()
+
+
+def _num_answers(row: DataRow) -> int:
+    """Turns of the assistant in a prompt."""
+    return 0 if isinstance(row.prompt, str) else sum(turn["role"] == ASSISTANT for turn in row.prompt)

@@ -6,26 +6,18 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
+from rlsdk.data.chat import ChatTemplate, Tokenizer
 from rlsdk.data.control_tokens import LiteralEncoder
+from rlsdk.data.messages import ASSISTANT, check_messages, content_text, holds_messages, own_fields, tool_schemas
+from rlsdk.data.pairs import PairFields, read_pair, with_context
 from rlsdk.data.rows import DataRow, JsonValue, Messages, lookup, missing_field
 from rlsdk.interfaces import ConfigError, DataError
 
+TOOLS = "tools"
+"""Column with the JSON schemas of a row's tools, under the name of the template's variable."""
 _FIELD = re.compile(r"\{\{([A-Za-z_][\w.]*)\}\}|\{([A-Za-z_][\w.]*)\}")
-
-
-class Tokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that is used here."""
-
-    chat_template: Any
-    eos_token_id: int | None
-
-    def __call__(self, text: list[str], *, add_special_tokens: bool) -> Mapping[str, Any]: ...
-
-    def apply_chat_template(
-        self, conversation: list[list[dict[str, Any]]], *, tokenize: bool, add_generation_prompt: bool, **kwargs: Any
-    ) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -85,9 +77,10 @@ class PromptFormat:
     """The fields of a row for prompt and answer, and the templates of the prompt."""
 
     prompt_field: str = "question"
-    """Field with a text, or a list of chat messages. A dot reads nested objects."""
+    """Field with a text, or a list of chat messages. A dot reads nested objects. If the messages end in the
+    assistant's, that one is the answer."""
     answer_field: str = "answer"
-    """Field with the reference answer; it may be missing."""
+    """Field with the reference answer, a text or one message of the assistant; it may be missing."""
     prompt_template: str = "{prompt}"
     """Text of the user message: `{prompt}` is the text of the prompt field, any other name a field of the row."""
     system_prompt: str | None = None
@@ -98,15 +91,17 @@ class PromptFormat:
     """Variables of the chat template, for instance `enable_thinking`."""
     allow_special_tokens: bool = False
     """Whether special tokens in the text of rows become control tokens. False: they are encoded as text."""
+    pair: PairFields | None = None
+    """Read rows as preference pairs, with their answers in these fields."""
 
     def select(self, rows: Sequence[DataRow]) -> list[DataRow]:
-        """The rows with `prompt` and `answer` filled in.
+        """The rows with `prompt`, `answer` and the fields after them filled in.
 
         Raises:
             DataError: a row without its prompt, or with one of the wrong type, with file and line; or an
                 `answer_field` that was named and that no row has.
         """
-        selected = [replace(row, prompt=self._prompt(row), answer=self._answer(row)) for row in rows]
+        selected = [self._selected(row) for row in rows]
         if selected and self.answer_field != "answer" and all(row.answer is None for row in selected):
             raise missing_field(self.answer_field, selected[0], "answer_field; no row has it", flag="data.answer_field")
         return selected
@@ -129,17 +124,23 @@ class PromptFormat:
             )
         return use
 
-    def messages(self, row: DataRow) -> list[dict[str, Any]]:
+    def template(self, tokenizer: Tokenizer) -> ChatTemplate:
+        """The chat template with the variables of this format."""
+        return ChatTemplate(tokenizer, self.chat_template_kwargs)
+
+    def messages(self, row: DataRow) -> list[Mapping[str, JsonValue]]:
         """The row's prompt as a conversation, system message first."""
         prompt = row.prompt
-        turns: list[dict[str, Any]]
-        turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(turn) for turn in prompt]
+        asked: Messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        turns = [*asked]
         if self.system_prompt is not None and turns[0]["role"] != "system":
             turns.insert(0, {"role": "system", "content": self.system_prompt})
         return turns
 
     def holds_special_tokens(self, row: DataRow, literal: LiteralEncoder) -> bool:
         """Whether the data's part of a selected row's prompt contains a special token."""
+        if literal.found_in(row.tools):
+            return True
         if not literal.found_in(row.prompt):
             return False
         return literal.found_normalized(row.prompt) or self.hide(row, literal).prompt != row.prompt
@@ -147,19 +148,37 @@ class PromptFormat:
     def hide(self, row: DataRow, literal: LiteralEncoder) -> DataRow:
         """A selected row with a placeholder for every special token from the data; those of `prompt_template` and
         `system_prompt` are kept."""
+        row = replace(row, tools=literal.hide(row.tools))
         if not isinstance(row.prompt, str):
             return replace(row, prompt=literal.hide(row.prompt))
         template = Template(self.prompt_template)
-        value = str(lookup(row.row, self.prompt_field)) if "prompt" in template.fields else ""
+        value = str(lookup(row.row, self.prompt_field)) if self._reads_prompt else ""
         return replace(row, prompt=literal.hide_parts(template.parts(row, prompt=value)))
 
-    def _prompt(self, row: DataRow) -> str | Messages:
-        template = Template(self.prompt_template)
-        needed = "prompt" in template.fields
+    def _selected(self, row: DataRow) -> DataRow:
+        prompt, answer, pair = self._prompt(row), self._answer(row), None
+        tools = tool_schemas(row.row.get(TOOLS))
+        if self.pair is not None:
+            pair = read_pair(row, self.pair)
+            if pair.context:
+                prompt = self._with_context(row, prompt, pair.context)
+        if prompt is None:
+            raise missing_field(self.prompt_field, row, "prompt_field", flag="data.prompt_field")
+        reply = None if isinstance(answer, str) else answer
+        is_split = not isinstance(prompt, str) and prompt[-1]["role"] == ASSISTANT
+        if not isinstance(prompt, str) and is_split:
+            if answer is not None or pair is not None or len(prompt) == 1:
+                raise self._ends_in_answer(row, prompt)
+            prompt, reply = prompt[:-1], prompt[-1:]
+        made = replace(row, prompt=prompt, answer=_answer_text(answer if reply is None else reply))
+        return replace(made, reply=reply, is_split=is_split, tools=tools or None, pair=pair)
+
+    def _prompt(self, row: DataRow) -> str | Messages | None:
+        """The row's own prompt; None: it has none."""
         try:
-            value = lookup(row.row, self.prompt_field) if needed else ""
+            value = lookup(row.row, self.prompt_field) if self._reads_prompt else ""
         except KeyError:
-            raise missing_field(self.prompt_field, row, "prompt_field", flag="data.prompt_field") from None
+            return None
         if isinstance(value, list):
             return self._checked_messages(value, row)
         if not isinstance(value, str):
@@ -168,7 +187,17 @@ class PromptFormat:
                 f"{row.source}: prompt field {self.prompt_field!r} must be a text or a list of chat messages, got "
                 f"{shown}; fix the row, or name another field (`--data.prompt_field FIELD`)"
             )
-        return template.fill(row, prompt=value)
+        return Template(self.prompt_template).fill(row, prompt=value)
+
+    def _with_context(self, row: DataRow, prompt: str | Messages | None, context: Messages) -> str | Messages:
+        """The prompt of a pair whose answers are the last turns of conversations."""
+        asked = lookup(row.row, self.prompt_field) if isinstance(prompt, str) and self._reads_prompt else ""
+        found = with_context(row, prompt, str(asked), context)
+        return found if isinstance(found, str) else self._checked_messages(found, row)
+
+    @property
+    def _reads_prompt(self) -> bool:
+        return "prompt" in Template(self.prompt_template).fields
 
     def _checked_messages(self, value: Sequence[JsonValue], row: DataRow) -> Messages:
         if self.prompt_template != "{prompt}":
@@ -176,21 +205,33 @@ class PromptFormat:
                 f"{row.source}: prompt field {self.prompt_field!r} holds chat messages, which prompt_template "
                 f"{self.prompt_template[:40]!r} cannot take in; leave prompt_template at '{{prompt}}'"
             )
-        turns = [turn for turn in value if isinstance(turn, Mapping)]
-        good = all(isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str) for turn in turns)
-        if not turns or len(turns) != len(value) or not good:
-            raise DataError(
-                f"{row.source}: prompt field {self.prompt_field!r} must be a non-empty list of messages "
-                f'{{"role": text, "content": text}}, got {str(value)[:80]!r}'
-            )
-        return turns
+        return check_messages(value, row.source, f"prompt field {self.prompt_field!r}")
 
-    def _answer(self, row: DataRow) -> str | None:
+    def _ends_in_answer(self, row: DataRow, prompt: Messages) -> DataError:
+        why = "and nothing stands before it" if len(prompt) == 1 else "but the row has its answer in another field"
+        return DataError(
+            f"{row.source}: prompt field {self.prompt_field!r} ends in a turn of the assistant, {why}. The model "
+            "answers a prompt in a turn of its own: end the prompt with the user's turn"
+        )
+
+    def _answer(self, row: DataRow) -> str | Messages | None:
         try:
             value = lookup(row.row, self.answer_field)
         except KeyError:
             return None
-        return None if value is None else as_text(value)
+        if value is None:
+            return None
+        if holds_messages(value):
+            return check_messages(value, row.source, f"answer field {self.answer_field!r}")
+        return as_text(value)
+
+
+def _answer_text(answer: str | Messages | None) -> str | None:
+    """A reference answer as rewards receive it: of one plain message its text, of other messages their JSON."""
+    if answer is None or isinstance(answer, str):
+        return answer
+    is_plain = len(answer) == 1 and answer[0]["role"] == ASSISTANT and not own_fields(answer[0])
+    return content_text(answer[0]) if is_plain else as_text(answer)
 
 
 def render(rows: Sequence[DataRow], tokenizer: Tokenizer, form: PromptFormat) -> list[str]:
@@ -200,9 +241,32 @@ def render(rows: Sequence[DataRow], tokenizer: Tokenizer, form: PromptFormat) ->
         ConfigError: messages, or a system prompt, without a chat template.
         DataError: the chat template refuses a row; names file and line.
     """
-    if form.uses_chat_template(tokenizer):
-        return [_through_template(row, tokenizer, form) for row in rows]
-    return [_plain_text(row) for row in rows]
+    if not form.uses_chat_template(tokenizer):
+        return [_plain_text(row) for row in rows]
+    template = form.template(tokenizer)
+    return [template.render(form.messages(row), row.tools, row.source, opens_answer=True) for row in rows]
+
+
+def unread_fields(rows: Sequence[DataRow], tokenizer: Tokenizer, form: PromptFormat) -> dict[str, list[str]]:
+    """Fields of the prompts' messages, and the column `tools`, that do not reach the model -> sources of the rows.
+
+    Raises:
+        DataError: a message has no content, and nothing else of it is read either; names file and line.
+    """
+    found: dict[str, list[str]] = {}
+    template = form.template(tokenizer) if form.uses_chat_template(tokenizer) else None
+    used = Template(form.prompt_template).fields
+    for row in rows:
+        names: Sequence[str] = ()
+        if template is not None and not (isinstance(row.prompt, str) and row.tools is None):
+            names = template.unread(form.messages(row), row.tools, row.source)
+        given = tool_schemas(row.row.get(TOOLS))
+        if given is None or (template is None and given):
+            names = [*names, TOOLS]
+        for name in names:
+            if name != TOOLS or TOOLS not in used:
+                found.setdefault(name, []).append(row.source)
+    return found
 
 
 def _plain_text(row: DataRow) -> str:
@@ -212,13 +276,3 @@ def _plain_text(row: DataRow) -> str:
         f"{row.source}: the prompt is a list of chat messages, but no chat template is in use; take a tokenizer that "
         f"has one, or name a text field in prompt_field"
     )
-
-
-def _through_template(row: DataRow, tokenizer: Tokenizer, form: PromptFormat) -> str:
-    try:
-        made = tokenizer.apply_chat_template(
-            [form.messages(row)], tokenize=False, add_generation_prompt=True, **form.chat_template_kwargs
-        )
-        return str(made[0])
-    except Exception as error:  # templates are programs that come with the model, and may raise any exception
-        raise DataError(f"{row.source}: the chat template refuses this row: {type(error).__name__}: {error}") from error

@@ -21,17 +21,37 @@ MAX_INT_BITS = 4096
 
 Messages: TypeAlias = Sequence[Mapping[str, JsonValue]]
 """Chat messages: `{"role": ..., "content": ...}` each."""
+Reply: TypeAlias = "str | Mapping[str, JsonValue]"
+"""An answer: its text, or a message of the assistant."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """The two answers of a preference pair."""
+
+    chosen: Reply
+    rejected: Reply
+    context: Messages
+    """Messages before the answers, as the conversations have them; empty where the answers stand alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataRow:
-    """A row as loaded; `PromptFormat.select` fills in `prompt` and `answer`."""
+    """A row as loaded; `PromptFormat.select` fills in the fields below `source`."""
 
     row: Mapping[str, JsonValue]
     source: str
     """`file:line`, or the data set's name and 1-based row number, for error messages."""
     prompt: str | Messages = field(default="")
     answer: str | None = None
+    reply: Messages | None = None
+    """The answer as messages, if the row gives it so."""
+    is_split: bool = False
+    """Whether the answer was the last turn of the prompt field's conversation."""
+    tools: Messages | None = None
+    """Column `tools`: JSON schemas of the tools that the chat template describes to the model."""
+    pair: Pair | None = None
+    """The two answers, if the row is read as a preference pair."""
 
 
 def lookup(row: Mapping[str, JsonValue], path: str) -> JsonValue:

@@ -92,15 +92,17 @@ def stop_token_ids(
     model_path: str | None,
     configured: Sequence[int | str] | None = None,
     *,
+    turn_end: int | None = None,
     revision: str | None = None,
 ) -> tuple[int, ...]:
-    """Ids of the tokens that end a response, each once: those of `configured`; if None, the tokenizer's end-of-sequence
-    token and those of the model's `generation_config.json`, where chat models list the end-of-turn token.
+    """Ids of the tokens that end a response, each once: those of `configured`; if None, the one with which the chat
+    template ends a turn, the tokenizer's end-of-sequence token, and those of the model's `generation_config.json`.
 
     Args:
         tokenizer: of the policy.
         model_path: folder or hub name of the model; None: no generation config is read.
         configured: ids, or tokens as strings of the tokenizer.
+        turn_end: token with which the chat template ends an assistant's turn; None: there is none.
         revision: of a hub name.
 
     Raises:
@@ -111,7 +113,7 @@ def stop_token_ids(
         if not found:
             raise ConfigError("rollout.stop_token_ids: is empty, so no response could ever end by itself; give null")
         return tuple(dict.fromkeys(found))
-    own = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    own = [int(token) for token in (turn_end, tokenizer.eos_token_id) if token is not None]
     # A generation config may list ids beyond this vocabulary (of an earlier model): they can never be sampled.
     listed = [token for token in _generation_stops(model_path, revision) if 0 <= token < len(tokenizer)]
     if not own and not listed:

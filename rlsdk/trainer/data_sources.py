@@ -10,10 +10,8 @@ from typing import Any
 from rlsdk.config import RunConfig
 from rlsdk.data import (
     DataRow,
-    PromptFormat,
     check_source,
     load_rows,
-    lookup,
     missing_field,
     parse_source,
     split_by_content,
@@ -22,6 +20,7 @@ from rlsdk.data.files import existing_file
 from rlsdk.interfaces import ConfigError, DataError
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.trainer.gradable import check_gradable
+from rlsdk.trainer.prompt_formats import prompt_format
 
 SMALL_BYTES = 4 << 20
 """Largest file, in bytes, that is read whole before a run starts (takes about 0.1 s)."""
@@ -64,9 +63,7 @@ def check_rows(
             out; the message begins with the configuration field.
     """
     data = config.data
-    form = PromptFormat(
-        prompt_field=data.prompt_field, answer_field=data.answer_field, prompt_template=data.prompt_template
-    )
+    form = prompt_format(config, of_pairs=of_pairs)
     parts: list[tuple[str, str, Mapping[str, Any], int | None, Mapping[str, Any]]] = []
     if data.train is not None:
         parts = [("data.train", data.train, data.options, data.num_train_rows, {})]
@@ -79,8 +76,6 @@ def check_rows(
             found, all_of_it = _text_rows(name, registry, options, limit)
             found = [replace(row, row={**row.row, **fields}) for row in found]
             found = form.select(found)
-            for row in found if of_pairs else ():
-                _check_pair(row, config)
             if learned and found and all(row.answer is None for row in found):
                 raise missing_field(
                     data.answer_field, found[0], "answer_field; no row has it", flag="data.answer_field"
@@ -96,15 +91,6 @@ def check_rows(
     if not (rewarded and rows and is_whole):
         return ()
     return check_gradable(config.rewards, rows, registry, only=lambda name: registry.is_own(ComponentKind.REWARD, name))
-
-
-def _check_pair(row: DataRow, config: RunConfig) -> None:
-    own = config.preferences
-    for flag, path in (("chosen_field", own.chosen_field), ("rejected_field", own.rejected_field)):
-        try:
-            lookup(row.row, path)
-        except KeyError:
-            raise missing_field(path, row, flag, flag=f"preferences.{flag}") from None
 
 
 def _text_rows(

@@ -19,9 +19,10 @@ from rlsdk.trainer.devices import start_cluster
 from rlsdk.trainer.eval_parts import start_run_rewards
 from rlsdk.trainer.evaluation import Evaluated
 from rlsdk.trainer.groups import RoleGroup
-from rlsdk.trainer.parts import load_run_tokenizer, sampling_params
+from rlsdk.trainer.parts import load_run_tokenizer, run_ends, sampling_params
+from rlsdk.trainer.prompt_formats import prompt_format
 from rlsdk.trainer.roles import resolve_device, roles
-from rlsdk.trainer.run_data import first_prompts, load_eval_prompts, prompt_format
+from rlsdk.trainer.run_data import first_prompts, load_eval_prompts
 from rlsdk.trainer.run_folder import Notice, silent
 from rlsdk.trainer.sampler import Draw, sample_all
 from rlsdk.trainer.session import leave_processors_to_workers, start_role
@@ -66,7 +67,7 @@ def evaluate_model(
         )
         stream = open_stream(config, registry, group.group, tokenizer, rewards, view.notice)
         stack.enter_context(closing(stream))
-        sampling = sampling_params(config.rollout, config.model, tokenizer)
+        sampling = sampling_params(config.rollout, run_ends(config, tokenizer))
         evaluation = evaluation_of(config, prompts, sampling, stream, group.spec.log_prob_kind)
         if evaluation is None:
             raise ConfigError("data.num_eval_rows: no evaluation prompts are left; give --data.eval SOURCE")
@@ -126,7 +127,7 @@ def sample_prompts(
         raise ConfigError("generate: expected prompts; give --prompt TEXT (repeatable) or --data SOURCE")
     else:
         prompts = first_prompts(config, registry, tokenizer, num_prompts)
-    sampling = sampling_params(config.rollout, config.model, tokenizer)
+    sampling = sampling_params(config.rollout, run_ends(config, tokenizer))
     draw = Draw(source="generate", num_samples=num_samples, sampling=sampling)
     with (
         tempfile.TemporaryDirectory() as logs,

@@ -11,12 +11,13 @@ from typing import Any
 from rlsdk.config import JudgeEngineConfig, ModelConfig
 from rlsdk.data import DataRow, Prompt, PromptDataset, PromptFormat
 from rlsdk.interfaces import ConfigError, DataError, GenerationRequest, RewardSample, RlsdkError, SamplingParams
-from rlsdk.kit.hf import load_tokenizer, stop_token_ids
+from rlsdk.kit.hf import load_tokenizer
 from rlsdk.rewards.http import RemoteError
 from rlsdk.rewards.judge import JudgeOptions, VerdictError, question, verdict
 from rlsdk.rewards.service import SentScore
 from rlsdk.rollouts import GenerationClient, Replica
 from rlsdk.rollouts.rollouter import without_stop
+from rlsdk.trainer.parts import answer_ends
 from rlsdk.trainer.text import TokenCodec
 
 _TEXT, _PLACE = "question", "place"
@@ -57,7 +58,7 @@ class EngineJudge:
             max_tokens=judge.max_tokens,
             temperature=judge.temperature,
             seed=judge.seed,
-            stop_token_ids=stop_token_ids(self._tokenizer, asked.path, revision=asked.revision),
+            stop_token_ids=tuple(answer_ends(self._tokenizer, self._form, asked.path, revision=asked.revision).stops),
         )
         self._numbers = itertools.count()
         self._replicas: Future[tuple[Sequence[Replica], float]] = Future()

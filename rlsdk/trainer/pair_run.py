@@ -33,7 +33,7 @@ def _train(kind: PairTraining, start: Start) -> RunResult:
     needed = roles(start.config, start.device, needed=kind.role_names)
     checkpoint = find_checkpoint(start.config, start.run_dir, kind.checkpoints, start.view.notice)
     start = replace(start, table=pair_roles(start.config, kind, needed), checkpoint=checkpoint)
-    with prepared(start, rewarded=False, supervised=False) as (run_inputs, cluster):
+    with prepared(start, rewarded=False, supervised=False, of_pairs=True) as (run_inputs, cluster):
         pairs = read_pairs(run_inputs)
         needed = roles(start.config, start.device, needed=kind.role_names)
         start = replace(start, config=pairs.config, table=pair_roles(pairs.config, kind, needed))

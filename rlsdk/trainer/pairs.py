@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rlsdk.algorithms import pair_weights
-from rlsdk.data import Answer, AnswerEncoder, DataRow, Prompt, Template, lookup, missing_field
+from rlsdk.data import AnswerEncoder, DataRow, Pair, PairFields, PromptDataset, answer_notes, lookup, missing_field
 from rlsdk.interfaces import Batch, DataError
 from rlsdk.trainer.experience import make_sft_batch
 from rlsdk.trainer.sft import AnswerSettings
@@ -18,10 +18,8 @@ from rlsdk.trainer.sft import AnswerSettings
 
 @dataclass(frozen=True, kw_only=True)
 class PairSettings:
-    """The row fields of a pair, and how answers are tokenized."""
+    """The field of a pair's margin, and how answers are tokenized."""
 
-    chosen_field: str
-    rejected_field: str
     margin_field: str | None
     answers: AnswerSettings
 
@@ -36,6 +34,8 @@ class PairReport:
     long: Sequence[str]
     """Sources of the pairs with an answer that is too long."""
     settings: AnswerSettings
+    notes: Sequence[str] = ()
+    """What else is to be said about the answers: see `answer_notes`."""
 
     @property
     def num_kept(self) -> int:
@@ -51,7 +51,7 @@ class PairReport:
             what = "left out" if self.settings.long_answers == "drop" else "cut, without an end-of-sequence token,"
             limit = self.settings.max_tokens
             text += f"; {len(self.long):,} {what} with an answer of over {limit:,} tokens (first {self.long[0]})"
-        return text
+        return "; ".join([text, *(f"answers: {note}" for note in self.notes)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,16 +88,17 @@ class PairSet:
         return pair_weights(batch)
 
 
-def encode_pairs(prompts: Sequence[Prompt], tokenizer: Any, settings: PairSettings) -> PairSet:
+def encode_pairs(prompts: PromptDataset, tokenizer: Any, settings: PairSettings) -> PairSet:
     """Tokenizes the pairs; leaves out those that cannot be trained on.
 
     Raises:
-        DataError: a row lacks a field of its pair, a field holds something other than an answer or a margin, or no pair
-            is left; names the row.
+        DataError: an answer cannot be encoded, a margin is none, or no pair is left; names the row.
     """
-    rows = [DataRow(row=prompt.row, source=prompt.source) for prompt in prompts]
-    chosen = _answers(rows, settings.chosen_field, "preferences.chosen_field", tokenizer, settings.answers)
-    rejected = _answers(rows, settings.rejected_field, "preferences.rejected_field", tokenizer, settings.answers)
+    rows, form = prompts.rows, settings.answers.form
+    pairs = [_pair(row) for row in rows]
+    encoder = AnswerEncoder(tokenizer, settings.answers.max_tokens, settings.answers.ends, form=form)
+    chosen = encoder.encode_replies(rows, [pair.chosen for pair in pairs], settings.answers.template)
+    rejected = encoder.encode_replies(rows, [pair.rejected for pair in pairs], settings.answers.template)
     margins = None if settings.margin_field is None else [_margin(row, settings.margin_field) for row in rows]
     equal = [at for at in range(len(rows)) if chosen[at].token_ids == rejected[at].token_ids]
     long = [at for at in range(len(rows)) if chosen[at].cut or rejected[at].cut]
@@ -108,11 +109,15 @@ def encode_pairs(prompts: Sequence[Prompt], tokenizer: Any, settings: PairSettin
         equal=[rows[at].source for at in equal],
         long=[rows[at].source for at in long],
         settings=settings.answers,
+        notes=answer_notes(
+            [*chosen, *rejected], [row.source for row in [*rows, *rows]], special_allowed=form.allow_special_tokens
+        ),
     )
     if not kept:
+        fields = form.pair or PairFields(chosen="chosen", rejected="rejected")
         raise DataError(
             f"no pair is left to learn from: {report.line()}; name other fields in preferences.chosen_field "
-            f"{settings.chosen_field!r} and preferences.rejected_field {settings.rejected_field!r}, raise "
+            f"{fields.chosen!r} and preferences.rejected_field {fields.rejected!r}, raise "
             f"rollout.max_response_tokens {settings.answers.max_tokens}, or set preferences.long_answers to 'cut'"
         )
     return PairSet(
@@ -125,27 +130,9 @@ def encode_pairs(prompts: Sequence[Prompt], tokenizer: Any, settings: PairSettin
     )
 
 
-def _answers(
-    rows: Sequence[DataRow], field: str, asked_by: str, tokenizer: Any, settings: AnswerSettings
-) -> list[Answer]:
-    template = Template(settings.template)
-    texts = [template.fill(row, answer=_text(row, field, asked_by)) for row in rows]
-    encoder = AnswerEncoder(tokenizer, settings.max_tokens, allow_special_tokens=settings.allow_special_tokens)
-    return encoder.encode(texts, [row.source for row in rows])
-
-
-def _text(row: DataRow, field: str, asked_by: str) -> str:
-    value = _value(row, field, asked_by)
-    if isinstance(value, str):
-        return value
-    last = value[-1] if isinstance(value, list) and value else None
-    content = last.get("content") if isinstance(last, dict) and last.get("role") == "assistant" else None
-    if isinstance(content, str):
-        return content
-    raise DataError(
-        f"{row.source}: field {field!r} ({asked_by}) must be a text, or a list of messages that ends in "
-        f'{{"role": "assistant", "content": text}}, got {str(value)[:80]!r}'
-    )
+def _pair(row: DataRow) -> Pair:
+    assert row.pair is not None, "prompt_format(config, of_pairs=True) reads the pairs"
+    return row.pair
 
 
 def _margin(row: DataRow, field: str) -> float:

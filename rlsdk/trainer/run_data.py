@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.config import EvalSetConfig, Measure, Problem, RunConfig, config_error
+from rlsdk.config import Measure, Problem, RunConfig, config_error
 from rlsdk.config.base import Section
 from rlsdk.data import (
+    AnswerEnds,
     DataRow,
     NoPromptError,
     Prompt,
@@ -23,6 +24,7 @@ from rlsdk.data import (
 )
 from rlsdk.interfaces import ConfigError, DataError, Example
 from rlsdk.registry import ComponentKind, Registry
+from rlsdk.trainer.prompt_formats import prompt_format, set_format
 from rlsdk.trainer.sft import AnswerSettings, learned_answers
 
 if TYPE_CHECKING:
@@ -67,36 +69,14 @@ class RunPrompts:
     """Evaluation prompts by name of the measure."""
 
 
-def prompt_format(config: RunConfig) -> PromptFormat:
-    """The format that makes training prompts from rows."""
-    data = config.data
-    return PromptFormat(
-        prompt_field=data.prompt_field,
-        answer_field=data.answer_field,
-        prompt_template=data.prompt_template,
-        system_prompt=data.system_prompt,
-        chat_template=data.chat_template,
-        chat_template_kwargs=dict(data.chat_template_kwargs),
-        allow_special_tokens=data.allow_special_tokens,
-    )
-
-
-def set_format(config: RunConfig, part: EvalSetConfig) -> PromptFormat:
-    """The format that makes an evaluation set's prompts from rows: the training format with the set's own settings."""
-    form = prompt_format(config)
-    own: dict[str, Any] = {
-        "prompt_field": part.prompt_field,
-        "answer_field": part.answer_field,
-        "prompt_template": part.prompt_template,
-        "chat_template_kwargs": part.chat_template_kwargs,
-        "system_prompt": part.system_prompt,
-    }
-    form = replace(form, **{name: value for name, value in own.items() if value is not None})
-    return replace(form, system_prompt=None) if part.system_prompt == "" else form
-
-
 def load_prompts(
-    config: RunConfig, registry: Registry, tokenizer: Any, view: RunView, *, measures: Sequence[Measure]
+    config: RunConfig,
+    registry: Registry,
+    tokenizer: Any,
+    view: RunView,
+    *,
+    measures: Sequence[Measure],
+    of_pairs: bool = False,
 ) -> RunPrompts:
     """Loads training and evaluation prompts that share no question. Reports rows that were left out.
 
@@ -106,14 +86,15 @@ def load_prompts(
         tokenizer: the policy's tokenizer.
         view: receives notices about the rows.
         measures: evaluation measures; empty: no row is held out, and `data.eval` is only excluded from training.
+        of_pairs: rows are preference pairs.
 
     Raises:
         ConfigError, DataError: the source or a row of it cannot be used.
     """
-    sources, form = _load_train(config, registry), prompt_format(config)
-    rows = _eval_rows(config, registry, measures, sources)
+    sources, form = _load_train(config, registry), prompt_format(config, of_pairs=of_pairs)
+    rows = _eval_rows(config, registry, measures, sources, form)
     if config.data.eval is not None and not any(part.source == HELD_OUT for part in rows.values()):
-        held = _held_out(config, registry, sources)
+        held = _held_out(config, registry, sources, form)
         sources = _without(sources, EvalRows(source=HELD_OUT, rows=held, kept_out=held, form=form), form, view)
     for part in {id(part.kept_out): part for part in rows.values()}.values():
         # Held-out rows are in the training source by design; only rows of a separate evaluation source are reported.
@@ -131,7 +112,7 @@ def load_eval_prompts(
     Raises:
         ConfigError, DataError: as `load_prompts`.
     """
-    rows = _eval_rows(config, registry, measures, None)
+    rows = _eval_rows(config, registry, measures, None, prompt_format(config))
     return _eval_prompts(rows, measures, config, tokenizer, view)
 
 
@@ -141,7 +122,8 @@ def first_prompts(config: RunConfig, registry: Registry, tokenizer: Any, count: 
     Raises:
         ConfigError, DataError: as `load_prompts`.
     """
-    rows, form = _held_out(config, registry, None), prompt_format(config)
+    form = prompt_format(config)
+    rows = _held_out(config, registry, None, form)
     found: list[Prompt] = []
     for start in range(0, len(rows), max(count, MIN_TOKENIZED)):
         part = rows[start : start + max(count, MIN_TOKENIZED)]
@@ -158,7 +140,7 @@ def first_prompts(config: RunConfig, registry: Registry, tokenizer: Any, count: 
 
 
 def load_examples(
-    config: RunConfig, registry: Registry, tokenizer: Any, train: PromptDataset, view: RunView
+    config: RunConfig, registry: Registry, tokenizer: Any, train: PromptDataset, view: RunView, ends: AnswerEnds
 ) -> list[Example]:
     """Loads prompts and answers of the supervised loss term (`algorithm.ptx`); empty if its coefficient is 0.
 
@@ -177,7 +159,8 @@ def load_examples(
         template=ptx.answer_template,
         max_tokens=config.rollout.max_response_tokens,
         long_answers="drop",
-        allow_special_tokens=config.data.allow_special_tokens,
+        form=prompt_format(config),
+        ends=ends,
         section="algorithm.ptx",
         can_cut=False,
     )
@@ -262,9 +245,11 @@ def _load(registry: Registry, field: str, name: str, options: Mapping[str, Any],
         raise type(error)(f"{field}: {error}") from error
 
 
-def _held_out(config: RunConfig, registry: Registry, sources: Sequence[SourceRows] | None) -> list[DataRow]:
+def _held_out(
+    config: RunConfig, registry: Registry, sources: Sequence[SourceRows] | None, form: PromptFormat
+) -> list[DataRow]:
     """The run's own evaluation rows: those of `data.eval`, or held out of the training sources (None: not loaded)."""
-    data, form = config.data, prompt_format(config)
+    data = config.data
     if data.eval is not None:
         return distinct(_load(registry, "data.eval", data.eval, data.eval_options, None), form=form)[
             : data.num_eval_rows
@@ -276,18 +261,22 @@ def _held_out(config: RunConfig, registry: Registry, sources: Sequence[SourceRow
 
 
 def _eval_rows(
-    config: RunConfig, registry: Registry, measures: Sequence[Measure], sources: Sequence[SourceRows] | None
+    config: RunConfig,
+    registry: Registry,
+    measures: Sequence[Measure],
+    sources: Sequence[SourceRows] | None,
+    train_form: PromptFormat,
 ) -> dict[str, EvalRows]:
     """Evaluation rows by measure. Measures with the same rows share them."""
     held: list[DataRow] | None = None
     found: dict[str, EvalRows] = {}
     for measure in measures:
-        part, form = measure.config, set_format(config, measure.config)
+        part, form = measure.config, set_format(train_form, measure.config)
         if part.data is not None:
             source = f"{measure.field}.data"
             rows = distinct(_load(registry, source, part.data, part.options, None), form=form)
         else:
-            held = _held_out(config, registry, sources) if held is None else held
+            held = _held_out(config, registry, sources, train_form) if held is None else held
             rows, source = held, HELD_OUT
         asked = rows if part.num_rows is None or len(rows) <= part.num_rows else rows[: part.num_rows]
         kept_out = rows if source == HELD_OUT else asked

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlsdk.config import Measure, RunConfig
 from rlsdk.config.evaluation import HELD_OUT
-from rlsdk.data import PromptDataset
+from rlsdk.data import AnswerEnds, PromptDataset
 from rlsdk.interfaces import (
     Example,
     SamplingParams,
@@ -22,8 +22,10 @@ from rlsdk.trainer.parts import (
     build_callbacks,
     build_trackers,
     load_run_tokenizer,
+    run_ends,
     sampling_params,
 )
+from rlsdk.trainer.prompt_formats import prompt_format
 from rlsdk.trainer.reward_sources import check_rows
 from rlsdk.trainer.run_data import load_examples, load_prompts, with_sft_steps, with_steps
 from rlsdk.trainer.sft import AnswerSettings, Learned, learned_answers
@@ -50,6 +52,8 @@ class RunInputs:
     rewards: RunRewards
     sampling: SamplingParams
     """Sampling parameters of training."""
+    ends: AnswerEnds
+    """The tokens that end an answer, in what is learned and in what is sampled."""
     output: RunOutput
 
     def close(self) -> None:
@@ -65,6 +69,7 @@ def build_run_inputs(
     *,
     rewarded: bool = True,
     supervised: bool = True,
+    of_pairs: bool = False,
     resume: Path | None = None,
 ) -> RunInputs:
     """Starts the grading processes first: their imports continue while data is read. Supervised training needs none.
@@ -77,6 +82,7 @@ def build_run_inputs(
         rewarded: start the grading processes.
         supervised: prepare supervised training if `sft` configures it; False: the run has completed it, or it is not
             part of the run.
+        of_pairs: rows are preference pairs.
         resume: checkpoint from which the run continues.
 
     Raises:
@@ -87,15 +93,19 @@ def build_run_inputs(
         rewards = start_run_rewards(config, registry, run_dir / "logs", measures) if rewarded else RunRewards()
         made.callback(rewards.close)
         tokenizer = load_run_tokenizer(config.model)
+        ends = run_ends(config, tokenizer)
+        if of_pairs or config.algorithm.ptx.coef or (supervised and config.sft.is_asked):
+            _say_end(ends, tokenizer, view)
         asked = measures if rewarded else [HELD_OUT] * bool(measures)
-        prompts = load_prompts(config, registry, tokenizer, view, measures=asked)
+        prompts = load_prompts(config, registry, tokenizer, view, measures=asked, of_pairs=of_pairs)
         if rewarded:
             for text in check_rows(config, registry, prompts.train, prompts.sets, measures):
                 view.notice(text)
         config = with_steps(config, len(prompts.train))
         # A run that is resumed after its warm start still needs its number of steps.
         supervised = supervised or (rewarded and config.sft.epochs is not None)
-        learned = learned_of(config, prompts.train, tokenizer, view) if supervised and config.sft.is_asked else None
+        asks_sft = supervised and config.sft.is_asked
+        learned = learned_of(config, prompts.train, tokenizer, ends, view) if asks_sft else None
         config = config if learned is None else with_sft_steps(config, len(learned[0]))
         rewards.wait_ready()
         run_inputs = RunInputs(
@@ -103,10 +113,11 @@ def build_run_inputs(
             tokenizer=tokenizer,
             train_prompts=prompts.train,
             eval_prompts=prompts.sets,
-            examples=load_examples(config, registry, tokenizer, prompts.train, view) if rewarded else (),
+            examples=load_examples(config, registry, tokenizer, prompts.train, view, ends) if rewarded else (),
             learned=learned,
             rewards=rewards,
-            sampling=sampling_params(config.rollout, config.model, tokenizer),
+            sampling=sampling_params(config.rollout, ends),
+            ends=ends,
             output=RunOutput(
                 run_dir=run_dir,
                 view=view,
@@ -118,11 +129,23 @@ def build_run_inputs(
     return run_inputs
 
 
-def learned_of(config: RunConfig, prompts: PromptDataset, tokenizer: Any, view: RunView) -> Learned:
+def _say_end(ends: AnswerEnds, tokenizer: Any, view: RunView) -> None:
+    """Reports the token that ends learned answers, if it is not the end-of-sequence token."""
+    if ends.learned != tokenizer.eos_token_id:
+        name = tokenizer.convert_ids_to_tokens(ends.learned)
+        view.notice(
+            f"learned answers end with {name!r}, as turns do in the chat template and responses do at "
+            f"rollout.stop_token_ids; the tokenizer's end-of-sequence token is {tokenizer.eos_token!r}"
+        )
+
+
+def learned_of(config: RunConfig, prompts: PromptDataset, tokenizer: Any, ends: AnswerEnds, view: RunView) -> Learned:
+    """The prompts and answers of supervised training."""
     settings = AnswerSettings(
         template=config.sft.answer_template,
         max_tokens=config.rollout.max_response_tokens,
         long_answers=config.sft.long_answers,
-        allow_special_tokens=config.data.allow_special_tokens,
+        form=prompt_format(config),
+        ends=ends,
     )
     return learned_answers(prompts, tokenizer, settings, view.notice)

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from rlsdk.algorithms import SftObjective, loss_weights
-from rlsdk.data import AnswerEncoder, DataRow, Prompt, PromptDataset, PromptStream, Template, answer_report
+from rlsdk.data import (
+    AnswerEncoder,
+    AnswerEnds,
+    DataRow,
+    PromptDataset,
+    PromptFormat,
+    PromptStream,
+    Reply,
+    answer_report,
+    learned_reply,
+)
 from rlsdk.interfaces import CheckpointError, DataError
 from rlsdk.trainer.eval_metrics import clustered_error
 from rlsdk.trainer.evaluation import Evaluated
@@ -38,9 +48,11 @@ class AnswerSettings:
 
     template: str
     max_tokens: int
-    """Largest number of tokens of an answer, including its end-of-sequence token."""
+    """Largest number of tokens of an answer, including the token that ends it."""
     long_answers: Literal["drop", "cut"]
-    allow_special_tokens: bool
+    form: PromptFormat
+    """Format of the prompts that are answered."""
+    ends: AnswerEnds
     section: str = "sft"
     """Configuration section, for messages."""
     can_cut: bool = True
@@ -155,12 +167,12 @@ def learned_answers(
         DataError: a row has no answer, or all answers are too long.
     """
     limit, choice = settings.max_tokens, settings.long_answers
-    texts = [answer_text(prompt, settings.template) for prompt in prompts]
-    sources = [prompt.source for prompt in prompts]
-    encoder = AnswerEncoder(tokenizer, limit, allow_special_tokens=settings.allow_special_tokens)
-    answers = encoder.encode(texts, sources)
-    report = answer_report(answers, sources, limit, choice)
-    if report.num_long:
+    replies = [_reply(row, settings.form) for row in prompts.rows]
+    sources = [row.source for row in prompts.rows]
+    encoder = AnswerEncoder(tokenizer, limit, settings.ends, form=settings.form)
+    answers = encoder.encode_replies(prompts.rows, replies, settings.template)
+    report = answer_report(answers, sources, limit, choice, special_allowed=settings.form.allow_special_tokens)
+    if report.num_long or report.notes:
         notice(f"{settings.section}: {report.line()}")
     kept = [at for at, answer in enumerate(answers) if choice == "cut" or not answer.cut]
     if not kept:
@@ -171,11 +183,12 @@ def learned_answers(
     return prompts.subset(kept), [answers[at].token_ids for at in kept]
 
 
-def answer_text(prompt: Prompt, template: str) -> str:
-    """Text that is trained on after a prompt."""
-    if prompt.answer is None:
+def _reply(row: DataRow, form: PromptFormat) -> Reply:
+    """What is learned after a prompt."""
+    reply = learned_reply(row, form.answer_field)
+    if reply is None:
         raise DataError(
-            f"{prompt.source}: has no answer to learn from; name its field in data.answer_field, or do without "
+            f"{row.source}: has no answer to learn from; name its field in data.answer_field, or do without "
             "supervised training (sft.steps 0, algorithm.ptx.coef 0)"
         )
-    return Template(template).fill(DataRow(row=prompt.row, source=prompt.source), answer=prompt.answer)
+    return reply

@@ -155,7 +155,9 @@ def with_restarts(start: Start, session: Callable[[Start], RunResult]) -> RunRes
 
 
 @contextmanager
-def prepared(start: Start, *, rewarded: bool = True, supervised: bool = True) -> Iterator[tuple[RunInputs, Cluster]]:
+def prepared(
+    start: Start, *, rewarded: bool = True, supervised: bool = True, of_pairs: bool = False
+) -> Iterator[tuple[RunInputs, Cluster]]:
     """Yields the inputs and the cluster. The run's own cluster starts while the inputs are built, since both take
     seconds; a shared cluster is asked for devices only once nothing else can fail."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="rlsdk-run-inputs")
@@ -167,6 +169,7 @@ def prepared(start: Start, *, rewarded: bool = True, supervised: bool = True) ->
         start.view,
         rewarded=rewarded,
         supervised=supervised,
+        of_pairs=of_pairs,
         resume=start.resume,
     )
     pool.shutdown(wait=False)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlsdk.algorithms import DpoObjective, RewardModelObjective
 from rlsdk.config import PairTraining, RunConfig
 from rlsdk.config.evaluation import HELD_OUT
-from rlsdk.data import Prompt, PromptStream
+from rlsdk.data import PromptDataset, PromptStream
 from rlsdk.interfaces import (
     ConfigError,
 )
 from rlsdk.rollouts import request_seed
 from rlsdk.trainer.pairs import PairSet, PairSettings, encode_pairs
 from rlsdk.trainer.preferences import PairOptions, PairStage
+from rlsdk.trainer.prompt_formats import prompt_format
 from rlsdk.trainer.run_data import with_pair_steps
 from rlsdk.trainer.run_inputs import RunInputs, learned_of
 from rlsdk.trainer.sft import CHECKPOINTS, AnswerSettings, Learned, SftStage
@@ -56,7 +56,7 @@ def _held_out_answers(config: RunConfig, run_inputs: RunInputs) -> Learned | Non
     answered = [] if prompts is None else [at for at, prompt in enumerate(prompts) if prompt.answer is not None]
     if prompts is None or not answered:
         return None
-    return learned_of(config, prompts.subset(answered), run_inputs.tokenizer, run_inputs.output.view)
+    return learned_of(config, prompts.subset(answered), run_inputs.tokenizer, run_inputs.ends, run_inputs.output.view)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,17 +115,16 @@ def pair_stage(kind: PairTraining, run_inputs: RunInputs, pairs: RunPairs, sessi
     )
 
 
-def _pairs(config: RunConfig, run_inputs: RunInputs, prompts: Sequence[Prompt], name: str) -> PairSet:
+def _pairs(config: RunConfig, run_inputs: RunInputs, prompts: PromptDataset, name: str) -> PairSet:
     own = config.preferences
     settings = PairSettings(
-        chosen_field=own.chosen_field,
-        rejected_field=own.rejected_field,
         margin_field=own.margin_field,
         answers=AnswerSettings(
             template=own.answer_template,
             max_tokens=config.rollout.max_response_tokens,
             long_answers=own.long_answers,
-            allow_special_tokens=config.data.allow_special_tokens,
+            form=prompt_format(config, of_pairs=True),
+            ends=run_inputs.ends,
         ),
     )
     pairs = encode_pairs(prompts, run_inputs.tokenizer, settings)

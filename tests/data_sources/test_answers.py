@@ -6,13 +6,18 @@ from typing import Any
 
 import pytest
 
-from rlsdk.data import AnswerEncoder, answer_report
+from rlsdk.data import AnswerEncoder, AnswerEnds, PromptFormat, answer_report
 
 from .test_special_tokens import trained
 
 
+def encoder_of(tokenizer: Any, max_tokens: int, **form: Any) -> AnswerEncoder:
+    end = tokenizer.eos_token_id
+    return AnswerEncoder(tokenizer, max_tokens, AnswerEnds(learned=end, stops=(end,)), form=PromptFormat(**form))
+
+
 def test_an_answer_that_fits_ends_with_the_end_token(tokenizer: Any) -> None:
-    encoder = AnswerEncoder(tokenizer, 4)
+    encoder = encoder_of(tokenizer, 4)
     answer = encoder.encode(["abc"], ["x:1"])[0]
     assert not answer.cut
     assert list(answer.token_ids) == [*tokenizer("abc")["input_ids"], tokenizer.eos_token_id]
@@ -20,7 +25,7 @@ def test_an_answer_that_fits_ends_with_the_end_token(tokenizer: Any) -> None:
 
 @pytest.mark.parametrize("text", ["abcd", "abcde", "a" * 1_000_000])
 def test_an_answer_that_is_cut_never_ends_with_it(tokenizer: Any, text: str) -> None:
-    answer = AnswerEncoder(tokenizer, 4).encode([text], ["x:1"])[0]
+    answer = encoder_of(tokenizer, 4).encode([text], ["x:1"])[0]
     assert answer.cut
     assert tokenizer.decode(answer.token_ids) == text[:4]
 
@@ -36,21 +41,21 @@ def test_a_text_that_is_too_long_by_its_characters_is_not_tokenized_whole(
         return plain(self, texts, **options)
 
     monkeypatch.setattr(type(tokenizer), "__call__", watched)
-    assert AnswerEncoder(tokenizer, 4).encode(["a" * 1_000_000], ["x:1"])[0].cut
+    assert encoder_of(tokenizer, 4).encode(["a" * 1_000_000], ["x:1"])[0].cut
     assert max(seen) < 1000
 
 
 def test_special_tokens_in_an_answer_are_text_unless_allowed() -> None:
     end = trained("bytes").eos_token_id
     texts, sources = ["plain", "a<|im_end|>b", "x"], ["x:1", "x:2", "x:3"]
-    literal = AnswerEncoder(trained("bytes"), 50).encode(texts, sources)
+    literal = encoder_of(trained("bytes"), 50).encode(texts, sources)
     assert [answer.token_ids.count(end) for answer in literal] == [1, 1, 1]
-    allowed = AnswerEncoder(trained("bytes"), 50, allow_special_tokens=True).encode(texts, sources)[1]
+    allowed = encoder_of(trained("bytes"), 50, allow_special_tokens=True).encode(texts, sources)[1]
     assert allowed.token_ids.count(end) == 2
 
 
 def test_long_answers_are_counted_and_the_first_is_named(tokenizer: Any) -> None:
-    encoder = AnswerEncoder(tokenizer, 4)
+    encoder = encoder_of(tokenizer, 4)
     sources = [f"x:{line}" for line in range(1, 5)]
     answers = encoder.encode(["a", "abcdef", "ab", "abcdefgh"], sources)
     assert answer_report(answers, sources, 4, "drop").line() == (

@@ -73,7 +73,7 @@ def run(
     """To its end, from the newest checkpoint of the folder where there is one."""
     folder.mkdir(exist_ok=True)
     view, session = Recorder(), ready(config, kind, registry)
-    with closing(build_run_inputs(config, registry, folder, view, rewarded=False)) as run_inputs:
+    with closing(build_run_inputs(config, registry, folder, view, rewarded=False, of_pairs=True)) as run_inputs:
         stage = pair_stage(kind, run_inputs, read_pairs(run_inputs), session)
         trainer = Trainer(
             stage, session, tokenizer=run_inputs.tokenizer, config_text="", keep_checkpoints=2,

@@ -122,7 +122,7 @@ def test_loss_and_gradient_are_those_of_plain_transformers(
     }[kind]
     config = config_of(model, rows, registry, *extra)
     session = ready(config, kind, registry)
-    with closing(build_run_inputs(config, registry, tmp_path, Recorder(), rewarded=False)) as run_inputs:
+    with closing(build_run_inputs(config, registry, tmp_path, Recorder(), rewarded=False, of_pairs=True)) as run_inputs:
         stage = pair_stage(kind, run_inputs, read_pairs(run_inputs), session)
         export_policy(session, run_inputs.tokenizer, tmp_path / "model")
     batch = stage._referred(stage.pairs.batch(range(11)))
@@ -241,8 +241,8 @@ def refused(tmp_path: Path, model: str, registry: Registry, made: list[dict[str,
     config = config_of(model, str(path), registry, "--eval.every_steps", "null", *extra)
     session = ready(config, PairTraining.DPO, registry)
     with (
-        closing(build_run_inputs(config, registry, tmp_path, Recorder(), rewarded=False)) as run_inputs,
         pytest.raises(DataError) as caught,
+        closing(build_run_inputs(config, registry, tmp_path, Recorder(), rewarded=False, of_pairs=True)) as run_inputs,
     ):
         pair_stage(PairTraining.DPO, run_inputs, read_pairs(run_inputs), session)
     return str(caught.value)
@@ -273,7 +273,7 @@ def test_equal_and_long_answers_are_left_out_and_counted(
     model: str, registry: Registry, rows: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "some.jsonl"
-    kept = {"chosen": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "12"}], "rejected": "3"}
+    kept = {"chosen": [{"role": "user", "content": "0 ="}, {"role": "assistant", "content": "12"}], "rejected": "3"}
     made = [kept, {"chosen": "1", "rejected": "1"}, {"chosen": "12345", "rejected": "123456"}]
     path.write_text("\n".join(json.dumps({"question": f"{at} =", **row}) for at, row in enumerate(made)))
     for choice, expected in (("drop", 1), ("cut", 1)):
@@ -282,7 +282,7 @@ def test_equal_and_long_answers_are_left_out_and_counted(
             model, str(path), registry, "--eval.every_steps", "null", "--preferences.long_answers", choice
         )
         view, session = Recorder(), ready(config, PairTraining.REWARD_MODEL, registry)
-        with closing(build_run_inputs(config, registry, tmp_path, view, rewarded=False)) as run_inputs:
+        with closing(build_run_inputs(config, registry, tmp_path, view, rewarded=False, of_pairs=True)) as run_inputs:
             stage = pair_stage(PairTraining.REWARD_MODEL, run_inputs, read_pairs(run_inputs), session)
         assert len(stage.pairs) == expected
         assert [line for line in view.notices if line.startswith("train pairs: 1 of 3 pairs are used")]
@@ -308,7 +308,7 @@ def test_settings_of_the_other_training_are_refused(model: str, rows: str, regis
 def test_a_pair_twice_in_a_step_counts_twice(model: str, rows: str, registry: Registry, tmp_path: Path) -> None:
     config = config_of(model, rows, registry)
     session = ready(config, PairTraining.REWARD_MODEL, registry)
-    with closing(build_run_inputs(config, registry, tmp_path, Recorder(), rewarded=False)) as run_inputs:
+    with closing(build_run_inputs(config, registry, tmp_path, Recorder(), rewarded=False, of_pairs=True)) as run_inputs:
         stage = pair_stage(PairTraining.REWARD_MODEL, run_inputs, read_pairs(run_inputs), session)
     batch = stage.pairs.batch([3, 3, 5])
     assert batch["uid"].tolist() == [0, 0, 1, 1, 2, 2]
@@ -322,7 +322,7 @@ def test_an_engine_keeps_pairs_together_where_the_objective_asks_it(
     """Rows of like length go together, and pairs are of unlike length: every cut would part some."""
     config = config_of(model, rows, registry, "--train.micro_batch_rows", str(rows_in_pass))
     session = ready(config, PairTraining.REWARD_MODEL, registry)
-    with closing(build_run_inputs(config, registry, tmp_path, Recorder(), rewarded=False)) as run_inputs:
+    with closing(build_run_inputs(config, registry, tmp_path, Recorder(), rewarded=False, of_pairs=True)) as run_inputs:
         stage = pair_stage(PairTraining.REWARD_MODEL, run_inputs, read_pairs(run_inputs), session)
     batch = stage.pairs.batch(range(9))
     engine: Any = session.actor.group.hosts[0].engine  # type: ignore[attr-defined]

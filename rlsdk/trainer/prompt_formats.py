@@ -1,0 +1,38 @@
+"""How a run's configuration makes prompts of rows. Imports no torch: rows are checked before that import."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from rlsdk.config import EvalSetConfig, RunConfig
+from rlsdk.data import PairFields, PromptFormat
+
+
+def prompt_format(config: RunConfig, *, of_pairs: bool = False) -> PromptFormat:
+    """The format that makes training prompts from rows. `of_pairs`: rows are preference pairs, whose conversations may
+    hold the prompt."""
+    data, own = config.data, config.preferences
+    return PromptFormat(
+        prompt_field=data.prompt_field,
+        answer_field=data.answer_field,
+        prompt_template=data.prompt_template,
+        system_prompt=data.system_prompt,
+        chat_template=data.chat_template,
+        chat_template_kwargs=dict(data.chat_template_kwargs),
+        allow_special_tokens=data.allow_special_tokens,
+        pair=PairFields(chosen=own.chosen_field, rejected=own.rejected_field) if of_pairs else None,
+    )
+
+
+def set_format(form: PromptFormat, part: EvalSetConfig) -> PromptFormat:
+    """The format that makes an evaluation set's prompts from rows: the training format with the set's own settings."""
+    own: dict[str, Any] = {
+        "prompt_field": part.prompt_field,
+        "answer_field": part.answer_field,
+        "prompt_template": part.prompt_template,
+        "chat_template_kwargs": part.chat_template_kwargs,
+        "system_prompt": part.system_prompt,
+    }
+    form = replace(form, **{name: value for name, value in own.items() if value is not None})
+    return replace(form, system_prompt=None) if part.system_prompt == "" else form
