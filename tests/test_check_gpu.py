@@ -70,7 +70,7 @@ def test_a_check_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> Non
     step = gpu_steps.Step(name="hangs", command=(sys.executable, "-c", code))
     found = gpu_steps.run(step, python=sys.executable, environment={}, left_s=2)
     assert (found.outcome, found.why.partition(",")[0]) == (gpu_steps.FAILED, "not done after 2 s")
-    assert found.seconds < 10
+    assert found.seconds < 40
 
 
 def test_a_check_says_what_it_lacks() -> None:

@@ -84,7 +84,7 @@ def test_a_process_is_known_by_the_file_of_its_output(tmp_path: Path) -> None:
         run.process = subprocess.Popen([sys.executable, "-c", sleep], stdout=log)
         run.commands = 1
         try:
-            assert run.wait(lambda: run.processes("rollout"), 10)
+            assert run.wait(lambda: run.processes("rollout"), 50)
             assert run.processes("actor") == []
             assert [process.pid for process in run.processes("controller")] == [run.process.pid]
         finally:
@@ -110,7 +110,7 @@ def test_a_grader_is_at_work_between_what_it_reads_and_what_it_writes(tmp_path: 
             tasks.write(b"task\n")
             tasks.flush()
             if not ends:
-                assert run.wait(lambda: run.is_in("reward"), 10)
+                assert run.wait(lambda: run.is_in("reward"), 50)
     finally:
         run.end()
         tasks.close()

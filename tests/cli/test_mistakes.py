@@ -330,4 +330,4 @@ def test_a_cluster_that_is_not_there_is_found_out_at_once() -> None:
     began = time.monotonic()
     finding = cluster("127.0.0.1:1")
     assert "refused" in finding.found
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - began < 30

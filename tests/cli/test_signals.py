@@ -72,7 +72,7 @@ sys.exit(stopped.exit_code)
 """
 
 
-@pytest.mark.parametrize(("update_s", "is_saved"), [(1.5, True), (120.0, False)])
+@pytest.mark.parametrize(("update_s", "is_saved"), [(4.0, True), (120.0, False)])
 def test_a_machine_that_is_taken_away_gets_its_step_saved_within_the_deadline_or_is_left(
     update_s: float, is_saved: bool, tmp_path: Path
 ) -> None:
@@ -128,7 +128,7 @@ main(["train"])
 
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", RUN.replace("range(20)", "range(2000)"), str(tmp_path / "saved")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=heard) as process:
         assert process.stdout is not None
         while "stopping" not in process.stdout.readline():
             if process.poll() is None and not (tmp_path / "asked").exists():

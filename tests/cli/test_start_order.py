@@ -26,7 +26,10 @@ def say(text):
 def start_cluster(table, *_, before_connect, **__):
     say(f"roles: {[role.name for role in table]}")
     before_connect()
-    time.sleep(3)  # the program imports what it can meanwhile
+    end = time.monotonic() + 60
+    while "transformers" not in sys.modules and time.monotonic() < end:  # the program imports what it can meanwhile
+        time.sleep(0.05)
+    time.sleep(1)
     say(f"transformers: {'transformers' in sys.modules}, torch: {'torch' in sys.modules}")
     raise ConfigError("no cluster today")
 

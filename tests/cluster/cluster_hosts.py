@@ -97,7 +97,7 @@ class EchoHost:
         return self.order
 
     def wait_for_release(self) -> bool:
-        return self.release.wait(30)
+        return self.release.wait(60)
 
     @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
     def let_go(self) -> bool:

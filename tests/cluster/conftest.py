@@ -66,7 +66,7 @@ def own_cluster(ray_here: LocalRay, tmp_path: Path) -> Iterator[Callable[[int], 
 
     def start(num_devices: int) -> Cluster:
         placement = PlacementSpec(pools=(pool("own", num_devices),), roles={"victim": "own", "other": "own"})
-        started.append(Cluster.start(placement, timeout_s=20, log_dir=tmp_path))
+        started.append(Cluster.start(placement, timeout_s=60, log_dir=tmp_path))
         return started[-1]
 
     yield start

@@ -143,13 +143,13 @@ def test_an_interrupted_program_does_not_wait_for_a_slow_start_and_the_next_one_
     cluster.takes_s = 0.5
 
     def start(before_connect: Wait) -> Cluster:
-        assert go_on.wait(60)
+        assert go_on.wait(120)
         return made(cluster)
 
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt), BackgroundCluster(start):
         raise KeyboardInterrupt
-    assert time.monotonic() - began < interrupts.PATIENCE_S + 2.0
+    assert time.monotonic() - began < 30, "and not as long as it takes to start"
     assert interrupts.has_abandoned()
     assert cluster.closed == 0
     threading.Timer(0.2, go_on.set).start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import psutil
 import pytest
 
 from rlsdk.cluster import Cluster, WorkerGroup
@@ -43,11 +44,12 @@ def test_a_host_that_cannot_be_built_says_why(make_group: MakeGroup) -> None:
 
 def test_a_silent_rank_is_named_when_the_deadline_passes(own_cluster: StartCluster) -> None:
     group = own_cluster(2).create_group("victim", "cluster_hosts:FragileHost")
-    pending = group.submit("hang_on", 1, 2.5)
-    text = r"no answer within 1 s in victim\.hang_on from victim rank 1 \(node .* of 2 calls 1 were answered"
+    group.run("ranks")
+    pending = group.submit("hang_on", 1, 6.0)
+    text = r"no answer within 2 s in victim\.hang_on from victim rank 1 \(node .* of 2 calls 1 were answered"
     with pytest.raises(DeadlineError, match=text):
-        pending.result(1.0)
-    assert pending.result(20) == [0, 1], "the call goes on, and can be waited for again"
+        pending.result(2.0)
+    assert pending.result(60) == [0, 1], "the call goes on, and can be waited for again"
 
 
 def test_one_rank_that_raises_is_not_hidden_by_others_that_hang(own_cluster: StartCluster) -> None:
@@ -55,7 +57,7 @@ def test_one_rank_that_raises_is_not_hidden_by_others_that_hang(own_cluster: Sta
     start = time.monotonic()
     with pytest.raises(BatchError, match="only me"):
         group.run("raise_on", 1)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 40
 
 
 def test_a_killed_worker_is_reported_with_its_last_words(own_cluster: StartCluster) -> None:
@@ -64,7 +66,7 @@ def test_a_killed_worker_is_reported_with_its_last_words(own_cluster: StartClust
     start = time.monotonic()
     with pytest.raises(WorkerError) as caught:
         group.run("die", 1)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 40
     text = str(caught.value)
     assert f"victim rank 1 died on node {group.contexts[1].node}, pid {pids[1]} while in victim.die" in text
     assert "  these are my last words" in text
@@ -78,13 +80,14 @@ def test_a_death_ends_the_wait_for_ranks_that_may_hang_because_of_it(own_cluster
     start = time.monotonic()
     with pytest.raises(WorkerError, match="victim rank 1 died"):
         group.run("rank_zero_hangs")
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 40
 
 
 def test_a_peer_that_is_gone_is_a_worker_error(own_cluster: StartCluster) -> None:
     group = own_cluster(2).create_group("victim", "cluster_hosts:FragileHost")
+    victim = psutil.Process(group.run("pid")[1])
     group.submit("die", 1)
-    time.sleep(1)
+    victim.wait(30)
     with pytest.raises(WorkerError, match=r"victim rank 1 on node .* could not answer 'where'"):
         group.peers()[1].call("where", timeout_s=5)
 
@@ -101,7 +104,7 @@ def test_closing_ends_workers_that_hang(own_cluster: StartCluster) -> None:
     start = time.monotonic()
     cluster.close(grace_s=0.5)
     cluster.close()
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 40
     with pytest.raises(WorkerError):
         group.run("ranks")
 

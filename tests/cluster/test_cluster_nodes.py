@@ -186,8 +186,8 @@ def test_workers_without_gpus_see_none(second_node: None) -> None:
 def test_what_the_nodes_do_not_have_is_refused_at_once(second_node: None) -> None:
     start = time.monotonic()
     with pytest.raises(PlacementError, match="pool 'wide' wants 3 different nodes") as caught:
-        Cluster.start(placement(1, 1, 1))
-    assert time.monotonic() - start < 5
+        Cluster.start(placement(1, 1, 1), timeout_s=120)
+    assert time.monotonic() - start < 30, "and not only when the cluster's start is given up"
     assert " of 3" in str(caught.value)
     with pytest.raises(PlacementError, match="no node has 11 CPUs"):
         Cluster.start(placement(11))

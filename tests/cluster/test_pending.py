@@ -54,22 +54,22 @@ def test_waiting_looks_at_each_answer_a_few_times_however_many_there_are(
 
 def test_a_rank_that_fails_ends_the_wait_for_the_others_soon(make_group: Callable[..., WorkerGroup]) -> None:
     group = make_group("FragileHost")
-    requests = [*requests_of(group, "raise_ours", 1), *requests_of(group, "sleepy", 4, 3.0)[1:]]
-    waiting = Pending(requests, doing="failing", join=dict, timeout_s=60)
-    start = time.monotonic()
+    fails, others = requests_of(group, "raise_ours", 1), requests_of(group, "wait_for_release", 4)[1:]
+    waiting = Pending([*fails, *others], doing="failing", join=dict, timeout_s=60)
     with pytest.raises(BatchError, match="rank 0 does not like"):
         waiting.result()
-    assert time.monotonic() - start < 1.5
+    assert not ray.wait([request.ref for request in others], timeout=0)[0]
+    group.run("let_go")
 
 
 def test_a_deadline_runs_from_the_last_sign_of_progress(make_group: Callable[..., WorkerGroup]) -> None:
     """Work of four pieces, each shorter than the deadline, all together longer; then a piece that never ends."""
     group = make_group("FragileHost")
-    assert group.run("work_in_pieces", 4, 0.5, timeout_s=1.0) == [0, 1, 2, 3]
+    assert group.run("work_in_pieces", 4, 0.8, timeout_s=2.5) == [0, 1, 2, 3]
     start = time.monotonic()
     with pytest.raises(DeadlineError, match=r"no answer within 1 s .*, and no progress.*deadlines"):
-        group.run("work_in_pieces", 1, 4.0, timeout_s=1.0)
-    assert time.monotonic() - start < 3
+        group.run("work_in_pieces", 1, 8.0, timeout_s=1.0)
+    assert time.monotonic() - start < 7
 
 
 def test_one_rank_that_makes_progress_is_waited_for_and_one_that_hangs_behind_it_is_not(
@@ -79,10 +79,10 @@ def test_one_rank_that_makes_progress_is_waited_for_and_one_that_hangs_behind_it
     with pytest.raises(DeadlineError, match="from x rank 1 "):
         Pending(
             [
-                *requests_of(group, "work_in_pieces", 1, 5, 0.4),
-                *[replace(request, rank=1) for request in requests_of(group, "hang_on", 2, 1, 8.0)[1:]],
+                *requests_of(group, "work_in_pieces", 1, 5, 0.8),
+                *[replace(request, rank=1) for request in requests_of(group, "hang_on", 2, 1, 10.0)[1:]],
             ],
             doing="working",
             join=dict,
-            timeout_s=1.0,
+            timeout_s=2.5,
         ).result()

@@ -113,7 +113,7 @@ def test_one_rank_that_raises_is_named_and_the_others_are_not_waited_for(own_clu
     start = time.monotonic()
     with pytest.raises(BatchError, match="only me") as caught:
         group.run("data_raise_on", rows(4), 1)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 40
     assert "raised by victim rank 1 on node" in caught.value.__notes__[0]
 
 
@@ -124,17 +124,17 @@ def test_a_killed_worker_is_named_whether_it_relays_or_not(own_cluster: StartClu
     start = time.monotonic()
     with pytest.raises(WorkerError) as caught:
         group.run("data_die", rows(4), rank)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 40
     assert f"victim rank {rank} died on node {group.contexts[rank].node}, pid {pids[rank]} while" in str(caught.value)
     assert "  these are my last words" in str(caught.value)
 
 
 def test_silent_ranks_are_named_and_the_call_goes_on(own_cluster: StartCluster) -> None:
     group = victim(own_cluster)
-    pending = group.submit("data_hang_on", rows(4), 1, 2.5)
+    pending = group.submit("data_hang_on", rows(4), 1, 4.0)
     with pytest.raises(DeadlineError, match=r"no answer within 1 s in victim\.data_hang_on from .*victim rank 1 "):
         pending.result(1.0)
-    assert pending.result(20) == [0, 1]
+    assert pending.result(60) == [0, 1]
 
 
 def test_a_call_that_could_not_be_passed_on_is_a_failure_whatever_it_raised() -> None:

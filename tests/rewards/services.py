@@ -83,7 +83,7 @@ def drips(handler: Handler, body: dict[str, Any]) -> None:
     """A byte now and then: every single wait is short."""
     handler.send_response(200)
     handler.end_headers()
-    for _ in range(100):
+    for _ in range(1200):
         handler.wfile.write(b" ")
         handler.wfile.flush()
         time.sleep(0.05)

@@ -57,7 +57,7 @@ def test_a_source_that_never_sends_is_an_error_at_the_deadline(monkeypatch: pyte
     start = time.monotonic()
     with pytest.raises(WeightSyncError, match=r"did not send 64 bytes in 1 s"):
         target.fetch(handle, [((4,), "float32")])
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 30
     source.close()
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from sharding_cases import export, metas_of, random_tensors, rollout_group, split_box, whole_target
@@ -131,7 +132,8 @@ def test_a_source_that_is_killed_in_the_middle_ends_the_sync() -> None:
             read(self, *args)
             if args[1]["number"] % len(plan.buckets) == 1:
                 os.kill(train.pids[0], signal.SIGKILL)
-                time.sleep(0.2)
+                while psutil.Process(train.pids[0]).status() != psutil.STATUS_ZOMBIE:
+                    time.sleep(0.01)
 
         RemoteMemoryTransport.fetch_into = read_two  # type: ignore[method-assign]
         start = time.monotonic()

@@ -19,9 +19,11 @@ from rlsdk.sharding.worker_progress import WorkerProgress, counted
 from rlsdk.testing.local_groups import LocalPeer
 
 SHAPES = {f"layer.{at}": (64, 16) for at in range(12)}
-PAUSE_S = 0.1
-TIMEOUT_S = 0.6
+PAUSE_S = 0.2
+TIMEOUT_S = 1.2
 """Of one wait; twelve pauses are twice as long."""
+LATE_S = 30.0
+"""What a busy machine may take."""
 
 
 class SlowPeer(LocalPeer):
@@ -72,9 +74,9 @@ def test_calls_that_are_answered_no_more_end_the_pull_in_time(come: int) -> None
     target, buckets, peer, _ = groups("inline")
     peer.answers = come
     start = time.monotonic()
-    with pytest.raises(WeightSyncError, match=r"did not arrive .* DeadlineError: no answer in 0.6 s"):
+    with pytest.raises(WeightSyncError, match=r"did not arrive .* DeadlineError: no answer in 1.2 s"):
         target.pull(buckets, {0: peer}, 1, TIMEOUT_S)
-    assert time.monotonic() - start < come * PAUSE_S + TIMEOUT_S + 2.0
+    assert time.monotonic() - start < come * PAUSE_S + TIMEOUT_S + LATE_S
 
 
 def test_a_stream_that_stands_still_ends_the_pull_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,16 +85,16 @@ def test_a_stream_that_stands_still_ends_the_pull_in_time(monkeypatch: pytest.Mo
     def fill_four(*args: Any) -> None:
         filled.append(1)
         if len(filled) > 4:
-            over.wait(60)
+            over.wait(120)
         fill(*args)
 
     monkeypatch.setattr(SharedMemoryTransport, "_fill", fill_four)
     target, buckets, peer, _ = groups("shared_memory")
     start = time.monotonic()
     try:
-        with pytest.raises(WeightSyncError, match=r"the source sent nothing for 0.6 s"):
+        with pytest.raises(WeightSyncError, match=r"the source sent nothing for 1.2 s"):
             target.pull(buckets, {0: peer}, 1, TIMEOUT_S)
-        assert time.monotonic() - start < TIMEOUT_S + 2.0
+        assert time.monotonic() - start < TIMEOUT_S + LATE_S
     finally:
         over.set()
         target.close()
@@ -113,7 +115,7 @@ def test_what_comes_to_workers_is_progress_of_their_replica(monkeypatch: pytest.
     assert idle_s() > time.monotonic() - before - 0.05  # nobody looks
     with two.watched():
         assert len(list(counted(shards(), two.of(1)))) == len(SHAPES)
-        assert idle_s() < 0.3
+        assert idle_s() < (time.monotonic() - before) / 2
     sign = two.of(0)
     two.close()
     assert len(list(counted(shards(), sign))) == len(SHAPES)  # without memory, without signs
@@ -131,6 +133,6 @@ def test_what_comes_to_workers_of_another_node_is_progress_of_their_replica(monk
         list(counted(shards(), {**sign, "secret": "00" * 16}))
         assert idle_s() > time.monotonic() - before - 0.1, "a stranger's datagrams are no progress"
         assert len(list(counted(shards(), sign))) == len(SHAPES)
-        assert idle_s() < 0.3
+        assert idle_s() < (time.monotonic() - before) / 2
     two.close()
     assert len(list(counted(shards(), sign))) == len(SHAPES), "nobody listens any more"

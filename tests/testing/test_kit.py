@@ -376,7 +376,7 @@ def test_the_end_of_processes_is_charged_to_no_requirement(tmp_path: Path) -> No
     assert done.returncode == 0, done.stdout
     (suite,) = from_json((tmp_path / "report.json").read_text())
     assert (tmp_path / "closed").exists()
-    assert suite.findings[-1].seconds < 1.0
+    assert suite.findings[-1].seconds < 5.0
 
 
 SLOW = """
@@ -385,7 +385,7 @@ from rlsdk.testing import TrainConformance, requirement
 
 class Lab:
     def close(self):
-        time.sleep(1.0)
+        time.sleep(5.0)
         pathlib.Path("closed").touch()
 
 class TestSlow(TrainConformance):

@@ -47,7 +47,7 @@ def test_runs_in_one_process_leave_no_thread_and_no_open_file(
     before = held()
     for at in range(2):
         run(config, registry, tmp_path / str(at))
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while (more := grown(before)) and time.monotonic() < end:  # threads of a pool end a moment later
         time.sleep(0.05)
     assert more == {}
