@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlsdk.api.chaos_run import ChaosRun
+from rlsdk.system.files import read_regular_text
 
 CLOCK = (
     "time/",
@@ -132,7 +133,7 @@ def promises_equal_numbers(run_dir: Path) -> bool:
     file = run_dir / "config.yaml"
     if not file.exists():
         return False
-    config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    config = yaml.safe_load(read_regular_text(file))
     schedule, rollout = config["schedule"], config["rollout"]
     return bool(
         schedule["order"] == "prompt"

@@ -11,6 +11,7 @@ from typing import Any
 from rlsdk.config import Problem, Role, RunConfig, roles
 from rlsdk.interfaces import ConfigError, RolloutSpec, nearest
 from rlsdk.kit.model_files import tokenizer_fault, weights_fault
+from rlsdk.system.files import read_regular
 
 SHAPE = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
          "num_key_value_heads", "head_dim", "vocab_size")  # fmt: skip
@@ -63,7 +64,7 @@ def fields_of(path: str, revision: str | None, field: str) -> Mapping[str, Any]:
         except ConfigError as error:
             raise ConfigError(f"{error}{near}") from error.__cause__
     try:
-        fields: Mapping[str, Any] = json.loads((folder / "config.json").read_text())
+        fields: Mapping[str, Any] = json.loads(read_regular(folder / "config.json"))
         return {**fields, "model_type": str(fields["model_type"])}
     except FileNotFoundError as error:
         inside = folder / "model"  # where a checkpoint of a run has it

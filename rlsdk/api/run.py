@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlsdk.api.chart import Chart, draw
 from rlsdk.api.table import Table
 from rlsdk.interfaces import ConfigError
+from rlsdk.system.files import read_regular_text
 from rlsdk.system.printable import printable
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Run:
         from rlsdk.config.yaml_text import read_yaml
 
         file = self.path / "config.yaml"
-        data, _ = read_yaml(file.read_text(encoding="utf-8"), str(file))
+        data, _ = read_yaml(read_regular_text(file), str(file))
         return data if isinstance(data, Mapping) else {}
 
     @property

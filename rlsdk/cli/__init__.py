@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 EXIT_INTERRUPTED = 130
@@ -15,29 +16,43 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     0: success. 2: an input of the command is invalid, and nothing was started. 130: Ctrl-C. 1: any other failure.
     """
+    is_process = arguments is None
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    code: str | int | None = 0
     try:  # includes all imports: Ctrl-C may come while this program is loading
         _run(arguments)
     except KeyboardInterrupt:
-        _leave(EXIT_INTERRUPTED)
+        code = EXIT_INTERRUPTED
     except SystemExit as left:
-        _leave(left.code)
+        code = left.code
+    if is_process:
+        with suppress(OSError, ValueError, AttributeError):
+            sys.stdout.flush()
+        with suppress(OSError):
+            os.dup2(2, 1)  # what a stranger's code prints while Python ends is no output of the command
+    _leave(code)
 
 
 def _run(arguments: Sequence[str]) -> None:
     from rlsdk.cli.errors import TRACEBACK_FLAG, TRACEBACK_VARIABLE, explain
+    from rlsdk.system.streams import safe_streams
 
     wants_traceback = TRACEBACK_FLAG in arguments or os.environ.get(TRACEBACK_VARIABLE, "0") not in ("", "0")
     arguments = [argument for argument in arguments if argument != TRACEBACK_FLAG]
+    code: str | int | None = None
     try:
-        from rlsdk.cli.commands import app
+        with safe_streams():
+            try:
+                from rlsdk.cli.commands import app
 
-        app(args=arguments or ["--help"], prog_name="rlsdk")
-    except Exception as error:
-        code = explain(error, wants_traceback=wants_traceback)
-        if code is None:
-            raise
-        sys.exit(code)
+                app(args=arguments or ["--help"], prog_name="rlsdk")
+            except SystemExit as left:
+                code = left.code
+            except Exception as error:
+                code = explain(error, wants_traceback=wants_traceback)
+    except OSError as error:  # of the streams themselves
+        code = code or explain(error, wants_traceback=wants_traceback)
+    sys.exit(code)
 
 
 def _leave(code: str | int | None) -> NoReturn:
@@ -48,7 +63,8 @@ def _leave(code: str | int | None) -> NoReturn:
     """
     interrupts = sys.modules.get("rlsdk.kit.interrupts")
     if interrupts is not None and interrupts.has_abandoned() and not isinstance(code, str):
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
         os._exit(code or 0)
     sys.exit(code)

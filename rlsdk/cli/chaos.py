@@ -25,6 +25,7 @@ from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings
 from rlsdk.interfaces import ConfigError, RlsdkError
 from rlsdk.kit.atomic import atomic_write_bytes
+from rlsdk.system.files import read_regular_text
 from rlsdk.views.terminal import SafeConsole
 
 RESULTS = "chaos.json"
@@ -121,7 +122,7 @@ def earlier(args: Sequence[str], folder: Path) -> list[Outcome]:
             raise ConfigError(f"--folder {str(folder)!r} is not empty and has no {RESULTS}; give a new folder")
         folder.mkdir(parents=True, exist_ok=True)
         return []
-    found = json.loads(file.read_text(encoding="utf-8"))
+    found = json.loads(read_regular_text(file))
     if found["arguments"] != list(args):
         raise ConfigError(
             f"--folder {str(folder)!r} has faults of a run with other arguments ({' '.join(found['arguments'])}); "

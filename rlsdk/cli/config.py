@@ -10,6 +10,7 @@ from rlsdk.interfaces import ConfigError
 from rlsdk.kit.atomic import atomic_write_text
 from rlsdk.registry import Registry
 from rlsdk.system.printable import printable
+from rlsdk.system.streams import stdout_aside
 
 
 def schema(output: Path | None) -> None:
@@ -18,7 +19,8 @@ def schema(output: Path | None) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
-    text = json.dumps(config_schema(Registry.discover()), indent=1) + "\n"
+    with stdout_aside():
+        text = json.dumps(config_schema(Registry.discover()), indent=1) + "\n"
     if output is None:
         print(text, end="")
         return

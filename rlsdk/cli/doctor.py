@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
 from rlsdk.api.machine import findings as look
 from rlsdk.diagnosis import Finding, Health, verdict
 from rlsdk.kit.quantities import counted
+from rlsdk.system.printable import MESSAGE_CHARS, one_line, printable
+from rlsdk.system.streams import stdout_aside
 
 MARKS = {Health.OK: "[green]ok     [/]", Health.WARNING: "[yellow]warning[/]", Health.FAULT: "[bold red]FAULT  [/]"}
 NAME_WIDTH = 20
@@ -20,10 +23,11 @@ EXIT_FAULTS = 1
 def run(run_dir: Path, ray_address: str | None, *, as_json: bool) -> None:
     """Prints each finding immediately, then the verdict; exits with code 1 if there are faults."""
     findings = []
-    for finding in look(run_dir, ray_address):
-        findings.append(finding)
-        if not as_json:
-            show(finding)
+    with stdout_aside() if as_json else nullcontext():
+        for finding in look(run_dir, ray_address):
+            findings.append(finding)
+            if not as_json:
+                show(finding)
     if as_json:
         print(json.dumps({"verdict": verdict(findings), "findings": [asdict(f) for f in findings]}, indent=2))
     else:
@@ -36,8 +40,8 @@ def show(finding: Finding) -> None:
     """Prints a finding as one line."""
     from rich.markup import escape
 
-    name = escape(f"{finding.check:<{NAME_WIDTH}}")
-    _print(f"{MARKS[finding.state]}  {name} {escape(finding.found)}")
+    name = escape(f"{one_line(finding.check):<{NAME_WIDTH}}")
+    _print(f"{MARKS[finding.state]}  {name} {escape(one_line(finding.found, MESSAGE_CHARS))}")
 
 
 def conclude(findings: list[Finding]) -> None:
@@ -54,8 +58,8 @@ def conclude(findings: list[Finding]) -> None:
     _print(f"\nverdict: {said[verdict(findings)]}")
     for finding in bad:
         if finding.fix:
-            _print(f"\n{MARKS[finding.state].replace(' ', '')} {escape(finding.check)}")
-            _print(escape(textwrap.indent(finding.fix, "  ")))
+            _print(f"\n{MARKS[finding.state].replace(' ', '')} {escape(one_line(finding.check))}")
+            _print(escape(textwrap.indent(printable(finding.fix, MESSAGE_CHARS), "  ")))
 
 
 def _print(text: str) -> None:

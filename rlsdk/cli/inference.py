@@ -10,6 +10,7 @@ from rlsdk.api.inference import configured, run_generation
 from rlsdk.api.settings import Settings
 from rlsdk.kit.atomic import atomic_write_json
 from rlsdk.system.printable import json_line, printable
+from rlsdk.system.streams import stdout_aside
 
 
 def generate(
@@ -17,7 +18,9 @@ def generate(
 ) -> None:
     """Prints responses to the given prompts, or to the first evaluation prompts of the data."""
     settings = Settings(flags=args)
-    for row in run_generation(path, settings, prompts, num_prompts=num_prompts, n=n, checkpoint=checkpoint):
+    with stdout_aside():
+        rows = run_generation(path, settings, prompts, num_prompts=num_prompts, n=n, checkpoint=checkpoint)
+    for row in rows:
         print(json_line(row))
 
 

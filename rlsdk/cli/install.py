@@ -12,7 +12,6 @@ import importlib.metadata
 import json
 import os
 import secrets
-import shutil
 import sys
 import tempfile
 import time
@@ -43,6 +42,7 @@ from rlsdk.registry import (
     version_misfit,
     versions_here,
 )
+from rlsdk.system.files import read_regular_text, remove_tree
 
 RECIPE = "install.toml"
 """File in a plugin's package: what its environment needs besides the distribution's requirements, by device."""
@@ -124,7 +124,7 @@ def install_isolated(name: str, choices: Choices) -> IsolatedPlugin:
         try:
             atomic_write_json(record_path(distribution), record.to_plain())
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(_environments(), folder)
             raise
         # The older environment, and files of installers that kept running after their parent was killed.
         _clear_leftovers(distribution)
@@ -158,17 +158,23 @@ def remove(name: str) -> None:
     if path.exists():
         with _lock_plugin(distribution):
             previous = _previous(distribution)
-            if previous is not None and previous.owned and (users := users_of(Path(previous.environment))):
+            own = _own_environment(previous)
+            if own is not None and (users := users_of(own)):
                 raise PluginError(
-                    f"{previous.environment} is in use by process {', '.join(map(str, users))}; end it, then run "
+                    f"{own} is in use by process {', '.join(map(str, users))}; end it, then run "
                     f"`rlsdk plugins remove {name}` again"
                 )
             path.unlink()  # first, so that no new process starts in the environment
-            if previous is not None and previous.owned:
-                shutil.rmtree(previous.environment, ignore_errors=True)
+            if own is not None:
+                remove_tree(_environments(), own)
             _clear_leftovers(distribution)
-        whole = previous is not None and previous.owned
-        print(f"removed {distribution} and its environment" if whole else f"forgot {distribution}")
+        if own is not None:
+            left = f"; {own} could not be removed whole" if own.exists() else ""
+            print(f"removed {distribution} and its environment{left}")
+        elif previous is not None and previous.owned:
+            print(f"forgot {distribution}; {previous.environment!r} stays: it is no folder in {_environments()}")
+        else:
+            print(f"forgot {distribution}")
         return
     try:
         importlib.metadata.distribution(distribution)
@@ -223,8 +229,9 @@ def distribution_of(requirement: str) -> str:
             raise ConfigError(f"{place!r} is not the name of a wheel: {error}") from error
     if (project := Path(place) / "pyproject.toml").is_file():
         try:
-            return canonicalize_name(tomllib.loads(project.read_text(encoding="utf-8"))["project"]["name"])
-        except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+            name = tomllib.loads(read_regular_text(project))["project"]["name"]
+            return str(canonicalize_name(name, validate=True))  # it becomes part of paths
+        except (ValueError, KeyError, TypeError, OSError) as error:
             raise ConfigError(f"{project} cannot be read, or has no project name: {error!r}") from error
     try:
         return canonicalize_name(Requirement(place).name)
@@ -368,6 +375,16 @@ def _previous(distribution: str) -> IsolatedPlugin | None:
         return None
 
 
+def _own_environment(record: IsolatedPlugin | None) -> Path | None:
+    """The environment that was made for a plugin; None if others made it. A record may have been edited: nothing but a
+    folder directly in `_environments()` is ours."""
+    if record is None or not record.owned:
+        return None
+    folder = Path(record.environment)
+    stands_here = folder.parent == _environments() and folder.name not in ("", ".", "..")
+    return folder if stands_here and folder.is_dir() and not folder.is_symlink() else None
+
+
 def _environments() -> Path:
     return home() / "environments"
 
@@ -396,7 +413,7 @@ def _remove_on_failure(folder: Path) -> Iterator[None]:
         yield
     except BaseException:
         watchdog.end(_CLEAR_TIMEOUT_S)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(_environments(), folder)
         raise
     else:
         watchdog.release(_CLEAR_TIMEOUT_S)
@@ -409,8 +426,8 @@ def _clear_leftovers(distribution: str) -> None:
     previous = _previous(distribution)
     kept = Path(previous.environment) if previous else None
     for folder in _environments().glob(f"{distribution}-????????"):
-        if folder != kept and not users_of(folder):
-            shutil.rmtree(folder, ignore_errors=True)
+        if folder != kept and folder.is_dir() and not folder.is_symlink() and not users_of(folder):
+            remove_tree(_environments(), folder)
 
 
 def _num_bytes(folder: Path) -> int:

@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from rich.console import Console
 from rlsdk.api.machine import run_plan
 from rlsdk.api.settings import Settings
 from rlsdk.planning import RunPlan, show
+from rlsdk.system.streams import stdout_aside
 from rlsdk.views.terminal import SafeConsole
 
 EXIT_DOES_NOT_FIT = 1
@@ -24,7 +26,8 @@ SCHEMA = 2
 
 def run(args: Sequence[str], *, hardware: str | None, calibration: Path | None, as_json: bool) -> None:
     """Prints the plan; exits with code 1 if the run does not fit."""
-    plan = run_plan(Settings(flags=args), hardware=hardware, calibration=calibration)
+    with stdout_aside() if as_json else nullcontext():
+        plan = run_plan(Settings(flags=args), hardware=hardware, calibration=calibration)
     if as_json:
         print(json.dumps(record(plan), indent=2))
     else:

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from rlsdk.planning.calibration import stale_work
 from rlsdk.planning.measured import Devices, measured_rates
 from rlsdk.planning.rates import Rates
 from rlsdk.planning.splits import Row, Workload, compare, log_normal_lengths, parse_rates
+from rlsdk.system.streams import stdout_aside
 from rlsdk.trainer.roles import placement_of
 from rlsdk.trainer.run_folder import HISTORY_FILE
 from rlsdk.trainer.trackers import read_lines, read_metrics
@@ -39,11 +41,12 @@ def run(args: Sequence[str], given: str, *, as_json: bool) -> None:
             folders of further runs on the same devices.
         as_json: print one JSON document instead of the table.
     """
-    resolved = resolve(Settings(flags=args))
-    config = resolved.config
-    placement = placement_of(config.placement, needed_roles(config), resolved.device)
-    devices = sum(pool.num_devices for pool in placement.pools)
-    rows = compare(*_work_and_rates(resolved, given, devices))
+    with stdout_aside() if as_json else nullcontext():
+        resolved = resolve(Settings(flags=args))
+        config = resolved.config
+        placement = placement_of(config.placement, needed_roles(config), resolved.device)
+        devices = sum(pool.num_devices for pool in placement.pools)
+        rows = compare(*_work_and_rates(resolved, given, devices))
     if as_json:
         print(json.dumps([record(row) for row in rows], indent=2))
         return

@@ -8,15 +8,18 @@ import textwrap
 from collections.abc import Iterator
 
 from rlsdk.api.installed import HEADINGS, cells, plugin_rows, record
-from rlsdk.interfaces import BackendKind, BackendSpec, ComponentSpec, PluginLoadError, PluginNotFoundError, nearest
-from rlsdk.registry import FIRST_PARTY, ComponentKind, Isolation, Registry, Row, installed_version, spoken
+from rlsdk.interfaces import BackendKind, BackendSpec, ComponentSpec, PluginNotFoundError, RlsdkError, nearest
+from rlsdk.registry import FIRST_PARTY, ComponentKind, Guard, Isolation, Registry, Row, installed_version, spoken
+from rlsdk.system.printable import MESSAGE_CHARS, described, one_line, shown
+from rlsdk.system.streams import stdout_aside
 
 WIDTH = 100
 
 
 def list_plugins(*, as_json: bool) -> None:
     """Prints every backend, component and plugin that was found, usable or not."""
-    rows = plugin_rows()
+    with stdout_aside():
+        rows = plugin_rows()
     if as_json:
         print(json.dumps([record(row) for row in rows], indent=2))
         return
@@ -38,15 +41,22 @@ def show_plugin(name: str) -> None:
     found = found or [row for row in rows if name in (row.source.distribution, row.source.entry_point)]
     if not found:
         raise _unknown(name, rows)
-    print("\n\n".join("\n".join(_info(row, registry)) for row in found))
+    print("\n\n".join("\n".join(one_line(line, MESSAGE_CHARS) for line in _info(row, registry)) for row in found))
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
-    """Returns aligned columns of text without line wrapping, so output is the same in a terminal, a pipe and a file."""
+    """Returns aligned columns of text without line wrapping, so output is the same in a terminal, a pipe and a file.
+    Each row stays one line, whatever its cells hold."""
+    rows = [tuple(one_line(str(cell), MESSAGE_CHARS) for cell in row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+def said(error: Exception) -> str:
+    """The message of an error of our own, which is complete, or of a stranger's code."""
+    return str(error) if isinstance(error, RlsdkError) else described(error)
 
 
 def _unknown(name: str, rows: list[Row]) -> PluginNotFoundError:
@@ -95,30 +105,34 @@ def _backend_info(spec: BackendSpec, isolation: Isolation | None) -> Iterator[st
 
 
 def _option_info(spec: BackendSpec, registry: Registry) -> Iterator[str]:
+    from rlsdk.config.describe import describe_options
+
     try:
         options = registry.load_options(spec)
-    except PluginLoadError as error:
-        yield f"  options       cannot be shown: {error}"
+        with Guard():
+            found = [] if options is None else list(describe_options(options))
+    except Exception as error:  # of a stranger's code
+        yield f"  options       cannot be shown: {said(error)}"
         return
     if options is None:
         yield "  options       none"
         return
-    from rlsdk.config.describe import describe_options
-
     yield f"  options       as --{spec.kind}.{spec.name}.OPTION"
-    for option in describe_options(options):
+    for option in found:
         default = f"default {option.default}" if option.default else "required"
         yield f"    {option.path} ({option.type}, {default})"
-        yield textwrap.fill(option.doc, WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 8)
+        yield from textwrap.wrap(option.doc, WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 8)
 
 
 def _component_info(row: Row, spec: ComponentSpec, registry: Registry) -> Iterator[str]:
     yield f"  description   {spec.description}"
-    yield f"  target        {spec.target}"
+    yield f"  target        {spec.target if isinstance(spec.target, str) else shown(spec.target)}"
     if not row.state.usable or not isinstance(row.kind, ComponentKind):
         return
     try:
-        function = registry.component(row.kind, row.name)
-        yield f"  signature     {row.name}{inspect.signature(function)}"
-    except (PluginLoadError, TypeError, ValueError) as error:
-        yield f"  signature     cannot be shown: {error}"
+        with Guard():
+            signature = str(inspect.signature(registry.component(row.kind, row.name)))
+    except Exception as error:  # of a stranger's code
+        yield f"  signature     cannot be shown: {said(error)}"
+        return
+    yield f"  signature     {row.name}{signature}"

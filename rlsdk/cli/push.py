@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+import shlex
+import stat
+import sys
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
 from rlsdk.api.models import HUB_NAME
 from rlsdk.interfaces import ConfigError, RlsdkError
+from rlsdk.system.files import UnfitFileError, check_inside, read_regular_text
 from rlsdk.system.printable import printable
+from rlsdk.trainer.model_card import FILE, with_licence
 
 HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
 """HTTP libraries of the hub's client, which depend on its version. Their errors mean network problems."""
+NEEDED = (FILE, "config.json", "*.safetensors", "*.safetensors.index.json")
+"""Files without which, or with other content, an upload would not be this model."""
+MAX_CARD_BYTES = 16 << 20
 PUBLIC = ("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "tokenizer*",
           "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "*.model",
           "chat_template*", "preprocessor_config.json")  # fmt: skip
@@ -31,7 +40,33 @@ class Upload:
     @property
     def files(self) -> list[Path]:
         """Files of the folder to upload, without the card."""
-        found = sorted(path for path in self.folder.iterdir() if path.is_file() and not path.is_symlink())
+        return [path for path in self._public() if stat.S_ISREG(os.lstat(path).st_mode)]
+
+    @property
+    def left_out(self) -> list[str]:
+        """What is not uploaded because it is a link, a pipe or a device: what it leads to may be private.
+
+        Raises:
+            ConfigError: it is needed: weights, the configuration or the card.
+        """
+        card = self.folder / FILE
+        found = [path for path in self._public() if not stat.S_ISREG(os.lstat(path).st_mode)]
+        if os.path.lexists(card) and not stat.S_ISREG(os.lstat(card).st_mode):
+            found.append(card)
+        said = []
+        for file in found:
+            link = file.is_symlink()
+            what = f"{str(file)!r} is {f'a symbolic link (to {os.readlink(file)!r})' if link else 'no regular file'}"
+            if any(fnmatch(file.name, pattern) for pattern in NEEDED):
+                raise ConfigError(
+                    f"{what}; only files that are really in the folder are uploaded. Make a copy without links: "
+                    f"cp -rL {shlex.quote(str(self.folder))} COPY"
+                )
+            said.append(f"not sent: {what}")
+        return said
+
+    def _public(self) -> list[Path]:
+        found = sorted(path for path in self.folder.iterdir() if path.is_symlink() or not path.is_dir())
         return [path for path in found if any(fnmatch(path.name, pattern) for pattern in PUBLIC)]
 
 
@@ -66,16 +101,24 @@ def prepare(path: Path, repo: str, *, checkpoint: str | None, licence: str | Non
     Raises:
         ConfigError: there is no model, it has no weights, or the name of the repository is invalid.
     """
-    from rlsdk.trainer.model_card import FILE, with_licence
     from rlsdk.trainer.model_source import find_model
 
     if not HUB_NAME.fullmatch(repo) or "/" not in repo:
         raise ConfigError(f"REPO {repo!r}: expected org/name, as in my-name/qwen2.5-0.5b-gsm8k")
     folder = find_model(path, lambda text: print(printable(text)), checkpoint=checkpoint).model
-    card = (folder / FILE).read_text(encoding="utf-8") if (folder / FILE).is_file() else ""
+    try:
+        check_inside(path, folder)
+    except UnfitFileError as error:
+        raise ConfigError(
+            f"{error.filename!r} {error.strerror}; give the folder of the model itself: {str(folder.resolve())!r}"
+        ) from error
+    upload = Upload(repo=repo, folder=folder, card="", private=private)
+    for line in upload.left_out:
+        print(line, file=sys.stderr)
+    card = read_regular_text(folder / FILE, MAX_CARD_BYTES) if (folder / FILE).is_file() else ""
     if licence is not None:
         card = with_licence(card if card.startswith("---\n") else f"---\n\n---\n{card}", licence)
-    upload = Upload(repo=repo, folder=folder, card=card, private=private)
+    upload = replace(upload, card=card)
     if not any(file.suffix == ".safetensors" for file in upload.files):
         raise ConfigError(f"{str(folder)!r} has no weights (*.safetensors); give a run, a checkpoint or a model folder")
     return upload

@@ -13,6 +13,7 @@ from rlsdk.config.variables import VARIABLE
 from rlsdk.config.yaml_text import read_yaml
 from rlsdk.interfaces import ConfigError
 from rlsdk.interfaces.errors import nearest_file
+from rlsdk.system.files import read_regular_text
 
 Place = tuple[str | int, ...]
 
@@ -31,7 +32,7 @@ class Tree:
             ConfigError: the file cannot be read, is not YAML, or not a mapping.
         """
         try:
-            text = file.read_text(encoding="utf-8")
+            text = read_regular_text(file)
         except FileNotFoundError as error:
             close = _near(file)
             if VARIABLE.search(str(file)):

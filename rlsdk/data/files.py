@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 from rlsdk.data.rows import DataRow, to_row
 from rlsdk.interfaces import DataError, nearest
 from rlsdk.interfaces.errors import nearest_file
+from rlsdk.system.files import UnfitFileError, open_regular
 
 MAX_CSV_FIELD_CHARS = 1 << 27
 SUFFIXES: Mapping[str, str] = {".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
@@ -153,7 +154,9 @@ def _one_line(error: Exception) -> str:
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
     try:
-        stream = path.open("rb")
+        stream = open_regular(path)
+    except UnfitFileError as error:
+        raise DataError(f"{path}: {error.strerror}") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be opened: {error.strerror}; check its permissions") from error
     with stream:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ from torch import Tensor
 from rlsdk.kit.atomic import atomic_path, atomic_write_json
 from rlsdk.kit.model_files import INDEX
 from rlsdk.kit.progress import advance
+from rlsdk.system.files import foreign_reason
+from rlsdk.system.printable import printable
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -33,6 +36,9 @@ MAX_FILE_BYTES = 4 << 30
 """Largest size in bytes of one safetensors file of an export."""
 MAX_WRITERS = 32
 """Most ranks that write at the same time. Each receives tensors from all others, over one connection per rank."""
+_log = logging.getLogger(__name__)
+OF_TOKENIZER = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "chat_template*", "generation_config*")
+"""Files of a model's folder that an export copies."""
 _NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.int64: "I64", torch.int32: "I32",
@@ -255,7 +261,11 @@ def _write_rest(path: Path, config: PretrainedConfig, files: Sequence[ExportedFi
 
 
 def _copy_unchanged(source: str | None, target: Path) -> None:
-    patterns = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "chat_template*", "generation_config*")
-    for pattern in patterns if source is not None else ():
+    for pattern in OF_TOKENIZER if source is not None else ():
         for file in Path(source or "").glob(pattern):
+            if file.is_dir():
+                continue
+            if reason := foreign_reason(Path(source or ""), file):
+                _log.warning("%s is not copied into the export: it %s", printable(str(file)), printable(reason))
+                continue
             shutil.copy(file, target / file.name)

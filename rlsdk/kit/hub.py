@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rlsdk.interfaces import ConfigError
+from rlsdk.system.files import read_regular
 
 TIMEOUT_S = 10.0
 """Seconds for the hub's first answer."""
@@ -32,7 +32,7 @@ def fetch_model_config(name: str, revision: str | None = None) -> Mapping[str, A
         if not isinstance(path, str):
             _ask_once(name, revision)
             path = hf_hub_download(name, "config.json", revision=revision, etag_timeout=TIMEOUT_S)
-        fields = json.loads(Path(path).read_text())
+        fields = json.loads(read_regular(path))
     except hub_errors.GatedRepoError as error:
         raise ConfigError(
             f"model.path {name!r}: the hub gives it only to whom its owners have let in; ask on its page, then run: "

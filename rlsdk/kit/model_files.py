@@ -10,6 +10,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlsdk.system.files import foreign_reason, read_regular
+
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000
@@ -41,7 +43,12 @@ def weights_fault(folder: Path) -> str:
 def tokenizer_fault(folder: Path) -> str:
     """What is wrong with the tokenizer of a folder, and what to do; empty where it has files of one."""
     try:
-        names = [entry.name for entry in folder.iterdir() if entry.is_file()]
+        names = [entry.name for entry in folder.iterdir() if not entry.is_dir()]
+        for name in sorted(filter(_OF_TOKENIZER.search, names)):
+            if reason := foreign_reason(folder, folder / name):
+                return (
+                    f"{name} {reason}. Files of the tokenizer are copied into every export: put the file itself there"
+                )
         if not any(map(_OF_TOKENIZER.search, names)):
             return (
                 "holds no tokenizer (tokenizer.json, tokenizer.model or vocab.json). Copy these files from the model "
@@ -55,7 +62,7 @@ def tokenizer_fault(folder: Path) -> str:
 
 def _index_fault(folder: Path) -> str:
     try:
-        placed = json.loads((folder / INDEX).read_bytes())["weight_map"]
+        placed = json.loads(read_regular(folder / INDEX))["weight_map"]
         files: dict[str, set[str]] = {}
         for name, file in placed.items():
             files.setdefault(file, set()).add(name)

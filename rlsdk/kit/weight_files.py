@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rlsdk.interfaces import ConfigError, ModelSpec
 from rlsdk.kit.model_files import INDEX, WEIGHTS
+from rlsdk.system.files import read_regular
 
 HEADS = ("score", "classifier")
 """Head modules of values and scores, which checkpoints of language models do not have."""
@@ -27,7 +28,7 @@ def checkpoint_files(spec: ModelSpec) -> dict[str, Path]:
     """
     folder = _folder(spec)
     if (folder / INDEX).is_file():
-        weight_map = json.loads((folder / INDEX).read_text())["weight_map"]
+        weight_map = json.loads(read_regular(folder / INDEX))["weight_map"]
         return {name: folder / file for name, file in weight_map.items()}
     single = folder / WEIGHTS
     if not single.is_file():

@@ -38,6 +38,7 @@ from rlsdk.kit.microbatch import groups_to_keep, micro_batches, rows_that_belong
 from rlsdk.kit.optim import build_optimizer, learning_rate, set_learning_rate
 from rlsdk.kit.outputs import OutputModel
 from rlsdk.kit.shared_memory import share
+from rlsdk.system.files import read_regular
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """Names of AdamW's moments of one parameter."""
@@ -168,7 +169,7 @@ class TorchTrainEngine(TrainEngine):
         from safetensors.torch import load_file
 
         try:
-            state = json.loads((path / "state.json").read_text())
+            state = json.loads(read_regular(path / "state.json"))
             if state["format"] != CHECKPOINT_FORMAT:
                 raise ValueError(f"it has format {state['format']!r}, expected {CHECKPOINT_FORMAT}")
             num_steps = int(state["num_steps"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 from rlsdk.registry.checks import installed_version
 from rlsdk.registry.explain import spoken
 from rlsdk.registry.functions import absolute, check_call, find_function, load_function, python_file
+from rlsdk.registry.guard import Guard
 from rlsdk.registry.isolated import (
     HOME,
     SAME,
@@ -35,6 +36,7 @@ __all__ = [
     "PLUGIN",
     "SAME",
     "ComponentKind",
+    "Guard",
     "IsolatedPlugin",
     "Isolation",
     "Lack",

@@ -13,6 +13,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from rlsdk.system.printable import described
+from rlsdk.system.streams import stdout_aside
 
 logger = logging.getLogger(__name__)
 
@@ -24,46 +25,6 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class PluginExitError(RuntimeError):
     """A stranger's code raised what would have ended this program: SystemExit, KeyboardInterrupt without Ctrl-C,
     GeneratorExit, ..."""
-
-
-class _Stdout:
-    """Sends standard output to standard error while any guarded code runs, on the level of Python and of descriptors:
-    a command's own output may be read by a program."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._depth = 0
-        self._kept: tuple[Any, int | None] = (None, None)
-
-    def enter(self) -> None:
-        with self._lock:
-            self._depth += 1
-            if self._depth > 1:
-                return
-            with suppress(OSError, ValueError, AttributeError):
-                sys.stdout.flush()
-            kept = None
-            with suppress(OSError):
-                kept = os.dup(1)
-                os.dup2(2, 1)
-            self._kept = sys.stdout, kept
-            sys.stdout = sys.stderr
-
-    def leave(self) -> None:
-        with self._lock:
-            self._depth -= 1
-            if self._depth:
-                return
-            with suppress(OSError, ValueError, AttributeError):
-                sys.stdout.flush()
-            sys.stdout, kept = self._kept
-            if kept is not None:
-                with suppress(OSError):
-                    os.dup2(kept, 1)
-                os.close(kept)
-
-
-_stdout = _Stdout()
 
 
 class Guard:
@@ -92,7 +53,8 @@ class Guard:
             self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
             if callable(self._handlers[signal.SIGINT]):
                 signal.signal(signal.SIGINT, self._interrupt)
-        _stdout.enter()
+        self._aside = stdout_aside()
+        self._aside.__enter__()
         if self._slow:
             self._timer = threading.Timer(SLOW_S, logger.warning, (self._slow,))
             self._timer.daemon = True
@@ -105,7 +67,7 @@ class Guard:
         if self._timer is not None:
             self._timer.cancel()
         sys.stderr = self._streams
-        _stdout.leave()
+        self._aside.__exit__(None, None, None)
         for number, handler in self._handlers.items():
             if handler is not None:  # one that was not set from Python cannot be set again
                 signal.signal(number, handler)

@@ -22,11 +22,14 @@ from rlsdk.registry.checks import backend_nonsense, interface_misfit
 from rlsdk.registry.load import broken
 from rlsdk.registry.portable import plain_spec, spec_from_plain
 from rlsdk.registry.row import Isolation, Row, Source, State
+from rlsdk.system.files import read_regular
+from rlsdk.system.printable import described
 
 HOME = "RLSDK_HOME"
 """Environment variable: folder for rlsdk's data of a user. Must be the same path on every node."""
 FORMAT = 1
 """Format version of records."""
+MAX_RECORD_BYTES = 16 << 20
 SAME = ("python", "ray", "rlsdk", "numpy")
 """Packages whose versions must match between environments: Ray communicates only with its own version, and pickles need
 the same Python and numpy."""
@@ -86,7 +89,9 @@ def read_record(path: Path) -> IsolatedPlugin:
     Raises:
         ValueError, TypeError, OSError: it is not a record of this format.
     """
-    data = json.loads(path.read_text(encoding="utf-8"))
+    data = json.loads(read_regular(path, MAX_RECORD_BYTES))
+    if not isinstance(data, dict):
+        raise ValueError(f"a {type(data).__name__}, expected an object")
     if data.get("format") != FORMAT:
         raise ValueError(f"format {data.get('format')!r}: this rlsdk reads format {FORMAT}")
     data["rows"], data["requirements"] = tuple(data["rows"]), tuple(data["requirements"])
@@ -114,7 +119,7 @@ def isolated_rows(environ: Mapping[str, str] | None = None) -> Iterator[Row]:
             record = read_record(path)
             rows = [_row(record, data) for data in record.rows]
         except Exception as error:
-            why = f"its record {path} cannot be read ({type(error).__name__}: {error}); {reinstall(path.stem)}"
+            why = f"its record {path} cannot be read ({described(error)}); {reinstall(path.stem)}"
             yield broken(Source(distribution=path.stem), why, error)
             continue
         yield from rows

@@ -10,8 +10,8 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 TEXT_BYTES = 64 << 20
 """Largest file that is read as a whole, if the reader names no other limit: a configuration, a record, an index."""
@@ -38,7 +38,7 @@ class UnfitFileError(OSError):
         return type(self), (self.filename, self.strerror)
 
 
-def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
     """Opens a regular file for reading; never blocks, and does not touch a device.
 
     Raises:
@@ -104,27 +104,38 @@ def regular_lines(
             yield line
 
 
-def link_inside(root: Path, path: Path) -> Path | None:
-    """The first symbolic link on the way from `root`, itself not looked at, to `path`, which is below it; None if there
-    is none."""
+def check_inside(root: Path, path: Path) -> None:
+    """Refuses what is not really inside a folder; links that lead to the folder itself are fine.
+
+    Raises:
+        UnfitFileError: a symbolic link stands on the way from the folder to it, or the path leads out of the folder.
+    """
+    if not path.is_relative_to(root) or ".." in path.relative_to(root).parts:
+        raise UnfitFileError(path, f"is not inside {str(root)!r}")
     place = root
     for part in path.relative_to(root).parts:
         place = place / part
         if place.is_symlink():
-            return place
-    return None
+            raise UnfitFileError(place, f"is a symbolic link (to {os.readlink(place)!r}), which is not followed")
 
 
-def check_inside(root: Path, path: Path) -> None:
-    """Refuses what is not really inside a folder.
+def foreign_reason(folder: Path, file: Path) -> str:
+    """Why a file of a model's folder must not be copied from it; empty if it may be.
 
-    Raises:
-        UnfitFileError: a link stands on the way to it, or the path leads out of the folder.
+    It must be a regular file that really stands in the folder, or in the cache of the Hugging Face hub, whose folders
+    consist of links to their own `blobs`.
     """
-    if ".." in path.parts or not path.is_relative_to(root):
-        raise UnfitFileError(path, f"is not inside {str(root)!r}")
-    if (link := link_inside(root, path)) is not None:
-        raise UnfitFileError(link, f"is a symbolic link (to {os.readlink(link)!r}), which is not followed out of a run")
+    try:
+        mode = os.stat(file).st_mode
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    if not stat.S_ISREG(mode):
+        return f"is {_KINDS.get(stat.S_IFMT(mode), 'no file')}, not a regular file"
+    home, target = Path(os.path.realpath(folder)), Path(os.path.realpath(file))
+    blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+    if target.is_relative_to(home) or target.is_relative_to(blobs):
+        return ""
+    return f"is a link out of its folder (to {str(target)!r})"
 
 
 def remove_tree(root: Path, folder: Path) -> None:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rlsdk.interfaces import CheckpointError
 from rlsdk.kit.atomic import atomic_write_text
 from rlsdk.kit.output import AGAIN, way_out
+from rlsdk.system.files import read_regular
 from rlsdk.trainer.manifest import MANIFEST, read_manifest, seal, sync_folder, wrong_contents, wrong_sizes
 
 __all__ = [
@@ -124,7 +125,7 @@ class CheckpointStore:
             # Renamed first: a kill in the middle of the removal must not leave a folder that looks whole.
             doomed = self.folder / f".{old.name}.gone"
             os.replace(old, doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            _remove(doomed)
 
     def _newest_with_model(self) -> int | None:
         """Step of the newest whole checkpoint that holds a model in Hugging Face form."""
@@ -134,7 +135,7 @@ class CheckpointStore:
         """The best checkpoint by `best.json`; None if the file is missing or unreadable, or the checkpoint is not
         whole."""
         try:
-            record = BestRecord.model_validate_json((self.folder / BEST_FILE).read_bytes()[:MAX_BEST_BYTES])
+            record = BestRecord.model_validate_json(read_regular(self.folder / BEST_FILE, MAX_BEST_BYTES))
         except (OSError, ValidationError):
             return None
         return None if faults(self.folder / _name(record.step)) else record
@@ -217,7 +218,15 @@ class CheckpointStore:
             if replaced and not (self.folder / replaced[1]).exists():
                 os.replace(leftover, self.folder / replaced[1])
             else:
-                shutil.rmtree(leftover, ignore_errors=True)
+                _remove(leftover)
+
+
+def _remove(folder: Path) -> None:
+    """Removes a checkpoint's folder; of a link in its place, only the link."""
+    if folder.is_symlink() or folder.is_file():
+        folder.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_state(path: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import xxhash
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from rlsdk.interfaces import CheckpointError
+from rlsdk.system.files import UnfitFileError, open_regular, read_regular
 
 MANIFEST = "manifest.json"
 FORMAT = 2
@@ -82,13 +83,12 @@ def read_manifest(path: Path) -> Manifest:
     """
     file = path / MANIFEST
     try:
-        # A pipe or device in its place would block the reader.
-        if not file.is_file():
-            raise CheckpointError(f"no {MANIFEST}")
-        if (size := file.stat().st_size) > MAX_MANIFEST_BYTES:
-            raise CheckpointError(f"{MANIFEST} has {size:,} bytes, expected at most {MAX_MANIFEST_BYTES:,}")
-        raw = file.read_bytes()
+        raw = read_regular(file, MAX_MANIFEST_BYTES)
         content = json.loads(raw)
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        raise CheckpointError(f"no {MANIFEST}") from error
+    except UnfitFileError as error:
+        raise CheckpointError(f"{MANIFEST} {error.strerror}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"no readable {MANIFEST} ({type(error).__name__})") from error
     if not isinstance(content, dict):
@@ -166,7 +166,7 @@ def _hash(file: Path) -> str:
 def _chunks(file: Path) -> Iterator[memoryview]:
     """Yields the content in chunks, in one buffer that is reused."""
     buffer = memoryview(bytearray(CHUNK_BYTES))
-    with file.open("rb", buffering=0) as handle:
+    with open_regular(file) as handle:
         while count := handle.readinto(buffer):
             yield buffer[:count]
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from rlsdk.interfaces import ConfigError, TrackerContext
 from rlsdk.kit.atomic import atomic_write_json
+from rlsdk.system.files import read_regular
 from rlsdk.trainer.samples import plain_columns
 from rlsdk.trainer.trackers import is_warm_start
 
@@ -65,7 +66,7 @@ class WandbTracker:
     def _read_file(self) -> Mapping[str, float]:
         """The last steps that were logged to this wandb run; empty if the file belongs to another run."""
         try:
-            found = json.loads(self._file.read_text())
+            found = json.loads(read_regular(self._file))
             known = found["run"] == self._name()
             return {str(mark): int(step) for mark, step in found["steps"].items()} if known else {}
         except (OSError, ValueError, TypeError, KeyError, AttributeError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ from rlsdk.config import PairTraining, RunConfig, dump_config
 from rlsdk.interfaces import CheckpointError, ConfigError
 from rlsdk.kit.atomic import atomic_write_text
 from rlsdk.kit.output import writing
+from rlsdk.system.files import read_regular_text
 from rlsdk.trainer.checkpoint import (
     MANIFEST,
     CheckpointStore,
@@ -107,10 +109,12 @@ def run_lock(run_dir: Path) -> Iterator[None]:
     """Prevents a second process from writing into the run's folder. Released when the process ends, even if killed.
 
     Raises:
-        ConfigError: another process holds it, or the folder cannot be written to.
+        ConfigError: another process holds it, the folder cannot be written to, or writing into it would reach files
+            outside of it.
     """
     import fcntl
 
+    _check_entries(run_dir)
     try:
         handle = (run_dir / ".lock").open("a+")
     except OSError as error:
@@ -128,6 +132,25 @@ def run_lock(run_dir: Path) -> Iterator[None]:
         handle.write(str(os.getpid()))
         handle.flush()
         yield
+
+
+def _check_entries(run_dir: Path) -> None:
+    """Refuses a run's folder in which this process would write, append or delete elsewhere, or block: the folder may be
+    of somebody else.
+
+    Raises:
+        ConfigError: names the first link out of the folder, pipe or device.
+    """
+    home = os.path.realpath(run_dir)
+    for entry in sorted(os.scandir(run_dir), key=lambda entry: entry.name) if os.path.isdir(home) else ():
+        path = shlex.quote(entry.path)
+        if entry.is_symlink() and not Path(os.path.realpath(entry.path)).is_relative_to(home):
+            raise ConfigError(
+                f"{path} is a symbolic link out of the run's folder (to {os.readlink(entry.path)!r}), and a run writes "
+                f"and removes files only in its own: `rm {path}`, or put the whole folder there (trainer.run_dir)"
+            )
+        if not entry.is_symlink() and not (entry.is_dir() or entry.is_file()):
+            raise ConfigError(f"{path} is neither a file nor a folder, and a run would wait on it: `rm {path}`")
 
 
 def find_checkpoint(
@@ -262,7 +285,7 @@ def _settings_before(run_dir: Path, checkpoint: Path) -> Mapping[str, Any] | Non
     of their run."""
     for file in (checkpoint / CONFIG_FILE, run_dir / CONFIG_FILE):
         try:
-            settings = yaml.safe_load(file.read_text(encoding="utf-8"))
+            settings = yaml.safe_load(read_regular_text(file))
         except (OSError, ValueError, yaml.YAMLError):
             continue
         if isinstance(settings, Mapping):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -11,12 +12,15 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from rlsdk.interfaces import TrackerContext
 from rlsdk.kit.atomic import atomic_path
+from rlsdk.system.files import open_regular, regular_lines
 
 if TYPE_CHECKING:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
+MAX_READ_BYTES = 1 << 30
+"""Largest such file that is read as a whole, for a page or a table. Resuming reads them line by line."""
 
 
 WARM_START = "sft/"
@@ -89,21 +93,23 @@ def drop_repeated(path: Path, step: int, *, warm_start: bool) -> None:
                 kept.write(json.dumps(line) + "\n")
 
 
-def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
+def _whole_lines(path: Path, limit: int | None = None) -> Iterator[dict[str, Any]]:
     """Yields the objects with a step number; skips lines that a killed process truncated."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for text in file:
-            try:
-                line = json.loads(text)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(line, dict) and isinstance(line.get("step"), int):
-                yield line
+    for text in regular_lines(path, limit):
+        try:
+            line = json.loads(text.decode("utf-8", "replace"))
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            yield line
 
 
 def _open_lines(path: Path) -> TextIO:
     """Opens a file for appending; first ends a last line that a killed process truncated."""
-    torn = path.exists() and path.stat().st_size > 0 and path.read_bytes()[-1:] != b"\n"
+    torn = False
+    if path.exists():
+        with open_regular(path) as kept:
+            torn = kept.seek(0, os.SEEK_END) > 0 and kept.seek(-1, os.SEEK_END) >= 0 and kept.read(1) != b"\n"
     file = path.open("a", buffering=1, encoding="utf-8")
     if torn:
         file.write("\n")
@@ -111,8 +117,12 @@ def _open_lines(path: Path) -> TextIO:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSONL file, without lines that a killed process truncated."""
-    return list(_whole_lines(path)) if path.exists() else []
+    """The objects of a JSONL file, without lines that a killed process truncated.
+
+    Raises:
+        UnfitFileError: it is no regular file, or larger than `MAX_READ_BYTES`.
+    """
+    return list(_whole_lines(path, MAX_READ_BYTES)) if path.exists() else []
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:

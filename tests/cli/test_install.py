@@ -195,6 +195,53 @@ def test_pip_too_replaces_what_an_engine_asks_for_and_never_brings_the_rest(
     assert found == {"gale_engine", "gale_math", "gale_text"}
 
 
+@pytest.mark.parametrize("edited", ["outside", "..", "link", "inside another", "root"])
+def test_an_edited_record_removes_nothing_outside_of_the_environments(
+    home: Path, environment: Path, tmp_path: Path, edited: str
+) -> None:
+    assert rlsdk("plugins", "install", "rlsdk-gale", "--environment", str(environment)).returncode == 0
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("years of work")
+    environments = home / "environments"
+    (environments / "rlsdk-gale-12345678").symlink_to(precious)
+    (environments / "rlsdk-other-12345678" / "lib").mkdir(parents=True)
+    places = {
+        "outside": precious,
+        "..": environments / ".." / ".." / "precious",
+        "link": environments / "rlsdk-gale-12345678",
+        "inside another": environments / "rlsdk-other-12345678" / "lib",
+        "root": environments,
+    }
+    record = home / "plugins" / "rlsdk-gale.json"
+    data = json.loads(record.read_text()) | {"owned": True, "environment": str(places[edited])}
+    record.write_text(json.dumps(data))
+    done = rlsdk("plugins", "remove", "rlsdk-gale")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"forgot rlsdk-gale; '{places[edited]}' stays")
+    assert (precious / "thesis.txt").read_text() == "years of work"
+    assert (environments / "rlsdk-other-12345678" / "lib").is_dir()
+
+
+@pytest.mark.parametrize("name", ["../../precious", "a/b", "*", ""])
+def test_the_name_in_a_strangers_project_does_not_become_a_path(home: Path, tmp_path: Path, name: str) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "pyproject.toml").write_text(f"[project]\nname = {json.dumps(name)}\n")
+    done = rlsdk("plugins", "install", str(project), "--isolated")
+    assert done.returncode == 2, done.stderr
+    assert "has no project name" in done.stderr
+    assert not home.exists()
+
+
+def test_a_record_that_is_a_pipe_costs_its_row(home: Path) -> None:
+    (home / "plugins").mkdir(parents=True)
+    os.mkfifo(home / "plugins" / "rlsdk-gale.json")
+    done = rlsdk("plugins", "list")
+    assert done.returncode == 0
+    assert "is a named pipe, expected a regular file" in done.stdout
+
+
 def test_removing_what_is_not_there_says_so(home: Path) -> None:
     done = rlsdk("plugins", "remove", "rlsdk-nothing-like-it")
     assert done.returncode == 2

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ from rlsdk.cli import main
 from rlsdk.cli.push import prepare
 from rlsdk.config import RunConfig
 from rlsdk.interfaces import ConfigError
+from rlsdk.trainer.checkpoint import CheckpointStore
 from rlsdk.trainer.model_card import model_card, with_licence
 
 SECRET = "not-for-others"
@@ -110,6 +113,48 @@ def test_what_is_sent_is_the_model_and_its_card_and_nothing_else(model: Path, hu
     assert sent["model.safetensors"] == b"weights"
     assert yaml.safe_load(sent["README.md"].decode().split("---")[1])["license"] == "apache-2.0"
     assert SECRET not in str(sent)
+
+
+@pytest.mark.parametrize("name", ["README.md", "config.json", "model.safetensors"])
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "pipe", "device"])
+def test_a_link_a_pipe_or_a_device_in_place_of_a_file_is_refused(
+    model: Path, hub: type[Hub], capsys: pytest.CaptureFixture[str], name: str, kind: str
+) -> None:
+    file = model / name
+    file.unlink()
+    if kind == "pipe":
+        os.mkfifo(file)
+    else:
+        file.symlink_to({"link": model / ".env", "link to nothing": model / "nothing", "device": "/dev/zero"}[kind])
+    assert code_of(["push", str(model), "me/model"]) == 2
+    said = capsys.readouterr()
+    assert hub.asked == []
+    assert str(file) in said.err or name == "config.json"  # without one it is no model
+    assert SECRET not in said.out + said.err
+
+
+def test_a_file_that_is_left_out_is_named(model: Path, hub: type[Hub], capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(["push", str(model), "me/model", "--dry-run"]) == 0
+    said = capsys.readouterr()
+    assert f"not sent: '{model / 'tokenizer_link.json'}' is a symbolic link" in said.err
+    assert "tokenizer_link.json" not in said.out
+
+
+def test_a_folder_of_a_run_that_is_a_link_is_refused_with_the_folder_to_give(
+    model: Path, tmp_path: Path, hub: type[Hub], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints" / "step_00000001").mkdir(parents=True)
+    elsewhere = model.rename(tmp_path / "elsewhere")
+    (elsewhere / "tokenizer_link.json").unlink()
+    with CheckpointStore(tmp_path / "other", 1).write(1, {}) as draft:
+        shutil.copytree(elsewhere, draft / "model")
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").symlink_to(tmp_path / "other")
+    assert code_of(["push", str(run), "me/model"]) == 2
+    assert "is a symbolic link" in (said := capsys.readouterr().err)
+    assert str(tmp_path / "other" / "step_00000001" / "model") in said
+    assert hub.asked == []
 
 
 def test_a_dry_run_asks_nobody(model: Path, hub: type[Hub], capsys: pytest.CaptureFixture[str]) -> None:

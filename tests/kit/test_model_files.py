@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from rlsdk.kit.export import _copy_unchanged
 from rlsdk.kit.model_files import INDEX, WEIGHTS, tokenizer_fault, weights_fault
 
 TENSORS = {"a": torch.zeros(4, 8), "b": torch.ones(3, dtype=torch.bfloat16), "c": torch.tensor(True)}
@@ -32,6 +34,21 @@ def test_what_is_whole_has_no_fault(folder: Path) -> None:
         assert weights_fault(folder) == ""
     save_file({}, folder / WEIGHTS)
     assert weights_fault(folder) == ""
+
+
+@pytest.mark.parametrize("target", ["secret", "/dev/zero", None])
+def test_a_tokenizer_that_leads_out_of_its_folder_is_not_copied_into_exports(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, target: str | None
+) -> None:
+    outside, made = tmp_path_factory.mktemp("outside"), tmp_path_factory.mktemp("made")
+    (outside / "secret").write_text("key")
+    if target is None:
+        os.mkfifo(folder / "tokenizer.model")
+    else:
+        (folder / "tokenizer.model").symlink_to(outside / target)
+    assert tokenizer_fault(folder).startswith("tokenizer.model is a")
+    _copy_unchanged(str(folder), made)
+    assert [path.name for path in made.iterdir()] == ["tokenizer.json"]
 
 
 def changed(header: dict[str, object], rest: bytes) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,25 @@ def test_a_second_process_is_kept_out_and_the_first_one_s_number_stays(tmp_path:
         with pytest.raises(ConfigError, match="another process is writing"), run_lock(tmp_path):
             pass
         assert (tmp_path / ".lock").read_text() == held != ""
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "config.history.jsonl", "checkpoints", "timeline.jsonl"])
+def test_a_run_that_would_write_or_delete_through_a_link_is_refused(tmp_path: Path, name: str) -> None:
+    precious, run = tmp_path / "precious", tmp_path / "run"
+    precious.write_text("years of work")
+    run.mkdir()
+    (run / name).symlink_to(precious)
+    with pytest.raises(ConfigError, match="is a symbolic link out of the run's folder"), run_lock(run):
+        pass
+    assert precious.read_text() == "years of work"
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    with pytest.raises(ConfigError, match="neither a file nor a folder"), run_lock(run):
+        pass
+    (run / name).unlink()
+    (run / "latest").symlink_to("checkpoints")
+    with run_lock(run):
+        pass
 
 
 def test_falling_back_past_a_damaged_checkpoint_is_said(tmp_path: Path) -> None:

@@ -12,18 +12,15 @@ from urllib.parse import parse_qs, urlsplit
 
 from rlsdk.interfaces import ConfigError
 from rlsdk.system.bounded_http import BoundedHandler, BoundedServer, ConnectionLimits
+from rlsdk.system.files import UnfitFileError
 from rlsdk.system.printable import encodable
-from rlsdk.trainer.pool_times import FILE as TIMELINE_FILE
-from rlsdk.trainer.run_folder import CONFIG_FILE, HISTORY_FILE
-from rlsdk.trainer.trackers import METRICS_FILE, SAMPLES_FILE
 from rlsdk.views.report.facts import title_of
 from rlsdk.views.report.markup import document, escaped
 from rlsdk.views.report.page import run_page
-from rlsdk.views.report.record import read_run
+from rlsdk.views.report.record import FILES, read_run
 
 LOOPBACK = "127.0.0.1"
 NEWS = "/news"
-FILES = (METRICS_FILE, SAMPLES_FILE, CONFIG_FILE, HISTORY_FILE, TIMELINE_FILE)
 REQUEST_S = 10.0
 """Seconds for a whole request to arrive, and for the whole page to be read."""
 HEADERS = {
@@ -84,10 +81,13 @@ class LivePage:
     def _make(self) -> tuple[str, str, Mapping[str, Any]]:
         try:
             record = read_run(self.run_dir)
+            return title_of(record.settings, record.name), *run_page(record)
+        except UnfitFileError as error:
+            refused = f"<p>{escaped(f'{error.filename} {error.strerror}')}</p>"
+            return self.run_dir.name, f"<h1>{escaped(self.run_dir.name)}</h1>{refused}", {"steps": [], "charts": []}
         except (ConfigError, OSError):
             waiting = f"<h1>{escaped(self.run_dir.name)}</h1><p>No step is done yet. This page shows the first one.</p>"
             return self.run_dir.name, waiting, {"steps": [], "charts": []}
-        return title_of(record.settings, record.name), *run_page(record)
 
 
 class LiveServer(BoundedServer):

@@ -10,9 +10,14 @@ from typing import Any
 
 from rlsdk.config.yaml_text import read_yaml
 from rlsdk.interfaces import ConfigError
+from rlsdk.system.files import check_inside, read_regular_text
+from rlsdk.trainer.pool_times import FILE as TIMELINE_FILE
 from rlsdk.trainer.run_folder import CONFIG_FILE, HISTORY_FILE
 from rlsdk.trainer.trackers import METRICS_FILE, SAMPLES_FILE, read_lines, read_metrics
 from rlsdk.views.report.markup import number_of
+
+FILES = (METRICS_FILE, SAMPLES_FILE, CONFIG_FILE, HISTORY_FILE, TIMELINE_FILE)
+"""Files of a run that a page shows. The page may be shared, so it shows nothing that such a file only links to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +57,10 @@ def read_run(run_dir: Path) -> RunRecord:
 
     Raises:
         ConfigError: the folder holds no metrics.
+        UnfitFileError: one of its files is a link, is not a regular file, or is too large.
     """
+    for name in FILES:
+        check_inside(run_dir, run_dir / name)
     metrics = [numbers for line in read_metrics(run_dir) if "step" in (numbers := _numbers(line))]
     if not metrics:
         raise ConfigError(
@@ -60,7 +68,7 @@ def read_run(run_dir: Path) -> RunRecord:
             "and keep 'jsonl' among tracking.trackers"
         )
     file = run_dir / CONFIG_FILE
-    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    text = read_regular_text(file, errors="replace") if file.exists() else ""
     return RunRecord(
         folder=run_dir,
         metrics=metrics,
@@ -87,8 +95,8 @@ def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
 
 def _starts(file: Path) -> list[Mapping[str, Any]]:
     found = []
-    if file.is_file():
-        for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
+    if file.exists():
+        for text in read_regular_text(file, errors="replace").splitlines():
             try:
                 line = json.loads(text)
             except (ValueError, RecursionError):
