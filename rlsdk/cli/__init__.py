@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Sequence
@@ -26,11 +27,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except SystemExit as left:
         code = left.code
     if is_process:
-        with suppress(OSError, ValueError, AttributeError):
-            sys.stdout.flush()
-        with suppress(OSError):
-            os.dup2(2, 1)  # what a stranger's code prints while Python ends is no output of the command
+        atexit.register(_close_output)  # the last to register is the first to run
     _leave(code)
+
+
+def _close_output() -> None:
+    """What a stranger's code prints while Python ends is no output of the command."""
+    with suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()
+    with suppress(OSError):
+        os.dup2(2, 1)
 
 
 def _run(arguments: Sequence[str]) -> None:

@@ -105,17 +105,16 @@ def _backend_info(spec: BackendSpec, isolation: Isolation | None) -> Iterator[st
 
 
 def _option_info(spec: BackendSpec, registry: Registry) -> Iterator[str]:
-    from rlsdk.config.describe import describe_options
-
     try:
-        options = registry.load_options(spec)
+        if (options := registry.load_options(spec)) is None:
+            yield "  options       none"
+            return
+        from rlsdk.config.describe import describe_options
+
         with Guard():
-            found = [] if options is None else list(describe_options(options))
+            found = list(describe_options(options))
     except Exception as error:  # of a stranger's code
         yield f"  options       cannot be shown: {said(error)}"
-        return
-    if options is None:
-        yield "  options       none"
         return
     yield f"  options       as --{spec.kind}.{spec.name}.OPTION"
     for option in found:

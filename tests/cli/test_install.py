@@ -149,7 +149,10 @@ def test_what_an_interrupted_install_left_is_never_found_and_cleared_by_the_next
 
 
 def test_an_environment_in_use_is_not_taken_away(home: Path, environment: Path) -> None:
-    assert rlsdk("plugins", "install", "rlsdk-gale", "--environment", str(environment)).returncode == 0
+    own = home / "environments" / "rlsdk-gale-0badcafe"
+    own.parent.mkdir(parents=True)
+    os.rename(environment, own)
+    assert rlsdk("plugins", "install", "rlsdk-gale", "--environment", str(own)).returncode == 0
     (path,) = home.glob("plugins/*.json")
     data = json.loads(path.read_text())
     path.write_text(json.dumps({**data, "owned": True}))
@@ -161,7 +164,7 @@ def test_an_environment_in_use_is_not_taken_away(home: Path, environment: Path) 
     finally:
         held.communicate()
     assert rlsdk("plugins", "remove", "rlsdk-gale").stdout == "removed rlsdk-gale and its environment\n"
-    assert not environment.exists()
+    assert not own.exists()
 
 
 def write_wheel(folder: Path, name: str, version: str, *requires: str) -> None:
