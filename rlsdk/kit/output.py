@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlsdk.interfaces import RlsdkError
+from rlsdk.system.streams import STDERR, STDOUT
 
 AGAIN = "then run the same command again: it resumes from the newest checkpoint"
 """What to do after the way out of a failed write."""
@@ -50,7 +51,8 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 @contextmanager
 def disk_errors(where: Path) -> Iterator[None]:
-    """As `writing`, for a whole run in the folder `where`: only errors of the disk itself.
+    """As `writing`, for a whole run in the folder `where`: only errors of the disk itself. What is printed may go to
+    another one, and its errors say so already.
 
     Raises:
         OutputError: the block raised such an `OSError`.
@@ -58,7 +60,7 @@ def disk_errors(where: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in DISK:
+        if error.errno not in DISK or error.filename in (STDOUT, STDERR):
             raise
         place = where if error.filename is None else Path(os.fsdecode(error.filename))
         with writing("files of the run", place):

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from rich.highlighter import NullHighlighter
 
+from rlsdk.kit.output import OutputError, disk_errors
 from rlsdk.system.streams import STDERR, STDOUT, SafeStream
 from rlsdk.views.terminal import SafeConsole
 
@@ -53,6 +54,13 @@ def test_a_full_disk_under_standard_output_is_an_error_with_the_way_out(command:
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("error: standard output: No space left on device; what the command printed is not")
+
+
+def test_a_full_disk_under_what_a_run_prints_is_not_blamed_on_its_folder(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full, pytest.raises(OSError, match="No space left") as caught, disk_errors(tmp_path):
+        print("step 1", file=SafeStream(full, STDOUT), flush=True)
+    assert not isinstance(caught.value, OutputError)
+    assert caught.value.filename == STDOUT
 
 
 def test_a_reader_that_has_seen_enough_gets_no_message() -> None:
