@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
 from rlsdk.interfaces import RewardSample
 from rlsdk.rewards.answer import final_answer, without_thoughts
+from rlsdk.rewards.load import checks_rows
+from rlsdk.rewards.program_tests import Case, comparable, read_tests
 from rlsdk.rewards.sandbox import Limits, run_io, run_tests
 
 MAX_CHARS = 65_536
@@ -22,18 +22,7 @@ MAX_CHARS = 65_536
 _FENCED = re.compile(r"```[ \t]*+(?:python3?|py)?[ \t]*+\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One test of a row."""
-
-    source: str
-    """Statements, an expression, or the input of a program."""
-    expected: Any = None
-    """Value of the expression, or output of the program."""
-    kind: str = "test"
-    """`test`: statements that must not raise; `value`: an expression; `io`: input and output of a program."""
-
-
+@checks_rows
 def code(
     sample: RewardSample,
     *,
@@ -58,8 +47,11 @@ def code(
     Args:
         sample: its row has tests: a list of `assert` statements (MBPP), statements that define `check(candidate)` with
             `entry_point` in the row (HumanEval), a list of `{"input": ..., "output": ...}`, or
-            `{"inputs": [...], "outputs": [...]}` (APPS). Inputs and outputs are lines on standard input and output;
-            whitespace at the end of a line is ignored.
+            `{"inputs": [...], "outputs": [...]}` (APPS, TACO). Inputs and outputs are lines on standard input and
+            output; whitespace at the end of a line is ignored. With `fn_name`, that function (a method of the class
+            `Solution` if it has one of this name) is called with the values of each input, a list or lines of JSON;
+            it must return the output, or the only item of the output. Then the standard modules that such programs
+            take for granted (`List`, `Counter`, `heapq`) are imported before the program.
         field: field of the row with the tests, as data or as JSON text.
         setup_field: field of the row with statements to run before the code (imports).
         timeout_s: time limit in seconds for all tests together; keep it below `reward_limits.timeout_s`.
@@ -70,7 +62,7 @@ def code(
             code that you would run yourself.
 
     Raises:
-        ValueError: the row has no tests, or their form is unknown.
+        ValueError: the row has no tests, or their form is unknown; the message names the key.
         RuntimeError: this machine does not allow confinement.
     """
     tests = read_tests(sample.row, field)
@@ -104,59 +96,6 @@ def program_of(response: str) -> str | None:
     return text
 
 
-def read_tests(row: Mapping[str, Any], field: str) -> list[Case]:
-    """Returns the tests of a row.
-
-    Raises:
-        ValueError: there are none, or their form is unknown.
-    """
-    found = row.get(field)
-    if isinstance(found, str) and found.lstrip()[:1] in ("[", "{"):
-        found = json.loads(found)
-    if isinstance(found, Mapping) and "inputs" in found and "outputs" in found:
-        found = [{"input": i, "output": o} for i, o in zip(found["inputs"], found["outputs"], strict=True)]
-    if isinstance(found, str):
-        found = [_with_check(found, row.get("entry_point"))]
-    if not isinstance(found, Sequence) or not found:
-        raise ValueError(f"the data row has no tests in {field!r}; set the reward's option 'field'")
-    tests = [test for item in found for test in _read_test(item, field)]
-    if len({test.kind == "io" for test in tests}) > 1:
-        raise ValueError(f"the data row mixes statements with inputs and outputs in {field!r}")
-    return tests
-
-
-def _read_test(item: Any, field: str) -> Iterator[Case]:
-    if isinstance(item, Mapping) and "input" in item and "output" in item:
-        yield Case(kind="io", source=_as_lines(item["input"]), expected=_as_lines(item["output"]))
-    elif isinstance(item, str):
-        yield _read_statement(item)
-    else:
-        raise ValueError(f"{field!r} has the test {item!r:.80}; expected a statement, or an input with its output")
-
-
-def _read_statement(source: str) -> Case:
-    """Turns `assert CALL == VALUE` into a value to compute; keeps any other statement as it is."""
-    try:
-        body = ast.parse(source).body
-    except SyntaxError as error:
-        raise ValueError(f"a test is not valid Python: {source[:80]!r}: {error.msg}") from error
-    match body:
-        case [ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]))]:
-            try:
-                return Case(kind="value", source=ast.unparse(left), expected=ast.literal_eval(right))
-            except ValueError:
-                return Case(source=source)
-    return Case(source=source)
-
-
-def _with_check(source: str, entry_point: Any) -> str:
-    return f"{source}\n\ncheck({entry_point})" if entry_point and "def check(" in source else source
-
-
-def _as_lines(value: Any) -> str:
-    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
 def _pass_io(program: str, tests: Sequence[Case], limits: Limits) -> Iterator[bool]:
     """Stops at the deadline; tests that did not run count as failed."""
     deadline = time.monotonic() + limits.seconds
@@ -177,6 +116,8 @@ def _pass_tests(program: str, setup: str, tests: Sequence[Case], limits: Limits)
             yield False
         elif test.kind == "value":
             yield _is_value(records[0].get("value"), test.expected)
+        elif test.kind == "call":
+            yield _is_returned(records[0].get("value"), test.expected)
         else:
             yield records[0].get("nonce") == nonce
 
@@ -194,6 +135,13 @@ def _is_value(data: Any, expected: Any) -> bool:
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
         return False
     return bool(value == expected)
+
+
+def _is_returned(data: Any, expected: Sequence[Any]) -> bool:
+    try:
+        return comparable(_decode(data)) in expected
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+        return False
 
 
 def _decode(data: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlsdk.interfaces import RewardSample
 from rlsdk.rewards.answer import without_thoughts
-from rlsdk.rewards.load import prepared_by
+from rlsdk.rewards.load import checks_rows, prepared_by
 from rlsdk.rewards.texts import answer_text
 
 MAX_CHARS = 262_144
@@ -23,6 +23,7 @@ def _import_jsonschema() -> None:
     import jsonschema  # noqa: F401
 
 
+@checks_rows
 @prepared_by(_import_jsonschema)
 def json_schema(sample: RewardSample, *, schema: Mapping[str, Any] | None = None, field: str = "schema") -> float:
     """Returns 1 if the response is JSON that is valid under the schema, else 0.

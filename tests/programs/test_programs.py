@@ -10,9 +10,15 @@ from typing import Any
 
 import pytest
 
+from rlsdk.config import RewardConfig
+from rlsdk.data import DataRow
+from rlsdk.interfaces import ConfigError
+from rlsdk.registry import Registry
 from rlsdk.rewards import RewardDef, RewardLimits, RewardRunner, programs, sandbox
 from rlsdk.rewards.confine import NOBODY
-from rlsdk.rewards.programs import code, program_of, read_tests
+from rlsdk.rewards.program_tests import read_tests
+from rlsdk.rewards.programs import code, program_of
+from rlsdk.trainer.gradable import check_gradable
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from rewards.conftest import sample
@@ -92,6 +98,79 @@ def test_programs_are_compared_by_what_they_print() -> None:
     assert grade("import time; time.sleep(30)", tests, timeout_s=0.5) == 0.0
 
 
+TWO_SUM = """
+class Solution:
+    def twoSum(self, nums: List[int], target: int) -> Tuple[int, int]:
+        seen = {}
+        for at, number in enumerate(nums):
+            if target - number in seen:
+                return (seen[target - number], at)
+            seen[number] = at
+"""
+CALLS: dict[str, Any] = {
+    "a list of arguments": {"fn_name": "twoSum", "inputs": [[[2, 7], 9], [[3, 3], 6]], "outputs": [[0, 1], [0, 1]]},
+    "a wrapped output": {"fn_name": "twoSum", "inputs": [[[2, 7], 9]], "outputs": [[[0, 1]]]},
+    "lines of JSON": {"fn_name": "twoSum", "inputs": ["[2, 7]\n9", "(3, 3)\n6\n"], "outputs": ["[0, 1]", "[0, 1]"]},
+    "as text": '{"fn_name": "twoSum", "inputs": [[[2, 7], 9]], "outputs": [[0, 1]]}',
+    "one by one": [{"input": "[2, 7]\n9", "output": "[0, 1]", "testtype": "functional", "fn_name": "twoSum"}],
+}
+
+
+@pytest.mark.parametrize("tests", CALLS.values(), ids=CALLS)
+def test_functions_are_called_as_apps_and_taco_call_them(tests: Any) -> None:
+    assert grade(TWO_SUM, tests) == 1.0
+    assert grade("def twoSum(nums, target):\n    return [nums.index(nums[0]), 1]", tests) == 1.0
+    assert grade(TWO_SUM.replace("(seen[target - number], at)", "(at, at)"), tests) == 0.0
+    assert grade(TWO_SUM.replace("twoSum", "two_sum"), tests) == 0.0
+    assert grade(TWO_SUM.replace("return (", "return str("), tests) == 0.0
+
+
+def test_the_name_of_the_function_may_stand_in_the_row() -> None:
+    tests = [{"input": "[2, 7]\n9", "output": "[0, 1]", "testtype": "functional"}]
+    assert grade(TWO_SUM, tests, row={"metadata": '{"func_name": "twoSum"}'}) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("program", "given", "output", "score"),
+    [
+        ("def f(d):\n    return {key + 1: d[key] for key in d}", [{"1": "a"}], [{"2": "a"}], 1.0),
+        ("def f(d):\n    return d['a'] + 1", [{"a": 1}], [2], 1.0),
+        ("def f(s):\n    return s[::-1]", ["ab"], ["ba"], 1.0),
+        ("def f(s):\n    return s[::-1]", ["ab"], "ba", 1.0),
+        ("def f():\n    return None", [], [None], 1.0),
+        ("def f(n):\n    return [n]", [1], [1], 1.0),
+        ("def f(n):\n    return n", [1], [1, 2], 0.0),
+        ("def f(n):\n    return [(n, n)]", [1], [[1, 1]], 1.0),
+        ("def f(n):\n    return str(n)", [1], [1], 0.0),
+        ("def f(n):\n    print(n)", [1], [1], 0.0),
+        ("def f(n):\n    return Counter([n]).most_common(1)[0][0] + ceil(0.5) + pow(2, 5, 7)", [1], [6], 1.0),
+        ("class Any:\n    def __eq__(self, other): return True\ndef f(n): return Any()", [1], [1], 0.0),
+        ("class Solution:\n    @staticmethod\n    def f(n): return n", [1], [1], 1.0),
+        ("class Solution:\n    def g(self): return 2\ndef f(n): return Solution().g()", [1], [2], 1.0),
+        ("import sys\ndef f(n):\n    sys.exit()", [1], [None], 0.0),
+    ],
+)
+def test_what_a_call_returns_is_compared_as_json_sees_it(program: str, given: Any, output: Any, score: float) -> None:
+    assert grade(program, {"fn_name": "f", "inputs": [given], "outputs": [output]}) == score
+
+
+def test_a_share_of_calls_may_count() -> None:
+    tests = {"fn_name": "add", "inputs": [[1, 2], [2, 2], ["a", "b"]], "outputs": [[3], 4, "ab"]}
+    assert grade(ADD, tests) == 1.0
+    assert grade("def add(a, b):\n    return 4", tests, partial=True) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("end", ["exit()", "quit()", "exit(0)", "sys.exit()", "raise SystemExit"])
+@pytest.mark.parametrize("packages", [False, True])
+def test_a_program_may_end_itself_as_in_a_plain_interpreter(end: str, packages: bool) -> None:
+    program = f"import sys\nif input() == 'end':\n    print('ended')\n    {end}\nprint('went on')"
+    tests = {"inputs": ["end", "more"], "outputs": ["ended", "went on"]}
+    assert grade(program, tests, packages=packages) == 1.0
+    assert grade(program, {"inputs": ["end"], "outputs": ["went on"]}, packages=packages) == 0.0
+    failing = program.replace(end, "exit('no')")
+    assert grade(failing, {"inputs": ["end"], "outputs": ["ended"]}, packages=packages) == 0.0
+
+
 @pytest.mark.parametrize(
     ("response", "program"),
     [
@@ -122,11 +201,44 @@ def test_the_program_is_the_last_block(response: str, program: str | None) -> No
         ([3], "expected a statement"),
         (["assert ("], "not valid Python"),
         (["assert f(1) == 2", {"input": "1", "output": "2"}], "mixes"),
+        ({"inputs": ["1"], "outputs": ["2"], "fname": "f"}, "'tests' has the key 'fname', .* did you mean 'fn_name'"),
+        ({"inputs": ["1"]}, "'tests.outputs' is a NoneType; expected a list"),
+        ({"inputs": ["1"], "outputs": ["2", "3"]}, "1 inputs and 2 outputs"),
+        ({"input": "1", "output": "2"}, "has the key 'input', which is not understood; did you mean 'inputs'"),
+        ([{"input": "1", "output": "2", "checker": "c"}], "'tests.0' has the key 'checker', which is not understood"),
+        ([{"input": "1", "output": "2", "testtype": "function"}], "of type 'function'.*expected"),
+        ([{"input": "1", "output": "2", "testtype": "functional"}], "calls a function, whose name is missing"),
+        (
+            [{"input": "1", "output": "2", "type": "stdin", "fn_name": "f"}],
+            "of type 'stdin', and names the function 'f'",
+        ),
+        ([{"input": "1"}], "'tests.0' has no 'output'"),
+        ([{"input": None, "output": "2"}], "'tests.0.input' is None"),
+        (
+            {"fn_name": "f", "inputs": ["N = 4"], "outputs": ["2"]},
+            "'tests.0.input' has the line 'N = 4'; expected an arg",
+        ),
+        ({"fn_name": "f", "inputs": [{"a": 1}], "outputs": ["2"]}, "expected a list of the arguments of 'f'"),
+        (
+            {"fn_name": "f(x)", "inputs": [[1]], "outputs": [2]},
+            "has fn_name 'f\\(x\\)'; expected the name of a function",
+        ),
+        ('{"inputs": [', "'tests' is not valid JSON"),
     ],
 )
 def test_a_row_without_tests_is_an_error(tests: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         read_tests({"tests": tests}, "tests")
+
+
+def test_rows_of_code_are_checked_before_a_run() -> None:
+    good = {"inputs": ["1"], "outputs": ["2"]}
+    rows = [DataRow(row={"tests": tests}, source=f"row {at}") for at, tests in enumerate((good, {**good, "x": 1}))]
+    (notice,) = check_gradable([RewardConfig(name="code")], rows, Registry.discover())
+    assert "1 of 2 rows looked at cannot be graded" in notice
+    assert "row 1: 'tests' has the key 'x', which is not understood" in notice
+    with pytest.raises(ConfigError, match=r"none of the 1 rows .* has the key 'x'"):
+        check_gradable([RewardConfig(name="code")], rows[1:], Registry.discover())
 
 
 def test_a_machine_that_does_not_let_code_be_confined_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
