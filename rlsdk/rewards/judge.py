@@ -17,11 +17,23 @@ from rlsdk.interfaces import RewardSample, nearest
 from rlsdk.rewards.http import HttpClient, RemoteError, RemoteOptions, check_url, shown
 from rlsdk.rewards.routing import value_at
 from rlsdk.rewards.service import SentScore, describe
+from rlsdk.system.printable import encodable
 
 PATTERN = r"(?i)\b(?:score|rating|verdict)\b[*\s]*[:=][*\s]*([\w.+-]+)"
 """Default pattern: `Score: 7`, `**Verdict:** yes`; the group is the verdict."""
 MAX_REPLY_CHARS = 20_000
 """Number of characters at the end of a reply that are searched for the verdict."""
+_NEAR = 40
+"""Number of characters beside a verdict that show whether it is a whole number."""
+_GOES_ON = re.compile(
+    r"\w|[.,'\u2019\u066b]\d|[\u00a0\u202f]\d|[-\u2010-\u2015]\d|\s*[/\u2044\u2215\u00d7^]\s*\d|\s+\d+\s*[/\u2044]\s*\d"
+    r"|\s*%|\s+(?:out\s+)?of\s+\d",
+    re.IGNORECASE,
+)
+"""What makes a number another one: digits, `.5`, `,5`, `-8`, `/10`, ` 1/2`, `%`, ` out of 10`."""
+_BEGAN = re.compile(r"(?:\d[.,'\u2019\u066b_]?|\d[eE][+-]?|\d\s*[/\u2044\u2215\u00d7^]\s*|(?:^|[^\w)\]])[-\u2212])$")
+"""What makes the rest of a number: `8.`, `8/`, a sign."""
+_OUT_OF = re.compile(r"(?:\s*[/\u2044\u2215]\s*|\s+(?:out\s+)?of\s+)(\d+(?:\.\d+)?)(?!\w|[.,]\d)|\s*%", re.IGNORECASE)
 _PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")
 
 
@@ -65,33 +77,77 @@ def question(sample: RewardSample, options: JudgeOptions) -> str:
             raise VerdictError(
                 f"the judge's template asks for {{{name}}}, which this row does not have{nearest(name, sample.row)}"
             )
-        return value if isinstance(value, str) else json.dumps(value)
+        try:
+            return value if isinstance(value, str) else json.dumps(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise VerdictError(f"the judge's template asks for {{{name}}}, which is not JSON here: {error}") from error
 
-    return _PLACE.sub(fill, options.template)
+    return encodable(_PLACE.sub(fill, options.template))
 
 
-def verdict(reply: str, options: JudgeOptions) -> float:
+def verdict(reply: str, options: JudgeOptions, *, is_cut: bool = False) -> float:
     """Parses the score from a reply.
 
+    Args:
+        reply: the judge's text.
+        options: pattern, choices and range.
+        is_cut: the reply ended at `max_tokens`, so its last number or word may be the beginning of another one.
+
     Raises:
-        VerdictError: the pattern does not match, or the verdict is not one of the choices or not a number in the range.
+        VerdictError: the pattern does not match, or only a part of a number or word; or the verdict is not one of the
+            choices, or not a number in the range.
     """
-    found = None
-    for match in re.finditer(options.pattern, reply[-MAX_REPLY_CHARS:]):
-        found = match[1]
-    if found is None:
+    text = reply[-MAX_REPLY_CHARS:]
+    matches = [match for match in re.finditer(options.pattern, text) if match[1] is not None]
+    if not matches:
         raise VerdictError(f"the judge's reply has no verdict: it ends in {reply[-80:]!r}")
+    match = matches[-1]
+    if is_cut and match.end() == len(text):
+        raise VerdictError(f"the judge's reply was cut after {match[0]!r} by judge.max_tokens {options.max_tokens}")
+    found = match[1]
+    before, after = _unmatched(match)
     if options.choices:
         scores = {name.casefold(): score for name, score in options.choices.items()}
-        if found.casefold() not in scores:
-            raise VerdictError(f"the judge's verdict is {found!r}; expected one of {list(options.choices)}")
+        begun, goes_on = (f"{pair:_<2}".isalnum() for pair in (before[-1:] + found[:1], found[-1:] + after[:1]))
+        if found.casefold() not in scores or begun or goes_on:
+            whole = f"{before[-10:]}{found}{after[:10]}" if begun or goes_on else found
+            raise VerdictError(f"the judge's verdict is {whole!r}; expected one of {list(options.choices)}")
         return scores[found.casefold()]
+    return _score(_number(found, before, after, options.highest), options)
+
+
+def _unmatched(match: re.Match[str]) -> tuple[str, str]:
+    """The text right before and after the verdict; empty where the pattern says what stands there."""
+    before = match.string[max(0, match.start() - _NEAR) : match.start()] if match.start(1) == match.start() else ""
+    after = match.string[match.end() : match.end() + _NEAR] if match.end(1) == match.end() else ""
+    return before, after
+
+
+def _number(found: str, before: str, after: str, highest: float) -> float:
+    """The number of a verdict, if it is the whole number that the judge wrote.
+
+    A denominator may follow if it is the highest number: `8/10`, `8 out of 10`.
+    """
+    after = after.lstrip("*")  # the end of bold text
+    whole = _OUT_OF.match(after)
+    if whole is not None and float(whole[1] or 100) == highest:
+        after = ""
+    if _BEGAN.search(before) or (not found.endswith(".") and _GOES_ON.match(after)):
+        shown = f"{before[-10:]}{found}{after[:10]}".strip()
+        raise VerdictError(
+            f"the judge's verdict is {shown!r}, of which the pattern matches only {found!r}; expected a number"
+        )
     try:
-        number = float(found.rstrip("."))
+        if not found.isascii() or "_" in found:
+            raise ValueError
+        return float(found.rstrip("."))
     except ValueError:
         raise VerdictError(f"the judge's verdict is {found!r}; expected a number") from None
+
+
+def _score(number: float, options: JudgeOptions) -> float:
     if not options.lowest <= number <= options.highest:
-        raise VerdictError(f"the judge's verdict is {found}; expected {options.lowest:g} to {options.highest:g}")
+        raise VerdictError(f"the judge's verdict is {number:g}; expected {options.lowest:g} to {options.highest:g}")
     return (number - options.lowest) / (options.highest - options.lowest)
 
 
@@ -160,11 +216,13 @@ class JudgeClient:
     async def _one(self, sample: RewardSample) -> SentScore:
         try:
             text = question(sample, self._judge)
-            return SentScore(score=verdict(await self._ask(text, sample), self._judge))
+            reply, is_cut = await self._ask(text)
+            return SentScore(score=verdict(reply, self._judge, is_cut=is_cut))
         except VerdictError as error:
             return SentScore(error=str(error))
 
-    async def _ask(self, text: str, sample: RewardSample) -> str:
+    async def _ask(self, text: str) -> tuple[str, bool]:
+        """Returns the reply, and whether it was cut."""
         url, judge = f"{self.name}/chat/completions", self._judge
         system = [] if judge.system_prompt is None else [{"role": "system", "content": judge.system_prompt}]
         body = {
@@ -181,4 +239,4 @@ class JudgeClient:
             raise RemoteError(f"{url} did not return a completion: {describe(error)}: {shown(data)}") from error
         if not reply.choices or reply.choices[0].message.content is None:
             raise RemoteError(f"{url} answered a completion without text")
-        return reply.choices[0].message.content
+        return reply.choices[0].message.content, reply.choices[0].finish_reason == "length"

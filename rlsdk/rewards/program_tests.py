@@ -75,8 +75,8 @@ def _items(found: Mapping[str, Any], field: str) -> list[dict[str, Any]]:
     assert isinstance(outputs, list | tuple)
     if len(inputs) != len(outputs):
         raise ValueError(f"{field!r} has {len(inputs)} inputs and {len(outputs)} outputs; expected as many")
-    name = {"fn_name": found["fn_name"]} if found.get("fn_name") is not None else {}
-    return [{"input": i, "output": o, **name} for i, o in zip(inputs, outputs, strict=True)]
+    pairs = zip(inputs, outputs, strict=True)
+    return [{"input": given, "output": output, "fn_name": found.get("fn_name")} for given, output in pairs]
 
 
 def _read_test(item: Any, where: str, row: Mapping[str, Any]) -> Iterator[Case]:

@@ -10,7 +10,15 @@ from typing import Any
 
 from rlsdk.config import JudgeEngineConfig, ModelConfig
 from rlsdk.data import DataRow, Prompt, PromptDataset, PromptFormat
-from rlsdk.interfaces import ConfigError, DataError, GenerationRequest, RewardSample, RlsdkError, SamplingParams
+from rlsdk.interfaces import (
+    ConfigError,
+    DataError,
+    FinishReason,
+    GenerationRequest,
+    RewardSample,
+    RlsdkError,
+    SamplingParams,
+)
 from rlsdk.kit.hf import load_tokenizer
 from rlsdk.rewards.http import RemoteError
 from rlsdk.rewards.judge import JudgeOptions, VerdictError, question, verdict
@@ -119,7 +127,8 @@ class EngineJudge:
         output = await client.generate(request)[0]
         reply = self._codec.decode(without_stop(output.token_ids, self._sampling.stop_token_ids))
         try:
-            return SentScore(score=verdict(reply, self._judge))
+            is_cut = output.finish_reason is FinishReason.LENGTH
+            return SentScore(score=verdict(reply, self._judge, is_cut=is_cut))
         except VerdictError as error:
             return SentScore(error=str(error))
 

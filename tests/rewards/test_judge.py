@@ -44,6 +44,14 @@ def test_a_question_is_the_template_with_its_places_filled_in_once() -> None:
         ("Score: 3\nOn reflection, **Score:** 10.", 1.0),
         ("my rating = 0, sorry", 0.0),
         ("Verdict : 2.5", 0.25),
+        ("Score: 1e1", 1.0),
+        ("Score: 10", 1.0),
+        ("Score: 8.5.", 0.85),
+        ("Score: 3/10", 0.3),
+        ("Score: 8 out of 10, for its style", 0.8),
+        ("**Score: 8**/10", 0.8),
+        ("Score: 7, 2 errors", 0.7),
+        ("Score: 8 - 2 errors", 0.8),
     ],
 )
 def test_the_last_number_that_is_called_a_score_is_the_verdict(reply: str, score: float) -> None:
@@ -58,11 +66,63 @@ def test_the_last_number_that_is_called_a_score_is_the_verdict(reply: str, score
         ("Score: -1", "is -1; expected 0 to 10"),
         ("Score: nan", "is nan; expected 0 to 10"),
         ("Score: high", "is 'high'; expected a number"),
+        ("Score: 4,5", "is '4,5', of which the pattern matches only '4'; expected a number"),
+        ("Score: 1,000", "is '1,000', of which"),
+        ("Score: 3/5", "is '3/5', of which"),
+        ("**Score: 3**/5", "is '3/5', of which"),
+        ("Score: 8/100", "is '8/100', of which"),
+        ("Score: 8 out of 20", "is '8 out of 20', of which"),
+        ("Score: 5%", "is '5%', of which"),
+        ("Score: 7\u20138", "of which the pattern matches only '7'"),
+        ("Score: 4 1/2", "is '4 1/2', of which"),
+        ("Score: 7-8", "is '7-8'; expected a number"),
+        ("Score: 1_0", "is '1_0'; expected a number"),
+        ("Score: 1e999", "is inf; expected 0 to 10"),
     ],
 )
 def test_any_other_reply_is_no_verdict(reply: str, message: str) -> None:
     with pytest.raises(VerdictError, match=message):
         verdict(reply, ASKED)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reply", "score"),
+    [
+        (r"(\d)", "8.5", None), (r"(\d+)", "8.5", None), (r"(\d+)", "8/10", None), (r"(\d+)/10", "8/10", 0.8),
+        (r"Score: (\d)", "Score: 10", None), (r"Score: (\d)", "Score: 9", 0.9), (r"(\d)/10", "10/10", None),
+        (r"(\d+)", "-3", None), (r"(\d+)", "rating-3", 0.3), (r"(\d+)", "1e1", None), (r"(\d+(?:\.\d+)?)", "8.5", 0.85),
+        (r"(\d+)$", "4,5", None), (r"\[(\d+)\]", "[10]", 1.0), (r"(\d+)(?=%)", "8%", None),
+        (r"(\d+) points", "8 points", 0.8),
+    ],
+)  # fmt: skip
+def test_a_part_of_a_number_is_no_verdict_whatever_the_pattern(pattern: str, reply: str, score: float | None) -> None:
+    options = JudgeOptions(model="m", template="", pattern=pattern, highest=10.0)
+    if score is not None:
+        assert verdict(reply, options) == pytest.approx(score)
+        return
+    with pytest.raises(VerdictError, match=r"of which the pattern matches only"):
+        verdict(reply, options)
+
+
+def test_a_percentage_is_a_verdict_up_to_100() -> None:
+    options = JudgeOptions(model="m", template="", highest=100.0)
+    assert verdict("Score: 80%", options) == pytest.approx(0.8)
+    assert verdict("Score: 80/100", options) == pytest.approx(0.8)
+
+
+def test_the_end_of_a_reply_that_was_cut_is_no_verdict() -> None:
+    assert verdict("Score: 1", ASKED) == 0.1
+    with pytest.raises(VerdictError, match=r"was cut after 'Score: 1' by judge.max_tokens 1024"):
+        verdict("Score: 1", ASKED, is_cut=True)
+    assert verdict("Score: 1\nBecause", ASKED, is_cut=True) == 0.1
+
+
+def test_a_part_of_a_word_is_no_choice() -> None:
+    options = JudgeOptions(model="m", template="", pattern=r"(?i)(yes|no)", choices={"yes": 1.0, "no": 0.0})
+    assert verdict("no, yes.", options) == 1.0
+    for reply in ("not sure", "piano"):
+        with pytest.raises(VerdictError, match="expected one of"):
+            verdict(reply, options)
 
 
 def test_verdicts_may_be_choices_and_have_a_form_of_their_own() -> None:
