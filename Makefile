@@ -8,7 +8,7 @@ BIN_DEV = $(ENV)-dev/bin
 ENVIRONMENT = $(PYTHON) tools/environment.py --lazy
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-sglang check-vllm-0.31 check-vllm-modes check-nodes check-gpu conformance compatibility lint format docs gallery pictures environment-docs benchmarks campaign mutants same-numbers clean
+.PHONY: help quickstart test environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-sglang check-vllm-0.31 check-vllm-modes check-nodes check-gpu conformance compatibility lint pythons format docs gallery pictures environment-docs benchmarks campaign mutants same-numbers clean
 
 help:
 	@echo "make quickstart   install, then watch a model learn (80 seconds on 2 cores, after installing)"
@@ -19,6 +19,7 @@ help:
 	@echo "make conformance  every suite that runs on a CPU, then make compatibility"
 	@echo "make compatibility   docs/compatibility.md from the reports of the checks, docs/broken_engines.md from the tests"
 	@echo "make lint         ruff and mypy"
+	@echo "make pythons      every module compiled on each promised Python that is here, all of rlsdk imported on the newest"
 	@echo "make format       let ruff rewrite the code"
 	@echo "make docs         the documentation site, in site/; broken links are errors"
 	@echo "make gallery      three small runs and their reports: docs/gallery.md; make pictures: those of docs/concepts.md"
@@ -114,6 +115,10 @@ docs: environment-docs
 	@NO_MKDOCS_2_WARNING=1 $(ENV)-docs/bin/mkdocs build --strict --quiet
 	@echo "site/index.html"
 
+# Any Python finds the others; those that are not here are named.
+pythons:
+	@$(PYTHON) tools/pythons.py $(ENV)-newest
+
 # What the site shows of runs and plans: kept in docs/, so that the site needs neither torch nor Ray.
 gallery: environment-dev
 	@$(BIN_DEV)/python -m tools.gallery
@@ -151,4 +156,4 @@ same-numbers: environment-dev
 	@$(BIN_DEV)/python -m tools.same_numbers --base $(BASE)
 
 clean:
-	rm -rf site mutants $(ENV) $(ENV)-dev $(ENV)-docs $(ENV)-vllm $(ENV)-vllm-0.31 $(ENV)-megatron $(ENV)-sglang $(ENV)-trl build dist benchmarks/results .coverage* .pytest_cache .mypy_cache .ruff_cache
+	rm -rf site mutants $(ENV) $(ENV)-dev $(ENV)-newest $(ENV)-docs $(ENV)-vllm $(ENV)-vllm-0.31 $(ENV)-megatron $(ENV)-sglang $(ENV)-trl build dist benchmarks/results .coverage* .pytest_cache .mypy_cache .ruff_cache

@@ -11,6 +11,7 @@ from rlsdk.diagnosis import machine, packages
 from rlsdk.diagnosis.cluster import cluster
 from rlsdk.diagnosis.finding import Finding, Health
 from rlsdk.diagnosis.plugins import plugins
+from rlsdk.system.printable import described
 
 
 def examine(run_dir: Path, ray_address: str | None = None) -> Iterator[Finding]:
@@ -20,6 +21,7 @@ def examine(run_dir: Path, ray_address: str | None = None) -> Iterator[Finding]:
         ("packages", packages.requirements),
         ("ray", packages.ray),
         ("torch", lambda: packages.torch(count_gpus())),
+        ("rlsdk", packages.own),
         ("processors", machine.processors),
         ("memory", machine.memory),
         ("shared memory", machine.shared_memory),
@@ -41,7 +43,7 @@ def guarded(name: str, check: Callable[[], Finding | Iterable[Finding]]) -> Iter
         found = check()
         yield from (found,) if isinstance(found, Finding) else found
     except Exception as error:
-        said = f"could not be checked: {type(error).__name__}: {error}"
+        said = f"could not be checked: {described(error)}"
         yield Finding(check=name, state=Health.WARNING, found=said)
 
 

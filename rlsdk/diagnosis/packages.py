@@ -37,6 +37,26 @@ except Exception as error:
     why = f"{type(error).__name__}: {error}".splitlines()[0]
 answer(version=torch.__version__, cuda=torch.version.cuda, gpus=gpus, why=why, right=float(found.sum()) == 64.0**3)
 """
+OWN = """
+import importlib, importlib.util, os, pkgutil, traceback
+home = os.path.dirname(importlib.util.find_spec("rlsdk").origin) + os.sep
+names = ["rlsdk"]
+for name in names:
+    try:
+        module = importlib.import_module(name)
+    except BaseException as error:
+        places = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        places = [*[place for place in places if not place.startswith("<")][-1:], getattr(error, "filename", None) or ""]
+        own = any(place.startswith(home) for place in places)
+        answer(failed=name, error=f"{type(error).__name__}: {error}", own=own)
+        break
+    for found in pkgutil.iter_modules(getattr(module, "__path__", ()), f"{name}."):
+        if found.name not in ("rlsdk.testing", "rlsdk.__main__", "rlsdk.cli.__main__"):
+            names.append(found.name)
+else:
+    answer(count=len(names))
+"""
+"""Imports what a run imports: every module but the conformance suites, which need pytest."""
 
 
 def install(*requirements: str) -> str:
@@ -114,6 +134,23 @@ def ray(answer: Answer | None = None) -> Finding:
     if answer.facts is None:
         return _cannot_import("ray", answer.error)
     return Finding(check="ray", state=Health.OK, found=f"imports, version {answer.facts['version']}")
+
+
+def own(answer: Answer | None = None) -> Finding:
+    """Checks whether every module of rlsdk itself can be imported, as a run does.
+
+    Args:
+        answer: to `OWN`; None: asked now.
+    """
+    answer = ask(OWN, timeout_s=IMPORT_TIMEOUT_S) if answer is None else answer
+    if answer.facts is None:
+        return _cannot_import(CORE, answer.error)
+    if "failed" not in answer.facts:
+        return Finding(check=CORE, state=Health.OK, found=f"imports, all {answer.facts['count']} modules")
+    said = f"{answer.facts['failed']} cannot be imported: {answer.facts['error']}"
+    # The fault of a package that it needs has its own finding.
+    fix = install("--force-reinstall", CORE) if answer.facts["own"] else ""
+    return Finding(check=CORE, state=Health.FAULT, found=said, fix=fix)
 
 
 def torch(num_gpus: int, answer: Answer | None = None) -> Iterator[Finding]:

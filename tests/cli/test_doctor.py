@@ -122,6 +122,29 @@ def test_a_probe_that_fails_crashes_or_hangs_costs_its_answer_only(code: str, er
     assert ask("print('noise'); answer(a=[1])\nprint('more')", timeout_s=60.0).facts == {"a": [1]}
 
 
+@pytest.mark.parametrize("damage", ["def (", "raise KeyboardInterrupt", "import absent"])
+def test_a_module_of_rlsdk_that_a_run_could_not_import_is_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    package = tmp_path / "rlsdk"
+    for name, source in {"__init__": "", "data/__init__": "", "data/rows": damage, "testing/__init__": "fail"}.items():
+        (package / f"{name}.py").parent.mkdir(parents=True, exist_ok=True)
+        (package / f"{name}.py").write_text(source + "\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    finding = packages.own()
+    assert finding.state is Health.FAULT
+    assert finding.found.startswith("rlsdk.data.rows cannot be imported: ")
+    assert "--force-reinstall rlsdk" in finding.fix
+    (package / "data" / "rows.py").write_text("")
+    assert packages.own().found == "imports, all 3 modules"
+
+
+def test_every_module_of_rlsdk_is_imported_and_none_has_a_fault() -> None:
+    finding = packages.own()
+    assert finding.state is Health.OK, finding.found
+    assert int(finding.found.split()[2]) > 300
+
+
 def test_a_check_that_fails_by_itself_becomes_a_warning() -> None:
     def broken() -> Finding:
         raise ZeroDivisionError("oh")
