@@ -124,11 +124,11 @@ def compile_problems(python: Path, sources: list[str]) -> str:
 
 def imports_all(python: Path, environment: Path, version: str) -> bool:
     """Makes the environment and imports every module of rlsdk in it."""
-    make = [python, ROOT / "tools" / "environment.py", environment, "--extras", "check", "--lazy"]
+    make: list[str | Path] = [python, ROOT / "tools" / "environment.py", environment, "--extras", "check", "--lazy"]
     if subprocess.run(make, check=False).returncode:
         print(f"Python {version}: no environment could be made in {environment}, so nothing was imported")
         return False
-    command = [environment / "bin" / "python", "-P", "-c", IMPORT]
+    command: list[str | Path] = [environment / "bin" / "python", "-P", "-c", IMPORT]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     result = done.stdout if done.returncode == 0 else f"does not import:\n{done.stderr}"
     print(f"Python {version}: {result.strip()}")

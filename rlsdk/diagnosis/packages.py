@@ -46,7 +46,7 @@ for name in names:
         module = importlib.import_module(name)
     except BaseException as error:
         places = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-        places = [*[place for place in places if not place.startswith("<")][-1:], getattr(error, "filename", None) or ""]
+        places = [place for place in places if not place.startswith("<")][-1:] + [str(getattr(error, "filename", ""))]
         own = any(place.startswith(home) for place in places)
         answer(failed=name, error=f"{type(error).__name__}: {error}", own=own)
         break
