@@ -324,6 +324,6 @@ def test_an_install_that_is_killed_takes_its_installer_and_what_it_wrote_along(
         assert "sleep" in {member.name() for member in family}
         assert list((home / "environments").glob("rlsdk-acme-*/large"))
         process.send_signal(number)
-    alive = psutil.wait_procs(family, timeout=20)[1]
+    alive = psutil.wait_procs(family, timeout=60)[1]
     assert [member for member in alive if member.status() != psutil.STATUS_ZOMBIE] == []
     assert list((home / "environments").glob("rlsdk-acme-*")) == []

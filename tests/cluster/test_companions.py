@@ -29,7 +29,7 @@ def test_a_companion_lives_in_a_bundle_of_its_worker_and_ends_with_it(own_cluste
     with pytest.raises(WorkerError, match=r"cluster_hosts:Buddy in bundle . is gone"):
         group.run("ask", "die")
     with suppress(psutil.NoSuchProcess):
-        psutil.Process(pid).wait(20)
+        psutil.Process(pid).wait(60)
     (_, pid, _), _ = group.run_each("start", [(1, "x"), (0, "y")], 120)
     process = psutil.Process(pid)
     os.kill(group.run("pid")[0], 9)

@@ -64,7 +64,7 @@ def descendants(pid: int) -> list[psutil.Process]:
         return []
 
 
-def assert_gone(processes: Sequence[psutil.Process], within_s: float = 20.0) -> None:
+def assert_gone(processes: Sequence[psutil.Process], within_s: float = 60.0) -> None:
     """All of them end by themselves in that time."""
     _, alive = psutil.wait_procs(processes, timeout=within_s)
     alive = [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
@@ -86,7 +86,7 @@ def kill_when(condition: Callable[[], object], what: str, arguments: Sequence[st
     assert_gone(others)
 
 
-def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 120.0) -> None:
+def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 240.0) -> None:
     """Polls a function until it is true."""
     end = time.monotonic() + timeout_s
     while not condition():

@@ -27,10 +27,10 @@ def test_sigterm_ends_a_run_with_75_and_a_raylet_that_dies_later_changes_no_numb
         run.wait_for(lambda: run.has_sample_of(9), "a sample of step 3")
         began = time.monotonic()
         run.process.send_signal(signal.SIGTERM)
-        code = run.process.wait(120)
+        code = run.process.wait(DEADLINE_S + 90)
         took_s = time.monotonic() - began
     assert code == 75, run.text()
-    assert took_s < DEADLINE_S + 10, "the deadline, and what Ray needs to end"
+    assert took_s < DEADLINE_S + 40, "the deadline, and what Ray needs to end"
     assert "stopping for SIGTERM: what runs is stopped, kept and saved" in run.text()
     newest = CheckpointStore(run.run / "checkpoints", keep=3).newest()
     assert newest is not None

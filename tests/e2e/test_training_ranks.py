@@ -119,7 +119,7 @@ def test_a_node_with_a_rank_that_is_lost_changes_no_number(
         striking = threading.Thread(target=strike, daemon=True)
         striking.start()
         launch(resolve(Settings(flags=["--model", model, *SHARDED, *SEVERAL_NODES, *place, *names])), view, StopFlag())
-        striking.join(10)
+        striking.join(60)
     finally:
         for node in nodes:
             end_node(node)

@@ -40,7 +40,7 @@ def served(function: str, file: str = "recording.py", **options: Any) -> Iterato
             yield server
         finally:
             server.stop()
-            thread.join(20)
+            thread.join(60)
             assert not thread.is_alive()
 
 
@@ -253,7 +253,7 @@ def test_an_unexpected_error_answers_500_and_is_logged(caplog: pytest.LogCapture
         thread.start()
         status, found = post(server, json.dumps({"samples": [ONE]}).encode())
         server.stop()
-        thread.join(20)
+        thread.join(60)
     assert (status, found) == (500, {"error": "unexpected LookupError; the log of the service has the details"})
     assert "LookupError: an error \\x1b[31m that nobody expected" in caplog.text
 

@@ -42,7 +42,7 @@ def preempted(trainer: Trainer, stage: RlStage, stop: StopFlag, step: int, decod
     watching.start()
     with stop.interrupting(stage.preempt, DEADLINE_S):
         trainer.fit()
-    watching.join(10)
+    watching.join(60)
     assert not watching.is_alive()
 
 

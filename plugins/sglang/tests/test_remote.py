@@ -53,7 +53,7 @@ def url(qwen2: Path) -> Iterator[str]:
         for process in family:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(family, timeout=20)
+        psutil.wait_procs(family, timeout=60)
         server.wait(timeout=20)
 
 

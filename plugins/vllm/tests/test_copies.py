@@ -36,7 +36,7 @@ def replica(tmp_path: Path) -> Iterator[Any]:
         processes = [*workers, *(worker.parent() for worker in workers)]
         yield PlainModel.load(folder), engine, processes[2:], companions.started[0].process.pid
         engine.close()
-    gone, _ = psutil.wait_procs(processes, timeout=20)
+    gone, _ = psutil.wait_procs(processes, timeout=60)
     assert len(gone) == 4
 
 
