@@ -210,4 +210,6 @@ def test_a_service_that_is_refused_at_the_start_leaves_no_thread_and_no_open_fil
     for _ in range(3):
         with pytest.raises(ConfigError):
             RemoteScorer(reward, RemoteOptions(), RewardLimits())
-    assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == (before, open_before)
+    # Those of other tests may end meanwhile.
+    assert threading.active_count() <= before
+    assert len(os.listdir("/proc/self/fd")) <= open_before
