@@ -38,7 +38,7 @@ def ray_here() -> Iterator[LocalRay]:
 @pytest.fixture(scope="session")
 def cluster(ray_here: LocalRay, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     placement = PlacementSpec(pools=(pool("shared", NUM_WORKERS),), roles=dict.fromkeys(_ROLES, "shared"))
-    with Cluster.start(placement, timeout_s=60, log_dir=tmp_path_factory.mktemp("run") / "logs", seed=7) as cluster:
+    with Cluster.start(placement, timeout_s=120, log_dir=tmp_path_factory.mktemp("run") / "logs", seed=7) as cluster:
         yield cluster
 
 
@@ -66,7 +66,7 @@ def own_cluster(ray_here: LocalRay, tmp_path: Path) -> Iterator[Callable[[int], 
 
     def start(num_devices: int) -> Cluster:
         placement = PlacementSpec(pools=(pool("own", num_devices),), roles={"victim": "own", "other": "own"})
-        started.append(Cluster.start(placement, timeout_s=60, log_dir=tmp_path))
+        started.append(Cluster.start(placement, timeout_s=120, log_dir=tmp_path))
         return started[-1]
 
     yield start

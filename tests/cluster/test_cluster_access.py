@@ -77,7 +77,7 @@ def run(ray_here: LocalRay, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """Every process of a run with two workers that have met in a process group, and this process. Some of Ray's come
     and go by themselves."""
     placement = PlacementSpec(pools=(PoolSpec(name="own", devices_per_node=(2,)),), roles={"met": "own"})
-    with Cluster.start(placement, timeout_s=60, log_dir=tmp_path_factory.mktemp("met")) as cluster:
+    with Cluster.start(placement, timeout_s=120, log_dir=tmp_path_factory.mktemp("met")) as cluster:
         group = cluster.create_group("met", "cluster_hosts:GlooHost")
         assert group.run("total", 1.5) == [4.5, 4.5]
         this = psutil.Process()

@@ -61,11 +61,11 @@ def start_node(variables: dict[str, str], *, cpus: int, gpus: int = 0) -> subpro
 def end_node(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
     process.stdin.close()
-    process.wait(30)
+    process.wait(60)
 
 
 def await_nodes(count: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while len(node_capacities()) != count:
         assert time.monotonic() < deadline, f"the cluster has {len(node_capacities())} nodes, not {count}"
         time.sleep(0.1)
@@ -87,7 +87,7 @@ def test_what_a_lost_node_hosted_is_started_again_on_another(
     try:
         await_nodes(3)
         (own,) = {node.node_id for node in node_capacities()} - before
-        with Cluster.start(placement(devices), timeout_s=60) as cluster:
+        with Cluster.start(placement(devices), timeout_s=120) as cluster:
             group = cluster.create_group("actor", "cluster_hosts:FragileHost", devices_per_rank=devices)
             worker = group.members[0].worker
             assert worker.known().node_id == own, "the node that it fills best"
@@ -95,7 +95,7 @@ def test_what_a_lost_node_hosted_is_started_again_on_another(
             (raylet,) = [one for one in psutil.Process(process.pid).children() if "raylet" in one.name()]
             is_best = own in choose_nodes(placement(1))["wide"]
             raylet.kill()
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 60
             while not find_down([own]):  # its workers have its sockets a little longer
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
@@ -115,7 +115,7 @@ def test_what_a_lost_node_hosted_is_started_again_on_another(
 
 
 def test_ranks_stand_where_the_placement_says_and_die_with_their_last_words(second_node: None) -> None:
-    with Cluster.start(placement(1, 3), timeout_s=30) as cluster:
+    with Cluster.start(placement(1, 3), timeout_s=120) as cluster:
         group = cluster.create_group("actor", "cluster_hosts:FragileHost")
         assert [ctx.local_rank for ctx in group.contexts] == [0, 0, 1, 2]
         nodes = [member.worker.known().node_id for member in group.members]
@@ -128,7 +128,7 @@ def test_ranks_stand_where_the_placement_says_and_die_with_their_last_words(seco
 
 def test_each_worker_sees_its_own_gpu_and_nothing_else(second_node: None, other_environment: Path) -> None:
     pools = (PoolSpec(name="gpus", devices_per_node=(2,), device="cuda"),)
-    with Cluster.start(PlacementSpec(pools=pools, roles={"actor": "gpus", "ref": "gpus"}), timeout_s=30) as cluster:
+    with Cluster.start(PlacementSpec(pools=pools, roles={"actor": "gpus", "ref": "gpus"}), timeout_s=120) as cluster:
         group = cluster.create_group("actor", "cluster_hosts:EchoHost")
         assert group.run("environment", "CUDA_VISIBLE_DEVICES") == ["0", "1"]
         assert [ctx.device for ctx in group.contexts] == ["cuda:0", "cuda:0"], "as torch counts what it sees"
@@ -140,7 +140,7 @@ def test_each_worker_sees_its_own_gpu_and_nothing_else(second_node: None, other_
 def test_a_replica_knows_its_gpus_and_its_workers_find_the_bundles_of_the_run(second_node: None) -> None:
     """What processes of an engine are started with: its devices on this node, and this pool's placement group."""
     pools = (PoolSpec(name="gpus", devices_per_node=(2,), device="cuda"),)
-    with Cluster.start(PlacementSpec(pools=pools, roles={"rollout": "gpus"}), timeout_s=30) as cluster:
+    with Cluster.start(PlacementSpec(pools=pools, roles={"rollout": "gpus"}), timeout_s=120) as cluster:
         group = cluster.create_group("rollout", "cluster_hosts:EchoHost", devices_per_rank=2)
         (ctx,) = group.contexts
         assert (ctx.accelerators, ctx.bundles, len(set(ctx.device_nodes))) == (("0", "1"), (0, 1), 1)
@@ -155,7 +155,7 @@ def test_nodes_of_a_run_share_its_folder_and_get_chosen_variables(
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     address = ray.get_runtime_context().gcs_address
     with Cluster.start(
-        placement(1, 1), address=address, timeout_s=30, shared_folder=tmp_path, forward_env=["NCCL_*"],
+        placement(1, 1), address=address, timeout_s=120, shared_folder=tmp_path, forward_env=["NCCL_*"],
         network_interface="lo",
     ) as cluster:  # fmt: skip
         assert list(tmp_path.iterdir()) == []
@@ -167,19 +167,19 @@ def test_nodes_of_a_run_share_its_folder_and_get_chosen_variables(
 
 def test_nodes_answer_by_processes_of_their_own_ray_or_it_is_said_which_did_not(second_node: None) -> None:
     nodes, pid = [node.node_id for node in node_capacities()], "echo $PPID"
-    assert str(os.getpid()) in run_on_nodes(nodes, subprocess.getoutput, pid, timeout_s=60.0)
-    apart = run_on_nodes(nodes, subprocess.getoutput, pid, timeout_s=60.0, in_own_process=False)
+    assert str(os.getpid()) in run_on_nodes(nodes, subprocess.getoutput, pid, timeout_s=120.0)
+    apart = run_on_nodes(nodes, subprocess.getoutput, pid, timeout_s=120.0, in_own_process=False)
     assert len({str(os.getpid()), *apart}) == 3
     own = ray.get_runtime_context().get_node_id()
     other = next(node for node in nodes if node != own)
     with pytest.raises(WorkerError, match=rf"asked {other[:8]} .* for check_call, and one of them gave no answer"):
-        run_on_nodes([other], subprocess.check_call, ["false"], timeout_s=60.0)
+        run_on_nodes([other], subprocess.check_call, ["false"], timeout_s=120.0)
     with pytest.raises(WorkerError, match=r"for check_call, and one of them gave no answer: .*timed out"):
         run_on_nodes([other], subprocess.check_call, ["sleep", "5"], timeout_s=0.5)
 
 
 def test_workers_without_gpus_see_none(second_node: None) -> None:
-    with Cluster.start(placement(1, 1), timeout_s=30) as cluster:
+    with Cluster.start(placement(1, 1), timeout_s=120) as cluster:
         group = cluster.create_group("actor", "cluster_hosts:EchoHost")
         assert group.run("environment", "CUDA_VISIBLE_DEVICES") == ["", ""]
 
@@ -196,12 +196,12 @@ def test_what_the_nodes_do_not_have_is_refused_at_once(second_node: None) -> Non
 
 def test_what_another_run_gives_back_is_waited_for(second_node: None) -> None:
     for _ in range(3):
-        with Cluster.start(placement(3, 3), timeout_s=30):
+        with Cluster.start(placement(3, 3), timeout_s=120):
             pass
 
 
 def test_what_another_run_keeps_is_refused_with_what_is_free(second_node: None) -> None:
-    with Cluster.start(placement(2, 2), timeout_s=30), pytest.raises(PlacementError) as caught:
+    with Cluster.start(placement(2, 2), timeout_s=120), pytest.raises(PlacementError) as caught:
         Cluster.start(placement(2, 2))
     assert "1 of 3" in str(caught.value)
 
