@@ -11,6 +11,9 @@ from rlsdk.config.base import Options, Section, empty_mapping, empty_tuple
 from rlsdk.config.old_log_probs import choose_old_log_probs
 from rlsdk.config.problem import Problem
 
+POLICY_GRADIENT = "policy_gradient"
+"""Name of the algorithm that is composed of the fields of this section."""
+
 
 class CorrectionConfig(Section):
     """Correction for samples from another policy than the one whose log-probs an update takes as old: because of
@@ -60,10 +63,17 @@ class LengthConfig(Section):
     shorter_reward: NonNegativeFloat = 0.0
     """Weight of a reward for being shorter than the other responses to the prompt."""
 
+    @property
+    def changes_scores(self) -> bool:
+        """Whether the length of a response changes its score."""
+        return self.soft_tokens is not None or self.penalty > 0 or self.shorter_reward > 0
+
 
 class DynamicSamplingConfig(Section):
     """Dynamic sampling: groups whose samples all have the same score give a group estimator no gradient; groups of
-    other prompts replace them."""
+    other prompts replace them. A group is judged when it is graded, by the whole score: rewards, their token scores and
+    `algorithm.lengths`. What only models of the training step know (`reward_models`, the KL in the reward) cannot be
+    combined with it."""
 
     enabled: bool = False
     """Starts a replacement for each group without signal, so that a step trains `trainer.prompts_per_step` groups with
@@ -161,6 +171,13 @@ class AlgorithmConfig(Section):
     def problems(self) -> Iterator[Problem]:
         if self.kl_in_reward and self.kl_coef == 0:
             yield Problem("kl_in_reward", "True needs algorithm.kl_coef above 0, but it is 0.0")
+        if self.kl_in_reward and self.dynamic_sampling.enabled and self.name == POLICY_GRADIENT:
+            yield Problem(
+                "dynamic_sampling.enabled",
+                "true cannot be combined with algorithm.kl_in_reward: a group is judged when it is graded, before its "
+                "KL is known; give the KL in the loss (`--algorithm.kl_in_reward false`), or do not replace groups "
+                "(`--algorithm.dynamic_sampling.enabled false`)",
+            )
         if self.kl_target is not None and not self.kl_in_reward:
             yield Problem(
                 "kl_target", f"{self.kl_target} is the target of the KL in the reward; set kl_in_reward true too"

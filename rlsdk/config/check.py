@@ -8,6 +8,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
+from rlsdk.config.algorithm import POLICY_GRADIENT
 from rlsdk.config.base import Options
 from rlsdk.config.context import context_problems
 from rlsdk.config.evaluation import is_measured, metric_names
@@ -18,7 +19,7 @@ from rlsdk.config.problem import Problem
 from rlsdk.config.requirements import device_of, devices_of, role_requirements
 from rlsdk.config.role_names import ACTOR, CRITIC, REF, ROLLOUT
 from rlsdk.config.roles import Role, needed_roles, roles, with_dtype
-from rlsdk.config.schema import POLICY_GRADIENT, RunConfig
+from rlsdk.config.schema import RunConfig
 from rlsdk.interfaces import Algorithm, BackendKind, Capability, ChecksPlace, Head, LogProbKind, RlsdkError, nearest
 from rlsdk.registry import ComponentKind, Registry, Requirements, explain_lack, lacks
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from rlsdk.config.algorithm import POLICY_GRADIENT
 from rlsdk.config.role_names import CRITIC, REF
 from rlsdk.config.roles import needed_roles
-from rlsdk.config.schema import POLICY_GRADIENT, RunConfig
+from rlsdk.config.schema import RunConfig
 from rlsdk.interfaces import RlsdkError, reads_of
 from rlsdk.registry import ComponentKind, Registry
 

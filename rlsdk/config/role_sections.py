@@ -100,6 +100,30 @@ def reward_model_problems(models: tuple[RewardModelConfig, ...]) -> Iterator[Pro
             yield Problem(f"reward_models.{at}.name", f"{model.name!r}: expected another, because {first} has it")
 
 
+def dynamic_sampling_problems(models: tuple[RewardModelConfig, ...], num_samples: int) -> Iterator[Problem]:
+    """Problems of dynamic sampling with scores that are not known when a group is judged, or with nothing to compare.
+
+    Args:
+        models: the run's reward models.
+        num_samples: samples of each prompt.
+    """
+    field, off = "algorithm.dynamic_sampling.enabled", "`--algorithm.dynamic_sampling.enabled false`"
+    scoring = [f"reward_models.{at} ({model.path})" for at, model in enumerate(models) if model.weight]
+    if scoring:
+        yield Problem(
+            field,
+            f"true cannot be combined with {', '.join(scoring)}: a group is judged when it is graded, before a reward "
+            f"model scores it, so it would be judged by a part of its score; do not replace groups ({off}), or serve "
+            "the model as a reward (`rlsdk reward serve`, `--reward URL`)",
+        )
+    if num_samples < 2:
+        yield Problem(
+            field,
+            f"true needs trainer.samples_per_prompt of at least 2, to compare the samples of a prompt, and it is "
+            f"{num_samples}; raise it, or do not replace groups ({off})",
+        )
+
+
 def critic_warmup_problems(critic: CriticConfig, steps: int, updates: int) -> Iterator[Problem]:
     """Problem of a warm-up that takes the whole run."""
     optim = critic.optim

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from rlsdk.config.algorithm import AlgorithmConfig
+from rlsdk.config.algorithm import POLICY_GRADIENT, AlgorithmConfig
 from rlsdk.config.base import Options, Section, empty_mapping, empty_tuple
 from rlsdk.config.engines import ModelConfig, PlacementConfig, RolloutConfig, ShardingConfig, TrainConfig
 from rlsdk.config.evaluation import CheckpointConfig, EvalConfig
@@ -25,6 +25,7 @@ from rlsdk.config.role_sections import (
     RefConfig,
     RewardModelConfig,
     critic_warmup_problems,
+    dynamic_sampling_problems,
     reward_model_problems,
 )
 from rlsdk.config.schedule import ScheduleConfig, schedule_problems
@@ -33,8 +34,6 @@ NEEDS_GROUP = frozenset({"grpo", "dr_grpo", "grpo_passk", "rloo", "opo", "gpg", 
 """Built-in estimators that compare the samples of one prompt, and need at least two."""
 SINGLE_TURN = "single_turn"
 """The rollouter that makes one request per sample."""
-POLICY_GRADIENT = "policy_gradient"
-"""The algorithm that is composed of the other fields of `algorithm`."""
 NEEDS_VALUES = frozenset({"gae"})
 """Built-in estimators that read the values of a critic."""
 
@@ -371,6 +370,8 @@ class RunConfig(Section):
                 f"{self.trainer.samples_per_prompt}: expected at least 2, because algorithm.advantage "
                 f"{self.algorithm.advantage!r} compares the samples of a prompt",
             )
+        if self.algorithm.name == POLICY_GRADIENT and self.algorithm.dynamic_sampling.enabled:
+            yield from dynamic_sampling_problems(self.reward_models, self.trainer.samples_per_prompt)
 
     def _schedule_problems(self) -> Iterator[Problem]:
         optim, total = self.train.optim, self.trainer.optimizer_steps

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from rlsdk.cluster import PlacementSpec
 from rlsdk.config import Role, RunConfig, StepPasses, backend_options
+from rlsdk.config.algorithm import POLICY_GRADIENT
 from rlsdk.config.declared import own_functions
 from rlsdk.config.role_names import ACTOR, ROLLOUT
-from rlsdk.config.schema import POLICY_GRADIENT
 from rlsdk.interfaces import BackendSpec, ConfigError, Forecast, LayoutError, RankContext, WeightLayout, Workload
 from rlsdk.planning.batches import BatchSize, batch_sizes, running_rows, update_rows
 from rlsdk.planning.calibration import Calibration, Prediction, Work, planned_passes, predict

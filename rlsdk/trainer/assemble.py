@@ -110,6 +110,7 @@ def _source(
     vocabulary: int,
 ) -> GroupSource:
     """Builds the source of each step's groups."""
+    longest = config.rollout.max_response_tokens
     return GroupSource(
         stream,
         prompts_of(config, run_inputs),
@@ -119,7 +120,7 @@ def _source(
         seed=config.trainer.seed,
         publisher=publisher,
         schedule=config.schedule,
-        accept=lambda group: algorithm.accepts(scores_of(group)),
+        accept=lambda group: algorithm.accepts(scores_of(group, config.algorithm.lengths, max_tokens=longest)),
         max_groups_per_step=algorithm.max_groups,
         history=_history(config, run_inputs, vocabulary),
         times=run_inputs.output.run_dir / TIMES_FILE,

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rlsdk.algorithms import length_penalty, overlong_punishment, relative_length_reward
+from rlsdk.config import LengthConfig
 from rlsdk.interfaces import Batch
 from rlsdk.rollouts import request_seed
 
@@ -46,6 +48,23 @@ def rows_in_turn(num_rows: int, count: int, number: int, *, seed: Sequence[int |
             orders[turn] = torch.randperm(num_rows, generator=generator).tolist()
         drawn.append(orders[turn][place])
     return drawn
+
+
+def shape_scores(batch: Batch, lengths: LengthConfig, *, max_tokens: int) -> Batch:
+    """Adds to `scores` what the lengths of the responses give and cost.
+
+    Args:
+        batch: whole groups.
+        lengths: `algorithm.lengths`.
+        max_tokens: `rollout.max_response_tokens`.
+    """
+    if lengths.soft_tokens is not None:
+        batch = overlong_punishment(
+            batch, max_tokens=max_tokens, cache_tokens=lengths.soft_tokens, factor=lengths.soft_factor
+        )
+    if lengths.penalty:
+        batch = length_penalty(batch, coef=lengths.penalty, free_tokens=lengths.free_tokens)
+    return relative_length_reward(batch, coef=lengths.shorter_reward) if lengths.shorter_reward else batch
 
 
 def with_signal(batch: Batch, rows: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from rlsdk.data import AnswerEnds, PromptFormat
 from rlsdk.interfaces import (
     Algorithm,
     AlgorithmContext,
+    ConfigError,
     Example,
     PolicyLossInputs,
     Reads,
@@ -151,6 +152,13 @@ def build_algorithm(
         portable=portable,
     )
     algorithm: Algorithm = registry.function(ComponentKind.ALGORITHM, config.algorithm.name)(context)
+    scoring = [model.path for model in config.reward_models if model.weight]
+    if scoring and algorithm.max_groups is not None:
+        raise ConfigError(
+            f"algorithm.name {config.algorithm.name!r} replaces groups by their scores, and cannot be combined with "
+            f"reward_models {scoring}, whose scores are not known when a group is judged; let `max_groups` be None, or "
+            "serve the model as a reward (`rlsdk reward serve`, `--reward URL`)"
+        )
     return algorithm
 
 

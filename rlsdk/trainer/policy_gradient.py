@@ -21,13 +21,10 @@ from rlsdk.algorithms import (
     count_stale,
     has_signal,
     keep_top_entropy,
-    length_penalty,
     loss_weights,
     mismatch,
     overlong_filter,
-    overlong_punishment,
     reject_rows,
-    relative_length_reward,
     token_level_rewards,
 )
 from rlsdk.config import OldLogProbs, RunConfig, step_passes
@@ -38,6 +35,7 @@ from rlsdk.trainer.experience import (
     make_sft_batch,
     rows_in_turn,
     scatter_loss_weights,
+    shape_scores,
     with_signal,
 )
 from rlsdk.trainer.parts import build_objective
@@ -188,15 +186,8 @@ class PolicyGradient(Algorithm):
         return batch
 
     def _lengths(self, batch: Batch) -> Batch:
-        lengths, most = self.config.lengths, self.run.rollout.max_response_tokens
-        if lengths.soft_tokens is not None:
-            batch = overlong_punishment(
-                batch, max_tokens=most, cache_tokens=lengths.soft_tokens, factor=lengths.soft_factor
-            )
-        if lengths.penalty:
-            batch = length_penalty(batch, coef=lengths.penalty, free_tokens=lengths.free_tokens)
-        if lengths.shorter_reward:
-            batch = relative_length_reward(batch, coef=lengths.shorter_reward)
+        lengths = self.config.lengths
+        batch = shape_scores(batch, lengths, max_tokens=self.run.rollout.max_response_tokens)
         return overlong_filter(batch) if lengths.overlong_filter else batch
 
     def _penalty(self) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlsdk.config.schema import POLICY_GRADIENT
+from rlsdk.config.algorithm import POLICY_GRADIENT
 from rlsdk.registry import ComponentKind
 
 if TYPE_CHECKING:

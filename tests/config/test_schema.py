@@ -63,6 +63,11 @@ def test_a_whole_number_serves_as_a_number_and_a_list_as_a_tuple() -> None:
     assert (config.train.optim.lr, config.train.optim.betas) == (1.0, (0.0, 0.9))
 
 
+def test_dynamic_sampling_goes_with_models_that_count_for_nothing() -> None:
+    values = {"algorithm": {"dynamic_sampling": {"enabled": True}}, "reward_models": [{"path": "a", "weight": 0}]}
+    assert RunConfig.model_validate(values).algorithm.dynamic_sampling.enabled
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -81,6 +86,29 @@ def test_a_whole_number_serves_as_a_number_and_a_list_as_a_tuple() -> None:
         ({"trainer": {"samples_per_prompt": 1}, "algorithm": {"advantage": "rloo"}}, "advantage 'rloo'"),
         ({"trainer": {"samples_per_prompt": 1}, "algorithm": {"advantage": "dr_grpo"}}, "advantage 'dr_grpo'"),
         ({"algorithm": {"kl_in_reward": True}}, "kl_coef above 0"),
+        (
+            {"algorithm": {"dynamic_sampling": {"enabled": True}}, "reward_models": [{"path": "models/judge"}]},
+            r"algorithm.dynamic_sampling.enabled: true cannot be combined with reward_models.0 \(models/judge\)",
+        ),
+        (
+            {
+                "algorithm": {"dynamic_sampling": {"enabled": True}},
+                "rewards": [{"name": "gsm8k"}],
+                "reward_models": [{"path": "a", "name": "a", "weight": 0}, {"path": "b", "name": "b", "weight": 0.1}],
+            },
+            r"combined with reward_models.1 \(b\): a group is judged when it is graded",
+        ),
+        (
+            {"algorithm": {"dynamic_sampling": {"enabled": True}, "kl_in_reward": True, "kl_coef": 0.1}},
+            "dynamic_sampling.enabled: true cannot be combined with algorithm.kl_in_reward",
+        ),
+        (
+            {
+                "algorithm": {"dynamic_sampling": {"enabled": True}, "advantage": "reinforce_plus_plus"},
+                "trainer": {"samples_per_prompt": 1},
+            },
+            "algorithm.dynamic_sampling.enabled: true needs trainer.samples_per_prompt of at least 2",
+        ),
         ({"train": {"optim": {"schedule": "cosine", "warmup_steps": 200}}}, "fewer than the run's 200 optimizer steps"),
         ({"train": {"optim": {"betas": [0.9, 1.0]}}}, "less than 1"),
         ({"rollout": {"max_model_tokens": 100}}, r"1024 \+ 1024 = 2048"),

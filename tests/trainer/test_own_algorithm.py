@@ -15,6 +15,7 @@ from rlsdk.config.declared import ROLE_OF_FIELD, with_declared_roles
 from rlsdk.interfaces import Algorithm, Batch, ConfigError, DataError, Models, Update, hookimpl, reads, reads_of
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.trainer.experience import rows_in_turn
+from rlsdk.trainer.parts import build_algorithm
 from rlsdk.trainer.policy_gradient import PolicyGradient
 
 __all__ = ["model", "registry"]
@@ -201,3 +202,17 @@ def test_rows_come_in_turn() -> None:
     assert sorted(every) == sorted([*range(5)] * 3)
     assert sorted(every[:5]) == sorted(every[5:10]) == list(range(5))
     assert drawn[4] == rows_in_turn(5, 3, 4, seed=(0, "ptx"))
+
+
+class Replacing(PolicyGradient):
+    """Replaces groups, whatever the configuration says."""
+
+    max_groups = 6  # type: ignore[assignment]
+
+
+def test_an_own_algorithm_that_replaces_groups_is_refused_beside_a_reward_model(model: str, registry: Registry) -> None:
+    own = ["--algorithm.name", f"{__file__}:Replacing"]
+    build_algorithm(config_of(model, registry, 1, *own), registry)
+    config = config_of(model, registry, 1, *own, "--reward_models", "[{path: models/judge}]")
+    with pytest.raises(ConfigError, match=r"replaces groups by their scores, .* reward_models \['models/judge'\]"):
+        build_algorithm(config, registry)

@@ -8,8 +8,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from rlsdk.algorithms import has_signal
+from rlsdk.config import LengthConfig
 from rlsdk.interfaces import FinishReason, PromptView, SamplingParams, Span, Trajectory, VersionRun
 from rlsdk.rollouts import Grade, Group, GroupId, GroupTask, Sample, make_batch
+from rlsdk.trainer.sampler import scores_of
 from rlsdk.trainer.samples import SampleLog, plain_columns, shown_samples
 from rlsdk.trainer.text import TokenCodec
 
@@ -112,3 +115,24 @@ def test_spaces_that_depend_on_what_stands_before_are_kept() -> None:
     codec = TokenCodec(PreTrainedTokenizerFast(tokenizer_object=inner))
     assert codec.decode([0, 1, 2, 0]) == "a bc a"
     assert codec.pieces([0, 1, 2, 0]) == ["a", " b", "c", " a"]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "scores"),
+    [
+        (LengthConfig(), [1.0, 1.0, 1.0]),
+        (LengthConfig(overlong_filter=True), [1.0, 1.0, 1.0]),
+        (LengthConfig(penalty=0.5, free_tokens=1), [1.0, 0.5, 0.0]),
+        (LengthConfig(soft_tokens=2), [1.0, 1.0, 0.5]),
+        (LengthConfig(shorter_reward=1.0), [1.5, 1.0, 0.5]),
+    ],
+)
+def test_a_group_is_judged_by_its_whole_score(lengths: LengthConfig, scores: list[float]) -> None:
+    found = scores_of(group(0, [1.0, 1.0, 1.0]), lengths, max_tokens=4)
+    assert found == pytest.approx(scores)
+    assert has_signal(torch.tensor(found)) == (len(set(scores)) > 1)
+
+
+def test_a_sample_that_was_not_made_is_in_no_judgement() -> None:
+    assert scores_of(group(0, [1.0, 1.0, 1.0], lost=0), LengthConfig(penalty=0.5), max_tokens=4) == [0.0, -0.5]
+    assert scores_of(group(0, [1.0], lost=0), LengthConfig(penalty=0.5), max_tokens=4) == []
