@@ -39,7 +39,7 @@ TASK = (
     "--data.num_eval_rows", "8", "--data.max_prompt_tokens", "96", "--rollout.max_response_tokens", "5",
     "--trainer.prompts_per_step", "4", "--trainer.samples_per_prompt", "4", "--trainer.updates_per_step", "2",
     "--train.optim.lr", "1e-3", "--train.optim.warmup_steps", "0", "--train.micro_batch_tokens", "2048",
-    "--tracking.trackers", "[jsonl]", "--eval.every_steps", "null", "--eval.at_start", "false",
+    "--tracking.trackers", "[jsonl]", "--eval.every_steps", "null",
     "--placement.device", "cpu", "--placement.preset", "disaggregated", "--placement.devices_per_node", "3",
     "--placement.devices", "{rollout: 2}", "--rollout.max_running_samples", "1", "--trainer.save_every_steps", "1",
 )  # fmt: skip

@@ -65,7 +65,7 @@ def command(model: Path, folder: Path, load: Load, extra: Sequence[str]) -> list
         "--data.options", "{size: 2000, seed: 1, max_terms: 2, max_digits: 1}",
         "--reward", f"{REWARD}:share_of_digits",
         "--data.max_prompt_tokens", "96", "--placement.preset", "disaggregated", "--placement.devices_per_node", "2",
-        "--placement.device", "cpu", "--eval.every_steps", "null", "--eval.at_start", "false",
+        "--placement.device", "cpu", "--eval.every_steps", "null",
         "--tracking.trackers", "[jsonl]", "--trainer.save_every_steps", "null", "--schedule.journal", "all",
         "--trainer.steps", str(STEPS + TAIL), "--trainer.resume", "never",
         # The sampler's log-probs in the ratio: stale steps do the same work as synchronous ones.

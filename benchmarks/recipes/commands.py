@@ -101,7 +101,7 @@ def evaluate(model: Path, flags: list[str], folder: Path, *, in_process: bool) -
         ]
         rlsdk("train", *run, *settings, log=folder, in_process=True)
         return run_evaluations(folder / f"eval-{model.parent.name}")[0]
-    output = folder / "evaluation.json"
-    rlsdk("eval", str(model), *flags, "--output", str(output), log=folder)
+    output, at = folder / "evaluation.json", flags.index("--trainer.run_dir")
+    rlsdk("eval", str(model), *flags[:at], *flags[at + 2 :], "--output", str(output), log=folder)
     found: Metrics = json.loads(output.read_text(encoding="utf-8"))
     return found

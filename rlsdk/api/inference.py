@@ -15,7 +15,10 @@ from rlsdk.api.python_inputs import Reward, Rows, written
 from rlsdk.api.settings import Settings, from_keywords
 from rlsdk.api.table import Table
 from rlsdk.api.words import shown_in
-from rlsdk.config import RunConfig, config_error, load_config
+from rlsdk.config import RunConfig, config_error
+from rlsdk.config.commands import EVAL, GENERATE
+from rlsdk.config.load import read_config
+from rlsdk.config.reads import Reader, unread
 from rlsdk.config.roles import rollout_role
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
@@ -58,14 +61,14 @@ def evaluate(
     from rlsdk.trainer.evaluations import EvaluationError
     from rlsdk.trainer.inference import evaluate_model
 
-    settings = from_keywords(fields, config=None, trust_run=trust_run)
+    settings = from_keywords(fields, EVAL, config=None, trust_run=trust_run)
     with (
         written(settings, eval_data=data, reward=reward, eval_argument="data") as given,
         shown_in(given.words, view) as watching,
     ):
         for text in given.notices:
             watching.notice(text)
-        config, registry = configured(Path(model), given.settings, checkpoint=checkpoint)
+        config, registry = configured(Path(model), given.settings, EVAL, checkpoint=checkpoint)
         found, _ = evaluate_model(config, registry, watching, sets=sets)
     if found.failure is not None:
         raise EvaluationError(found.failure)
@@ -101,7 +104,7 @@ def generate(
     Raises:
         ConfigError, DataError: something cannot be used.
     """
-    settings = from_keywords(fields, config=None, trust_run=trust_run)
+    settings = from_keywords(fields, GENERATE, config=None, trust_run=trust_run)
     texts = [prompts] if isinstance(prompts, str) or not isinstance(prompts, Iterable) else list(prompts)
     if odd := [text for text in texts if not isinstance(text, str)]:
         raise ConfigError(f"prompts: {odd[0]!r}: expected a text, or a list of texts")
@@ -120,7 +123,7 @@ def run_generation(
     path: Path, settings: Settings, texts: Sequence[str], *, num_prompts: int, n: int, checkpoint: str | None
 ) -> Table:
     """Responses to the given prompts, or to the first evaluation prompts of the data."""
-    config, registry = configured(path, settings, checkpoint=checkpoint, sections=GENERATION)
+    config, registry = configured(path, settings, GENERATE, checkpoint=checkpoint, sections=GENERATION)
 
     from rlsdk.trainer.inference import sample_prompts
 
@@ -136,6 +139,7 @@ def run_generation(
 def configured(
     path: Path,
     settings: Settings,
+    reader: Reader,
     *,
     checkpoint: str | None = None,
     sections: Collection[str] | None = None,
@@ -145,6 +149,7 @@ def configured(
     Args:
         path: of a run, a checkpoint or a model.
         settings: the settings of the call.
+        reader: the command.
         checkpoint: of a run: `best`, `newest` or a step; None: the newest.
         sections: of the configuration that the command acts on; None: all.
 
@@ -156,9 +161,23 @@ def configured(
     registry = Registry.discover()
     source = find_model(path, _to_stderr, checkpoint=checkpoint)
     base = [source.config] if source.config else []
-    flags = [*settings.flags, f"--model.path={source.model}", "--tracking.trackers=[]", "--sft.steps=0"]
-    config = load_config([*base, *settings.files], flags, registry, values=settings.values, sections=sections)
-    config = with_absolute_paths(config)
+    loaded = read_config(
+        [*base, *settings.files],
+        settings.flags,
+        registry,
+        values=settings.values,
+        sections=sections,
+        reader=reader,
+        forced=[f"--model.path={source.model}", "--tracking.trackers=[]", "--sft.steps=0"],
+    )
+    # What the model was trained with is not a mistake of whoever uses it.
+    given = [one for one in loaded.given if one.origin.rpartition(":")[0] not in map(str, base)]
+    problems, lines = unread(given, loaded.config, reader, loaded.problems)
+    if loaded.config is None or problems:
+        raise config_error(problems)
+    for line in lines:
+        _to_stderr(line)
+    config = with_absolute_paths(loaded.config)
     model_fields(config)
     if problems := list(file_problems(config, [rollout_role(config).loading_weights()])):
         raise config_error(problems)

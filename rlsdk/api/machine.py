@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -10,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.api.python_inputs import Reward, Rows, written
-from rlsdk.api.resolve import resolve
+from rlsdk.api.resolve import Training, resolve
 from rlsdk.api.settings import Settings, from_keywords
 from rlsdk.api.table import Table
+from rlsdk.kit.printable import printable
 
 if TYPE_CHECKING:
     from rlsdk.diagnosis import Finding
@@ -51,6 +53,7 @@ def plan(
     """
     settings = from_keywords(
         fields,
+        Training.RL.reader,
         config=config,
         trust_run=trust_run,
         model__path=model,
@@ -69,6 +72,8 @@ def run_plan(settings: Settings, *, hardware: str | None = None, calibration: Pa
 
     machine = parse_hardware(hardware) if hardware is not None else None
     resolved = resolve(settings, device=machine.device if machine is not None else None, loads_models=False)
+    for text in resolved.notices:
+        print(printable(text), file=sys.stderr)
     known = read_calibration(calibration, resolved.registry) if calibration is not None else None
     with tempfile.TemporaryDirectory(prefix="rlsdk-plan-") as folder:
         config = resolved.config

@@ -14,9 +14,11 @@ from rlsdk.api.limits import check_limits
 from rlsdk.api.models import file_problems, model_fields, other_models
 from rlsdk.api.paths import with_absolute_paths
 from rlsdk.api.settings import Settings
-from rlsdk.config import PairTraining, Problem, Role, RunConfig, check_run, pair_problems, pair_roles, roles
+from rlsdk.config import PairTraining, Problem, Role, RunConfig, check_run, pair_roles, roles
+from rlsdk.config.commands import READERS
 from rlsdk.config.declared import with_declared_roles
-from rlsdk.config.load import SHIPPED
+from rlsdk.config.load import SHIPPED, Loaded
+from rlsdk.config.reads import Reader, unread
 from rlsdk.config.role_names import ACTOR
 from rlsdk.registry import Registry
 
@@ -36,6 +38,11 @@ class Training(StrEnum):
     def pairs(self) -> PairTraining | None:
         """The kind of training from pairs; None otherwise."""
         return PairTraining(self.value) if self in (Training.REWARD_MODEL, Training.DPO) else None
+
+    @property
+    def reader(self) -> Reader:
+        """What the command reads of a configuration."""
+        return READERS[self.value]
 
     @property
     def checkpoints(self) -> str:
@@ -88,7 +95,7 @@ def resolve(
     check_limits()
     registry, found = Registry.discover(), Findings()
     quickstart = training is Training.RL and not settings.names_a_task
-    config = _read(settings, training, registry, found, quickstart=quickstart)
+    config, unread_files = _read(settings, training, registry, found, quickstart=quickstart)
 
     from rlsdk.trainer.roles import resolve_device
 
@@ -102,7 +109,7 @@ def resolve(
         model = found.look(lambda: model_fields(config), nothing)
     if loads_models and not quickstart and model:
         found.add(found.look(lambda: list(file_problems(config, _needed_roles(config, training))), []))
-    notices = _check_data(config, registry, found, training)
+    notices = [*unread_files, *_check_data(config, registry, found, training)]
     if training is Training.RL:
         notices = [*notices, *_check_rl(checked, registry, found, device, model)]
     else:
@@ -123,28 +130,29 @@ def _needed_roles(config: RunConfig, training: Training) -> Sequence[Role]:
 
 def _read(
     settings: Settings, training: Training, registry: Registry, found: Findings, *, quickstart: bool
-) -> RunConfig:
-    """The configuration with absolute paths; for inspection only if `found` has problems."""
+) -> tuple[RunConfig, Sequence[str]]:
+    """The configuration with absolute paths, for inspection only if `found` has problems; and a line for each file with
+    values that the command does not read."""
     base = [Path(str(files("rlsdk.trainer") / "recipes" / QUICKSTART))] if quickstart else []
-    config, problems = settings.read(registry, base)
-    if quickstart and config is not None:
-        config, problems = _shortened(settings, registry, base, config, problems)
+    loaded = settings.read(registry, training.reader, base)
+    if quickstart and loaded.config is not None:
+        loaded = _shortened(settings, registry, training.reader, base, loaded)
+    read = config = loaded.config
+    if read is not None and training is Training.RL:
+        config = found.look(lambda: with_declared_roles(read, registry), read)
+    problems, lines = unread(loaded.given, config, training.reader, loaded.problems)
     found.add(problems)
     if config is None:
         found.refuse()
-    read = config
-    if training is Training.RL:
-        read = found.look(lambda: with_declared_roles(config, registry), config)
-    return with_absolute_paths(read)
+    return with_absolute_paths(config), lines
 
 
-def _shortened(
-    settings: Settings, registry: Registry, base: Sequence[Path], config: RunConfig, problems: list[Problem]
-) -> tuple[RunConfig | None, list[Problem]]:
+def _shortened(settings: Settings, registry: Registry, reader: Reader, base: Sequence[Path], loaded: Loaded) -> Loaded:
     """Shortens the quickstart's learning-rate warm-up for a run with fewer steps."""
-    if not any(problem.path == WARMUP and problem.origin.startswith(SHIPPED) for problem in problems):
-        return config, problems
-    return settings.given(WARMUP, config.trainer.optimizer_steps // 10).read(registry, base)
+    config = loaded.config
+    if config is None or not any(p.path == WARMUP and p.origin.startswith(SHIPPED) for p in loaded.problems):
+        return loaded
+    return settings.given(WARMUP, config.trainer.optimizer_steps // 10).read(registry, reader, base)
 
 
 def _check_data(config: RunConfig, registry: Registry, found: Findings, training: Training) -> Sequence[str]:
@@ -190,9 +198,7 @@ def _check_supervised(
     from rlsdk.trainer.roles import role_devices
 
     names = kind.role_names if kind is not None else None
-    if kind is not None:
-        found.add(pair_problems(config, kind))
-    elif not config.sft.is_asked:
+    if kind is None and not config.sft.is_asked:
         found.add([Problem("sft.steps", "0: trains nothing; give --sft.steps N or --sft.epochs N")])
     devices = None
     if not found.names("placement"):

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.api.words import keyword
-from rlsdk.config import Problem, RunConfig
-from rlsdk.config.describe import describe_options
-from rlsdk.config.load import FOREIGN_NAMES, read_config
+from rlsdk.config import RunConfig
+from rlsdk.config.load import Loaded, read_config
+from rlsdk.config.names import every, known_elsewhere, meant_by
+from rlsdk.config.overrides import ALIASES
+from rlsdk.config.reads import Reader
 from rlsdk.config.trust import TRUST_FLAG
 from rlsdk.interfaces import ConfigError, nearest
 from rlsdk.registry import Registry
@@ -47,22 +49,29 @@ class Settings:
         _put(values, path.split("."), value, path)
         return replace(self, values=values)
 
-    def read(self, registry: Registry, base: Sequence[Path] = ()) -> tuple[RunConfig | None, list[Problem]]:
-        """Reads the configuration on top of the files `base`, and its problems as a list: see `read_config`.
+    def read(self, registry: Registry, reader: Reader, base: Sequence[Path] = ()) -> Loaded:
+        """Reads the configuration of a command on top of the files `base`, and its problems: see `read_config`.
 
         Raises:
             ConfigError: a file cannot be read, or a run asks for code without permission.
         """
-        return read_config([*base, *self.files], list(self.flags), registry, values=self.values)
+        files = [*base, *self.files]
+        return read_config(files, list(self.flags), registry, values=self.values, reader=reader)
 
 
 def from_keywords(
-    fields: Mapping[str, Any], *, config: str | os.PathLike[str] | None, trust_run: bool, **named: Any
+    fields: Mapping[str, Any],
+    reader: Reader | None = None,
+    *,
+    config: str | os.PathLike[str] | None,
+    trust_run: bool,
+    **named: Any,
 ) -> Settings:
     """The settings of a call from Python.
 
     Args:
         fields: sections as mappings (`trainer={"steps": 10}`), or single fields under their dotted names.
+        reader: the command of this name, so that only fields that it reads are suggested; None: any field.
         config: a YAML file, which all other settings override.
         trust_run: as the flag `--trust-run`.
         named: fields with an argument of their own, with two underscores for a dot; None: not set.
@@ -73,7 +82,7 @@ def from_keywords(
     values: dict[str, Any] = {}
     for name, value in fields.items():
         if "." not in name and name not in RunConfig.model_fields:
-            raise ConfigError(_unknown(name, value))
+            raise ConfigError(_unknown(name, value, reader))
         _put(values, name.split("."), plain(value), name)
     flags = [TRUST_FLAG] if trust_run else []
     for name, value in named.items():
@@ -117,15 +126,17 @@ def _put(values: dict[str, Any], path: Sequence[str], value: Any, name: str) -> 
         inside[last] = value
 
 
-def _unknown(name: str, value: Any) -> str:
-    paths = [option.path for option in describe_options(RunConfig)]
-    here = FOREIGN_NAMES.get(name, name)
-    meant = [path for path in paths if here in (path, path.rpartition(".")[2])]
-    if here != name and meant:
+def _unknown(name: str, value: Any, reader: Reader | None) -> str:
+    """Message on a keyword that is no section, with the fields that this command reads."""
+    reads = every if reader is None else reader.may_read
+    if reader is not None and name in ALIASES and not reads(ALIASES[name]):
+        return f"{name}: has no effect on `rlsdk {reader.command}`, which does not read it; leave it out"
+    meant = meant_by(name, reads)
+    if meant and all(path.rpartition(".")[2] == name for path in meant) and not known_elsewhere(name):
+        called = " or ".join(keyword(path, value) for path in meant[:3])
+        return f"{name}: is no section of the configuration, but a field of one; write {called}"
+    if meant:
         called = " or ".join(keyword(path, value) for path in meant[:2])
         return f"{name}: unknown keyword; did you mean {called}?"
-    if meant:
-        sections = " or ".join(keyword(path, value) for path in meant[:3])
-        return f"{name}: is no section of the configuration, but a field of one; write {sections}"
-    sections = ", ".join(RunConfig.model_fields)
-    return f"{name}: unknown keyword{nearest(name, RunConfig.model_fields)}; the sections are {sections}"
+    sections = [section for section in RunConfig.model_fields if reads(section)]
+    return f"{name}: unknown keyword{nearest(name, sections)}; the sections are {', '.join(sections)}"

@@ -65,6 +65,7 @@ def train(
 
     settings = from_keywords(
         fields,
+        Training.RL.reader,
         config=config,
         trust_run=trust_run,
         model__path=model,
@@ -108,6 +109,7 @@ def sft(
 
     settings = from_keywords(
         fields,
+        Training.SFT.reader,
         config=config,
         trust_run=trust_run,
         model__path=model,
@@ -161,6 +163,7 @@ def resume(run: Run, training: Training, *, steps: int | None, trust_run: bool, 
     of_steps = {"train": "trainer__steps", "sft": "sft__steps"}.get(training.value, "preferences__steps")
     settings = from_keywords(
         more,
+        training.reader,
         config=run.path / "config.yaml",
         trust_run=trust_run,
         trainer__run_dir=run.path.parent,
@@ -186,6 +189,7 @@ def _pairs(
 ) -> Run:
     settings = from_keywords(
         fields,
+        training.reader,
         config=config,
         trust_run=trust_run,
         model__path=model,

@@ -13,18 +13,21 @@ class FieldsCommand(TyperCommand):
     """A command that accepts fields of a run's configuration as flags, and passes them on unchanged."""
 
     def shell_complete(self, ctx: Context, incomplete: str) -> list[Any]:  # type: ignore[override]  # click's or its own
-        """Returns the command's own options, short forms, and every field whose name starts with the typed text."""
+        """Returns the command's own options, and the short forms and fields that it reads and that start so."""
         found = super().shell_complete(ctx, incomplete)
         if not incomplete.startswith("-"):
             return found
         from rlsdk.config import RunConfig
+        from rlsdk.config.commands import READERS, TRAIN
         from rlsdk.config.describe import describe_options
         from rlsdk.config.overrides import ALIASES, FILE_FLAG
 
         known = {item.value for item in found}
         flags = {f"--{FILE_FLAG}": "A YAML file."}
-        flags |= {f"--{short}": f"Short for --{field}." for short, field in ALIASES.items()}
-        flags |= {f"--{option.path}": option.doc.partition(". ")[0] for option in describe_options(RunConfig)}
+        reads = READERS.get(str(self.name), TRAIN).may_read  # `plan` and `chaos` take the arguments of `train`
+        flags |= {f"--{short}": f"Short for --{field}." for short, field in ALIASES.items() if reads(field)}
+        options = (option for option in describe_options(RunConfig) if reads(option.path))
+        flags |= {f"--{option.path}": option.doc.partition(". ")[0] for option in options}
         item = _item_class()
         return found + [
             item(flag, help=text) for flag, text in flags.items() if flag.startswith(incomplete) and flag not in known

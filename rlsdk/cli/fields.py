@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator
 
 from rlsdk.config import RunConfig
+from rlsdk.config.commands import READERS
 from rlsdk.config.describe import OptionDoc, describe_options
 from rlsdk.config.overrides import ALIASES
 from rlsdk.config.trust import TRUST_FLAG
@@ -25,10 +26,13 @@ def _lines(command: str, summary: str) -> Iterator[str]:
     yield "A backend's own options: --train.BACKEND.OPTION, --rollout.BACKEND.OPTION; see `rlsdk plugins info BACKEND`."
     yield f"\n{TRUST_FLAG} also runs the code that a run's own config.yaml names: rewards, losses and callbacks in"
     yield "files or modules, code that comes with a model. Without the flag, such a configuration is refused."
+    reads = READERS[command].may_read
     yield "\nShort forms:"
-    yield from (f"  --{flag:<17} {field}" for flag, field in ALIASES.items())
+    yield from (f"  --{flag:<17} {field}" for flag, field in ALIASES.items() if reads(field))
     section = ""
     for option in describe_options(RunConfig):
+        if not reads(option.path):
+            continue
         name = option.path.partition(".")[0]
         if name != section:
             section = name

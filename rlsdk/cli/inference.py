@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rlsdk.api.inference import configured, run_generation
 from rlsdk.api.settings import Settings
+from rlsdk.config.commands import EVAL
 from rlsdk.kit.atomic import atomic_write_json
 from rlsdk.system.printable import json_line, printable
 from rlsdk.system.streams import stdout_aside
@@ -38,7 +39,7 @@ def evaluate(
     Raises:
         EvaluationError: too many samples have no grade; the metrics are printed and written before.
     """
-    config, registry = configured(path, Settings(flags=args), checkpoint=checkpoint)  # before torch is imported
+    config, registry = configured(path, Settings(flags=args), EVAL, checkpoint=checkpoint)  # before torch is imported
 
     from rlsdk.trainer.evaluations import EvaluationError
     from rlsdk.trainer.inference import evaluate_model

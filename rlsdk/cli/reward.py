@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from rlsdk.config import RewardConfig, RunConfig, load_config
+from rlsdk.config import RewardConfig, RunConfig, config_error
+from rlsdk.config.commands import REWARD_SERVE
+from rlsdk.config.load import read_config
+from rlsdk.config.reads import unread
 from rlsdk.interfaces import ConfigError, nearest
+from rlsdk.kit.printable import printable
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rewards.serving import RewardServer, ServeOptions
 from rlsdk.trainer.reward_sources import secret_from_env, start_runner
 
-SECTIONS = ("rewards", "reward_limits")
+SECTIONS = tuple(REWARD_SERVE.fields)
 """Sections of the configuration that apply to a service."""
 
 
@@ -29,7 +34,7 @@ def serve(name: str, arguments: Sequence[str], options: ServeOptions, token_env:
         ConfigError: the reward cannot be found or loaded, or the address cannot be used.
     """
     registry = Registry.discover()
-    config = load_config([], arguments, registry, sections=SECTIONS)
+    config = _read(arguments, registry)
     reward = find_reward(name, config, registry)
     token = None if token_env is None else secret_from_env(token_env)
     with start_runner([reward], config.reward_limits, registry, is_whole=False) as runner:
@@ -47,6 +52,21 @@ def serve(name: str, arguments: Sequence[str], options: ServeOptions, token_env:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _read(arguments: Sequence[str], registry: Registry) -> RunConfig:
+    """The configuration of a service; prints what it does not read of files.
+
+    Raises:
+        ConfigError: a field cannot be used, or a flag has no effect on a service.
+    """
+    loaded = read_config([], arguments, registry, sections=SECTIONS, reader=REWARD_SERVE)
+    problems, lines = unread(loaded.given, loaded.config, REWARD_SERVE, loaded.problems)
+    if loaded.config is None or problems:
+        raise config_error(problems)
+    for line in lines:
+        print(printable(line), file=sys.stderr)
+    return loaded.config
 
 
 def find_reward(name: str, config: RunConfig, registry: Registry) -> RewardConfig:

@@ -25,7 +25,7 @@ from rlsdk.config.faults import FaultsConfig
 from rlsdk.config.load import dump_config, load_config
 from rlsdk.config.old_log_probs import OldLogProbs, choose_old_log_probs, comparable_log_probs
 from rlsdk.config.options import backend_options, build_options
-from rlsdk.config.pair_roles import PairTraining, pair_problems, pair_roles, preference_optim_spec
+from rlsdk.config.pair_roles import PairTraining, pair_roles, preference_optim_spec
 from rlsdk.config.preferences import PreferencesConfig
 from rlsdk.config.problem import Problem, config_error
 from rlsdk.config.requirements import role_requirements
@@ -108,7 +108,6 @@ __all__ = [
     "load_config",
     "needed_roles",
     "optim_spec",
-    "pair_problems",
     "pair_roles",
     "preference_optim_spec",
     "reward_roles",

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from rlsdk.config.base import Options, Section, empty_mapping, empty_tuple
+from rlsdk.config.base import Options, Section, empty_mapping, empty_tuple, fields_of
 from rlsdk.config.old_log_probs import choose_old_log_probs
 from rlsdk.config.problem import Problem
 
@@ -46,6 +46,10 @@ class CorrectionConfig(Section):
         if self.reject_lower >= self.reject_upper:
             yield Problem("reject_lower", f"{self.reject_lower}: expected less than reject_upper {self.reject_upper}")
 
+    def unused(self) -> Iterator[Problem]:
+        if self.reject == "none":
+            yield from fields_of(("reject_upper", "reject_lower"), "algorithm.correction.reject is 'none'")
+
 
 class LengthConfig(Section):
     """Effects of a response's length on its score and its loss."""
@@ -68,6 +72,12 @@ class LengthConfig(Section):
         """Whether the length of a response changes its score."""
         return self.soft_tokens is not None or self.penalty > 0 or self.shorter_reward > 0
 
+    def unused(self) -> Iterator[Problem]:
+        if self.soft_tokens is None:
+            yield Problem("soft_factor", "algorithm.lengths.soft_tokens is null")
+        if not self.penalty:
+            yield Problem("free_tokens", "algorithm.lengths.penalty is 0")
+
 
 class DynamicSamplingConfig(Section):
     """Dynamic sampling: groups whose samples all have the same score give a group estimator no gradient; groups of
@@ -83,6 +93,10 @@ class DynamicSamplingConfig(Section):
     max_groups: PositiveFloat = 3.0
     """Most groups started for a step, in units of `trainer.prompts_per_step`; after that, groups without signal are
     trained on."""
+
+    def unused(self) -> Iterator[Problem]:
+        if not self.enabled:
+            yield from fields_of(("min_spread", "max_groups"), "algorithm.dynamic_sampling.enabled is false")
 
 
 class PtxConfig(Section):
@@ -103,6 +117,13 @@ class PtxConfig(Section):
     def problems(self) -> Iterator[Problem]:
         if self.source is not None and not self.coef:
             yield Problem("source", f"{self.source!r} has no effect: coef is 0.0")
+
+    def unused(self) -> Iterator[Problem]:
+        if not self.coef:
+            names = ("rows_per_update", "source_options", "answer_template")
+            yield from fields_of(names, "algorithm.ptx.coef is 0")
+        elif self.source is None:
+            yield Problem("source_options", "algorithm.ptx.source is null")
 
 
 class AlgorithmConfig(Section):

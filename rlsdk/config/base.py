@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Literal, Self
 
@@ -33,6 +33,10 @@ class Section(BaseModel):
         """Yields problems between fields of this section; paths are relative to it."""
         return iter(())
 
+    def unused(self) -> Iterator[Problem]:
+        """Yields fields that nothing reads because of the values of other fields of this section, and why."""
+        return iter(())
+
     @model_validator(mode="after")
     def _check(self, info: ValidationInfo) -> Self:
         if info.context != FIELDS_ONLY and (found := list(self.problems())):
@@ -51,6 +55,27 @@ def problems_in(section: Section, path: str = "") -> Iterator[Problem]:
         own = []  # Caused by values that are already refused.
     for problem in (*within, *own):
         yield replace(problem, path=f"{path}.{problem.path}" if path and problem.path else path or problem.path)
+
+
+def unused_in(section: Section, path: str = "") -> Iterator[Problem]:
+    """Yields what `Section.unused` yields of a section and of all sections in it."""
+    for name in type(section).model_fields:
+        yield from _unused_in_value(getattr(section, name), f"{path}.{name}" if path else name)
+    for found in section.unused():
+        yield replace(found, path=f"{path}.{found.path}" if path else found.path)
+
+
+def _unused_in_value(value: object, path: str) -> Iterator[Problem]:
+    if isinstance(value, Section):
+        yield from unused_in(value, path)
+    elif isinstance(value, tuple | dict):
+        for at, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _unused_in_value(item, f"{path}.{at}")
+
+
+def fields_of(names: Iterable[str], because: str) -> Iterator[Problem]:
+    """These fields, which nothing reads for one reason."""
+    return (Problem(name, because) for name in names)
 
 
 def _in_value(value: object, path: str) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from rlsdk.config.base import DeviceChoice, Options, Section, empty_mapping, empty_tuple
+from rlsdk.config.base import DeviceChoice, Options, Section, empty_mapping, empty_tuple, fields_of
 from rlsdk.config.problem import Problem
 from rlsdk.config.role_names import JUDGE, REQUIRED_ROLES, REWARD, ROLES, is_role
 from rlsdk.interfaces import nearest
@@ -232,6 +232,13 @@ class PlacementConfig(Section):
         for role, pool in self.roles.items():
             if pool not in self.pools:
                 yield Problem(f"roles.{role}", f"{pool!r} is not one of the pools {sorted(self.pools)}")
+
+    def unused(self) -> Iterator[Problem]:
+        if self.preset is None:
+            names = ("num_nodes", "devices_per_node")
+            yield from fields_of(names, "placement.pools replaces the preset, and says the devices")
+        if self.ray_address is None:
+            yield Problem("forward_env", "placement.ray_address is null: workers of a Ray of the run's own get all")
 
 
 class ShardingConfig(Section):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from rlsdk.config.base import Options, Section, empty_mapping, empty_tuple
+from rlsdk.config.base import Options, Section, empty_mapping, empty_tuple, fields_of
 from rlsdk.config.problem import Problem
 from rlsdk.config.rewards import RewardConfig, own_engine_problems, reward_problems
 
@@ -80,6 +80,10 @@ class EvalSetConfig(Section):
         if self.correct_reward is not None and names and self.correct_reward not in names:
             yield Problem("correct_reward", f"{self.correct_reward!r}: expected one of {names}")
 
+    def unused(self) -> Iterator[Problem]:
+        if self.temperature == 0:
+            yield from fields_of(("top_p", "top_k", "min_p"), "temperature 0 takes the most probable token")
+
 
 class WatchConfig(Section):
     """An evaluation metric, and whether a higher or lower value is better."""
@@ -88,6 +92,10 @@ class WatchConfig(Section):
     """Name of the metric, for instance `eval/accuracy_greedy`, or `eval/NAME/accuracy` of a set; null: off."""
     mode: Literal["max", "min"] = "max"
     """Whether a higher or a lower value is better."""
+
+    def unused(self) -> Iterator[Problem]:
+        if self.metric is None:
+            yield from fields_of((name for name in type(self).model_fields if name != "metric"), "metric is null")
 
 
 class EarlyStoppingConfig(WatchConfig):
@@ -167,6 +175,13 @@ class EvalConfig(Section):
         for field in ("temperature", "samples_per_prompt", "greedy", "correct_reward", "correct_from"):
             if self.sets and getattr(self, field) != plain[field].default:
                 yield Problem(field, f"{getattr(self, field)!r} has no effect beside eval.sets; each has its own")
+
+    def unused(self) -> Iterator[Problem]:
+        if self.sets:
+            names = ("temperature", "samples_per_prompt", "greedy", "correct_reward", "correct_from")
+            yield from fields_of(names, "each of eval.sets has its own")
+        elif not self.samples_per_prompt:
+            yield Problem("temperature", "eval.samples_per_prompt is 0")
 
     def measures(self) -> Sequence[Measure]:
         """The measures of an evaluation, in order."""

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from rlsdk.config.base import FIELDS_ONLY, problems_in
-from rlsdk.config.describe import option_paths
 from rlsdk.config.explain import dotted, explain
 from rlsdk.config.fields import annotation_at, keys_at, members
+from rlsdk.config.names import Reads, every, known_elsewhere, meant_by
 from rlsdk.config.options import build_options
 from rlsdk.config.overrides import RECIPE, Override, split_arguments
 from rlsdk.config.problem import Problem, config_error
+from rlsdk.config.reads import Given, Reader
 from rlsdk.config.recipes import recipe_file
 from rlsdk.config.schema import RunConfig
 from rlsdk.config.tree import Place, Tree
@@ -32,28 +33,6 @@ SECTIONS: Mapping[str, BackendKind] = {
     "critic": BackendKind.TRAIN,
 }
 """Sections that may choose a backend, and its kind. A section without a backend uses that of its kind."""
-FOREIGN_NAMES: Mapping[str, str] = {
-    "batch_size": "trainer.prompts_per_step",
-    "train_batch_size": "trainer.prompts_per_step",
-    "per_device_train_batch_size": "train.micro_batch_rows",
-    "learning_rate": "lr",
-    "max_steps": "trainer.steps",
-    "num_train_epochs": "trainer.epochs",
-    "num_generations": "trainer.samples_per_prompt",
-    "group_size": "trainer.samples_per_prompt",
-    "max_completion_length": "rollout.max_response_tokens",
-    "max_new_tokens": "rollout.max_response_tokens",
-    "max_prompt_length": "data.max_prompt_tokens",
-    "output_dir": "trainer.run_dir",
-    "beta": "algorithm.kl_coef",
-    **dict.fromkeys(("dataset", "train_files"), "data.train"),
-    **dict.fromkeys(("data.path", "data.file", "data.files", "data.name"), "data.train"),
-    **dict.fromkeys(("val_files", "eval_files"), "data.eval"),
-}
-"""Field names of other trainers, some only as a full path -> the field here: a path, or its end."""
-USUAL = ("train.optim.lr",)
-"""Suggested first if several fields have the same name."""
-MOST_ELSEWHERE = 4
 SHIPPED = "the default of"
 """Prefix of the origin of values that a recipe of this package sets."""
 PACKAGE = Path(__file__).parents[1]
@@ -86,10 +65,22 @@ def load_config(
         ConfigError: lists all that is wrong: path, value, what was expected, nearest name, file and line or flag; or
             all the code that a run asks for.
     """
-    config, problems = read_config(files, overrides, registry, values=values, sections=sections)
-    if config is None or problems:
-        raise config_error(problems)
-    return config
+    loaded = read_config(files, overrides, registry, values=values, sections=sections)
+    if loaded.config is None or loaded.problems:
+        raise config_error(loaded.problems)
+    return loaded.config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A configuration that was read, and what is wrong with it."""
+
+    config: RunConfig | None
+    """For inspection only if there are problems; None if a field cannot be read, or if a run asks for code that it may
+    not run."""
+    problems: list[Problem]
+    given: Sequence[Given]
+    """The values that somebody gave, without those of recipes."""
 
 
 def read_config(
@@ -99,12 +90,19 @@ def read_config(
     *,
     values: Mapping[str, Any] | None = None,
     sections: Collection[str] | None = None,
-) -> tuple[RunConfig | None, list[Problem]]:
+    reader: Reader | None = None,
+    forced: Sequence[str] = (),
+) -> Loaded:
     """As `load_config`, but returns problems as a list, so that a command can add further problems to one message.
 
-    Returns:
-        The configuration and its problems. If there are problems the configuration is for inspection only; it is None
-        if a field cannot be read, or if a run asks for code that it may not run.
+    Args:
+        files: as for `load_config`.
+        overrides: as for `load_config`.
+        registry: as for `load_config`.
+        values: as for `load_config`.
+        sections: as for `load_config`.
+        reader: the command, so that only fields that it reads are suggested; None: any field.
+        forced: overrides of the command itself, which nobody gave.
 
     Raises:
         ConfigError: a file cannot be read; or the only problem is code that a run asks for.
@@ -116,11 +114,14 @@ def read_config(
     backends = [_Backend(name, kind, _chosen(name, kind, tree, flags), registry) for name, kind in SECTIONS.items()]
     problems = [problem for backend in backends for problem in backend.take_options(tree)]
     problems += [problem for flag in flags for problem in _apply(flag, tree, backends)]
+    given = list(_given(tree, {flag.flag for flag in flags}))
+    problems += [problem for flag in split_arguments(forced)[1] for problem in _apply(flag, tree, backends)]
     problems += [problem for backend in backends for problem in backend.check_options(tree)]
     config, found = _validate(tree, backends)
     known = {problem.path for problem in (*problems, *found)}
     found += [problem for problem in variable_problems(tree.data) if problem.path not in known]
-    problems = [_as_written(problem, tree, backends) for problem in (*problems, *found)]
+    reads = every if reader is None else reader.may_read
+    problems = [_as_written(problem, tree, backends, reads) for problem in (*problems, *found)]
     problems.sort(key=lambda problem: problem.origin.startswith(SHIPPED))  # Values that the user gave come first.
     if config is not None and not trusted:
         try:
@@ -129,7 +130,16 @@ def read_config(
             if not problems:
                 raise
             config = None
-    return config, problems
+    return Loaded(config=config, problems=problems, given=given)
+
+
+def _given(tree: Tree, flags: Collection[str]) -> Iterator[Given]:
+    """The values of a tree that come from the user."""
+    for place, value in tree.values():
+        origin = tree.origin_at(place)
+        typed = origin in flags or origin == FROM_PYTHON
+        if typed or (origin and not _of_recipe(origin).startswith(SHIPPED)):
+            yield Given(place=place, value=value, origin=origin, typed=typed)
 
 
 def _merged(files: Sequence[Path], more: Sequence[Path], flags: Sequence[Override], values: Mapping[str, Any]) -> Tree:
@@ -298,7 +308,7 @@ def _validate(tree: Tree, backends: Sequence[_Backend]) -> tuple[RunConfig | Non
         return None, list(explain(error, tree.data, keys))
 
 
-def _as_written(problem: Problem, tree: Tree, backends: Sequence[_Backend]) -> Problem:
+def _as_written(problem: Problem, tree: Tree, backends: Sequence[_Backend], reads: Reads) -> Problem:
     """Adds the origin of the value, and writes a backend's options as the user does: `train.BACKEND.option`."""
     origin = problem.origin or tree.origin(problem.path)
     path = problem.path
@@ -310,11 +320,10 @@ def _as_written(problem: Problem, tree: Tree, backends: Sequence[_Backend]) -> P
     message = problem.message
     if message.startswith("unknown key"):
         key = path.rpartition(".")[2]
-        elsewhere = _sections_with(path)
-        is_known = not {path, key}.isdisjoint(FOREIGN_NAMES)
+        elsewhere = meant_by(path, reads)
         # A field of this very name in another section is likelier than a similar one here.
-        if elsewhere and (is_known or "; expected" in message or elsewhere.partition(" or ")[0].endswith(f".{key}")):
-            message = f"unknown key; did you mean {elsewhere}?"
+        if elsewhere and (known_elsewhere(path) or "; expected" in message or elsewhere[0].endswith(f".{key}")):
+            message = f"unknown key; did you mean {' or '.join(elsewhere)}?"
     if (hint := variable_hint(problem.path, tree.value(problem.path))) and hint not in message:
         message += f"; {hint}"
     return replace(problem, path=path, message=message, origin=_of_recipe(origin))
@@ -324,16 +333,3 @@ def _of_recipe(origin: str) -> str:
     """Origin shown instead of a file of this package, which no user wrote."""
     file = Path(origin.rpartition(":")[0])
     return f"{SHIPPED} {file.stem}" if file.is_relative_to(PACKAGE) else origin
-
-
-def _sections_with(path: str) -> str:
-    """Fields that other trainers call by this name; empty if there is none, or if there are too many to help."""
-    key = path.rpartition(".")[2]
-    name = FOREIGN_NAMES.get(path) or FOREIGN_NAMES.get(key, key)
-    parts = (path.split(".") for path in option_paths(RunConfig))
-    places = {".".join(steps[: at + 1]) for steps in parts for at in range(1, len(steps))}
-    found = sorted(
-        (path for path in places if f".{path}".endswith(f".{name}")),
-        key=lambda path: (path not in USUAL, not path.startswith("train."), path),
-    )
-    return " or ".join(found) if len(found) <= MOST_ELSEWHERE else ""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from rlsdk.config.problem import Problem
 from rlsdk.config.role_names import ACTOR, REF
 from rlsdk.config.roles import Role, optim_spec
 from rlsdk.config.schema import RunConfig
@@ -53,14 +52,3 @@ def preference_optim_spec(config: RunConfig) -> OptimSpec:
     own = config.preferences
     update = {"lr": own.lr, "warmup_steps": own.warmup_steps, "schedule": own.schedule}
     return optim_spec(config.train.optim.model_copy(update=update), own.steps)
-
-
-def pair_problems(config: RunConfig, kind: PairTraining) -> Iterator[Problem]:
-    """Problems of settings that this command does not use; ignoring them silently would mislead."""
-    own, defaults = config.preferences, type(config.preferences)()
-    of_reward_model = ("margin_field", "center_coef")
-    of_dpo = ("loss", "beta", "label_smoothing", "sft_coef")
-    for field in of_reward_model if kind is PairTraining.DPO else of_dpo:
-        value = getattr(own, field)
-        if value != getattr(defaults, field):
-            yield Problem(f"preferences.{field}", f"{value!r} has no effect on `rlsdk {kind.value}`; leave it out")

@@ -61,3 +61,7 @@ class PreferencesConfig(Section):
             yield Problem("label_smoothing", f"{self.label_smoothing} needs loss 'sigmoid', but it is {self.loss!r}")
         if self.chosen_field == self.rejected_field:
             yield Problem("rejected_field", f"{self.rejected_field!r} is chosen_field as well; name two fields")
+
+    def unused(self) -> Iterator[Problem]:
+        if self.epochs is not None:
+            yield Problem("steps", f"preferences.epochs is {self.epochs:g}")

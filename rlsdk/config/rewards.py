@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from rlsdk.config.base import Options, Section, empty_mapping, empty_tuple
+from rlsdk.config.base import Options, Section, empty_mapping, empty_tuple, fields_of
 from rlsdk.config.engines import DtypeName, PlacementConfig
 from rlsdk.config.problem import Problem
 from rlsdk.config.role_names import ACTOR, JUDGE, base_role, judge_role
@@ -50,6 +50,10 @@ class RemoteRewardConfig(Section):
         for header in self.headers_from_env:
             if not _HEADER.fullmatch(header):
                 yield Problem(f"headers_from_env.{header}", "expected the name of a header, such as 'X-Api-Key'")
+
+    def unused(self) -> Iterator[Problem]:
+        if not self.retries:
+            yield Problem("retry_wait_s", "retries is 0")
 
 
 class JudgeEngineConfig(Section):
@@ -124,6 +128,10 @@ class JudgeConfig(Section):
             return
         if groups != 1:
             yield Problem("pattern", f"{self.pattern!r}: expected one group, the verdict, and it has {groups}")
+
+    def unused(self) -> Iterator[Problem]:
+        if self.choices:
+            yield from fields_of(("lowest", "highest"), "choices say the score of each verdict")
 
 
 class RewardConfig(Section):

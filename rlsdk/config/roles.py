@@ -111,9 +111,13 @@ def needed_roles(config: RunConfig, *, train_only: bool = False) -> tuple[str, .
 
 def roles(config: RunConfig, *, needed: Sequence[str] | None = None) -> tuple[Role, ...]:
     """The table, in the order of `needed` (None: as `needed_roles`)."""
-    every = {ACTOR: actor_role(config), ROLLOUT: rollout_role(config), REF: _ref(config), CRITIC: _critic(config)}
-    every |= {role.name: role for role in (*_rewards(config), *_judges(config))}
-    return tuple(every[name] for name in (needed_roles(config) if needed is None else needed))
+    single = {ACTOR: actor_role, ROLLOUT: rollout_role, REF: _ref, CRITIC: _critic}
+    names = needed_roles(config) if needed is None else needed
+    named: dict[str, Role] = {}
+    if any(name not in single for name in names):
+        named = {role.name: role for role in (*_rewards(config), *_judges(config))}
+    # Only the sections of roles that are needed are read.
+    return tuple(single[name](config) if name in single else named[name] for name in names)
 
 
 def role_of(table: Sequence[Role], name: str) -> Role:

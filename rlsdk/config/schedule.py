@@ -79,7 +79,7 @@ def schedule_problems(
     """Problems between the schedule and other sections."""
     if not schedule.overlaps:
         return
-    sharing = _beside_rollout(placement)
+    sharing = beside_rollout(placement)
     if sharing:
         yield Problem(
             "schedule.max_staleness",
@@ -99,7 +99,7 @@ def schedule_problems(
         yield Problem("schedule.uncorrected", "True contradicts algorithm.correction, which is on; leave one out")
 
 
-def _beside_rollout(placement: PlacementConfig) -> str:
+def beside_rollout(placement: PlacementConfig) -> str:
     """The roles that share the rollout's devices, as text; empty: none."""
     if placement.preset is not None:
         return "every other role (preset colocate_all)" if placement.preset == "colocate_all" else ""

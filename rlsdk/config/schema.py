@@ -175,6 +175,10 @@ class TrainerConfig(Section):
         if self.export_every_steps is not None:
             yield from self._export_problems(self.export_every_steps)
 
+    def unused(self) -> Iterator[Problem]:
+        if self.epochs is not None:
+            yield Problem("steps", f"trainer.epochs is {self.epochs:g}")
+
     def _export_problems(self, every: int) -> Iterator[Problem]:
         saves = self.save_every_steps
         if saves is None:
@@ -232,6 +236,10 @@ class SftConfig(Section):
         """Whether supervised training is configured."""
         return self.steps > 0 or self.epochs is not None
 
+    def unused(self) -> Iterator[Problem]:
+        if self.epochs is not None:
+            yield Problem("steps", f"sft.epochs is {self.epochs:g}")
+
 
 class TrackingConfig(Section):
     """Where metrics are logged."""
@@ -249,6 +257,10 @@ class TrackingConfig(Section):
         for name in self.options:
             if name not in self.trackers:
                 yield Problem(f"options.{name}", f"{name!r} is not one of tracking.trackers {list(self.trackers)}")
+
+    def unused(self) -> Iterator[Problem]:
+        if not self.samples_per_step:
+            yield Problem("tokens_per_sample", "tracking.samples_per_step is 0")
 
 
 class RunConfig(Section):

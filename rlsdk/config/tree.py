@@ -98,6 +98,10 @@ class Tree:
                 )
         return value
 
+    def values(self) -> Iterator[tuple[Place, Any]]:
+        """Places and values of everything that is not a mapping with values; of a list, and of its items."""
+        return _leaves(self.data, ())
+
     def origin(self, path: str) -> str:
         """Origin of the value at a dotted path: its own, that of a value in it, or that of the mapping that contains
         it."""
@@ -116,10 +120,21 @@ class Tree:
             del self._origins[known]
 
 
+def _leaves(value: Any, place: Place) -> Iterator[tuple[Place, Any]]:
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _leaves(item, (*place, key))
+        return
+    if place:
+        yield place, value
+    for at, item in enumerate(value) if isinstance(value, list) else ():
+        yield from _leaves(item, (*place, at))
+
+
 def _places(values: Mapping[str, Any], above: Place) -> Iterator[Place]:
-    """Origin of every value that is not a mapping."""
+    """Places of all values that are not mappings: an empty mapping changes nothing of what it is merged into."""
     for key, value in values.items():
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):
             yield from _places(value, (*above, key))
         else:
             yield (*above, key)

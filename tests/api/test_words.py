@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,23 @@ def test_names_of_other_trainers_are_known() -> None:
         rlsdk.plan(batch_size=4)
     with pytest.raises(ConfigError, match=r"did you mean train=\{'optim': \{'lr': 0.1\}\} or "):
         rlsdk.plan(learning_rate=0.1)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: rlsdk.sft(learning_rate=0.1), r"did you mean sft=\{'lr': 0.1\}\?"),
+        (lambda: rlsdk.dpo(beta=0.1), r"did you mean preferences=\{'beta': 0.1\}\?"),
+        (lambda: rlsdk.sft(reward="gsm8k"), "reward: has no effect on `rlsdk sft`"),
+        (lambda: rlsdk.sft("m", "d", algorithm="grpo"), "algorithm: has no effect on `rlsdk sft`"),
+        (lambda: rlsdk.dpo("m", "d", train={"optim": {"lr": 0.1}}), r"`preferences=\{'lr': 0.1\}` \(the call\)"),
+        (lambda: rlsdk.plan("m", "d", critic={"warmup_steps": 2}), "needs no critic"),
+    ],
+    ids=["learning_rate", "beta", "reward", "algorithm", "train.optim.lr", "critic"],
+)
+def test_a_keyword_without_effect_is_refused_and_names_one_that_acts(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        call()
 
 
 def test_a_function_that_cannot_be_sent_is_called_by_its_kind() -> None:

@@ -28,6 +28,11 @@ TASK = (
     "--tracking.trackers", "[jsonl]",
 )  # fmt: skip
 """Small enough that a step takes a fraction of a second."""
+ANSWERS = (
+    "--data", str(SUMS), "--data.num_eval_rows", "16", "--data.max_prompt_tokens", "96",
+    "--rollout.max_response_tokens", "6", "--train.micro_batch_tokens", "2048", "--tracking.trackers", "[jsonl]",
+)  # fmt: skip
+"""The same rows, for training on their answers."""
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from conftest import (
+    ANSWERS,
     GENERATED,
-    TASK,
     assert_gone,
     command,
     descendants,
@@ -167,7 +167,7 @@ def test_generate_eval_and_report_work_on_what_a_run_left(uninterrupted: Path, t
 
 def test_supervised_training_lowers_its_loss_and_leaves_a_model(model: str, tmp_path: Path) -> None:
     extra = ["--sft.steps", "40", "--sft.lr", "3e-3", "--trainer.run_name", "supervised"]
-    output = rlsdk("sft", "--model", model, *TASK, *extra, cwd=tmp_path)
+    output = rlsdk("sft", "--model", model, *ANSWERS, *extra, cwd=tmp_path)
     run = tmp_path / "runs" / "supervised"
     losses = {line["step"]: line["sft/loss"] for line in read_metrics(run) if "sft/loss" in line}
     assert list(losses) == list(range(1, 41))

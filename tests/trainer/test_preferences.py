@@ -23,7 +23,6 @@ from rlsdk.config import (
     RunConfig,
     check_run,
     load_config,
-    pair_problems,
 )
 from rlsdk.interfaces import Batch, BatchError, ConfigError, DataError
 from rlsdk.registry import Registry
@@ -290,13 +289,7 @@ def test_equal_and_long_answers_are_left_out_and_counted(
         assert list(stage.pairs.chosen[0]) == [*tokens, run_inputs.tokenizer.eos_token_id]
 
 
-def test_settings_of_the_other_training_are_refused(model: str, rows: str, registry: Registry) -> None:
-    config = config_of(model, rows, registry, "--preferences.beta", "0.5", "--preferences.margin_field", "margin")
-    (of_dpo,) = pair_problems(config, PairTraining.DPO)
-    (of_model,) = pair_problems(config, PairTraining.REWARD_MODEL)
-    assert str(of_dpo.path) == "preferences.margin_field"
-    assert "no effect on `rlsdk dpo`" in of_dpo.message
-    assert str(of_model.path) == "preferences.beta"
+def test_settings_that_contradict_one_another_are_refused(model: str, rows: str, registry: Registry) -> None:
     with pytest.raises(ConfigError, match="needs loss 'sigmoid'"):
         config_of(model, rows, registry, "--preferences.loss", "ipo", "--preferences.label_smoothing", "0.1")
     with pytest.raises(ConfigError, match="name two fields"):

@@ -14,7 +14,7 @@ ONLY_FIELDS = {**FIELDS, "help_option_names": []}
 HELP_FLAGS = frozenset({"--help", "-h"})
 
 ModelPath = Annotated[
-    Path, typer.Argument(metavar="PATH", help="Run, checkpoint or model folder; fields follow: --rollout.top_p 0.9")
+    Path, typer.Argument(metavar="PATH", help="Run, checkpoint or model folder; fields follow: --data.eval rows.jsonl")
 ]
 
 Checkpoint = Annotated[

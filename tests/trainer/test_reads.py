@@ -1,0 +1,171 @@
+"""What a command is said to read is what a run of it reads, on real engines in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+
+import pair_runs
+import pytest
+import test_loop
+from reading import Reads, recorded
+from test_loop import Recorder, config_of, model, registry
+
+from rlsdk.config import PairTraining, RunConfig, sft_optim_spec
+from rlsdk.config.base import unused_in
+from rlsdk.config.commands import DPO, REWARD_MODEL, SFT, TRAIN
+from rlsdk.config.describe import option_paths
+from rlsdk.config.reads import Reader
+from rlsdk.registry import Registry
+from rlsdk.trainer.device_turns import DeviceTurns
+from rlsdk.trainer.in_process import InProcessStore, start_in_process
+from rlsdk.trainer.loop import Trainer
+from rlsdk.trainer.roles import roles
+from rlsdk.trainer.run_inputs import build_run_inputs
+from rlsdk.trainer.session import Session, start_roles
+from rlsdk.trainer.supervised import sft_stage
+
+__all__ = ["model", "registry"]
+
+WITHOUT_EFFECT: Mapping[str, str] = {
+    "actor_role": "its optimizer is replaced by that of the command",
+    "sft_optim_spec": "of a copy with the rate and schedule of the command",
+    "preference_optim_spec": "the same",
+    "sampling_params": "nothing is sampled",
+    "measures": "the held-out rows are one measure, without sampling",
+    "eval_options": "no samples are saved",
+    "_counted": "the steps of a stage that is not part of the command",
+    "with_steps": "the same",
+    "optimizer_steps": "the same",
+    "needs_values": "whether there is a critic, which is not part of the command",
+    "overlaps": "checked",
+    "max_model_tokens": "nothing is sampled",
+    "num_devices": "nothing is sampled",
+    "_eval_prompts": "the name of a set",
+    "build_run_inputs": "callbacks are built, and not called",
+    "is_asked": "whether there is a warm start",
+    "_pairs": "a field of the other command with pairs is handed on",
+}
+"""Functions that read a field in supervised training without an effect, and why."""
+HANDED_ON = {
+    "train.optim.min_lr_ratio": "with the schedule", "critic.optim.min_lr_ratio": "with the schedule",
+    "faults.replica_restarts": "with the session", "algorithm.kl_estimator": "with kl_coef",
+    "algorithm.kl_reward_estimator": "with kl_in_reward", "algorithm.kl_horizon": "with kl_target",
+    "algorithm.correction.level": "with the mode", "algorithm.correction.upper": "with the mode",
+    "algorithm.correction.lower": "with the mode", "tracking.tokens_per_sample": "with samples_per_step",
+    "eval.temperature": "with samples_per_prompt",
+}  # fmt: skip
+"""Fields that are handed on where another field says that they have no effect."""
+LAUNCHED = {
+    "placement": "of the cluster", "deadlines": "of calls to other processes", "faults": "of other processes",
+    "checkpoint.background": "of a run with processes", "tracking": "none here", "trainer.run_dir": "of the folder",
+    "trainer.run_name": "of the folder", "trainer.resume": "of the folder", "trainer.keep_checkpoints": "given",
+    "data.mixture": "in place of data.train", "data.eval_options": "of data.eval", "trainer.callbacks": "none here",
+    "rewards": "items of a list", "reward_models": "items of a list", "eval.sets": "items of a mapping",
+    "eval.early_stopping": "of a metric", "checkpoint.best": "of a metric",
+    "model.init_from_config": "no weights are made", "algorithm.recipe": "said by the command",
+    "algorithm.roles": "of own algorithms", "tracking.samples_per_step": "", "algorithm.ptx": "of answers",
+    "train.engine_kwargs": "", "schedule.order": "of stale runs", "schedule.uncorrected": "of stale runs",
+}  # fmt: skip
+"""Fields of which a tiny run without processes is no witness."""
+
+
+def sft(config: RunConfig, registry: Registry, folder: Path) -> None:
+    folder.mkdir()
+    turns = DeviceTurns()
+    table = [role.with_optim(sft_optim_spec(config)) for role in roles(config, "cpu", needed=["actor"])]
+    groups = start_roles(table, lambda role: start_in_process(role, registry), turns)
+    session = Session(roles=groups, turns=turns, cluster=InProcessStore())
+    with closing(build_run_inputs(config, registry, folder, Recorder(), rewarded=False)) as run_inputs:
+        stage = sft_stage(config, run_inputs, session, measured=True)
+        with closing(stage):
+            Trainer(stage, session, tokenizer=run_inputs.tokenizer, config_text="", keep_checkpoints=1).fit()
+
+
+def train(config: RunConfig, registry: Registry, folder: Path) -> None:
+    test_loop.run(config, registry, folder)
+
+
+def pairs(kind: PairTraining) -> Callable[[RunConfig, Registry, Path], None]:
+    return lambda config, registry, folder: pair_runs.run(config, kind, registry, folder) and None
+
+
+def check(reads: Reads, config: RunConfig, reader: Reader, ignored: Mapping[str, str]) -> None:
+    """No field that is said to be unread is read, and every other one is."""
+    unused = {problem.path for problem in (*unused_in(config), *reader.unused(config))}
+
+    def is_read(path: str) -> bool:
+        return reader.may_read(path) and not any(f"{path}.".startswith(f"{known}.") for known in unused)
+
+    read = {path: by - ignored.keys() for path, by in reads.items() if path not in HANDED_ON}
+    wrong = {path: by for path, by in read.items() if not is_read(path) and by}
+    assert not wrong, "read, and said to be unread"
+    silent = [
+        path
+        for path in option_paths(RunConfig)
+        if is_read(path) and path not in reads and not any(f"{path}.".startswith(f"{known}.") for known in LAUNCHED)
+    ]
+    assert not silent, "said to be read, and nothing reads it"
+
+
+EVALUATED = ("--eval.every_steps", "1")
+SUPERVISED = [
+    (SFT, sft, ("--sft.steps", "1", "--sft.rows_per_step", "2")),
+    (DPO, pairs(PairTraining.DPO), ("--preferences.steps", "1", "--preferences.pairs_per_step", "2")),
+    (REWARD_MODEL, pairs(PairTraining.REWARD_MODEL), ("--preferences.steps", "1", "--preferences.pairs_per_step", "2")),
+]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Rows for every command."""
+    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    lines = [
+        f'{{"question": "{at}+1=", "answer": "{at + 1}", "chosen": "{at + 1}", "rejected": "x{at}"}}'
+        for at in range(24)
+    ]
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+@pytest.mark.parametrize(("reader", "run", "flags"), SUPERVISED, ids=[reader.command for reader, _, _ in SUPERVISED])
+def test_supervised_commands_read_what_they_are_said_to_read(
+    reader: Reader,
+    run: Callable[[RunConfig, Registry, Path], None],
+    flags: tuple[str, ...],
+    model: str,
+    rows: str,
+    registry: Registry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = config_of(model, registry, 1, "--data", rows, *EVALUATED, *flags)
+    with recorded(monkeypatch) as reads:
+        run(config, registry, tmp_path / "run")
+    check(reads, config, reader, WITHOUT_EFFECT)
+
+
+RECIPES: Mapping[str, tuple[str, ...]] = {
+    "grpo": (),
+    "ppo": ("--algorithm", "ppo", "--algorithm.kl_coef", "0.1", "--critic.optim.schedule", "linear"),
+    "kl in the reward": (
+        "--algorithm.kl_coef", "0.1", "--algorithm.kl_in_reward", "true", "--algorithm.kl_target", "0.1",
+        "--algorithm.old_log_probs", "decoupled", "--algorithm.lengths.penalty", "0.1",
+        "--algorithm.lengths.soft_tokens", "2", "--train.optim.schedule", "linear",
+    ),
+    "replaced groups": (
+        "--algorithm.dynamic_sampling.enabled", "true", "--algorithm.correction.reject", "token",
+        "--algorithm.correction.mode", "mask", "--tracking.samples_per_step", "0", "--eval.samples_per_prompt", "0",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_reinforcement_learning_reads_what_its_algorithm_uses(
+    recipe: str, model: str, rows: str, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(model, registry, 1, "--data", rows, *EVALUATED, *RECIPES[recipe])
+    with recorded(monkeypatch) as reads:
+        train(config, registry, tmp_path / "run")
+    check(reads, config, TRAIN, {"optimizer_steps": "checked", "max_model_tokens": "checked"})
