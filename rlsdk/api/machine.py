@@ -14,7 +14,7 @@ from rlsdk.api.python_inputs import Reward, Rows, written
 from rlsdk.api.resolve import Training, resolve
 from rlsdk.api.settings import Settings, from_keywords
 from rlsdk.api.table import Table
-from rlsdk.kit.printable import printable
+from rlsdk.system.printable import printable
 
 if TYPE_CHECKING:
     from rlsdk.diagnosis import Finding

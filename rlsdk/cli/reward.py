@@ -12,9 +12,9 @@ from rlsdk.config.commands import REWARD_SERVE
 from rlsdk.config.load import read_config
 from rlsdk.config.reads import unread
 from rlsdk.interfaces import ConfigError, nearest
-from rlsdk.kit.printable import printable
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rewards.serving import RewardServer, ServeOptions
+from rlsdk.system.printable import printable
 from rlsdk.trainer.reward_sources import secret_from_env, start_runner
 
 SECTIONS = tuple(REWARD_SERVE.fields)

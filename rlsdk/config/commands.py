@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from rlsdk.config.base import fields_of
 from rlsdk.config.engines import OptimConfig
+from rlsdk.config.old_log_probs import choose_old_log_probs
 from rlsdk.config.problem import Problem
 from rlsdk.config.reads import Reader
 from rlsdk.config.role_names import CRITIC, REF
@@ -79,8 +80,9 @@ def _of_policy_gradient(config: RunConfig) -> Iterator[Problem]:
         yield Problem("algorithm.kl_target", "algorithm.kl_in_reward is false")
     if own.kl_target is None:
         yield Problem("algorithm.kl_horizon", "algorithm.kl_target is null")
-    corrects = own.old_log_probs == "decoupled" or (own.old_log_probs == "auto" and config.schedule.overlaps)
-    if correction.mode == "none" and (correction.reject != "none" or not corrects):
+    updates = config.trainer.updates_per_step * config.trainer.epochs_per_step
+    chosen = choose_old_log_probs(own, stale=config.schedule.overlaps, num_updates=updates)
+    if correction.mode == "none" and (correction.reject != "none" or not chosen.correct):
         names = ("level", "upper", "lower")
         yield from fields_of((f"algorithm.correction.{name}" for name in names), "algorithm.correction.mode is 'none'")
 
