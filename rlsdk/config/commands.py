@@ -1,4 +1,4 @@
-"""What each command reads of a configuration. `tests/config/test_reads.py` compares this with what real runs read."""
+"""What each command reads of a configuration. `tests/trainer/test_what_is_read.py` compares this with what real runs read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LOOP = (
     *(f"eval.{name}" for name in ("every_steps", "at_start", "early_stopping")),
     "checkpoint",
 )
-_ANSWERS = ("data", "rollout.max_response_tokens")
+_ANSWERS = ("data", "rollout.max_response_tokens", "rollout.stop_token_ids")
 _PAIRS = (*_ENGINE, *_ACTOR, *_LOOP, *_ANSWERS, "train.optim.min_lr_ratio", "trainer.callbacks", "preferences")
 _OF_REWARD_MODEL = ("preferences.margin_field", "preferences.center_coef")
 _OF_DPO = tuple(f"preferences.{name}" for name in ("loss", "beta", "label_smoothing", "sft_coef"))
