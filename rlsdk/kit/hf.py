@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rlsdk.interfaces import ConfigError, Head, ModelSpec, nearest
 from rlsdk.kit.packed import ATTENTION, can_pack, register_attention
+from rlsdk.kit.weight_fit import check_fits, check_unused, tie_error
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -155,7 +156,7 @@ def _generation_stops(model_path: str | None, revision: str | None) -> list[int]
             return []
         raise ConfigError(f"model.path {model_path!r}: generation_config.json cannot be read: {error}") from error
     tokens = found if isinstance(found, list) else [] if found is None else [found]
-    if not all(isinstance(token, int) for token in tokens):
+    if not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
         raise ConfigError(f"model.path {model_path!r}: generation_config.json has eos_token_id {found!r}, expected ids")
     return tokens
 
@@ -244,7 +245,9 @@ def _from_checkpoint(kind: Any, spec: ModelSpec, config: Any, options: Mapping[s
             **options,
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        _explain_misfit(kind, spec, config)
         raise ConfigError(f"model.path {spec.path!r}: weights could not be loaded: {error}") from error
+    _check_loaded(spec, model, report["unexpected_keys"])
     lacking = sorted(name for name in report["missing_keys"] if not (spec.head is not Head.LM and _is_head(name)))
     if lacking:
         raise ConfigError(
@@ -252,6 +255,33 @@ def _from_checkpoint(kind: Any, spec: ModelSpec, config: Any, options: Mapping[s
             f"{lacking[0]!r}; give a folder that holds the whole model"
         )
     return cast("PreTrainedModel", model)
+
+
+def _explain_misfit(kind: Any, spec: ModelSpec, config: Any) -> None:
+    """Raises ConfigError by name of the tensor, if the files do not fit the configuration."""
+    try:
+        with torch.device("meta"):
+            empty = kind.from_config(config, trust_remote_code=spec.trust_remote_code)
+        tensors, tied = canonical_tensors(empty)
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if not _is_head(name)}
+    except Exception:  # the error of the load says more
+        return
+    check_fits(spec, empty, shapes, tied)
+
+
+def _check_loaded(spec: ModelSpec, model: Any, unexpected: Iterable[str]) -> None:
+    """Checks that nothing of the files was left out."""
+    for other, name in (getattr(model, "_tied_weights_keys", None) or {}).items() if _ties(model) else ():
+        pair = [dict(model.named_parameters(remove_duplicate=False)).get(key) for key in (other, name)]
+        if None not in pair and pair[0] is not pair[1]:  # transformers ties them only if their values are equal
+            raise tie_error(spec, other, name)
+    check_unused(spec, model, [name for name, _ in model.named_parameters(remove_duplicate=False)], unexpected)
+
+
+def _ties(model: Any) -> bool:
+    return bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False)) and isinstance(
+        getattr(model, "_tied_weights_keys", None), Mapping
+    )
 
 
 def _is_head(name: str) -> bool:

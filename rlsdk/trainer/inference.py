@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlsdk.config import Measure, RunConfig
 from rlsdk.config.explain import shown
 from rlsdk.config.role_names import ROLLOUT
-from rlsdk.data import DataRow, Prompt, PromptDataset, PromptFormat
+from rlsdk.data import AnswerEnds, DataRow, Prompt, PromptDataset, PromptFormat
 from rlsdk.data.render import Template
 from rlsdk.interfaces import ConfigError, nearest
 from rlsdk.trainer.devices import start_cluster
@@ -27,6 +27,7 @@ from rlsdk.trainer.run_folder import Notice, silent
 from rlsdk.trainer.sampler import Draw, sample_all
 from rlsdk.trainer.session import leave_processors_to_workers, start_role
 from rlsdk.trainer.streams import evaluation_of, open_stream
+from rlsdk.trainer.vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
     from rlsdk.registry import Registry
@@ -61,13 +62,13 @@ def evaluate_model(
                 "start; name a service in judge.url, or give the evaluation sets rewards of their own (eval.sets)"
             )
         prompts = load_eval_prompts(config, registry, tokenizer, view, measures=measures)
+        sampling = sampling_params(config.rollout, known_ends(config, tokenizer, prompts.values(), view.notice))
         rewards.wait_ready()
         group = stack.enter_context(
             open_rollout(config, registry, device=resolve_device(config.placement), log_dir=logs)
         )
         stream = open_stream(config, registry, group.group, tokenizer, rewards, view.notice)
         stack.enter_context(closing(stream))
-        sampling = sampling_params(config.rollout, run_ends(config, tokenizer))
         evaluation = evaluation_of(config, prompts, sampling, stream, group.spec.log_prob_kind)
         if evaluation is None:
             raise ConfigError("data.num_eval_rows: no evaluation prompts are left; give --data.eval SOURCE")
@@ -127,7 +128,7 @@ def sample_prompts(
         raise ConfigError("generate: expected prompts; give --prompt TEXT (repeatable) or --data SOURCE")
     else:
         prompts = first_prompts(config, registry, tokenizer, num_prompts)
-    sampling = sampling_params(config.rollout, run_ends(config, tokenizer))
+    sampling = sampling_params(config.rollout, known_ends(config, tokenizer, [prompts], notice))
     draw = Draw(source="generate", num_samples=num_samples, sampling=sampling)
     with (
         tempfile.TemporaryDirectory() as logs,
@@ -136,6 +137,17 @@ def sample_prompts(
     ):
         groups = sample_all(stream, prompts, draw, seed=(config.trainer.seed, "generate"))
     return [(prompt, [sample.text for sample in group.samples]) for prompt, group in zip(prompts, groups, strict=True)]
+
+
+def known_ends(config: RunConfig, tokenizer: Any, prompts: Iterable[Sequence[Prompt]], notice: Notice) -> AnswerEnds:
+    """The tokens that end an answer, once the model is known to have a row for every token of the prompts."""
+    ends = run_ends(config, tokenizer)
+    vocabulary = read_vocabulary(config.model, (), tokenizer, ends)
+    for part in prompts:
+        vocabulary.check_rows((prompt.prompt_ids for prompt in part), [prompt.source for prompt in part])
+    if (said := vocabulary.notice()) is not None:
+        notice(said)
+    return ends
 
 
 def typed_format(form: PromptFormat, notice: Notice) -> tuple[PromptFormat, str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.config import Measure, RunConfig
+from rlsdk.config import Measure, Role, RunConfig
 from rlsdk.config.evaluation import HELD_OUT
 from rlsdk.data import AnswerEnds, PromptDataset
 from rlsdk.interfaces import (
@@ -30,6 +30,7 @@ from rlsdk.trainer.reward_sources import check_rows
 from rlsdk.trainer.run_data import load_examples, load_prompts, with_sft_steps, with_steps
 from rlsdk.trainer.sft import AnswerSettings, Learned, learned_answers
 from rlsdk.trainer.stage import RunOutput
+from rlsdk.trainer.vocabulary import Vocabulary, read_vocabulary
 
 if TYPE_CHECKING:
     from rlsdk.trainer.events import RunView
@@ -54,6 +55,7 @@ class RunInputs:
     """Sampling parameters of training."""
     ends: AnswerEnds
     """The tokens that end an answer, in what is learned and in what is sampled."""
+    vocabulary: Vocabulary
     output: RunOutput
 
     def close(self) -> None:
@@ -70,6 +72,7 @@ def build_run_inputs(
     rewarded: bool = True,
     supervised: bool = True,
     of_pairs: bool = False,
+    table: Sequence[Role] = (),
     resume: Path | None = None,
 ) -> RunInputs:
     """Starts the grading processes first: their imports continue while data is read. Supervised training needs none.
@@ -83,6 +86,7 @@ def build_run_inputs(
         supervised: prepare supervised training if `sft` configures it; False: the run has completed it, or it is not
             part of the run.
         of_pairs: rows are preference pairs.
+        table: roles of the run, whose models must know every token.
         resume: checkpoint from which the run continues.
 
     Raises:
@@ -96,8 +100,11 @@ def build_run_inputs(
         ends = run_ends(config, tokenizer)
         if of_pairs or config.algorithm.ptx.coef or (supervised and config.sft.is_asked):
             _say_end(ends, tokenizer, view)
+        vocabulary = read_vocabulary(config.model, table, tokenizer, ends)
         asked = measures if rewarded else [HELD_OUT] * bool(measures)
         prompts = load_prompts(config, registry, tokenizer, view, measures=asked, of_pairs=of_pairs)
+        for part in (prompts.train, *prompts.sets.values()):
+            vocabulary.check_prompts(part)
         if rewarded:
             for text in check_rows(config, registry, prompts.train, prompts.sets, measures):
                 view.notice(text)
@@ -107,17 +114,22 @@ def build_run_inputs(
         asks_sft = supervised and config.sft.is_asked
         learned = learned_of(config, prompts.train, tokenizer, ends, view) if asks_sft else None
         config = config if learned is None else with_sft_steps(config, len(learned[0]))
+        examples = load_examples(config, registry, tokenizer, prompts.train, view, ends) if rewarded else []
+        _check_learned(vocabulary, learned, examples, config)
+        if (said := vocabulary.notice()) is not None:
+            view.notice(said)
         rewards.wait_ready()
         run_inputs = RunInputs(
             config=config,
             tokenizer=tokenizer,
             train_prompts=prompts.train,
             eval_prompts=prompts.sets,
-            examples=load_examples(config, registry, tokenizer, prompts.train, view, ends) if rewarded else (),
+            examples=examples,
             learned=learned,
             rewards=rewards,
             sampling=sampling_params(config.rollout, ends),
             ends=ends,
+            vocabulary=vocabulary,
             output=RunOutput(
                 run_dir=run_dir,
                 view=view,
@@ -129,13 +141,24 @@ def build_run_inputs(
     return run_inputs
 
 
+def _check_learned(
+    vocabulary: Vocabulary, learned: Learned | None, examples: Sequence[Example], config: RunConfig
+) -> None:
+    """Checks that the models know every token that is learned."""
+    if learned is not None:
+        vocabulary.check_rows(learned[1], [row.source for row in learned[0].rows])
+    source = f"{config.algorithm.ptx.source or 'data.train'} (algorithm.ptx)"
+    for example in examples:
+        vocabulary.check_rows([example.prompt_ids, example.answer_ids], [source, source])
+
+
 def _say_end(ends: AnswerEnds, tokenizer: Any, view: RunView) -> None:
     """Reports the token that ends learned answers, if it is not the end-of-sequence token."""
     if ends.learned != tokenizer.eos_token_id:
         name = tokenizer.convert_ids_to_tokens(ends.learned)
         view.notice(
-            f"learned answers end with {name!r}, as turns do in the chat template and responses do at "
-            f"rollout.stop_token_ids; the tokenizer's end-of-sequence token is {tokenizer.eos_token!r}"
+            f"learned answers end with {name!r}, which ends a turn in the chat template or is one of "
+            f"rollout.stop_token_ids, and not with the tokenizer's end-of-sequence token {tokenizer.eos_token!r}"
         )
 
 

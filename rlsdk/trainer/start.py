@@ -170,6 +170,7 @@ def prepared(
         rewarded=rewarded,
         supervised=supervised,
         of_pairs=of_pairs,
+        table=start.table,
         resume=start.resume,
     )
     pool.shutdown(wait=False)

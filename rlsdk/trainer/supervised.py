@@ -128,5 +128,8 @@ def _pairs(config: RunConfig, run_inputs: RunInputs, prompts: PromptDataset, nam
         ),
     )
     pairs = encode_pairs(prompts, run_inputs.tokenizer, settings)
+    sources = [prompts.rows[at].source for at in pairs.positions]
+    for answers in (pairs.chosen, pairs.rejected):
+        run_inputs.vocabulary.check_rows(answers, sources)
     run_inputs.output.view.notice(f"{name} pairs: {pairs.report.line()}")
     return pairs

@@ -14,6 +14,7 @@ from rlsdk.interfaces import ConfigError, ModelSpec
 from rlsdk.kit.hf import build_model, canonical_parameters
 from rlsdk.kit.progress import advance
 from rlsdk.kit.weight_files import HEADS, checkpoint_files, new_heads
+from rlsdk.kit.weight_fit import check_fits
 from rlsdk_fsdp.shards import Piece
 
 
@@ -45,6 +46,7 @@ def load_weights(
         whole = build_model(spec, dtype=torch.float32, seed=seed, init_from_config=random)
         _copy_whole(whole, model, pieces)
         return
+    check_fits(spec, model, {piece.name: piece.shape for piece in pieces}, tied)
     _read_rows({source: piece for piece in pieces if (source := sources[piece.name])}, files)
     heads = new_heads(model, seed) if missing else {}
     for piece in pieces:

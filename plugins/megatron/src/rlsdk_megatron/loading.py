@@ -13,8 +13,10 @@ from safetensors import safe_open
 from torch import Tensor
 
 from rlsdk.interfaces import Box, ConfigError, ModelSpec
-from rlsdk.kit.hf import build_model, canonical_parameters
+from rlsdk.kit.file_tensors import file_tensors
+from rlsdk.kit.hf import build_model, canonical_parameters, canonical_tensors
 from rlsdk.kit.weight_files import HEADS, checkpoint_files, new_heads
+from rlsdk.kit.weight_fit import check_fits
 from rlsdk_megatron.parts import Held
 
 Read = Callable[[str, Box], Tensor]
@@ -42,6 +44,8 @@ def load_weights(held: Sequence[Held], empty: Any, spec: ModelSpec, *, seed: int
         else:
             shapes, tied = canonical_parameters(empty)
             files = checkpoint_files(spec)
+            own = {name: tuple(tensor.shape) for name, tensor in canonical_tensors(empty)[0].items()}
+            check_fits(spec, empty, own, tied, file_tensors(empty, own))
             heads = {} if all(name in files for name in shapes if _is_head(name)) else new_heads(empty, seed)
             read = stack.enter_context(_Files(files, {n: tuple(p.shape) for n, p in shapes.items()}, tied, heads))
         for one in held:

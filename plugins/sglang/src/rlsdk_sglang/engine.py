@@ -35,6 +35,7 @@ from rlsdk.kit.serving import check_rollout_spec, worker_layouts
 from rlsdk.kit.stop_text import StopText
 from rlsdk.kit.waiting import LOOK_S
 from rlsdk.kit.weight_files import check_whole
+from rlsdk.kit.weight_fit import check_fits
 from rlsdk_sglang.adapter import ServedModel
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.reports import Progress
@@ -75,6 +76,7 @@ class SglangRolloutEngine(RolloutEngine):
             # SGLang would serve a missing tensor as its memory happens to be.
             written = self.shapes if sources is None else {source.name for source in sources}
             check_whole(spec.model, written, self.tied)
+            check_fits(spec.model, skeleton, self.shapes, self.tied, sources)
         self.engine = ServedModel(ctx, spec, options)
         found = self.engine.prepare(self.shapes, sources)
         if found:

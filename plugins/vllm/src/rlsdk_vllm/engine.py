@@ -31,6 +31,7 @@ from rlsdk.kit.requests import check_requests, response_limit
 from rlsdk.kit.sampling import mixed_seed
 from rlsdk.kit.serving import check_rollout_spec, whole_layout, worker_layouts
 from rlsdk.kit.stop_text import StopText
+from rlsdk.kit.weight_fit import check_fits
 from rlsdk_vllm.adapter import VllmEngine
 from rlsdk_vllm.asynchronous import AsyncEngine
 from rlsdk_vllm.config import VllmOptions
@@ -63,8 +64,11 @@ class VllmRolloutEngine(RolloutEngine):
         self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         self.dtypes = dtype_names(persistent_buffers(skeleton))
         """Dtypes of buffers, which keep their own."""
+        sources = file_tensors(skeleton, self.shapes)
+        if spec.load_weights:
+            check_fits(spec.model, skeleton, self.shapes, self.tied, sources)
         kind = AsyncEngine if options.asynchronous else InProcessEngine
-        self.engine: VllmEngine = kind(ctx, spec, options, self.shapes, file_tensors(skeleton, self.shapes))
+        self.engine: VllmEngine = kind(ctx, spec, options, self.shapes, sources)
         if found := self.engine.prepare(self.shapes):
             self.engine.close()
             raise ConfigError(
