@@ -71,7 +71,7 @@ class ChaosRun:
         self.run_dir = folder / name
         self.output = folder / f"{name}.txt"
         self._command = [
-            sys.executable, "-m", "rlsdk.cli", "train", *arguments, "--trainer.run_dir", str(folder),
+            sys.executable, "-P", "-m", "rlsdk.cli", "train", *arguments, "--trainer.run_dir", str(folder),
             "--trainer.run_name", name, "--schedule.journal", "all", "--trainer.resume", "auto",
         ]  # fmt: skip
         self._pools = pools

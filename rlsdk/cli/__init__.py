@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
+from rlsdk.system.import_path import leave_current_folder
+
 EXIT_INTERRUPTED = 130
 
 
@@ -18,6 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     0: success. 2: an input of the command is invalid, and nothing was started. 130: Ctrl-C. 1: any other failure.
     """
     is_process = arguments is None
+    if is_process:
+        leave_current_folder()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     code: str | int | None = 0
     try:  # includes all imports: Ctrl-C may come while this program is loading

@@ -25,6 +25,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from rlsdk.interfaces import PluginError
+from rlsdk.system.import_path import SAFE_PATH
 
 NEVER = "sys_platform == 'never'"
 """Marker of an override that excludes a package."""
@@ -188,7 +189,7 @@ def run(command: Sequence[str], more_environment: dict[str, str] | None = None, 
     # An installation must not depend on the import folders of this process.
     left_out = () if as_worker else ("PYTHONPATH", "PYTHONHOME")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
-    environment |= more_environment or {}
+    environment |= {SAFE_PATH: "1", **(more_environment or {})}  # `-m pip` would import from the current folder
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

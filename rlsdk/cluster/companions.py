@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import sys
+import os
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from rlsdk.cluster.environment import address_of, choose_gloo_interface
 from rlsdk.cluster.messages import Failure
 from rlsdk.interfaces import WorkerError
+from rlsdk.system.import_path import SAFE_PATH, add_import_folders, import_folders
 
 _CALLS = 4
 """Concurrent calls of one companion: one of them may wait for as long as the companion lives."""
@@ -23,7 +24,8 @@ class CompanionActor:
     def __init__(self, import_paths: Sequence[str]) -> None:
         import ray
 
-        sys.path += [path for path in import_paths if path not in sys.path]
+        add_import_folders(import_paths)
+        os.environ[SAFE_PATH] = "1"
         choose_gloo_interface(ray.util.get_node_ip_address())
         self._object: Any = None
 
@@ -108,6 +110,6 @@ class RayCompanions:
         group = ray.util.get_current_placement_group()
         where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
         options = {"num_cpus": 0, "num_gpus": 0, "max_concurrency": _CALLS, "scheduling_strategy": where}
-        actor = ray.remote(CompanionActor).options(**options).remote(list(sys.path))
+        actor = ray.remote(CompanionActor).options(**options).remote(import_folders())
         companion = RayCompanion(actor, f"{target} in bundle {bundle}")
         return companion, companion.make(target, args)

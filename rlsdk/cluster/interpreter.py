@@ -12,6 +12,7 @@ from typing import Any
 from rlsdk.cluster import installed
 from rlsdk.cluster.nodes import run_on_nodes
 from rlsdk.interfaces import ConfigError
+from rlsdk.system.import_path import child_environment
 
 _TIMEOUT_S = 30.0
 _NEEDED = ("python", "ray", "rlsdk", "numpy")
@@ -67,7 +68,12 @@ def ask_interpreter(path: str) -> Versions | str:
     question = f"{inspect.getsource(installed)}\nimport json\nprint(json.dumps(installed()))"
     try:
         done = subprocess.run(
-            [path, "-P", "-c", question], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
+            [path, "-P", "-c", question],
+            env=child_environment(),
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=True,
         )
         found: Versions = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:

@@ -19,9 +19,11 @@ from rlsdk.cluster.access import LOOPBACK, closed_to_strangers, environment, rea
 from rlsdk.cluster.agents import free_port, light_agents, own_process_groups
 from rlsdk.cluster.capacity import NodeCapacity, assign_nodes
 from rlsdk.cluster.daemons import dead_daemon, watch_daemons
+from rlsdk.cluster.driver import become_driver, check_no_client, own_cluster_variables
 from rlsdk.cluster.placement import PlacementSpec
 from rlsdk.cluster.ray_watchdog import MARK, RayWatchdog
 from rlsdk.interfaces import RlsdkError, WorkerError
+from rlsdk.system.import_path import child_environment
 
 _log = logging.getLogger(__name__)
 
@@ -79,13 +81,15 @@ class LocalRay:
         assign_nodes(placement, [node])
         self.folder = tempfile.mkdtemp(prefix="rlsdk-", dir=temporary_parent())
         """Private folder with all files of the cluster."""
-        self._watchdog = RayWatchdog(self.folder)
+        self._watchdog = RayWatchdog(self.folder, child_environment())
         self._node: Any = None
         atexit.register(self.stop)
         try:
             for name, value in _ENVIRONMENT.items():
                 os.environ.setdefault(name, value)
-            with own_signal_handlers(), deaf_to_hangup(), closed_to_strangers(write_token(self.folder)):
+            check_no_client()
+            token = write_token(self.folder)
+            with own_signal_handlers(), deaf_to_hangup(), own_cluster_variables(), closed_to_strangers(token):
                 self._start(int(node.cpus), int(node.gpus), environments_first, before_connect)
         except BaseException as error:
             self.stop()
@@ -126,8 +130,6 @@ class LocalRay:
         return True
 
     def _start(self, cpus: int, gpus: int, environments_first: bool, before_connect: Callable[[], None]) -> None:
-        import ray
-
         mark = {MARK: self.folder}
         ray_folder = str(Path(self.folder) / "ray")  # Ray lets everybody write into the folder that it is given
         try:
@@ -138,20 +140,18 @@ class LocalRay:
             _log.info("starting Ray the long way, because of %s: %s", type(error).__name__, error)
             before_connect()
             with environment(mark):
-                ray.init(
+                become_driver(
                     address="local",
                     include_dashboard=False,
                     num_cpus=cpus,
                     num_gpus=gpus,
                     object_store_memory=store_bytes(),
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
                     _temp_dir=ray_folder,
                     _node_ip_address=LOOPBACK,
                 )
         else:
             before_connect()
-            ray.init(address=self._node.address, log_to_driver=False, logging_level=logging.ERROR)
+            become_driver(address=self._node.address)
             watch_daemons({name: started[0].process for name, started in self._node.all_processes.items()})
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from rlsdk.cluster.access import is_authenticated
 from rlsdk.cluster.capacity import NodeCapacity, assign_nodes
+from rlsdk.cluster.driver import become_driver, check_no_client
 from rlsdk.cluster.local import LocalRay, own_signal_handlers
 from rlsdk.cluster.placement import PlacementSpec
 from rlsdk.interfaces import PlacementError, WorkerError
@@ -52,6 +53,7 @@ def connect(
     """
     import ray
 
+    check_no_client()
     if ray.is_initialized():
         return None
     if address is None:
@@ -59,7 +61,7 @@ def connect(
     try:
         _knock(address)
         with own_signal_handlers():
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            become_driver(address=address)
     except (OSError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
         if _is_refusal(error):
             raise PlacementError(

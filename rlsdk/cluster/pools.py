@@ -21,6 +21,7 @@ from rlsdk.cluster.placement import PlacementSpec, PoolSpec
 from rlsdk.cluster.rank_contexts import WorkerSettings
 from rlsdk.cluster.worker import DeviceWorker
 from rlsdk.interfaces import PlacementError, WorkerError
+from rlsdk.system.import_path import import_folders
 
 _log = logging.getLogger(__name__)
 
@@ -230,7 +231,7 @@ class WorkerPools:
 def _import_paths(*, own: bool) -> list[str]:
     """Import paths for workers, so that they can import what the controller can, such as a user's loss in the working
     folder. Workers of another environment (not `own`) get no environment's folders, which would bring its packages."""
-    paths = [os.path.abspath(path) for path in sys.path]
+    paths = import_folders()
     if own:
         return paths
     prefixes = tuple({os.path.join(prefix, "") for prefix in (sys.prefix, sys.base_prefix)})

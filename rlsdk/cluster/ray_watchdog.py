@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import psutil
@@ -37,12 +37,14 @@ _DEATH_S = 5.0
 class RayWatchdog:
     """The program's end of the pipe to the watchdog process."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, environment: Mapping[str, str] | None = None) -> None:
+        """Starts it with these environment variables; None: those of this process."""
         self._process = subprocess.Popen(
             [sys.executable, "-P", __file__, str(os.getpid()), folder],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            env=environment,
             start_new_session=True,  # keys pressed in the terminal are for the program
         )
 

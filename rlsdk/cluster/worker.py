@@ -34,6 +34,7 @@ from rlsdk.interfaces import ConfigError, Parallel, nearest
 from rlsdk.kit.companions import use_companions
 from rlsdk.kit.object_store import use_store
 from rlsdk.kit.progress import advance, idle_s
+from rlsdk.system.import_path import SAFE_PATH, add_import_folders
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 OVERTAKEN_S = 30.0
@@ -69,7 +70,8 @@ class DeviceWorker:
             os.environ[variable] = str(num_threads)
         if not uses_gpu:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        sys.path += [path for path in import_paths if path not in sys.path]
+        add_import_folders(import_paths)
+        os.environ[SAFE_PATH] = "1"
         choose_gloo_interface(ray.util.get_node_ip_address())
         self.worker_id = worker_id
         self.neighbours: dict[str, Any] = {}

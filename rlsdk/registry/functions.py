@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -59,6 +63,7 @@ def absolute(target: str) -> str:
 
 def _load_module(name: str, said: str) -> ModuleType:
     try:
+        _use_current_folder([name.partition(".")[0]])
         with Guard():
             return importlib.import_module(name)
     except Exception as error:
@@ -99,6 +104,7 @@ def _load_file(path: Path, said: str) -> ModuleType:
     sys.modules[name] = module
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # for modules next to it; last, so that they hide nothing
+    _use_current_folder(_imported(path, set()))
     try:
         with Guard():
             spec.loader.exec_module(module)
@@ -106,6 +112,35 @@ def _load_file(path: Path, said: str) -> ModuleType:
         del sys.modules[name]
         raise ConfigError(f"{said}: {_said(error, str(path))}") from error
     return module
+
+
+def _use_current_folder(names: Iterable[str]) -> None:
+    """Imports from the current folder from now on, behind all else, if the user's code needs it: one of these modules
+    is there and nowhere else. Without need it is not used, because a library may look for a module that is not
+    installed, and a folder of a stranger may have one."""
+    lacking = [name for name in names if name not in sys.modules and importlib.util.find_spec(name) is None]
+    with suppress(OSError):  # the current folder was removed
+        here = os.getcwd()
+        if here not in sys.path and any(PathFinder.find_spec(name, [here]) is not None for name in lacking):
+            sys.path.append(here)
+
+
+def _imported(path: Path, seen: set[Path]) -> set[str]:
+    """Top-level names that a file imports, also inside functions, and those that modules beside it import."""
+    seen.add(path)
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return set()  # importing it says what is wrong
+    names = {name.partition(".")[0] for node in ast.walk(tree) for name in _names(node)}
+    beside = [file for name in names for file in (path.with_name(f"{name}.py"), path.parent / name / "__init__.py")]
+    return names.union(*(_imported(file, seen) for file in beside if file not in seen and file.is_file()))
+
+
+def _names(node: ast.AST) -> Sequence[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module] if isinstance(node, ast.ImportFrom) and node.module is not None and not node.level else []
 
 
 def _said(error: Exception, what: str) -> str:

@@ -28,6 +28,7 @@ from rlsdk.rewards.protocol import (
     take_records,
 )
 from rlsdk.rewards.submission import Task
+from rlsdk.system.import_path import child_environment, import_folders
 
 _PIPE_BYTES = 1 << 20
 _FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT, -signal.SIGQUIT}
@@ -205,16 +206,15 @@ def describe_end(code: int | None) -> str:
 
 
 def _spawn(limits: RewardLimits) -> tuple[subprocess.Popen[bytes], int, int, int]:
-    """Starts an interpreter with the module path of this one.
+    """Starts an interpreter that imports what this one can.
 
     Returns the process, and our ends of its pipes: requests to it, records from it, its lifeline.
     """
     pipes = [os.pipe() for _ in range(3)]
     (request_in, request_out), (record_in, record_out), (life_in, life_out) = pipes
-    path = [*sys.path, str(Path.cwd())]  # the current folder last, so that it cannot hide an installed module
     code = (
-        f"import sys; sys.path[:] = {path!r}; from rlsdk.rewards.child import main; "
-        f"main({request_in}, {record_out}, {life_in})"
+        f"import sys; sys.path += [path for path in {import_folders()!r} if path not in sys.path]; "
+        f"from rlsdk.rewards.child import main; main({request_in}, {record_out}, {life_in})"
     )
     try:
         popen = subprocess.Popen(
@@ -224,7 +224,7 @@ def _spawn(limits: RewardLimits) -> tuple[subprocess.Popen[bytes], int, int, int
             stderr=subprocess.DEVNULL,
             pass_fds=(request_in, record_out, life_in),
             start_new_session=True,
-            env=grading_environment(os.environ, limits.environment),
+            env=grading_environment(child_environment(), limits.environment),
         )
     finally:
         for fd in (request_in, record_out, life_in):

@@ -201,7 +201,7 @@ def imported_by(module: str) -> frozenset[str]:
     """Top-level names of all modules that importing this one loads, in a fresh interpreter."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run(
-        [sys.executable, "-c", QUESTION, module],
+        [sys.executable, "-P", "-c", QUESTION, module],
         env=environment, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{module} cannot be imported alone: {done.stderr[-2000:]}"

@@ -232,6 +232,27 @@ class CompanyHost(EchoHost):
         return get_companions().address
 
 
+class Imports:
+    """Says where its process imports from."""
+
+    def places(self) -> list[str]:
+        return list(sys.path)
+
+
+class ImportHost(EchoHost):
+    def imports(self) -> dict[str, list[str]]:
+        """Import folders of this worker, of a companion, and of interpreters that this worker starts."""
+        from rlsdk.kit.companions import get_companions
+
+        companion, made = get_companions().start(0, "cluster_hosts:Imports")
+        made.result(60)
+        asked = {"-c": ["-c", "import sys; print(*sys.path, sep=chr(10))"], "-m": ["-m", "site"]}
+        said = {flag: subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True).stdout
+                for flag, words in asked.items()}  # fmt: skip
+        started = {flag: [line.strip(" ',") for line in text.splitlines()] for flag, text in said.items()}
+        return {"worker": list(sys.path), "companion": companion.call("places").result(60), **started}
+
+
 class UnbuildableHost:
     def __init__(self, ctx: RankContext) -> None:
         raise ValueError(f"rank {ctx.rank} cannot be built")
