@@ -108,9 +108,9 @@ def _check_shapes(spec: ModelSpec, files: Mapping[str, Path], shapes: Mapping[st
     if wrong:
         name, shape = wrong[0]
         raise ConfigError(
-            f"model.path {spec.path!r}: {len(wrong)} tensors of the checkpoint have other shapes than config.json "
-            f"says, first {name!r} with {list(shape)} in {files[name].name} and {list(shapes[name])} by config.json; "
-            "the folder mixes files of two models: give the config.json that belongs to the weights"
+            f"model.path {spec.path!r}: {len(wrong)} tensors of the checkpoint do not fit config.json, first {name!r}: "
+            f"it has shape {shape} in {files[name].name}, but config.json makes it {tuple(shapes[name])}; the folder "
+            "mixes files of two models: give the config.json that belongs to the weights"
         )
 
 

@@ -98,7 +98,7 @@ def build_run_inputs(
         made.callback(rewards.close)
         tokenizer = load_run_tokenizer(config.model)
         ends = run_ends(config, tokenizer)
-        if of_pairs or config.algorithm.ptx.coef or (supervised and config.sft.is_asked):
+        if of_pairs or (supervised and config.sft.is_asked) or (rewarded and config.algorithm.ptx.coef):
             _say_end(ends, tokenizer, view)
         vocabulary = read_vocabulary(config.model, table, tokenizer, ends)
         asked = measures if rewarded else [HELD_OUT] * bool(measures)
@@ -115,7 +115,11 @@ def build_run_inputs(
         learned = learned_of(config, prompts.train, tokenizer, ends, view) if asks_sft else None
         config = config if learned is None else with_sft_steps(config, len(learned[0]))
         examples = load_examples(config, registry, tokenizer, prompts.train, view, ends) if rewarded else []
-        _check_learned(vocabulary, learned, examples, config)
+        if learned is not None:
+            vocabulary.check_rows(learned[1], [row.source for row in learned[0].rows])
+        vocabulary.check_rows(
+            [[*one.prompt_ids, *one.answer_ids] for one in examples], ["algorithm.ptx"] * len(examples)
+        )
         if (said := vocabulary.notice()) is not None:
             view.notice(said)
         rewards.wait_ready()
@@ -139,17 +143,6 @@ def build_run_inputs(
         )
         made.pop_all()
     return run_inputs
-
-
-def _check_learned(
-    vocabulary: Vocabulary, learned: Learned | None, examples: Sequence[Example], config: RunConfig
-) -> None:
-    """Checks that the models know every token that is learned."""
-    if learned is not None:
-        vocabulary.check_rows(learned[1], [row.source for row in learned[0].rows])
-    source = f"{config.algorithm.ptx.source or 'data.train'} (algorithm.ptx)"
-    for example in examples:
-        vocabulary.check_rows([example.prompt_ids, example.answer_ids], [source, source])
 
 
 def _say_end(ends: AnswerEnds, tokenizer: Any, view: RunView) -> None:

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from rlsdk.interfaces import ConfigError, ModelSpec
+from rlsdk.interfaces import ModelSpec
 from rlsdk.kit.hf import build_model, canonical_parameters
 from rlsdk.kit.progress import advance
 from rlsdk.kit.weight_files import HEADS, checkpoint_files, new_heads
@@ -100,11 +100,6 @@ def _read_rows(pieces: Mapping[str, Piece], files: Mapping[str, Path]) -> None:
             for name in names:
                 advance()
                 piece, stored = pieces[name], file.get_slice(name)
-                if (shape := tuple(stored.get_shape())) != piece.shape:
-                    raise ConfigError(
-                        f"{path}: {name!r} has shape {shape}, but config.json makes it {piece.shape}; the folder mixes "
-                        "files of two models"
-                    )
                 if piece.box.numel:
                     rows = tuple(slice(o, o + n) for o, n in zip(piece.box.offset, piece.box.size, strict=True))
                     piece.fill(stored[rows])
