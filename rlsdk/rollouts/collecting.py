@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rlsdk.kit.output import OutputError
 from rlsdk.rollouts.events import Sampled
 from rlsdk.rollouts.group import Group, GroupTask, Sample
 
@@ -68,7 +67,7 @@ class Recording:
         groups, self._groups = self._groups, []
         try:
             self._record.put_down()
-        except OutputError as error:
+        except Exception as error:  # the event loop would only log it, and the run would wait for these groups
             self._into.put(error)
             return
         for group in groups:
