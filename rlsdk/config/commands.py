@@ -1,4 +1,4 @@
-"""What each command reads of a configuration. `tests/trainer/test_what_is_read.py` compares this with what real runs read."""
+"""What each command reads of a configuration. `tests/trainer/test_what_is_read.py` compares it with what runs read."""
 
 from __future__ import annotations
 
