@@ -13,6 +13,18 @@ from rlsdk.config.problem import Problem, rejected
 Options = dict[str, JsonValue]
 """Parameters that the named component or backend defines and validates."""
 DeviceChoice = Literal["auto", "cpu", "cuda"]
+
+
+class _NoInfluence:
+    """See `NO_INFLUENCE`."""
+
+    def __repr__(self) -> str:
+        return "NO_INFLUENCE"
+
+
+NO_INFLUENCE = _NoInfluence()
+"""Marks a field on which neither the samples of training nor their grades can depend: `Annotated[T, NO_INFLUENCE]`. All
+other fields count: where one changed, a resumed run does not use the samples in its journal."""
 FIELDS_ONLY = {"fields_only": True}
 """Validation context: check each field alone; `problems_in` reports problems between fields."""
 

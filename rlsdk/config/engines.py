@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from rlsdk.config.base import DeviceChoice, Options, Section, empty_mapping, empty_tuple, fields_of
+from rlsdk.config.base import NO_INFLUENCE, DeviceChoice, Options, Section, empty_mapping, empty_tuple, fields_of
 from rlsdk.config.problem import Problem
 from rlsdk.config.role_names import JUDGE, REQUIRED_ROLES, REWARD, ROLES, is_role
 from rlsdk.interfaces import nearest
@@ -73,7 +73,7 @@ class TrainConfig(Section):
     """Most rows in one forward and backward pass on one device."""
     activation_checkpointing: bool = False
     """Recomputes activations in the backward pass: less memory, about a third more time."""
-    ema_decay: float | None = Field(default=None, gt=0.0, lt=1.0)
+    ema_decay: Annotated[float | None, NO_INFLUENCE] = Field(default=None, gt=0.0, lt=1.0)
     """Decay per trainer step of an exponential moving average of the actor's weights (0.99 averages over about 100
     steps); kept in float32 in main memory, and as `model_average/` in each checkpoint. null: no average."""
     options: Options = empty_mapping()
@@ -197,12 +197,12 @@ class PlacementConfig(Section):
     roles: dict[str, str] = empty_mapping()
     """Role (actor, rollout, ref, critic, reward or reward.NAME) -> name of its pool; several roles may share one.
     `reward` applies to every reward model that is not listed. A role without a pool shares the actor's."""
-    ray_address: str | None = None
+    ray_address: Annotated[str | None, NO_INFLUENCE] = None
     """Address of a running Ray cluster (`auto` finds it); null: starts a cluster on this machine for the run."""
     forward_env: tuple[str, ...] = Field(default=("NCCL_*", "GLOO_*", "HF_*"), strict=False)
     """Environment variables that this process passes to workers of the cluster at `ray_address`: names, or patterns.
     Variables with TOKEN, KEY, SECRET, PASSWORD or CREDENTIAL in their name are passed only if named in full."""
-    network_interface: str | None = None
+    network_interface: Annotated[str | None, NO_INFLUENCE] = None
     """Network interface (eth0) for every rendezvous between nodes, for NCCL and gloo; null: the node addresses known to
     Ray, and each library's own choice."""
 
@@ -247,16 +247,19 @@ class ShardingConfig(Section):
     manager: str = "auto"
     """auto: the manager registered for this pair of backends, else the generic one; or a registered name
     (`TRAIN+ROLLOUT`)."""
-    transport: Literal[
-        "auto",
-        "in_process",
-        "shared_memory",
-        "shared_file",
-        "object_store",
-        "inline",
-        "process_group",
-        "cuda_ipc",
-        "nixl",
+    transport: Annotated[
+        Literal[
+            "auto",
+            "in_process",
+            "shared_memory",
+            "shared_file",
+            "object_store",
+            "inline",
+            "process_group",
+            "cuda_ipc",
+            "nixl",
+        ],
+        NO_INFLUENCE,
     ] = "auto"
     """Transport between a training and a rollout process. auto: for each pair the fastest that can connect them:
     in_process; cuda_ipc between two processes on one GPU; process_group (NCCL) between two GPUs; shared_memory,
@@ -264,5 +267,5 @@ class ShardingConfig(Section):
     process_group between CPUs uses gloo. nixl: the target reads the source's memory, by RDMA or TCP (needs
     `rlsdk[nixl]`; never chosen by auto). cuda_ipc, NCCL, and nixl on GPUs are untested. Within one process weights are
     viewed in place if the named transport does not apply there."""
-    bucket_mb: PositiveInt = 64
+    bucket_mb: Annotated[PositiveInt, NO_INFLUENCE] = 64
     """Bucket size in MiB: bounds the extra memory of a transfer on each side."""

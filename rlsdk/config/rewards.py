@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from rlsdk.config.base import Options, Section, empty_mapping, empty_tuple, fields_of
+from rlsdk.config.base import NO_INFLUENCE, Options, Section, empty_mapping, empty_tuple, fields_of
 from rlsdk.config.engines import DtypeName, PlacementConfig
 from rlsdk.config.problem import Problem
 from rlsdk.config.role_names import ACTOR, JUDGE, base_role, judge_role
@@ -43,7 +43,7 @@ class RemoteRewardConfig(Section):
     """Environment variable whose value is sent as `Authorization: Bearer VALUE`."""
     headers_from_env: dict[str, str] = empty_mapping()
     """Header -> environment variable with its value, so that the configuration holds no secrets."""
-    check_at_start: bool = True
+    check_at_start: Annotated[bool, NO_INFLUENCE] = True
     """Sends an empty request to the service before the run takes a device."""
 
     def problems(self) -> Iterator[Problem]:
@@ -198,15 +198,15 @@ class RewardLimitsConfig(Section):
     on_failure: Literal["drop"] | float = "drop"
     """Score of a sample for which a reward of non-zero weight failed, or no reward applies. drop: no score and no
     gradient; a number: this score, with which it is trained on. In both cases it counts as failed."""
-    max_failure_share: float = Field(default=0.5, ge=0.0, le=1.0)
+    max_failure_share: Annotated[float, NO_INFLUENCE] = Field(default=0.5, ge=0.0, le=1.0)
     """If a larger share of a step's samples fails, the run stops and reports the counts by kind."""
     timeout_s: PositiveFloat = 10.0
     """Seconds for grading one sample."""
     memory_mb: PositiveInt = 1024
     """MiB of address space that grading may add to a grading process."""
-    num_workers: PositiveInt | None = None
+    num_workers: Annotated[PositiveInt | None, NO_INFLUENCE] = None
     """Number of grading processes; null: depends on the number of processors."""
-    start_timeout_s: PositiveFloat = 120.0
+    start_timeout_s: Annotated[PositiveFloat, NO_INFLUENCE] = 120.0
     """Seconds to start a grading process, including imports of reward modules and their `prepare`."""
     batched_timeout_s: PositiveFloat = 60.0
     """Seconds for one call of a batched reward; after that its samples are graded one by one."""
@@ -224,7 +224,7 @@ class RewardLimitsConfig(Section):
     """Most bytes that a reward may return for one sample: 4 per token score, plus the metrics."""
     max_metrics: PositiveInt = 32
     """Most metrics that a reward may return for one sample."""
-    log_mb: PositiveFloat = 4.0
+    log_mb: Annotated[PositiveFloat, NO_INFLUENCE] = 4.0
     """Largest size in MiB of `logs/rewards.log`, the output of rewards; later output is dropped, with a note."""
     allow_network: bool = False
     """Allows rewards to open sockets, for instance to call a judge. False: the system refuses it if it can."""

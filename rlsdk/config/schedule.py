@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import NonNegativeInt
 
-from rlsdk.config.base import Section
+from rlsdk.config.base import NO_INFLUENCE, Section
 from rlsdk.config.old_log_probs import choose_old_log_probs
 from rlsdk.config.problem import Problem
 from rlsdk.config.role_names import ROLLOUT
@@ -30,10 +30,10 @@ class ScheduleConfig(Section):
     on_new_weights: Literal["drain", "recompute", "keep"] = "drain"
     """What happens to running samples if new weights arrive. drain: they finish first; recompute: they pause, and
     continue under the new weights with a recomputed KV cache; keep: the same with the old KV cache."""
-    journal: Literal["none", "resume", "all"] = "resume"
+    journal: Annotated[Literal["none", "resume", "all"], NO_INFLUENCE] = "resume"
     """What the journal keeps. resume: the samples that a resumed run can reuse, back to the oldest kept checkpoint;
     all: the whole run, so that `rlsdk replay` can repeat it; none."""
-    uncorrected: bool = False
+    uncorrected: Annotated[bool, NO_INFLUENCE] = False
     """Allows training on stale samples without correction, if `algorithm.old_log_probs` is `always` without
     `algorithm.correction`, or if log-probs of the engines are not comparable."""
 

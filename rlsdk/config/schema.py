@@ -7,12 +7,12 @@ those between sections in `RunConfig`; `rlsdk.config.check_run` checks what depe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from rlsdk.config.algorithm import POLICY_GRADIENT, AlgorithmConfig
-from rlsdk.config.base import Options, Section, empty_mapping, empty_tuple
+from rlsdk.config.base import NO_INFLUENCE, Options, Section, empty_mapping, empty_tuple
 from rlsdk.config.engines import ModelConfig, PlacementConfig, RolloutConfig, ShardingConfig, TrainConfig
 from rlsdk.config.evaluation import CheckpointConfig, EvalConfig
 from rlsdk.config.faults import FaultsConfig
@@ -122,9 +122,9 @@ class DataConfig(Section):
 class TrainerConfig(Section):
     """The training loop."""
 
-    steps: NonNegativeInt = 200
+    steps: Annotated[NonNegativeInt, NO_INFLUENCE] = 200
     """Trainer steps; each samples once, then makes its updates."""
-    epochs: PositiveFloat | None = None
+    epochs: Annotated[PositiveFloat | None, NO_INFLUENCE] = None
     """Passes over the training prompts, in place of `steps`; rounded up to whole steps. For a mixture: draws of as many
     prompts as all sources have. null: `steps` is used."""
     prompts_per_step: PositiveInt = 64
@@ -137,25 +137,25 @@ class TrainerConfig(Section):
     """Epochs over the samples of one step."""
     seed: NonNegativeInt = 0
     """Seed of data order, sampling and random initial weights."""
-    run_dir: str = "runs"
+    run_dir: Annotated[str, NO_INFLUENCE] = "runs"
     """Folder that contains a folder for every run."""
-    run_name: str | None = None
+    run_name: Annotated[str | None, NO_INFLUENCE] = None
     """Name of the run's folder; null: date and time."""
-    save_every_steps: PositiveInt | None = 50
+    save_every_steps: Annotated[PositiveInt | None, NO_INFLUENCE] = 50
     """Trainer steps between checkpoints; the last step is always saved. null: no checkpoints."""
-    export_every_steps: PositiveInt | None = None
+    export_every_steps: Annotated[PositiveInt | None, NO_INFLUENCE] = None
     """Trainer steps between checkpoints that also contain the model in Hugging Face format; a multiple of
     `save_every_steps`. The last and the best checkpoint always contain it. null: every checkpoint."""
-    keep_checkpoints: PositiveInt = 3
+    keep_checkpoints: Annotated[PositiveInt, NO_INFLUENCE] = 3
     """Number of newest checkpoints to keep; the newest one that contains the model is kept as well."""
-    resume: str = "auto"
+    resume: Annotated[str, NO_INFLUENCE] = "auto"
     """auto: from the newest complete checkpoint of this run's folder, if any; never; or the path of a checkpoint or
     run."""
-    parity_threshold: PositiveFloat = 0.05
+    parity_threshold: Annotated[PositiveFloat, NO_INFLUENCE] = 0.05
     """Largest mean difference in nats between log-probs of the rollout and the train engine for the same tokens."""
-    parity_action: Literal["warn", "error"] = "warn"
+    parity_action: Annotated[Literal["warn", "error"], NO_INFLUENCE] = "warn"
     """Action if `parity_threshold` is exceeded."""
-    callbacks: tuple[str, ...] = empty_tuple()
+    callbacks: Annotated[tuple[str, ...], NO_INFLUENCE] = empty_tuple()
     """Registered step callbacks, `pkg.mod:fn`, or `file.py:fn`."""
 
     @property
@@ -286,9 +286,9 @@ class RunConfig(Section):
     """The value model, trained with the policy."""
     rollout: RolloutConfig = RolloutConfig()
     """The rollout engine, and sampling settings for training."""
-    eval: EvalConfig = EvalConfig()
+    eval: Annotated[EvalConfig, NO_INFLUENCE] = EvalConfig()
     """Evaluation on rows that are never trained on."""
-    checkpoint: CheckpointConfig = CheckpointConfig()
+    checkpoint: Annotated[CheckpointConfig, NO_INFLUENCE] = CheckpointConfig()
     """How checkpoints are written, and which are kept besides the newest."""
     placement: PlacementConfig = PlacementConfig()
     """Which role runs where."""
@@ -296,17 +296,17 @@ class RunConfig(Section):
     """The training loop."""
     schedule: ScheduleConfig = ScheduleConfig()
     """When samples are generated, and with which weights."""
-    deadlines: DeadlinesConfig = DeadlinesConfig()
+    deadlines: Annotated[DeadlinesConfig, NO_INFLUENCE] = DeadlinesConfig()
     """Deadlines in seconds, after which a wait fails."""
-    faults: FaultsConfig = FaultsConfig()
+    faults: Annotated[FaultsConfig, NO_INFLUENCE] = FaultsConfig()
     """Automatic restarts after a process is lost."""
-    sft: SftConfig = SftConfig()
+    sft: Annotated[SftConfig, NO_INFLUENCE] = SftConfig()
     """Supervised training on the reference answers."""
-    preferences: PreferencesConfig = PreferencesConfig()
+    preferences: Annotated[PreferencesConfig, NO_INFLUENCE] = PreferencesConfig()
     """Training from pairs of answers: a reward model, or DPO."""
     sharding: ShardingConfig = ShardingConfig()
     """Weight transfer from the train to the rollout engine."""
-    tracking: TrackingConfig = TrackingConfig()
+    tracking: Annotated[TrackingConfig, NO_INFLUENCE] = TrackingConfig()
     """Where metrics are logged."""
 
     @property
@@ -320,6 +320,11 @@ class RunConfig(Section):
         (`rollout.concurrency`)."""
         depends_on_time = self.schedule.on_new_weights != "drain"
         return self.rollout.concurrency == "adapt" or (self.rollout.concurrency == "auto" and depends_on_time)
+
+    @property
+    def learning_rate_decays(self) -> bool:
+        """Whether the learning rate of a step, and so its weights, depends on the number of steps of the run."""
+        return any(optim.schedule != "constant" for optim in (self.train.optim, self.critic.optim))
 
     @property
     def needs_values(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rlsdk.interfaces import ConfigError
@@ -74,3 +75,17 @@ def _ask_once(name: str, revision: str | None) -> None:
         raise
     except Exception as error:  # Errors of the HTTP library of the hub's client, which depends on the client's version.
         raise ConnectionError(f"{type(error).__name__}: {error}") from error
+
+
+def cached_snapshot(name: str, revision: str | None = None) -> Path | None:
+    """Folder of a model of the hub in the local cache, named after its commit; None: it is not there. Asks no one."""
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
+    try:
+        reference = folder / "refs" / (revision or "main")
+        commit = reference.read_text().strip() if reference.is_file() else revision or ""
+        snapshot = folder / "snapshots" / commit
+        return snapshot if commit and snapshot.is_dir() else None
+    except (OSError, ValueError):
+        return None

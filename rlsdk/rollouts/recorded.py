@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rlsdk.rollouts.segments import Header, Segment, damaged, lines, read_all, read_headers, unreadable
+from rlsdk.rollouts.segments import Header, Segment, damaged, has_records, lines, read_all, read_headers, unreadable
 
 SampleKey = tuple[str, int]
 """Name and index of a sample within its group."""
@@ -33,8 +33,8 @@ class Recorded:
     end: tuple[int, str] | None = None
     """Order and last checksum of the last segment that was read."""
     differs: Mapping[str, tuple[Any, Any]] | None = None
-    """Parts of `made_by` that differ from those of the newest records, which are therefore not used: name -> (then,
-    now). None: they are used."""
+    """Parts of `made_by` that differ from those of records that are therefore not used: name -> (then, now). None: all
+    are used."""
     is_foreign: bool = False
     """Whether the journal is of another run than the checkpoint, and therefore not used."""
 
@@ -79,10 +79,10 @@ def read_journal(
         found.is_foreign = _is_foreign(folder, chosen, run)
         if found.is_foreign:
             return found
+    if since is not None:
+        chosen = chosen[first_needed(chosen, since) :]
     if made_by is not None:
         chosen, found.differs = _made_by(chosen, made_by)
-    if since is not None:
-        chosen = _reaching(chosen, since)
     done = set[int]()
     for header, number, line, own in read_all(chosen):
         if number == 1 and header.begins and header.newest is not None and made_by is not None:
@@ -124,10 +124,6 @@ def first_needed(chosen: Chosen, since: int) -> int:
     return first
 
 
-def _reaching(chosen: Chosen, since: int) -> Chosen:
-    return chosen[first_needed(chosen, since) :]
-
-
 def _is_foreign(folder: Path, chosen: Chosen, run: str) -> bool:
     """Whether all segments are of another run.
 
@@ -141,15 +137,16 @@ def _is_foreign(folder: Path, chosen: Chosen, run: str) -> bool:
 
 
 def _made_by(chosen: Chosen, made_by: Mapping[str, Any]) -> tuple[Chosen, Mapping[str, tuple[Any, Any]] | None]:
-    """The newest segments whose records were made by `made_by`; and what differs where these are none."""
+    """The newest segments whose records were made by `made_by`; and what differs in the newest of the others, if
+    records are not used because of it."""
     first = len(chosen)
     for at in range(len(chosen) - 1, -1, -1):
         header = chosen[at][1]
         if header is not None and header.made_by != made_by:
             then = header.made_by
             names = sorted(name for name in then.keys() | made_by.keys() if then.get(name) != made_by.get(name))
-            differs = {name: (then.get(name), made_by.get(name)) for name in names}
-            return chosen[first:], differs if first == len(chosen) else None
+            lost = any(has_records(segment) for segment, header in chosen[: at + 1] if header is not None)
+            return chosen[first:], {name: (then.get(name), made_by.get(name)) for name in names} if lost else None
         first = at if header is not None else first
     return chosen[first:], None
 

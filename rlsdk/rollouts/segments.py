@@ -153,6 +153,11 @@ def read_header(segment: Segment) -> Header | None:
     return None
 
 
+def has_records(segment: Segment) -> bool:
+    """Whether a segment has more than its first line."""
+    return any(number > 1 for number, _ in _raw_lines(segment))
+
+
 def read_headers(folder: Path) -> list[tuple[Segment, Header | None]]:
     """Every segment of a journal with its first line, in the order of writing.
 

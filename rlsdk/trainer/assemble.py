@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -20,6 +18,7 @@ from rlsdk.rollouts.rollouter import without_stop
 from rlsdk.trainer.average import PolicyAverage
 from rlsdk.trainer.fleet import Fleet, fleet_of
 from rlsdk.trainer.history import History
+from rlsdk.trainer.made_by import made_by
 from rlsdk.trainer.parts import build_algorithm
 from rlsdk.trainer.phases import RolloutPhase
 from rlsdk.trainer.policy import LearnerOptions, PolicyLearner
@@ -65,7 +64,7 @@ def rl_stage(config: RunConfig, registry: Registry, run_inputs: RunInputs, sessi
         config, run_inputs.eval_prompts, run_inputs.sampling, stream, session.rollout.spec.log_prob_kind
     )
     return RlStage(
-        _source(config, run_inputs, stream, publisher, algorithm, vocabulary_of(session, run_inputs)),
+        _source(config, registry, run_inputs, stream, publisher, algorithm, session),
         PolicyLearner(session, algorithm, learner_options(config, session), state, view),
         phase,
         publisher,
@@ -103,11 +102,12 @@ def _sampling(
 
 def _source(
     config: RunConfig,
+    registry: Registry,
     run_inputs: RunInputs,
     stream: RolloutStream,
     publisher: Publisher,
     algorithm: Algorithm,
-    vocabulary: int,
+    session: Session,
 ) -> GroupSource:
     """Builds the source of each step's groups."""
     longest = config.rollout.max_response_tokens
@@ -122,7 +122,7 @@ def _source(
         schedule=config.schedule,
         accept=lambda group: algorithm.accepts(scores_of(group, config.algorithm.lengths, max_tokens=longest)),
         max_groups_per_step=algorithm.max_groups,
-        history=_history(config, run_inputs, vocabulary),
+        history=_history(config, registry, run_inputs, vocabulary_of(session, run_inputs)),
         times=run_inputs.output.run_dir / TIMES_FILE,
     )
 
@@ -209,24 +209,17 @@ def vocabulary_of(session: Session, run_inputs: RunInputs) -> int:
     return max(model_vocabulary(session.actor.role.model), len(run_inputs.tokenizer))
 
 
-def _history(config: RunConfig, run_inputs: RunInputs, vocabulary: int) -> History:
+def _history(config: RunConfig, registry: Registry, run_inputs: RunInputs, vocabulary: int) -> History:
+    if config.schedule.journal == "none":
+        return History()
     return History(
-        None if config.schedule.journal == "none" else run_inputs.output.run_dir / FOLDER,
-        made_by=_made_by(config),
+        run_inputs.output.run_dir / FOLDER,
+        made_by=made_by(config, registry, run_inputs),
         keep=config.schedule.keeps,
         text_of=text_of(run_inputs),
         vocabulary=vocabulary,
         notice=run_inputs.output.view.notice,
     )
-
-
-def _made_by(config: RunConfig) -> dict[str, str]:
-    """Digest of all settings on which samples and grades depend."""
-    sampling = config.model_dump(
-        mode="json", include={"model", "data", "rewards", "reward_models", "rollout", "schedule", "algorithm", "train"}
-    )
-    sampling["trainer"] = [config.trainer.seed, config.trainer.prompts_per_step, config.trainer.samples_per_prompt]
-    return {"all": hashlib.sha256(json.dumps(sampling, sort_keys=True).encode()).hexdigest()[:16]}
 
 
 def _publisher(

@@ -175,9 +175,15 @@ def unused_notice(folder: Path, found: Recorded) -> str:
         return f"the samples in {folder} are not used: they are not of the run that wrote the checkpoint; {again}"
     if not found.differs:
         return ""
-    shown = [f"{name} ({_shown(then)} -> {_shown(now)})" for name, (then, now) in found.differs.items()]
+    shown = [_change(name, then, now) for name, (then, now) in found.differs.items()]
     more = f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else ""
     return f"the samples in {folder} are not used: since then, changed: {', '.join(shown[:MOST_NAMED])}{more}; {again}"
+
+
+def _change(name: str, then: Any, now: Any) -> str:
+    if name.startswith("content of ") and None not in (then, now):
+        return name  # of digests it says nothing that they differ
+    return f"{name} ({_shown(then)} -> {_shown(now)})"
 
 
 def _shown(value: Any) -> str:
