@@ -15,6 +15,7 @@ from rlsdk.data.answers import (
     learned_reply,
 )
 from rlsdk.data.chat import ChatTemplate, Tokenizer
+from rlsdk.data.control_tokens import special_ids
 from rlsdk.data.mixture import MixturePart, next_part
 from rlsdk.data.pairs import PairFields
 from rlsdk.data.prompts import FilterReport, NoPromptError, Prompt, PromptDataset
@@ -61,6 +62,7 @@ __all__ = [
     "parse_source",
     "question_key",
     "render",
+    "special_ids",
     "split_by_content",
     "to_json",
     "to_row",

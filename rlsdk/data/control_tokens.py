@@ -158,6 +158,11 @@ class LiteralEncoder:
         return self._copy
 
 
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """Ids of everything that the tokenizer reads as a control token."""
+    return frozenset(int(tokenizer.convert_tokens_to_ids(content)) for content in _special_tokens(tokenizer))
+
+
 def _any_text(value: JsonValue, holds: Callable[[str], bool]) -> bool:
     """Whether a text, or any text in messages, has the property."""
     if isinstance(value, str):

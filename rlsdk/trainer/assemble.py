@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlsdk.config import RunConfig, comparable_log_probs
-from rlsdk.data import PromptStream
+from rlsdk.data import PromptStream, special_ids
 from rlsdk.interfaces import Algorithm, BackendKind, SyncReport, Trajectory
 from rlsdk.kit.hf import model_vocabulary
 from rlsdk.registry import Registry
@@ -132,6 +132,7 @@ def _options(config: RunConfig, run_inputs: RunInputs) -> RlOptions:
         temperature=config.rollout.temperature,
         reward_names=[reward.title for reward in config.rewards],
         max_failure_share=config.reward_limits.max_failure_share,
+        special=special_ids(run_inputs.tokenizer) - set(run_inputs.ends.stops),
         shown_samples=SampleLog(
             count=config.tracking.samples_per_step,
             max_tokens=config.tracking.tokens_per_sample,

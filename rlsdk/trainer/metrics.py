@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,10 @@ from rlsdk.interfaces import Batch
 if TYPE_CHECKING:
     from rlsdk.trainer.grading import GradeSummary
     from rlsdk.trainer.hosts import MiniBatchResult
+
+
+SPECIAL = "response/special_share"
+"""Share of responses with a special token that is no stop token; only written above 0."""
 
 
 class StepClock:
@@ -65,6 +69,12 @@ def batch_metrics(batch: Batch, summary: GradeSummary) -> dict[str, float]:
         "reward/groups_with_signal": group_signal(batch).share,
         "policy/entropy": _mean(-batch["rollout_log_probs"][mask]),
     }
+
+
+def special_share(batch: Batch, special: Collection[int]) -> float:
+    """Share of the rows in which the policy sampled one of these tokens."""
+    found = torch.isin(batch["input_ids"], torch.tensor(sorted(special), dtype=torch.int64)) & batch["response_mask"]
+    return _mean((batch.row_sum(found.long()) > 0).float())
 
 
 def actor_metrics(results: Sequence[MiniBatchResult]) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from rlsdk.trainer.average import PolicyAverage
 from rlsdk.trainer.evaluation import Evaluated, Evaluation, rollout_info
 from rlsdk.trainer.evaluations import EvalOptions, Evaluations
 from rlsdk.trainer.grading import GradeSummary, check_failures
-from rlsdk.trainer.metrics import StepClock, actor_metrics, batch_metrics, critic_metrics
+from rlsdk.trainer.metrics import SPECIAL, StepClock, actor_metrics, batch_metrics, critic_metrics, special_share
 from rlsdk.trainer.phases import RolloutPhase
 from rlsdk.trainer.policy import Learned, PolicyLearner
 from rlsdk.trainer.publishing import Publisher
@@ -38,6 +38,8 @@ class RlOptions:
     reward_names: Sequence[str]
     max_failure_share: float
     """Largest allowed share of a step's samples without a score; more end the run."""
+    special: Collection[int]
+    """Special tokens that are no stop tokens: responses with one are counted."""
     shown_samples: SampleLog
     """Which samples of each step are logged with their text."""
     max_staleness: int = 0
@@ -200,6 +202,7 @@ class RlStage(Stage):
         }  # fmt: skip
         metrics = {
             **batch_metrics(learned.batch, summary),
+            **({SPECIAL: share} if (share := special_share(learned.batch, self.options.special)) else {}),
             **rollout_info(groups),
             "rollout/rejected_groups": float(len(self.source.rejected)),
             **update_figures(learned),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlsdk.data import PromptDataset, PromptFormat
+from rlsdk.data import PromptDataset, PromptFormat, special_ids
 from rlsdk.interfaces import DataError
 
 from .conftest import SLICES, make_tokenizer, rows_of
@@ -235,3 +235,9 @@ def test_a_text_that_is_too_long_by_its_characters_is_never_tokenized(monkeypatc
     assert (made.report.num_kept, made.report.num_too_long) == (1, 2)
     assert made.report.longest > 16
     assert longest < 10_000
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_ids_are_those_of_the_control_tokens(kind: str) -> None:
+    names = trained(kind).convert_ids_to_tokens(sorted(special_ids(trained(kind))))
+    assert sorted(names) == sorted(CONTROL)
