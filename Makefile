@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make quickstart   install, then watch a model learn (80 seconds on 2 cores, after installing)"
-	@echo "make test         all tests, with every engine that runs on a CPU (FLAGS=--strict: as in CI; FLAGS=--help)"
+	@echo "make test         all tests, with every engine that runs on a CPU (FLAGS=--strict: a second try fails; FLAGS=--help)"
 	@echo "make check-NAME   the conformance suite of a backend (torch, transformers, fsdp, megatron, sglang, vllm), in its own environment"
 	@echo "make check-nodes  the quickstart over six Ray nodes on this machine, fsdp and vllm, one node killed (ten minutes)"
 	@echo "make check-gpu    on a machine with a GPU: everything that was only read so far, in ten minutes (GPU_PYTHON=python3)"

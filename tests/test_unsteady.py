@@ -1,4 +1,4 @@
-"""A test that passes only at a second try fails a run in CI, unless it is listed with a reason; the longest first."""
+"""A test that passes only at a second try fails a strict run, unless it is listed with a reason; the longest first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def outcome(*bad: str, code: int = 1) -> Outcome:
 
 
 def runs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, outcomes: Sequence[Outcome], *options: str, is_ci: bool = False
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, outcomes: Sequence[Outcome], strict: bool = False
 ) -> tuple[object, list[str]]:
     """How a whole run ends whose only folder ends like this, and what was run."""
     asked: list[str] = []
@@ -40,32 +40,30 @@ def runs(
     monkeypatch.setattr(run_tests, "suites", lambda: [outcomes[0].suite])
     monkeypatch.setattr(run_tests, "run", run)
     monkeypatch.setattr(run_tests, "lines_of", lambda sources: {})
-    monkeypatch.setattr(sys, "argv", ["run_tests", *options])
-    monkeypatch.setenv("CI", "true" if is_ci else "")
+    monkeypatch.setattr(sys, "argv", ["run_tests", *(["--strict"] if strict else [])])
     with pytest.raises(SystemExit) as ended:
         run_tests.main()
     return ended.value.code, asked
 
 
-@pytest.mark.parametrize("is_ci", [True, False])
-def test_a_second_try_that_passes_fails_a_run_in_ci_and_is_named_everywhere(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], is_ci: bool
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_second_try_that_passes_fails_a_strict_run_and_is_named_everywhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], strict: bool
 ) -> None:
     outcomes = [outcome(FLAKY), outcome(code=0)]
-    assert runs(monkeypatch, tmp_path, outcomes, is_ci=is_ci) == (int(is_ci), ["all", FLAKY])
+    assert runs(monkeypatch, tmp_path, outcomes, strict=strict) == (int(strict), ["all", FLAKY])
     said = capsys.readouterr().out
     assert f"PASSED ONLY AT THE SECOND TRY: {FLAKY}. Fix it; until then, say why in unsteady.txt: 20" in said
     assert f" | {FLAKY} | reason\n" in said
-    assert f"suites that failed: {['tests/cluster'] if is_ci else 'none'}\n" in said
-    assert said.endswith("3 passed, 1 failed, 0 skipped\n" if is_ci else "6 passed, 0 failed, 0 skipped\n")
-    assert runs(monkeypatch, tmp_path, outcomes, "--strict")[0] == 1
+    assert f"suites that failed: {['tests/cluster'] if strict else 'none'}\n" in said
+    assert said.endswith("3 passed, 1 failed, 0 skipped\n" if strict else "6 passed, 0 failed, 0 skipped\n")
 
 
-def test_a_process_that_died_and_a_second_that_did_not_fail_a_run_in_ci(
+def test_a_process_that_died_and_a_second_that_did_not_fail_a_strict_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outcomes = [outcome(code=-11), outcome(code=0)]
-    assert runs(monkeypatch, tmp_path, outcomes, is_ci=True) == (1, ["all", "all"])
+    assert runs(monkeypatch, tmp_path, outcomes, strict=True) == (1, ["all", "all"])
     assert "PASSED ONLY AT THE SECOND TRY: all of tests/cluster (exit code -11)" in capsys.readouterr().out
 
 
@@ -75,13 +73,13 @@ def test_a_test_that_is_listed_with_a_reason_may_pass_at_its_second_try(
     (tmp_path / "unsteady.txt").write_text(f"# Comment\n2026-11-28 | {FLAKY} | Ray 2.60 loses a reply: issue 4711\n")
     why = "unsteady since 2026-11-28 (Ray 2.60 loses a reply: issue 4711)"
     whole = outcome(code=0)
-    assert runs(monkeypatch, tmp_path, [outcome(FLAKY), whole], is_ci=True) == (0, ["all", FLAKY])
+    assert runs(monkeypatch, tmp_path, [outcome(FLAKY), whole], strict=True) == (0, ["all", FLAKY])
     assert f"{why}, needed a second try: {FLAKY}" in capsys.readouterr().out
-    assert runs(monkeypatch, tmp_path, [whole], is_ci=True) == (0, ["all"])
+    assert runs(monkeypatch, tmp_path, [whole], strict=True) == (0, ["all"])
     assert f"{why}, passed at once: {FLAKY}" in capsys.readouterr().out
     assert runs(monkeypatch, tmp_path, [outcome(FLAKY), outcome(FLAKY)]) == (1, ["all", FLAKY])
     assert f"{why}, failed twice: {FLAKY}" in capsys.readouterr().out
-    assert runs(monkeypatch, tmp_path, [outcome(FLAKY, FLAKY + "2"), whole], is_ci=True)[0] == 1
+    assert runs(monkeypatch, tmp_path, [outcome(FLAKY, FLAKY + "2"), whole], strict=True)[0] == 1
 
 
 @pytest.mark.parametrize("line", [f"2026-11-28 {FLAKY}", f"2026-11-28 | {FLAKY} | ", f"{FLAKY} | no date"])

@@ -2,8 +2,8 @@
 
 One process per folder: Ray, process groups and signal handlers of one never meet those of another. Much of their time
 is waiting for processes to start, so three share two cores well. A test that fails, or a folder whose process died, is
-run once more when nothing else runs. What then passes is named at the end, and fails the run where CI is set, or with
-`--strict`, unless it stands in `tests/unsteady.txt` with a date and a reason.
+run once more when nothing else runs. What then passes is named at the end, and with `--strict` fails the run, unless it
+stands in `tests/unsteady.txt` with a date and a reason.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("only", nargs="*", help="folders whose name holds one of these words; none: all")
     parser.add_argument("--jobs", type=int, default=JOBS, help=f"folders at a time; unset: {JOBS}")
-    strict = "a test that passes only at its second try fails the run, unless listed; set where CI is set"
-    parser.add_argument("--strict", action="store_true", default=bool(os.environ.get("CI")), help=strict)
+    strict = "a test that passes only at its second try fails the run, unless listed"
+    parser.add_argument("--strict", action="store_true", help=strict)
     parser.add_argument("--record", action="store_true", help=f"write seconds into {DURATIONS.relative_to(ROOT)}")
     parser.add_argument("--coverage", action="store_true", help="count which lines ran; every process takes longer")
     args = parser.parse_args()
