@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +14,7 @@ from rlsdk.api.resolve import Training, resolve
 from rlsdk.api.settings import Settings, from_keywords
 from rlsdk.api.table import Table
 from rlsdk.system.printable import printable
+from rlsdk.system.temporary import held_folder
 
 if TYPE_CHECKING:
     from rlsdk.diagnosis import Finding
@@ -75,7 +75,7 @@ def run_plan(settings: Settings, *, hardware: str | None = None, calibration: Pa
     for text in resolved.notices:
         print(printable(text), file=sys.stderr)
     known = read_calibration(calibration, resolved.registry) if calibration is not None else None
-    with tempfile.TemporaryDirectory(prefix="rlsdk-plan-") as folder:
+    with held_folder("plan") as folder:
         config = resolved.config
         if resolved.makes_model:
             from rlsdk.trainer.quickstart import make_model

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from rlsdk.api.words import Words
 from rlsdk.config import RunConfig
 from rlsdk.interfaces import ConfigError, DataError, RlsdkError
 from rlsdk.kit.atomic import atomic_path
+from rlsdk.system.temporary import held_folder
 from rlsdk.trainer.run_folder import INPUTS
 
 PROMPT_FIELDS = ("question", "prompt", "problem", "instruction", "input")
@@ -93,7 +93,7 @@ def written(
         ConfigError: a reward cannot be used in another process; gives the reason.
     """
     values, notices = plain(settings.values), list[str]()
-    with tempfile.TemporaryDirectory(prefix="rlsdk-given-") as made:
+    with held_folder("given") as made:
         folder = Path(os.path.realpath(made))
         words = Words(places=[folder], eval_data=eval_argument)
         section = values.setdefault("data", {})

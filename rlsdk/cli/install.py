@@ -13,7 +13,6 @@ import json
 import os
 import secrets
 import sys
-import tempfile
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +42,7 @@ from rlsdk.registry import (
     versions_here,
 )
 from rlsdk.system.files import read_regular_text, remove_tree
+from rlsdk.system.temporary import held_folder
 
 RECIPE = "install.toml"
 """File in a plugin's package: what its environment needs besides the distribution's requirements, by device."""
@@ -193,7 +193,7 @@ def self_test(python: Path, distribution: str) -> dict[str, Any]:
         PluginError: the test fails; the message quotes the output of the interpreter.
     """
     unfit = "the environment must have this rlsdk, and the same Python and Ray"
-    with tempfile.TemporaryDirectory() as folder:
+    with held_folder("install") as folder:
         answer = Path(folder) / "answer.json"
         # An empty home: our records must not make the plugin visible there.
         command = [str(python), "-P", "-m", "rlsdk.cli.selftest", distribution, str(answer)]

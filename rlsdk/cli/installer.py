@@ -13,7 +13,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from packaging.utils import canonicalize_name
 
 from rlsdk.interfaces import PluginError
 from rlsdk.system.import_path import SAFE_PATH
+from rlsdk.system.temporary import held_folder
 
 NEVER = "sys_platform == 'never'"
 """Marker of an override that excludes a package."""
@@ -226,10 +226,10 @@ def applicable(requirements: Sequence[str], extras: Sequence[str] = ()) -> list[
 @contextmanager
 def _listed(lines: Sequence[str]) -> Iterator[str]:
     """Yields the path of a temporary file with these lines."""
-    with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
-        file.write("".join(f"{line}\n" for line in lines))
-        file.flush()
-        yield file.name
+    with held_folder("install") as folder:
+        path = Path(folder) / "lines.txt"
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        yield str(path)
 
 
 def _torch_index_answers() -> bool:

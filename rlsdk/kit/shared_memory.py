@@ -3,7 +3,7 @@
 The owner creates anonymous memory (`memfd_create`) and keeps its descriptor open; the other process opens it as
 `/proc/PID/fd/N`. The kernel frees it when both are gone, however they ended. If that is impossible (no memfd, or a
 /proc that hides the owner), a file in /dev/shm is used; the reader unlinks it as soon as it is attached, and otherwise
-the owner when it ends.
+the owner when it ends, or another process that makes one if the owner was killed.
 
 An engine on a CPU that keeps its weights in such memory (`share`) saves a copy in every sync: other processes read them
 in place (`lent`).
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import WeightSyncError
+from rlsdk.system.temporary import hold, remove_abandoned_files
 
 PAGE_BYTES = 1 << 21
 """Sizes of blocks are multiples of this, so that buckets of nearly equal size reuse one block."""
@@ -54,7 +55,7 @@ class SharedBlock:
             path = f"/proc/{os.getpid()}/fd/{fd}"
         else:
             folder = "/dev/shm" if os.path.isdir("/dev/shm") else None
-            fd, path = tempfile.mkstemp(prefix=f"rlsdk-weights-{os.getpid()}-", dir=folder)
+            fd, path = _held_file(folder or tempfile.gettempdir())
         where = None if anonymous else path
         try:
             # Allocates the pages now: a full /dev/shm is an error here, instead of a bus error at the first write.
@@ -73,6 +74,17 @@ class SharedBlock:
         """Prevents further attaching; frees the memory once no tensor refers to it."""
         self.tensor = torch.empty(0, dtype=torch.uint8)
         self._release()
+
+
+def _held_file(folder: str) -> tuple[int, str]:
+    """Makes a file, and removes those of processes that were killed before a reader had. Returns descriptor, path."""
+    prefix = f"{SHARED_WEIGHTS}-"
+    remove_abandoned_files(folder, prefix)
+    while True:
+        fd, path = tempfile.mkstemp(prefix=f"{prefix}{os.getpid()}-", dir=folder)
+        if hold(fd):
+            return fd, path
+        os.close(fd)
 
 
 def _release(fd: int, path: str | None) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,6 +27,7 @@ from rlsdk.rewards.protocol import (
 )
 from rlsdk.rewards.submission import Task
 from rlsdk.system.import_path import child_environment, import_folders
+from rlsdk.system.temporary import HeldFolder
 
 _PIPE_BYTES = 1 << 20
 _FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT, -signal.SIGQUIT}
@@ -51,7 +50,8 @@ class GradingProcess:
         """Whether it gets no more items, because it ran out of memory."""
         self.deadline = time.monotonic() + limits.start_timeout_s
         self._buffer = bytearray()
-        self._scratch = tempfile.mkdtemp(prefix="rlsdk-grading-")
+        self._folder = HeldFolder("grading")
+        self._scratch = self._folder.path
         self._popen, self._requests, self._records, self._lifeline = _spawn(limits)
         setup = {
             "rewards": [{"target": reward.target, "options": dict(reward.options)} for reward in rewards],
@@ -130,7 +130,7 @@ class GradingProcess:
             for fd in (self._requests, self._records, self._lifeline):
                 os.close(fd)
             self._requests = self._records = self._lifeline = -1
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._folder.close()
 
     def is_gone(self) -> bool:
         """Whether it has ended."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rlsdk.rewards import sandbox_child
+from rlsdk.system.temporary import held_folder
 
 _CHILD = Path(sandbox_child.__file__)
 _MAX_READ = 4 << 20
@@ -60,7 +61,7 @@ def run_tests(program: str, setup: str, tests: Sequence[tuple[str, str]], nonce:
 
 def _run(job: dict[str, Any], given: str, limits: Limits, seconds: float) -> Outcome:
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rlsdk-code-", ignore_cleanup_errors=True))
+        folder = stack.enter_context(held_folder("code"))
         job_file, result, stdin, stdout = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(4))
         job = {**job, "folder": folder, "seconds": seconds, "memory_mb": limits.memory_mb, "confined": limits.confined}
         _fill(job_file, json.dumps(job))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -15,6 +14,7 @@ from rlsdk.config.role_names import ROLLOUT
 from rlsdk.data import AnswerEnds, DataRow, Prompt, PromptDataset, PromptFormat
 from rlsdk.data.render import Template
 from rlsdk.interfaces import ConfigError, nearest
+from rlsdk.system.temporary import held_folder
 from rlsdk.trainer.devices import start_cluster
 from rlsdk.trainer.eval_parts import start_run_rewards
 from rlsdk.trainer.evaluation import Evaluated
@@ -51,7 +51,7 @@ def evaluate_model(
         DataError: a row cannot be used.
     """
     measures = chosen_measures(config, sets)
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+    with held_folder("eval") as folder, ExitStack() as stack:
         logs = Path(folder)
         tokenizer = load_run_tokenizer(config.model)
         rewards = start_run_rewards(config, registry, logs, measures, train=False)
@@ -131,7 +131,7 @@ def sample_prompts(
     sampling = sampling_params(config.rollout, known_ends(config, tokenizer, [prompts], notice))
     draw = Draw(source="generate", num_samples=num_samples, sampling=sampling)
     with (
-        tempfile.TemporaryDirectory() as logs,
+        held_folder("generate") as logs,
         open_rollout(config, registry, device=resolve_device(config.placement), log_dir=Path(logs)) as group,
         closing(open_stream(config, registry, group.group, tokenizer)) as stream,
     ):

@@ -208,6 +208,11 @@ class RudeError(Exception):
     __hash__ = None  # type: ignore[assignment]
 
 
+def leaves_a_file(sample: RewardSample) -> float:
+    Path(tempfile.gettempdir(), "left").write_text("x")
+    return 1.0
+
+
 def rude(sample: RewardSample) -> float:
     """Errors that cannot be described, and texts that cannot be encoded."""
     if sample.response == "rude":

@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlsdk.rewards import RewardLimits
+from rlsdk.rewards import RewardDef, RewardLimits, RewardRunner
 
 from .conftest import FUNCTIONS, Start, sample
 
@@ -128,3 +129,29 @@ def test_a_program_with_more_than_1024_open_files_has_its_samples_graded(start: 
     long = "x" * (1 << 20)  # more than a pipe holds, so that the program waits for room
     result = runner.score([sample(long), *(sample("y" * at) for at in range(4))])
     assert (result.scores.tolist(), result.failures) == ([float(1 << 20), 0.0, 1.0, 2.0, 3.0], {})
+
+
+def test_the_folder_of_a_grading_process_is_removed_after_kill_minus_nine_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the next run on this machine, with what a function or a program left in it."""
+    code = textwrap.dedent(f"""
+        import time
+        from rlsdk.interfaces import RewardSample
+        from rlsdk.rewards import RewardDef, RewardRunner
+        runner = RewardRunner([RewardDef(name="a", target={f"{FUNCTIONS}:leaves_a_file"!r})])
+        runner.score([RewardSample(prompt="p", response="r", answer=None, row={{}}, truncated=False)])
+        print("graded", flush=True)
+        time.sleep(60)
+    """)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"graded\n"
+        process.kill()
+    assert [path.name for path in tmp_path.glob("*/left")] == ["left"]
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with RewardRunner([RewardDef(name="a", target=f"{FUNCTIONS}:length")]) as runner:
+        runner.wait_ready()
+        assert not list(tmp_path.glob("*/left"))
+    assert not list(tmp_path.iterdir())

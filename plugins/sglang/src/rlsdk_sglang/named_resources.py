@@ -7,6 +7,7 @@ next engine on this machine removes those of a killed process.
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -61,7 +62,11 @@ class NamedResources:
 def clear_leftovers() -> None:
     """Removes resources of engines whose process was killed, of this user on this machine."""
     for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}"):
+        if lock.is_symlink() or lock.parent.is_symlink():  # a stranger's: it would lead out of the folder
+            continue
         with suppress(OSError), lock.open("r+") as handle:
+            if os.fstat(handle.fileno()).st_uid != os.getuid():
+                continue
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _clear(lock.parent)
 
