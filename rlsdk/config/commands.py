@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from rlsdk.config.algorithm import POLICY_GRADIENT
 from rlsdk.config.base import fields_of
 from rlsdk.config.engines import OptimConfig
 from rlsdk.config.old_log_probs import choose_old_log_probs
@@ -12,7 +13,7 @@ from rlsdk.config.reads import Reader
 from rlsdk.config.role_names import CRITIC, REF
 from rlsdk.config.roles import needed_roles
 from rlsdk.config.schedule import beside_rollout
-from rlsdk.config.schema import POLICY_GRADIENT, RunConfig, SftConfig
+from rlsdk.config.schema import RunConfig, SftConfig
 
 _ENGINE = ("model", "placement", "deadlines.start_s", "deadlines.collective_s", "trainer.seed")
 _ACTOR = (
