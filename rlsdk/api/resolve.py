@@ -18,6 +18,7 @@ from rlsdk.config import PairTraining, Problem, Role, RunConfig, check_run, pair
 from rlsdk.config.commands import READERS
 from rlsdk.config.declared import with_declared_roles
 from rlsdk.config.load import SHIPPED, Loaded
+from rlsdk.config.names import RATES
 from rlsdk.config.reads import Reader, unread
 from rlsdk.config.role_names import ACTOR
 from rlsdk.registry import Registry
@@ -98,6 +99,7 @@ def resolve(
     config, unread_files = _read(settings, training, registry, found, quickstart=quickstart)
 
     from rlsdk.trainer.roles import resolve_device
+    from rlsdk.trainer.watch import rate_notices
 
     if training is not Training.RL or device is None or config.placement.device != "auto":
         device = resolve_device(config.placement)
@@ -109,7 +111,8 @@ def resolve(
         model = found.look(lambda: model_fields(config), nothing)
     if loads_models and not quickstart and model:
         found.add(found.look(lambda: list(file_problems(config, _needed_roles(config, training))), []))
-    notices = [*unread_files, *_check_data(config, registry, found, training)]
+    rates = [path for path in RATES if training.reader.reads(path, config)]
+    notices = [*unread_files, *rate_notices(config, rates), *_check_data(config, registry, found, training)]
     if training is Training.RL:
         notices = [*notices, *_check_rl(checked, registry, found, device, model)]
     else:

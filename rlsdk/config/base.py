@@ -29,6 +29,10 @@ FIELDS_ONLY = {"fields_only": True}
 """Validation context: check each field alone; `problems_in` reports problems between fields."""
 
 
+FLOAT32 = (2.0**-126, (2.0 - 2.0**-23) * 2.0**127)
+"""Smallest and largest size of a normal 32-bit number: what a value becomes in an engine's tensors."""
+
+
 class Section(BaseModel):
     """Base of every section: immutable, strictly typed, unknown keys refused; docstrings under fields describe them."""
 
@@ -51,7 +55,7 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _check(self, info: ValidationInfo) -> Self:
-        if info.context != FIELDS_ONLY and (found := list(self.problems())):
+        if info.context != FIELDS_ONLY and (found := [*odd_numbers(self), *self.problems()]):
             raise rejected(found)
         return self
 
@@ -60,13 +64,28 @@ def problems_in(section: Section, path: str = "") -> Iterator[Problem]:
     """Yields problems between the fields of a section and of all sections in it, the inner ones first."""
     within = [found for name in type(section).model_fields for found in _in_value(getattr(section, name), name)]
     try:
-        own = list(section.problems())
+        own = [*odd_numbers(section), *section.problems()]
     except (ArithmeticError, LookupError, TypeError, ValueError):
         if not within:
             raise
         own = []  # Caused by values that are already refused.
     for problem in (*within, *own):
         yield replace(problem, path=f"{path}.{problem.path}" if path and problem.path else path or problem.path)
+
+
+def odd_numbers(section: Section) -> Iterator[Problem]:
+    """Problems of numbers that are 0 or infinite as 32-bit numbers, in fields that hold numbers."""
+    for name, field in type(section).model_fields.items():
+        if "JsonValue" not in str(field.annotation):
+            yield from _odd_numbers(getattr(section, name), name)
+
+
+def _odd_numbers(value: object, path: str) -> Iterator[Problem]:
+    if isinstance(value, float) and value and not FLOAT32[0] <= abs(value) <= FLOAT32[1]:
+        yield Problem(path, f"{value!r}: expected 0, or a size from {FLOAT32[0]:.2g} to {FLOAT32[1]:.2g}: float32")
+    elif isinstance(value, tuple | dict):
+        for at, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _odd_numbers(item, f"{path}.{at}")
 
 
 def unused_in(section: Section, path: str = "") -> Iterator[Problem]:

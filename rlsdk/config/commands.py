@@ -1,4 +1,4 @@
-"""What each command reads of a configuration. `tests/trainer/test_what_is_read.py` compares it with what runs read."""
+"""What each command reads of a configuration; `tests/trainer/test_what_is_read.py` compares it with real runs."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from rlsdk.config.base import NO_INFLUENCE, DeviceChoice, Options, Section, empty_mapping, empty_tuple, fields_of
 from rlsdk.config.problem import Problem
 from rlsdk.config.role_names import JUDGE, REQUIRED_ROLES, REWARD, ROLES, is_role
+from rlsdk.config.sampling import temperature_problems
 from rlsdk.interfaces import nearest
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
@@ -143,6 +144,7 @@ class RolloutConfig(Section):
     """Passed to the engine's constructor unchanged."""
 
     def problems(self) -> Iterator[Problem]:
+        yield from temperature_problems(self.temperature, can_be_greedy=False)
         if "" in self.stop_strings:
             yield Problem("stop_strings", f"{self.stop_strings!r}: an empty text ends every response at once")
         stage = self.tp_size * self.dp_size

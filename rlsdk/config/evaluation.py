@@ -12,6 +12,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from rlsdk.config.base import Options, Section, empty_mapping, empty_tuple, fields_of
 from rlsdk.config.problem import Problem
 from rlsdk.config.rewards import RewardConfig, own_engine_problems, reward_problems
+from rlsdk.config.sampling import temperature_problems
 
 SET_NAME = re.compile(r"[A-Za-z][\w.-]{0,63}")
 """Pattern of an evaluation set's name, which is part of metric and file names."""
@@ -67,6 +68,7 @@ class EvalSetConfig(Section):
     """A sample is correct if that reward is at least this value."""
 
     def problems(self) -> Iterator[Problem]:
+        yield from temperature_problems(self.temperature, can_be_greedy=True)
         if self.temperature == 0 and self.samples_per_prompt > 1:
             yield Problem(
                 "samples_per_prompt",
@@ -164,6 +166,7 @@ class EvalConfig(Section):
     """Ends the run if a metric does not improve for some evaluations."""
 
     def problems(self) -> Iterator[Problem]:
+        yield from temperature_problems(self.temperature, can_be_greedy=False)
         if self.every_steps is not None and not self.sets and not self.greedy and self.samples_per_prompt == 0:
             yield Problem("samples_per_prompt", "0 with eval.greedy false leaves nothing to measure")
         for name in self.sets:

@@ -19,6 +19,8 @@ _SAVES: Choices = (("trainer.save_every_steps",), ("sft.save_every_steps",), ("p
 _SAMPLES: Choices = (("trainer.samples_per_prompt",), ("eval.samples_per_prompt",))
 _LENGTH: Choices = (("rollout.max_response_tokens",),)
 _DECAY: Choices = (("train.optim.schedule", "critic.optim.schedule"), ("preferences.schedule",))
+RATES = tuple(path for choice in _RATE for path in choice)
+"""All learning rates."""
 FOREIGN_NAMES: Mapping[str, Choices] = {
     **dict.fromkeys(("batch_size", "train_batch_size"), _BATCH),
     "per_device_train_batch_size": (("train.micro_batch_rows",),),

@@ -41,6 +41,11 @@ class Reader:
             return False
         return any(_covers(known, path) or _covers(path, known) for known in self.fields)
 
+    def reads(self, path: str, config: RunConfig) -> bool:
+        """Whether it reads this field with these values of the other fields."""
+        unused = (*unused_in(config), *self.unused(config))
+        return self.may_read(path) and not any(_covers(problem.path, path) for problem in unused)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Given:

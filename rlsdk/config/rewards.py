@@ -12,6 +12,7 @@ from rlsdk.config.base import NO_INFLUENCE, Options, Section, empty_mapping, emp
 from rlsdk.config.engines import DtypeName, PlacementConfig
 from rlsdk.config.problem import Problem
 from rlsdk.config.role_names import ACTOR, JUDGE, base_role, judge_role
+from rlsdk.config.sampling import temperature_problems
 
 RowValues = Annotated[tuple[str | int | float | bool | None, ...], Field(strict=False)]
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -111,6 +112,7 @@ class JudgeConfig(Section):
     """Seed in requests, for services that sample with a seed."""
 
     def problems(self) -> Iterator[Problem]:
+        yield from temperature_problems(self.temperature, can_be_greedy=True)
         if "{response}" not in self.template:
             yield Problem("template", "expected the placeholder {response}, the text to judge")
         if (self.engine is None) == (self.url is None):

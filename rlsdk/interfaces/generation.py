@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+TEMPERATURES = (1e-6, 1e6)
+"""Lowest temperature above 0, and highest one: beyond them logits of float32, divided by it, lose all differences or
+are not finite."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How one request is sampled. `top_k`, `top_p` and `min_p` apply in this order to the probabilities after

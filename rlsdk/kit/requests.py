@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from rlsdk.interfaces import ConfigError, GenerationRequest, SamplingParams
+from rlsdk.interfaces.generation import TEMPERATURES
+
+LEAST_TOP_P = 2.0**-126
+"""Smallest `top_p` that is not 0 as a 32-bit number."""
 
 
 def check_requests(requests: Sequence[GenerationRequest], *, max_model_tokens: int, vocabulary: int) -> None:
@@ -57,10 +60,15 @@ def _prompt_fault(request: GenerationRequest, max_model_tokens: int, vocabulary:
 
 
 def _sampling_fault(sampling: SamplingParams) -> str | None:
+    lowest, highest = TEMPERATURES
+    is_greedy = sampling.temperature == 0
     expected = {
         "max_tokens": (sampling.max_tokens >= 1, "1 or more"),
-        "temperature": (0 <= sampling.temperature < math.inf, "0 (greedy) or more"),
-        "top_p": (0 < sampling.top_p <= 1, "above 0, up to 1 (off)"),
+        "temperature": (
+            is_greedy or lowest <= sampling.temperature <= highest,
+            f"0 (greedy) or more, from {lowest:g} to {highest:g}",
+        ),
+        "top_p": (LEAST_TOP_P <= sampling.top_p <= 1, "above 0, up to 1 (off)"),
         "top_k": (sampling.top_k >= 0, "0 (off) or more"),
         "min_p": (0 <= sampling.min_p <= 1, "0 (off) to 1"),
         "stop_strings": (all(sampling.stop_strings), "no empty string"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ class Symptom:
     name: str
     shows: Callable[[Mapping[str, float]], bool]
     says: Callable[[Mapping[str, float]], str]
+    patience: int = PATIENCE
+    """Consecutive steps before a warning."""
 
 
 def _has_no_signal(metrics: Mapping[str, float]) -> bool:
@@ -55,6 +58,23 @@ def _is_not_finite(metrics: Mapping[str, float]) -> bool:
     return skipped > 0 or not all(map(math.isfinite, found))
 
 
+def _is_dead(metrics: Mapping[str, float]) -> bool:
+    """Whether samples differ in score, and the gradient is exactly 0 all the same."""
+    differ = metrics.get("reward/groups_with_signal", 0.0) > 0.0
+    return differ and metrics.get("policy/grad_norm") == 0.0 and not _is_not_finite(metrics)
+
+
+def _describe_dead(metrics: Mapping[str, float]) -> str:
+    return (
+        "scores differ, and yet the gradient is exactly 0. Either no response counts in the loss (algorithm.lengths, "
+        "algorithm.correction, entropy_share), or the policy no longer depends on its weights, because an update made "
+        f"them so large that its probabilities are 0, 1 or all equal (policy/entropy "
+        f"{metrics.get('policy/entropy', math.nan):.4g} nats). The learning rate is too high then (policy/lr "
+        f"{metrics.get('policy/lr', math.nan):.3g}, train.optim.lr), and these weights do not recover: start anew with "
+        "a lower one, such as `--train.optim.lr 1e-6`, or resume a checkpoint of before"
+    )
+
+
 SYMPTOMS = (
     Symptom(
         name="saturated",
@@ -71,6 +91,7 @@ SYMPTOMS = (
             "(model.dtype bfloat16)"
         ),
     ),
+    Symptom(name="dead", shows=_is_dead, says=_describe_dead, patience=1),
     Symptom(
         name="truncated",
         shows=lambda m: m.get("response/truncated_share") == 1.0,
@@ -85,8 +106,7 @@ SYMPTOMS = (
 class LearningWatch:
     """Counts the consecutive steps with each symptom. Warns once per symptom, and again if it reappears."""
 
-    def __init__(self, patience: int = PATIENCE) -> None:
-        self._patience = patience
+    def __init__(self) -> None:
         self._shown: dict[str, int] = {}
 
     def step(self, step: int, metrics: Mapping[str, float]) -> Iterator[str]:
@@ -94,8 +114,34 @@ class LearningWatch:
         for symptom in SYMPTOMS:
             count = self._shown.get(symptom.name, 0) + 1 if symptom.shows(metrics) else 0
             self._shown[symptom.name] = count
-            if count == self._patience:
-                yield f"warning: for {count} steps in a row, up to step {step}, {symptom.says(metrics)}"
+            if count == symptom.patience:
+                steps = f"in step {step}" if count == 1 else f"for {count} steps in a row, up to step {step}"
+                yield f"warning: {steps}, {symptom.says(metrics)}"
+
+
+LEARNING_RATES = (1e-10, 0.05)
+"""A weight of a model is about 0.02, and AdamW changes each by about the learning rate in an update: below, float32
+rounds the change away; above, one update leaves nothing of what the model knows."""
+
+
+def rate_notices(config: RunConfig, fields: Iterable[str]) -> Iterator[str]:
+    """Warnings about learning rates with which a run trains nothing, or destroys its model.
+
+    Args:
+        config: of the run.
+        fields: paths of its learning rates.
+    """
+    least, most = LEARNING_RATES
+    for field in fields:
+        rate: float = functools.reduce(getattr, field.split("."), config)  # type: ignore[assignment]
+        if rate > most:
+            yield (
+                f"warning: {field} {rate:g}: AdamW changes every weight by about this much in an update, and most "
+                f"weights are smaller than 0.1, so that the first update destroys the model; usual are 1e-6 to 1e-3: "
+                f"`--{field} 1e-5`"
+            )
+        elif rate < least:
+            yield f"warning: {field} {rate:g}: too small to change a weight of usual size, so that nothing is learned"
 
 
 def setting_notices(config: RunConfig, registry: Registry) -> Iterator[str]:

@@ -6,9 +6,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlsdk.config import load_config
 from rlsdk.interfaces import ConfigError
+from rlsdk.interfaces.generation import TEMPERATURES
 
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdef", "bcdefg", strict=True)
@@ -52,3 +54,31 @@ def test_an_argument_that_is_not_utf_8_is_named() -> None:
 def test_a_value_on_the_command_line_is_refused_by_its_field(value: str) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.steps"):
         load_config([], ["--trainer.steps", value])
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("rollout.temperature", "1e-45"), ("rollout.temperature", "1e-30"), ("rollout.temperature", "1e30"),
+        ("rollout.temperature", "0"), ("eval.temperature", "1e-45"), ("eval.sets", "{a: {temperature: 1e-20}}"),
+        ("rollout.top_p", "1e-45"), ("rollout.min_p", "1e-45"), ("algorithm.kl_coef", "1e-45"),
+        ("algorithm.kl_coef", ".inf"), ("algorithm.kl_coef", ".nan"), ("algorithm.kl_coef", "1e39"),
+        ("algorithm.entropy_coef", "-1e-40"), ("algorithm.value_clip", "1e-45"), ("train.optim.lr", "1e-45"),
+        ("train.optim.eps", "1e-45"), ("train.optim.betas", "[1e-45, 0.9]"), ("critic.optim.lr", "1e300"),
+        ("algorithm.correction.upper", "1e300"), ("preferences.beta", "1e-45"), ("reward_limits.max_value", "1e300"),
+    ],
+)  # fmt: skip
+def test_numbers_that_are_0_or_infinite_in_an_engine_are_refused_by_name(path: str, value: str) -> None:
+    """`rollout.temperature 1e-45` was blamed on the weights: logits divided by it are not finite."""
+    with pytest.raises(ConfigError, match=rf"{path}.*: .*expected .*\(--{path}\)"):
+        load_config([], [f"--{path}={value}"])
+
+
+def test_temperatures_at_the_ends_of_their_range_give_finite_log_probs() -> None:
+    logits = torch.tensor([[3e4, -3e4, 2e4, 0.0]], requires_grad=True)
+    for temperature in TEMPERATURES:
+        load_config([], [f"--rollout.temperature={temperature}", f"--eval.temperature={temperature}"])
+        (logits / temperature).log_softmax(-1).sum().backward()
+        assert logits.grad is not None
+        assert logits.grad.isfinite().all()
+        assert (logits / temperature).log_softmax(-1).isfinite().all()

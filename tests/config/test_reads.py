@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 from rlsdk.config.commands import READERS
 from rlsdk.config.describe import option_paths
-from rlsdk.config.load import read_config
+from rlsdk.config.load import PACKAGE, read_config
 from rlsdk.config.names import FOREIGN_NAMES
 from rlsdk.config.reads import unread
 from rlsdk.config.schema import RunConfig
@@ -145,3 +147,18 @@ def test_the_tables_name_fields_that_exist() -> None:
         named |= {*reader.fields, *reader.but, *reader.instead}
         named |= {problem.path for problem in reader.unused(RunConfig())}
     assert named <= known
+
+
+def test_flags_that_messages_name_are_fields() -> None:
+    known = set(option_paths(RunConfig))
+    known |= {".".join(path.split(".")[:at]) for path in known for at in range(1, path.count(".") + 1)}
+    wrong = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                flags = re.findall(r"--([a-z_]+(?:\.[a-z_]+)+)(?![\w.{])", node.value)
+                wrong += [(file.name, flag) for flag in flags if flag not in known and flag not in NO_FIELDS]
+    assert not wrong
+
+
+NO_FIELDS = ("a.b",)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from rlsdk.api.table import Table
-from rlsdk.config import load_config
+from rlsdk.config import RunConfig, load_config
+from rlsdk.config.commands import READERS
+from rlsdk.config.describe import option_paths
+from rlsdk.config.overrides import ALIASES
+from rlsdk.config.reads import Reader
 from rlsdk.interfaces import INTERFACE_VERSION, BackendSpec, Batch, RewardSample
 from rlsdk.registry import ComponentKind, Registry
 
@@ -115,3 +122,85 @@ def test_commands_are_ones_that_there_are(page: Path) -> None:
             continue
         said = CliRunner().invoke(app, [*command, "--help"])
         assert said.exit_code == 0, (line, said.output)
+
+
+EVERY_PAGE = [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]
+COMMON = frozenset({"--help", "--config", "--trust-run", "--traceback", "--version", "--a.b"})
+AS_TRAIN = ("plan", "chaos")
+"""Commands that take the arguments of `rlsdk train`."""
+
+
+def commands_of(page: Path) -> Iterator[tuple[str, str]]:
+    """Whole commands and flags, in blocks and in running text; and the part of the page around each: its paragraph, or
+    the whole section on the page of benchmarks, each of which is about one program."""
+    text = page.read_text()
+    for part in re.split(r"^##", text, flags=re.MULTILINE) if page.stem == "benchmarks" else re.split(r"\n\s*\n", text):
+        lines = [line.strip().partition(" #")[0] for line in part.replace("\\\n", " ").splitlines()]
+        spans = [span.replace("\n", " ") for span in re.findall(r"`([^`]+)`", part.replace("```", ""))]
+        found = [*(line for line in lines if line.startswith("rlsdk ")), *spans]
+        yield from ((line, part) for line in found if "--" in line)
+
+
+@functools.cache
+def other_flags() -> str:
+    """Sources of the programs beside `rlsdk` that pages name."""
+    folders = ("benchmarks", "tools", "rlsdk/testing")
+    return "".join(file.read_text() for folder in folders for file in sorted((DOCS.parent / folder).rglob("*.py")))
+
+
+def is_of_another(flag: str, part: str) -> bool:
+    """Whether a flag belongs to a benchmark, a tool or pytest that the same part of the page names."""
+    return bool(re.search(r"benchmarks[./]|tools/|pytest", part)) and f'"{flag}"' in other_flags()
+
+
+@functools.cache
+def own_flags() -> Mapping[tuple[str, ...], frozenset[str]]:
+    """The flags of each command, besides fields of the configuration."""
+    import typer
+
+    from rlsdk.cli.commands import app
+
+    def walk(command: Any, name: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], frozenset[str]]]:
+        yield name, frozenset(flag for one in command.params for flag in (*one.opts, *one.secondary_opts))
+        for inner, found in getattr(command, "commands", {}).items():
+            yield from walk(found, (*name, inner))
+
+    return dict(walk(typer.main.get_command(app), ()))
+
+
+@functools.cache
+def known_fields() -> frozenset[str]:
+    """Paths of all fields and sections."""
+    paths = {path for option in option_paths(RunConfig) for path in (option, option.rpartition(".")[0])}
+    return frozenset({*paths, *RunConfig.model_fields} - {""})
+
+
+def acts(flag: str, readers: Iterable[Reader]) -> bool:
+    """Whether a command reads the field of a flag; a backend's own options are known to its plugin only."""
+    path = ALIASES.get(flag.removeprefix("--"), flag.removeprefix("--").replace("-", "_"))
+    section, *rest = path.split(".")
+    if path not in known_fields() and not (path.rpartition(".")[0] in known_fields() and path.count(".") > 1):
+        if section not in ("train", "rollout", "ref", "critic") or len(rest) != 2:
+            return section in ("rewards", "reward_models", "eval", "data", "tracking", "algorithm") and len(rest) > 1
+        path = f"{section}.options"
+    return any(reader.may_read(path) for reader in readers)
+
+
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda page: str(page.relative_to(DOCS.parent)))
+def test_flags_of_pages_act_on_the_command_that_they_are_used_with(page: Path) -> None:
+    """A page said that runs used a flag of another program, as if it were one of `rlsdk train`."""
+    wrong = []
+    for line, part in commands_of(page):
+        at = re.search(r"(?:^|[ /])rlsdk (?:(plugins|config|algorithms|reward) )?([a-z-]+)", line)
+        if at is None and not line.startswith("--"):
+            continue  # of another program
+        command = () if at is None else tuple(part for part in (at[1], at[2]) if part)
+        every = frozenset(flag for flags in own_flags().values() for flag in flags)
+        known = COMMON | (every if at is None else own_flags().get(command, frozenset()))
+        name = "train" if command and command[0] in AS_TRAIN else " ".join(command)
+        readers = list(READERS.values()) if at is None else [READERS[name]] if name in READERS else []
+        for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*(?:\.[\w-]+)*", line[at.end() if at is not None else 0 :]):
+            elsewhere = at is None and is_of_another(flag, part)
+            if flag not in known and not elsewhere and not acts(flag, readers):
+                wrong.append(f"{name} {flag}")
+    assert not wrong

@@ -7,8 +7,15 @@ from collections.abc import Mapping
 import pytest
 
 from rlsdk.algorithms import losses
-from rlsdk.config import TrainerConfig
-from rlsdk.trainer.watch import LearningWatch, off_policy_warning, quantized_notice, repeated_notice, uneven_notice
+from rlsdk.config import RunConfig, TrainerConfig
+from rlsdk.trainer.watch import (
+    LearningWatch,
+    off_policy_warning,
+    quantized_notice,
+    rate_notices,
+    repeated_notice,
+    uneven_notice,
+)
 
 WELL = {
     "reward/groups_with_signal": 0.5,
@@ -50,6 +57,24 @@ def test_each_way_of_learning_nothing_is_said_after_three_steps(metrics: Mapping
     (line,) = said(metrics, metrics, metrics, metrics, metrics)
     assert line.startswith("warning: for 3 steps in a row, up to step 3, ")
     assert text in line
+
+
+def test_a_gradient_of_nothing_although_scores_differ_is_said_at_once() -> None:
+    """After an update at `train.optim.lr 1e3` the probabilities of all tokens were equal, whatever the weights."""
+    (line,) = said({"policy/grad_norm": 0.0, "policy/entropy": 4.85203, "policy/lr": 1e3}, {})
+    assert line.startswith("warning: in step 1, scores differ, and yet the gradient is exactly 0")
+    assert "policy/entropy 4.852 nats" in line
+    assert "policy/lr 1e+03, train.optim.lr" in line
+    assert "`--train.optim.lr 1e-6`" in line
+    assert not said({"policy/grad_norm": 0.0, **NOTHING}), "no signal has its own words"
+
+
+def test_learning_rates_that_train_nothing_or_destroy_the_model_are_said_before_the_run() -> None:
+    config = RunConfig.model_validate({"train": {"optim": {"lr": 1e3}}, "sft": {"lr": 1e-30}})
+    high, low = rate_notices(config, ["train.optim.lr", "sft.lr"])
+    assert high.startswith("warning: train.optim.lr 1000: AdamW changes every weight by about this much")
+    assert low.startswith("warning: sft.lr 1e-30: too small to change a weight")
+    assert not list(rate_notices(RunConfig(), ["train.optim.lr", "critic.optim.lr", "sft.lr", "preferences.lr"]))
 
 
 def test_it_is_said_again_when_it_comes_back() -> None:
