@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from rlsdk.algorithms import SftObjective, loss_weights
+from rlsdk.algorithms import SftObjective, has_signal, loss_weights, reaches
 from rlsdk.interfaces import Algorithm, AlgorithmContext, Batch, ConfigError, Models, Update
 
 
@@ -34,7 +34,7 @@ class BestOfN(Algorithm):
         for uid in torch.unique(batch["uid"]):
             rows = ((batch["uid"] == uid) & batch["valid"]).nonzero()[:, 0]
             scores = batch["scores"][rows]
-            if len(rows) and scores.max() > scores.min() and scores.max() >= self.min_score:
+            if has_signal(scores) and reaches(float(scores.max()), self.min_score):
                 chosen[rows[scores.argmax()]] = 1.0
         advantages = chosen[batch.row_of_token] * batch["response_mask"]
         return batch.with_tokens(advantages=advantages), {"best_of_n/rows": float(chosen.sum())}

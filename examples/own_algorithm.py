@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from rlsdk.algorithms import scores_differ
 from rlsdk.interfaces import Batch, PolicyLossInputs
 
 
@@ -24,10 +25,11 @@ def best_of_group(batch: Batch) -> Batch:
 
     def extreme(how: str, start: float) -> Tensor:
         scores = torch.where(valid, batch["scores"], start)
-        return torch.full((len(uids),), start).scatter_reduce(0, group, scores, how)[group]
+        return scores.new_full((len(uids),), start).scatter_reduce(0, group, scores, how)[group]
 
     best, worst = extreme("amax", -torch.inf), extreme("amin", torch.inf)
-    wins = (valid & (batch["scores"] == best) & (best > worst)).float()
+    # Sums of rewards are equal up to rounding: 0.1 + 0.2 is not 0.3.
+    wins = (valid & ~scores_differ(best, batch["scores"]) & scores_differ(best, worst)).float()
     return batch.with_tokens(advantages=wins[batch.row_of_token] * batch["response_mask"])
 
 

@@ -39,7 +39,7 @@ from rlsdk.algorithms.objectives import (
     pair_weights,
 )
 from rlsdk.algorithms.objectives.value import explained_variance
-from rlsdk.algorithms.signal import GroupSignal, group_signal, has_signal
+from rlsdk.algorithms.signal import GroupSignal, group_signal, has_signal, reaches, score_dtype, scores_differ
 from rlsdk.algorithms.token_rewards import token_level_rewards
 from rlsdk.algorithms.versions import count_stale
 from rlsdk.algorithms.weights import AGGREGATIONS, Aggregation, keep_top_entropy, loss_weights
@@ -82,6 +82,7 @@ __all__ = [
     "pair_weights",
     "policy_gradient",
     "ppo_clip",
+    "reaches",
     "reinforce",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
@@ -90,6 +91,8 @@ __all__ = [
     "remax",
     "rloo",
     "sapo",
+    "score_dtype",
+    "scores_differ",
     "token_level_rewards",
     "update_average",
     "update_means",

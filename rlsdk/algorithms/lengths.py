@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.algorithms.reductions import Groups, response_lengths, valid_rows
+from rlsdk.algorithms.signal import scores_differ
 from rlsdk.interfaces import Batch, ConfigError
 
 
@@ -31,7 +32,7 @@ def overlong_punishment(batch: Batch, *, max_tokens: int, cache_tokens: int, fac
         raise ConfigError(f"cache_tokens is {cache_tokens!r}: expected from 1 to max_tokens, which is {max_tokens!r}")
     if factor < 0:
         raise ConfigError(f"factor is {factor!r}: expected a penalty of at least 0, such as 1.0")
-    excess = response_lengths(batch) - (max_tokens - cache_tokens)
+    excess = response_lengths(batch).double() - (max_tokens - cache_tokens)
     return _add_to_scores(batch, -factor * (excess / cache_tokens).clamp(0.0, 1.0))
 
 
@@ -50,7 +51,7 @@ def length_penalty(batch: Batch, *, coef: float, free_tokens: int = 0, max_penal
     for name, value in (("coef", coef), ("free_tokens", free_tokens), ("max_penalty", max_penalty or 0)):
         if value < 0:
             raise ConfigError(f"{name} is {value!r}: expected a number of at least 0")
-    penalty = coef * (response_lengths(batch) - free_tokens).clamp(min=0).float()
+    penalty = coef * (response_lengths(batch) - free_tokens).clamp(min=0).double()
     return _add_to_scores(batch, -penalty if max_penalty is None else -penalty.clamp(max=max_penalty))
 
 
@@ -72,8 +73,9 @@ def relative_length_reward(batch: Batch, *, coef: float = 1.0, right_from: float
     shortest = groups.smallest(torch.where(valid, length, torch.inf))[groups.index]
     spread = longest - shortest
     relative = torch.where(valid & (spread > 0), 0.5 - (length - shortest) / spread, 0.0)
-    is_right = batch["scores"] >= right_from
-    return _add_to_scores(batch, coef * torch.where(is_right, relative, relative.clamp(max=0)).float())
+    scores = batch["scores"].double()
+    is_right = ~scores_differ(torch.full_like(scores, right_from), scores)
+    return _add_to_scores(batch, coef * torch.where(is_right, relative, relative.clamp(max=0)))
 
 
 def overlong_filter(batch: Batch) -> Batch:

@@ -27,6 +27,14 @@ def response_lengths(batch: Batch) -> Tensor:
     return batch.row_sum(batch["response_mask"].long())
 
 
+def total_scores(batch: Batch, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Returns `[B]` float64: `scores` plus the row's `token_scores`, if the batch has them, each rounded to `dtype`."""
+    scores: Tensor = batch["scores"].to(dtype).double()
+    if "token_scores" in batch:
+        scores = scores + batch.row_sum(batch["token_scores"].to(dtype).double())
+    return scores
+
+
 def outcome_rewards(batch: Batch) -> Tensor:
     """Returns `[B]` float64: sum of each row's `token_level_rewards` over its response; 0 on invalid rows."""
     rewards = torch.where(batch["response_mask"], batch["token_level_rewards"], 0.0)

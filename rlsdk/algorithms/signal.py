@@ -1,4 +1,7 @@
-"""Finds the groups whose advantages are not all 0, for dynamic sampling."""
+"""The one notion of different scores: for dynamic sampling, advantages, metrics and thresholds.
+
+Scores are float64 sums, so that 0.1 + 0.2 is not 0.3. Differences of the size of such rounding are none.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlsdk.algorithms.reductions import Groups, valid_rows
+from rlsdk.algorithms.reductions import Groups, total_scores, valid_rows
 from rlsdk.interfaces import Batch
+
+ROUNDING = 2.0**-44
+"""Two scores are equal if they differ by at most this share of the larger one: 256 roundings of a float64."""
+NEGLIGIBLE = 2.0**-50
+"""Or by at most this, in units of reward: what rounding leaves of terms that cancel each other."""
+LOST = 2.0**-8
+"""Share of a difference that may be lost in float32."""
+BEST = "best"
+"""Value of an estimator's attribute `compares`: it gives an advantage to a group's only best row, and to no other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +40,27 @@ class GroupSignal:
         return float(self.has_signal.float().mean()) if len(self.uid) else 0.0
 
 
-def has_signal(scores: Tensor, valid: Tensor | None = None, *, min_spread: float = 0.0) -> bool:
+def tolerance(score: Tensor, other: Tensor) -> Tensor:
+    """Largest difference that counts as none between scores of these sizes; float64."""
+    return ROUNDING * torch.maximum(score.abs(), other.abs()).double() + NEGLIGIBLE
+
+
+def scores_differ(larger: Tensor, smaller: Tensor, *, min_spread: float = 0.0) -> Tensor:
+    """Returns bool: whether `larger` exceeds `smaller` by more than `min_spread`, beyond what rounding does to float64.
+
+    False for the extremes of no score, -inf and inf.
+    """
+    return larger.double() - smaller.double() - min_spread > tolerance(larger, smaller)
+
+
+def reaches(score: float, threshold: float) -> bool:
+    """Whether a score is at least `threshold`, up to what rounding does to float64."""
+    return score >= threshold - (ROUNDING * max(abs(score), abs(threshold)) + NEGLIGIBLE)
+
+
+def has_signal(
+    scores: Tensor, valid: Tensor | None = None, *, min_spread: float = 0.0, compares: str | None = None
+) -> bool:
     """Whether the scores of one group differ.
 
     DAPO (Yu et al. 2025, arXiv 2503.14476), section 3.2, dynamic sampling: if all responses to a prompt are correct, or
@@ -39,25 +71,66 @@ def has_signal(scores: Tensor, valid: Tensor | None = None, *, min_spread: float
         scores: `[rows]` of one group.
         valid: `[rows]` bool; None: all rows.
         min_spread: the maximum minus the minimum score must exceed this.
+        compares: see `group_signal`.
     """
     usable = scores if valid is None else scores[valid]
-    return len(usable) > 1 and bool(usable.max() - usable.min() > min_spread)
+    if len(usable) < 2:
+        return False
+    other = usable.topk(2).values[1] if compares == BEST else usable.min()
+    return bool(scores_differ(usable.max(), other, min_spread=min_spread))
 
 
-def group_signal(batch: Batch, *, min_spread: float = 0.0) -> GroupSignal:
+def group_signal(batch: Batch, *, min_spread: float = 0.0, compares: str | None = None) -> GroupSignal:
     """Computes `has_signal` for every group of a batch.
 
     Args:
         batch: whole groups, with `scores`, `uid` and, if rewards can fail, `valid`. `token_scores` are added to the
             scores of their rows.
         min_spread: see `has_signal`.
+        compares: the attribute of that name of the advantage estimator: None: all scores of a group; `best`: the best
+            one with the second best.
     """
     uid = torch.unique(batch["uid"])
-    groups, valid, scores = Groups.of(batch), valid_rows(batch), batch["scores"].double()
-    if "token_scores" in batch:
-        scores = scores + batch.row_sum(batch["token_scores"].double())
+    groups, valid, scores = Groups.of(batch), valid_rows(batch), total_scores(batch)
     num_valid = groups.sum(valid.long())
-    largest = groups.largest(torch.where(valid, scores, -torch.inf))
-    smallest = groups.smallest(torch.where(valid, scores, torch.inf))
-    differs = (num_valid > 1) & (largest - smallest > min_spread)
+    competing = torch.where(valid, scores, -torch.inf)
+    largest = groups.largest(competing)
+    if compares == BEST:
+        is_best = competing == largest[groups.index]
+        several = groups.sum(is_best.long()) > 1
+        other = torch.where(several, largest, groups.largest(torch.where(is_best, -torch.inf, competing)))
+    else:
+        other = groups.smallest(torch.where(valid, scores, torch.inf))
+    differs = (num_valid > 1) & scores_differ(largest, other, min_spread=min_spread)
     return GroupSignal(uid=uid, num_valid=num_valid, has_signal=differs)
+
+
+def score_dtype(batch: Batch) -> torch.dtype:
+    """The dtype in which a step's rewards are added up: float32 if it keeps the differences of scores, else float64.
+
+    It keeps them if, in every group and over the whole step, no difference between neighbouring scores changes by more
+    than `LOST` of itself, and equal scores stay equal. Scores of ordinary size give the same numbers in every version
+    of rlsdk; 1e8 and 1e8 + 1 stay apart.
+
+    Args:
+        batch: with `scores`, and, where they are in use, `uid`, `valid`, `token_scores`, `baseline_scores`.
+    """
+    valid = valid_rows(batch)
+    exact, rounded = total_scores(batch)[valid], total_scores(batch, torch.float32)[valid]
+    index = Groups.of(batch).index[valid] if "uid" in batch else torch.zeros(len(exact), dtype=torch.int64)
+    if "baseline_scores" in batch:
+        baseline = batch["baseline_scores"][valid].double()
+        known = baseline.isfinite()
+        exact, index = torch.cat([exact, baseline[known]]), torch.cat([index, index[known]])
+        rounded = torch.cat([rounded, baseline[known].float().double()])
+    if torch.equal(exact, rounded):
+        return torch.float32
+    order = exact.argsort()
+    ends = order[[0, -1]]
+    order = order[index[order].argsort(stable=True)]
+    together = index[order][1:] == index[order][:-1]
+    steps = [torch.stack([order[:-1], order[1:]])[:, together], ends[:, None]]
+    below, above = torch.cat(steps, dim=1)
+    gap, kept = exact[above] - exact[below], rounded[above] - rounded[below]
+    allowed = torch.where(scores_differ(exact[above], exact[below]), LOST * gap, tolerance(exact[above], exact[below]))
+    return torch.float32 if bool(((kept - gap).abs() <= allowed).all()) else torch.float64

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rlsdk.algorithms.kl import REWARD_ESTIMATOR, kl_estimator
 from rlsdk.algorithms.reductions import valid_rows
+from rlsdk.algorithms.signal import score_dtype
 from rlsdk.interfaces import Batch, BatchError, KlEstimator
 
 
@@ -30,7 +31,8 @@ def token_level_rewards(
             recomputed ones); they must be finite on every response token of every valid row.
 
     Returns:
-        The batch with `token_level_rewards [N]` float32, 0 outside of the mask.
+        The batch with `token_level_rewards [N]` float64, 0 outside of the mask: computed in float32 where that keeps
+        the differences of scores (`score_dtype`), else in float64. `baseline_scores` are rounded in the same way.
 
     Raises:
         BatchError: a penalty has no log-probs, or some are not finite on a response token; the message names rows.
@@ -40,15 +42,18 @@ def token_level_rewards(
     last = torch.full_like(batch.lengths, -1).scatter_reduce(0, batch.row_of_token, position.where(mask, -1), "amax")
     usable = valid_rows(batch) & (last >= 0)
     counted = mask & usable[batch.row_of_token]
-    rewards = batch["scores"].new_zeros(batch.num_tokens, dtype=torch.float32)
-    rewards[last[usable]] = batch["scores"][usable].float()
+    dtype = score_dtype(batch)
+    rewards = batch["scores"].new_zeros(batch.num_tokens, dtype=dtype)
+    rewards[last[usable]] = batch["scores"][usable].to(dtype)
     if "token_scores" in batch:
-        rewards = rewards + torch.where(counted, batch["token_scores"], 0.0)
+        rewards = rewards + torch.where(counted, batch["token_scores"].to(dtype), 0.0)
     if kl_coef:
         policy = _complete(log_probs, "log_probs", counted, batch)
         reference = _complete(batch["ref_log_probs"], "ref_log_probs", counted, batch)
         rewards = rewards - torch.where(counted, kl_coef * kl_estimator(estimator)(policy, reference), 0.0)
-    return batch.with_tokens(token_level_rewards=rewards)
+    if "baseline_scores" in batch:
+        batch = batch.with_rows(baseline_scores=batch["baseline_scores"].to(dtype).double())
+    return batch.with_tokens(token_level_rewards=rewards.double())
 
 
 def _complete(values: Tensor | None, name: str, counted: Tensor, batch: Batch) -> Tensor:

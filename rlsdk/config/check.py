@@ -11,7 +11,7 @@ from typing import Any
 from rlsdk.config.algorithm import POLICY_GRADIENT
 from rlsdk.config.base import Options
 from rlsdk.config.context import context_problems
-from rlsdk.config.evaluation import is_measured, metric_names
+from rlsdk.config.evaluation import is_measured, measured_figures, metric_names
 from rlsdk.config.explain import shown, unknown_key
 from rlsdk.config.old_log_probs import OldLogProbs, choose_old_log_probs, differing_settings
 from rlsdk.config.options import backend_options, options_problems
@@ -153,11 +153,15 @@ def _missing_rewards(config: RunConfig) -> Iterator[Problem]:
 def _watched(config: RunConfig) -> Iterator[Problem]:
     """Problems of metrics that something depends on but no evaluation reports."""
     measures = config.eval.measures()
+    own = any(part.rewards for part in config.eval.sets.values())
+    figures = measured_figures(
+        has_rewards=own or bool(config.rewards), has_reward_models=bool(config.reward_models) and not own
+    )
     for path, metric in watched(config):
         if config.eval.every_steps is None:
             yield Problem(path, f"{metric!r} is never measured: eval.every_steps is null")
-        elif not is_measured(metric, measures):
-            known = metric_names(measures)
+        elif not is_measured(metric, measures, figures):
+            known = metric_names(measures, figures)
             near = nearest(metric, known)
             yield Problem(path, f"{metric!r} is not a metric of the evaluations{near or f'; they have {known}'}")
 

@@ -206,17 +206,28 @@ class EvalConfig(Section):
         ]
 
 
-def is_measured(metric: str, measures: Sequence[Measure]) -> bool:
-    """Whether evaluations report a metric of this name, as far as the name shows before the first evaluation."""
+def is_measured(metric: str, measures: Sequence[Measure], figures: Collection[str] = FIGURES) -> bool:
+    """Whether evaluations report a metric of this name, as far as the name shows before the first evaluation.
+
+    `figures`: those of the run, see `measured_figures`.
+    """
     for measure in measures:
         before, _, after = measure.pattern.partition("{}")
         if metric.startswith(before) and metric.endswith(after):
             figure = metric[len(before) : len(metric) - len(after)]
-            if figure in FIGURES or _AT_K.fullmatch(figure) or _NAMED.fullmatch(figure):
+            if figure in figures or _AT_K.fullmatch(figure) or _NAMED.fullmatch(figure):
                 return True
     return False
 
 
-def metric_names(measures: Sequence[Measure]) -> Collection[str]:
+def metric_names(measures: Sequence[Measure], figures: Collection[str] = FIGURES) -> Collection[str]:
     """Names of the metrics that every measure has."""
-    return [measure.metric(figure) for measure in measures for figure in FIGURES]
+    return [measure.metric(figure) for measure in measures for figure in figures]
+
+
+def measured_figures(*, has_rewards: bool, has_reward_models: bool) -> Collection[str]:
+    """Those of `FIGURES` that the evaluations of a run report. Reward models do not score evaluations, so with them
+    there is no score to report; without rewards nothing is graded."""
+    missing = {"reward", "reward_se"} if has_reward_models else set()
+    missing |= set() if has_rewards else {"accuracy", "accuracy_se"}
+    return [figure for figure in FIGURES if figure not in missing]

@@ -222,8 +222,8 @@ class RewardLimitsConfig(Section):
     """Attempts at grading a sample if its grading process is killed or stopped from outside."""
     max_value: PositiveFloat = 1e30
     """Largest absolute value of a score, a token score or a metric."""
-    max_record_bytes: PositiveInt = 1 << 20
-    """Most bytes that a reward may return for one sample: 4 per token score, plus the metrics."""
+    max_record_bytes: PositiveInt = 1 << 21
+    """Most bytes that a reward may return for one sample: 8 per token score, plus the metrics."""
     max_metrics: PositiveInt = 32
     """Most metrics that a reward may return for one sample."""
     log_mb: Annotated[PositiveFloat, NO_INFLUENCE] = 4.0

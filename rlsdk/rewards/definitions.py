@@ -74,8 +74,8 @@ class RewardLimits:
     """Attempts at a sample whose grading process is killed from outside, and at loading the functions."""
     max_value: float = 1e30
     """Maximum magnitude of a score, a token score or a metric."""
-    max_record_bytes: int = 1 << 20
-    """Maximum bytes that a reward may return for one sample: 4 per token score, plus the metrics."""
+    max_record_bytes: int = 1 << 21
+    """Maximum bytes that a reward may return for one sample: 8 per token score, plus the metrics."""
     max_metrics: int = 32
     """Maximum number of metrics that a reward may return for one sample."""
     log_mb: float = 4.0

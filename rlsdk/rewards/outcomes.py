@@ -26,7 +26,7 @@ class Graded:
 
     score: float | None
     """None: the reward does not apply to the sample."""
-    token_scores: NDArray[np.float32] | None = None
+    token_scores: NDArray[np.float64] | None = None
     """`[response tokens]`."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
@@ -155,7 +155,7 @@ def check_length(graded: Graded, num_tokens: int) -> Failed | None:
     )
 
 
-def _check_tokens(values: object, limits: RewardLimits) -> NDArray[np.float32]:
+def _check_tokens(values: object, limits: RewardLimits) -> NDArray[np.float64]:
     try:
         if isinstance(values, str | bytes | Mapping):
             raise TypeError
@@ -172,7 +172,7 @@ def _check_tokens(values: object, limits: RewardLimits) -> NDArray[np.float32]:
         raise NonsenseError(
             FailureKind.NAN, f"the record has {found[at]:g} in token_scores, at position {at}; expected finite numbers"
         )
-    return found.astype(np.float32)
+    return found
 
 
 def _check_metrics(metrics: object, limits: RewardLimits) -> dict[str, float]:

@@ -30,7 +30,7 @@ _HEADER = struct.Struct(f"<B{NONCE_BYTES}sII")
 _DOUBLE = struct.Struct("<d")
 _GRADED = struct.Struct("<?d?I")
 """Header of a RECORD: whether there is a score, the score, whether there are token scores, their number. They follow as
-4-byte floats, then the metrics as JSON."""
+8-byte floats, then the metrics as JSON."""
 
 
 class Tag(IntEnum):
@@ -103,7 +103,7 @@ def encode_value(value: float, *, nonce: bytes = NO_NONCE, item: int = 0) -> byt
 
 def encode_graded(
     score: float | None,
-    token_scores: NDArray[np.float32] | None,
+    token_scores: NDArray[np.float64] | None,
     metrics: Mapping[str, float],
     *,
     nonce: bytes = NO_NONCE,
@@ -112,7 +112,7 @@ def encode_graded(
     """Encodes a RECORD. `score` None: the reward does not apply."""
     count = 0 if token_scores is None else len(token_scores)
     data = _GRADED.pack(score is not None, score or 0.0, token_scores is not None, count)
-    data += b"" if token_scores is None else token_scores.astype("<f4", copy=False).tobytes()
+    data += b"" if token_scores is None else token_scores.astype("<f8", copy=False).tobytes()
     data += json.dumps(dict(metrics)).encode() if metrics else b"{}"
     return _HEADER.pack(Tag.RECORD, nonce, item, len(data)) + data
 
@@ -162,10 +162,10 @@ def _decode(tag: Tag, nonce: bytes, item: int, data: bytes) -> Record:
 def _read_graded(data: bytes) -> dict[str, Any]:
     """Decodes the parts of a RECORD without validating them."""
     has_score, score, has_tokens, count = _GRADED.unpack_from(data)
-    end = _GRADED.size + 4 * count
+    end = _GRADED.size + 8 * count
     if end > len(data):
         raise ValueError("token scores are missing")
-    tokens = np.frombuffer(data, "<f4", count, _GRADED.size) if has_tokens else None
+    tokens = np.frombuffer(data, "<f8", count, _GRADED.size) if has_tokens else None
     return {"score": score if has_score else None, "token_scores": tokens, "metrics": json.loads(data[end:])}
 
 

@@ -37,7 +37,7 @@ class ResultBuilder:
         self._values = np.zeros(shape)
         self._graded = np.zeros(shape, dtype=np.bool_)
         self._failed = np.zeros(shape, dtype=np.bool_)
-        self._tokens: dict[tuple[int, int], NDArray[np.float32]] = {}
+        self._tokens: dict[tuple[int, int], NDArray[np.float64]] = {}
         self._metrics: dict[int, dict[str, float]] = {}
         self._failures: Counter[str] = Counter()
         self._examples: dict[tuple[FailureKind, int], list[tuple[int, str]]] = {}
@@ -89,10 +89,10 @@ class ResultBuilder:
         valid = usable(weights, graded, failed)
         totals = np.array(list(weights.values())) @ self._values
         return RewardResult(
-            scores=np.where(valid, totals, 0.0).astype(np.float32),
+            scores=np.where(valid, totals, 0.0),
             valid=valid,
             weights=weights,
-            by_reward=dict(zip(names, self._values.astype(np.float32), strict=True)),
+            by_reward=dict(zip(names, self._values, strict=True)),
             graded=graded,
             failed=failed,
             token_scores={at: found for at, found in self._token_sums().items() if valid[at]},
@@ -108,13 +108,13 @@ class ResultBuilder:
         if named:
             self._metrics.setdefault(sample, {}).update(named)
 
-    def _token_sums(self) -> dict[int, NDArray[np.float32]]:
+    def _token_sums(self) -> dict[int, NDArray[np.float64]]:
         """Returns, for each sample, the weighted sum of the token scores of its rewards."""
-        sums: dict[int, NDArray[np.float32]] = {}
+        sums: dict[int, NDArray[np.float64]] = {}
         for (reward, sample), found in sorted(self._tokens.items()):
             if self.rewards[reward].weight == 0:
                 continue
-            weighed = np.float32(self.rewards[reward].weight) * found
+            weighed = self.rewards[reward].weight * found
             sums[sample] = sums[sample] + weighed if sample in sums else weighed
         return sums
 

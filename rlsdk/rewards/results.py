@@ -31,20 +31,20 @@ class FailureExample:
 class RewardResult:
     """Result of grading `B` samples. For a sample, a reward returns a number, fails, or does not apply."""
 
-    scores: NDArray[np.float32]
-    """`[B]` float32: weighted sum of the rewards that returned a number; 0 where `valid` is False."""
+    scores: NDArray[np.float64]
+    """`[B]` float64: weighted sum of the rewards that returned a number; 0 where `valid` is False."""
     valid: NDArray[np.bool_]
     """`[B]`: no reward of non-zero weight failed, and at least one returned a number."""
     weights: Mapping[str, float]
     """Reward's name -> its factor in `scores`."""
-    by_reward: Mapping[str, NDArray[np.float32]]
-    """Reward's name -> `[B]` float32, not weighted; 0 where it returned no number."""
+    by_reward: Mapping[str, NDArray[np.float64]]
+    """Reward's name -> `[B]` float64, not weighted; 0 where it returned no number."""
     graded: Mapping[str, NDArray[np.bool_]]
     """Reward's name -> `[B]`: it returned a number."""
     failed: Mapping[str, NDArray[np.bool_]]
     """Reward's name -> `[B]`: it failed."""
-    token_scores: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
-    """Sample -> `[response tokens]` float32: weighted sum of the token scores; only samples with token scores."""
+    token_scores: Mapping[int, NDArray[np.float64]] = field(default_factory=dict)
+    """Sample -> `[response tokens]` float64: weighted sum of the token scores; only samples with token scores."""
     metrics: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     """Sample -> `REWARD/METRIC` -> number; only samples with metrics."""
     failures: Counter[str] = field(default_factory=Counter)
@@ -97,7 +97,7 @@ def merge(parts: Sequence[RewardResult], names: Sequence[str]) -> RewardResult:
     failed = {name: found for part in parts for name, found in part.failed.items()}
     by_reward = {name: found for part in parts for name, found in part.by_reward.items()}
     valid = usable(weights, graded, failed)
-    tokens: dict[int, NDArray[np.float32]] = {}
+    tokens: dict[int, NDArray[np.float64]] = {}
     metrics: dict[int, dict[str, float]] = {}
     for part in parts:
         for at, found in part.token_scores.items():
@@ -107,7 +107,7 @@ def merge(parts: Sequence[RewardResult], names: Sequence[str]) -> RewardResult:
     total = np.sum([np.float64(weights[name]) * by_reward[name] for name in names], axis=0)
     examples = sorted((one for part in parts for one in part.examples), key=lambda one: one.sample)
     return RewardResult(
-        scores=np.where(valid, total, 0.0).astype(np.float32),
+        scores=np.where(valid, total, 0.0),
         valid=valid,
         weights={name: weights[name] for name in names},
         by_reward={name: by_reward[name] for name in names},

@@ -57,7 +57,7 @@ def make_batch(groups: Sequence[Group], *, temperature: float) -> Batch:
             "policy_version": _versions([found[0] if found else None for found in row_runs]),
             "last_policy_version": _versions([found[-1] if found else None for found in row_runs]),
             "truncated": torch.tensor(reasons, dtype=torch.bool),
-            "scores": torch.tensor([sample.grade.score for _, sample, _ in rows], dtype=torch.float32),
+            "scores": torch.tensor([sample.grade.score for _, sample, _ in rows], dtype=torch.float64),
             "valid": torch.tensor([sample.grade.valid for _, sample, _ in rows], dtype=torch.bool),
             **_baselines([group for group, _, _ in rows]),
         },
@@ -75,13 +75,13 @@ def _token_scores(rows: Sequence[tuple[Sample, Trajectory]], mask: NDArray[np.bo
     """Token scores `[N]`: 0 in rows without any, and on tokens that the policy did not sample."""
     if all(sample.grade.token_scores is None for sample, _ in rows):
         return {}
-    scores = np.zeros(len(mask), np.float32)
+    scores = np.zeros(len(mask))
     end = 0
     for sample, trajectory in rows:
         start, end = end, end + trajectory.num_tokens
         if sample.grade.token_scores is not None:
             scores[start + len(trajectory.spans[0]) : end] = sample.grade.token_scores
-    return {"token_scores": torch.from_numpy(np.where(mask, scores, np.float32(0.0)))}
+    return {"token_scores": torch.from_numpy(np.where(mask, scores, 0.0))}
 
 
 def _baselines(groups: Sequence[Group]) -> dict[str, torch.Tensor]:
@@ -90,7 +90,7 @@ def _baselines(groups: Sequence[Group]) -> dict[str, torch.Tensor]:
         return {}
     found = [group.baseline for group in groups]
     scores = [one.total if one is not None and one.grade.valid else float("nan") for one in found]
-    return {"baseline_scores": torch.tensor(scores, dtype=torch.float32)}
+    return {"baseline_scores": torch.tensor(scores, dtype=torch.float64)}
 
 
 def _versions(runs: Sequence[VersionRun | None]) -> torch.Tensor:

@@ -56,7 +56,7 @@ class Grade:
     """Whether it failed and `score` is the configured score of failed samples."""
     terms: Mapping[str, float] = field(default_factory=dict)
     """Name of a reward -> its value before weighting; only rewards that returned a number."""
-    token_scores: NDArray[np.float32] | None = None
+    token_scores: NDArray[np.float64] | None = None
     """`[response tokens]`: scores of all tokens after the prompt, including tool tokens, in addition to `score`. None:
     no reward returned any."""
     metrics: Mapping[str, float] = field(default_factory=dict)

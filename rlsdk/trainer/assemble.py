@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rlsdk.config import RunConfig, comparable_log_probs
+from rlsdk.config import RunConfig, choose_old_log_probs, comparable_log_probs
 from rlsdk.data import PromptStream, special_ids
 from rlsdk.interfaces import Algorithm, BackendKind, SyncReport, Trajectory
 from rlsdk.kit.hf import model_vocabulary
@@ -16,7 +16,9 @@ from rlsdk.rollouts import RolloutStream
 from rlsdk.rollouts.journal import FOLDER
 from rlsdk.rollouts.rollouter import without_stop
 from rlsdk.trainer.average import PolicyAverage
+from rlsdk.trainer.eval_parts import samples_whole_distribution
 from rlsdk.trainer.fleet import Fleet, fleet_of
+from rlsdk.trainer.grading import CorrectRule
 from rlsdk.trainer.history import History
 from rlsdk.trainer.made_by import made_by
 from rlsdk.trainer.parts import build_algorithm
@@ -70,7 +72,7 @@ def rl_stage(config: RunConfig, registry: Registry, run_inputs: RunInputs, sessi
         publisher,
         evaluate,
         run_inputs.output,
-        _options(config, run_inputs),
+        _options(config, registry, run_inputs),
         _settings(config),
         state,
         eval_options(config),
@@ -127,8 +129,18 @@ def _source(
     )
 
 
-def _options(config: RunConfig, run_inputs: RunInputs) -> RlOptions:
+def _options(config: RunConfig, registry: Registry, run_inputs: RunInputs) -> RlOptions:
+    kind = registry.backend(BackendKind.ROLLOUT, config.rollout.backend).log_prob_kind
+    old = choose_old_log_probs(
+        config.algorithm,
+        stale=config.schedule.overlaps,
+        num_updates=config.trainer.updates_per_step * config.trainer.epochs_per_step,
+        comparable=comparable_log_probs(kind, config.rollout),
+    )
     return RlOptions(
+        has_entropy=samples_whole_distribution(config.rollout, kind),
+        accounts_for_sampler=old.accounts_for_sampler,
+        correct=CorrectRule(reward=config.eval.correct_reward, least=config.eval.correct_from),
         temperature=config.rollout.temperature,
         reward_names=[reward.title for reward in config.rewards],
         max_failure_share=config.reward_limits.max_failure_share,

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rlsdk.config import EvalSetConfig, Measure, RewardConfig, RunConfig
+from rlsdk.config import EvalSetConfig, Measure, RewardConfig, RolloutConfig, RunConfig
 from rlsdk.interfaces import LogProbKind, SamplingParams
 from rlsdk.registry import Registry
 from rlsdk.rewards import Scorer
@@ -104,8 +104,8 @@ def eval_sampling(part: EvalSetConfig, training: SamplingParams) -> SamplingPara
     )
 
 
-def samples_whole_distribution(part: EvalSetConfig, kind: LogProbKind) -> bool:
-    """Whether -log p of a sample estimates the entropy of the sampling distribution: True if there is no filter and
+def samples_whole_distribution(part: EvalSetConfig | RolloutConfig, kind: LogProbKind) -> bool:
+    """Whether -log p of a sample estimates the policy's entropy at this temperature: True if there is no filter, and
     log-probs are those of the distribution after temperature."""
     filtered = part.top_p < 1 or part.top_k > 0 or part.min_p > 0
     return part.temperature > 0 and not filtered and (kind is not LogProbKind.RAW or part.temperature == 1)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlsdk.algorithms import reaches
 from rlsdk.config import Measure
 from rlsdk.data import Prompt
 from rlsdk.interfaces import FinishReason, SamplingParams
@@ -26,6 +27,8 @@ class EvalSet:
     sampling: SamplingParams
     reward_names: Sequence[str]
     """Names of its rewards, in order."""
+    has_whole_score: bool = True
+    """Whether its rewards are all that scores a sample in training: no reward model does."""
     has_entropy: bool
     """Whether its samples' log-probs are those of the sampling distribution."""
 
@@ -57,7 +60,7 @@ class EvalSet:
         name = next((name for name in self.correct_rewards if name in grade.terms or name in failed), None)
         if grade.has_failed or name is None or name in failed:
             return None
-        return grade.terms[name] >= self.measure.config.correct_from
+        return reaches(grade.terms[name], self.measure.config.correct_from)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +127,9 @@ def set_figures(groups: Sequence[Group], part: EvalSet) -> dict[str, float]:
     verdicts = [[float(correct) for _, correct in members] for members in graded]
     scores = [[sample.total for sample in group.samples if not sample.grade.has_failed] for group in groups]
     # If only reward models score a run, nothing is graded here.
-    judged = {**_mean_and_error("accuracy", verdicts), **_mean_and_error("reward", scores)} if part.reward_names else {}
+    judged = _mean_and_error("accuracy", verdicts) if part.reward_names else {}
+    if part.reward_names and part.has_whole_score:
+        judged |= _mean_and_error("reward", scores)
     figures = {
         **judged,
         **{f"reward/{name}": value for name, value in summary.terms.items()},
@@ -187,7 +192,7 @@ def _sample_row(group: Group, at: int, sample: Sample, part: EvalSet) -> dict[st
         "reference": prompt.answer,
         "answer": final_answer(sample.text),
         "correct": part.verdict(sample),
-        "score": None if grade.has_failed or not part.reward_names else sample.total,
+        "score": sample.total if part.reward_names and part.has_whole_score and not grade.has_failed else None,
         "rewards": dict(grade.terms),
         "failures": [{"kind": f.kind, "reward": f.source, "message": f.message} for f in grade.failures],
         **made,

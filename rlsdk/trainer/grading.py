@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rlsdk.algorithms import reaches
 from rlsdk.interfaces import BatchError, RewardSample
 from rlsdk.rewards import OWN_METRICS, RewardResult, Scorer, failures_of
 from rlsdk.rollouts import Failure, Grade, Group
@@ -78,6 +79,21 @@ def grades_of(result: RewardResult, failed_score: float | None = None) -> list[G
 
 
 @dataclass(frozen=True, kw_only=True)
+class CorrectRule:
+    """Which samples count as correct."""
+
+    reward: str | None = None
+    """Name of the reward that decides; None: the first one that applies to a sample."""
+    least: float = 1.0
+    """A sample is correct if that reward is at least this value."""
+
+    def holds(self, grade: Grade, names: Sequence[str]) -> bool:
+        """Whether a sample is correct; False if it has no score. `names`: of all rewards, in order."""
+        decide = names if self.reward is None else [self.reward]
+        return not grade.has_failed and reaches(_first_term(grade, decide), self.least)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TermSummary:
     """Statistics of one reward over many samples."""
 
@@ -102,8 +118,7 @@ class GradeSummary:
     """Mean score without dropped samples; 0 if all were dropped."""
     std: float
     accuracy: float
-    """Share of all samples to which the first reward that applies gave 1 or more; a failed sample counts as
-    incorrect."""
+    """Share of all samples that are correct (`CorrectRule`); a failed sample counts as incorrect."""
     terms: Mapping[str, float]
     """Mean of each reward over the samples that it graded; rewards that graded none are left out."""
     by_reward: Mapping[str, TermSummary]
@@ -115,10 +130,16 @@ class GradeSummary:
     """The sample of `example`, if known."""
 
     @classmethod
-    def of(cls, grades: Sequence[Grade], names: Sequence[str], where: Sequence[str] = ()) -> GradeSummary:
+    def of(
+        cls,
+        grades: Sequence[Grade],
+        names: Sequence[str],
+        where: Sequence[str] = (),
+        correct: CorrectRule = CorrectRule(),
+    ) -> GradeSummary:
         """`names` are the reward names, in order; `where` names the sample of each grade."""
-        scores = np.array([grade.score for grade in grades if grade.valid], np.float32)
-        correct = [not grade.has_failed and _first_term(grade, names) >= 1.0 for grade in grades]
+        scores = np.array([grade.score for grade in grades if grade.valid])
+        right = [correct.holds(grade, names) for grade in grades]
         shown = [(at, failure) for at, grade in enumerate(grades) for failure in grade.failures if failure.message]
         by_reward = {name: _term(grades, name) for name in names}
         return cls(
@@ -126,7 +147,7 @@ class GradeSummary:
             num_failed=sum(grade.has_failed for grade in grades),
             mean=float(scores.mean()) if len(scores) else 0.0,
             std=float(scores.std()) if len(scores) else 0.0,
-            accuracy=sum(correct) / len(correct) if correct else 0.0,
+            accuracy=sum(right) / len(right) if right else 0.0,
             terms={name: term.mean for name, term in by_reward.items() if term.mean is not None},
             by_reward=by_reward,
             failures=Counter(failure.kind for grade in grades for failure in grade.failures),
@@ -135,13 +156,18 @@ class GradeSummary:
         )
 
     @classmethod
-    def of_groups(cls, groups: Sequence[Group], names: Sequence[str]) -> GradeSummary:
+    def of_groups(
+        cls,
+        groups: Sequence[Group],
+        names: Sequence[str],
+        correct: CorrectRule = CorrectRule(),
+    ) -> GradeSummary:
         """Summary over every sample of the groups; a failure names its row."""
         grades = grades_in(groups)
         if not any(grade.failures for grade in grades):
-            return cls.of(grades, names)
+            return cls.of(grades, names, (), correct)
         where = [f"{group.task.id} sample {at}" for group in groups for at in range(len(group.samples))]
-        return cls.of(grades, names, where)
+        return cls.of(grades, names, where, correct)
 
     def metrics(self) -> dict[str, float]:
         """For each reward: `NAME` (its mean), `NAME/applied_share`, `NAME/failed_share`, and `NAME/METRIC`."""

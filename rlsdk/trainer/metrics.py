@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rlsdk.algorithms import explained_variance, group_signal, update_means
+from rlsdk.algorithms import explained_variance, group_signal, score_dtype, update_means
 from rlsdk.interfaces import Batch
 
 if TYPE_CHECKING:
@@ -48,12 +48,19 @@ class StepClock:
         return {**named, "time/other_s": max(total - sum(self.seconds.values()), 0.0), "time/step_s": total}
 
 
-def batch_metrics(batch: Batch, summary: GradeSummary) -> dict[str, float]:
+def batch_metrics(batch: Batch, summary: GradeSummary, *, has_entropy: bool = True) -> dict[str, float]:
     """Reward, length and entropy metrics of a step's samples.
 
-    `policy/entropy` is an estimate: minus the mean log-prob of the sampled tokens, in nats.
+    Args:
+        batch: the step's batch.
+        summary: of its grades.
+        has_entropy: whether minus the mean log-prob of the sampled tokens, in nats, estimates the entropy: see
+            `samples_whole_distribution`. Otherwise it is `policy/sample_nll`.
     """
-    totals = batch["scores"] + batch.row_sum(batch["token_scores"]) if "token_scores" in batch else batch["scores"]
+    dtype = score_dtype(batch)
+    totals = batch["scores"].to(dtype)
+    if "token_scores" in batch:
+        totals = totals + batch.row_sum(batch["token_scores"].to(dtype))
     scores = totals[batch["valid"]]
     mask = batch["response_mask"]
     lengths = batch.row_sum(mask.long()).float()
@@ -67,7 +74,7 @@ def batch_metrics(batch: Batch, summary: GradeSummary) -> dict[str, float]:
         "response/tokens_max": float(lengths.max()) if len(lengths) else 0.0,
         "response/truncated_share": _mean(batch["truncated"].float()),
         "reward/groups_with_signal": group_signal(batch).share,
-        "policy/entropy": _mean(-batch["rollout_log_probs"][mask]),
+        "policy/entropy" if has_entropy else "policy/sample_nll": _mean(-batch["rollout_log_probs"][mask]),
     }
 
 
@@ -128,7 +135,7 @@ def _optimizer_metrics(area: str, results: Sequence[MiniBatchResult]) -> dict[st
 
 
 def _mean(values: torch.Tensor) -> float:
-    return float(values.float().mean()) if len(values) else 0.0
+    return float(values.mean()) if len(values) else 0.0
 
 
 def _average(values: Sequence[float]) -> float:

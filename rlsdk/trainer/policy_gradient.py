@@ -19,6 +19,7 @@ from rlsdk.algorithms import (
     ValueObjective,
     correct_rollout,
     count_stale,
+    group_signal,
     has_signal,
     keep_top_entropy,
     loss_weights,
@@ -69,7 +70,7 @@ class PolicyGradient(Algorithm):
     def accepts(self, scores: Sequence[float]) -> bool:
         dynamic = self.config.dynamic_sampling
         return not dynamic.enabled or has_signal(
-            torch.tensor(scores, dtype=torch.float64), min_spread=dynamic.min_spread
+            torch.tensor(scores, dtype=torch.float64), min_spread=dynamic.min_spread, compares=self._compares
         )
 
     def prepare(self, batch: Batch, models: Models) -> tuple[Batch, Mapping[str, float]]:
@@ -83,7 +84,8 @@ class PolicyGradient(Algorithm):
         for each in made.passes:
             given = models.forward(each.role, batch, each.output)
             if each.output == "scores":
-                batch = batch.with_rows(scores=batch["scores"] + models.reward_weights[each.role] * given)
+                weight = models.reward_weights[each.role]
+                batch = batch.with_rows(scores=batch["scores"] + weight * given.double())
                 metrics[f"reward/{each.role}"] = float(given.mean()) if len(given) else 0.0
             else:
                 batch = batch.with_tokens(**{each.field: given})
@@ -103,7 +105,9 @@ class PolicyGradient(Algorithm):
             steered = KlController(coef=penalty, target=self.config.kl_target, horizon=self.config.kl_horizon)
             self.kl_coef = steered.after(metrics["policy/kl"], batch.num_rows).coef
         batch = token_level_rewards(batch, kl_coef=penalty, estimator=self.kl_in_reward, log_probs=policy)
-        batch = self.advantage(batch, **self.config.advantage_options)
+        if self._compares is not None:
+            metrics["reward/groups_with_signal"] = group_signal(batch, compares=self._compares).share
+        batch = _narrowed(self.advantage(batch, **self.config.advantage_options))
         batch.validate(("advantages",))
         return batch, metrics
 
@@ -190,6 +194,11 @@ class PolicyGradient(Algorithm):
         batch = shape_scores(batch, lengths, max_tokens=self.run.rollout.max_response_tokens)
         return overlong_filter(batch) if lengths.overlong_filter else batch
 
+    @property
+    def _compares(self) -> str | None:
+        """What the advantage estimator compares within a group; None: all scores."""
+        return getattr(self.advantage, "compares", None)
+
     def _penalty(self) -> float:
         """Coefficient of the KL in the reward."""
         return self.kl_coef if self.config.kl_in_reward else 0.0
@@ -222,3 +231,9 @@ class PolicyGradient(Algorithm):
             part = part.with_tokens(loss_weight=loss_weights(part, aggregation, max_tokens=most))
             weights.append((part if share is None else keep_top_entropy(part, share))["loss_weight"])
         return scatter_loss_weights(batch, mini_batches, weights)
+
+
+def _narrowed(batch: Batch) -> Batch:
+    """Rounds what an estimator computed from scores, in float64, to the dtype in which engines read it."""
+    names = [name for name in ("advantages", "returns") if name in batch.tokens]
+    return batch.with_tokens(**{name: batch[name].float() for name in names if batch[name].is_floating_point()})

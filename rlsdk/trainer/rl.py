@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from rlsdk.rollouts import Group, make_batch
 from rlsdk.trainer.average import PolicyAverage
 from rlsdk.trainer.evaluation import Evaluated, Evaluation, rollout_info
 from rlsdk.trainer.evaluations import EvalOptions, Evaluations
-from rlsdk.trainer.grading import GradeSummary, check_failures
+from rlsdk.trainer.grading import CorrectRule, GradeSummary, check_failures
 from rlsdk.trainer.metrics import SPECIAL, StepClock, actor_metrics, batch_metrics, critic_metrics, special_share
 from rlsdk.trainer.phases import RolloutPhase
 from rlsdk.trainer.policy import Learned, PolicyLearner
@@ -27,7 +27,7 @@ from rlsdk.trainer.state import TrainerState
 from rlsdk.trainer.step_times import REUSED
 from rlsdk.trainer.stopping import PreemptedError
 from rlsdk.trainer.timeline import staleness_metrics
-from rlsdk.trainer.watch import LearningWatch, quantized_notice
+from rlsdk.trainer.watch import ADVANTAGES, LearningWatch, quantized_notice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +36,18 @@ class RlOptions:
 
     temperature: float
     reward_names: Sequence[str]
+    correct: CorrectRule = field(default_factory=CorrectRule)
+    """Which samples count as correct."""
     max_failure_share: float
     """Largest allowed share of a step's samples without a score; more end the run."""
     special: Collection[int]
     """Special tokens that are no stop tokens: responses with one are counted."""
     shown_samples: SampleLog
     """Which samples of each step are logged with their text."""
+    has_entropy: bool = True
+    """Whether the samples' log-probs estimate the policy's entropy."""
+    accounts_for_sampler: bool = False
+    """Whether the policy that sampled stands in the ratio or in a weight, so that its difference is corrected."""
     max_staleness: int = 0
     """Largest staleness in steps; above 0, groups are made while a step trains."""
     preempt_s: float = 60.0
@@ -95,7 +101,7 @@ class RlStage(Stage):
     def advance(self) -> Mapping[str, float]:
         clock = StepClock()
         groups = self.collect(clock)
-        summary = GradeSummary.of_groups(groups, self.options.reward_names)
+        summary = GradeSummary.of_groups(groups, self.options.reward_names, self.options.correct)
         self.state.count_failures(summary.failures)
         check_failures(summary, self.options.max_failure_share, self.output.view)
         learned = learn_from(groups, self.learner, self.state, self.step, self.options.temperature, clock)
@@ -111,7 +117,8 @@ class RlStage(Stage):
         self._report(metrics, groups, learned.batch)
         self._check_parity(metrics)
         self._note_quantized(metrics)
-        for text in self._watch.step(self.step, metrics):
+        has_advantages = "advantages" in learned.batch and bool(learned.batch["advantages"].any())
+        for text in self._watch.step(self.step, {**metrics, ADVANTAGES: float(has_advantages)}):
             self.output.view.notice(text)
         return metrics
 
@@ -201,7 +208,7 @@ class RlStage(Stage):
             "sync/bytes": float(report.num_bytes), "sync/moved_bytes": float(report.moved_bytes),
         }  # fmt: skip
         metrics = {
-            **batch_metrics(learned.batch, summary),
+            **batch_metrics(learned.batch, summary, has_entropy=self.options.has_entropy),
             **({SPECIAL: share} if (share := special_share(learned.batch, self.options.special)) else {}),
             **rollout_info(groups),
             "rollout/rejected_groups": float(len(self.source.rejected)),
@@ -235,7 +242,8 @@ class RlStage(Stage):
         report = self.publisher.last_report
         if report is not None and not self._quantized_noted:
             self._quantized_noted = True
-            if text := quantized_notice(report.quantized_tensors, report.num_tensors, metrics):
+            accounted = self.options.accounts_for_sampler
+            if text := quantized_notice(report.quantized_tensors, report.num_tensors, metrics, accounted=accounted):
                 self.output.view.notice(text)
 
     def _check_parity(self, metrics: Mapping[str, float]) -> None:

@@ -103,6 +103,7 @@ def evaluation_of(
                 prompts=prompts[measure.name],
                 sampling=eval_sampling(measure.config, sampling),
                 reward_names=[reward.title for reward in measure.config.rewards or config.rewards],
+                has_whole_score=bool(measure.config.rewards) or not config.reward_models,
                 has_entropy=samples_whole_distribution(measure.config, kind),
             )
             for measure in config.eval.measures()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlsdk.config.algorithm import POLICY_GRADIENT
+from rlsdk.config.old_log_probs import cuts_of
 from rlsdk.registry import ComponentKind
 
 if TYPE_CHECKING:
@@ -31,8 +32,19 @@ class Symptom:
     """Consecutive steps before a warning."""
 
 
+ADVANTAGES = "advantages"
+"""Beside the metrics of a step: 1 if some token had an advantage. An estimator that compares no samples of a prompt
+gives advantages where `reward/groups_with_signal` is 0, for instance with one sample a prompt."""
+
+
+def _is_uniform(metrics: Mapping[str, float]) -> bool:
+    """Whether all samples of the step got the same score, up to rounding."""
+    return metrics.get("reward/std", 1.0) <= 1e-12 * abs(metrics.get("reward/mean", 0.0))
+
+
 def _has_no_signal(metrics: Mapping[str, float]) -> bool:
-    return metrics.get("reward/groups_with_signal") == 0.0 and metrics.get("reward/invalid_share", 0.0) < 1.0
+    same = metrics.get("reward/groups_with_signal") == 0.0 and metrics.get("reward/invalid_share", 0.0) < 1.0
+    return same and (not metrics.get(ADVANTAGES) or _is_uniform(metrics))
 
 
 def _is_saturated(metrics: Mapping[str, float]) -> bool:
@@ -40,7 +52,7 @@ def _is_saturated(metrics: Mapping[str, float]) -> bool:
 
 
 def _describe_no_signal(metrics: Mapping[str, float]) -> str:
-    same = metrics.get("reward/std", 1.0) == 0.0
+    same = _is_uniform(metrics)
     every = "every sample" if same else "every sample of a prompt"
     likely = (
         "The reward may never find what it looks for (the answer's mark, the field of the reference), the task may be "
@@ -48,8 +60,11 @@ def _describe_no_signal(metrics: Mapping[str, float]) -> str:
         if same
         else "Prompts may be too easy or too hard each: more samples_per_prompt, another temperature, or other data"
     )
-    mean = metrics.get("reward/mean", 0.0)
-    return f"{every} got the same score (mean {mean:.3g}), so there is no gradient. {likely}; {SAMPLES}"
+    seen = f"{every} got the same score (mean {metrics.get('reward/mean', 0.0):.3g})"
+    if metrics.get("policy/grad_norm", 0.0) > 0:
+        others = "what moves the weights are other terms (a KL, the entropy, a critic)"
+        return f"{seen}, so scores give no gradient; {others}. {likely}; {SAMPLES}"
+    return f"{seen}, so there is no gradient. {likely}; {SAMPLES}"
 
 
 def _is_not_finite(metrics: Mapping[str, float]) -> bool:
@@ -146,6 +161,12 @@ def rate_notices(config: RunConfig, fields: Iterable[str]) -> Iterator[str]:
 
 def setting_notices(config: RunConfig, registry: Registry) -> Iterator[str]:
     """Notices about risky settings: stale samples, updates of unequal size, a loss without a ratio."""
+    if cuts := cuts_of(config.rollout):
+        yield (
+            f"{cuts}: tokens are sampled from a part of the policy's distribution. KLs (policy/kl, policy/approx_kl, "
+            "mismatch/*) are means over such tokens, and policy/sample_nll stands in place of policy/entropy, which "
+            "they do not show"
+        )
     if config.schedule.uncorrected:
         yield "warning: stale samples are trained without a correction (schedule.uncorrected)"
     if config.algorithm.name == POLICY_GRADIENT:
@@ -201,7 +222,9 @@ def off_policy_warning(name: str, loss: object, trainer: TrainerConfig) -> str |
     )
 
 
-def quantized_notice(quantized: int, total: int, metrics: Mapping[str, float]) -> str | None:
+def quantized_notice(
+    quantized: int, total: int, metrics: Mapping[str, float], *, accounted: bool = False
+) -> str | None:
     """Notice, after the first step, that samples come from quantized weights: they are off-policy even if no sample is
     stale.
 
@@ -209,6 +232,7 @@ def quantized_notice(quantized: int, total: int, metrics: Mapping[str, float]) -
         quantized: number of tensors that are served as float8.
         total: number of tensors that are served.
         metrics: metrics of the step.
+        accounted: whether the policy that sampled stands in the ratio, or in a weight of it.
     """
     if not quantized:
         return None
@@ -219,6 +243,8 @@ def quantized_notice(quantized: int, total: int, metrics: Mapping[str, float]) -
     )
     if "mismatch/kl_k1" in metrics:
         return f"{text}; mismatch/* shows how far apart they are"
+    if accounted:
+        return f"{text}; it stands in the ratio"
     return (
         f"{text}, and nothing corrects that. Give --algorithm.correction.mode truncate, which also measures mismatch/*"
     )

@@ -22,13 +22,13 @@ def make_batch(
     batch = Batch.from_rows([[0] * (p + r) for p, r in lengths])
     prompt = torch.tensor([p for p, _ in lengths])
     mask = batch.position_ids >= prompt[batch.row_of_token]
-    rewards = torch.zeros(batch.num_tokens)
+    rewards = torch.zeros(batch.num_tokens, dtype=torch.float64)
     answered = torch.tensor([r > 0 for _, r in lengths])
-    rewards[(batch.offsets[1:] - 1)[answered]] = torch.tensor(scores)[answered]
+    rewards[(batch.offsets[1:] - 1)[answered]] = torch.tensor(scores, dtype=torch.float64)[answered]
     return batch.with_tokens(response_mask=mask, token_level_rewards=rewards).with_rows(
-        scores=torch.tensor(scores),
+        scores=torch.tensor(scores, dtype=torch.float64),
         uid=torch.tensor(uid),
-        **{"valid": torch.ones(len(scores), dtype=torch.bool), **{k: torch.tensor(v) for k, v in rows.items()}},
+        **{"valid": torch.ones(len(scores), dtype=torch.bool), **{k: torch.as_tensor(v) for k, v in rows.items()}},
     )
 
 
@@ -48,7 +48,7 @@ def steps(draw: st.DrawFn) -> Batch:
         lengths,
         valid=(rng.random(num_rows) < 0.8).tolist(),
         truncated=(rng.random(num_rows) < 0.3).tolist(),
-        baseline_scores=rng.choice([0.0, 1.0, np.nan], num_rows).astype(np.float32).tolist(),
+        baseline_scores=torch.from_numpy(rng.choice([0.0, 1.0, np.nan], num_rows)),
     )
     last = torch.zeros(batch.num_tokens, dtype=torch.bool)
     last[batch.offsets[1:] - 1] = True

@@ -226,7 +226,8 @@ def test_every_registered_estimator_is_tested_here_and_declares_what_it_reads() 
     registry = Registry.discover({})
     names = registry.usable(ComponentKind.ADVANTAGE)
     assert set(names) == set(ESTIMATORS) - {"grpo_batch", "grpo_without_deviation"}
-    batch = make_batch([1.0, 0.0], [7, 7], baseline_scores=[0.0, 0.0]).with_tokens(values=torch.zeros(6))
+    baseline = torch.zeros(2, dtype=torch.float64)
+    batch = make_batch([1.0, 0.0], [7, 7], baseline_scores=baseline).with_tokens(values=torch.zeros(6))
     always = ("token_level_rewards", "response_mask")
     for name in names:
         estimator = registry.function(ComponentKind.ADVANTAGE, name)

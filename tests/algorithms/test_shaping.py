@@ -55,9 +55,10 @@ def test_penalties_equal_plain_python(batch: Batch) -> None:
     lengths = [row.length for row in plain_rows(batch)]
     soft = alg.overlong_punishment(batch, max_tokens=5, cache_tokens=3)["scores"] - batch["scores"]
     expected = [0.0 if n <= 2 else max((2 - n) / 3, -1.0) for n in lengths]
-    torch.testing.assert_close(soft, torch.tensor(expected), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(soft, torch.tensor(expected, dtype=torch.float64))
     linear = alg.length_penalty(batch, coef=0.5, free_tokens=2)["scores"] - batch["scores"]
-    torch.testing.assert_close(linear, torch.tensor([-0.5 * max(n - 2, 0) for n in lengths]), rtol=1e-5, atol=1e-6)
+    expected = [-0.5 * max(n - 2, 0) for n in lengths]
+    torch.testing.assert_close(linear, torch.tensor(expected, dtype=torch.float64))
 
 
 def test_truncated_rows_carry_no_loss_and_keep_their_say_in_the_group() -> None:

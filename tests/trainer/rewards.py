@@ -11,6 +11,20 @@ def share_of_digits(sample: RewardSample) -> float:
     return sum(letter.isdigit() for letter in sample.response) / max(len(sample.response), 1)
 
 
+def large(sample: RewardSample) -> float:
+    """The number of digits, far from 0."""
+    return 1e8 + sum(letter.isdigit() for letter in sample.response)
+
+
+def number_of_digits(sample: RewardSample) -> float:
+    return float(sum(letter.isdigit() for letter in sample.response))
+
+
+def rounded(sample: RewardSample) -> float:
+    """Three tenths, in two ways of adding up."""
+    return 0.1 + 0.2 if even_letters(sample) else 0.3
+
+
 def constant(sample: RewardSample) -> float:
     return 0.5
 

@@ -12,12 +12,14 @@ import pytest
 from test_loop import HERE, TASK, Recorder, run, trainer_of
 
 from rlsdk.config import RunConfig, load_config
-from rlsdk.interfaces import ConfigError
+from rlsdk.interfaces import ConfigError, LogProbKind, SamplingParams
 from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.trainer.checkpoint import CheckpointStore
 from rlsdk.trainer.eval_metrics import pass_at_k
+from rlsdk.trainer.evaluation import set_figures
 from rlsdk.trainer.evaluations import EvaluationError
+from rlsdk.trainer.streams import evaluation_of
 
 REWARD = HERE / "rewards.py"
 EVERY_STEP = ["--eval.every_steps", "1", "--trainer.keep_checkpoints", "1"]
@@ -157,6 +159,28 @@ def test_a_metric_that_is_never_measured_is_refused(
 
     problems = check_run(config_of(model, registry, 1, *extra), registry, "qwen2", "cpu")
     assert any(told in str(problem) for problem in problems)
+
+
+def test_the_score_of_an_evaluation_is_shown_only_where_it_is_the_whole_score(model: str, registry: Registry) -> None:
+    """Reward models do not score evaluations: what the other rewards add up to is not the score that is trained on."""
+    from rlsdk.config import check_run
+
+    watch = ["--eval.every_steps", "1", "--eval.early_stopping.metric"]
+    models = ["--reward_models", json.dumps([{"path": model}])]
+    whole = config_of(model, registry, 1, *watch, "eval/reward_greedy")
+    part = config_of(model, registry, 1, *watch, "eval/reward_greedy", *models)
+    other = config_of(model, registry, 1, *watch, "eval/accuracy_greedy", *models)
+    refused = [any("eval.early_stopping" in each.path for each in check_run(c, registry, "qwen2", "cpu"))
+               for c in (whole, part, other)]  # fmt: skip
+    assert refused == [False, True, False]
+    stream: Any = None
+    sampling = SamplingParams(max_tokens=4)
+    for config, expected in ((whole, True), (part, False)):
+        sets = {measure.name: [] for measure in config.eval.measures()}
+        evaluation = evaluation_of(config, sets, sampling, stream, LogProbKind.AFTER_TEMPERATURE)  # type: ignore[arg-type]
+        assert evaluation is not None
+        figures = [set_figures([], each) for each in evaluation.sets]
+        assert all("accuracy" in found and ("reward" in found) is expected for found in figures)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from rlsdk.algorithms import grpo, reinforce, token_level_rewards
+from rlsdk.config import LengthConfig
 from rlsdk.interfaces import (
     BatchError,
     FinishReason,
@@ -25,10 +27,12 @@ from rlsdk.interfaces import (
 )
 from rlsdk.rewards import RewardDef, RewardResult, RewardRunner
 from rlsdk.rewards.definitions import FailureKind, RewardLimits
+from rlsdk.rewards.protocol import encode_graded, take_records
 from rlsdk.rewards.result_builder import ResultBuilder
-from rlsdk.rollouts import Group, GroupId, GroupTask, RolloutStream, Sample, StreamOptions, make_batch
+from rlsdk.rollouts import Grade, Group, GroupId, GroupTask, RolloutStream, Sample, StreamOptions, make_batch
+from rlsdk.rollouts.records import grade_from, record_of
 from rlsdk.trainer.events import RunView
-from rlsdk.trainer.grading import GradeSummary, RewardGrader, check_failures, grades_of
+from rlsdk.trainer.grading import CorrectRule, GradeSummary, RewardGrader, check_failures, grades_of
 from rlsdk.trainer.metrics import batch_metrics
 from rlsdk.trainer.sampler import scores_of
 
@@ -172,7 +176,7 @@ def test_scores_of_tokens_reach_returns_and_group_advantages() -> None:
     metrics = batch_metrics(batch.with_tokens(advantages=advantages), summary)
     assert (metrics["reward/mean"], metrics["reward/groups_with_signal"]) == (5.5, 1.0)
     assert (turns.total, plain.total) == (10.5, 0.5)
-    assert scores_of(group) == [10.5, 0.5]
+    assert scores_of(group, LengthConfig(), max_tokens=9) == [10.5, 0.5]
 
 
 def test_a_batch_without_scores_of_tokens_has_no_such_field() -> None:
@@ -226,8 +230,53 @@ def test_through_the_stream_and_a_grading_process_a_reward_sees_tokens_and_score
             stream.close()
     batch = make_batch([group], temperature=1.0).validate()
     mask = batch["response_mask"]
-    assert torch.allclose(batch["token_scores"][mask], torch.tensor([0.0, 0.01, 0.02, 0.03] * 2))
+    assert torch.allclose(batch["token_scores"][mask], torch.tensor([0.0, 0.01, 0.02, 0.03] * 2, dtype=torch.float64))
     assert Counter(name for s in group.samples for name in s.grade.metrics) == {
         "by_token/tokens": 2,
         "by_token/prompt.chars": 2,
     }
+
+
+def test_scores_and_scores_of_tokens_are_float64_from_the_reward_to_the_batch() -> None:
+    """By way of the record of a grading process and of a line of the journal. In float32 1e8 + 1 is 1e8."""
+    score, tokens = 1e8 + 1, [0.1, 16_777_217.0, -1e9 - 1]
+    sent = encode_graded(score, np.array(tokens), {})
+    (record,) = take_records(bytearray(sent))
+    assert record.body is not None
+    assert (record.body["score"], record.body["token_scores"].tolist()) == (score, tokens)
+    sample = graded([(3, True)], score, tokens)
+    again = grade_from(json.loads(json.dumps(record_of(sample, (9, 9)))))
+    assert again.token_scores is not None
+    assert (again.score, again.terms, again.token_scores.tolist()) == (score, {"steps": score}, tokens)
+    batch = make_batch([group_of([sample, sample])], temperature=1.0).validate()
+    assert batch["scores"].tolist() == [score, score]
+    assert batch["token_scores"][batch["response_mask"]].tolist() == tokens * 2
+
+
+@pytest.mark.parametrize("threshold", [0.7, 0.8, 1.0])
+def test_a_score_that_reaches_the_threshold_up_to_rounding_is_correct(threshold: float) -> None:
+    """In float32, 0.7 was less than 0.7; 0.1 + 0.7 is less than 0.8."""
+    score = {0.7: 0.7, 0.8: 0.1 + 0.7, 1.0: sum([0.1] * 10)}[threshold]
+    rule = CorrectRule(least=threshold)
+    summary = GradeSummary.of([graded([(1, True)], score, None).grade], ["steps"], correct=rule)
+    assert summary.accuracy == 1.0
+    assert summary.mean == score
+
+
+def test_the_reward_that_decides_what_is_correct_decides_it_in_training_too() -> None:
+    grade = Grade(score=1.2, terms={"format": 1.0, "steps": 0.2})
+    names = ["format", "steps"]
+    assert GradeSummary.of([grade], names).accuracy == 1.0
+    assert GradeSummary.of([grade], names, correct=CorrectRule(reward="steps")).accuracy == 0.0
+    assert GradeSummary.of([grade], names, correct=CorrectRule(reward="steps", least=0.2)).accuracy == 1.0
+
+
+def test_samples_of_a_cut_distribution_show_no_entropy() -> None:
+    """Minus the mean log-prob of tokens that are the likely ones is not the entropy."""
+    group = group_of([graded([(2, True)], 0.5, None)] * 2)
+    batch, summary = make_batch([group], temperature=1.0), GradeSummary.of_groups([group], ["steps"])
+    batch = batch.with_tokens(advantages=torch.zeros(batch.num_tokens))
+    whole, cut = (batch_metrics(batch, summary, has_entropy=has) for has in (True, False))
+    assert "policy/sample_nll" not in whole
+    assert "policy/entropy" not in cut
+    assert whole["policy/entropy"] == cut["policy/sample_nll"]

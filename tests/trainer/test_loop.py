@@ -212,7 +212,7 @@ def test_the_kl_penalty_in_the_reward_reads_log_probs_of_every_row(
 
 def _scores(batch: Any) -> torch.Tensor:
     """Each row's score on its last token."""
-    flat = torch.zeros(batch.num_tokens)
+    flat = torch.zeros(batch.num_tokens, dtype=torch.float64)
     flat[batch.offsets[1:] - 1] = batch["scores"]
     return flat
 
@@ -372,8 +372,36 @@ def test_remax_measures_each_sample_against_a_greedy_one(model: str, registry: R
     last = [int(batch.token_index(torch.tensor([row]))[-1]) for row in range(8)]
     assert mask[last].all()
     gain = batch["scores"] - batch["baseline_scores"]
-    assert torch.allclose(batch["advantages"][last], gain, atol=1e-6)
+    assert torch.allclose(batch["advantages"][last], gain.float(), atol=1e-6)
     assert view.steps[0]["policy/entropy"] == pytest.approx(-float(batch["rollout_log_probs"][mask].mean()))
+
+
+def test_scores_far_from_zero_teach_what_those_near_it_do(model: str, registry: Registry, tmp_path: Path) -> None:
+    """In float32 all scores of a group were one number, and nothing was learned; the metrics said that they differ."""
+    near, far = (
+        run(config_of(model, registry, 2, reward=reward), registry, tmp_path / reward).steps
+        for reward in ("number_of_digits", "large")
+    )
+    for one, other in zip(near, far, strict=True):
+        for name in ("reward/groups_with_signal", "reward/std", "policy/grad_norm", "policy/loss"):
+            assert other[name] == pytest.approx(one[name], rel=1e-4), name
+        assert other["reward/mean"] - 1e8 == pytest.approx(one["reward/mean"], abs=1e-6)
+        assert one["policy/grad_norm"] > 0
+
+
+def test_scores_that_differ_by_rounding_only_are_no_signal(model: str, registry: Registry, tmp_path: Path) -> None:
+    """With dynamic sampling, such groups were accepted, and had no advantage."""
+    flags = ["--algorithm.dynamic_sampling.enabled", "true", "--algorithm.dynamic_sampling.max_groups", "1.5"]
+    view = run(config_of(model, registry, 1, *flags, reward="rounded"), registry, tmp_path / "rounded")
+    assert view.steps[0]["reward/groups_with_signal"] == 0.0
+    assert view.steps[0]["policy/grad_norm"] == 0.0
+    assert view.steps[0]["rollout/rejected_groups"] == 2.0
+
+
+def test_samples_of_a_part_of_the_distribution_show_no_entropy(model: str, registry: Registry, tmp_path: Path) -> None:
+    view = run(config_of(model, registry, 1, "--rollout.top_p", "0.9"), registry, tmp_path / "cut")
+    assert "policy/entropy" not in view.steps[0]
+    assert view.steps[0]["policy/sample_nll"] > 0
 
 
 @pytest.mark.parametrize("name", recipe_names())

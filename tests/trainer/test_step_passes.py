@@ -90,7 +90,7 @@ def stale_batch(staleness: int) -> Batch:
         uid=torch.tensor([0, 0, 1, 1]),
         policy_version=torch.tensor([VERSION, VERSION - staleness, VERSION, VERSION]),
         last_policy_version=torch.full((4,), VERSION),
-        scores=torch.tensor([0.0, 1.0, 0.0, 0.0]),
+        scores=torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64),
         valid=torch.ones(4, dtype=torch.bool),
         truncated=torch.zeros(4, dtype=torch.bool),
     )

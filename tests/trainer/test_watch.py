@@ -8,12 +8,15 @@ import pytest
 
 from rlsdk.algorithms import losses
 from rlsdk.config import RunConfig, TrainerConfig
+from rlsdk.registry import Registry
 from rlsdk.trainer.watch import (
+    ADVANTAGES,
     LearningWatch,
     off_policy_warning,
     quantized_notice,
     rate_notices,
     repeated_notice,
+    setting_notices,
     uneven_notice,
 )
 
@@ -29,7 +32,12 @@ WELL = {
     "policy/loss": 0.1,
     "policy/skipped_updates": 0.0,
 }
-NOTHING = {"reward/groups_with_signal": 0.0}
+NOTHING = {"reward/groups_with_signal": 0.0, "policy/grad_norm": 0.0}
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    return Registry.discover({"RLSDK_PLUGINS": "rlsdk"})
 
 
 def said(*steps: Mapping[str, float]) -> list[str]:
@@ -42,9 +50,14 @@ def said(*steps: Mapping[str, float]) -> list[str]:
     [
         (
             {**NOTHING, "reward/std": 0.0, "reward/mean": 0.0},
-            "every sample got the same score (mean 0), so",
+            "every sample got the same score (mean 0), so there is no gradient",
         ),
         (NOTHING, "every sample of a prompt got the same score (mean 0.4)"),
+        (
+            {**NOTHING, "policy/grad_norm": 0.1},
+            "so scores give no gradient; what moves the weights are other terms (a KL, the entropy, a critic)",
+        ),
+        ({**NOTHING, "policy/grad_norm": 0.1, "reward/std": 1e-17, ADVANTAGES: 1.0}, "every sample got the same score"),
         ({**NOTHING, "reward/std": 0.0, "reward/mean": 1.0, "reward/accuracy": 1.0}, "every sample is correct"),
         ({"policy/skipped_updates": 1.0}, "gradients are not finite"),
         ({"policy/grad_norm": float("nan")}, "gradients are not finite"),
@@ -91,6 +104,18 @@ def test_rewards_that_fail_are_no_rewards_that_are_alike() -> None:
     assert said(*[{**NOTHING, "reward/invalid_share": 1.0}] * 5) == []
 
 
+def test_an_estimator_that_compares_no_samples_of_a_prompt_learns_without_groups_that_differ() -> None:
+    """PPO with one sample a prompt was said to have no gradient, in every run."""
+    assert said(*[{**NOTHING, "policy/grad_norm": 0.1, ADVANTAGES: 1.0}] * 5) == []
+
+
+def test_a_distribution_that_is_cut_is_said(registry: Registry) -> None:
+    config = RunConfig.model_validate({"rollout": {"top_p": 0.9, "min_p": 0.1}})
+    (line,) = setting_notices(config, registry)
+    assert line.startswith("rollout.top_p 0.9 and rollout.min_p 0.1: tokens are sampled from a part of the policy's")
+    assert list(setting_notices(RunConfig(), registry)) == []
+
+
 def test_updates_of_unlike_size_are_said() -> None:
     said = uneven_notice(TrainerConfig(prompts_per_step=7, samples_per_prompt=8, updates_per_step=3))
     assert said is not None
@@ -130,3 +155,6 @@ def test_samples_of_quantized_weights_are_named_and_what_corrects_them() -> None
     corrected = quantized_notice(7, 9, {"parity/log_prob_diff_mean": 0.0123, "mismatch/kl_k1": 0.001})
     assert corrected is not None
     assert "--algorithm" not in corrected
+    accounted = quantized_notice(7, 9, {"parity/log_prob_diff_mean": 0.0123}, accounted=True)
+    assert accounted is not None
+    assert accounted.endswith("; it stands in the ratio")

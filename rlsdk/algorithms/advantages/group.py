@@ -1,7 +1,7 @@
 """Outcome estimators that compare the responses to one prompt: one advantage per row, on all tokens of its response.
 
 In all of them, invalid rows are ignored and get 0. The only valid row of a group, and the rows of a group with equal
-rewards, get exactly 0. (Some other implementations give a single row its plain reward.)
+rewards (`rlsdk.algorithms.signal`), get exactly 0. (Some other implementations give a single row its plain reward.)
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.algorithms.reductions import Groups, outcome_rewards, response_lengths, valid_rows, with_advantages
+from rlsdk.algorithms.signal import BEST, scores_differ
 from rlsdk.interfaces import Batch, ConfigError, nearest, reads
 
 SCALES = ("group", "batch")
@@ -41,11 +42,14 @@ class _Outcomes:
 
 
 def _outcomes(batch: Batch) -> _Outcomes:
-    """Computes the statistics. Sums of equal float32 rewards are exact in float64, so their `centred` is exactly 0."""
+    """Computes the statistics."""
     reward, valid, groups = outcome_rewards(batch), valid_rows(batch), Groups.of(batch)
     size = groups.sum(valid.double())[groups.index]
     mean = groups.sum(reward)[groups.index] / size.clamp(min=1)
-    centred = torch.where(valid, reward - mean, 0.0)
+    largest = groups.largest(torch.where(valid, reward, -torch.inf))
+    smallest = groups.smallest(torch.where(valid, reward, torch.inf))
+    differs = scores_differ(largest, smallest)[groups.index]
+    centred = torch.where(valid & differs, reward - mean, 0.0)
     return _Outcomes(reward=reward, valid=valid, groups=groups, size=size, centred=centred)
 
 
@@ -123,13 +127,17 @@ def grpo_passk(batch: Batch, *, normalize_std: bool = True, eps: float = 1e-6) -
     """
     outcomes = _outcomes(batch)
     groups, rewards = outcomes.groups, torch.where(outcomes.valid, outcomes.reward, -torch.inf)
-    is_best = outcomes.valid & (rewards == groups.largest(rewards)[groups.index])
+    best = groups.largest(rewards)[groups.index]
+    is_best = outcomes.valid & ~scores_differ(best, rewards)
     is_single = outcomes.comparable & is_best & (outcomes.group_sum(is_best.double()) == 1)
     second = groups.largest(torch.where(is_best, -torch.inf, rewards))[groups.index]
     advantages = torch.where(is_single, outcomes.reward - second, 0.0)
     if normalize_std:
         advantages = advantages / (_group_deviation(outcomes) + eps)
     return with_advantages(batch, advantages)
+
+
+grpo_passk.compares = BEST  # type: ignore[attr-defined]
 
 
 @reads("uid", "valid")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rlsdk.algorithms.advantages.group import dr_grpo
-from rlsdk.algorithms.advantages.temporal import reinforce
+from rlsdk.algorithms.advantages.temporal import discounted_returns
 from rlsdk.algorithms.reductions import Groups, standardize, valid_rows
 from rlsdk.interfaces import Batch, reads
 
@@ -27,9 +27,9 @@ def reinforce_plus_plus(batch: Batch, *, gamma: float = 1.0) -> Batch:
     Raises:
         ConfigError: `gamma` is outside [0, 1].
     """
-    with_returns = reinforce(batch, gamma=gamma)
+    returns = discounted_returns(batch, gamma)
     counted = batch["response_mask"] & valid_rows(batch)[batch.row_of_token]
-    return with_returns.with_tokens(advantages=standardize(with_returns["returns"], counted))
+    return batch.with_tokens(advantages=standardize(returns, counted).float(), returns=returns.float())
 
 
 @reads("uid", "valid")

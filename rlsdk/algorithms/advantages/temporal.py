@@ -60,9 +60,22 @@ def reinforce(batch: Batch, *, gamma: float = 1.0) -> Batch:
     Raises:
         ConfigError: `gamma` is outside [0, 1].
     """
-    _check_share("gamma", gamma)
-    returns = returns_to_go(batch, batch["token_level_rewards"], gamma).float()
+    returns = discounted_returns(batch, gamma).float()
     return batch.with_tokens(advantages=returns, returns=returns)
+
+
+def discounted_returns(batch: Batch, gamma: float) -> Tensor:
+    """Returns `[N]`: the return of each response token, in float32 if that holds every reward, else in float64.
+
+    Raises:
+        ConfigError: `gamma` is outside [0, 1].
+    """
+    _check_share("gamma", gamma)
+    rewards = batch["token_level_rewards"]
+    counted = rewards[batch["response_mask"] & valid_rows(batch)[batch.row_of_token]]
+    narrow = torch.equal(counted.float().double(), counted.double())
+    returns = returns_to_go(batch, rewards, gamma)
+    return returns.float() if narrow else returns
 
 
 @reads("valid", "baseline_scores")

@@ -46,7 +46,7 @@ CHARTS = (
     Chart(title="Truncated and failed", unit="%", note="share of samples", curves={
         "cut at the limit": "response/truncated_share", "without a score": "reward/invalid_share"}),
     Chart(title="Prompts with a signal", unit="%", note="share of prompts whose samples scored differently",
-          curves={"of all": "reward/groups_with_signal"}),
+          curves={"of those trained on": "reward/groups_with_signal"}),
     Chart(title="Entropy", note="nats, estimated from the samples", curves={"policy": "policy/entropy"}),
     Chart(title="KL", note="nats", curves={"of the update": "policy/approx_kl", "to the reference": "policy/kl"}),
     Chart(title="Rollout against training", note="mean difference of the two engines' log-probs, nats",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -79,7 +80,11 @@ def changed_from_defaults(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
 def headlines(record: RunRecord) -> list[Headline]:
     """Results of the run: evaluations first, then the score if the reward is shaped, then the accuracy."""
     found = list(_evaluations(record.metrics))
-    shaped = any(m.get("reward/mean") != m.get("reward/accuracy") for m in record.metrics if "reward/mean" in m)
+    shaped = any(
+        not math.isclose(m["reward/mean"], m.get("reward/accuracy", math.nan), rel_tol=1e-6, abs_tol=1e-9)
+        for m in record.metrics
+        if "reward/mean" in m
+    )
     names = {"Score of training samples": ("reward/mean", False)} if shaped else {}
     names |= {
         "Accuracy of training samples": ("reward/accuracy", True),
