@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -51,13 +53,25 @@ def atomic_write_json(path: Path, value: object) -> None:
     atomic_write_text(path, json.dumps(value, indent=1) + "\n")
 
 
-def atomic_write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def atomic_write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] = MappingProxyType({"format": "pt"})
+) -> None:
     """Writes safetensors; see `atomic_path`. Tensors may be on any device and of any layout, but must not share
     memory."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     with atomic_path(path) as draft:
-        save_file({name: t.detach().contiguous() for name, t in tensors.items()}, draft, metadata={"format": "pt"})
+        try:
+            save_file({name: t.detach().contiguous() for name, t in tensors.items()}, draft, metadata=dict(metadata))
+        except SafetensorError as error:
+            raise as_os_error(error, path) from error
+
+
+def as_os_error(error: Exception, path: Path) -> Exception:
+    """The error of the system that a library reports as one of its own (`os error 28`); else the error itself."""
+    number = re.search(r"os error (\d+)", str(error))
+    return error if number is None else OSError(int(number[1]), os.strerror(int(number[1])), str(path))
 
 
 def _sync(path: Path) -> None:

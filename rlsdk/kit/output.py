@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlsdk.interfaces import RlsdkError
+from rlsdk.interfaces import RlsdkError, WorkerError
 from rlsdk.system.streams import STDERR, STDOUT
 
 AGAIN = "then run the same command again: it resumes from the newest checkpoint"
@@ -55,16 +55,21 @@ def disk_errors(where: Path) -> Iterator[None]:
     another one, and its errors say so already.
 
     Raises:
-        OutputError: the block raised such an `OSError`.
+        OutputError: the block raised such an `OSError`, or a worker reports one.
     """
     try:
         yield
     except OSError as error:
-        if error.errno not in DISK or error.filename in (STDOUT, STDERR):
+        if error.errno not in DISK or error.filename in (STDOUT, STDERR) or isinstance(error, RlsdkError):
             raise
         place = where if error.filename is None else Path(os.fsdecode(error.filename))
         with writing("files of the run", place):
             raise
+    except WorkerError as error:
+        number = next((number for number in DISK if os.strerror(number) in str(error)), None)
+        if number is None:
+            raise
+        raise OutputError(f"{error}. {way_out(OSError(number, ''), where)}, {AGAIN}") from error
 
 
 def way_out(error: OSError, where: Path) -> str:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from rlsdk.algorithms import update_average
 from rlsdk.config.role_names import ACTOR
 from rlsdk.interfaces import Box, CheckpointError, TrainEngine
+from rlsdk.kit.atomic import atomic_write_tensors
 from rlsdk.trainer.stage import MODEL_FOLDER
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class WeightAverage:
     def save(self, file: Path) -> None:
         """Writes this rank's part."""
         boxes = [[name, box.offset, box.size] for name, box in self._boxes.values()]
-        save_file(self._means, file, metadata={_BOXES: json.dumps(boxes)})
+        atomic_write_tensors(file, self._means, {_BOXES: json.dumps(boxes)})
 
     def load(self, folder: Path) -> None:
         """Reads this rank's boxes from the parts that any number of ranks wrote.
@@ -89,7 +90,7 @@ def export_average(parts: Path, model: Path, target: Path) -> None:
                 name: average.read(name, Box.whole(tuple(tensor.shape))).to(tensor.dtype) if name in average else tensor
                 for name, tensor in weights.items()
             }
-            save_file(averaged, target / file.name, metadata={"format": "pt"})
+            atomic_write_tensors(target / file.name, averaged)
 
 
 class PolicyAverage:

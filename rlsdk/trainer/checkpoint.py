@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -11,13 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from rlsdk.interfaces import CheckpointError
-from rlsdk.kit.atomic import atomic_write_text
+from rlsdk.kit.atomic import atomic_write_bytes
 from rlsdk.kit.output import AGAIN, way_out
 from rlsdk.system.files import read_regular
-from rlsdk.trainer.manifest import MANIFEST, read_manifest, seal, sync_folder, wrong_contents, wrong_sizes
+from rlsdk.trainer.manifest import (
+    MANIFEST,
+    has_checksum,
+    read_manifest,
+    seal,
+    sealed_text,
+    sync_folder,
+    wrong_contents,
+    wrong_sizes,
+)
 
 __all__ = [
     "MANIFEST",
@@ -135,8 +145,12 @@ class CheckpointStore:
         """The best checkpoint by `best.json`; None if the file is missing or unreadable, or the checkpoint is not
         whole."""
         try:
-            record = BestRecord.model_validate_json(read_regular(self.folder / BEST_FILE, MAX_BEST_BYTES))
-        except (OSError, ValidationError):
+            raw = read_regular(self.folder / BEST_FILE, MAX_BEST_BYTES)
+            content = json.loads(raw)
+            if not isinstance(content, dict) or (content.pop("checksum", None) is not None and not has_checksum(raw)):
+                return None
+            record = BestRecord.model_validate_json(json.dumps(content))
+        except (OSError, ValueError, RecursionError):
             return None
         return None if faults(self.folder / _name(record.step)) else record
 
@@ -150,7 +164,7 @@ class CheckpointStore:
             if record is None:
                 (self.folder / BEST_FILE).unlink(missing_ok=True)
             else:
-                atomic_write_text(self.folder / BEST_FILE, record.model_dump_json(indent=1) + "\n")
+                atomic_write_bytes(self.folder / BEST_FILE, sealed_text(record.model_dump_json(indent=1)))
         except OSError as error:
             file = self.folder / BEST_FILE
             raise CheckpointError(f"cannot write {file}: {error}. {way_out(error, file)}, {AGAIN}") from error

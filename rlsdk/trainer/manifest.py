@@ -104,7 +104,7 @@ def read_manifest(path: Path) -> Manifest:
         raise CheckpointError(f"{MANIFEST}: {place}: {first['msg']}") from None
     except RecursionError as error:
         raise CheckpointError(f"no readable {MANIFEST} ({type(error).__name__})") from error
-    if raw != _with_checksum(_without_checksum(raw)):
+    if not has_checksum(raw):
         raise CheckpointError(f"{MANIFEST} was changed after it was written: its checksum differs")
     return manifest
 
@@ -175,6 +175,16 @@ def _with_checksum(body: bytes) -> bytes:
     """`body` is a JSON object; the checksum becomes its first member, on its own line."""
     rest = body[1:].removeprefix(b"\n")
     return b'{"checksum": "' + xxhash.xxh3_128_hexdigest(rest).encode() + b'",\n' + rest
+
+
+def sealed_text(text: str) -> bytes:
+    """An object in JSON, with the checksum of its rest at its beginning."""
+    return _with_checksum(text.encode())
+
+
+def has_checksum(raw: bytes) -> bool:
+    """Whether an object in JSON begins with the checksum of its rest."""
+    return raw == _with_checksum(_without_checksum(raw))
 
 
 def _without_checksum(raw: bytes) -> bytes:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.interfaces import CheckpointError
+from rlsdk.trainer.checkpoint import MANIFEST, damage
+from rlsdk.trainer.manifest import seal
 
 FOLDER = "reference"
 """Folder of a run with a warm start: the policy from which its reinforcement learning starts, in Hugging Face
@@ -25,6 +27,24 @@ def reference_state(reference: Path | None, checkpoints: Path) -> dict[str, Any]
     return {KEY: {"path": str(whole), "from_checkpoints": os.path.relpath(whole, checkpoints.resolve())}}
 
 
+def seal_reference(folder: Path) -> None:
+    """Writes the checksums of the reference's files beside them."""
+    seal(folder, step=0, order=0, state={})
+
+
+def _check_seal(folder: Path) -> None:
+    """Refuses a reference that was changed since it was written: every KL of the run would be to another policy.
+
+    Raises:
+        CheckpointError: names the files.
+    """
+    if (folder / MANIFEST).exists() and (problems := damage(folder)):
+        raise CheckpointError(
+            f"the reference policy in {str(folder)!r} is damaged: {'; '.join(problems[:3])}. Restore it from a copy, "
+            "or name a policy's folder: --ref.path FOLDER"
+        )
+
+
 def find_reference(state: dict[str, Any], checkpoint: Path, *, warmed_up: bool) -> Path | None:
     """Finds the reference of the run that wrote a checkpoint.
 
@@ -37,7 +57,8 @@ def find_reference(state: dict[str, Any], checkpoint: Path, *, warmed_up: bool) 
         The reference's folder; None if it is the configured model.
 
     Raises:
-        CheckpointError: it is not where the checkpoint says; names the places that were searched and what to do.
+        CheckpointError: it is damaged, or not where the checkpoint says; names the places that were searched and what
+            to do.
     """
     checkpoints = checkpoint.resolve().parent
     said = state.get(KEY)
@@ -49,6 +70,7 @@ def find_reference(state: dict[str, Any], checkpoint: Path, *, warmed_up: bool) 
         return None
     for place in places:
         if (place / "config.json").is_file():
+            _check_seal(place)
             return place.resolve()
     looked = " nor ".join(dict.fromkeys(repr(str(place.resolve())) for place in places))
     raise CheckpointError(

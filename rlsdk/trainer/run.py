@@ -12,7 +12,7 @@ from rlsdk.config import RunConfig, needed_roles, role_of, sft_optim_spec
 from rlsdk.config.role_names import ACTOR, REF
 from rlsdk.trainer.assemble import rl_stage
 from rlsdk.trainer.checkpoint import read_state
-from rlsdk.trainer.reference import FOLDER, find_reference
+from rlsdk.trainer.reference import FOLDER, find_reference, seal_reference
 from rlsdk.trainer.roles import roles
 from rlsdk.trainer.run_folder import find_checkpoint, is_in_warm_start
 from rlsdk.trainer.run_inputs import RunInputs
@@ -130,6 +130,7 @@ def _rl_session(start: Start, cluster: Cluster, warmed: _WarmStart | None) -> Se
         if any(role.name == REF for role in rest):
             tokenizer, timeout_s = warmed.trainer.tokenizer, config.deadlines.save_s
             export_model(warmed.session, tokenizer, start.run_dir / FOLDER, timeout_s=timeout_s)
+            seal_reference(start.run_dir / FOLDER)
     reference = reference_of(config, start.run_dir, start.checkpoint)
     if reference is not None:
         rest = [role.with_model(str(reference)) if role.name == REF else role for role in rest]

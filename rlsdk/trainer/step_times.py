@@ -16,7 +16,8 @@ there are none."""
 
 def has_own_time(metrics: Mapping[str, float]) -> bool:
     """Whether the seconds and rates of a step are those of steps to come: no sample of it was made before a resume."""
-    return not metrics.get(REUSED) and all(metrics[name] >= 0 for name in phase_names(metrics))
+    seconds = [metrics[name] for name in phase_names(metrics)]
+    return not metrics.get(REUSED) and all(isinstance(each, int | float) and each >= 0 for each in seconds)
 
 
 def phase_names(metrics: Iterable[str]) -> list[str]:

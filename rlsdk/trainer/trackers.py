@@ -107,7 +107,7 @@ def _whole_lines(path: Path, limit: int | None = None) -> Iterator[dict[str, Any
 def _open_lines(path: Path) -> TextIO:
     """Opens a file for appending; first ends a last line that a killed process truncated."""
     torn = False
-    if path.exists():
+    if path.is_file():
         with open_regular(path) as kept:
             torn = kept.seek(0, os.SEEK_END) > 0 and kept.seek(-1, os.SEEK_END) >= 0 and kept.read(1) != b"\n"
     file = path.open("a", buffering=1, encoding="utf-8")

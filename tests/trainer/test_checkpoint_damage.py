@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from rlsdk.interfaces import CheckpointError
 from rlsdk.trainer import manifest as manifests
-from rlsdk.trainer.checkpoint import MANIFEST, CheckpointStore, damage, faults, read_state
+from rlsdk.trainer.checkpoint import MANIFEST, BestRecord, CheckpointStore, damage, faults, read_state
 
 STATE = {"trainer": {"step": 7, "rate": 1e-05, "name": "ä"}, "prompts": {"epoch": 1}, "first_eval": {"x": float("nan")}}
 
@@ -165,3 +165,19 @@ def test_an_earlier_format_is_named(checkpoint: Path) -> None:
     old = {"format": 1, "step": 7, "files": {"config.yaml": 20}, "state": {}}
     with changed(checkpoint / MANIFEST, json.dumps(old).encode()):
         assert faults(checkpoint) == [f"{MANIFEST} has format '1'; this rlsdk reads format 2"]
+
+
+def test_no_flipped_bit_of_the_best_record_names_another_checkpoint(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=9)
+    for step in (1, 2, 3):
+        with store.write(step, {}):
+            pass
+    best = BestRecord(step=2, metric="eval/accuracy", mode="max", value=0.5)
+    store.mark_best(best)
+    assert store.best() == best
+    raw = (tmp_path / "best.json").read_bytes()
+    for at in range(len(raw) * 8):
+        changed = bytearray(raw)
+        changed[at // 8] ^= 1 << at % 8
+        (tmp_path / "best.json").write_bytes(changed)
+        assert store.best() in (None, best)

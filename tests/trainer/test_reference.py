@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlsdk.interfaces import CheckpointError
-from rlsdk.trainer.reference import FOLDER, find_reference, reference_state
+from rlsdk.trainer.reference import FOLDER, find_reference, reference_state, seal_reference
 
 
 def make_run(run: Path) -> tuple[Path, Path]:
@@ -47,6 +47,18 @@ def test_without_a_warm_start_the_reference_is_the_configured_model(tmp_path: Pa
     _, checkpoint = make_run(tmp_path / "plain")
     assert reference_state(None, checkpoint.parent) == {}
     assert find_reference({}, checkpoint, warmed_up=False) is None
+
+
+def test_a_reference_that_was_changed_since_it_was_made_is_refused(tmp_path: Path) -> None:
+    """Every KL of the resumed run would be to another policy."""
+    reference, checkpoint = make_run(tmp_path / "run")
+    (reference / "model.safetensors").write_bytes(bytes(100))
+    seal_reference(reference)
+    state = reference_state(reference, checkpoint.parent)
+    assert find_reference(state, checkpoint, warmed_up=True) == reference
+    (reference / "model.safetensors").write_bytes(bytes(99) + b"\1")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged.* --ref\.path FOLDER"):
+        find_reference(state, checkpoint, warmed_up=True)
 
 
 def test_a_reference_that_is_gone_is_asked_for_by_the_field_that_can_name_it(tmp_path: Path) -> None:
