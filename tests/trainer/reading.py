@@ -26,6 +26,7 @@ def paths(section: type[Any] = RunConfig, prefix: str = "") -> Iterator[tuple[ty
             yield from paths(inner, f"{prefix}{name}.")
 
 
+CHECKS = ("odd_numbers", "unused", "unused_in", "_unused_in_value")
 PATHS: Mapping[type[Any], str] = dict(paths())
 
 
@@ -41,7 +42,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reads]:
             while frame.f_code.co_name in ("<genexpr>", "<dictcomp>", "<listcomp>", "optim_spec") and frame.f_back:
                 frame = frame.f_back
             reader = frame.f_code.co_name
-            if not reader.endswith("problems") and reader not in ("odd_numbers", "unused", "_unused_in_value", "unused_in"):
+            if not reader.endswith("problems") and reader not in CHECKS:
                 found.setdefault(f"{PATHS[kind]}.{name}", set()).add(reader)
         return object.__getattribute__(self, name)
 
