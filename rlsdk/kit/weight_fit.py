@@ -100,17 +100,17 @@ def _check_shapes(spec: ModelSpec, files: Mapping[str, Path], shapes: Mapping[st
     by_file: dict[Path, list[str]] = {}
     for name in files.keys() & shapes.keys():
         by_file.setdefault(files[name], []).append(name)
-    wrong: list[tuple[str, tuple[int, ...]]] = []
-    for path, names in sorted(by_file.items()):
+    found: dict[str, tuple[int, ...]] = {}
+    for path, names in by_file.items():
         with safe_open(path, framework="pt") as file:
-            found = [(name, tuple(file.get_slice(name).get_shape())) for name in sorted(names)]
-        wrong += [(name, shape) for name, shape in found if shape != tuple(shapes[name])]
+            found |= {name: tuple(file.get_slice(name).get_shape()) for name in names}
+    wrong = [name for name, shape in shapes.items() if name in found and found[name] != tuple(shape)]
     if wrong:
-        name, shape = wrong[0]
+        name = wrong[0]
         raise ConfigError(
             f"model.path {spec.path!r}: {len(wrong)} tensors of the checkpoint do not fit config.json, first {name!r}: "
-            f"it has shape {shape} in {files[name].name}, but config.json makes it {tuple(shapes[name])}; the folder "
-            "mixes files of two models: give the config.json that belongs to the weights"
+            f"it has shape {found[name]} in {files[name].name}, but config.json makes it {tuple(shapes[name])}; the "
+            "folder mixes files of two models: give the config.json that belongs to the weights"
         )
 
 

@@ -74,10 +74,13 @@ def test_a_tied_model_whose_file_has_the_same_head_is_accepted(
     [
         (
             {"vocab_size": 60},
-            r"2 tensors .* 'lm_head.weight': it has shape \(128, 128\) .* makes it \(60, 128\)",
+            r"2 tensors .* 'model.embed_tokens.weight': it has shape \(128, 128\) .* makes it \(60, 128\)",
         ),
-        ({"vocab_size": 300}, r"'lm_head.weight': .* in model.safetensors, but config.json makes it \(300, 128\)"),
-        ({"intermediate_size": 64}, r"6 tensors .* 'model.layers.0.mlp.down_proj.weight': it has shape \(128, 256\)"),
+        (
+            {"vocab_size": 300},
+            r"'model.embed_tokens.weight': .* in model.safetensors, but config.json makes it \(300, 128\)",
+        ),
+        ({"intermediate_size": 64}, r"6 tensors .* 'model.layers.0.mlp.gate_proj.weight': it has shape \(256, 128\)"),
     ],
 )
 def test_another_shape_than_that_of_the_configuration_is_named_with_both(
