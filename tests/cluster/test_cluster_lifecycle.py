@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,7 +28,7 @@ if sys.argv[1] == "raise, on another Ray":
 with Cluster.start(preset_placement("colocate_all", ["actor"], devices_per_node=1), timeout_s=60) as cluster:
     group = cluster.create_group("actor", "cluster_hosts:FragileHost")
     started = psutil.Process(group.run("spawn")[0])
-    print("ready", cluster._local.folder, flush=True)
+    print("ready", cluster._local.folder, started.ppid(), started.pid, flush=True)
     if sys.argv[1] == "raise, its worker dead":
         sys.stdin.readline()
         worker = started.parent()
@@ -56,21 +57,19 @@ class Driver:
             start_new_session=True,
         )
         assert self.process.stdout is not None
-        self.folder = Path(self.process.stdout.readline().split()[-1])
+        _, folder, worker, started = self.process.stdout.readline().split()
+        self.folder = Path(folder)
+        self.worker, self.started = psutil.Process(int(worker)), psutil.Process(int(started))
+        """The one worker, and what its engine started."""
         self.family: list[psutil.Process] = []
         if self.process.poll() is None:
             self.family = psutil.Process(self.process.pid).children(recursive=True)
 
     def lasting(self) -> list[psutil.Process]:
-        """Descendants that live as long as the cluster: daemons, watchdog, worker and what it started. Ray starts
-        others (idle workers, looks at the hardware) that come and go by themselves, for longer on a busy machine."""
-        found = []
-        for process in self.family:
-            with suppress(psutil.NoSuchProcess):
-                words = " ".join(process.cmdline())
-                kind = process.name() in ("gcs_server", "raylet", "sleep")
-                found += [process] if kind or "ray_watchdog.py" in words or "DeviceWorker" in words else []
-        return found
+        """Processes that live as long as the cluster. Others come and go: Ray's idle workers and looks at the hardware,
+        and what any of them has just forked, under its parent's name and command."""
+        daemons = [self.own(word) for word in ("/gcs_server", "/raylet", "ray_watchdog.py")]
+        return [*daemons, self.worker, self.started]
 
     def own(self, word: str) -> psutil.Process:
         """The one child of the program whose command has this word: its daemons and watchdog. What a daemon has just
@@ -83,6 +82,22 @@ class Driver:
         [process] = found
         return process
 
+    def stop(self) -> None:
+        """Stops the program, all of its threads: while one still runs, a signal that follows would end it."""
+        self.process.send_signal(signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        while any(_state(task) not in ("T", "X") for task in tasks.iterdir()):
+            time.sleep(0.01)
+
+    def end(self) -> None:
+        """Leaves nothing behind, also where a test has failed: the program may be stopped, its watchdog dead."""
+        self.process.kill()
+        self.process.communicate()
+        _, alive = psutil.wait_procs(self.family, timeout=30)
+        for process in alive:
+            with suppress(psutil.Error):
+                process.kill()
+
     def survivors(self) -> list[str]:
         """Descendants that do not go away."""
         _, alive = psutil.wait_procs(self.family, timeout=60)
@@ -93,9 +108,34 @@ class Driver:
         return found
 
 
+def _state(task: Path) -> str:
+    """State of a thread (proc(5)): T is stopped, X gone."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
+Start = Callable[[str], Driver]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts programs that end with the test, however that ends."""
+    started: list[Driver] = []
+
+    def start(ending: str) -> Driver:
+        started.append(Driver(ending))
+        return started[-1]
+
+    yield start
+    for driver in started:
+        driver.end()
+
+
 @pytest.mark.parametrize("ending", ["raise", "raise, on another Ray", "raise, its worker dead"])
-def test_a_program_that_fails_leaves_nothing(ending: str) -> None:
-    driver = Driver(ending)
+def test_a_program_that_fails_leaves_nothing(ending: str, start: Start) -> None:
+    driver = start(ending)
     _, errors = driver.process.communicate("go on\n", timeout=60)
     assert driver.process.returncode == 1
     assert "RuntimeError: the run failed" in errors
@@ -103,8 +143,8 @@ def test_a_program_that_fails_leaves_nothing(ending: str) -> None:
     assert not driver.folder.exists()
 
 
-def test_a_program_that_is_terminated_leaves_nothing() -> None:
-    driver = Driver("wait")
+def test_a_program_that_is_terminated_leaves_nothing(start: Start) -> None:
+    driver = start("wait")
     driver.process.terminate()
     driver.process.communicate(timeout=60)
     assert driver.process.returncode != 0
@@ -112,15 +152,18 @@ def test_a_program_that_is_terminated_leaves_nothing() -> None:
     assert not driver.folder.exists()
 
 
-def test_keys_do_not_reach_the_workers_and_kill_9_of_the_program_leaves_nothing() -> None:
-    driver = Driver("wait")
+def test_keys_do_not_reach_the_workers_and_kill_9_of_the_program_leaves_nothing(start: Start) -> None:
+    driver = start("wait")
     lasting = driver.lasting()
-    assert "sleep" in {process.name() for process in lasting}, "what an engine started counts, too"
-    driver.process.send_signal(signal.SIGSTOP)
+    assert driver.started.name() == "sleep", "what an engine started counts, too"
+    of_the_program = [process for process in lasting if os.getpgid(process.pid) == driver.process.pid]
+    assert of_the_program == [], "keys are for the program's process group"
+    driver.stop()
     os.killpg(driver.process.pid, signal.SIGINT)
     os.killpg(driver.process.pid, signal.SIGHUP)
     time.sleep(0.5)
     assert [process for process in lasting if not process.is_running()] == []
+    assert driver.process.poll() is None
     driver.process.kill()
     driver.process.communicate(timeout=60)
     assert driver.survivors() == []
@@ -128,20 +171,20 @@ def test_keys_do_not_reach_the_workers_and_kill_9_of_the_program_leaves_nothing(
 
 
 @pytest.mark.parametrize("name", ["gcs_server", "raylet"])
-def test_a_run_whose_daemon_dies_says_so_and_ends_within_seconds(name: str) -> None:
-    driver = Driver("lose a daemon")
+def test_a_run_whose_daemon_dies_says_so_and_ends_within_seconds(name: str, start: Start) -> None:
+    driver = start("lose a daemon")
     daemon = driver.own(f"/{name}").pid
-    start = time.monotonic()
+    began = time.monotonic()
     _, errors = driver.process.communicate(f"{daemon}\n", timeout=60)
-    assert time.monotonic() - start < 45, "15 s, and what a busy machine takes"
+    assert time.monotonic() - began < 45, "15 s, and what a busy machine takes"
     assert driver.process.returncode == 1
     assert re.search(rf"WorkerError: .*{name}, pid {daemon}, killed by signal 9", errors), errors[-800:]
     assert driver.survivors() == []
     assert not driver.folder.exists()
 
 
-def test_program_and_watchdog_killed_at_once_leave_nothing() -> None:
-    driver = Driver("wait")
+def test_program_and_watchdog_killed_at_once_leave_nothing(start: Start) -> None:
+    driver = start("wait")
     driver.own("ray_watchdog.py").kill()
     driver.process.kill()
     driver.process.communicate(timeout=60)
