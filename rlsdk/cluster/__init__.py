@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlsdk.cluster.background_start import BackgroundCluster
 from rlsdk.cluster.batch_ref import BatchRef
+from rlsdk.cluster.capacity import processors_notice
 from rlsdk.cluster.cluster import Cluster
 from rlsdk.cluster.dispatch import Join, MethodSpec, Split, dispatch
 from rlsdk.cluster.group import WorkerGroup
@@ -26,5 +27,6 @@ __all__ = [
     "count_gpus",
     "dispatch",
     "preset_placement",
+    "processors_notice",
     "wait_any",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from pathlib import Path
 from rlsdk.interfaces import PlacementError
 
 LOOPBACK = "127.0.0.1"
+_LOOPBACK_TIMEOUT_S = 5.0
 _TOKEN_BYTES = 32
 _MODE = "RAY_AUTH_MODE"
 _TOKEN = "RAY_AUTH_TOKEN"
@@ -29,6 +31,23 @@ _ONE_MACHINE = {
     "GLOO_SOCKET_IFNAME": _LOOPBACK_INTERFACE,
     "NCCL_SOCKET_IFNAME": _LOOPBACK_INTERFACE,
 }
+
+
+def check_loopback() -> None:
+    """Connects to this process over the loopback interface, by IPv4: Ray would wait for minutes.
+
+    Raises:
+        PlacementError: that does not work.
+    """
+    try:
+        with socket.create_server((LOOPBACK, 0)) as server:
+            socket.create_connection(server.getsockname(), _LOOPBACK_TIMEOUT_S).close()
+    except OSError as error:
+        raise PlacementError(
+            f"this machine cannot connect to itself at {LOOPBACK} ({error}), over which the processes of a run talk: "
+            "its loopback interface is down or has no IPv4 address, or no port is free. As root: `ip link set "
+            f"{_LOOPBACK_INTERFACE} up; ip address add {LOOPBACK}/8 dev {_LOOPBACK_INTERFACE}`; `rlsdk doctor` looks"
+        ) from error
 
 
 def write_token(folder: str) -> Path:

@@ -43,6 +43,27 @@ class _Demand:
         return float(self.pool.devices_per_node[self.group]) if self.pool.device == "cuda" else 0.0
 
 
+def processors_notice(placement: PlacementSpec, usable: int) -> str | None:
+    """Notice if CPU devices have more threads than one machine has processors for, while fewer threads would do.
+
+    Args:
+        placement: a placement on one machine.
+        usable: its processors.
+    """
+    pools = [pool for pool in placement.pools if pool.device == "cpu" and pool.cpus_per_device > 1]
+    devices = sum(pool.num_devices for pool in pools)
+    asked = sum(pool.num_devices * pool.cpus_per_device for pool in pools)
+    if asked <= usable:
+        return None
+    names = ", ".join(repr(pool.name) for pool in pools)
+    threads = max(pool.cpus_per_device for pool in pools)
+    return (
+        f"warning: placement.cpus_per_device {threads}: the {devices} devices of {names} ask for {asked} processors, "
+        f"and {usable} can be used here, so they wait for one another. Add "
+        f"`--placement.cpus_per_device {max(usable // devices, 1)}`"
+    )
+
+
 def assign_nodes(placement: PlacementSpec, nodes: Sequence[NodeCapacity]) -> dict[str, tuple[str, ...]]:
     """Chooses a node for every entry of every pool's `devices_per_node`; entries of one pool get different nodes.
 

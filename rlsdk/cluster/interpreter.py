@@ -15,6 +15,8 @@ from rlsdk.interfaces import ConfigError
 from rlsdk.system.import_path import child_environment
 
 _TIMEOUT_S = 30.0
+_MAX_SAID = 200
+"""Longest quotation of what an interpreter says, in characters."""
 _NEEDED = ("python", "ray", "rlsdk", "numpy")
 """Packages whose version must match the controller's (numpy: the major version only)."""
 
@@ -75,10 +77,23 @@ def ask_interpreter(path: str) -> Versions | str:
             timeout=_TIMEOUT_S,
             check=True,
         )
-        found: Versions = json.loads(done.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        last = (done.stdout.splitlines() or [""])[-1]  # whatever its environment prints at the start comes before
+        found: Versions = dict(json.loads(last))
+    except subprocess.TimeoutExpired:
+        return f"it gave no answer within {_TIMEOUT_S:g} s"
+    except subprocess.CalledProcessError as error:
+        return _end_of(error)
+    except OSError as error:
         return f"{type(error).__name__}: {error}"
+    except (ValueError, TypeError):
+        return f"asked for its packages, it answered {last[:_MAX_SAID]!r}" if last else "it ended without an answer"
     return found
+
+
+def _end_of(error: subprocess.CalledProcessError) -> str:
+    how = f"exit code {error.returncode}" if error.returncode >= 0 else f"signal {-error.returncode}"
+    said = (error.stderr or "").strip().splitlines()
+    return f"it ended with {how}{f': {said[-1][:_MAX_SAID]}' if said else ' and said nothing'}"
 
 
 def _check_equal(by_node: Mapping[str, Versions], who: str) -> None:

@@ -15,14 +15,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rlsdk.cluster.access import LOOPBACK, closed_to_strangers, environment, read_access_again, write_token
+from rlsdk.cluster.access import (
+    LOOPBACK,
+    check_loopback,
+    closed_to_strangers,
+    environment,
+    read_access_again,
+    write_token,
+)
 from rlsdk.cluster.agents import free_port, light_agents, own_process_groups
 from rlsdk.cluster.capacity import NodeCapacity, assign_nodes
 from rlsdk.cluster.daemons import dead_daemon, watch_daemons
 from rlsdk.cluster.driver import become_driver, check_no_client, own_cluster_variables
 from rlsdk.cluster.placement import PlacementSpec
 from rlsdk.cluster.ray_watchdog import MARK, RayWatchdog
-from rlsdk.interfaces import RlsdkError, WorkerError
+from rlsdk.interfaces import PlacementError, RlsdkError, WorkerError
 from rlsdk.system.import_path import child_environment
 
 _log = logging.getLogger(__name__)
@@ -42,6 +49,8 @@ _STOP_TIMEOUT_S = 15.0
 _PROBE_TIMEOUT_S = 2.0
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Events of every call, kept by the gcs for a dashboard that this cluster does not have.
+    "RAY_task_events_report_interval_ms": "0",
     # By default workers yield to everything else on the machine; here they are what it is for.
     "RAY_worker_niceness": "0",
     # OpenMP threads that wait by spinning take the processor from those they wait for: on a busy machine a step of
@@ -74,9 +83,10 @@ class LocalRay:
             before_connect: called when Ray's daemons run, before this process connects to them.
 
         Raises:
-            PlacementError: before anything starts, this machine does not have the devices.
+            PlacementError: before anything starts, this machine does not have the devices, or no loopback.
             WorkerError: Ray did not start.
         """
+        check_loopback()
         node = this_machine(placement)
         assign_nodes(placement, [node])
         self.folder = tempfile.mkdtemp(prefix="rlsdk-", dir=temporary_parent())
@@ -94,11 +104,7 @@ class LocalRay:
         except BaseException as error:
             self.stop()
             if isinstance(error, Exception) and not isinstance(error, RlsdkError):
-                said = (str(error).splitlines() or [type(error).__name__])[0]
-                raise WorkerError(
-                    f"Ray did not start on this machine: {said} Is it very busy, or short of memory or processes "
-                    "(ulimit -u)? Then try again; `rlsdk doctor` looks"
-                ) from error
+                raise WorkerError(f"Ray did not start on this machine: {_cause(error)}") from error
             raise
 
     def stop(self) -> None:
@@ -236,9 +242,30 @@ def store_bytes() -> int:
 
 
 def temporary_parent() -> str:
-    """The folder for temporary files, or `/tmp` where its path is too long for sockets."""
+    """The folder for temporary files, or `/tmp` where its path is too long for sockets, or not ASCII, which Ray needs.
+
+    Raises:
+        PlacementError: neither can be used.
+    """
     parent = tempfile.gettempdir()
-    return parent if len(parent) <= _LONGEST_PARENT or not os.access("/tmp", os.W_OK) else "/tmp"
+    if parent.isascii() and len(parent) <= _LONGEST_PARENT:
+        return parent
+    if os.access("/tmp", os.W_OK):
+        return "/tmp"
+    if parent.isascii():
+        return parent
+    raise PlacementError(
+        f"TMPDIR {parent!r}: Ray needs a folder for temporary files whose path is ASCII, and /tmp cannot be written; "
+        "set TMPDIR to another folder"
+    )
+
+
+def _cause(error: Exception) -> str:
+    """What an error of Ray says, and what to look at where it only says that it waited."""
+    said = (str(error).splitlines() or [type(error).__name__])[0]
+    if "timed out" not in said.lower():
+        return f"{said}. `rlsdk doctor` looks at this machine"
+    return f"{said} Is it very busy, or short of memory or processes (ulimit -u)? Then try again; `rlsdk doctor` looks"
 
 
 @contextmanager

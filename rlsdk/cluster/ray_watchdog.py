@@ -51,8 +51,11 @@ class RayWatchdog:
     def watch(self, pid: int) -> None:
         """Adds a daemon."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{pid}\n".encode())
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(f"{pid}\n".encode())
+            self._process.stdin.flush()
+        except OSError as error:
+            raise OSError("the process that ends Ray with this program has ended itself") from error
 
     def release(self, timeout_s: float) -> None:
         """Ends the watchdog without a cleanup: the daemons keep running, and the folder stays."""
@@ -66,7 +69,8 @@ class RayWatchdog:
         """Kills the daemons with all that they started, removes the folder, and waits until done. Safe to call
         twice."""
         if self._process.stdin is not None:
-            self._process.stdin.close()
+            with suppress(OSError):  # it has ended already
+                self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
 

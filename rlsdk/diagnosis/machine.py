@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlsdk.diagnosis.finding import Finding, Health
+from rlsdk.system.processors import usable_processors
 
 GIB = 1 << 30
 LEAST_SHARED_BYTES = 256 << 20
@@ -148,6 +149,9 @@ def temporary_folder(folder: Path | None = None, space: Space | None = None) -> 
     if len(str(folder)) > LONGEST_SOCKET_FOLDER and not os.access("/tmp", os.W_OK):
         said = f"{folder} has {len(str(folder))} characters: Ray's sockets below it would be over the system's limit"
         return Finding(check=name, state=Health.FAULT, found=said, fix="export TMPDIR=/var/tmp")
+    if not str(folder).isascii() and not os.access("/tmp", os.W_OK):
+        said = f"{folder} is not ASCII, which Ray needs, and /tmp cannot be written"
+        return Finding(check=name, state=Health.FAULT, found=said, fix="export TMPDIR=/var/tmp")
     return Finding(check=name, state=Health.OK, found=f"{space} at {folder}")
 
 
@@ -176,7 +180,12 @@ def ports(num_free: int | None = None, fault: str | None = None) -> Finding:
     num_free = _num_ports() if num_free is None else num_free
     fault = connection_fault() if fault is None else fault
     if fault and num_free:
-        return Finding(check="ports", state=Health.FAULT, found=fault, fix="sudo ip link set lo up")
+        return Finding(
+            check="ports",
+            state=Health.FAULT,
+            found=fault,
+            fix="sudo ip link set lo up; sudo ip address add 127.0.0.1/8 dev lo",
+        )
     if num_free < LITTLE_PORTS:
         said = f"{num_free} ports are free of those that the system deals out; a worker of Ray takes some twenty"
         more = "sudo sysctl -w net.ipv4.ip_local_port_range='16384 60999'"
@@ -205,11 +214,7 @@ def connection_fault() -> str:
 
 def processors() -> Finding:
     """Checks the number of processors that this process may use."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = (next(iter(_lines("/sys/fs/cgroup/cpu.max")), "")).split()
-    if len(quota) == 2 and quota[0].isdigit():
-        usable = min(usable, max(int(quota[0]) // int(quota[1]), 1))
-    return Finding(check="processors", state=Health.OK, found=f"{usable} to use of {os.cpu_count()}")
+    return Finding(check="processors", state=Health.OK, found=f"{usable_processors()} to use of {os.cpu_count()}")
 
 
 def _num_ports() -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rlsdk.cluster import PlacementSpec
+from rlsdk.cluster import PlacementSpec, processors_notice
 from rlsdk.config import Role, RunConfig, StepPasses, backend_options
 from rlsdk.config.algorithm import POLICY_GRADIENT
 from rlsdk.config.declared import own_functions
@@ -19,6 +19,7 @@ from rlsdk.planning.memory import CountedRole, PhaseMemory, by_phase, on_host
 from rlsdk.planning.places import Places, place
 from rlsdk.planning.reshard import ReshardSummary, layouts_of, summarize
 from rlsdk.registry import Registry
+from rlsdk.system.processors import usable_processors
 from rlsdk.trainer.device_turns import shared_pools
 from rlsdk.trainer.roles import placement_of, resolve_device, roles
 from rlsdk.trainer.watch import setting_notices
@@ -129,7 +130,7 @@ def make_plan(
         ConfigError: sizes that do not fit the model or the ranks, or hardware of another kind than the placement's.
     """
     device = device if config.placement.device == "auto" else config.placement.device
-    hardware = hardware or this_machine(device)
+    is_here, hardware = hardware is None, hardware or this_machine(device)
     table = roles(config, device)
     placement = placement_of(config.placement, [role.name for role in table], device)
     kind = "cuda" if any(pool.device == "cuda" for pool in placement.pools) else "cpu"
@@ -186,8 +187,14 @@ def make_plan(
         host_bytes=max(host.values(), default=0),
         prediction=prediction,
         unknown=tuple(unknown),
-        notices=tuple(setting_notices(config, registry)),
+        notices=(*setting_notices(config, registry), *(_busy(config, placement) if is_here else ())),
     )
+
+
+def _busy(config: RunConfig, placement: PlacementSpec) -> Iterator[str]:
+    """Notice on this machine's processors, if the run starts its own cluster on it."""
+    if config.placement.ray_address is None and (notice := processors_notice(placement, usable_processors())):
+        yield notice
 
 
 def _roles(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlsdk.cluster import Cluster
+from rlsdk.cluster import Cluster, processors_notice
 from rlsdk.config import DeadlinesConfig, PlacementConfig, Role
 from rlsdk.interfaces import BackendKind
+from rlsdk.system.processors import usable_processors
 from rlsdk.trainer.roles import placement_of
 
 if TYPE_CHECKING:
     from rlsdk.registry import Registry
+
+_log = logging.getLogger(__name__)
 
 PRELOAD = ("transformers.modeling_utils",)
 """The slowest import of nearly every engine: workers start it before they know their role."""
@@ -35,9 +39,12 @@ def start_cluster(
     `before_connect`: see `Cluster.start`."""
     specs = {role.name: registry.backend(role.kind, role.backend) for role in table}
     isolated = {name: registry.isolation(spec) for name, spec in specs.items()}
+    pools = placement_of(placement, list(specs), device)
+    if placement.ray_address is None and (notice := processors_notice(pools, usable_processors())):
+        _log.warning(notice)
     engines = dict.fromkeys(spec.engine.partition(":")[0] for spec in specs.values())
     return Cluster.start(
-        placement_of(placement, list(specs), device),
+        pools,
         address=placement.ray_address,
         timeout_s=deadlines.start_s,
         collective_timeout_s=deadlines.collective_s,

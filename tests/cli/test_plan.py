@@ -565,3 +565,17 @@ def test_counting_a_pass_warns_of_nothing(tmp_path: Path) -> None:
         warnings.simplefilter("error", FutureWarning)
         for recompute in (False, True):
             assert pass_bytes(spec, num_rows=1, row_tokens=8, gradient=True, activation_checkpointing=recompute)
+
+
+def test_processors_that_devices_wait_for_are_said_of_this_machine_only(registry: Registry, model: str) -> None:
+    pools = ["--placement.preset", "disaggregated", "--placement.devices_per_node", "2"]
+    many = config_of(model, *pools, "--placement.cpus_per_device", "4096")
+
+    def said(config: RunConfig, **given: Any) -> list[str]:
+        notices = make_plan(config, registry, device="cpu", **given).notices
+        return [notice for notice in notices if "processors" in notice]
+
+    (notice,) = said(many)
+    assert "the 2 devices of 'actor', 'rollout' ask for 8192 processors" in notice
+    assert said(many, hardware=parse_hardware("cpu")) == [], "of other hardware only the devices are known"
+    assert said(config_of(model, *pools)) == []

@@ -108,3 +108,29 @@ def test_another_environment_answers_the_same_question(tmp_path: Path) -> None:
     bare = ask_interpreter(str(tmp_path / "bin" / "python"))
     assert isinstance(bare, dict)
     assert {name for name, version in bare.items() if version} == {"python"}
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("exit 0", "it ended without an answer"),
+        ("echo hello", "asked for its packages, it answered 'hello'"),
+        ("echo 3", "asked for its packages, it answered '3'"),
+        ("echo 'no module named os' >&2; exit 3", "it ended with exit code 3: no module named os"),
+        ("kill -9 $$", "it ended with signal 9 and said nothing"),
+        ("exec sleep 60", "it gave no answer within 1 s"),
+    ],
+)
+def test_an_interpreter_that_gives_no_answer_is_described(
+    script: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlsdk.cluster.interpreter._TIMEOUT_S", 1.0 if "sleep" in script else 60.0)
+    (tmp_path / "python").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "python").chmod(0o700)
+    assert ask_interpreter(str(tmp_path / "python")) == said
+
+
+def test_an_interpreter_whose_environment_prints_at_its_start_is_understood(tmp_path: Path) -> None:
+    (tmp_path / "python").write_text(f'#!/bin/sh\necho "welcome"\nexec {sys.executable} "$@"\n')
+    (tmp_path / "python").chmod(0o700)
+    assert ask_interpreter(str(tmp_path / "python")) == installed()
