@@ -91,7 +91,7 @@ def verdict(reply: str, options: JudgeOptions, *, is_cut: bool = False) -> float
     Args:
         reply: the judge's text.
         options: pattern, choices and range.
-        is_cut: the reply ended at `max_tokens`, so its last number or word may be the beginning of another one.
+        is_cut: the reply ended at `max_tokens`, so a number at its end may be the beginning of another one.
 
     Raises:
         VerdictError: the pattern does not match, or only a part of a number or word; or the verdict is not one of the
@@ -102,8 +102,6 @@ def verdict(reply: str, options: JudgeOptions, *, is_cut: bool = False) -> float
     if not matches:
         raise VerdictError(f"the judge's reply has no verdict: it ends in {reply[-80:]!r}")
     match = matches[-1]
-    if is_cut and match.end() == len(text):
-        raise VerdictError(f"the judge's reply was cut after {match[0]!r} by judge.max_tokens {options.max_tokens}")
     found = match[1]
     before, after = _unmatched(match)
     if options.choices:
@@ -113,7 +111,15 @@ def verdict(reply: str, options: JudgeOptions, *, is_cut: bool = False) -> float
             whole = f"{before[-10:]}{found}{after[:10]}" if begun or goes_on else found
             raise VerdictError(f"the judge's verdict is {whole!r}; expected one of {list(options.choices)}")
         return scores[found.casefold()]
-    return _score(_number(found, before, after, options.highest), options)
+    score = _score(_number(found, before, after, options.highest), options)
+    if is_cut and match.end(1) == len(text) and _may_go_on(found, options.highest):
+        raise VerdictError(f"the judge's reply was cut after {match[0]!r} by judge.max_tokens {options.max_tokens}")
+    return score
+
+
+def _may_go_on(found: str, highest: float) -> bool:
+    """Whether another digit makes another number of the range: `1` of `10`, `0.8` of `0.85`."""
+    return not found.isdecimal() or float(f"{found}0") <= highest
 
 
 def _unmatched(match: re.Match[str]) -> tuple[str, str]:

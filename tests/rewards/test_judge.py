@@ -114,7 +114,12 @@ def test_the_end_of_a_reply_that_was_cut_is_no_verdict() -> None:
     assert verdict("Score: 1", ASKED) == 0.1
     with pytest.raises(VerdictError, match=r"was cut after 'Score: 1' by judge.max_tokens 1024"):
         verdict("Score: 1", ASKED, is_cut=True)
+    with pytest.raises(VerdictError, match=r"was cut after 'Score: 8.5'"):
+        verdict("Score: 8.5", ASKED, is_cut=True)
     assert verdict("Score: 1\nBecause", ASKED, is_cut=True) == 0.1
+    assert verdict("Score: 8", ASKED, is_cut=True) == 0.8  # 80 is not in the range
+    options = JudgeOptions(model="m", template="", pattern="(.+)", choices={"yes": 1.0})
+    assert verdict("yes", options, is_cut=True) == 1.0  # with max_tokens 1, every reply is cut
 
 
 def test_a_part_of_a_word_is_no_choice() -> None:
