@@ -62,7 +62,7 @@ def test_scores_are_the_weighted_sum_of_all_rewards() -> None:
     with RewardRunner(rewards) as runner:
         result = runner.score([sample("42"), sample("7777"), sample("")])
     assert result.scores.tolist() == [5.0, -2.0, 0.0]
-    assert result.scores.dtype == np.float32
+    assert result.scores.dtype == np.float64
     assert {name: values.tolist() for name, values in result.by_reward.items()} == {
         "right": [3.0, 0.0, 0.0],
         "length": [2.0, 4.0, 0.0],

@@ -40,7 +40,7 @@ def test_any_cut_gives_the_same_results_sample_by_sample(start: Start, workers: 
     whole = runner.score(samples)
     futures = [runner.submit(samples[at : at + cut]) for at in range(0, len(samples), cut)]
     check_equal(RewardResult.concat([future.result() for future in futures]), whole)
-    assert whole.scores.dtype == np.float32
+    assert whole.scores.dtype == np.float64
 
 
 def test_a_batched_reward_gets_what_was_submitted_together(start: Start) -> None:
