@@ -27,6 +27,8 @@ from rlsdk.trainer.model_source import find_model
 from rlsdk.trainer.roles import roles
 
 REWARD = HERE / "rewards.py"
+DATA = TASK[: TASK.index("--trainer.prompts_per_step")]
+"""What an evaluation reads of the task."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def arguments(*extra: str, reward: str = "share_of_digits") -> list[str]:
-    return [*TASK, "--reward", f"{REWARD}:{reward}", *extra]
+    return [*DATA, "--reward", f"{REWARD}:{reward}", *extra]
 
 
 def run_eval(model: Path, *extra: str, reward: str = "share_of_digits", **options: Any) -> None:
@@ -95,7 +97,7 @@ def test_only_what_is_used_is_tokenized(
     monkeypatch.setattr(PromptDataset, "__init__", counted)
     run_eval(model)
     assert seen == [8]  # of the 100 rows that there are
-    generate(model, [], 3, 2, None, arguments())
+    generate(model, [], 3, 2, None, DATA)
     assert seen == [8, 8]
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
     assert len(lines) == 6
