@@ -22,9 +22,9 @@ TASK = [
     "--data.max_prompt_tokens", "96", "--rollout.max_response_tokens", "5", "--trainer.prompts_per_step", "4",
     "--trainer.samples_per_prompt", "4", "--trainer.updates_per_step", "2", "--trainer.steps", "4",
     "--train.optim.lr", "1e-3", "--train.optim.warmup_steps", "0", "--train.micro_batch_tokens", "2048",
-    "--tracking.trackers", "[jsonl]", "--eval.every_steps", "2", "--eval.at_start", "false",
-    "--trainer.save_every_steps", "null", "--placement.device", "cpu",
+    "--tracking.trackers", "[jsonl]", "--trainer.save_every_steps", "null", "--placement.device", "cpu",
 ]  # fmt: skip
+EVALS = ["--eval.every_steps", "2", "--eval.at_start", "false"]
 APART = ["--placement.preset", "disaggregated", "--placement.devices_per_node", "2"]
 
 
@@ -48,9 +48,9 @@ def test_two_pools_on_a_cluster_give_the_numbers_of_one_process(
     ray: list[str], plain: list[str] | None, model: str, tmp_path: Path
 ) -> None:
     """Staleness 0 apart is the synchronous run on shared devices; staleness 1 does not depend on who runs where."""
-    rlsdk("train", "--model", model, *TASK, *ray, "--trainer.run_name", "ray", cwd=tmp_path)
+    rlsdk("train", "--model", model, *TASK, *EVALS, *ray, "--trainer.run_name", "ray", cwd=tmp_path)
     found = [json.loads(line) for line in (tmp_path / "runs" / "ray" / "metrics.jsonl").read_text().splitlines()]
-    view = in_one_process(model, [*TASK, *(ray if plain is None else plain)], tmp_path / "here")
+    view = in_one_process(model, [*TASK, *EVALS, *(ray if plain is None else plain)], tmp_path / "here")
     steps = [line for line in found if "policy/loss" in line]
     names = view.steps[0].keys()
     mine = [{name: step[name] for name in names if name in step} for step in steps]
