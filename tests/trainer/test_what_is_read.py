@@ -48,6 +48,14 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "_pairs": "a field of the other command with pairs is handed on",
 }
 """Functions that read a field in supervised training without an effect, and why."""
+RECORDED: Mapping[str, str] = {
+    "optimizer_steps": "checked",
+    "max_model_tokens": "checked",
+    "_of_section": "written beside the journal: what its samples were made by",
+    "learning_rate_decays": "the same",
+    "_models": "the same",
+}
+"""Functions that read a field in reinforcement learning without an effect on the run, and why."""
 HANDED_ON = {
     "train.optim.min_lr_ratio": "with the schedule", "critic.optim.min_lr_ratio": "with the schedule",
     "faults.replica_restarts": "with the session", "algorithm.kl_estimator": "with kl_coef",
@@ -168,4 +176,4 @@ def test_reinforcement_learning_reads_what_its_algorithm_uses(
     config = config_of(model, registry, 1, "--data", rows, *EVALUATED, *RECIPES[recipe])
     with recorded(monkeypatch) as reads:
         train(config, registry, tmp_path / "run")
-    check(reads, config, TRAIN, {"optimizer_steps": "checked", "max_model_tokens": "checked"})
+    check(reads, config, TRAIN, RECORDED)
