@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from rlsdk.interfaces import ConfigError, ModelSpec
@@ -28,16 +28,45 @@ def checkpoint_files(spec: ModelSpec) -> dict[str, Path]:
     """
     folder = _folder(spec)
     if (folder / INDEX).is_file():
-        weight_map = json.loads(read_regular(folder / INDEX))["weight_map"]
-        return {name: folder / file for name, file in weight_map.items()}
+        return _read_index(folder / INDEX)
     single = folder / WEIGHTS
     if not single.is_file():
         raise ConfigError(
             f"model.path {spec.path!r}: found neither {WEIGHTS} nor {INDEX}; save it with save_pretrained, or "
             "set model.init_from_config to start from random weights"
         )
-    with safe_open(single, framework="pt") as file:
+    with open_weights(single) as file:
         return dict.fromkeys(file.keys(), single)
+
+
+def open_weights(path: Path) -> Any:
+    """A safetensors file of a model, as `safe_open` gives it.
+
+    Raises:
+        ConfigError: there is no such file, or it is cut short or of another kind.
+    """
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"model.path: the weights could not be loaded from {str(path)!r}: {error}; copy or download that file again"
+        ) from error
+
+
+def _read_index(path: Path) -> dict[str, Path]:
+    """Tensor name -> file, as an index of several files says.
+
+    Raises:
+        ConfigError: the index is not one.
+    """
+    try:
+        weight_map = json.loads(read_regular(path))["weight_map"]
+        return {str(name): path.parent / file for name, file in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"model.path: {str(path)!r} is not an index of weight files ({type(error).__name__}: {error}): expected "
+            '{"weight_map": {TENSOR: FILE}}; copy or download it again'
+        ) from error
 
 
 def check_whole(spec: ModelSpec, names: Collection[str], tied: Mapping[str, str]) -> None:

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from rlsdk.interfaces import ConfigError, ModelSpec
 from rlsdk.kit.tensor_origins import Source
-from rlsdk.kit.weight_files import checkpoint_files
+from rlsdk.kit.weight_files import checkpoint_files, open_weights
 
 ROWS_AT_ONCE = 4096
 """Rows of two tensors that are compared at a time."""
@@ -102,7 +101,7 @@ def _check_shapes(spec: ModelSpec, files: Mapping[str, Path], shapes: Mapping[st
         by_file.setdefault(files[name], []).append(name)
     found: dict[str, tuple[int, ...]] = {}
     for path, names in by_file.items():
-        with safe_open(path, framework="pt") as file:
+        with open_weights(path) as file:
             found |= {name: tuple(file.get_slice(name).get_shape()) for name in names}
     wrong = [name for name, shape in shapes.items() if name in found and found[name] != tuple(shape)]
     if wrong:
@@ -117,9 +116,7 @@ def _check_shapes(spec: ModelSpec, files: Mapping[str, Path], shapes: Mapping[st
 def _are_equal(files: Mapping[str, Path], first: str, second: str) -> bool:
     """Whether two tensors of the same shape have the same values."""
     with ExitStack() as stack:
-        one, other = (
-            stack.enter_context(safe_open(files[name], framework="pt")).get_slice(name) for name in (first, second)
-        )
+        one, other = (stack.enter_context(open_weights(files[name])).get_slice(name) for name in (first, second))
         rows = one.get_shape()[0]
         return all(
             torch.equal(one[at : at + ROWS_AT_ONCE], other[at : at + ROWS_AT_ONCE])

@@ -28,6 +28,7 @@ from rlsdk.kit.hf import (
     persistent_buffers,
 )
 from rlsdk.kit.outputs import compute_outputs
+from rlsdk.kit.weight_files import checkpoint_files, open_weights
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.testing.reference import load_plain_model
 
@@ -187,20 +188,31 @@ def test_a_checkpoint_of_another_shape_or_cut_short_is_refused(models: dict[str,
     shutil.copytree(models["qwen2"], tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 512}))
-    with pytest.raises(ConfigError, match="weights could not be loaded"):
+    with pytest.raises(ConfigError, match=r"gate_proj\.weight': it has shape .*give the config\.json that belongs"):
         build_model(ModelSpec(path=str(tmp_path)))
     (tmp_path / "config.json").write_text(json.dumps(config))
     whole = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ConfigError, match="weights could not be loaded"):
+    with pytest.raises(ConfigError, match=r"weights could not be loaded from .*model\.safetensors"):
         build_model(ModelSpec(path=str(tmp_path)))
+
+
+@pytest.mark.parametrize("index", ["{", "[]", '{"weight_map": null}', '{"weight_map": {"lm_head.weight": "gone"}}'])
+def test_an_index_of_weight_files_that_is_none_is_refused_by_name(
+    index: str, models: dict[str, str], tmp_path: Path
+) -> None:
+    shutil.copytree(models["qwen2"], tmp_path, dirs_exist_ok=True)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ConfigError, match=r"(model\.safetensors\.index\.json|gone)"):
+        [open_weights(path) for path in checkpoint_files(ModelSpec(path=str(tmp_path))).values()]
 
 
 def test_pickled_weights_are_not_loaded(models: dict[str, str], tmp_path: Path) -> None:
     shutil.copytree(models["qwen2"], tmp_path, dirs_exist_ok=True)
     (tmp_path / "model.safetensors").unlink()
     torch.save(load_plain_model(models["qwen2"]).state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(ConfigError, match="weights could not be loaded"):
+    with pytest.raises(ConfigError, match=r"found neither model\.safetensors nor .*; save it with save_pretrained"):
         build_model(ModelSpec(path=str(tmp_path)))
 
 

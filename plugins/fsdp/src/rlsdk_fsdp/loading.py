@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from rlsdk.interfaces import ModelSpec
 from rlsdk.kit.hf import build_model, canonical_parameters
 from rlsdk.kit.progress import advance
-from rlsdk.kit.weight_files import HEADS, checkpoint_files, new_heads
+from rlsdk.kit.weight_files import HEADS, checkpoint_files, new_heads, open_weights
 from rlsdk.kit.weight_fit import check_fits
 from rlsdk_fsdp.shards import Piece
 
@@ -68,7 +67,7 @@ def restore_buffers(model: Any, files: Mapping[str, Path]) -> bool:
         buffers = dict(module.named_buffers(prefix=name, recurse=False))
         for key, buffer in buffers.items():
             if key in files:
-                with safe_open(files[key], framework="pt") as file:
+                with open_weights(files[key]) as file:
                     buffer.copy_(file.get_tensor(key))
             elif buffer.dtype is torch.bool:
                 return False  # no value marks it as not filled
@@ -96,7 +95,7 @@ def _read_rows(pieces: Mapping[str, Piece], files: Mapping[str, Path]) -> None:
     for source in pieces:
         by_file.setdefault(files[source], []).append(source)
     for path, names in by_file.items():
-        with safe_open(path, framework="pt") as file:
+        with open_weights(path) as file:
             for name in names:
                 advance()
                 piece, stored = pieces[name], file.get_slice(name)

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from rlsdk.interfaces import Box, ConfigError, ModelSpec
 from rlsdk.kit.file_tensors import file_tensors
 from rlsdk.kit.hf import build_model, canonical_parameters, canonical_tensors
-from rlsdk.kit.weight_files import HEADS, checkpoint_files, new_heads
+from rlsdk.kit.weight_files import HEADS, checkpoint_files, new_heads, open_weights
 from rlsdk.kit.weight_fit import check_fits
 from rlsdk_megatron.parts import Held
 
@@ -127,7 +126,7 @@ class _Files:
         if path is None:
             raise ConfigError(f"the checkpoint lacks {name!r}; give a folder with the whole model")
         if path not in self.opened:
-            self.opened[path] = self.stack.enter_context(safe_open(path, framework="pt"))
+            self.opened[path] = self.stack.enter_context(open_weights(path))
         stored = self.opened[path].get_slice(name)
         if (found := tuple(stored.get_shape())) != tuple(shape):
             raise ConfigError(
