@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rlsdk.moved import keep_old_names
 from rlsdk.system.metadata import tolerate_damaged_metadata
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 
 # Before anything imports pydantic or torch, in every process that has to do with rlsdk.
 tolerate_damaged_metadata()
+keep_old_names()
 
 __all__ = [
     "Chart",

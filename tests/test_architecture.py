@@ -18,6 +18,7 @@ PLUGINS = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.to
 
 ROOMS: dict[str, set[str]] = {
     "system": set(),
+    "moved": set(),
     "interfaces": set(),
     "kit": {"interfaces"},
     "registry": {"interfaces"},
@@ -45,6 +46,7 @@ the built-ins and the reference engines: they are found like any plugin's."""
 
 LIBRARIES: dict[str, set[str]] = {
     "system": set(),
+    "moved": set(),
     "interfaces": {"pluggy"},
     "registry": {"pluggy", "packaging"},
     "builtin": set(),
