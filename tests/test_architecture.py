@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -43,6 +44,19 @@ for allowed in list(ROOMS.values())[1:]:
     allowed.add("system")
 """Room -> the other rooms that it may import. `config` looks the backends' options up in `registry`; nothing imports
 the built-ins and the reference engines: they are found like any plugin's."""
+
+FLOORS: dict[str, tuple[str, ...]] = {
+    "algorithms": (".", "advantages", "losses", "objectives"),
+    "cli": (".", "commands"),
+    "views": (".", "report"),
+}
+"""Room -> its folders, ground floor first: a folder imports only itself and the ones before it, not even for types.
+`a/b` is a floor of its own; `name.py` is a module at the top of the room, and `.` all modules there without a floor of
+their own. Without `.` these are above all folders. The room's `__init__` is above everything."""
+MAX_FILES = 25
+"""In a folder."""
+TOO_FULL = {"cli", "cluster", "config", "kit", "rewards", "sharding", "testing", "trainer"}
+"""Rooms that have no folders yet."""
 
 LIBRARIES: dict[str, set[str]] = {
     "system": set(),
@@ -97,15 +111,21 @@ def _imports(node: ast.AST, file: Path, *, deferred: bool) -> Iterator[Import]:
         yield from (Import(alias.name, file, node.lineno, deferred) for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
         assert node.level == 0, f"{file}:{node.lineno}: write the whole path of the module"
-        whole = node.module == "rlsdk"
-        names = [f"rlsdk.{alias.name}" for alias in node.names] if whole else [str(node.module)]
-        yield from (Import(name, file, node.lineno, deferred) for name in names)
+        names = {_imported(str(node.module), alias.name) for alias in node.names}
+        yield from (Import(name, file, node.lineno, deferred) for name in sorted(names))
     elif isinstance(node, ast.Call) and _called(node) in ("import_module", "__import__"):
         named = [argument for argument in node.args[:1] if isinstance(argument, ast.Constant)]
         yield from (Import(str(argument.value), file, node.lineno, deferred) for argument in named)
     inner = deferred or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or _for_types(node)
     for child in ast.iter_child_nodes(node):
         yield from _imports(child, file, deferred=inner)
+
+
+def _imported(module: str, name: str) -> str:
+    """The module that `from MODULE import NAME` reads: NAME, if it is a module of rlsdk."""
+    path = ROOT / module.replace(".", "/") / name
+    is_module = module == "rlsdk" or path.is_dir() or path.with_suffix(".py").is_file()
+    return f"{module}.{name}" if is_module else module
 
 
 def _called(node: ast.Call) -> str:
@@ -118,6 +138,26 @@ def _for_types(node: ast.AST) -> bool:
 
 def files_of(room: str) -> list[Path]:
     return sorted((CORE / room).rglob("*.py")) if (CORE / room).is_dir() else [CORE / f"{room}.py"]
+
+
+def folders_of(root: Path) -> list[Path]:
+    """The packages in this one, itself included."""
+    return sorted(path.parent for path in root.rglob("__init__.py"))
+
+
+def floor_of(room: str, module: str) -> float:
+    """Height in `FLOORS` of a module, or of a name in it. The room itself, its `__init__`, is above everything."""
+    parts = module.split(".")[2:]
+    if not parts or parts == ["__main__"]:
+        return float("inf")
+    floors = FLOORS[room]
+    paths = ["/".join(parts[:depth]) for depth in range(len(parts), 0, -1)]
+    at = [floors.index(floor) for path in paths for floor in (path, f"{path}.py") if floor in floors]
+    return at[0] if at else floors.index(".") if "." in floors else len(floors)
+
+
+def module_of(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 def shown(found: list[Import]) -> list[str]:
@@ -143,6 +183,36 @@ def test_a_room_imports_only_the_rooms_that_the_table_gives_it(room: str) -> Non
     allowed = ROOMS[room] | {room, ""}
     found = [i for file in files_of(room) for i in imports(file) if i.top == "rlsdk" and i.room not in allowed]
     assert shown([i for i in found if not i.module.startswith("rlsdk.__")]) == []
+
+
+def test_every_room_with_folders_has_floors() -> None:
+    rooms = {room: [f for f in folders_of(CORE / room) if f != CORE / room] for room in ROOMS if (CORE / room).is_dir()}
+    here = {room: {str(f.relative_to(CORE / room)) for f in folders} for room, folders in rooms.items() if folders}
+    named = {room: {f for f in floors if f != "." and not f.endswith(".py")} for room, floors in FLOORS.items()}
+    assert here == named
+
+
+@pytest.mark.parametrize("room", FLOORS)
+def test_a_folder_imports_only_the_floors_below_it(room: str) -> None:
+    wrong = [
+        i
+        for file in files_of(room)
+        for i in imports(file)
+        if f"{i.module}.".startswith(f"rlsdk.{room}.")
+        if floor_of(room, i.module) > floor_of(room, module_of(file))
+    ]
+    assert shown(wrong) == []
+
+
+@pytest.mark.parametrize("root", [CORE, *(plugin / "src" for plugin in PLUGINS)], ids=lambda path: path.parent.name)
+def test_a_folder_is_small_and_says_what_lives_in_it(root: Path) -> None:
+    folders = folders_of(root)
+    assert folders
+    counts = {str(folder.relative_to(root)): len(list(folder.glob("*.py"))) for folder in folders}
+    assert {name: count for name, count in counts.items() if count > MAX_FILES and name not in TOO_FULL} == {}
+    assert [name for name in sorted(TOO_FULL & counts.keys()) if counts[name] <= MAX_FILES] == []
+    texts = {folder: ast.get_docstring(parse(folder / "__init__.py")) or "" for folder in folders}
+    assert [str(folder) for folder, text in texts.items() if not re.match(r"[\w`].{10,200}?\.(\s|$)", text, re.S)] == []
 
 
 @pytest.mark.parametrize("room", LIBRARIES)
