@@ -16,7 +16,7 @@ from rlsdk.rollouts import RolloutStream
 from rlsdk.rollouts.journal import FOLDER
 from rlsdk.rollouts.rollouter import without_stop
 from rlsdk.trainer.average import PolicyAverage
-from rlsdk.trainer.eval_parts import samples_whole_distribution
+from rlsdk.trainer.eval_settings import eval_options, samples_whole_distribution
 from rlsdk.trainer.fleet import Fleet, fleet_of
 from rlsdk.trainer.grading import CorrectRule
 from rlsdk.trainer.history import History
@@ -36,7 +36,7 @@ from rlsdk.trainer.session import sharding_manager
 from rlsdk.trainer.source import GroupSource
 from rlsdk.trainer.stage import StageSettings
 from rlsdk.trainer.state import TrainerState
-from rlsdk.trainer.streams import connect_judges, eval_options, evaluation_of, open_stream
+from rlsdk.trainer.streams import connect_judges, evaluation_of, open_stream
 from rlsdk.trainer.text import TokenCodec
 from rlsdk.trainer.watch import repeated_notice, setting_notices
 

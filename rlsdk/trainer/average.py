@@ -19,7 +19,7 @@ from rlsdk.algorithms import update_average
 from rlsdk.config.role_names import ACTOR
 from rlsdk.interfaces import Box, CheckpointError, TrainEngine
 from rlsdk.kit.atomic import atomic_write_tensors
-from rlsdk.trainer.stage import MODEL_FOLDER
+from rlsdk.trainer.checkpoint import MODEL_FOLDER
 
 if TYPE_CHECKING:
     from rlsdk.trainer.session import Session

@@ -31,6 +31,7 @@ from rlsdk.trainer.manifest import (
 
 __all__ = [
     "MANIFEST",
+    "MODEL_FOLDER",
     "BestRecord",
     "CheckpointStore",
     "Found",
@@ -42,6 +43,8 @@ __all__ = [
     "step_of",
 ]
 
+MODEL_FOLDER = "model"
+"""Folder in a checkpoint: the policy in Hugging Face format."""
 BEST_FILE = "best.json"
 """File next to the checkpoints that names the best one."""
 MAX_BEST_BYTES = 1 << 16
@@ -283,7 +286,7 @@ def damage(path: Path, part: str | None = None) -> list[str]:
 
 def holds_model(path: Path) -> bool:
     """Whether a checkpoint contains the policy in Hugging Face format (see `trainer.export_every_steps`)."""
-    return (path / "model" / "config.json").is_file()
+    return (path / MODEL_FOLDER / "config.json").is_file()
 
 
 def is_checkpoint_name(name: str) -> bool:

@@ -1,14 +1,13 @@
-"""Sampling and rewards of evaluation sets that differ from the run's."""
+"""The scorers and judges of a run: those of training, and those of evaluation sets with rewards of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlsdk.config import EvalSetConfig, Measure, RewardConfig, RolloutConfig, RunConfig
-from rlsdk.interfaces import LogProbKind, SamplingParams
+from rlsdk.config import Measure, RewardConfig, RunConfig
 from rlsdk.registry import Registry
 from rlsdk.rewards import Scorer
 from rlsdk.trainer.judges import EngineJudge
@@ -90,22 +89,3 @@ def _of_training(
     return start_rewards(
         config.rewards, config.reward_limits, registry, log_dir, scored_elsewhere=elsewhere, judges=judges
     )
-
-
-def eval_sampling(part: EvalSetConfig, training: SamplingParams) -> SamplingParams:
-    """Sampling parameters of an evaluation set: stop tokens of training, filters of the set."""
-    return replace(
-        training,
-        temperature=part.temperature,
-        top_p=part.top_p,
-        top_k=part.top_k,
-        min_p=part.min_p,
-        max_tokens=part.max_response_tokens or training.max_tokens,
-    )
-
-
-def samples_whole_distribution(part: EvalSetConfig | RolloutConfig, kind: LogProbKind) -> bool:
-    """Whether -log p of a sample estimates the policy's entropy at this temperature: True if there is no filter, and
-    log-probs are those of the distribution after temperature."""
-    filtered = part.top_p < 1 or part.top_k > 0 or part.min_p > 0
-    return part.temperature > 0 and not filtered and (kind is not LogProbKind.RAW or part.temperature == 1)

@@ -4,34 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rlsdk.config import EarlyStoppingConfig, WatchConfig
 from rlsdk.interfaces import BatchError, CheckpointError
+from rlsdk.trainer.eval_settings import EvalOptions
 from rlsdk.trainer.evaluation import Evaluated
 from rlsdk.trainer.progress import Progress, after_evaluation, why_ended
+from rlsdk.trainer.run_output import RunOutput
 from rlsdk.trainer.stopping import EvaluationStoppedError
-
-if TYPE_CHECKING:
-    from rlsdk.trainer.stage import RunOutput
 
 
 class EvaluationError(BatchError):
     """The metrics of an evaluation mean nothing because too many samples have no grade."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvalOptions:
-    """When a stage is evaluated, and how its metrics are used."""
-
-    every: int | None = None
-    """Steps between evaluations, the last step always included; None: never."""
-    at_start: bool = False
-    best: WatchConfig = field(default_factory=WatchConfig)
-    stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
-    save_samples: str = "never"
-    """`gzip`, `plain` or `never`."""
 
 
 class Evaluations:

@@ -19,7 +19,6 @@ from rlsdk.trainer.devices import start_cluster
 from rlsdk.trainer.eval_parts import start_run_rewards
 from rlsdk.trainer.evaluation import Evaluated
 from rlsdk.trainer.groups import RoleGroup
-from rlsdk.trainer.parts import load_run_tokenizer, run_ends, sampling_params
 from rlsdk.trainer.prompt_formats import prompt_format
 from rlsdk.trainer.roles import resolve_device, roles
 from rlsdk.trainer.run_data import first_prompts, load_eval_prompts
@@ -27,6 +26,7 @@ from rlsdk.trainer.run_folder import Notice, silent
 from rlsdk.trainer.sampler import Draw, sample_all
 from rlsdk.trainer.session import leave_processors_to_workers, start_role
 from rlsdk.trainer.streams import evaluation_of, open_stream
+from rlsdk.trainer.tokenizer import load_run_tokenizer, run_ends, sampling_params
 from rlsdk.trainer.vocabulary import read_vocabulary
 
 if TYPE_CHECKING:

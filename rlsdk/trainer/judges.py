@@ -25,8 +25,8 @@ from rlsdk.rewards.judge import JudgeOptions, VerdictError, question, verdict
 from rlsdk.rewards.service import SentScore
 from rlsdk.rollouts import GenerationClient, Replica
 from rlsdk.rollouts.rollouter import without_stop
-from rlsdk.trainer.parts import answer_ends
 from rlsdk.trainer.text import TokenCodec
+from rlsdk.trainer.tokenizer import answer_ends
 
 _TEXT, _PLACE = "question", "place"
 """Fields of the rows that hold a question and its index."""

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from rlsdk.interfaces import Capability, ConfigError
 from rlsdk.kit.atomic import atomic_write_text
 from rlsdk.kit.output import OutputError
-from rlsdk.trainer.checkpoint import BestRecord, CheckpointStore, faults, read_state
+from rlsdk.trainer.checkpoint import MODEL_FOLDER, BestRecord, CheckpointStore, faults, read_state
 from rlsdk.trainer.evaluations import EvaluationError
 from rlsdk.trainer.exporting import card_of, complete_export, export_policy
 from rlsdk.trainer.reference import reference_state
 from rlsdk.trainer.saving import BackgroundWork
-from rlsdk.trainer.stage import MODEL_FOLDER, Stage
+from rlsdk.trainer.stage import Stage
 from rlsdk.trainer.stopping import EvaluationStoppedError, PreemptedError
 
 if TYPE_CHECKING:

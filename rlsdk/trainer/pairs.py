@@ -12,8 +12,8 @@ import torch
 from rlsdk.algorithms import pair_weights
 from rlsdk.data import AnswerEncoder, DataRow, Pair, PairFields, PromptDataset, answer_notes, lookup, missing_field
 from rlsdk.interfaces import Batch, DataError
+from rlsdk.trainer.answers import AnswerSettings
 from rlsdk.trainer.experience import make_sft_batch
-from rlsdk.trainer.sft import AnswerSettings
 
 
 @dataclass(frozen=True, kw_only=True)

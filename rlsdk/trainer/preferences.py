@@ -11,12 +11,14 @@ import torch
 
 from rlsdk.data import PromptStream
 from rlsdk.interfaces import Batch, CheckpointError, ObjectiveResult
+from rlsdk.trainer.eval_settings import EvalOptions
 from rlsdk.trainer.evaluation import Evaluated
-from rlsdk.trainer.evaluations import EvalOptions, Evaluations
+from rlsdk.trainer.evaluations import Evaluations
 from rlsdk.trainer.forward_parts import forward_in_parts
 from rlsdk.trainer.metrics import StepClock
 from rlsdk.trainer.pairs import PairSet
-from rlsdk.trainer.stage import RunOutput, Stage, StageSettings
+from rlsdk.trainer.run_output import RunOutput
+from rlsdk.trainer.stage import Stage, StageSettings
 
 if TYPE_CHECKING:
     from torch import Tensor

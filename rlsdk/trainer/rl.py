@@ -12,17 +12,19 @@ from typing import Any
 from rlsdk.interfaces import Batch, SyncReport
 from rlsdk.rollouts import Group, make_batch
 from rlsdk.trainer.average import PolicyAverage
+from rlsdk.trainer.eval_settings import EvalOptions
 from rlsdk.trainer.evaluation import Evaluated, Evaluation, rollout_info
-from rlsdk.trainer.evaluations import EvalOptions, Evaluations
+from rlsdk.trainer.evaluations import Evaluations
 from rlsdk.trainer.grading import CorrectRule, GradeSummary, check_failures
 from rlsdk.trainer.metrics import SPECIAL, StepClock, actor_metrics, batch_metrics, critic_metrics, special_share
 from rlsdk.trainer.phases import RolloutPhase
 from rlsdk.trainer.policy import Learned, PolicyLearner
 from rlsdk.trainer.publishing import Publisher
+from rlsdk.trainer.run_output import RunOutput
 from rlsdk.trainer.samples import SampleLog, shown_samples
 from rlsdk.trainer.serving import ServedWeights
 from rlsdk.trainer.source import GroupSource
-from rlsdk.trainer.stage import RunOutput, Stage, StageSettings
+from rlsdk.trainer.stage import Stage, StageSettings
 from rlsdk.trainer.state import TrainerState
 from rlsdk.trainer.step_times import REUSED
 from rlsdk.trainer.stopping import PreemptedError

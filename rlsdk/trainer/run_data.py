@@ -24,8 +24,8 @@ from rlsdk.data import (
 )
 from rlsdk.interfaces import ConfigError, DataError, Example
 from rlsdk.registry import ComponentKind, Registry
+from rlsdk.trainer.answers import AnswerSettings, learned_answers
 from rlsdk.trainer.prompt_formats import prompt_format, set_format
-from rlsdk.trainer.sft import AnswerSettings, learned_answers
 
 if TYPE_CHECKING:
     from rlsdk.trainer.events import RunView

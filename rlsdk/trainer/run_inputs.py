@@ -14,22 +14,19 @@ from rlsdk.data import AnswerEnds, PromptDataset
 from rlsdk.interfaces import (
     Example,
     SamplingParams,
+    StepCallback,
+    Tracker,
+    TrackerContext,
 )
-from rlsdk.registry import Registry
+from rlsdk.registry import ComponentKind, Registry
+from rlsdk.trainer.answers import AnswerSettings, Learned, learned_answers
 from rlsdk.trainer.checkpoint import step_of
 from rlsdk.trainer.eval_parts import RunRewards, start_run_rewards
-from rlsdk.trainer.parts import (
-    build_callbacks,
-    build_trackers,
-    load_run_tokenizer,
-    run_ends,
-    sampling_params,
-)
 from rlsdk.trainer.prompt_formats import prompt_format
 from rlsdk.trainer.reward_sources import check_rows
 from rlsdk.trainer.run_data import load_examples, load_prompts, with_sft_steps, with_steps
-from rlsdk.trainer.sft import AnswerSettings, Learned, learned_answers
-from rlsdk.trainer.stage import RunOutput
+from rlsdk.trainer.run_output import RunOutput
+from rlsdk.trainer.tokenizer import load_run_tokenizer, run_ends, sampling_params
 from rlsdk.trainer.vocabulary import Vocabulary, read_vocabulary
 
 if TYPE_CHECKING:
@@ -165,3 +162,24 @@ def learned_of(config: RunConfig, prompts: PromptDataset, tokenizer: Any, ends: 
         ends=ends,
     )
     return learned_answers(prompts, tokenizer, settings, view.notice)
+
+
+def build_trackers(
+    config: RunConfig, registry: Registry, run_dir: Path, resume_step: int | None = None
+) -> list[Tracker]:
+    return [
+        registry.component(ComponentKind.TRACKER, name)(
+            TrackerContext(
+                run_dir=str(run_dir),
+                run_name=run_dir.name,
+                config=config.model_dump(mode="json"),
+                options=config.tracking.options.get(name, {}),
+                resume_step=resume_step,
+            )
+        )
+        for name in config.tracking.trackers
+    ]
+
+
+def build_callbacks(names: Sequence[str], registry: Registry) -> list[StepCallback]:
+    return [registry.function(ComponentKind.CALLBACK, name) for name in names]

@@ -3,60 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rlsdk.algorithms import SftObjective, loss_weights
-from rlsdk.data import (
-    AnswerEncoder,
-    AnswerEnds,
-    DataRow,
-    PromptDataset,
-    PromptFormat,
-    PromptStream,
-    Reply,
-    answer_report,
-    learned_reply,
-)
-from rlsdk.interfaces import CheckpointError, DataError
+from rlsdk.data import PromptStream
+from rlsdk.interfaces import CheckpointError
+from rlsdk.trainer.answers import Learned
 from rlsdk.trainer.eval_metrics import clustered_error
+from rlsdk.trainer.eval_settings import EvalOptions
 from rlsdk.trainer.evaluation import Evaluated
-from rlsdk.trainer.evaluations import EvalOptions, Evaluations
+from rlsdk.trainer.evaluations import Evaluations
 from rlsdk.trainer.experience import make_sft_batch
 from rlsdk.trainer.forward_parts import forward_in_parts
 from rlsdk.trainer.metrics import StepClock
 from rlsdk.trainer.run_folder import WARM_START
-from rlsdk.trainer.stage import RunOutput, Stage, StageSettings
+from rlsdk.trainer.run_output import RunOutput
+from rlsdk.trainer.stage import Stage, StageSettings
 
 if TYPE_CHECKING:
     from rlsdk.trainer.hosts import MiniBatchResult
     from rlsdk.trainer.session import Session
 
-Learned = tuple[PromptDataset, Sequence[Sequence[int]]]
-"""Prompts, and the answer tokens that are trained on after each."""
 CHECKPOINTS = WARM_START
 """Folder in a run's folder; separate from the RL checkpoints, whose steps count from 1 again."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnswerSettings:
-    """How answers are tokenized."""
-
-    template: str
-    max_tokens: int
-    """Largest number of tokens of an answer, including the token that ends it."""
-    long_answers: Literal["drop", "cut"]
-    form: PromptFormat
-    """Format of the prompts that are answered."""
-    ends: AnswerEnds
-    section: str = "sft"
-    """Configuration section, for messages."""
-    can_cut: bool = True
-    """Whether the section has a field `long_answers`."""
 
 
 class SftStage(Stage):
@@ -156,39 +129,3 @@ class SftStage(Stage):
         error = clustered_error(rows)
         metrics = {"sft/eval_loss": math.fsum(tokens) / len(tokens)}
         return Evaluated(metrics=metrics | ({} if error is None else {"sft/eval_loss_se": error}))
-
-
-def learned_answers(
-    prompts: PromptDataset, tokenizer: Any, settings: AnswerSettings, notice: Callable[[str], None]
-) -> Learned:
-    """Returns the prompts to train on with their answer tokens; `long_answers` decides which are left out.
-
-    Raises:
-        DataError: a row has no answer, or all answers are too long.
-    """
-    limit, choice = settings.max_tokens, settings.long_answers
-    replies = [_reply(row, settings.form) for row in prompts.rows]
-    sources = [row.source for row in prompts.rows]
-    encoder = AnswerEncoder(tokenizer, limit, settings.ends, form=settings.form)
-    answers = encoder.encode_replies(prompts.rows, replies, settings.template)
-    report = answer_report(answers, sources, limit, choice, special_allowed=settings.form.allow_special_tokens)
-    if report.num_long or report.notes:
-        notice(f"{settings.section}: {report.line()}")
-    kept = [at for at, answer in enumerate(answers) if choice == "cut" or not answer.cut]
-    if not kept:
-        raise DataError(
-            f"{settings.section}: {report.line()}; raise rollout.max_response_tokens {limit}"
-            + (f", or choose {settings.section}.long_answers 'cut', which is {choice!r}" if settings.can_cut else "")
-        )
-    return prompts.subset(kept), [answers[at].token_ids for at in kept]
-
-
-def _reply(row: DataRow, form: PromptFormat) -> Reply:
-    """What is learned after a prompt."""
-    reply = learned_reply(row, form.answer_field)
-    if reply is None:
-        raise DataError(
-            f"{row.source}: has no answer to learn from; name its field in data.answer_field, or do without "
-            "supervised training (sft.steps 0, algorithm.ptx.coef 0)"
-        )
-    return reply

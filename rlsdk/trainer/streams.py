@@ -11,19 +11,17 @@ from rlsdk.interfaces import (
     BackendKind,
     Capability,
     LogProbKind,
+    Rollouter,
     RolloutSpec,
     SamplingParams,
 )
-from rlsdk.registry import Registry
+from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rollouts import Restarts, RolloutStream, StreamOptions
-from rlsdk.trainer.eval_parts import RunRewards, eval_sampling, samples_whole_distribution
+from rlsdk.trainer.eval_parts import RunRewards
+from rlsdk.trainer.eval_settings import eval_sampling, samples_whole_distribution
 from rlsdk.trainer.evaluation import EvalSet, Evaluation
-from rlsdk.trainer.evaluations import EvalOptions
 from rlsdk.trainer.grading import RewardGrader
 from rlsdk.trainer.judges import EngineJudge
-from rlsdk.trainer.parts import (
-    build_rollouter,
-)
 from rlsdk.trainer.replicas import CallsRanks, replicas_of
 from rlsdk.trainer.reward_sources import reward_grader
 from rlsdk.trainer.text import TokenCodec
@@ -114,12 +112,11 @@ def evaluation_of(
     )
 
 
-def eval_options(config: RunConfig) -> EvalOptions:
-    """When a run is evaluated, and how the results are used."""
-    return EvalOptions(
-        every=config.eval.every_steps,
-        at_start=config.eval.at_start,
-        best=config.checkpoint.best,
-        stopping=config.eval.early_stopping,
-        save_samples=config.eval.save_samples,
-    )
+def build_rollouter(name: str, registry: Registry) -> Rollouter:
+    """Loads a registered rollouter, `pkg.mod:fn`, or `file.py:fn`.
+
+    Raises:
+        ConfigError: it does not exist, or it cannot be loaded.
+    """
+    rollouter: Rollouter = registry.function(ComponentKind.ROLLOUTER, name)
+    return rollouter

@@ -13,14 +13,16 @@ from rlsdk.interfaces import (
     ConfigError,
 )
 from rlsdk.rollouts import request_seed
+from rlsdk.trainer.answers import AnswerSettings, Learned
+from rlsdk.trainer.eval_settings import eval_options
 from rlsdk.trainer.pairs import PairSet, PairSettings, encode_pairs
 from rlsdk.trainer.preferences import PairOptions, PairStage
 from rlsdk.trainer.prompt_formats import prompt_format
 from rlsdk.trainer.run_data import with_pair_steps
 from rlsdk.trainer.run_inputs import RunInputs, learned_of
-from rlsdk.trainer.sft import CHECKPOINTS, AnswerSettings, Learned, SftStage
-from rlsdk.trainer.stage import RunOutput, StageSettings
-from rlsdk.trainer.streams import eval_options
+from rlsdk.trainer.run_output import RunOutput
+from rlsdk.trainer.sft import CHECKPOINTS, SftStage
+from rlsdk.trainer.stage import StageSettings
 
 if TYPE_CHECKING:
     from rlsdk.trainer.session import Session
