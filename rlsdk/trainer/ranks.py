@@ -29,8 +29,8 @@ class LosableGroup(Protocol):
 
 @dataclass(eq=False)
 class SomeRanks:
-    """Satisfies `rlsdk.trainer.groups.Group` for methods that run on every rank. Waits for every rank before it
-    raises an error, so that no rank is still running the call."""
+    """Some ranks of a group as a `Group`, for methods that run on every rank. Waits for every rank before it raises an
+    error, so that no rank is still running the call."""
 
     group: LosableGroup
     ranks: Sequence[int]
@@ -90,8 +90,8 @@ class SomeRanks:
 
 
 class RememberedLayouts:
-    """Satisfies `rlsdk.trainer.groups.Group` for training ranks and caches their layouts, which never change, so that
-    the sync of a restarted replica need not wait for the end of an update."""
+    """Training ranks as a `Group` that caches their layouts, which never change, so that the sync of a restarted
+    replica need not wait for the end of an update."""
 
     def __init__(self, group: Group) -> None:
         self._group = group

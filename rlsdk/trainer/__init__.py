@@ -1,0 +1,1 @@
+"""Training: takes groups from the stream, updates the roles, and runs whole runs from preparation to result."""
