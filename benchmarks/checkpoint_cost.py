@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rlsdk.trainer import manifest
-from rlsdk.trainer.checkpoint import CheckpointStore, damage, faults
+from rlsdk.trainer.checkpoints import manifest
+from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore, damage, faults
 
 BLOCK = 16 << 20
 

@@ -110,7 +110,7 @@ def make_inputs(folder: Path, steps: int) -> tuple[Path, Path]:
 
     from rlsdk.config import load_config
     from rlsdk.registry import Registry
-    from rlsdk.trainer.quickstart import make_model
+    from rlsdk.trainer.runs.quickstart import make_model
 
     recipe = files("rlsdk.trainer.recipes") / "quickstart.yaml"
     config = make_model(load_config([Path(str(recipe))], [], Registry.discover()), folder)

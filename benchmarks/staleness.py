@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlsdk.kit.atomic import atomic_write_text
-from rlsdk.trainer.trackers import read_metrics
+from rlsdk.trainer.tracking.trackers import read_metrics
 from rlsdk.views.charts import Line, line_chart, sheet
 
 CORRECTED = ("--algorithm.old_log_probs", "auto")

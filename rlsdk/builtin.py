@@ -63,7 +63,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
 def rlsdk_register_algorithms(register: RegisterComponent) -> None:
     register(
         "policy_gradient",
-        "rlsdk.trainer.policy_gradient:PolicyGradient",
+        "rlsdk.trainer.learner.policy_gradient:PolicyGradient",
         "Advantages, losses, KL, correction and critic, as configured in `algorithm`.",
     )
 
@@ -151,18 +151,20 @@ def rlsdk_register_datasets(register: RegisterComponent) -> None:
 
 @hookimpl
 def rlsdk_register_trackers(register: RegisterComponent) -> None:
-    register("jsonl", "rlsdk.trainer.trackers:JsonlTracker", "metrics.jsonl and samples.jsonl in the run's folder.")
-    register("tensorboard", "rlsdk.trainer.trackers:TensorBoardTracker", "Event files in the run's folder.")
+    register(
+        "jsonl", "rlsdk.trainer.tracking.trackers:JsonlTracker", "metrics.jsonl and samples.jsonl in the run's folder."
+    )
+    register("tensorboard", "rlsdk.trainer.tracking.trackers:TensorBoardTracker", "Event files in the run's folder.")
     register(
         "wandb",
-        "rlsdk.trainer.remote_trackers:WandbTracker",
+        "rlsdk.trainer.tracking.remote_trackers:WandbTracker",
         "Weights & Biases.",
         requires="wandb",
         install_hint="pip install 'rlsdk[wandb]'",
     )
     register(
         "mlflow",
-        "rlsdk.trainer.remote_trackers:MlflowTracker",
+        "rlsdk.trainer.tracking.remote_trackers:MlflowTracker",
         "MLflow.",
         requires="mlflow|mlflow-skinny",
         install_hint="pip install 'rlsdk[mlflow]'",

@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 
 from rlsdk.api.chaos_account import CLOCK
-from rlsdk.trainer.checkpoint import CheckpointStore, damage
-from rlsdk.trainer.trackers import read_lines, read_metrics
+from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore, damage
+from rlsdk.trainer.tracking.trackers import read_lines, read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 TASK = (

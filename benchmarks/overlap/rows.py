@@ -15,8 +15,8 @@ from rlsdk.planning.measured import measured_rates, read_steps
 from rlsdk.planning.rates import Setting
 from rlsdk.planning.simulation import simulate
 from rlsdk.rollouts.journal import FOLDER
-from rlsdk.trainer.pool_times import FILE, read_times
-from rlsdk.trainer.trackers import read_metrics
+from rlsdk.trainer.tracking.pool_times import FILE, read_times
+from rlsdk.trainer.tracking.trackers import read_metrics
 from rlsdk.views.pool_chart import levels, spans
 
 SYNCHRONOUS = "synchronous"

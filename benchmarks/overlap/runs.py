@@ -18,7 +18,7 @@ import psutil
 
 from rlsdk.planning.measured import read_steps
 from rlsdk.rollouts.journal import FOLDER
-from rlsdk.trainer.trackers import read_metrics
+from rlsdk.trainer.tracking.trackers import read_metrics
 
 REWARD = Path(__file__).parents[1] / "digits.py"
 STEPS, WARM = 34, 4

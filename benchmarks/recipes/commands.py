@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from rlsdk.trainer.trackers import read_metrics
+from rlsdk.trainer.tracking.trackers import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 Metrics = Mapping[str, float]

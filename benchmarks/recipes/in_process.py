@@ -18,17 +18,17 @@ from rlsdk.api.settings import Settings
 from rlsdk.config import Role, RunConfig, dump_config, pair_roles, sft_optim_spec
 from rlsdk.config.role_names import ACTOR, ROLLOUT
 from rlsdk.registry import Registry
-from rlsdk.trainer.assemble import rl_stage
-from rlsdk.trainer.device_turns import DeviceTurns, shared_pools
-from rlsdk.trainer.events import RunView
-from rlsdk.trainer.in_process import InProcessStore, start_in_process
-from rlsdk.trainer.loop import Trainer
-from rlsdk.trainer.roles import placement_of, roles
-from rlsdk.trainer.run_inputs import RunInputs, build_run_inputs
-from rlsdk.trainer.session import Session, sharding_manager, start_roles
-from rlsdk.trainer.stage import Stage
-from rlsdk.trainer.start import export_model
-from rlsdk.trainer.supervised import pair_stage, read_pairs, sft_stage
+from rlsdk.trainer.roles.device_turns import DeviceTurns, shared_pools
+from rlsdk.trainer.roles.in_process import InProcessStore, start_in_process
+from rlsdk.trainer.roles.placement import placement_of, roles
+from rlsdk.trainer.roles.session import Session, sharding_manager, start_roles
+from rlsdk.trainer.runs.build_rl import rl_stage
+from rlsdk.trainer.runs.build_supervised import pair_stage, read_pairs, sft_stage
+from rlsdk.trainer.runs.prepare import export_model
+from rlsdk.trainer.runs.run_inputs import RunInputs, build_run_inputs
+from rlsdk.trainer.stages.loop import Trainer
+from rlsdk.trainer.stages.stage import Stage
+from rlsdk.trainer.tracking.events import RunView
 
 
 def main(training: Training, arguments: Sequence[str]) -> None:

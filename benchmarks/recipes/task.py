@@ -151,7 +151,7 @@ def write_untrained_model(folder: Path) -> None:
     """The quickstart's model: two layers, random weights, a tokenizer of letters."""
     from rlsdk.config import load_config
     from rlsdk.registry import Registry
-    from rlsdk.trainer.quickstart import make_model
+    from rlsdk.trainer.runs.quickstart import make_model
 
     config = load_config([], ["--data", "reasoning_gym:spell_backward"], Registry.discover())
     make_model(config, folder)

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from rlsdk.api.table import Table
     from rlsdk.api.training import dpo, reward_model, sft, train
     from rlsdk.interfaces import RewardSample, RlsdkError
-    from rlsdk.trainer.events import RunView as Quiet
+    from rlsdk.trainer.tracking.events import RunView as Quiet
 
 __all__ = ["Chart", "Quiet", "RewardSample", "RlsdkError", "Run", "Table", "doctor", "dpo", "evaluate", "generate",
            "make_model", "plan", "plugins", "reward_model", "sft", "train"]  # fmt: skip
 
 PLACES = {
     "Chart": "rlsdk.api.chart",
-    "Quiet": "rlsdk.trainer.events",
+    "Quiet": "rlsdk.trainer.tracking.events",
     "RewardSample": "rlsdk.interfaces",
     "RlsdkError": "rlsdk.interfaces",
     "Run": "rlsdk.api.run",

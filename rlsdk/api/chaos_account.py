@@ -65,7 +65,7 @@ class Outcome:
 def account(run: ChaosRun, whole: ChaosRun, outcomes: Sequence[Outcome], *, is_over: bool = True) -> None:
     """Computes the cost of each fault of a run: a step counts to the last fault before it. Until the run `is_over`,
     only trained steps are counted, and its checkpoints are not checked."""
-    from rlsdk.trainer.checkpoint import CheckpointStore, damage
+    from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore, damage
 
     struck = [outcome for outcome in outcomes if outcome.struck]
     if not struck:
@@ -168,7 +168,7 @@ def _is_equal(one: float | None, other: float | None) -> bool:
 
 def _metrics(folder: Path) -> dict[int, Mapping[str, float]]:
     """Metrics by step, of the steps that trained."""
-    from rlsdk.trainer.trackers import read_metrics
+    from rlsdk.trainer.tracking.trackers import read_metrics
 
     return {
         int(line["step"]): line for line in read_metrics(folder) if any(name.startswith("policy/") for name in line)

@@ -24,7 +24,7 @@ from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
 
 if TYPE_CHECKING:
-    from rlsdk.trainer.events import RunView
+    from rlsdk.trainer.tracking.events import RunView
 
 GENERATION = ("model", "data", "rollout", "placement")
 """Sections of the configuration that generation acts on."""
@@ -58,8 +58,8 @@ def evaluate(
         ConfigError, DataError: something cannot be used.
         EvaluationError: too many samples have no grade.
     """
-    from rlsdk.trainer.evaluations import EvaluationError
-    from rlsdk.trainer.inference import evaluate_model
+    from rlsdk.trainer.runs.inference import evaluate_model
+    from rlsdk.trainer.stages.evaluation.schedule import EvaluationError
 
     settings = from_keywords(fields, EVAL, config=None, trust_run=trust_run)
     with (
@@ -125,7 +125,7 @@ def run_generation(
     """Responses to the given prompts, or to the first evaluation prompts of the data."""
     config, registry = configured(path, settings, GENERATE, checkpoint=checkpoint, sections=GENERATION)
 
-    from rlsdk.trainer.inference import sample_prompts
+    from rlsdk.trainer.runs.inference import sample_prompts
 
     rows = Table()
     sampled = sample_prompts(config, registry, texts, num_prompts=num_prompts, num_samples=n, notice=_to_stderr)
@@ -156,7 +156,7 @@ def configured(
     Raises:
         ConfigError: a setting, or a file of the model, that cannot be used.
     """
-    from rlsdk.trainer.model_source import find_model
+    from rlsdk.trainer.checkpoints.model_source import find_model
 
     registry = Registry.discover()
     source = find_model(path, _to_stderr, checkpoint=checkpoint)

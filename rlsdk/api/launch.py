@@ -18,9 +18,9 @@ from rlsdk.interfaces import ConfigError, RlsdkError, WorkerError
 
 if TYPE_CHECKING:
     from rlsdk.cluster import BackgroundCluster, Cluster
-    from rlsdk.trainer.events import RunView
-    from rlsdk.trainer.start import RunResult
-    from rlsdk.trainer.stopping import StopFlag
+    from rlsdk.trainer.runs.prepare import RunResult
+    from rlsdk.trainer.tracking.events import RunView
+    from rlsdk.trainer.tracking.stopping import StopFlag
 
 
 MANIFEST = "manifest.json"
@@ -55,7 +55,7 @@ def launch(
         RlsdkError: the run cannot start or continue. A run that did not start leaves no folder, unless a process
             died, whose log is in it.
     """
-    from rlsdk.trainer.run_folder import check_resume
+    from rlsdk.trainer.checkpoints.run_folder import check_resume
 
     checkpoint = check_resume(resolved.config, resolved.training.checkpoints)
     if checkpoint is not None:
@@ -79,7 +79,7 @@ def check_devices(resolved: Resolved) -> None:
     """
     from rlsdk.cluster.capacity import assign_nodes
     from rlsdk.cluster.local import this_machine
-    from rlsdk.trainer.roles import placement_of
+    from rlsdk.trainer.roles.placement import placement_of
 
     ray, chosen = sys.modules.get("ray"), resolved.config.placement
     if chosen.ray_address is not None or (ray is not None and ray.is_initialized()):
@@ -117,7 +117,7 @@ def _filled(resolved: Resolved, run_dir: Path, bring: Callable[[RunConfig, Path]
     try:
         config = bring(resolved.config, run_dir)
         if resolved.makes_model:
-            from rlsdk.trainer.quickstart import make_model
+            from rlsdk.trainer.runs.quickstart import make_model
 
             config = make_model(config, run_dir)
         return config
@@ -136,8 +136,8 @@ def _cluster_ahead(resolved: Resolved, run_dir: Path, view: RunView) -> Iterator
         ConfigError: another process is writing into the folder.
     """
     from rlsdk.cluster import BackgroundCluster
-    from rlsdk.trainer.devices import start_cluster
-    from rlsdk.trainer.run_folder import run_lock
+    from rlsdk.trainer.checkpoints.run_folder import run_lock
+    from rlsdk.trainer.roles.devices import start_cluster
 
     with run_lock(run_dir):
         config = resolved.config
@@ -172,10 +172,10 @@ def _cluster_ahead(resolved: Resolved, run_dir: Path, view: RunView) -> Iterator
 def _train(
     resolved: Resolved, config: RunConfig, run_dir: Path, view: RunView, stop: StopFlag, ahead: BackgroundCluster | None
 ) -> RunResult:
-    from rlsdk.trainer.pair_run import run_pairs
-    from rlsdk.trainer.run import run_train
-    from rlsdk.trainer.sft_run import run_sft
-    from rlsdk.trainer.start import Start
+    from rlsdk.trainer.runs.pairs import run_pairs
+    from rlsdk.trainer.runs.prepare import Start
+    from rlsdk.trainer.runs.rl import run_train
+    from rlsdk.trainer.runs.sft import run_sft
 
     start = Start.of(config, resolved.registry, view, run_dir=run_dir, device=resolved.device, stop=stop, ahead=ahead)
     if (pairs := resolved.training.pairs) is not None:
@@ -186,7 +186,7 @@ def _train(
 @contextmanager
 def _folder(config: RunConfig) -> Iterator[Path]:
     """The run's folder; removed again if it was created for this start and nothing was accepted into it."""
-    from rlsdk.trainer.run_folder import HISTORY_FILE, make_run_dir
+    from rlsdk.trainer.checkpoints.run_folder import HISTORY_FILE, make_run_dir
 
     parent, name = Path(config.trainer.run_dir), config.trainer.run_name
     there = [path for path in (parent, parent / (name or "")) if path.exists()]

@@ -78,7 +78,7 @@ def run_plan(settings: Settings, *, hardware: str | None = None, calibration: Pa
     with held_folder("plan") as folder:
         config = resolved.config
         if resolved.makes_model:
-            from rlsdk.trainer.quickstart import make_model
+            from rlsdk.trainer.runs.quickstart import make_model
 
             config = make_model(config, Path(folder))
         return make_plan(config, resolved.registry, device=resolved.device, hardware=machine, calibration=known)

@@ -23,7 +23,7 @@ from rlsdk.config import RunConfig
 from rlsdk.interfaces import ConfigError, DataError, RlsdkError
 from rlsdk.kit.atomic import atomic_path
 from rlsdk.system.temporary import held_folder
-from rlsdk.trainer.run_folder import INPUTS
+from rlsdk.trainer.checkpoints.run_folder import INPUTS
 
 PROMPT_FIELDS = ("question", "prompt", "problem", "instruction", "input")
 ANSWER_FIELDS = ("answer", "solution", "ground_truth", "reward_model.ground_truth", "label", "target", "output")

@@ -70,7 +70,7 @@ class Resolved:
     @property
     def table(self) -> Sequence[Role]:
         """The roles of the run, each with its pool."""
-        from rlsdk.trainer.roles import roles
+        from rlsdk.trainer.roles.placement import roles
 
         config = with_model_path(self.config, "made on the spot") if self.makes_model else self.config
         if (kind := self.training.pairs) is not None:
@@ -98,8 +98,8 @@ def resolve(
     quickstart = training is Training.RL and not settings.names_a_task
     config, unread_files = _read(settings, training, registry, found, quickstart=quickstart)
 
-    from rlsdk.trainer.roles import resolve_device
-    from rlsdk.trainer.watch import rate_notices
+    from rlsdk.trainer.learner.watch import rate_notices
+    from rlsdk.trainer.roles.placement import resolve_device
 
     if training is not Training.RL or device is None or config.placement.device != "auto":
         device = resolve_device(config.placement)
@@ -160,7 +160,7 @@ def _shortened(settings: Settings, registry: Registry, reader: Reader, base: Seq
 
 def _check_data(config: RunConfig, registry: Registry, found: Findings, training: Training) -> Sequence[str]:
     """Checks data; returns notices on the rows."""
-    from rlsdk.trainer.data_sources import check_rows, source_checks
+    from rlsdk.trainer.inputs.sources import check_rows, source_checks
 
     if found.names("data.train"):
         return ()
@@ -175,8 +175,8 @@ def _check_rl(
     config: RunConfig, registry: Registry, found: Findings, device: str, model: Mapping[str, Any]
 ) -> Sequence[str]:
     """Checks rewards and algorithm; returns notices."""
-    from rlsdk.trainer.reward_check import inspect_rewards
-    from rlsdk.trainer.roles import role_devices
+    from rlsdk.trainer.inputs.reward_check import inspect_rewards
+    from rlsdk.trainer.roles.placement import role_devices
 
     devices = None if found.names("placement") else found.look(lambda: role_devices(config, device), None)
     nothing: Mapping[str, Mapping[str, Any]] = {}
@@ -198,7 +198,7 @@ def _check_supervised(
     device: str,
     model: Mapping[str, Any],
 ) -> None:
-    from rlsdk.trainer.roles import role_devices
+    from rlsdk.trainer.roles.placement import role_devices
 
     names = kind.role_names if kind is not None else None
     if kind is None and not config.sft.is_asked:

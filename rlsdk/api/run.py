@@ -15,7 +15,7 @@ from rlsdk.system.files import read_regular_text
 from rlsdk.system.printable import printable
 
 if TYPE_CHECKING:
-    from rlsdk.trainer.start import RunResult
+    from rlsdk.trainer.runs.prepare import RunResult
 
 
 class Run:
@@ -42,14 +42,14 @@ class Run:
     @property
     def metrics(self) -> Table:
         """One row per step, with metrics by name (`reward/mean`, ...); see docs/running.md for their meaning."""
-        from rlsdk.trainer.trackers import read_metrics
+        from rlsdk.trainer.tracking.trackers import read_metrics
 
         return Table(read_metrics(self.path))
 
     @property
     def samples(self) -> Table:
         """The logged samples: step, prompt, response, answer, score, advantage."""
-        from rlsdk.trainer.trackers import SAMPLES_FILE, read_lines
+        from rlsdk.trainer.tracking.trackers import SAMPLES_FILE, read_lines
 
         return Table(read_lines(self.path / SAMPLES_FILE))
 
@@ -65,7 +65,7 @@ class Run:
     @property
     def checkpoints(self) -> list[Path]:
         """Folders of the complete checkpoints, oldest first."""
-        from rlsdk.trainer.checkpoint import CheckpointStore
+        from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore
 
         return [path for _, path in CheckpointStore(self.path / self._training.checkpoints, 1).whole()]
 

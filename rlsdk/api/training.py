@@ -13,7 +13,7 @@ from rlsdk.api.settings import Settings, from_keywords
 
 if TYPE_CHECKING:
     from rlsdk.api.resolve import Training
-    from rlsdk.trainer.events import RunView
+    from rlsdk.trainer.tracking.events import RunView
 
 Path = str | os.PathLike[str]
 
@@ -209,7 +209,7 @@ def _run(training: Training, settings: Settings, view: RunView | None, **given: 
     with written(settings, **given) as brought:
         resolved = resolve(brought.settings, training)
 
-        from rlsdk.trainer.stopping import StopFlag
+        from rlsdk.trainer.tracking.stopping import StopFlag
 
         stop = StopFlag()
         with (

@@ -21,7 +21,7 @@ from rlsdk.config.yaml_text import read_value
 from rlsdk.interfaces import RlsdkError
 
 if TYPE_CHECKING:
-    from rlsdk.trainer.events import RunView
+    from rlsdk.trainer.tracking.events import RunView
 
 ARGUMENTS: Mapping[str, str] = {
     "model.path": "model",

@@ -44,7 +44,7 @@ def run(
         ConfigError: there is no such process or moment, or the folder has other content.
         RlsdkError: the undisturbed run failed.
     """
-    from rlsdk.trainer.roles import roles
+    from rlsdk.trainer.roles.placement import roles
 
     deadline = time.monotonic() + 60 * minutes
     resolved = resolve(Settings(flags=list(args)))
@@ -172,7 +172,7 @@ def _remove(whole: ChaosRun) -> None:
     Raises:
         ConfigError: it is still running.
     """
-    from rlsdk.trainer.run_folder import run_lock
+    from rlsdk.trainer.checkpoints.run_folder import run_lock
 
     if whole.run_dir.is_dir():
         with run_lock(whole.run_dir):

@@ -41,9 +41,9 @@ def evaluate(
     """
     config, registry = configured(path, Settings(flags=args), EVAL, checkpoint=checkpoint)  # before torch is imported
 
-    from rlsdk.trainer.evaluations import EvaluationError
-    from rlsdk.trainer.inference import evaluate_model
-    from rlsdk.trainer.samples import write_eval_samples
+    from rlsdk.trainer.runs.inference import evaluate_model
+    from rlsdk.trainer.stages.evaluation.schedule import EvaluationError
+    from rlsdk.trainer.tracking.samples import write_eval_samples
     from rlsdk.views.console import ConsoleView
     from rlsdk.views.figures import figure_lines
 

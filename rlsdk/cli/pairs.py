@@ -14,7 +14,7 @@ from rlsdk.cli.train import command_here, quoted, train
 from rlsdk.config import PairTraining
 
 if TYPE_CHECKING:
-    from rlsdk.trainer.start import RunResult
+    from rlsdk.trainer.runs.prepare import RunResult
 
 
 def run(kind: PairTraining, args: Sequence[str]) -> None:

@@ -24,9 +24,9 @@ from rlsdk.planning.measured import Devices, measured_rates
 from rlsdk.planning.rates import Rates
 from rlsdk.planning.splits import Row, Workload, compare, log_normal_lengths, parse_rates
 from rlsdk.system.streams import stdout_aside
-from rlsdk.trainer.roles import placement_of
-from rlsdk.trainer.run_folder import HISTORY_FILE
-from rlsdk.trainer.trackers import read_lines, read_metrics
+from rlsdk.trainer.checkpoints.run_folder import HISTORY_FILE
+from rlsdk.trainer.roles.placement import placement_of
+from rlsdk.trainer.tracking.trackers import read_lines, read_metrics
 from rlsdk.views.terminal import SafeConsole
 
 NUM_LENGTHS = 1 << 16

@@ -14,7 +14,7 @@ from rlsdk.api.models import HUB_NAME
 from rlsdk.interfaces import ConfigError, RlsdkError
 from rlsdk.system.files import UnfitFileError, check_inside, read_regular_text
 from rlsdk.system.printable import printable
-from rlsdk.trainer.model_card import FILE, with_licence
+from rlsdk.trainer.stages.model_card import FILE, with_licence
 
 HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
 """HTTP libraries of the hub's client, which depend on its version. Their errors mean network problems."""
@@ -101,7 +101,7 @@ def prepare(path: Path, repo: str, *, checkpoint: str | None, licence: str | Non
     Raises:
         ConfigError: there is no model, it has no weights, or the name of the repository is invalid.
     """
-    from rlsdk.trainer.model_source import find_model
+    from rlsdk.trainer.checkpoints.model_source import find_model
 
     if not HUB_NAME.fullmatch(repo) or "/" not in repo:
         raise ConfigError(f"REPO {repo!r}: expected org/name, as in my-name/qwen2.5-0.5b-gsm8k")

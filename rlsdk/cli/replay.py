@@ -19,7 +19,7 @@ def run(run_dir: Path, trust: Sequence[str]) -> None:
     Raises:
         ConfigError: the folder is not the folder of a run.
     """
-    from rlsdk.trainer.replay_run import run_replay
+    from rlsdk.trainer.runs.replay import run_replay
 
     path = run_dir / "config.yaml"
     if not path.is_file():

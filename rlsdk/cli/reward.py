@@ -15,7 +15,7 @@ from rlsdk.interfaces import ConfigError, nearest
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rewards.serving import RewardServer, ServeOptions
 from rlsdk.system.printable import printable
-from rlsdk.trainer.reward_sources import secret_from_env, start_runner
+from rlsdk.trainer.inputs.rewards import secret_from_env, start_runner
 
 SECTIONS = tuple(REWARD_SERVE.fields)
 """Sections of the configuration that apply to a service."""

@@ -23,14 +23,14 @@ from rlsdk.views.terminal import SafeConsole
 
 if TYPE_CHECKING:
     from rlsdk.config import RunConfig
-    from rlsdk.trainer.start import RunResult
+    from rlsdk.trainer.runs.prepare import RunResult
 
 
 def train(training: Training, args: Sequence[str]) -> tuple[Launched, Stopped]:
     """Checks the configuration, data and devices, then trains; prints progress."""
     resolved = resolve(Settings(flags=args), training)
 
-    from rlsdk.trainer.stopping import StopFlag
+    from rlsdk.trainer.tracking.stopping import StopFlag
 
     stop = StopFlag()
     with (

@@ -12,8 +12,8 @@ from rlsdk.config.declared import declared_fields
 from rlsdk.interfaces import BackendKind, ConfigError
 from rlsdk.planning.rates import FORWARD_SPEEDUP
 from rlsdk.registry import Registry
-from rlsdk.trainer.step_times import has_own_time, phase_names
-from rlsdk.trainer.trackers import read_metrics
+from rlsdk.trainer.tracking.step_times import has_own_time, phase_names
+from rlsdk.trainer.tracking.trackers import read_metrics
 
 FAR = 4.0
 """Ratio of batch or model sizes to the calibrating run above which a note warns that rates may not hold."""

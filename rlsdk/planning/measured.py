@@ -16,7 +16,7 @@ from rlsdk.interfaces import ConfigError
 from rlsdk.planning.rates import FORWARD_SPEEDUP, Rates
 from rlsdk.rollouts.journal import FOLDER, lines
 from rlsdk.rollouts.records import trajectory_from
-from rlsdk.trainer.step_times import has_own_time
+from rlsdk.trainer.tracking.step_times import has_own_time
 
 SKIPPED = 0.25
 """Share of the first steps that are skipped, in which caches, memory and processes warm up."""

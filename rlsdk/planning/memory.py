@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rlsdk.config import Role
 from rlsdk.interfaces import Capability, Forecast, Head, RankMemory
 from rlsdk.planning.places import PlannedDevice
-from rlsdk.trainer.memory_moves import CACHE, NOTHING, WEIGHTS, Seat
+from rlsdk.trainer.roles.memory_moves import CACHE, NOTHING, WEIGHTS, Seat
 
 PASSES: Mapping[Head, str] = {Head.LM: "log_probs", Head.VALUE: "values", Head.SCORE: "scores"}
 """Outputs of passes without gradient, by the model's head."""

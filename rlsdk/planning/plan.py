@@ -20,9 +20,9 @@ from rlsdk.planning.places import Places, place
 from rlsdk.planning.reshard import ReshardSummary, layouts_of, summarize
 from rlsdk.registry import Registry
 from rlsdk.system.processors import usable_processors
-from rlsdk.trainer.device_turns import shared_pools
-from rlsdk.trainer.roles import placement_of, resolve_device, roles
-from rlsdk.trainer.watch import setting_notices
+from rlsdk.trainer.learner.watch import setting_notices
+from rlsdk.trainer.roles.device_turns import shared_pools
+from rlsdk.trainer.roles.placement import placement_of, resolve_device, roles
 
 Layouts = tuple[Sequence[WeightLayout], Sequence[WeightLayout]]
 """Layouts of the training ranks, and of the targets of weights."""

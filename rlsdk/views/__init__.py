@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rlsdk.trainer.events import RunView
+from rlsdk.trainer.tracking.events import RunView
 
 
 @contextmanager

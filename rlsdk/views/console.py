@@ -23,7 +23,7 @@ from rich.progress import (
 
 from rlsdk.interfaces import SyncReport
 from rlsdk.system.printable import printable
-from rlsdk.trainer.events import RunView
+from rlsdk.trainer.tracking.events import RunView
 from rlsdk.views.figures import eval_lines
 from rlsdk.views.summary import Totals
 from rlsdk.views.terminal import SafeConsole

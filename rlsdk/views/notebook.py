@@ -11,7 +11,7 @@ from typing import Any
 
 from rlsdk.interfaces import SyncReport
 from rlsdk.system.printable import printable
-from rlsdk.trainer.events import RunView
+from rlsdk.trainer.tracking.events import RunView
 from rlsdk.views.charts import Line, line_chart
 
 CURVES = ("reward/mean", "eval/accuracy_greedy", "eval/accuracy_sampled", "sft/loss", "reward_model/loss",

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from rlsdk.trainer.pool_times import Moment
+from rlsdk.trainer.tracking.pool_times import Moment
 from rlsdk.views.charts import COLORS
 
 WIDTH, HEIGHT, LEFT, RIGHT = 860, 216, 84, 12

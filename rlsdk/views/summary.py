@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from rlsdk.kit.quantities import counted, duration
-from rlsdk.trainer.step_times import has_own_time, phase_names
+from rlsdk.trainer.tracking.step_times import has_own_time, phase_names
 
 RECENT = 20
 """Number of newest steps from which the remaining time is estimated."""

@@ -25,7 +25,7 @@ from rlsdk.cli.chaos import earlier, least_struck, save, table_of, undisturbed
 from rlsdk.config import RunConfig, dump_config
 from rlsdk.config.roles import with_dtype
 from rlsdk.interfaces import ConfigError
-from rlsdk.trainer.run_folder import run_lock
+from rlsdk.trainer.checkpoints.run_folder import run_lock
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from rlsdk.api.settings import Settings, from_keywords
 from rlsdk.config import load_config
 from rlsdk.interfaces import ConfigError, DataError, RewardSample
 from rlsdk.registry import Registry
-from rlsdk.trainer.run_folder import INPUTS
+from rlsdk.trainer.checkpoints.run_folder import INPUTS
 
 ROWS = [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(5)]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import rlsdk
-from rlsdk.trainer.checkpoint import CheckpointStore
+from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore
 
 EVIL = "<img src=x onerror=alert(1)>\x1b[31m"
 

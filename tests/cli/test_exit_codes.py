@@ -19,7 +19,7 @@ from rlsdk.interfaces import (
     WeightSyncError,
     WorkerError,
 )
-from rlsdk.trainer.stopping import StopFlag
+from rlsdk.trainer.tracking.stopping import StopFlag
 
 REFUSED = [CheckpointError, ConfigError, DataError, PlacementError, PluginNotFoundError, UnsupportedCapabilityError]
 FAILED = [BatchError, LayoutError, ParityError, WeightSyncError, WorkerError]

@@ -10,7 +10,7 @@ import pytest
 
 from rlsdk.cli import main
 from rlsdk.cli.errors import EXIT_REFUSED
-from rlsdk.trainer.checkpoint import CheckpointStore
+from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore
 
 EVIL = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\ndef fn(*args, **kwargs):\n    return 1.0\n"
 

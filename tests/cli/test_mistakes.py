@@ -15,7 +15,7 @@ import pytest
 
 from rlsdk.cli import main
 from rlsdk.diagnosis.cluster import cluster
-from rlsdk.trainer.checkpoint import CheckpointStore
+from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore
 
 TASK = ["--model", "m1", "--data", "rows.jsonl", "--reward", "mine.py:fn", "--data.num_eval_rows", "4"]
 

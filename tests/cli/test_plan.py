@@ -44,7 +44,7 @@ from rlsdk.planning.memory import CountedRole, by_phase
 from rlsdk.planning.places import PlannedDevice
 from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
-from rlsdk.trainer.roles import roles
+from rlsdk.trainer.roles.placement import roles
 
 GIB, MIB = 1 << 30, 1 << 20
 TASK = ["--data", "reasoning_gym:chain_sum", "--reward", "reasoning_gym", "--data.max_prompt_tokens", "64",

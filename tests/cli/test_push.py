@@ -20,8 +20,8 @@ from rlsdk.cli import main
 from rlsdk.cli.push import prepare
 from rlsdk.config import RunConfig
 from rlsdk.interfaces import ConfigError
-from rlsdk.trainer.checkpoint import CheckpointStore
-from rlsdk.trainer.model_card import model_card, with_licence
+from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore
+from rlsdk.trainer.stages.model_card import model_card, with_licence
 
 SECRET = "not-for-others"
 

@@ -60,7 +60,7 @@ PREEMPTED = """
 import sys, time
 from pathlib import Path
 from rlsdk.api.signals import stop_on_signal
-from rlsdk.trainer.stopping import StopFlag
+from rlsdk.trainer.tracking.stopping import StopFlag
 
 stop = StopFlag()
 with stop_on_signal(stop.set, lambda text: print(text, flush=True), preempt=stop.preempt) as stopped:

@@ -18,7 +18,7 @@ STARTED = """
 import sys, time
 from rlsdk.cli import main
 from rlsdk.interfaces import ConfigError
-from rlsdk.trainer import devices
+from rlsdk.trainer.roles import devices
 
 def say(text):
     sys.stdout.write(text + "\\n")  # in one piece: the program's own thread prints, too
@@ -40,7 +40,7 @@ main(sys.argv[1:])
 INTERRUPTED = """
 import importlib.abc, signal, sys, time
 from rlsdk.cli import main
-from rlsdk.trainer import devices
+from rlsdk.trainer.roles import devices
 
 class Interrupting(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
@@ -92,7 +92,7 @@ def test_a_cluster_imports_no_torch(tmp_path: Path) -> None:
 import sys
 from rlsdk.cluster import Cluster
 from rlsdk.config import PlacementConfig
-from rlsdk.trainer.roles import placement_of
+from rlsdk.trainer.roles.placement import placement_of
 with Cluster.start(placement_of(PlacementConfig(), ["actor"], "cpu")):
     print("torch:", "torch" in sys.modules, "httpx:", "httpx" in sys.modules)
 """

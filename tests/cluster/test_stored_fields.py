@@ -58,7 +58,7 @@ class SilentWorker:
 
 
 def group_on(store: Store, nodes: Sequence[str], *, tp_size: int = 1) -> WorkerGroup:
-    from rlsdk.trainer.hosts import TrainHost  # torch's engines come with it
+    from rlsdk.trainer.roles.hosts import TrainHost  # torch's engines come with it
 
     size = len(nodes)
     members = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlsdk.config import load_config, with_dtype
-from rlsdk.trainer.roles import roles
+from rlsdk.trainer.roles.placement import roles
 
 BASE = ["--model", "m", "--data", "rows.jsonl", "--reward", "gsm8k"]
 POOLS = ["--placement.preset", "null", "--placement.roles", "{actor: one, rollout: two}", "--placement.pools"]

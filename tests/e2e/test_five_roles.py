@@ -10,8 +10,8 @@ from conftest import rlsdk, train_arguments
 from rlsdk.config import load_config
 from rlsdk.planning import make_plan
 from rlsdk.registry import Registry
-from rlsdk.trainer.checkpoint import CheckpointStore
-from rlsdk.trainer.trackers import read_metrics
+from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore
+from rlsdk.trainer.tracking.trackers import read_metrics
 
 PLACED = ("time/", "throughput/", "sync/moved_bytes")
 """Metrics that depend on the clock, or on who stands where."""

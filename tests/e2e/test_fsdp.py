@@ -13,7 +13,7 @@ from test_schedule import in_one_process
 from rlsdk.config import load_config
 from rlsdk.planning import make_plan
 from rlsdk.registry import Registry
-from rlsdk.trainer.trackers import read_lines, read_metrics
+from rlsdk.trainer.tracking.trackers import read_lines, read_metrics
 
 SEPARATE = [
     "--train-backend", "fsdp", "--train.fsdp.replicate_size", "2",

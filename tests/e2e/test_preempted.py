@@ -14,7 +14,7 @@ from test_faults import TWO_REPLICAS, running
 from test_schedule import TASK, in_one_process, measured
 
 from rlsdk.rollouts.journal import account, lines
-from rlsdk.trainer.checkpoint import CheckpointStore, damage
+from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore, damage
 
 STEPS = 6
 EXTRA = ["--schedule.max_staleness", "1", "--trainer.steps", str(STEPS), "--rollout.max_response_tokens", "24"]

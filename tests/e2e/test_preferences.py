@@ -17,7 +17,7 @@ from pair_runs import run
 
 from rlsdk.config import PairTraining, load_config
 from rlsdk.registry import Registry
-from rlsdk.trainer.trackers import read_metrics
+from rlsdk.trainer.tracking.trackers import read_metrics
 
 TASK = [
     "--data.max_prompt_tokens", "96", "--data.num_eval_rows", "12",

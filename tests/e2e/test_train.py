@@ -24,8 +24,8 @@ from conftest import (
 )
 
 from rlsdk.cli import main
-from rlsdk.trainer.checkpoint import CheckpointStore, read_state
-from rlsdk.trainer.trackers import read_lines, read_metrics
+from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore, read_state
+from rlsdk.trainer.tracking.trackers import read_lines, read_metrics
 
 TIMED = ("time/", "throughput/", "sft/step_s")
 OWN = Path(__file__).parents[2] / "examples" / "own_algorithm.py"

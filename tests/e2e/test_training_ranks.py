@@ -28,8 +28,8 @@ from rlsdk.api.settings import Settings
 from rlsdk.cluster import PlacementSpec, PoolSpec
 from rlsdk.cluster.local import LocalRay
 from rlsdk.rollouts.journal import account, lines
-from rlsdk.trainer.stopping import StopFlag
-from rlsdk.trainer.trackers import read_metrics
+from rlsdk.trainer.tracking.stopping import StopFlag
+from rlsdk.trainer.tracking.trackers import read_metrics
 
 STEPS = 3
 SHARDED = [

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlsdk.interfaces import CheckpointError, RlsdkError
-from rlsdk.trainer.checkpoint import CheckpointStore, damage, read_state
-from rlsdk.trainer.trackers import JsonlTracker, TrackerContext, read_lines
+from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore, damage, read_state
+from rlsdk.trainer.tracking.trackers import JsonlTracker, TrackerContext, read_lines
 from rlsdk.views.report import write_report
 
 JSON = st.recursive(

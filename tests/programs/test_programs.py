@@ -18,7 +18,7 @@ from rlsdk.rewards import RewardDef, RewardLimits, RewardRunner, programs, sandb
 from rlsdk.rewards.confine import NOBODY
 from rlsdk.rewards.program_tests import read_tests
 from rlsdk.rewards.programs import code, program_of
-from rlsdk.trainer.gradable import check_gradable
+from rlsdk.trainer.inputs.reward_preflight import check_gradable
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from rewards.conftest import sample

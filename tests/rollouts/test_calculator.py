@@ -19,15 +19,15 @@ from rlsdk.interfaces import Batch, FinishReason, GenerationRequest
 from rlsdk.kit.hf import load_tokenizer
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rollouts import Group, Sample, make_batch
-from rlsdk.trainer.assemble import rl_stage
-from rlsdk.trainer.device_turns import DeviceTurns, shared_pools
-from rlsdk.trainer.events import RunView
-from rlsdk.trainer.in_process import InProcessStore, start_in_process
-from rlsdk.trainer.metrics import StepClock
-from rlsdk.trainer.rl import RlStage, rollout_info
-from rlsdk.trainer.roles import placement_of, roles
-from rlsdk.trainer.run_inputs import build_run_inputs
-from rlsdk.trainer.session import Session, sharding_manager, start_roles
+from rlsdk.trainer.learner.metrics import StepClock
+from rlsdk.trainer.roles.device_turns import DeviceTurns, shared_pools
+from rlsdk.trainer.roles.in_process import InProcessStore, start_in_process
+from rlsdk.trainer.roles.placement import placement_of, roles
+from rlsdk.trainer.roles.session import Session, sharding_manager, start_roles
+from rlsdk.trainer.runs.build_rl import rl_stage
+from rlsdk.trainer.runs.run_inputs import build_run_inputs
+from rlsdk.trainer.stages.rl import RlStage, rollout_info
+from rlsdk.trainer.tracking.events import RunView
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "calculator"
 KNOWN = {

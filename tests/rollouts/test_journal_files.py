@@ -17,7 +17,7 @@ from rlsdk.rollouts import Grade, GroupId, GroupTask, Sample
 from rlsdk.rollouts import segments as journal_files
 from rlsdk.rollouts.journal import Journal, lines, read_journal, segments
 from rlsdk.rollouts.segments import Segment
-from rlsdk.trainer.history import History
+from rlsdk.trainer.generation.history import History
 
 
 def big_journal(folder: Path, *, steps: int, tokens: int) -> int:

@@ -41,8 +41,8 @@ from rlsdk.rollouts import (
     request_seed,
     single_turn,
 )
-from rlsdk.trainer.sampler import Draw, sample_all
-from rlsdk.trainer.stopping import EvaluationStoppedError
+from rlsdk.trainer.generation.sampler import Draw, sample_all
+from rlsdk.trainer.tracking.stopping import EvaluationStoppedError
 
 SAMPLING = SamplingParams(max_tokens=6)
 

@@ -15,9 +15,9 @@ from test_staleness import APART, engines_of
 
 from rlsdk.registry import Registry
 from rlsdk.rollouts.journal import account, lines
-from rlsdk.trainer.loop import Trainer
-from rlsdk.trainer.rl import RlStage
-from rlsdk.trainer.stopping import StopFlag
+from rlsdk.trainer.stages.loop import Trainer
+from rlsdk.trainer.stages.rl import RlStage
+from rlsdk.trainer.tracking.stopping import StopFlag
 
 __all__ = ["model", "registry"]
 

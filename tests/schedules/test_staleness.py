@@ -20,10 +20,10 @@ from rlsdk.config import RunConfig, check_run
 from rlsdk.interfaces import CheckpointError, ConfigError, WeightSyncError
 from rlsdk.registry import Registry
 from rlsdk.rollouts.journal import account, segments
-from rlsdk.trainer.replay import replay
-from rlsdk.trainer.replay_run import replay_parts
-from rlsdk.trainer.rl import RlStage
-from rlsdk.trainer.run_inputs import build_run_inputs
+from rlsdk.trainer.generation.recorded_groups import replay
+from rlsdk.trainer.runs.replay import replay_parts
+from rlsdk.trainer.runs.run_inputs import build_run_inputs
+from rlsdk.trainer.stages.rl import RlStage
 
 __all__ = ["model", "registry"]
 

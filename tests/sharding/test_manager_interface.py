@@ -20,7 +20,7 @@ from rlsdk.interfaces import (
 )
 from rlsdk.sharding import TRANSPORTS, plan_reshard
 from rlsdk.testing import local_groups
-from rlsdk.trainer import hosts
+from rlsdk.trainer.roles import hosts
 
 SHAPES = {"layer": (6, 5), "norm": (5,)}
 

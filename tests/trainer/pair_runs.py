@@ -9,16 +9,16 @@ from pathlib import Path
 
 from rlsdk.config import PairTraining, RunConfig, pair_roles
 from rlsdk.registry import Registry
-from rlsdk.trainer.device_turns import DeviceTurns
-from rlsdk.trainer.events import RunView
-from rlsdk.trainer.exporting import export_policy
-from rlsdk.trainer.in_process import InProcessStore, start_in_process
-from rlsdk.trainer.loop import Trainer
-from rlsdk.trainer.preferences import PairStage
-from rlsdk.trainer.roles import roles
-from rlsdk.trainer.run_inputs import build_run_inputs
-from rlsdk.trainer.session import Session, start_roles
-from rlsdk.trainer.supervised import pair_stage, read_pairs
+from rlsdk.trainer.roles.device_turns import DeviceTurns
+from rlsdk.trainer.roles.in_process import InProcessStore, start_in_process
+from rlsdk.trainer.roles.placement import roles
+from rlsdk.trainer.roles.session import Session, start_roles
+from rlsdk.trainer.runs.build_supervised import pair_stage, read_pairs
+from rlsdk.trainer.runs.run_inputs import build_run_inputs
+from rlsdk.trainer.stages.export import export_policy
+from rlsdk.trainer.stages.loop import Trainer
+from rlsdk.trainer.stages.preferences import PairStage
+from rlsdk.trainer.tracking.events import RunView
 
 TIMED = ("time/", "throughput/")
 

@@ -18,7 +18,7 @@ from test_loop import Recorder, config_of, model, registry, trainer_of
 
 from rlsdk.interfaces import Box, CheckpointError, WeightShard
 from rlsdk.registry import Registry
-from rlsdk.trainer.average import WeightAverage, export_average
+from rlsdk.trainer.roles.average import WeightAverage, export_average
 
 __all__ = ["model", "registry"]
 DECAY = 0.9

@@ -12,7 +12,7 @@ from test_loop import Recorder, config_of, model, registry, run, trainer_of
 
 from rlsdk.interfaces import CheckpointError
 from rlsdk.registry import Registry
-from rlsdk.trainer.checkpoint import damage
+from rlsdk.trainer.checkpoints.checkpoint import damage
 
 __all__ = ["model", "registry"]
 

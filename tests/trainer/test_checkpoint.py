@@ -15,7 +15,7 @@ import pytest
 import xxhash
 
 from rlsdk.interfaces import CheckpointError
-from rlsdk.trainer.checkpoint import MANIFEST, CheckpointStore, faults, older_whole, read_state
+from rlsdk.trainer.checkpoints.checkpoint import MANIFEST, CheckpointStore, faults, older_whole, read_state
 
 
 def fill(store: CheckpointStore, step: int, text: str = "weights") -> Path:
@@ -110,7 +110,7 @@ def test_writing_the_same_step_again_replaces_it(tmp_path: Path) -> None:
 WRITER = """
 import sys, time
 from pathlib import Path
-from rlsdk.trainer.checkpoint import CheckpointStore
+from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore
 store = CheckpointStore(Path(sys.argv[1]), keep=2)
 for step in range(1, 10_000):
     with store.write(step, {"step": step}) as folder:
@@ -144,7 +144,7 @@ def test_kill_9_at_any_moment_leaves_a_whole_newest_checkpoint(tmp_path: Path, s
 REWRITER = """
 import sys
 from pathlib import Path
-from rlsdk.trainer.checkpoint import CheckpointStore
+from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore
 store = CheckpointStore(Path(sys.argv[1]), keep=1)
 for round in range(100_000):
     with store.write(7, {"round": round}) as folder:
@@ -243,7 +243,7 @@ def test_the_newest_damaged_one_is_named_when_an_older_one_is_taken(tmp_path: Pa
 def test_listing_reads_no_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = CheckpointStore(tmp_path, keep=3)
     path = fill(store, 1)
-    monkeypatch.setattr("rlsdk.trainer.manifest._hash", lambda file: pytest.fail(f"read {file}"))
+    monkeypatch.setattr("rlsdk.trainer.checkpoints.manifest._hash", lambda file: pytest.fail(f"read {file}"))
     assert store.newest() == path
     assert faults(path) == []
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from rlsdk.interfaces import CheckpointError
-from rlsdk.trainer import manifest as manifests
-from rlsdk.trainer.checkpoint import MANIFEST, BestRecord, CheckpointStore, damage, faults, read_state
+from rlsdk.trainer.checkpoints import manifest as manifests
+from rlsdk.trainer.checkpoints.checkpoint import MANIFEST, BestRecord, CheckpointStore, damage, faults, read_state
 
 STATE = {"trainer": {"step": 7, "rate": 1e-05, "name": "ä"}, "prompts": {"epoch": 1}, "first_eval": {"x": float("nan")}}
 

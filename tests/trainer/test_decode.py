@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from rlsdk.kit.hf import load_tokenizer
 from rlsdk.kit.tokenizers import write_byte_tokenizer, write_char_tokenizer
 from rlsdk.rollouts.rollouter import without_stop
-from rlsdk.trainer.text import TokenCodec
+from rlsdk.trainer.inputs.codec import TokenCodec
 
 IDS = st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=5)
 

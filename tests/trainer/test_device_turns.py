@@ -24,9 +24,9 @@ from rlsdk.interfaces import (
     TrainSpec,
     WeightSyncError,
 )
-from rlsdk.trainer.device_turns import DeviceTurns, shared_pools
-from rlsdk.trainer.groups import RoleGroup
-from rlsdk.trainer.memory_moves import CACHE, WEIGHTS, Move, Seat, moves
+from rlsdk.trainer.roles.device_turns import DeviceTurns, shared_pools
+from rlsdk.trainer.roles.memory_moves import CACHE, WEIGHTS, Move, Seat, moves
+from rlsdk.trainer.roles.role_group import RoleGroup
 
 EVERYTHING = frozenset(("weights", "optimizer", "gradients", "kv_cache"))
 REPORT = SyncReport(version=1, num_tensors=1, num_bytes=1, moved_bytes=1, changed_tensors=1, seconds=0.5,
@@ -279,9 +279,9 @@ def test_real_engines_train_on_through_their_turns(tmp_path_factory: pytest.Temp
     from rlsdk.registry import Registry
     from rlsdk.testing.local_groups import LocalGroup
     from rlsdk.testing.models import write_tiny_model
-    from rlsdk.trainer.experience import make_sft_batch
-    from rlsdk.trainer.hosts import EngineOptions, TrainHost
-    from rlsdk.trainer.roles import roles
+    from rlsdk.trainer.learner.mini_batches import make_sft_batch
+    from rlsdk.trainer.roles.hosts import EngineOptions, TrainHost
+    from rlsdk.trainer.roles.placement import roles
 
     registry = Registry.discover({"RLSDK_PLUGINS": "rlsdk"})
     path = str(write_tiny_model(tmp_path_factory.mktemp("model") / "tiny"))

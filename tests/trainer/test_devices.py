@@ -10,8 +10,8 @@ import pytest
 from rlsdk.cluster import Cluster
 from rlsdk.config import DeadlinesConfig, PlacementConfig, RunConfig
 from rlsdk.registry import Registry
-from rlsdk.trainer.devices import start_cluster
-from rlsdk.trainer.roles import roles
+from rlsdk.trainer.roles.devices import start_cluster
+from rlsdk.trainer.roles.placement import roles
 
 
 class StoppedError(Exception):

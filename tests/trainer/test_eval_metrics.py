@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlsdk.trainer.eval_metrics import (
+from rlsdk.trainer.stages.evaluation.metrics import (
     MAX_VOTES,
     Vote,
     clustered_error,

@@ -18,13 +18,13 @@ from rlsdk.data import PromptDataset
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
-from rlsdk.trainer import inference
-from rlsdk.trainer.checkpoint import BestRecord, CheckpointStore
-from rlsdk.trainer.evaluations import EvaluationError
-from rlsdk.trainer.groups import RoleGroup
-from rlsdk.trainer.in_process import start_in_process
-from rlsdk.trainer.model_source import find_model
-from rlsdk.trainer.roles import roles
+from rlsdk.trainer.checkpoints.checkpoint import BestRecord, CheckpointStore
+from rlsdk.trainer.checkpoints.model_source import find_model
+from rlsdk.trainer.roles.in_process import start_in_process
+from rlsdk.trainer.roles.placement import roles
+from rlsdk.trainer.roles.role_group import RoleGroup
+from rlsdk.trainer.runs import inference
+from rlsdk.trainer.stages.evaluation.schedule import EvaluationError
 
 REWARD = HERE / "rewards.py"
 DATA = TASK[: TASK.index("--trainer.prompts_per_step")]

@@ -15,11 +15,11 @@ from rlsdk.config import RunConfig, load_config
 from rlsdk.interfaces import ConfigError, LogProbKind, SamplingParams
 from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
-from rlsdk.trainer.checkpoint import CheckpointStore
-from rlsdk.trainer.eval_metrics import pass_at_k
-from rlsdk.trainer.evaluation import set_figures
-from rlsdk.trainer.evaluations import EvaluationError
-from rlsdk.trainer.streams import evaluation_of
+from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore
+from rlsdk.trainer.runs.build_stream import evaluation_of
+from rlsdk.trainer.stages.evaluation.metrics import pass_at_k
+from rlsdk.trainer.stages.evaluation.run import set_figures
+from rlsdk.trainer.stages.evaluation.schedule import EvaluationError
 
 REWARD = HERE / "rewards.py"
 EVERY_STEP = ["--eval.every_steps", "1", "--trainer.keep_checkpoints", "1"]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlsdk.rollouts import request_seed
-from rlsdk.trainer.experience import cut_mini_batches, make_sft_batch, scatter_loss_weights
+from rlsdk.trainer.learner.mini_batches import cut_mini_batches, make_sft_batch, scatter_loss_weights
 
 
 @given(st.integers(1, 50), st.integers(1, 8), st.integers(0, 5))

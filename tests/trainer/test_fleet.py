@@ -12,8 +12,8 @@ import pytest
 
 from rlsdk.interfaces import WorkerError
 from rlsdk.rollouts.health import State
-from rlsdk.trainer.fleet import Fleet
-from rlsdk.trainer.serving import ReplicasLostError
+from rlsdk.trainer.roles.fleet import Fleet
+from rlsdk.trainer.roles.serving import ReplicasLostError
 
 DEAD = "gcs_server, pid 7, killed by signal 9"
 

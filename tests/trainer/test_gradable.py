@@ -8,7 +8,7 @@ from rlsdk.config import RewardConfig
 from rlsdk.data import DataRow, PromptFormat
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
-from rlsdk.trainer.gradable import MOST_ROWS, check_gradable
+from rlsdk.trainer.inputs.reward_preflight import MOST_ROWS, check_gradable
 
 
 def rows(*answers: str | None) -> list[DataRow]:

@@ -31,10 +31,10 @@ from rlsdk.rewards.protocol import encode_graded, take_records
 from rlsdk.rewards.result_builder import ResultBuilder
 from rlsdk.rollouts import Grade, Group, GroupId, GroupTask, RolloutStream, Sample, StreamOptions, make_batch
 from rlsdk.rollouts.records import grade_from, record_of
-from rlsdk.trainer.events import RunView
-from rlsdk.trainer.grading import CorrectRule, GradeSummary, RewardGrader, check_failures, grades_of
-from rlsdk.trainer.metrics import batch_metrics
-from rlsdk.trainer.sampler import scores_of
+from rlsdk.trainer.generation.sampler import scores_of
+from rlsdk.trainer.inputs.grading import CorrectRule, GradeSummary, RewardGrader, check_failures, grades_of
+from rlsdk.trainer.learner.metrics import batch_metrics
+from rlsdk.trainer.tracking.events import RunView
 
 RECORDING = Path(__file__).parents[1] / "rewards" / "recording.py"
 REWARDS = [

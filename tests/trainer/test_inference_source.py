@@ -8,9 +8,9 @@ import pytest
 
 from rlsdk.data import DataRow, PromptFormat
 from rlsdk.interfaces import ConfigError
-from rlsdk.trainer.checkpoint import CheckpointStore
-from rlsdk.trainer.inference import typed_format
-from rlsdk.trainer.model_source import find_model
+from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore
+from rlsdk.trainer.checkpoints.model_source import find_model
+from rlsdk.trainer.runs.inference import typed_format
 
 
 def save(run: Path, step: int) -> Path:

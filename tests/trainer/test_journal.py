@@ -41,10 +41,10 @@ from rlsdk.rollouts import (
 )
 from rlsdk.rollouts.journal import Journal, account, lines, read_journal, segments
 from rlsdk.rollouts.records import grade_from, record_of, trajectory_from
-from rlsdk.trainer.history import History
-from rlsdk.trainer.publishing import Done
-from rlsdk.trainer.sampler import Draw
-from rlsdk.trainer.source import GroupSource
+from rlsdk.trainer.generation.group_source import GroupSource
+from rlsdk.trainer.generation.history import History
+from rlsdk.trainer.generation.publishing import Done
+from rlsdk.trainer.generation.sampler import Draw
 
 GROUPS, SAMPLES, STEPS = 2, 3, 6
 

@@ -17,18 +17,18 @@ from rlsdk.config import RunConfig, check_run, dump_config, load_config, needed_
 from rlsdk.interfaces import ConfigError, RewardSample
 from rlsdk.registry import Registry
 from rlsdk.rewards import RewardResult
-from rlsdk.trainer.assemble import rl_stage
-from rlsdk.trainer.device_turns import DeviceTurns
-from rlsdk.trainer.events import RunView
-from rlsdk.trainer.in_process import InProcessStore, start_in_process
-from rlsdk.trainer.judges import EngineJudge
-from rlsdk.trainer.loop import Trainer
-from rlsdk.trainer.memory_moves import CACHE, WEIGHTS, Seat, moves
-from rlsdk.trainer.replicas import replicas_of
-from rlsdk.trainer.reward_sources import load_judges, start_remote
-from rlsdk.trainer.roles import roles as placed_roles
-from rlsdk.trainer.run_inputs import build_run_inputs
-from rlsdk.trainer.session import Session, sharding_manager, start_roles
+from rlsdk.trainer.generation.replicas import replicas_of
+from rlsdk.trainer.inputs.judges import EngineJudge
+from rlsdk.trainer.inputs.rewards import load_judges, start_remote
+from rlsdk.trainer.roles.device_turns import DeviceTurns
+from rlsdk.trainer.roles.in_process import InProcessStore, start_in_process
+from rlsdk.trainer.roles.memory_moves import CACHE, WEIGHTS, Seat, moves
+from rlsdk.trainer.roles.placement import roles as placed_roles
+from rlsdk.trainer.roles.session import Session, sharding_manager, start_roles
+from rlsdk.trainer.runs.build_rl import rl_stage
+from rlsdk.trainer.runs.run_inputs import build_run_inputs
+from rlsdk.trainer.stages.loop import Trainer
+from rlsdk.trainer.tracking.events import RunView
 
 TEMPLATE = "Rate {response} for {question}:"
 

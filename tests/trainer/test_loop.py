@@ -15,17 +15,17 @@ from rlsdk.config.recipes import recipe_names
 from rlsdk.interfaces import BatchError, ConfigError, ParityError, WeightSyncError
 from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
-from rlsdk.trainer.assemble import rl_stage
-from rlsdk.trainer.checkpoint import holds_model
-from rlsdk.trainer.device_turns import DeviceTurns, shared_pools
-from rlsdk.trainer.events import RunView
-from rlsdk.trainer.in_process import InProcessStore, close_in_process, start_in_process
-from rlsdk.trainer.loop import Trainer
-from rlsdk.trainer.model_source import find_model
-from rlsdk.trainer.rl import RlStage
-from rlsdk.trainer.roles import placement_of, roles
-from rlsdk.trainer.run_inputs import RunInputs, build_run_inputs
-from rlsdk.trainer.session import Session, sharding_manager, start_roles
+from rlsdk.trainer.checkpoints.checkpoint import holds_model
+from rlsdk.trainer.checkpoints.model_source import find_model
+from rlsdk.trainer.roles.device_turns import DeviceTurns, shared_pools
+from rlsdk.trainer.roles.in_process import InProcessStore, close_in_process, start_in_process
+from rlsdk.trainer.roles.placement import placement_of, roles
+from rlsdk.trainer.roles.session import Session, sharding_manager, start_roles
+from rlsdk.trainer.runs.build_rl import rl_stage
+from rlsdk.trainer.runs.run_inputs import RunInputs, build_run_inputs
+from rlsdk.trainer.stages.loop import Trainer
+from rlsdk.trainer.stages.rl import RlStage
+from rlsdk.trainer.tracking.events import RunView
 
 HERE = Path(__file__).parent
 TIMED = ("time/", "throughput/")

@@ -16,7 +16,7 @@ from rlsdk.interfaces import WorkerError
 from rlsdk.kit.output import DISK, OutputError, disk_errors
 from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
-from rlsdk.trainer.run_output import RunOutput
+from rlsdk.trainer.tracking.run_output import RunOutput
 
 JSONL = ("--tracking.trackers", "[jsonl]", "--trainer.save_every_steps", "50")
 

@@ -6,7 +6,7 @@ import pickle
 from pathlib import Path
 
 from rlsdk.algorithms import PolicyObjective
-from rlsdk.trainer.parts import LossOfFile
+from rlsdk.trainer.learner.algorithm import LossOfFile
 
 LOSS = """
 from rlsdk.interfaces import reads

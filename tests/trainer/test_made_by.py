@@ -19,11 +19,11 @@ from rlsdk.config.base import NO_INFLUENCE, Section
 from rlsdk.config.influence import influential_settings
 from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
-from rlsdk.trainer.contents import file_digest, model_digests
-from rlsdk.trainer.events import RunView
-from rlsdk.trainer.made_by import made_by
-from rlsdk.trainer.run_inputs import build_run_inputs
-from rlsdk.trainer.stage import Stage
+from rlsdk.trainer.inputs.contents import file_digest, model_digests
+from rlsdk.trainer.runs.made_by import made_by
+from rlsdk.trainer.runs.run_inputs import build_run_inputs
+from rlsdk.trainer.stages.stage import Stage
+from rlsdk.trainer.tracking.events import RunView
 
 __all__ = ["model", "registry"]
 

@@ -12,7 +12,7 @@ import pytest
 from rlsdk.interfaces import ComponentSpec, TrackerContext
 from rlsdk.registry.checks import component_state
 from rlsdk.registry.row import State
-from rlsdk.trainer.remote_trackers import MlflowTracker, WandbTracker
+from rlsdk.trainer.tracking.remote_trackers import MlflowTracker, WandbTracker
 
 SAMPLES = [{"prompt": "crane>", "response": "enarc", "score": 1.0}]
 

@@ -14,9 +14,9 @@ from rlsdk.config import check_run, needed_roles
 from rlsdk.config.declared import ROLE_OF_FIELD, with_declared_roles
 from rlsdk.interfaces import Algorithm, Batch, ConfigError, DataError, Models, Update, hookimpl, reads, reads_of
 from rlsdk.registry import ComponentKind, Registry
-from rlsdk.trainer.experience import rows_in_turn
-from rlsdk.trainer.parts import build_algorithm
-from rlsdk.trainer.policy_gradient import PolicyGradient
+from rlsdk.trainer.learner.algorithm import build_algorithm
+from rlsdk.trainer.learner.mini_batches import rows_in_turn
+from rlsdk.trainer.learner.policy_gradient import PolicyGradient
 
 __all__ = ["model", "registry"]
 

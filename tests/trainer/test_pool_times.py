@@ -11,7 +11,7 @@ import pytest
 from test_loop import config_of, model, registry, run
 
 from rlsdk.registry import Registry
-from rlsdk.trainer.pool_times import FILE, Moment, PoolTimes, read_times
+from rlsdk.trainer.tracking.pool_times import FILE, Moment, PoolTimes, read_times
 from rlsdk.views.pool_chart import pools_chart, spans
 from rlsdk.views.report.pictures import pools
 from rlsdk.views.report.record import RunRecord

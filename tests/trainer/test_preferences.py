@@ -27,15 +27,15 @@ from rlsdk.config import (
 from rlsdk.interfaces import Batch, BatchError, ConfigError, DataError
 from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
-from rlsdk.trainer.assemble import rl_stage
-from rlsdk.trainer.device_turns import DeviceTurns, shared_pools
-from rlsdk.trainer.exporting import export_policy
-from rlsdk.trainer.in_process import InProcessStore, start_in_process
-from rlsdk.trainer.loop import Trainer
-from rlsdk.trainer.roles import placement_of, roles
-from rlsdk.trainer.run_inputs import build_run_inputs
-from rlsdk.trainer.session import Session, sharding_manager, start_roles
-from rlsdk.trainer.supervised import pair_stage, read_pairs
+from rlsdk.trainer.roles.device_turns import DeviceTurns, shared_pools
+from rlsdk.trainer.roles.in_process import InProcessStore, start_in_process
+from rlsdk.trainer.roles.placement import placement_of, roles
+from rlsdk.trainer.roles.session import Session, sharding_manager, start_roles
+from rlsdk.trainer.runs.build_rl import rl_stage
+from rlsdk.trainer.runs.build_supervised import pair_stage, read_pairs
+from rlsdk.trainer.runs.run_inputs import build_run_inputs
+from rlsdk.trainer.stages.export import export_policy
+from rlsdk.trainer.stages.loop import Trainer
 
 HERE = Path(__file__).parent
 KINDS = tuple(PairTraining)

@@ -9,7 +9,7 @@ import pytest
 
 from rlsdk.config import EarlyStoppingConfig, WatchConfig
 from rlsdk.interfaces import CheckpointError, ConfigError
-from rlsdk.trainer.progress import Best, Progress, after_evaluation, why_ended
+from rlsdk.trainer.stages.evaluation.progress import Best, Progress, after_evaluation, why_ended
 
 OFF = WatchConfig()
 HIGH = WatchConfig(metric="eval/a/accuracy")

@@ -14,16 +14,16 @@ from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings
 from rlsdk.config import dump_config, role_of, sft_optim_spec
 from rlsdk.config.role_names import ACTOR
-from rlsdk.trainer.assemble import rl_stage
-from rlsdk.trainer.device_turns import DeviceTurns
-from rlsdk.trainer.events import RunView
-from rlsdk.trainer.in_process import InProcessStore, start_in_process
-from rlsdk.trainer.loop import Trainer
-from rlsdk.trainer.quickstart import make_model
-from rlsdk.trainer.roles import roles
-from rlsdk.trainer.run_inputs import build_run_inputs
-from rlsdk.trainer.session import Session, sharding_manager, start_roles
-from rlsdk.trainer.supervised import sft_stage
+from rlsdk.trainer.roles.device_turns import DeviceTurns
+from rlsdk.trainer.roles.in_process import InProcessStore, start_in_process
+from rlsdk.trainer.roles.placement import roles
+from rlsdk.trainer.roles.session import Session, sharding_manager, start_roles
+from rlsdk.trainer.runs.build_rl import rl_stage
+from rlsdk.trainer.runs.build_supervised import sft_stage
+from rlsdk.trainer.runs.quickstart import make_model
+from rlsdk.trainer.runs.run_inputs import build_run_inputs
+from rlsdk.trainer.stages.loop import Trainer
+from rlsdk.trainer.tracking.events import RunView
 
 RECORDED = json.loads((Path(__file__).with_name("recorded") / "quickstart.json").read_text())
 ROUNDING = ("parity/", "policy/log_ratio_max")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlsdk.interfaces import CheckpointError
-from rlsdk.trainer.reference import FOLDER, find_reference, reference_state, seal_reference
+from rlsdk.trainer.checkpoints.reference import FOLDER, find_reference, reference_state, seal_reference
 
 
 def make_run(run: Path) -> tuple[Path, Path]:

@@ -11,9 +11,9 @@ from test_loop import Recorder, config_of, model, registry
 from rlsdk.config import RunConfig
 from rlsdk.interfaces import ConfigError, DeadlineError, RlsdkError, WeightSyncError, WorkerError
 from rlsdk.registry import Registry
-from rlsdk.trainer.checkpoint import CheckpointStore
-from rlsdk.trainer.restarts import SessionLostError, SessionRestarts
-from rlsdk.trainer.serving import ReplicasLostError
+from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore
+from rlsdk.trainer.roles.serving import ReplicasLostError
+from rlsdk.trainer.runs.restarts import SessionLostError, SessionRestarts
 
 __all__ = ["model", "registry"]
 

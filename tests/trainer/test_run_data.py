@@ -13,15 +13,15 @@ from rlsdk.data import PromptDataset, PromptStream
 from rlsdk.interfaces import ConfigError, DataError
 from rlsdk.kit.tokenizers import write_byte_tokenizer
 from rlsdk.registry import Registry
-from rlsdk.trainer.data_sources import source_checks
-from rlsdk.trainer.events import RunView
-from rlsdk.trainer.run_data import (
+from rlsdk.trainer.inputs.data import (
     first_prompts,
     load_prompts,
     with_pair_steps,
     with_sft_steps,
     with_steps,
 )
+from rlsdk.trainer.inputs.sources import source_checks
+from rlsdk.trainer.tracking.events import RunView
 
 
 class Notices(RunView):

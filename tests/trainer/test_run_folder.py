@@ -11,9 +11,9 @@ import pytest
 
 from rlsdk.config import RunConfig, dump_config, load_config
 from rlsdk.interfaces import CheckpointError, ConfigError
-from rlsdk.trainer.checkpoint import CheckpointStore
-from rlsdk.trainer.eval_folders import eval_folder
-from rlsdk.trainer.run_folder import (
+from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore
+from rlsdk.trainer.checkpoints.eval_folders import eval_folder
+from rlsdk.trainer.checkpoints.run_folder import (
     accept_config,
     changed_settings,
     check_resume,
@@ -23,7 +23,7 @@ from rlsdk.trainer.run_folder import (
     make_run_dir,
     run_lock,
 )
-from rlsdk.trainer.samples import write_eval_samples
+from rlsdk.trainer.tracking.samples import write_eval_samples
 
 
 def config_of(*arguments: str) -> RunConfig:
@@ -213,7 +213,7 @@ def test_changed_settings_are_said_and_kept(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_finished_before_says_that_nothing_is_trained() -> None:
-    from rlsdk.trainer.run import resumed_line
+    from rlsdk.trainer.runs.rl import resumed_line
 
     assert resumed_line(Path("c/step_2"), 2, 4) == "resumed from c/step_2 at step 2"
     assert "nothing is trained; `--trainer.steps 4` continues" in resumed_line(Path("c/step_2"), 2, 2)

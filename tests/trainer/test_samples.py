@@ -12,9 +12,9 @@ from rlsdk.algorithms import has_signal
 from rlsdk.config import LengthConfig
 from rlsdk.interfaces import FinishReason, PromptView, SamplingParams, Span, Trajectory, VersionRun
 from rlsdk.rollouts import Grade, Group, GroupId, GroupTask, Sample, make_batch
-from rlsdk.trainer.sampler import scores_of
-from rlsdk.trainer.samples import SampleLog, plain_columns, shown_samples
-from rlsdk.trainer.text import TokenCodec
+from rlsdk.trainer.generation.sampler import scores_of
+from rlsdk.trainer.inputs.codec import TokenCodec
+from rlsdk.trainer.tracking.samples import SampleLog, plain_columns, shown_samples
 
 
 def sampled(score: float, ids: list[int]) -> Sample:

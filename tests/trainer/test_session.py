@@ -13,13 +13,13 @@ from rlsdk.config import Role, RunConfig, load_config
 from rlsdk.interfaces import Batch, CheckpointError, ConfigError, ObjectiveResult, RlsdkError
 from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
-from rlsdk.trainer.checkpoint import CheckpointStore
-from rlsdk.trainer.device_turns import DeviceTurns, shared_pools
-from rlsdk.trainer.experience import make_sft_batch
-from rlsdk.trainer.groups import RoleGroup
-from rlsdk.trainer.in_process import InProcessStore, start_in_process
-from rlsdk.trainer.roles import placement_of, roles
-from rlsdk.trainer.session import Session, sharding_manager, start_roles
+from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore
+from rlsdk.trainer.learner.mini_batches import make_sft_batch
+from rlsdk.trainer.roles.device_turns import DeviceTurns, shared_pools
+from rlsdk.trainer.roles.in_process import InProcessStore, start_in_process
+from rlsdk.trainer.roles.placement import placement_of, roles
+from rlsdk.trainer.roles.role_group import RoleGroup
+from rlsdk.trainer.roles.session import Session, sharding_manager, start_roles
 
 
 class ValueLoss:

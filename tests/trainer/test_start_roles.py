@@ -11,10 +11,10 @@ import pytest
 from rlsdk.config import Role, load_config
 from rlsdk.interfaces import WorkerError
 from rlsdk.registry import Registry
-from rlsdk.trainer.device_turns import DeviceTurns
-from rlsdk.trainer.groups import RoleGroup
-from rlsdk.trainer.roles import roles
-from rlsdk.trainer.session import start_roles
+from rlsdk.trainer.roles.device_turns import DeviceTurns
+from rlsdk.trainer.roles.placement import roles
+from rlsdk.trainer.roles.role_group import RoleGroup
+from rlsdk.trainer.roles.session import start_roles
 
 
 class NoTurns(DeviceTurns):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlsdk.interfaces import Batch
-from rlsdk.trainer.metrics import special_share
+from rlsdk.trainer.learner.metrics import special_share
 
 
 def test_responses_with_special_tokens_are_counted_and_prompts_are_not() -> None:

@@ -19,11 +19,11 @@ from rlsdk.interfaces import BackendKind, Batch, ConfigError, LogProbKind, Polic
 from rlsdk.planning.calibration import planned_passes
 from rlsdk.registry import Registry
 from rlsdk.testing.models import random_batch
-from rlsdk.trainer.in_process import close_in_process
-from rlsdk.trainer.parts import build_algorithm
-from rlsdk.trainer.policy import LearnerOptions, PolicyLearner
-from rlsdk.trainer.session import Session
-from rlsdk.trainer.state import TrainerState
+from rlsdk.trainer.learner.algorithm import build_algorithm
+from rlsdk.trainer.learner.learner import LearnerOptions, PolicyLearner
+from rlsdk.trainer.learner.state import TrainerState
+from rlsdk.trainer.roles.in_process import close_in_process
+from rlsdk.trainer.roles.session import Session
 
 __all__ = ["model"]
 

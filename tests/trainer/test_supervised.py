@@ -15,16 +15,17 @@ from test_loop import HERE, Recorder, config_of, model, registry
 from rlsdk.config import Role, sft_optim_spec
 from rlsdk.interfaces import TrainEngine, UnsupportedCapabilityError
 from rlsdk.registry import Registry
-from rlsdk.trainer import forward_parts, run
-from rlsdk.trainer.device_turns import DeviceTurns
-from rlsdk.trainer.groups import RoleGroup
-from rlsdk.trainer.in_process import InProcessStore, start_in_process
-from rlsdk.trainer.loop import Trainer
-from rlsdk.trainer.roles import roles
-from rlsdk.trainer.run_inputs import RunInputs, build_run_inputs
-from rlsdk.trainer.session import Session, start_roles
-from rlsdk.trainer.stopping import EvaluationStoppedError
-from rlsdk.trainer.supervised import sft_stage
+from rlsdk.trainer.roles.device_turns import DeviceTurns
+from rlsdk.trainer.roles.in_process import InProcessStore, start_in_process
+from rlsdk.trainer.roles.placement import roles
+from rlsdk.trainer.roles.role_group import RoleGroup
+from rlsdk.trainer.roles.session import Session, start_roles
+from rlsdk.trainer.runs import rl as run
+from rlsdk.trainer.runs.build_supervised import sft_stage
+from rlsdk.trainer.runs.run_inputs import RunInputs, build_run_inputs
+from rlsdk.trainer.stages import forward_parts
+from rlsdk.trainer.stages.loop import Trainer
+from rlsdk.trainer.tracking.stopping import EvaluationStoppedError
 
 __all__ = ["model", "registry"]
 

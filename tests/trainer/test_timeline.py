@@ -23,10 +23,10 @@ from test_staleness import engines_of, slow_publish, stale
 from rlsdk.interfaces import Batch
 from rlsdk.registry import Registry
 from rlsdk.rollouts import Group
-from rlsdk.trainer import timeline as timelines
-from rlsdk.trainer.rl import RlStage
-from rlsdk.trainer.step_times import phase_names
-from rlsdk.trainer.timeline import Lengths, Timeline, staleness_metrics
+from rlsdk.trainer.generation import timeline as timelines
+from rlsdk.trainer.generation.timeline import Lengths, Timeline, staleness_metrics
+from rlsdk.trainer.stages.rl import RlStage
+from rlsdk.trainer.tracking.step_times import phase_names
 
 __all__ = ["model", "registry"]
 

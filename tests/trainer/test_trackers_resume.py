@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlsdk.interfaces import Tracker, TrackerContext
-from rlsdk.trainer.trackers import JsonlTracker, TensorBoardTracker, read_lines
+from rlsdk.trainer.tracking.trackers import JsonlTracker, TensorBoardTracker, read_lines
 
 
 def context(folder: Path, resume_step: int | None = None) -> TrackerContext:

@@ -18,9 +18,9 @@ from rlsdk.kit.hf import load_tokenizer
 from rlsdk.registry import Registry
 from rlsdk.rewards.judge import JudgeOptions
 from rlsdk.testing.models import write_tiny_model
-from rlsdk.trainer.judges import EngineJudge
-from rlsdk.trainer.run_inputs import RunInputs, build_run_inputs
-from rlsdk.trainer.supervised import read_pairs
+from rlsdk.trainer.inputs.judges import EngineJudge
+from rlsdk.trainer.runs.build_supervised import read_pairs
+from rlsdk.trainer.runs.run_inputs import RunInputs, build_run_inputs
 
 CHATML = (
     "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|stop|>\n{% endfor %}"

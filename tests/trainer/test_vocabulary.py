@@ -16,9 +16,9 @@ from rlsdk.interfaces import ConfigError, DataError
 from rlsdk.kit.hf import load_tokenizer
 from rlsdk.registry import Registry
 from rlsdk.testing.models import write_tiny_model
-from rlsdk.trainer.inference import known_ends
-from rlsdk.trainer.run_inputs import build_run_inputs
-from rlsdk.trainer.supervised import read_pairs
+from rlsdk.trainer.runs.build_supervised import read_pairs
+from rlsdk.trainer.runs.inference import known_ends
+from rlsdk.trainer.runs.run_inputs import build_run_inputs
 
 NUM_TOKENS = 97
 """Of the tokenizer that comes with a tiny model."""

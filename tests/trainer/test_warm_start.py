@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from rlsdk.trainer.checkpoint import CheckpointStore
-from rlsdk.trainer.loop import Trainer
-from rlsdk.trainer.run import _keep
+from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore
+from rlsdk.trainer.runs.rl import _keep
+from rlsdk.trainer.stages.loop import Trainer
 
 
 @dataclass

@@ -9,7 +9,7 @@ import pytest
 from rlsdk.algorithms import losses
 from rlsdk.config import RunConfig, TrainerConfig
 from rlsdk.registry import Registry
-from rlsdk.trainer.watch import (
+from rlsdk.trainer.learner.watch import (
     ADVANTAGES,
     LearningWatch,
     off_policy_warning,

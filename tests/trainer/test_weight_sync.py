@@ -21,10 +21,10 @@ from rlsdk.interfaces import (
 from rlsdk.registry import Registry
 from rlsdk.sharding import TRANSPORTS, GenericShardingManager, plan_reshard
 from rlsdk.testing.models import write_tiny_model
-from rlsdk.trainer.devices import start_cluster
-from rlsdk.trainer.groups import RoleGroup
-from rlsdk.trainer.roles import roles as roles_of
-from rlsdk.trainer.session import sharding_manager, start_role
+from rlsdk.trainer.roles.devices import start_cluster
+from rlsdk.trainer.roles.placement import roles as roles_of
+from rlsdk.trainer.roles.role_group import RoleGroup
+from rlsdk.trainer.roles.session import sharding_manager, start_role
 
 BETWEEN_PROCESSES = ["auto", "shared_memory", "shared_file", "object_store", "inline", "process_group"]
 

@@ -18,13 +18,13 @@ from rlsdk.config.commands import DPO, REWARD_MODEL, SFT, TRAIN
 from rlsdk.config.describe import option_paths
 from rlsdk.config.reads import Reader
 from rlsdk.registry import Registry
-from rlsdk.trainer.device_turns import DeviceTurns
-from rlsdk.trainer.in_process import InProcessStore, start_in_process
-from rlsdk.trainer.loop import Trainer
-from rlsdk.trainer.roles import roles
-from rlsdk.trainer.run_inputs import build_run_inputs
-from rlsdk.trainer.session import Session, start_roles
-from rlsdk.trainer.supervised import sft_stage
+from rlsdk.trainer.roles.device_turns import DeviceTurns
+from rlsdk.trainer.roles.in_process import InProcessStore, start_in_process
+from rlsdk.trainer.roles.placement import roles
+from rlsdk.trainer.roles.session import Session, start_roles
+from rlsdk.trainer.runs.build_supervised import sft_stage
+from rlsdk.trainer.runs.run_inputs import build_run_inputs
+from rlsdk.trainer.stages.loop import Trainer
 
 __all__ = ["model", "registry"]
 

@@ -9,7 +9,7 @@ from rlsdk.algorithms import PolicyObjective, loss_weights
 from rlsdk.interfaces import Batch, ModelSpec, OptimSpec, PolicyLossInputs, RankContext, TrainSpec
 from rlsdk.reference.torch_engine import TorchTrainEngine
 from rlsdk.testing.models import random_batch, write_tiny_model
-from rlsdk.trainer.experience import with_signal
+from rlsdk.trainer.learner.mini_batches import with_signal
 
 
 def own_loss(inputs: PolicyLossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.interfaces import TrackerContext
-from rlsdk.trainer.trackers import JsonlTracker
+from rlsdk.trainer.tracking.trackers import JsonlTracker
 
 HOSTILE = (
     "<script>window.ran = 1</script><img src=x onerror='window.ran = 2'>"

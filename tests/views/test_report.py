@@ -14,8 +14,8 @@ import pytest
 from made_run import write_run
 
 from rlsdk.interfaces import ConfigError, TrackerContext
-from rlsdk.trainer.run_environment import surroundings
-from rlsdk.trainer.trackers import JsonlTracker, TensorBoardTracker, read_metrics
+from rlsdk.trainer.checkpoints.run_environment import surroundings
+from rlsdk.trainer.tracking.trackers import JsonlTracker, TensorBoardTracker, read_metrics
 from rlsdk.views.charts import Line, line_chart, sheet, stacked_bars
 from rlsdk.views.report import write_report
 from rlsdk.views.report.curves import charts_of, data_of, others_of
@@ -243,7 +243,7 @@ def test_every_metric_without_a_chart_of_its_own_has_one_below(tmp_path: Path) -
 
 
 def test_waiting_beside_the_phases_of_a_step_is_no_phase() -> None:
-    from rlsdk.trainer.step_times import phase_names
+    from rlsdk.trainer.tracking.step_times import phase_names
 
     others = ["time/wait_prev_gen_s", "time/publish_s", "time/publish_lag_s", "time/train_idle_share", "reward/mean"]
     line = ["time/step_s", "time/rollout_s", "time/update_s", *others]

@@ -12,7 +12,7 @@ import pytest
 from made_run import write_run
 
 from rlsdk.system.files import UnfitFileError
-from rlsdk.trainer import trackers
+from rlsdk.trainer.tracking import trackers
 from rlsdk.views.report import write_comparison, write_report
 from rlsdk.views.report.live import LivePage
 from rlsdk.views.report.record import FILES

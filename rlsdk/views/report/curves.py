@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlsdk.trainer.step_times import phase_names
+from rlsdk.trainer.tracking.step_times import phase_names
 from rlsdk.views.report.markup import escaped, rounded
 from rlsdk.views.report.record import RunRecord
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from rlsdk.config import RunConfig
 from rlsdk.kit.quantities import counted, duration
-from rlsdk.trainer.run_folder import INPUTS
-from rlsdk.trainer.step_times import has_own_time
+from rlsdk.trainer.checkpoints.run_folder import INPUTS
+from rlsdk.trainer.tracking.step_times import has_own_time
 from rlsdk.views.report.record import RunRecord
 from rlsdk.views.report.statistics import LEVEL_Z, Estimate, ends_of
 

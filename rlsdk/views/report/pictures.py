@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rlsdk.trainer.pool_times import FILE, read_times
+from rlsdk.trainer.tracking.pool_times import FILE, read_times
 from rlsdk.views.pool_chart import pools_chart
 from rlsdk.views.report.markup import escaped
 from rlsdk.views.report.record import RunRecord

@@ -11,9 +11,9 @@ from typing import Any
 from rlsdk.config.yaml_text import read_yaml
 from rlsdk.interfaces import ConfigError
 from rlsdk.system.files import check_inside, read_regular_text
-from rlsdk.trainer.pool_times import FILE as TIMELINE_FILE
-from rlsdk.trainer.run_folder import CONFIG_FILE, HISTORY_FILE
-from rlsdk.trainer.trackers import METRICS_FILE, SAMPLES_FILE, read_lines, read_metrics
+from rlsdk.trainer.checkpoints.run_folder import CONFIG_FILE, HISTORY_FILE
+from rlsdk.trainer.tracking.pool_times import FILE as TIMELINE_FILE
+from rlsdk.trainer.tracking.trackers import METRICS_FILE, SAMPLES_FILE, read_lines, read_metrics
 from rlsdk.views.report.markup import number_of
 
 FILES = (METRICS_FILE, SAMPLES_FILE, CONFIG_FILE, HISTORY_FILE, TIMELINE_FILE)

@@ -1,0 +1,129 @@
+"""Which data sources a run names, and whether they exist. Imports no torch: the check precedes that import."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rlsdk.config import RunConfig
+from rlsdk.data import (
+    DataRow,
+    check_source,
+    load_rows,
+    missing_field,
+    parse_source,
+    split_by_content,
+)
+from rlsdk.data.files import existing_file
+from rlsdk.interfaces import ConfigError, DataError
+from rlsdk.registry import ComponentKind, Registry
+from rlsdk.trainer.inputs.prompt_formats import prompt_format
+from rlsdk.trainer.inputs.reward_preflight import check_gradable
+
+SMALL_BYTES = 4 << 20
+"""Largest file, in bytes, that is read whole before a run starts (takes about 0.1 s)."""
+TEXT_FILES = ("jsonl", "json", "csv")
+"""Data source kinds that are text files."""
+
+
+def source_names(config: RunConfig) -> dict[str, str]:
+    """Maps each configuration field to the data source that it names."""
+    data = config.data
+    found = {f"data.mixture.{at}.source": part.source for at, part in enumerate(data.mixture)}
+    found |= {} if data.train is None else {"data.train": data.train}
+    found |= {} if data.eval is None else {"data.eval": data.eval}
+    ptx = config.algorithm.ptx.source
+    found |= {} if ptx is None else {"algorithm.ptx.source": ptx}
+    return found | {
+        f"eval.sets.{name}.data": part.data for name, part in config.eval.sets.items() if part.data is not None
+    }
+
+
+def check_rows(
+    config: RunConfig, registry: Registry, *, of_pairs: bool = False, rewarded: bool = False, learned: bool = False
+) -> Sequence[str]:
+    """Checks rows before the run starts a process: all rows of a small file, the first row of others.
+
+    Text files only; sources that need a library or the network are read when the run starts.
+
+    Args:
+        config: the run's configuration.
+        registry: the installed backends and components.
+        of_pairs: every row must hold the two answers of a pair (`preferences.chosen_field`, `rejected_field`).
+        learned: the answers are trained on, so at least one row must have an answer.
+        rewarded: rewards grade the rows; checks whether rlsdk's own rewards can grade them.
+
+    Returns:
+        Notices about the rows.
+
+    Raises:
+        ConfigError, DataError: a file cannot be read, a row has no prompt, or there are too few questions to hold some
+            out; the message begins with the configuration field.
+    """
+    data = config.data
+    form = prompt_format(config, of_pairs=of_pairs)
+    parts: list[tuple[str, str, Mapping[str, Any], int | None, Mapping[str, Any]]] = []
+    if data.train is not None:
+        parts = [("data.train", data.train, data.options, data.num_train_rows, {})]
+    if data.mixture:
+        parts = [(f"data.mixture.{i}", p.source, p.options, p.num_rows, p.fields) for i, p in enumerate(data.mixture)]
+    rows: list[DataRow] = []
+    is_whole = True
+    for field, name, options, limit, fields in parts:
+        try:
+            found, all_of_it = _text_rows(name, registry, options, limit)
+            found = [replace(row, row={**row.row, **fields}) for row in found]
+            found = form.select(found)
+            if learned and found and all(row.answer is None for row in found):
+                raise missing_field(
+                    data.answer_field, found[0], "answer_field; no row has it", flag="data.answer_field"
+                )
+        except (ConfigError, DataError) as error:
+            raise type(error)(f"{field}: {error}") from error
+        rows, is_whole = [*rows, *found], is_whole and all_of_it
+    if rows and is_whole and _holds_out(config):
+        try:
+            split_by_content(rows, form=form, num_eval=data.num_eval_rows, seed=config.trainer.seed)
+        except DataError as error:
+            raise DataError(f"{'data.mixture' if data.mixture else 'data.train'}: {error}") from error
+    if not (rewarded and rows and is_whole):
+        return ()
+    return check_gradable(config.rewards, rows, registry, only=lambda name: registry.is_own(ComponentKind.REWARD, name))
+
+
+def _text_rows(
+    name: str, registry: Registry, options: Mapping[str, Any], limit: int | None
+) -> tuple[list[DataRow], bool]:
+    """Rows of a text file, and whether these are all the rows that the run will read."""
+    kinds = registry.usable(ComponentKind.DATASET)
+    source = parse_source(name, kinds)
+    if source.kind not in TEXT_FILES:
+        return [], False
+    is_small = existing_file(source.rest).stat().st_size <= SMALL_BYTES
+    if not is_small and source.kind == "json":  # one array, which is read as a whole
+        return [], False
+    resolve = lambda kind: registry.component(ComponentKind.DATASET, kind)  # noqa: E731
+    return load_rows(name, kinds=kinds, resolve=resolve, options=options, limit=limit if is_small else 1), is_small
+
+
+def _holds_out(config: RunConfig) -> bool:
+    measures = config.eval.measures() if config.eval.every_steps is not None else []
+    return config.data.eval is None and any(measure.config.data is None for measure in measures)
+
+
+def source_checks(config: RunConfig, registry: Registry) -> Iterator[Callable[[], bool]]:
+    """Yields a check for each data source that the configuration names. A check returns True, or raises ConfigError or
+    DataError if the source does not exist; the message begins with its field. Checks need no folder and no process."""
+    kinds = registry.usable(ComponentKind.DATASET)
+    for field, name in source_names(config).items():
+        yield functools.partial(_check_source, field, name, kinds)
+
+
+def _check_source(field: str, name: str, kinds: Collection[str]) -> bool:
+    try:
+        check_source(name, kinds=kinds)
+    except (ConfigError, DataError) as error:
+        raise type(error)(f"{field}: {error}") from error
+    return True

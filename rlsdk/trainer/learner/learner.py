@@ -1,0 +1,174 @@
+"""The learner: executes an algorithm on a run's models, from a batch of groups to optimizer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from rlsdk.algorithms import log_prob_difference
+from rlsdk.config.role_names import ACTOR, CRITIC
+from rlsdk.interfaces import Algorithm, Batch, ConfigError, ForwardBackwardResult, ParityError, Update, nearest
+from rlsdk.trainer.learner.metrics import StepClock
+from rlsdk.trainer.learner.state import TrainerState
+from rlsdk.trainer.roles.hosts import MiniBatchResult
+
+if TYPE_CHECKING:
+    from rlsdk.trainer.roles.role_group import RoleGroup
+    from rlsdk.trainer.roles.session import Session
+    from rlsdk.trainer.tracking.events import RunView
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerOptions:
+    """Options of the learner."""
+
+    reward_weights: Mapping[str, float] = field(default_factory=dict)
+    """Weights of reward models, by role."""
+    update_timeout_s: float | None = None
+    parity_threshold: float
+    parity_is_error: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """Result of a step."""
+
+    batch: Batch
+    """The batch with all computed fields."""
+    actor: Sequence[MiniBatchResult]
+    """One result per optimizer step; empty while the critic warms up."""
+    critic: Sequence[MiniBatchResult]
+    metrics: Mapping[str, float]
+    """Metrics other than those of the optimizer steps."""
+
+
+class PolicyLearner:
+    """Executes the steps of an algorithm; satisfies `rlsdk.interfaces.Models` for it."""
+
+    def __init__(
+        self, session: Session, algorithm: Algorithm, options: LearnerOptions, state: TrainerState, view: RunView
+    ) -> None:
+        self.session = session
+        self.algorithm = algorithm
+        self.options = options
+        self.state = state
+        self.view = view
+        self._parity_checked = False
+
+    def learn(self, batch: Batch, step: int, clock: StepClock) -> Learned:
+        """Trains on a step's batch.
+
+        Args:
+            batch: complete, graded groups.
+            step: number of steps before this one.
+            clock: receives the seconds of each phase.
+        """
+        with self.view.phase("log_probs"), clock.measure("log_probs"):
+            if not self._parity_checked:
+                self._check_parity(batch)
+            batch, metrics = self.algorithm.prepare(batch, self)
+        with clock.measure("advantages"):
+            batch, more = self.algorithm.advantages(batch)
+        with clock.measure("update"):
+            made = self._update(self.algorithm.updates(batch, step=step))
+        return Learned(batch=batch, actor=made[ACTOR], critic=made[CRITIC], metrics={**metrics, **more})
+
+    @property
+    def roles(self) -> Collection[str]:
+        """See `Models`."""
+        return self.session.roles.keys() - {name for name, group in self.session.roles.items() if group.role.is_rollout}
+
+    @property
+    def reward_weights(self) -> Mapping[str, float]:
+        """See `Models`."""
+        return self.options.reward_weights
+
+    @property
+    def policy_version(self) -> int:
+        """See `Models`."""
+        return self.state.policy_version
+
+    def forward(self, role: str, batch: Batch, output: str) -> Tensor:
+        """See `Models`."""
+        group = self._group(role)
+        needed = self.session.put(batch.keep(("input_ids", "response_mask", "uid")))
+        with self.session.turns.using(role):
+            answer: Batch = group.run("forward", needed, {output: output}, timeout_s=self.options.update_timeout_s)
+        return answer[output]
+
+    def check_difference(self, mean: float, largest: float) -> None:
+        """Compares the engines' log-prob difference on the same tokens, in nats, with `trainer.parity_threshold`.
+
+        Raises:
+            ParityError: the difference is larger, and `trainer.parity_action` is `error`.
+        """
+        limit = self.options.parity_threshold
+        if mean <= limit:
+            return
+        text = (
+            f"train backend {self.session.actor.backend!r} and rollout backend {self.session.rollout.backend!r} give "
+            f"the same tokens log-probs that differ by {mean:.4f} nats on average (largest {largest:.4f}); "
+            f"trainer.parity_threshold is {limit}"
+        )
+        if self.options.parity_is_error:
+            raise ParityError(f"{text}. Compare model.dtype and the engines' options, or raise the threshold.")
+        self.view.notice(f"warning: {text}")
+
+    def _group(self, role: str) -> RoleGroup:
+        if role not in self.roles:
+            known = sorted(self.roles)
+            raise ConfigError(
+                f"the algorithm asks role {role!r}, which this run does not have{nearest(role, known)}; it has "
+                f"{known}. An algorithm names the roles that it needs in its attribute `roles`"
+            )
+        return self.session.roles[role]
+
+    def _update(self, updates: Sequence[Update]) -> Mapping[str, list[MiniBatchResult]]:
+        """Runs the optimizer steps in order; returns the results by role."""
+        made: dict[str, list[MiniBatchResult]] = {ACTOR: [], CRITIC: []}
+        with self.view.phase("update", total=len(updates)):
+            for role, steps in groupby(updates, lambda update: update.role):
+                if role not in made:
+                    raise ConfigError(f"the algorithm updates role {role!r}: expected one of {sorted(made)}")
+                those = list(steps)
+                if those[-1].adds:
+                    raise ConfigError(f"the algorithm's last update of role {role!r} adds to a step that never comes")
+                made[role] += self._update_role(role, those)
+        return made
+
+    def _update_role(self, role: str, updates: Sequence[Update]) -> Iterator[MiniBatchResult]:
+        """Runs one role's updates: all are submitted at once, and the workers run them in order."""
+        group = self._group(role)
+        with self.session.turns.using(role, training=True):
+            stored: dict[Any, Any] = {}
+            waiting: list[Any] = []
+            for step in updates:
+                key = (id(step.batch), tuple(step.fields))
+                if key not in stored:
+                    stored[key] = self.session.put(step.batch.keep(("input_ids", "uid", *step.fields)))
+                method = "add_gradient" if step.adds else "update"
+                waiting.append(group.submit(method, stored[key].select(step.rows), step.objective))
+            added: list[ForwardBackwardResult] = []
+            for step, pending in zip(updates, waiting, strict=True):
+                result = pending.result(self.options.update_timeout_s)
+                if step.adds:
+                    added.append(result)
+                else:
+                    yield replace(result, added=tuple(added))
+                    added.clear()
+                self.view.advance()
+
+    def _check_parity(self, batch: Batch) -> None:
+        """Checks before the first update that both engines compute the same log-probs for the same tokens.
+
+        Raises:
+            ParityError: they differ, and `trainer.parity_action` is `error`.
+        """
+        self._parity_checked = True
+        trained = self.forward(ACTOR, batch, "log_probs")
+        found = log_prob_difference(trained, batch["rollout_log_probs"], batch["response_mask"])
+        self.check_difference(found.mean_abs, found.max_abs)

@@ -1,0 +1,1 @@
+"""Whole runs, from a checked configuration to the result."""

@@ -1,0 +1,270 @@
+"""Builds the reinforcement learning stage from the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rlsdk.config import RunConfig, choose_old_log_probs, comparable_log_probs
+from rlsdk.data import PromptStream, special_ids
+from rlsdk.interfaces import Algorithm, BackendKind, SyncReport, Trajectory
+from rlsdk.kit.hf import model_vocabulary
+from rlsdk.registry import Registry
+from rlsdk.rollouts import RolloutStream
+from rlsdk.rollouts.journal import FOLDER
+from rlsdk.rollouts.rollouter import without_stop
+from rlsdk.trainer.generation.group_source import GroupSource
+from rlsdk.trainer.generation.history import History
+from rlsdk.trainer.generation.phases import RolloutPhase
+from rlsdk.trainer.generation.publishing import OverlappedPublisher, Publisher, TurnsPublisher
+from rlsdk.trainer.generation.sampler import Draw, scores_of
+from rlsdk.trainer.inputs.codec import TokenCodec
+from rlsdk.trainer.inputs.grading import CorrectRule
+from rlsdk.trainer.learner.algorithm import build_algorithm
+from rlsdk.trainer.learner.learner import LearnerOptions, PolicyLearner
+from rlsdk.trainer.learner.state import TrainerState
+from rlsdk.trainer.learner.watch import repeated_notice, setting_notices
+from rlsdk.trainer.roles.average import PolicyAverage
+from rlsdk.trainer.roles.fleet import Fleet, fleet_of
+from rlsdk.trainer.roles.ranks import RememberedLayouts
+from rlsdk.trainer.roles.serving import ServedWeights
+from rlsdk.trainer.roles.session import sharding_manager
+from rlsdk.trainer.runs.build_stream import connect_judges, evaluation_of, open_stream
+from rlsdk.trainer.runs.made_by import made_by
+from rlsdk.trainer.runs.run_inputs import RunInputs
+from rlsdk.trainer.stages.evaluation.settings import eval_options, samples_whole_distribution
+from rlsdk.trainer.stages.rl import RlOptions, RlStage
+from rlsdk.trainer.stages.stage import StageSettings
+from rlsdk.trainer.tracking.pool_times import FILE as TIMES_FILE
+from rlsdk.trainer.tracking.samples import SampleLog
+
+if TYPE_CHECKING:
+    from rlsdk.trainer.roles.session import Session
+    from rlsdk.trainer.tracking.events import RunView
+
+
+def rl_stage(config: RunConfig, registry: Registry, run_inputs: RunInputs, session: Session) -> RlStage:
+    """Builds the reinforcement learning stage on a running session."""
+    view, exact = run_inputs.output.view, session.actor.role.model.dtype == "float32"
+    fleet = _fleet(config, registry, session, view)
+    weights = fleet or ServedWeights(session, timeout_s=config.deadlines.sync_s)
+    stream = open_stream(
+        config, registry, session.rollout.group, run_inputs.tokenizer, run_inputs.rewards, view.notice, fleet
+    )
+    connect_judges(run_inputs.rewards.judges, session, config.deadlines.rollout_s)
+    state = TrainerState()
+    phase = RolloutPhase(_sampling(session, weights, state, expects_change=exact), stream, view)
+    if repeated := repeated_notice(config.trainer, len(run_inputs.train_prompts)):
+        view.notice(repeated)
+    for notice in setting_notices(config, registry):
+        view.notice(notice)
+    publisher = _publisher(config, weights, stream, state, phase, view, expects_change=exact)
+    algorithm = algorithm_of(config, registry, run_inputs)
+    evaluate = evaluation_of(
+        config, run_inputs.eval_prompts, run_inputs.sampling, stream, session.rollout.spec.log_prob_kind
+    )
+    return RlStage(
+        _source(config, registry, run_inputs, stream, publisher, algorithm, session),
+        PolicyLearner(session, algorithm, learner_options(config, session), state, view),
+        phase,
+        publisher,
+        evaluate,
+        run_inputs.output,
+        _options(config, registry, run_inputs),
+        _settings(config),
+        state,
+        eval_options(config),
+        _average(config, session),
+        weights,
+    )
+
+
+def _sampling(
+    session: Session, weights: ServedWeights, state: TrainerState, *, expects_change: bool
+) -> Callable[[], AbstractContextManager[SyncReport]]:
+    """Returns the context for sampling: inside, the rollout engine has the devices and serves the newest weights."""
+
+    def sync() -> SyncReport:
+        report = weights.sync(state.policy_version, expect_change=expects_change and state.expects_change)
+        state.expects_change = False
+        return report
+
+    @contextmanager
+    def enter() -> Iterator[SyncReport]:
+        with session.turns.rollout(sync) as report:
+            try:
+                yield report
+            finally:
+                weights.leave()
+
+    return enter
+
+
+def _source(
+    config: RunConfig,
+    registry: Registry,
+    run_inputs: RunInputs,
+    stream: RolloutStream,
+    publisher: Publisher,
+    algorithm: Algorithm,
+    session: Session,
+) -> GroupSource:
+    """Builds the source of each step's groups."""
+    longest = config.rollout.max_response_tokens
+    return GroupSource(
+        stream,
+        prompts_of(config, run_inputs),
+        draw_of(algorithm, run_inputs),
+        groups_per_step=config.trainer.prompts_per_step,
+        steps=config.trainer.steps,
+        seed=config.trainer.seed,
+        publisher=publisher,
+        schedule=config.schedule,
+        accept=lambda group: algorithm.accepts(scores_of(group, config.algorithm.lengths, max_tokens=longest)),
+        max_groups_per_step=algorithm.max_groups,
+        history=_history(config, registry, run_inputs, vocabulary_of(session, run_inputs)),
+        times=run_inputs.output.run_dir / TIMES_FILE,
+    )
+
+
+def _options(config: RunConfig, registry: Registry, run_inputs: RunInputs) -> RlOptions:
+    kind = registry.backend(BackendKind.ROLLOUT, config.rollout.backend).log_prob_kind
+    old = choose_old_log_probs(
+        config.algorithm,
+        stale=config.schedule.overlaps,
+        num_updates=config.trainer.updates_per_step * config.trainer.epochs_per_step,
+        comparable=comparable_log_probs(kind, config.rollout),
+    )
+    return RlOptions(
+        has_entropy=samples_whole_distribution(config.rollout, kind),
+        accounts_for_sampler=old.accounts_for_sampler,
+        correct=CorrectRule(reward=config.eval.correct_reward, least=config.eval.correct_from),
+        temperature=config.rollout.temperature,
+        reward_names=[reward.title for reward in config.rewards],
+        max_failure_share=config.reward_limits.max_failure_share,
+        special=special_ids(run_inputs.tokenizer) - set(run_inputs.ends.stops),
+        shown_samples=SampleLog(
+            count=config.tracking.samples_per_step,
+            max_tokens=config.tracking.tokens_per_sample,
+            pieces=TokenCodec(run_inputs.tokenizer).pieces,
+        ),
+        max_staleness=config.schedule.max_staleness,
+        preempt_s=config.faults.preempt_s,
+    )
+
+
+def _settings(config: RunConfig) -> StageSettings:
+    return StageSettings(
+        steps=config.trainer.steps,
+        save_every=config.trainer.save_every_steps,
+        saves_last=True,
+        folder="checkpoints",
+        exports=True,
+        export_every=config.trainer.export_every_steps,
+    )
+
+
+def _average(config: RunConfig, session: Session) -> PolicyAverage | None:
+    """The moving average of the policy's weights; None if not configured."""
+    if (decay := config.train.ema_decay) is None:
+        return None
+    deadlines = config.deadlines
+    return PolicyAverage(session, decay, timeout_s=deadlines.save_s, update_timeout_s=deadlines.update_s)
+
+
+def _fleet(config: RunConfig, registry: Registry, session: Session, view: RunView) -> Fleet | None:
+    """The fleet that restarts lost replicas; None where they cannot be restarted."""
+    actor = replace(session.actor, group=RememberedLayouts(session.actor.group))
+    timeout_s = config.deadlines.sync_s
+    return fleet_of(
+        session,
+        lambda rollout: sharding_manager(config.sharding, registry, actor, rollout, timeout_s=timeout_s),
+        max_restarts=config.faults.replica_restarts,
+        keeps_copy=config.schedule.overlaps,
+        drains=config.schedule.on_new_weights == "drain",
+        timeout_s=timeout_s,
+        notice=view.notice,
+    )
+
+
+def algorithm_of(config: RunConfig, registry: Registry, run_inputs: RunInputs) -> Algorithm:
+    """The run's algorithm."""
+    kind = registry.backend(BackendKind.ROLLOUT, config.rollout.backend).log_prob_kind
+    comparable = comparable_log_probs(kind, config.rollout)
+    return build_algorithm(config, registry, comparable=comparable, examples=run_inputs.examples)
+
+
+def prompts_of(config: RunConfig, run_inputs: RunInputs) -> PromptStream:
+    """The training prompts in the run's order, from the first one on."""
+    return PromptStream(run_inputs.train_prompts, seed=config.trainer.seed, shuffle=config.data.shuffle)
+
+
+def draw_of(algorithm: Algorithm, run_inputs: RunInputs) -> Draw:
+    """The sampling settings of training groups."""
+    return Draw(
+        source="train",
+        num_samples=algorithm.num_samples,
+        sampling=run_inputs.sampling,
+        greedy_baseline=algorithm.greedy_baseline,
+    )
+
+
+def text_of(run_inputs: RunInputs) -> Callable[[Trajectory], str]:
+    """Returns a function that gives the text of a trajectory as the rewards saw it."""
+    codec, stops = TokenCodec(run_inputs.tokenizer), run_inputs.sampling.stop_token_ids
+    return lambda trajectory: codec.decode(without_stop(trajectory.response_ids, stops))
+
+
+def vocabulary_of(session: Session, run_inputs: RunInputs) -> int:
+    """Number of token ids that samples of the policy may have."""
+    return max(model_vocabulary(session.actor.role.model), len(run_inputs.tokenizer))
+
+
+def _history(config: RunConfig, registry: Registry, run_inputs: RunInputs, vocabulary: int) -> History:
+    if config.schedule.journal == "none":
+        return History()
+    return History(
+        run_inputs.output.run_dir / FOLDER,
+        made_by=made_by(config, registry, run_inputs),
+        keep=config.schedule.keeps,
+        text_of=text_of(run_inputs),
+        vocabulary=vocabulary,
+        notice=run_inputs.output.view.notice,
+    )
+
+
+def _publisher(
+    config: RunConfig,
+    weights: ServedWeights,
+    stream: RolloutStream,
+    state: TrainerState,
+    phase: RolloutPhase,
+    view: RunView,
+    *,
+    expects_change: bool,
+) -> Publisher:
+    """Builds what publishes weights to the replicas: between steps, or while the next step trains."""
+    if not config.schedule.overlaps:
+        return TurnsPublisher(phase)
+    return OverlappedPublisher(
+        weights,
+        stream,
+        state,
+        on_new_weights=config.schedule.on_new_weights,
+        expects_change=expects_change,
+        timeout_s=config.deadlines.sync_s,
+        synced=view.synced,
+    )
+
+
+def learner_options(config: RunConfig, session: Session) -> LearnerOptions:
+    """The options of a run's learner."""
+    weights = [model.weight for model in config.reward_models]
+    return LearnerOptions(
+        reward_weights=dict(zip(session.reward_models, weights, strict=True)),
+        update_timeout_s=config.deadlines.update_s,
+        parity_threshold=config.trainer.parity_threshold,
+        parity_is_error=config.trainer.parity_action == "error",
+    )

@@ -1,0 +1,122 @@
+"""Builds the stream of a run, and the evaluations that use it, from the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rlsdk.config import RunConfig
+from rlsdk.data import PromptDataset
+from rlsdk.interfaces import (
+    BackendKind,
+    Capability,
+    LogProbKind,
+    Rollouter,
+    RolloutSpec,
+    SamplingParams,
+)
+from rlsdk.registry import ComponentKind, Registry
+from rlsdk.rollouts import Restarts, RolloutStream, StreamOptions
+from rlsdk.trainer.generation.replicas import CallsRanks, replicas_of
+from rlsdk.trainer.inputs.codec import TokenCodec
+from rlsdk.trainer.inputs.grading import RewardGrader
+from rlsdk.trainer.inputs.judges import EngineJudge
+from rlsdk.trainer.inputs.rewards import reward_grader
+from rlsdk.trainer.inputs.run_rewards import RunRewards
+from rlsdk.trainer.stages.evaluation.run import EvalSet, Evaluation
+from rlsdk.trainer.stages.evaluation.settings import eval_sampling, samples_whole_distribution
+
+if TYPE_CHECKING:
+    from rlsdk.trainer.roles.session import Session
+
+
+def open_stream(
+    config: RunConfig,
+    registry: Registry,
+    group: CallsRanks,
+    tokenizer: Any,
+    rewards: RunRewards | None = None,
+    notice: Callable[[str], None] = print,
+    restarts: Restarts | None = None,
+) -> RolloutStream:
+    """Opens the stream over all replicas of a rollout group. `notice` receives messages about the rewards; `restarts`
+    restarts lost replicas."""
+    rollout, rewards = config.rollout, rewards or RunRewards()
+    spec = registry.backend(BackendKind.ROLLOUT, rollout.backend)
+    return RolloutStream(
+        replicas_of(
+            group,
+            backend=rollout.backend,
+            max_running=rollout.max_running_samples,
+            keeps_unfinished=Capability.PARTIAL_ROLLOUT in spec.capabilities,
+        ),
+        TokenCodec(tokenizer),
+        StreamOptions(
+            rollout=build_rollouter(rollout.rollouter, registry),
+            rollout_options=rollout.rollouter_options,
+            max_model_tokens=config.max_model_tokens,
+            progress_s=config.deadlines.rollout_s,
+            adapts_concurrency=config.adapts_concurrency,
+        ),
+        grader=None if rewards.train is None else reward_grader(config, rewards.train, notice),
+        graders={f"eval/{name}": RewardGrader(runner, notice) for name, runner in rewards.sets.items()},
+        restarts=restarts,
+    )
+
+
+def connect_judges(judges: Mapping[str, EngineJudge], session: Session, progress_s: float) -> None:
+    """Connects the judges that are engines of the run to their replicas."""
+    for role, judge in judges.items():
+        group = session.judges[role]
+        spec = group.role.spec
+        assert isinstance(spec, RolloutSpec)
+        judge.connect(
+            replicas_of(group.group, backend=group.role.backend, max_running=spec.max_running), progress_s=progress_s
+        )
+
+
+def evaluation_of(
+    config: RunConfig,
+    prompts: Mapping[str, PromptDataset],
+    sampling: SamplingParams,
+    stream: RolloutStream,
+    kind: LogProbKind,
+) -> Evaluation | None:
+    """Builds the evaluation; None if there are no evaluation prompts.
+
+    Args:
+        config: configuration of the run.
+        prompts: prompts by name of the measure.
+        sampling: sampling parameters of training; an evaluation uses their stop tokens and limits, and its own filters.
+        stream: samples and grades the prompts.
+        kind: kind of the rollout engine's log-probs.
+    """
+    if not prompts:
+        return None
+    return Evaluation(
+        stream=stream,
+        sets=[
+            EvalSet(
+                measure=measure,
+                prompts=prompts[measure.name],
+                sampling=eval_sampling(measure.config, sampling),
+                reward_names=[reward.title for reward in measure.config.rewards or config.rewards],
+                has_whole_score=bool(measure.config.rewards) or not config.reward_models,
+                has_entropy=samples_whole_distribution(measure.config, kind),
+            )
+            for measure in config.eval.measures()
+            if measure.name in prompts
+        ],
+        seed=config.trainer.seed,
+        max_failure_share=config.reward_limits.max_failure_share,
+    )
+
+
+def build_rollouter(name: str, registry: Registry) -> Rollouter:
+    """Loads a registered rollouter, `pkg.mod:fn`, or `file.py:fn`.
+
+    Raises:
+        ConfigError: it does not exist, or it cannot be loaded.
+    """
+    rollouter: Rollouter = registry.function(ComponentKind.ROLLOUTER, name)
+    return rollouter

@@ -1,0 +1,137 @@
+"""Builds the stages that train on reference answers from the configuration: supervised training, reward models, DPO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rlsdk.algorithms import DpoObjective, RewardModelObjective
+from rlsdk.config import PairTraining, RunConfig
+from rlsdk.config.evaluation import HELD_OUT
+from rlsdk.data import PromptDataset, PromptStream
+from rlsdk.interfaces import (
+    ConfigError,
+)
+from rlsdk.rollouts import request_seed
+from rlsdk.trainer.inputs.answers import AnswerSettings, Learned
+from rlsdk.trainer.inputs.data import with_pair_steps
+from rlsdk.trainer.inputs.prompt_formats import prompt_format
+from rlsdk.trainer.runs.run_inputs import RunInputs, learned_of
+from rlsdk.trainer.stages.evaluation.settings import eval_options
+from rlsdk.trainer.stages.pairs import PairSet, PairSettings, encode_pairs
+from rlsdk.trainer.stages.preferences import PairOptions, PairStage
+from rlsdk.trainer.stages.sft import CHECKPOINTS, SftStage
+from rlsdk.trainer.stages.stage import StageSettings
+from rlsdk.trainer.tracking.run_output import RunOutput
+
+if TYPE_CHECKING:
+    from rlsdk.trainer.roles.session import Session
+
+
+def sft_stage(config: RunConfig, run_inputs: RunInputs, session: Session, *, measured: bool = False) -> SftStage:
+    """Builds the stage of supervised training on a running session whose actor has the optimizer for it. `measured`:
+    also evaluate the loss on held-out answers, if there are any."""
+    if run_inputs.learned is None:
+        raise ConfigError("sft.steps: 0 trains nothing; give --sft.steps N or --sft.epochs N")
+    prompts, answers = run_inputs.learned
+    return SftStage(
+        session,
+        PromptStream(prompts, seed=request_seed(config.trainer.seed, "sft"), shuffle=config.data.shuffle),
+        answers,
+        RunOutput(run_dir=run_inputs.output.run_dir, view=run_inputs.output.view, trackers=run_inputs.output.trackers),
+        StageSettings(
+            steps=config.sft.steps,
+            save_every=config.sft.save_every_steps,
+            saves_last=False,
+            folder=CHECKPOINTS,
+            exports=False,
+        ),
+        rows_per_step=config.sft.rows_per_step,
+        update_timeout_s=config.deadlines.update_s,
+        held_out=_held_out_answers(config, run_inputs) if measured else None,
+        when=eval_options(config),
+    )
+
+
+def _held_out_answers(config: RunConfig, run_inputs: RunInputs) -> Learned | None:
+    prompts = run_inputs.eval_prompts.get(HELD_OUT.name)
+    answered = [] if prompts is None else [at for at, prompt in enumerate(prompts) if prompt.answer is not None]
+    if prompts is None or not answered:
+        return None
+    return learned_of(config, prompts.subset(answered), run_inputs.tokenizer, run_inputs.ends, run_inputs.output.view)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPairs:
+    """The pairs of a run."""
+
+    config: RunConfig
+    """The run's configuration, with epochs converted to a number of steps."""
+    train: PairSet
+    held_out: PairSet | None
+
+
+def read_pairs(run_inputs: RunInputs) -> RunPairs:
+    """Tokenizes the pairs to train on and the held-out pairs.
+
+    Raises:
+        ConfigError, DataError: a row cannot be used, or a schedule does not fit the number of steps.
+    """
+    config = run_inputs.config
+    train = _pairs(config, run_inputs, run_inputs.train_prompts, "train")
+    rows = run_inputs.eval_prompts.get(HELD_OUT.name)
+    held_out = None if rows is None else _pairs(config, run_inputs, rows, "held-out")
+    return RunPairs(config=with_pair_steps(config, len(train)), train=train, held_out=held_out)
+
+
+def pair_stage(kind: PairTraining, run_inputs: RunInputs, pairs: RunPairs, session: Session) -> PairStage:
+    """Builds the stage of training from pairs on a running session whose actor has the head and optimizer for it."""
+    config, train = pairs.config, pairs.train
+    own, output = config.preferences, run_inputs.output
+    prompts = run_inputs.train_prompts.subset(train.positions)
+    objective = (
+        RewardModelObjective(center_coef=own.center_coef)
+        if kind is PairTraining.REWARD_MODEL
+        else DpoObjective(loss=own.loss, beta=own.beta, label_smoothing=own.label_smoothing, sft_coef=own.sft_coef)
+    )
+    return PairStage(
+        session,
+        PromptStream(prompts, seed=request_seed(config.trainer.seed, "pairs"), shuffle=config.data.shuffle),
+        train,
+        pairs.held_out,
+        output,
+        StageSettings(
+            steps=own.steps,
+            save_every=own.save_every_steps,
+            saves_last=False,
+            folder=kind.checkpoints,
+            exports=False,
+        ),
+        PairOptions(
+            label=kind.label,
+            objective=objective,
+            pairs_per_step=own.pairs_per_step,
+            update_timeout_s=config.deadlines.update_s,
+        ),
+        eval_options(config),
+    )
+
+
+def _pairs(config: RunConfig, run_inputs: RunInputs, prompts: PromptDataset, name: str) -> PairSet:
+    own = config.preferences
+    settings = PairSettings(
+        margin_field=own.margin_field,
+        answers=AnswerSettings(
+            template=own.answer_template,
+            max_tokens=config.rollout.max_response_tokens,
+            long_answers=own.long_answers,
+            form=prompt_format(config, of_pairs=True),
+            ends=run_inputs.ends,
+        ),
+    )
+    pairs = encode_pairs(prompts, run_inputs.tokenizer, settings)
+    sources = [prompts.rows[at].source for at in pairs.positions]
+    for answers in (pairs.chosen, pairs.rejected):
+        run_inputs.vocabulary.check_rows(answers, sources)
+    run_inputs.output.view.notice(f"{name} pairs: {pairs.report.line()}")
+    return pairs

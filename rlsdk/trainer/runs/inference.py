@@ -1,0 +1,191 @@
+"""Generation and evaluation without training: a rollout engine alone, on a checkpoint or a model folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlsdk.config import Measure, RunConfig
+from rlsdk.config.explain import shown
+from rlsdk.config.role_names import ROLLOUT
+from rlsdk.data import AnswerEnds, DataRow, Prompt, PromptDataset, PromptFormat
+from rlsdk.data.render import Template
+from rlsdk.interfaces import ConfigError, nearest
+from rlsdk.system.temporary import held_folder
+from rlsdk.trainer.checkpoints.run_folder import Notice, silent
+from rlsdk.trainer.generation.sampler import Draw, sample_all
+from rlsdk.trainer.inputs.data import first_prompts, load_eval_prompts
+from rlsdk.trainer.inputs.prompt_formats import prompt_format
+from rlsdk.trainer.inputs.run_rewards import start_run_rewards
+from rlsdk.trainer.inputs.tokenizer import load_run_tokenizer, run_ends, sampling_params
+from rlsdk.trainer.inputs.vocabulary import read_vocabulary
+from rlsdk.trainer.roles.devices import start_cluster
+from rlsdk.trainer.roles.placement import resolve_device, roles
+from rlsdk.trainer.roles.role_group import RoleGroup
+from rlsdk.trainer.roles.session import leave_processors_to_workers, start_role
+from rlsdk.trainer.runs.build_stream import evaluation_of, open_stream
+from rlsdk.trainer.stages.evaluation.run import Evaluated
+
+if TYPE_CHECKING:
+    from rlsdk.registry import Registry
+    from rlsdk.trainer.tracking.events import RunView
+
+
+def evaluate_model(
+    config: RunConfig, registry: Registry, view: RunView, *, sets: Sequence[str] = ()
+) -> tuple[Evaluated, Mapping[str, str]]:
+    """Evaluates the model that `config` names; returns the metrics, and the rule for correctness of each set. Tokenizes
+    only evaluation prompts.
+
+    Args:
+        config: configuration of the run that trained it; `model.path` is the model to evaluate.
+        registry: the installed backends and components.
+        view: receives notices about the data, and about samples without a grade.
+        sets: names of the sets to evaluate; empty: all.
+
+    Raises:
+        ConfigError: a set does not exist, or there is nothing to evaluate.
+        DataError: a row cannot be used.
+    """
+    measures = chosen_measures(config, sets)
+    with held_folder("eval") as folder, ExitStack() as stack:
+        logs = Path(folder)
+        tokenizer = load_run_tokenizer(config.model)
+        rewards = start_run_rewards(config, registry, logs, measures, train=False)
+        stack.callback(rewards.close)
+        if rewards.judges:
+            raise ConfigError(
+                f"rewards: judges {list(rewards.judges)} are engines of a training run, which this command does not "
+                "start; name a service in judge.url, or give the evaluation sets rewards of their own (eval.sets)"
+            )
+        prompts = load_eval_prompts(config, registry, tokenizer, view, measures=measures)
+        sampling = sampling_params(config.rollout, known_ends(config, tokenizer, prompts.values(), view.notice))
+        rewards.wait_ready()
+        group = stack.enter_context(
+            open_rollout(config, registry, device=resolve_device(config.placement), log_dir=logs)
+        )
+        stream = open_stream(config, registry, group.group, tokenizer, rewards, view.notice)
+        stack.enter_context(closing(stream))
+        evaluation = evaluation_of(config, prompts, sampling, stream, group.spec.log_prob_kind)
+        if evaluation is None:
+            raise ConfigError("data.num_eval_rows: no evaluation prompts are left; give --data.eval SOURCE")
+        found = evaluation.run()
+    for text in found.notices:
+        view.notice(text)
+    return found, {part.name: part.rule for part in evaluation.sets}
+
+
+def chosen_measures(config: RunConfig, sets: Sequence[str]) -> list[Measure]:
+    """The measures with these names; all if no name is given.
+
+    Raises:
+        ConfigError: a name has no measure, or the run has none.
+    """
+    measures = {measure.name: measure for measure in config.eval.measures()}
+    for name in sets:
+        if name not in measures:
+            raise ConfigError(f"--set {name!r}: expected one of {list(measures)}{nearest(name, measures)}")
+    if not measures:
+        raise ConfigError(
+            "eval.samples_per_prompt: 0 with eval.greedy false leaves nothing to measure; add --eval.greedy true"
+        )
+    return [measures[name] for name in dict.fromkeys(sets)] or list(measures.values())
+
+
+def sample_prompts(
+    config: RunConfig,
+    registry: Registry,
+    texts: Sequence[str],
+    *,
+    num_prompts: int,
+    num_samples: int,
+    notice: Notice = silent,
+) -> list[tuple[Prompt, list[str]]]:
+    """Samples responses to typed prompts, or to the first evaluation prompts of the data; tokenizes only these.
+
+    Args:
+        config: configuration of the run that trained the model; `model.path` is the model to use.
+        registry: the installed backends and components.
+        texts: rendered like rows of the data: system prompt, prompt template, chat template. A template that needs
+            several fields of a row is not used.
+        num_prompts: number of prompts from the data if `texts` is empty.
+        num_samples: responses per prompt.
+        notice: receives a line if the template does not use the text as its `{prompt}`.
+
+    Raises:
+        ConfigError: there are neither texts nor data.
+    """
+    tokenizer = load_run_tokenizer(config.model)
+    prompts: Sequence[Prompt]
+    if texts:
+        form, field = typed_format(prompt_format(config), notice)
+        rows = [DataRow(row={field: text}, source=f"--prompt {at}") for at, text in enumerate(texts, 1)]
+        prompts = PromptDataset(rows, tokenizer, form, name="prompts")
+    elif config.data.train is None and config.data.eval is None and not config.data.mixture:
+        raise ConfigError("generate: expected prompts; give --prompt TEXT (repeatable) or --data SOURCE")
+    else:
+        prompts = first_prompts(config, registry, tokenizer, num_prompts)
+    sampling = sampling_params(config.rollout, known_ends(config, tokenizer, [prompts], notice))
+    draw = Draw(source="generate", num_samples=num_samples, sampling=sampling)
+    with (
+        held_folder("generate") as logs,
+        open_rollout(config, registry, device=resolve_device(config.placement), log_dir=Path(logs)) as group,
+        closing(open_stream(config, registry, group.group, tokenizer)) as stream,
+    ):
+        groups = sample_all(stream, prompts, draw, seed=(config.trainer.seed, "generate"))
+    return [(prompt, [sample.text for sample in group.samples]) for prompt, group in zip(prompts, groups, strict=True)]
+
+
+def known_ends(config: RunConfig, tokenizer: Any, prompts: Iterable[Sequence[Prompt]], notice: Notice) -> AnswerEnds:
+    """The tokens that end an answer, once the model is known to have a row for every token of the prompts."""
+    ends = run_ends(config, tokenizer)
+    vocabulary = read_vocabulary(config.model, (), tokenizer, ends)
+    for part in prompts:
+        vocabulary.check_rows((prompt.prompt_ids for prompt in part), [prompt.source for prompt in part])
+    if (said := vocabulary.notice()) is not None:
+        notice(said)
+    return ends
+
+
+def typed_format(form: PromptFormat, notice: Notice) -> tuple[PromptFormat, str]:
+    """Returns the format that makes a prompt from a typed text, and the row field that holds the text.
+
+    A typed text has no other fields: it fills `{prompt}`, or the only field of the template. If the template has
+    several fields or none, the text is the whole user message.
+
+    Args:
+        form: format of the run's data.
+        notice: receives a line if the text is not the template's `{prompt}`.
+    """
+    form = replace(form, answer_field=PromptFormat.answer_field)  # typed texts have no answer
+    fields = list(dict.fromkeys(Template(form.prompt_template).fields))
+    if fields == ["prompt"]:
+        return form, form.prompt_field
+    template = shown(form.prompt_template, 60)
+    if len(fields) == 1:
+        notice(f"prompt: the text is put in for {fields[0]!r} of data.prompt_template {template}")
+        return form, fields[0]
+    needs = f"asks for {fields} of a row" if fields else "takes no field"
+    notice(f"prompt: the text is the whole user message, because data.prompt_template {template} {needs}")
+    return replace(form, prompt_template=PromptFormat.prompt_template), form.prompt_field
+
+
+@contextmanager
+def open_rollout(config: RunConfig, registry: Registry, *, device: str, log_dir: Path) -> Iterator[RoleGroup]:
+    """Context manager with a rollout engine that serves the model of `config`."""
+    (role,) = roles(config, device, needed=[ROLLOUT])
+    role = role.loading_weights()
+    leave_processors_to_workers()
+    with start_cluster(
+        [role],
+        registry,
+        placement=config.placement,
+        deadlines=config.deadlines,
+        seed=config.trainer.seed,
+        device=device,
+        run_dir=log_dir,
+    ) as cluster:
+        yield start_role(role, registry, cluster)

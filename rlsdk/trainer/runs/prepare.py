@@ -1,0 +1,268 @@
+"""The start of every run (configuration, cluster and inputs), and its result."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlsdk.config import Role, RunConfig, dump_config, with_dtype
+from rlsdk.interfaces import RlsdkError
+from rlsdk.kit import interrupts
+from rlsdk.kit.output import disk_errors
+from rlsdk.trainer.checkpoints.checkpoint import BestRecord
+from rlsdk.trainer.checkpoints.run_folder import accept_config, run_lock
+from rlsdk.trainer.roles.device_turns import DeviceTurns, shared_pools
+from rlsdk.trainer.roles.devices import start_cluster
+from rlsdk.trainer.roles.placement import placement_of
+from rlsdk.trainer.roles.session import Session, leave_processors_to_workers, start_role, start_roles
+from rlsdk.trainer.runs.restarts import SessionRestarts
+from rlsdk.trainer.runs.run_inputs import RunInputs, build_run_inputs
+from rlsdk.trainer.stages.export import export_policy
+from rlsdk.trainer.stages.loop import Trainer
+from rlsdk.trainer.tracking.stopping import StopFlag
+
+if TYPE_CHECKING:
+    from rlsdk.cluster import BackgroundCluster, Cluster
+    from rlsdk.registry import Registry
+    from rlsdk.trainer.roles.role_group import RoleGroup
+    from rlsdk.trainer.stages.stage import Stage
+    from rlsdk.trainer.tracking.events import RunView
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """Result of a run."""
+
+    run_dir: Path
+    steps: int
+    stopped: bool
+    """Whether it ended early because it was asked to."""
+    seconds: float
+    checkpoint: Path | None = None
+    first_eval: Mapping[str, float] = field(default_factory=dict)
+    last_eval: Mapping[str, float] = field(default_factory=dict)
+    best: BestRecord | None = None
+    """The best checkpoint by `checkpoint.best`, and its value."""
+    best_checkpoint: Path | None = None
+    ended_early: str | None = None
+    """Reason why it ended by itself before its last step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Inputs of a run's start."""
+
+    config: RunConfig
+    registry: Registry
+    run_dir: Path
+    device: str
+    """`cpu` or `cuda`, used if the placement does not name one."""
+    view: RunView
+    stop: StopFlag
+    restarts: SessionRestarts
+    table: Sequence[Role] = ()
+    """Roles to start."""
+    checkpoint: Path | None = None
+    """Checkpoint of reinforcement learning to resume from."""
+    half_way: Path | None = None
+    """Checkpoint of supervised training to resume from."""
+    ahead: BackgroundCluster | None = None
+    """The cluster of the first session, if its start was begun earlier."""
+
+    @classmethod
+    def of(
+        cls,
+        config: RunConfig,
+        registry: Registry,
+        view: RunView,
+        *,
+        run_dir: Path,
+        device: str,
+        stop: StopFlag,
+        ahead: BackgroundCluster | None = None,
+    ) -> Start:
+        """From a checked configuration. Chooses the dtype; what is trained decides the roles later."""
+        config = with_dtype(config, device)
+        return cls(
+            config=config,
+            registry=registry,
+            run_dir=run_dir,
+            device=device,
+            view=view,
+            stop=stop,
+            restarts=SessionRestarts(config, run_dir, view, stop),
+            ahead=ahead,
+        )
+
+    def accept(self) -> None:
+        """Accepts the run: call it once the run can no longer be refused, before it writes anything."""
+        accept_config(self.run_dir, self.config, checkpoint=self.resume, notice=self.view.notice)
+
+    @property
+    def resume(self) -> Path | None:
+        return self.checkpoint or self.half_way
+
+    def turns(self) -> DeviceTurns:
+        """The device turns of these roles' pools."""
+        placement = placement_of(self.config.placement, [role.name for role in self.table], self.device)
+        return DeviceTurns(shared=shared_pools(placement), timeout_s=self.config.deadlines.sync_s)
+
+    def cluster(self) -> Cluster:
+        """Waits for the cluster whose start was begun earlier, or starts one."""
+        leave_processors_to_workers()
+        with nullcontext() if self.ahead is not None and self.ahead.is_there else self.view.waiting("starting Ray"):
+            begun = None if self.ahead is None else self.ahead.take()
+            return begun or self._new_cluster()
+
+    def start_role(self, role: Role, cluster: Cluster) -> RoleGroup:
+        """Builds the hosts of a role, and reports the wait."""
+        with self.view.waiting(f"{role.name}: starting {role.backend}"):
+            return start_role(role, self.registry, cluster)
+
+    def start_all(self, cluster: Cluster) -> Session:
+        """Starts the hosts of all roles in parallel."""
+        turns = self.turns()
+        make = functools.partial(self.start_role, cluster=cluster)
+        return Session(roles=start_roles(self.table, make, turns, at_once=True), turns=turns, cluster=cluster)
+
+    def _new_cluster(self) -> Cluster:
+        return start_cluster(
+            self.table,
+            self.registry,
+            placement=self.config.placement,
+            deadlines=self.config.deadlines,
+            seed=self.config.trainer.seed,
+            device=self.device,
+            run_dir=self.run_dir,
+        )
+
+
+def with_restarts(start: Start, session: Callable[[Start], RunResult]) -> RunResult:
+    """Calls `session` until it ends without losing a process; after a loss, with the configuration that resumes the
+    run."""
+    began = time.perf_counter()
+    with disk_errors(start.run_dir), run_lock(start.run_dir):
+        result = start.restarts.run(lambda config: session(replace(start, config=config)))
+    return replace(result, seconds=time.perf_counter() - began)
+
+
+@contextmanager
+def prepared(
+    start: Start, *, rewarded: bool = True, supervised: bool = True, of_pairs: bool = False
+) -> Iterator[tuple[RunInputs, Cluster]]:
+    """Yields the inputs and the cluster. The run's own cluster starts while the inputs are built, since both take
+    seconds; a shared cluster is asked for devices only once nothing else can fail."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="rlsdk-run-inputs")
+    building = pool.submit(
+        build_run_inputs,
+        start.config,
+        start.registry,
+        start.run_dir,
+        start.view,
+        rewarded=rewarded,
+        supervised=supervised,
+        of_pairs=of_pairs,
+        table=start.table,
+        resume=start.resume,
+    )
+    pool.shutdown(wait=False)
+    with ExitStack() as stack:
+        stack.push(functools.partial(_close, building))
+        if start.config.placement.ray_address is not None:
+            building.result()
+        cluster = stack.enter_context(start.cluster())
+        try:
+            with nullcontext() if building.done() else start.view.waiting("reading data"):
+                run_inputs = building.result()
+            yield run_inputs, cluster
+        except RlsdkError as error:
+            start.restarts.check(error, cluster)
+            raise
+
+
+def _close(building: Future[RunInputs], kind: type[BaseException] | None, *_: object) -> None:
+    """Waits for the inputs, whose building cannot be interrupted, and closes them."""
+    interrupts.wait_or_abandon(building, interrupted=interrupts.is_interrupt(kind), then=_close_built)
+
+
+def _close_built(building: Future[RunInputs]) -> None:
+    """Closes inputs that were built; a failed build has nothing to close."""
+    if building.exception() is None:
+        building.result().close()
+
+
+def trainer_of(start: Start, run_inputs: RunInputs, stage: Stage, session: Session) -> Trainer:
+    """The loop over one stage of the run."""
+    start.restarts.has_begun = True
+    return Trainer(
+        stage,
+        session,
+        tokenizer=run_inputs.tokenizer,
+        config_text=dump_config(start.config),
+        keep_checkpoints=start.config.trainer.keep_checkpoints,
+        save_timeout_s=start.config.deadlines.save_s,
+        stop=start.stop,
+        preempted=lambda: start.stop.is_preempted,
+        in_background=start.config.checkpoint.background,
+    )
+
+
+def fit(start: Start, trainer: Trainer) -> None:
+    """Trains until the stage is finished, or the run is asked to stop."""
+    with start.stop.interrupting(trainer.stage.preempt, start.config.faults.preempt_s):
+        trainer.fit()
+
+
+def result_of(start: Start, trainer: Trainer, last: Mapping[str, float], checkpoint: Path | None) -> RunResult:
+    """Result of a stage; `with_restarts` adds the seconds.
+
+    Args:
+        start: start of the run.
+        trainer: trainer of the finished stage.
+        last: metrics of the last evaluation.
+        checkpoint: the run's result: its last checkpoint, or the folder of its model.
+    """
+    return RunResult(
+        run_dir=start.run_dir,
+        steps=trainer.stage.step,
+        stopped=start.stop(),
+        seconds=0.0,
+        checkpoint=checkpoint,
+        first_eval=trainer.stage.evaluations.first or {},
+        last_eval=last,
+        best=trainer.best,
+        best_checkpoint=trainer.best_checkpoint,
+        ended_early=trainer.ended_early,
+    )
+
+
+def leave_model(start: Start, trainer: Trainer) -> Path:
+    """Writes `model/` in the run's folder, with its card; returns it."""
+    folder, timeout_s = start.run_dir / "model", start.config.deadlines.save_s
+    export_model(trainer.session, trainer.tokenizer, folder, trainer.card(), timeout_s=timeout_s)
+    return folder
+
+
+def load_best(start: Start, trainer: Trainer) -> None:
+    """Loads the best weights into the actor, if a metric selects them."""
+    if (best := trainer.load_best()) is not None:
+        start.view.notice(f"model/ is that of the best checkpoint: {best.line()}")
+
+
+def export_model(
+    session: Session, tokenizer: Any, folder: Path, card: str | None = None, *, timeout_s: float | None = None
+) -> None:
+    """Writes weights, configuration and tokenizer of the actor in Hugging Face format, atomically."""
+    draft = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(draft, ignore_errors=True)
+    export_policy(session, tokenizer, draft, card=card, timeout_s=timeout_s)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(draft, folder)

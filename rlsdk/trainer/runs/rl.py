@@ -1,0 +1,167 @@
+"""A whole run of reinforcement learning, from a checked configuration to the result (`rlsdk train`)."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlsdk.config import RunConfig, needed_roles, role_of, sft_optim_spec
+from rlsdk.config.role_names import ACTOR, REF
+from rlsdk.trainer.checkpoints.checkpoint import read_state
+from rlsdk.trainer.checkpoints.reference import FOLDER, find_reference, seal_reference
+from rlsdk.trainer.checkpoints.run_folder import find_checkpoint, is_in_warm_start
+from rlsdk.trainer.roles.placement import roles
+from rlsdk.trainer.roles.session import Session, sharding_manager, start_roles
+from rlsdk.trainer.runs.build_rl import rl_stage
+from rlsdk.trainer.runs.prepare import (
+    RunResult,
+    Start,
+    export_model,
+    fit,
+    prepared,
+    result_of,
+    trainer_of,
+    with_restarts,
+)
+from rlsdk.trainer.runs.run_inputs import RunInputs
+from rlsdk.trainer.runs.sft import supervise
+from rlsdk.trainer.stages.sft import CHECKPOINTS
+
+if TYPE_CHECKING:
+    from rlsdk.cluster import Cluster
+    from rlsdk.interfaces import OptimSpec
+    from rlsdk.trainer.roles.role_group import RoleGroup
+    from rlsdk.trainer.stages.loop import Trainer
+
+
+def run_train(start: Start) -> RunResult:
+    """Runs the warm start if configured, then reinforcement learning; resumes if a checkpoint is found."""
+    config, view = start.config, start.view
+    view.notice(f"dtype {config.model.dtype} on {start.device}, float32 weights in the optimizer")
+    if (recipe := config.algorithm.recipe) is not None:
+        view.notice(f"algorithm {recipe}: {config.algorithm.advantage}, {config.algorithm.loss}")
+    return with_restarts(start, _train)
+
+
+def _train(start: Start) -> RunResult:
+    """Runs one session, resumed according to `trainer.resume`."""
+    config, view = start.config, start.view
+    start = replace(start, table=roles(config, start.device))
+    checkpoint = None
+    if not is_in_warm_start(config):
+        checkpoint = find_checkpoint(config, start.run_dir, notice=view.notice)
+    half_way = None
+    if checkpoint is None and config.sft.is_asked:
+        half_way = find_checkpoint(config, start.run_dir, CHECKPOINTS, view.notice)
+    start = replace(start, checkpoint=checkpoint, half_way=half_way)
+    with prepared(start, supervised=checkpoint is None) as (run_inputs, cluster):
+        start = replace(start, config=run_inputs.config, table=roles(run_inputs.config, start.device))
+        warmed = _warm_start(start, cluster, run_inputs)
+        if warmed is not None and start.stop():
+            return _ended_in_warm_start(start, warmed.trainer)
+        session = _rl_session(start, cluster, warmed)
+        stage = rl_stage(start.config, start.registry, run_inputs, session)
+        with closing(stage):
+            trainer = trainer_of(start, run_inputs, stage, session)
+            if checkpoint is not None:
+                trainer.restore(checkpoint)
+                start.accept()
+                view.notice(resumed_line(checkpoint, stage.step, start.config.trainer.steps))
+            fit(start, trainer)
+            if warmed is not None and start.stop() and stage.step == 0:
+                _keep(warmed.trainer)
+            return result_of(start, trainer, stage.evaluations.last, trainer.last_checkpoint)
+
+
+def resumed_line(checkpoint: Path, step: int, steps: int) -> str:
+    """Text that says at which step a run continues, or that it is already finished."""
+    line = f"resumed from {checkpoint} at step {step}"
+    if step < steps:
+        return line
+    return f"{line}: all {steps} steps were made before, so nothing is trained; `--trainer.steps {2 * step}` continues"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WarmStart:
+    """Result of the warm start for reinforcement learning."""
+
+    session: Session
+    """Session with the actor alone."""
+    trainer: Trainer
+
+
+def _warm_start(start: Start, cluster: Cluster, run_inputs: RunInputs) -> _WarmStart | None:
+    """Trains the actor with supervision; None if this is not configured or already done."""
+    if not start.config.sft.is_asked or start.checkpoint is not None:
+        return None
+    actor, turns = role_of(start.table, ACTOR).with_optim(sft_optim_spec(start.config)), start.turns()
+    groups = start_roles([actor], functools.partial(start.start_role, cluster=cluster), turns)
+    session = Session(roles=groups, turns=turns, cluster=cluster)
+    _begin_anew(start, session, actor.optim)  # An engine that cannot do this fails here, before hours of training.
+    return _WarmStart(session=session, trainer=supervise(start, run_inputs, session)[1])
+
+
+def _begin_anew(start: Start, session: Session, optim: OptimSpec | None) -> None:
+    """Gives the actor a new optimizer for reinforcement learning."""
+    with session.turns.using(ACTOR, training=True):
+        session.actor.run("reset_optimizer", optim, timeout_s=start.config.deadlines.update_s)
+
+
+def _ended_in_warm_start(start: Start, trainer: Trainer) -> RunResult:
+    """Result of a run that was stopped during its warm start: nothing else is started or evaluated."""
+    _keep(trainer)
+    stage = trainer.stage
+    start.view.notice(f"stopped in supervised training, after {stage.step} of {stage.settings.steps} steps of it")
+    return replace(result_of(start, trainer, {}, None), steps=0)
+
+
+def _keep(trainer: Trainer) -> None:
+    """Saves the warm start if its last step has no checkpoint (a checkpoint of reinforcement learning should have
+    followed)."""
+    if trainer.stage.step and trainer.last_checkpoint != trainer.store.path_of(trainer.stage.step):
+        trainer.save()
+
+
+def _rl_session(start: Start, cluster: Cluster, warmed: _WarmStart | None) -> Session:
+    """Starts the roles. The reference policy is the one that RL starts from, so it is loaded after the warm start."""
+    config = start.config
+    make = functools.partial(start.start_role, cluster=cluster)
+    rest = list(start.table)
+    groups: dict[str, RoleGroup] = {}
+    turns = start.turns()
+    if warmed is not None:
+        groups, turns = dict(warmed.session.roles), warmed.session.turns
+        rest = [role for role in rest if role.name != ACTOR]
+        _begin_anew(start, warmed.session, role_of(start.table, ACTOR).optim)
+        if any(role.name == REF for role in rest):
+            tokenizer, timeout_s = warmed.trainer.tokenizer, config.deadlines.save_s
+            export_model(warmed.session, tokenizer, start.run_dir / FOLDER, timeout_s=timeout_s)
+            seal_reference(start.run_dir / FOLDER)
+    reference = reference_of(config, start.run_dir, start.checkpoint)
+    if reference is not None:
+        rest = [role.with_model(str(reference)) if role.name == REF else role for role in rest]
+    groups |= start_roles(rest, make, turns, at_once=True)
+    if not config.sft.is_asked and start.checkpoint is None:
+        start.accept()
+    session = Session(roles={role.name: groups[role.name] for role in start.table}, turns=turns, cluster=cluster)
+    manager = sharding_manager(
+        config.sharding, start.registry, session.actor, session.rollout, timeout_s=config.deadlines.sync_s
+    )
+    return replace(session, manager=manager, reference=reference)
+
+
+def reference_of(config: RunConfig, run_dir: Path, checkpoint: Path | None) -> Path | None:
+    """Folder of the reference policy: the model after the warm start of this run or of the run that is resumed. None if
+    it is the configured model.
+
+    Raises:
+        CheckpointError: the resumed run's reference no longer exists.
+    """
+    if REF not in needed_roles(config) or config.ref.path is not None:
+        return None
+    if checkpoint is not None:
+        return find_reference(read_state(checkpoint), checkpoint, warmed_up=config.sft.is_asked)
+    return run_dir / FOLDER if config.sft.is_asked else None

@@ -1,0 +1,1 @@
+"""What the steps of a run do: stages, the loop around them, and the exported model."""

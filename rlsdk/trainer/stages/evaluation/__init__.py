@@ -1,0 +1,1 @@
+"""Evaluation on rows that are never trained on: settings, schedule, metrics and progress."""

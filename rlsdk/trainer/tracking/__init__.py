@@ -1,0 +1,1 @@
+"""What a run tells: events for views, trackers, sample logs, requests to stop."""
