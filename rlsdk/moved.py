@@ -10,7 +10,9 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-MOVED: Mapping[str, str] = {}
+MOVED: Mapping[str, str] = {
+    "rlsdk.trainer.policy_gradient": "rlsdk.trainer.learner.policy_gradient",
+}
 """Old module -> its new name."""
 UNTIL = "interface 2.2"
 """When the old names go."""
