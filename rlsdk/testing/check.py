@@ -95,10 +95,11 @@ def _most_processes(settings: Mapping[str, object]) -> int:
 
 
 def _known(kind: BackendKind, settings: Mapping[str, object]) -> None:
-    import rlsdk.testing
+    from rlsdk.testing.rollout_settings import RolloutSettings
     from rlsdk.testing.suite import settings_of
+    from rlsdk.testing.train_suite_settings import TrainSettings
 
-    known = settings_of(getattr(rlsdk.testing, SUITES[kind]))
+    known = settings_of(TrainSettings if kind is BackendKind.TRAIN else RolloutSettings)
     for name in settings:
         if name not in known:
             raise ConfigError(

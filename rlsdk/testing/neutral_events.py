@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 
 from rlsdk.interfaces import Capability, ConfigError, RolloutEngine, WeightShard, WeightSyncError
-from rlsdk.testing.rollout_cancellation import LEAVING
+from rlsdk.testing.rollout_abandoned_calls import LEAVING
 from rlsdk.testing.rollout_lab import RolloutLab, collect, pieces, whole_shards
 
 Event = Callable[[RolloutEngine, RolloutLab], None]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
 
 from rlsdk.interfaces import Capability, FinishReason, GenerationOutput, GenerationRequest, RolloutEngine
 from rlsdk.testing.requirements import Measured, requirement
+from rlsdk.testing.rollout_abandoned_calls import LEAVING, Leaving, at_once, broken_off, stream_of
 from rlsdk.testing.rollout_audit import audit
 from rlsdk.testing.rollout_lab import RolloutLab, collect, whole_shards
 from rlsdk.testing.rollout_outputs import tokens_of
@@ -21,10 +20,6 @@ STILL_SHARE = 12
 samples."""
 LOOK_S = 0.05
 """Seconds between two checks."""
-FULL = 48
-"""Tokens of each sample when concurrent samples are counted."""
-
-Leaving = Callable[[RolloutEngine, Sequence[GenerationRequest]], Coroutine[Any, Any, None]]
 
 
 class CancellationRequirements:
@@ -49,7 +44,7 @@ class CancellationRequirements:
             measured.equal(f"tokens decoded for nobody, {name}", lab.wait(_restless(changing, lab)), 0)
             changing.update_weights(whole_shards(lab.base), 0)
         for _ in range(lab.suite.max_running):
-            lab.wait(_broken_off(changing, requests))
+            lab.wait(broken_off(changing, requests))
         faults, _ = audit(lab, requests, lab.run(requests))
         measured.none("wrong samples afterwards", faults)
         if before is not None:
@@ -165,62 +160,6 @@ def _long(lab: RolloutLab, name: str, n: int) -> list[GenerationRequest]:
     return [lab.ask(name, lab.prompt(8, 185), n, max_tokens=length, seed=3)]
 
 
-async def at_once(lab: RolloutLab, engine: RolloutEngine) -> float | None:
-    """Number of samples that run concurrently: tokens that had been decoded when the first of equally long samples was
-    returned, divided by their length; None: the engine does not count tokens."""
-    before, found = engine.num_decoded(), None
-    if before is None:
-        return None
-    request = lab.ask("full", lab.prompt(6, 186), lab.suite.max_running, max_tokens=FULL)
-    async for _ in engine.generate([request]):
-        if found is None:
-            found = ((engine.num_decoded() or 0) - before) / FULL
-    return found
-
-
-async def _never_begun(engine: RolloutEngine, requests: Sequence[GenerationRequest]) -> None:
-    await _stream(engine, requests).aclose()
-
-
-async def _broken_off(engine: RolloutEngine, requests: Sequence[GenerationRequest]) -> None:
-    stream = _stream(engine, requests)
-    async for _ in stream:
-        break
-    await stream.aclose()
-
-
-async def _cancelled(engine: RolloutEngine, requests: Sequence[GenerationRequest]) -> None:
-    task = asyncio.create_task(collect(engine, requests))
-    for _ in range(6):
-        await asyncio.sleep(0)
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
-
-
-async def _failed(engine: RolloutEngine, requests: Sequence[GenerationRequest]) -> None:
-    """The caller's code raises between two samples."""
-    stream = _stream(engine, requests)
-    with suppress(ZeroDivisionError):
-        try:
-            async for output in stream:
-                raise ZeroDivisionError(output.request_id)
-        finally:
-            await stream.aclose()
-
-
-LEAVING: Mapping[str, Leaving] = {
-    "never begun": _never_begun,
-    "closed": _broken_off,
-    "cancelled": _cancelled,
-    "an error of its caller": _failed,
-}
-
-
-def _stream(engine: RolloutEngine, requests: Sequence[GenerationRequest]) -> AsyncGenerator[GenerationOutput, None]:
-    return cast("AsyncGenerator[GenerationOutput, None]", engine.generate(requests))
-
-
 async def _left_beside(
     engine: RolloutEngine, others: Sequence[GenerationRequest], requests: Sequence[GenerationRequest], leave: Leaving
 ) -> list[GenerationOutput]:
@@ -254,7 +193,7 @@ async def _aborted(
 
 
 async def _begun_late(engine: RolloutEngine, requests: Sequence[GenerationRequest]) -> list[GenerationOutput]:
-    stream = _stream(engine, requests)
+    stream = stream_of(engine, requests)
     engine.abort()
     return [output async for output in stream]
 

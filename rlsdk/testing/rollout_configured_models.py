@@ -17,7 +17,7 @@ from rlsdk.testing.requirements import NOT_CLAIMED, Measured, requirement
 from rlsdk.testing.rollout_audit import audit
 from rlsdk.testing.rollout_lab import RolloutLab, whole_shards
 from rlsdk.testing.rollout_life import FEW_EVENTS, Life
-from rlsdk.testing.rollout_sources import MEMORY_LAYOUTS, cut_at_random
+from rlsdk.testing.rollout_memory_layouts import MEMORY_LAYOUTS, cut_at_random
 
 LONGEST = 4171
 """Context length of two of the models: beyond 512, 1024, 2048 and 4096, where engines split prompts into chunks; beyond

@@ -35,7 +35,7 @@ from rlsdk.testing.rollout_recorder import Record, RecordingRolloutEngine
 if TYPE_CHECKING:
     from rlsdk.testing.requirements import Measured
     from rlsdk.testing.rollout_audit import Sample
-    from rlsdk.testing.rollout_suite import RolloutConformance
+    from rlsdk.testing.rollout_settings import RolloutSettings
 
 T = TypeVar("T")
 ATTEMPTS = 8
@@ -65,7 +65,7 @@ def pieces(state: Mapping[str, Tensor]) -> list[WeightShard]:
 class RolloutLab:
     """One backend under test. Its engine starts when it is first needed, and again after a requirement failed on it."""
 
-    def __init__(self, suite: type[RolloutConformance], folder: Path, scratch: Path) -> None:
+    def __init__(self, suite: type[RolloutSettings], folder: Path, scratch: Path) -> None:
         self.suite, self.folder, self.scratch = suite, folder, scratch
         self.spec = suite.spec()
         self.kind = self.spec.log_prob_kind

@@ -24,7 +24,7 @@ from rlsdk.interfaces import (
 )
 from rlsdk.testing.modes import random_states, torch_modes
 from rlsdk.testing.requirements import Measured
-from rlsdk.testing.rollout_cancellation import LEAVING, at_once
+from rlsdk.testing.rollout_abandoned_calls import LEAVING, at_once
 from rlsdk.testing.rollout_lab import RolloutLab, decoded, pieces, whole_shards
 from rlsdk.testing.rollout_life_updates import Updates
 from rlsdk.testing.rollout_requests import at_random

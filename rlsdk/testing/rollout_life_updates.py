@@ -13,7 +13,7 @@ from torch import Tensor
 from rlsdk.interfaces import RolloutEngine, WeightShard
 from rlsdk.testing.modes import torch_modes
 from rlsdk.testing.rollout_lab import RolloutLab, pieces, whole_shards
-from rlsdk.testing.rollout_sources import MEMORY_LAYOUTS, borrowed, cut_at_random
+from rlsdk.testing.rollout_memory_layouts import MEMORY_LAYOUTS, borrowed, cut_at_random
 
 RETURN_S = 5.0
 """Seconds in which a method that returns at once has returned on another thread, although an update is under way."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
-from rlsdk.interfaces import BackendKind, Capability, RolloutEngine
+from rlsdk.interfaces import Capability, RolloutEngine
 from rlsdk.testing.models import write_tiny_model
 from rlsdk.testing.requirements import NOT_CLAIMED, unmeasured
 from rlsdk.testing.rollout_batch_invariance import BatchInvarianceRequirements
@@ -29,13 +28,13 @@ from rlsdk.testing.rollout_processes import ProcessRequirements
 from rlsdk.testing.rollout_random_calls import RandomCallRequirements
 from rlsdk.testing.rollout_sampling import SamplingRequirements
 from rlsdk.testing.rollout_scheduling import SchedulingRequirements
+from rlsdk.testing.rollout_settings import RolloutSettings
 from rlsdk.testing.rollout_sharded import ShardedRequirements
 from rlsdk.testing.rollout_side_effects import SideEffectRequirements
 from rlsdk.testing.rollout_sources import SourceRequirements
 from rlsdk.testing.rollout_stale_cache import StaleCacheRequirements
 from rlsdk.testing.rollout_start import StartRequirements
 from rlsdk.testing.rollout_weights import WeightRequirements
-from rlsdk.testing.suite import Suite
 
 
 class RolloutConformance(
@@ -63,32 +62,13 @@ class RolloutConformance(
     LifetimeRequirements,
     # First: an engine with several workers takes longest to start, and no other engine should run meanwhile.
     ShardedRequirements,
-    Suite,
+    RolloutSettings,
 ):
     """Subclass it with the name of a backend and run pytest.
 
     One engine serves all requirements without special needs; a requirement that fails ends the engine. Weights are
     replaced by `update_weights`, as in a run.
     """
-
-    kind = BackendKind.ROLLOUT
-    model: ClassVar[str | None] = None
-    """Folder of a small causal LM with a vocabulary of at least 64 tokens; None: a random Qwen2 with 0.3 million
-    parameters, 128 tokens and heads of 32. It is compared in float32 only."""
-    tolerance: ClassVar[float] = 1e-4
-    """Largest difference of a log-prob from plain transformers on a CPU in float32."""
-    max_model_tokens: ClassVar[int] = 512
-    max_running: ClassVar[int] = 16
-    tp_size: ClassVar[int] = 1
-    """Number of workers of the shared engine."""
-    tensor_parallel: ClassVar[int] = 2
-    """Number of workers of one replica in the requirements of tensor parallelism, for backends that claim it."""
-    timeout_s: ClassVar[float] = 120.0
-    """Deadline of one call of `generate`."""
-    leak_calls: ClassVar[int] = 30
-    """Number of calls whose memory is measured, after a third as many that are not."""
-    leak_mib: ClassVar[float] = 24.0
-    """Largest memory that these calls may add."""
 
     test_expert_parallel = unmeasured(Capability.EXPERT_PARALLEL)
     test_lora = unmeasured(Capability.LORA)

@@ -27,12 +27,12 @@ from rlsdk.interfaces import (
 from rlsdk.registry import ComponentKind
 from rlsdk.testing.layouts import Pair, pairs, random_tensors
 from rlsdk.testing.local_groups import LocalGroup, RolloutHost, TrainHost
-from rlsdk.testing.sharding_oracle import Held, held_by_sources, wrong_sync
+from rlsdk.testing.sharding_oracle import Held, held_by_sources, same_bits, wrong_sync
 from rlsdk.testing.tensor_engines import TensorRolloutEngine, TensorTrainEngine
 
 if TYPE_CHECKING:
     from rlsdk.testing.requirements import Measured
-    from rlsdk.testing.sharding_suite import ShardingConformance
+    from rlsdk.testing.sharding_settings import ShardingSettings
 
 
 @dataclass
@@ -223,7 +223,7 @@ class Trial:
 class ShardingLab:
     """Builds managers."""
 
-    def __init__(self, suite: type[ShardingConformance]) -> None:
+    def __init__(self, suite: type[ShardingSettings]) -> None:
         self.suite = suite
         self.faults: list[str] = []
         """Faults of all syncs in the running requirement."""
@@ -249,13 +249,6 @@ class ShardingLab:
 
     def close(self) -> None:
         """Does nothing: engines are in this process and hold small tensors."""
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether all bits are equal: zeros of different signs differ, and NaN may be equal."""
-    return a.dtype == b.dtype and torch.equal(
-        a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8)
-    )
 
 
 def wire_dtypes(source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> dict[str, str]:

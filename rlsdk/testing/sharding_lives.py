@@ -12,7 +12,8 @@ from rlsdk.testing.faulty_replicas import damages
 from rlsdk.testing.layouts import Pair, copies, in_one_process, pairs
 from rlsdk.testing.requirements import Measured, requirement
 from rlsdk.testing.sharding_faults import LARGE, PROOF_ERRORS, REFUSED, refused
-from rlsdk.testing.sharding_lab import ShardingLab, Trial, same_bits
+from rlsdk.testing.sharding_lab import ShardingLab, Trial
+from rlsdk.testing.sharding_oracle import same_bits
 
 NUM_SYNCS = 16
 """Number of syncs in one life."""

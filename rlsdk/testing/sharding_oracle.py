@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from rlsdk.interfaces import Box, SyncReport
-
-if TYPE_CHECKING:
-    from rlsdk.testing.sharding_lab import Trial
+from rlsdk.interfaces import Box, ReshardPlan, SyncReport
 
 Held = Mapping[str, tuple[Tensor, ...]]
 
 
-def held_by_sources(trial: Trial) -> Held:
+class Synced(Protocol):
+    """A manager and its groups after a sync, and the weights that it should have transferred: a `Trial`."""
+
+    truth: dict[str, Tensor]
+    """Name in the sources -> the whole tensor in their dtype."""
+    tied: dict[str, str]
+
+    @property
+    def sources(self) -> Sequence[Any]: ...
+
+    @property
+    def replicas(self) -> Sequence[Any]: ...
+
+    def plan(self) -> ReshardPlan: ...
+
+    def differing(self) -> list[str]: ...
+
+
+def held_by_sources(trial: Synced) -> Held:
     """Name in the sources -> copies of all their boxes of this tensor, by rank."""
     found: dict[str, tuple[Tensor, ...]] = {}
     for host in trial.sources:
@@ -25,7 +41,7 @@ def held_by_sources(trial: Trial) -> Held:
     return found
 
 
-def wrong_sync(trial: Trial, report: SyncReport, version: int, before: Held | None) -> list[str]:
+def wrong_sync(trial: Synced, report: SyncReport, version: int, before: Held | None) -> list[str]:
     """False statements of a report, and boxes that did not arrive.
 
     Args:
@@ -51,12 +67,8 @@ def wrong_sync(trial: Trial, report: SyncReport, version: int, before: Held | No
     return faults + (trial.differing() if _hold_truth(trial) else [])
 
 
-def _has_changed(trial: Trial, name: str, dtype: str, held: Held, before: Held | None) -> bool:
+def _has_changed(trial: Synced, name: str, dtype: str, held: Held, before: Held | None) -> bool:
     """Whether a tensor has changed, in the dtype in which it is sent."""
-    import torch
-
-    from rlsdk.testing.sharding_lab import same_bits
-
     if before is None:
         return True
     own, kind = trial.tied.get(name, name) if name not in held else name, getattr(torch, dtype)
@@ -64,10 +76,8 @@ def _has_changed(trial: Trial, name: str, dtype: str, held: Held, before: Held |
     return not all(same_bits(now.to(kind), then.to(kind)) for now, then in pairs)
 
 
-def _hold_truth(trial: Trial) -> bool:
+def _hold_truth(trial: Synced) -> bool:
     """Whether every source holds the right weights: none is stale on purpose."""
-    from rlsdk.testing.sharding_lab import same_bits
-
     for host in trial.sources:
         engine: Any = host.engine
         for name, box, tensor in engine.held:
@@ -75,3 +85,10 @@ def _hold_truth(trial: Trial) -> bool:
             if not same_bits(tensor, whole[box.slices(Box.whole(tuple(whole.shape)))]):
                 return False
     return True
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether all bits are equal: zeros of different signs differ, and NaN may be equal."""
+    return a.dtype == b.dtype and torch.equal(
+        a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8)
+    )

@@ -26,7 +26,7 @@ from rlsdk.testing.requirements import Measured
 from rlsdk.testing.worlds import Job, Seat, World
 
 if TYPE_CHECKING:
-    from rlsdk.testing.train_suite import TrainConformance
+    from rlsdk.testing.train_suite_settings import TrainSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ ATTENTIVE = {"q_proj": 2.0, "k_proj": 2.0, "v_proj": 4.0, "o_proj": 4.0}
 class TrainLab:
     """One backend under test."""
 
-    def __init__(self, suite: type[TrainConformance], folder: Path) -> None:
+    def __init__(self, suite: type[TrainSettings], folder: Path) -> None:
         self.suite, self.folder = suite, folder
         self.spec = suite.spec()
         self.options = suite.built_options()
