@@ -24,7 +24,7 @@ from torch import Tensor
 
 from rlsdk.interfaces import Batch, ModelSpec, Objective, ObjectiveResult, OptimSpec, RankContext, TrainSpec
 from rlsdk.kit.rendezvous import hold_port
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 
 
 @dataclass(frozen=True)

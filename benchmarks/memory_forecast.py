@@ -80,7 +80,7 @@ CASES = (
 
 def make_model(folder: Path, size: Size) -> Path:
     """Writes a random Llama and a tokenizer."""
-    from rlsdk.testing.models import write_tiny_model
+    from rlsdk.testing.process.models import write_tiny_model
 
     heads = size.hidden // 64
     return write_tiny_model(

@@ -31,7 +31,7 @@ from rlsdk.interfaces import Bucket, QuantizedPiece, Relay, SyncReceipt, Transfe
 from rlsdk.kit.object_store import use_store
 from rlsdk.kit.shared_memory import SHARED_WEIGHTS, share
 from rlsdk.sharding import WeightSource, WeightTarget
-from rlsdk.testing.tensor_engines import TensorRolloutEngine, TensorTrainEngine
+from rlsdk.testing.sharding.tensor_engines import TensorRolloutEngine, TensorTrainEngine
 
 MEMCPY_BYTES = 256 << 20
 """Of the buffer that the yardstick copies from, over and over: more than any cache holds."""

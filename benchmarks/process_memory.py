@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--timeout-s", type=float, default=300.0)
     args = parser.parse_args()
 
-    from rlsdk.testing.models import write_tiny_model
+    from rlsdk.testing.process.models import write_tiny_model
 
     with tempfile.TemporaryDirectory() as folder:
         model = str(write_tiny_model(Path(folder) / "model"))

@@ -37,7 +37,7 @@ from rich.table import Table
 from benchmarks.move_processes import actors, here, processes
 from rlsdk.interfaces import Box, TensorMeta, WeightLayout
 from rlsdk.sharding import GenericShardingManager
-from rlsdk.testing.tensor_engines import tensor_layout
+from rlsdk.testing.sharding.tensor_engines import tensor_layout
 
 SIZES: Mapping[str, tuple[int, int, int]] = {"50m": (512, 1408, 10), "500m": (1536, 4096, 16)}
 """Hidden size, inner size, layers."""

@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def write_model(folder: Path, size: str) -> None:
-    from rlsdk.testing.models import write_tiny_model
+    from rlsdk.testing.process.models import write_tiny_model
 
     write_tiny_model(folder, **SHAPES[size], **SHARED)
 

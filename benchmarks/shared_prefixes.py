@@ -23,7 +23,7 @@ from rlsdk.interfaces import Batch, Head, ModelSpec
 from rlsdk.kit import outputs
 from rlsdk.kit.hf import build_model
 from rlsdk.kit.prefixes import Prefixes, distinct_prefixes
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 
 GROUPS, SAMPLES, RESPONSE = 2, 8, 96
 PROMPTS = (16, 96, 384)

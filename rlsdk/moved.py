@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 MOVED: Mapping[str, str] = {
-    "rlsdk.trainer.policy_gradient": "rlsdk.trainer.learner.policy_gradient",
+    "rlsdk.trainer.learner.policy_gradient": "rlsdk.trainer.learner.policy_gradient",
 }
 """Old module -> its new name."""
 UNTIL = "interface 2.2"

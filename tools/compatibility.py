@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rlsdk.testing.report import Outcome, SuiteReport, read_reports
+from rlsdk.testing.suites.report import Outcome, SuiteReport, read_reports
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "docs" / "conformance"

@@ -30,7 +30,7 @@ from rich.table import Table
 from benchmarks.campaign.faults import FAULTS, Fault, strike
 from benchmarks.campaign.inputs import try_inputs
 from benchmarks.campaign.runs import ROOT, Run
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 
 PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- campaign: begin -->", "<!-- campaign: end -->"

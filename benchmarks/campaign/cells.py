@@ -25,7 +25,7 @@ from benchmarks.campaign.runs import ROOT
 from rlsdk.api.chaos import MOMENTS
 from rlsdk.api.chaos_account import Outcome
 from rlsdk.cli.chaos import RESULTS
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 
 PAGE = ROOT / "docs" / "reliability.md"
 TABLE = ROOT / "docs" / "faults.json"

@@ -25,7 +25,7 @@ from pathlib import Path
 from benchmarks.overlap.page import TABLE, read, show, write, write_page
 from benchmarks.overlap.rows import rows_of, run_all
 from benchmarks.overlap.runs import LOADS
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 
 
 def main() -> None:

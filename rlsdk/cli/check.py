@@ -22,7 +22,7 @@ def run(
     processes: int | None,
 ) -> None:
     """Prints the table of each suite; exits with 1 if the backend lacks something that it claims."""
-    from rlsdk.testing.kinds import kinds_of
+    from rlsdk.testing.suites.kinds import kinds_of
 
     kinds_of(name, _kind(kind))
     if find_spec("pytest") is None:
@@ -30,7 +30,7 @@ def run(
             "the conformance suites run with pytest, which is not installed here; run `pip install 'rlsdk[check]'`"
         )
     from rlsdk.testing.check import check_backend
-    from rlsdk.testing.report import print_report, to_json
+    from rlsdk.testing.suites.report import print_report, to_json
 
     given = _pairs("--set", "tp_size=2", settings)
     if options:

@@ -14,16 +14,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlsdk.testing.requirements import Measured, requirement
     from rlsdk.testing.rollout_suite import RolloutConformance
     from rlsdk.testing.sharding_suite import ShardingConformance
+    from rlsdk.testing.suites.requirements import Measured, requirement
     from rlsdk.testing.train_suite import TrainConformance
 
 __all__ = ["Measured", "RolloutConformance", "ShardingConformance", "TrainConformance", "requirement"]
 
 _HOMES = {
-    "Measured": "rlsdk.testing.requirements",
-    "requirement": "rlsdk.testing.requirements",
+    "Measured": "rlsdk.testing.suites.requirements",
+    "requirement": "rlsdk.testing.suites.requirements",
     "RolloutConformance": "rlsdk.testing.rollout_suite",
     "ShardingConformance": "rlsdk.testing.sharding_suite",
     "TrainConformance": "rlsdk.testing.train_suite",

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from rlsdk.interfaces import BackendKind, ConfigError, RlsdkError, nearest
 from rlsdk.registry import Registry
-from rlsdk.testing.child_processes import run_children
-from rlsdk.testing.kinds import kinds_of
 from rlsdk.testing.plugin import SHARE
-from rlsdk.testing.report import SuiteReport, read_reports
-from rlsdk.testing.shared_runs import join_reports
+from rlsdk.testing.suites.child_processes import run_children
+from rlsdk.testing.suites.kinds import kinds_of
+from rlsdk.testing.suites.report import SuiteReport, read_reports
+from rlsdk.testing.suites.shared_runs import join_reports
 
 SUITES: Mapping[BackendKind, str] = {
     BackendKind.TRAIN: "TrainConformance",
@@ -34,7 +34,7 @@ class TestConformance({suite}):
 {settings}'''
 
 MOST_PROCESSES = 4
-"""More would wait for the longest group of requirements, which stay together (`rlsdk.testing.shared_runs`)."""
+"""More would wait for the longest group of requirements, which stay together (`rlsdk.testing.suites.shared_runs`)."""
 NOTHING_RAN = 5
 """pytest's exit codes for: no test was collected, or `-k` selected none."""
 
@@ -95,9 +95,9 @@ def _most_processes(settings: Mapping[str, object]) -> int:
 
 
 def _known(kind: BackendKind, settings: Mapping[str, object]) -> None:
-    from rlsdk.testing.rollout_settings import RolloutSettings
-    from rlsdk.testing.suite import settings_of
-    from rlsdk.testing.train_suite_settings import TrainSettings
+    from rlsdk.testing.rollout.settings import RolloutSettings
+    from rlsdk.testing.suites.suite import settings_of
+    from rlsdk.testing.train.settings import TrainSettings
 
     known = settings_of(TrainSettings if kind is BackendKind.TRAIN else RolloutSettings)
     for name in settings:

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from rlsdk.testing.child_processes import OPTION, die_with_parent
+from rlsdk.testing.suites.child_processes import OPTION, die_with_parent
 
 SHARE = "--rlsdk-share"
 """Option of `rlsdk plugins check`: folder in which the processes of a run record the tests that they take."""
 MARK = "rlsdk_requirement"
-"""As in `rlsdk.testing.requirements`, which is not imported if there is no suite."""
+"""As in `rlsdk.testing.suites.requirements`, which is not imported if there is no suite."""
 USABLE = "registration.usable"
 """The requirement that fails if a backend cannot be used at all; the others are then not run."""
 
@@ -36,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     collector = Collector(config)
     config.pluginmanager.register(collector, "rlsdk-collector")
     if (folder := config.getoption(SHARE)) is not None:
-        from rlsdk.testing.shared_runs import Share
+        from rlsdk.testing.suites.shared_runs import Share
 
         collector.share = Share(folder, MARK)
         config.pluginmanager.register(collector.share, "rlsdk-share")
@@ -56,7 +56,7 @@ class Collector:
         self.labs: dict[Any, Any] = {}
         """Suite -> lab that its requirements share, until it is closed."""
         self.share: Any = None
-        """This process's share of a run by several processes (`rlsdk.testing.shared_runs.Share`)."""
+        """This process's share of a run by several processes (`rlsdk.testing.suites.shared_runs.Share`)."""
         self.unclosed: dict[Any, str] = {}
         """Suite -> why its lab could not be closed."""
 
@@ -125,26 +125,26 @@ class Collector:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         for kind in list(self.labs):
             self.close_lab(kind)
-        if (worlds := sys.modules.get("rlsdk.testing.worlds")) is not None:
+        if (worlds := sys.modules.get("rlsdk.testing.process.worlds")) is not None:
             worlds.close_process_pools()
         if self.unclosed and not session.exitstatus:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         path: Path | None = self.config.getoption("--rlsdk-report")
         if path is not None and (self.phases or self.share is not None):
-            from rlsdk.testing.report import to_json
+            from rlsdk.testing.suites.report import to_json
 
             path.write_text(to_json(self.suites()), encoding="utf-8")
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self) -> None:
         if self.phases:
-            from rlsdk.testing.report import print_report
+            from rlsdk.testing.suites.report import print_report
 
             print_report(self.suites())
 
     def suites(self) -> list[Any]:
         """The reports, by suite."""
-        from rlsdk.testing.suite import suite_report
+        from rlsdk.testing.suites.suite import suite_report
 
         found: dict[Any, list[Any]] = {}
         for name, item in self.items.items():
@@ -173,8 +173,8 @@ FAILED = pytest.StashKey[bool]()
 
 def _finding(item: Any, phases: list[Any]) -> Any:
     from rlsdk.interfaces import INTERFACE_VERSION
-    from rlsdk.testing.report import Finding
-    from rlsdk.testing.requirements import NUMBERS
+    from rlsdk.testing.suites.report import Finding
+    from rlsdk.testing.suites.requirements import NUMBERS
 
     mark = item.get_closest_marker(MARK)
     name, needs = mark.args
@@ -194,15 +194,15 @@ def _finding(item: Any, phases: list[Any]) -> Any:
 
 
 def _not_closed(message: str) -> Any:
-    from rlsdk.testing.report import Finding, Outcome
+    from rlsdk.testing.suites.report import Finding, Outcome
 
     doc = "What the requirements of a suite share (engines, processes) can be closed behind the last of them."
     return Finding(name="suite.close", doc=doc, outcome=Outcome.FAILED, message=message)
 
 
 def _outcome(phases: list[Any]) -> tuple[Any, str]:
-    from rlsdk.testing.report import Outcome
-    from rlsdk.testing.requirements import NOT_CLAIMED
+    from rlsdk.testing.suites.report import Outcome
+    from rlsdk.testing.suites.requirements import NOT_CLAIMED
 
     for phase in phases:
         if phase.failed:

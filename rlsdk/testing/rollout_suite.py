@@ -8,33 +8,33 @@ from pathlib import Path
 import pytest
 
 from rlsdk.interfaces import Capability, RolloutEngine
-from rlsdk.testing.models import write_tiny_model
-from rlsdk.testing.requirements import NOT_CLAIMED, unmeasured
-from rlsdk.testing.rollout_batch_invariance import BatchInvarianceRequirements
-from rlsdk.testing.rollout_cancellation import CancellationRequirements
-from rlsdk.testing.rollout_capacity import CapacityRequirements
-from rlsdk.testing.rollout_configured_models import ConfiguredModelRequirements
-from rlsdk.testing.rollout_continuation import ContinuationRequirements
-from rlsdk.testing.rollout_distribution import DistributionRequirements
-from rlsdk.testing.rollout_event_loop import EventLoopRequirements
-from rlsdk.testing.rollout_events import EventRequirements
-from rlsdk.testing.rollout_half_precision import HalfPrecisionRequirements
-from rlsdk.testing.rollout_interruptions import InterruptionRequirements
-from rlsdk.testing.rollout_kept_state import KeptStateRequirements
-from rlsdk.testing.rollout_lab import RolloutLab
-from rlsdk.testing.rollout_length import LengthRequirements
-from rlsdk.testing.rollout_lifetime import LifetimeRequirements
-from rlsdk.testing.rollout_processes import ProcessRequirements
-from rlsdk.testing.rollout_random_calls import RandomCallRequirements
-from rlsdk.testing.rollout_sampling import SamplingRequirements
-from rlsdk.testing.rollout_scheduling import SchedulingRequirements
-from rlsdk.testing.rollout_settings import RolloutSettings
-from rlsdk.testing.rollout_sharded import ShardedRequirements
-from rlsdk.testing.rollout_side_effects import SideEffectRequirements
-from rlsdk.testing.rollout_sources import SourceRequirements
-from rlsdk.testing.rollout_stale_cache import StaleCacheRequirements
-from rlsdk.testing.rollout_start import StartRequirements
-from rlsdk.testing.rollout_weights import WeightRequirements
+from rlsdk.testing.process.models import write_tiny_model
+from rlsdk.testing.rollout.lab import RolloutLab
+from rlsdk.testing.rollout.requirements.batch_invariance import BatchInvarianceRequirements
+from rlsdk.testing.rollout.requirements.cancellation import CancellationRequirements
+from rlsdk.testing.rollout.requirements.capacity import CapacityRequirements
+from rlsdk.testing.rollout.requirements.configured_models import ConfiguredModelRequirements
+from rlsdk.testing.rollout.requirements.continuation import ContinuationRequirements
+from rlsdk.testing.rollout.requirements.distribution import DistributionRequirements
+from rlsdk.testing.rollout.requirements.event_loop import EventLoopRequirements
+from rlsdk.testing.rollout.requirements.events import EventRequirements
+from rlsdk.testing.rollout.requirements.half_precision import HalfPrecisionRequirements
+from rlsdk.testing.rollout.requirements.interruptions import InterruptionRequirements
+from rlsdk.testing.rollout.requirements.kept_state import KeptStateRequirements
+from rlsdk.testing.rollout.requirements.length import LengthRequirements
+from rlsdk.testing.rollout.requirements.lifetime import LifetimeRequirements
+from rlsdk.testing.rollout.requirements.processes import ProcessRequirements
+from rlsdk.testing.rollout.requirements.random_calls import RandomCallRequirements
+from rlsdk.testing.rollout.requirements.sampling import SamplingRequirements
+from rlsdk.testing.rollout.requirements.scheduling import SchedulingRequirements
+from rlsdk.testing.rollout.requirements.sharded import ShardedRequirements
+from rlsdk.testing.rollout.requirements.side_effects import SideEffectRequirements
+from rlsdk.testing.rollout.requirements.sources import SourceRequirements
+from rlsdk.testing.rollout.requirements.stale_cache import StaleCacheRequirements
+from rlsdk.testing.rollout.requirements.start import StartRequirements
+from rlsdk.testing.rollout.requirements.weights import WeightRequirements
+from rlsdk.testing.rollout.settings import RolloutSettings
+from rlsdk.testing.suites.requirements import NOT_CLAIMED, unmeasured
 
 
 class RolloutConformance(

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from rlsdk.testing.requirements import Measured
-from rlsdk.testing.sharding_faults import SyncFaultRequirements
-from rlsdk.testing.sharding_lab import ShardingLab
-from rlsdk.testing.sharding_lives import SyncLifeRequirements
-from rlsdk.testing.sharding_plans import PlanRequirements
-from rlsdk.testing.sharding_quantized import QuantizedRequirements
-from rlsdk.testing.sharding_random_layouts import RandomLayoutRequirements
-from rlsdk.testing.sharding_settings import ShardingSettings
-from rlsdk.testing.sharding_syncs import SyncRequirements
+from rlsdk.testing.sharding.lab import ShardingLab
+from rlsdk.testing.sharding.requirements.faults import SyncFaultRequirements
+from rlsdk.testing.sharding.requirements.plans import PlanRequirements
+from rlsdk.testing.sharding.requirements.quantized import QuantizedRequirements
+from rlsdk.testing.sharding.requirements.random_layouts import RandomLayoutRequirements
+from rlsdk.testing.sharding.requirements.random_syncs import SyncLifeRequirements
+from rlsdk.testing.sharding.requirements.syncs import SyncRequirements
+from rlsdk.testing.sharding.settings import ShardingSettings
+from rlsdk.testing.suites.requirements import Measured
 
 
 class ShardingConformance(

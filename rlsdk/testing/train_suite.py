@@ -7,31 +7,31 @@ from pathlib import Path
 import pytest
 
 from rlsdk.interfaces import Capability
-from rlsdk.testing.requirements import unmeasured
-from rlsdk.testing.train_architectures import ArchitectureRequirements
-from rlsdk.testing.train_buffers import BufferRequirements
-from rlsdk.testing.train_checkpoints import CheckpointRequirements
-from rlsdk.testing.train_engine_isolation import IsolationRequirements
-from rlsdk.testing.train_exports import ExportRequirements
-from rlsdk.testing.train_gradients import GradientRequirements
-from rlsdk.testing.train_half_precision import HalfPrecisionRequirements
-from rlsdk.testing.train_idle_steps import IdleStepRequirements
-from rlsdk.testing.train_lab import TrainLab
-from rlsdk.testing.train_lengths import LengthRequirements
-from rlsdk.testing.train_lifetime import LifetimeRequirements
-from rlsdk.testing.train_models import ModelRequirements
-from rlsdk.testing.train_objectives import ObjectiveRequirements
-from rlsdk.testing.train_outputs import OutputRequirements
-from rlsdk.testing.train_parallelism import ParallelismRequirements
-from rlsdk.testing.train_placement import PlacementRequirements
-from rlsdk.testing.train_random_calls import RandomCallRequirements
-from rlsdk.testing.train_rank_calls import RankCallRequirements
-from rlsdk.testing.train_ranks import RankRequirements
-from rlsdk.testing.train_read_only_calls import ReadOnlyRequirements
-from rlsdk.testing.train_settings import SettingRequirements
-from rlsdk.testing.train_specification import SpecificationRequirements
-from rlsdk.testing.train_suite_settings import TrainSettings
-from rlsdk.testing.train_write_errors import WriteErrorRequirements
+from rlsdk.testing.suites.requirements import unmeasured
+from rlsdk.testing.train.lab import TrainLab
+from rlsdk.testing.train.requirements.architectures import ArchitectureRequirements
+from rlsdk.testing.train.requirements.buffers import BufferRequirements
+from rlsdk.testing.train.requirements.checkpoints import CheckpointRequirements
+from rlsdk.testing.train.requirements.engine_isolation import IsolationRequirements
+from rlsdk.testing.train.requirements.exports import ExportRequirements
+from rlsdk.testing.train.requirements.gradients import GradientRequirements
+from rlsdk.testing.train.requirements.half_precision import HalfPrecisionRequirements
+from rlsdk.testing.train.requirements.idle_steps import IdleStepRequirements
+from rlsdk.testing.train.requirements.lengths import LengthRequirements
+from rlsdk.testing.train.requirements.lifetime import LifetimeRequirements
+from rlsdk.testing.train.requirements.models import ModelRequirements
+from rlsdk.testing.train.requirements.objectives import ObjectiveRequirements
+from rlsdk.testing.train.requirements.outputs import OutputRequirements
+from rlsdk.testing.train.requirements.parallelism import ParallelismRequirements
+from rlsdk.testing.train.requirements.placement import PlacementRequirements
+from rlsdk.testing.train.requirements.random_calls import RandomCallRequirements
+from rlsdk.testing.train.requirements.rank_calls import RankCallRequirements
+from rlsdk.testing.train.requirements.ranks import RankRequirements
+from rlsdk.testing.train.requirements.read_only_calls import ReadOnlyRequirements
+from rlsdk.testing.train.requirements.settings import SettingRequirements
+from rlsdk.testing.train.requirements.specification import SpecificationRequirements
+from rlsdk.testing.train.requirements.write_errors import WriteErrorRequirements
+from rlsdk.testing.train.settings import TrainSettings
 
 
 class TrainConformance(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 
 HEAD = """
 import json, os, sys

@@ -12,7 +12,7 @@ import pytest
 import rlsdk
 from rlsdk.api.words import Words, keyword
 from rlsdk.interfaces import ConfigError, DataError, RlsdkError
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 
 ROWS = [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(20)]
 

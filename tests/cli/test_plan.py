@@ -43,7 +43,7 @@ from rlsdk.planning.calibration import Work, predict
 from rlsdk.planning.memory import CountedRole, by_phase
 from rlsdk.planning.places import PlannedDevice
 from rlsdk.registry import Registry
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.trainer.roles.placement import roles
 
 GIB, MIB = 1 << 30, 1 << 20

@@ -25,7 +25,7 @@ from rlsdk.registry import Registry
 from rlsdk.rollouts import Grade, Sample
 from rlsdk.rollouts.journal import FOLDER, Journal
 from rlsdk.rollouts.records import record_of
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 
 RATES = Rates(decode_s=0.01, decode_s_per_sample=0.0, train_tokens_per_s=1000, sync_s=0.5, max_running=64)
 

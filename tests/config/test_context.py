@@ -12,7 +12,7 @@ from rlsdk.api.settings import Settings
 from rlsdk.cli import plan
 from rlsdk.config.context import context_tokens
 from rlsdk.interfaces import ConfigError
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 

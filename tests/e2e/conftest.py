@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 
 REWARD = Path(__file__).with_name("digits.py")
 SUMS = Path(__file__).with_name("sums.jsonl")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlsdk.registry import IsolatedPlugin, read_record
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 
 ROOT = Path(__file__).parents[2]
 E2E = ROOT / "tests" / "e2e"

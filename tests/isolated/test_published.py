@@ -17,7 +17,7 @@ import pytest
 from rlsdk.cli.installer import find_uv
 from rlsdk.cli.new import KINDS
 from rlsdk.registry import read_record
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "third_party" / "rlsdk-openai"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 
 settings.register_profile("rlsdk", deadline=None)
 settings.load_profile("rlsdk")

@@ -13,8 +13,8 @@ from rlsdk.interfaces import ConfigError, ModelSpec, OptimSpec, RankContext, Rls
 from rlsdk.kit import progress
 from rlsdk.kit.guarded_train import GuardedTrainEngine
 from rlsdk.reference.torch_engine import TorchTrainEngine
-from rlsdk.testing.cases import Weighted
-from rlsdk.testing.models import random_batch, write_tiny_model
+from rlsdk.testing.process.models import random_batch, write_tiny_model
+from rlsdk.testing.train.cases import Weighted
 
 BATCH = random_batch(2, seed=0)
 ASK: dict[str, Callable[[TrainEngine, Path], Any]] = {

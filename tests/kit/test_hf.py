@@ -29,8 +29,8 @@ from rlsdk.kit.hf import (
 )
 from rlsdk.kit.outputs import compute_outputs
 from rlsdk.kit.weight_files import checkpoint_files, open_weights
-from rlsdk.testing.models import write_tiny_model
-from rlsdk.testing.reference import load_plain_model
+from rlsdk.testing.process.models import write_tiny_model
+from rlsdk.testing.process.reference import load_plain_model
 
 DEEPSEEK = {
     "vocab_size": 64,

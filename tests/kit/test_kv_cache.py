@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from rlsdk.kit.kv_cache import bytes_per_token
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 
 LATENT = {
     "kv_lora_rank": 48,

@@ -16,8 +16,8 @@ from rlsdk.interfaces import Batch, ConfigError, Head, ModelSpec
 from rlsdk.kit import outputs
 from rlsdk.kit.hf import build_model
 from rlsdk.kit.outputs import OutputModel, compute_outputs
-from rlsdk.testing.models import random_batch
-from rlsdk.testing.reference import load_plain_model, plain_outputs
+from rlsdk.testing.process.models import random_batch
+from rlsdk.testing.process.reference import load_plain_model, plain_outputs
 
 EXACT = {"rtol": 1e-6, "atol": 2e-6}
 """float32: a few units in the last place of log-probs of up to ten nats."""

@@ -14,8 +14,8 @@ from rlsdk.interfaces import Batch, ConfigError, Head, ModelSpec
 from rlsdk.kit.hf import build_model
 from rlsdk.kit.outputs import compute_outputs
 from rlsdk.kit.packed import ATTENTION, can_pack, packed_attention, window_for_mask
-from rlsdk.testing.models import write_tiny_model
-from rlsdk.testing.reference import load_plain_model, plain_outputs
+from rlsdk.testing.process.models import write_tiny_model
+from rlsdk.testing.process.reference import load_plain_model, plain_outputs
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 64,

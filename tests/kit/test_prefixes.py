@@ -15,7 +15,7 @@ from rlsdk.kit import prefixes as module
 from rlsdk.kit.hf import build_model
 from rlsdk.kit.outputs import compute_outputs
 from rlsdk.kit.prefixes import distinct_prefixes
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 
 # Two tokens, so that rows meet often and part late.
 ROWS = st.lists(st.lists(st.integers(5, 6), max_size=7), min_size=1, max_size=9).filter(any)

@@ -9,7 +9,7 @@ import pytest
 from rlsdk.interfaces import ConfigError, ModelSpec
 from rlsdk.kit.hf import build_model, canonical_tensors
 from rlsdk.kit.weight_files import check_whole
-from rlsdk.testing.models import without_tensor, write_tiny_model
+from rlsdk.testing.process.models import without_tensor, write_tiny_model
 
 
 @pytest.mark.parametrize(("tied", "file_bytes"), [(False, None), (True, None), (False, 100_000)])

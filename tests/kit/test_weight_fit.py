@@ -16,7 +16,7 @@ from rlsdk.kit.file_tensors import file_tensors
 from rlsdk.kit.hf import build_model, canonical_tensors
 from rlsdk.kit.weight_files import WEIGHTS
 from rlsdk.kit.weight_fit import check_fits
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 
 Tensors = dict[str, torch.Tensor]
 EMBEDDING = "model.embed_tokens.weight"

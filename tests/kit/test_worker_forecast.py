@@ -14,8 +14,8 @@ from rlsdk.kit.hf import load_model_config
 from rlsdk.kit.worker_forecast import worker_layouts
 from rlsdk.planning.reshard import summarize
 from rlsdk.sharding.boxes import covered_elements
-from rlsdk.testing.models import write_tiny_model
-from rlsdk.testing.tensor_engines import tensor_layout
+from rlsdk.testing.process.models import write_tiny_model
+from rlsdk.testing.sharding.tensor_engines import tensor_layout
 
 MIXTURE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 CASES: list[tuple[str, dict[str, Any], dict[str, int]]] = [

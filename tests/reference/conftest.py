@@ -9,8 +9,8 @@ import pytest
 import torch
 from rollout_cases import make_engine
 
-from rlsdk.testing.models import write_tiny_model
-from rlsdk.testing.reference import load_plain_model
+from rlsdk.testing.process.models import write_tiny_model
+from rlsdk.testing.process.reference import load_plain_model
 
 
 @pytest.fixture(scope="session", autouse=True)

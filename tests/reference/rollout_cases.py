@@ -98,7 +98,7 @@ def changed(engine: Any, seed: int = 0) -> dict[str, Tensor]:
 
 def plain_with(folder: Path, state: Mapping[str, Tensor]) -> Any:
     """The plain model with these weights."""
-    from rlsdk.testing.reference import load_plain_model
+    from rlsdk.testing.process.reference import load_plain_model
 
     model = load_plain_model(str(folder))
     model.load_state_dict(dict(state), strict=False)

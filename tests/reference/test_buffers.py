@@ -10,9 +10,9 @@ import torch
 from rlsdk.interfaces import Box, ModelSpec, RankContext, RolloutSpec, TrainSpec, fingerprint
 from rlsdk.reference.torch_engine import TorchTrainEngine
 from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
-from rlsdk.testing.models import ROUTED, write_tiny_model
-from rlsdk.testing.rollout_plain import PlainModel
-from rlsdk.testing.worker_updates import largest_difference
+from rlsdk.testing.process.models import ROUTED, write_tiny_model
+from rlsdk.testing.rollout.plain_model import PlainModel
+from rlsdk.testing.rollout.worker_updates import largest_difference
 
 BIAS = "model.layers.1.mlp.gate.e_score_correction_bias"
 

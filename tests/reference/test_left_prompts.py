@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlsdk.interfaces import GenerationOutput, GenerationRequest, ModelSpec, RankContext, RolloutSpec, SamplingParams
 from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 
 
 def test_an_abandoned_group_with_waiting_samples_makes_room(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from rlsdk.interfaces import (
 )
 from rlsdk.reference.forecast import forecast_rollout
 from rlsdk.reference.options import TransformersOptions
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 
 BLOCK = 48
 """No tensor of the tiny model is a multiple of it."""

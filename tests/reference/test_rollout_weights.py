@@ -18,7 +18,7 @@ from rollout_cases import ask, assert_exact, changed, collect, halves, make_engi
 
 from rlsdk.interfaces import Box, RlsdkError, WeightShard, WeightSyncError, fingerprint
 from rlsdk.reference.loading import load_shards
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])

@@ -35,8 +35,8 @@ from rlsdk.interfaces import (
 )
 from rlsdk.kit.guarded_train import GuardedTrainEngine
 from rlsdk.reference.torch_engine import TorchTrainEngine
-from rlsdk.testing.models import random_batch, write_tiny_model
-from rlsdk.testing.reference import load_plain_model, plain_outputs
+from rlsdk.testing.process.models import random_batch, write_tiny_model
+from rlsdk.testing.process.reference import load_plain_model, plain_outputs
 
 OPTIM = OptimSpec(
     lr=1e-3,

@@ -19,8 +19,8 @@ from rollout_cases import STOP, ask, assert_exact, collect, distributions, make_
 from rlsdk.interfaces import ConfigError, FinishReason, GenerationOutput, Head, ModelSpec, RlsdkError
 from rlsdk.kit.hf import load_tokenizer
 from rlsdk.reference.lockstep import LockstepRows
-from rlsdk.testing.models import write_tiny_model
-from rlsdk.testing.reference import load_plain_model
+from rlsdk.testing.process.models import write_tiny_model
+from rlsdk.testing.process.reference import load_plain_model
 
 PROMPT = st.lists(st.integers(4, 120), min_size=1, max_size=20)
 SAMPLING = st.fixed_dictionaries(

@@ -8,7 +8,7 @@ import torch
 from rlsdk.algorithms import DpoObjective, RewardModelObjective, pair_weights
 from rlsdk.interfaces import Batch, Head, ModelSpec, Objective, OptimSpec, RankContext, TrainSpec
 from rlsdk.reference.torch_engine import TorchTrainEngine
-from rlsdk.testing.models import random_batch, write_tiny_model
+from rlsdk.testing.process.models import random_batch, write_tiny_model
 
 
 def pairs() -> Batch:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from rlsdk.interfaces import Box, TensorMeta, WeightLayout, WeightShard
 from rlsdk.sharding.transport import Outgoing, Transport
-from rlsdk.testing.local_groups import LocalGroup, RolloutHost, TrainHost
-from rlsdk.testing.tensor_engines import TensorRolloutEngine, TensorTrainEngine, tensor_layout, whole_boxes
+from rlsdk.testing.sharding.local_groups import LocalGroup, RolloutHost, TrainHost
+from rlsdk.testing.sharding.tensor_engines import TensorRolloutEngine, TensorTrainEngine, tensor_layout, whole_boxes
 
 
 def random_tensors(shapes: Mapping[str, tuple[int, ...]], dtype: str = "float32", seed: int = 0) -> dict[str, Tensor]:

@@ -22,8 +22,8 @@ from rlsdk.interfaces import DeadlineError, WorkerError
 from rlsdk.kit.shared_memory import share
 from rlsdk.sharding import source as source_module
 from rlsdk.sharding.transport import Outgoing
-from rlsdk.testing.local_groups import LocalGroup, TrainHost
-from rlsdk.testing.tensor_engines import TensorTrainEngine
+from rlsdk.testing.sharding.local_groups import LocalGroup, TrainHost
+from rlsdk.testing.sharding.tensor_engines import TensorTrainEngine
 
 _CLONE_NEWNET = 0x40000000
 Shapes = Mapping[str, tuple[int, ...]]

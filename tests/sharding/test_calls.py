@@ -11,7 +11,7 @@ from rlsdk.interfaces import Box, WeightLayout
 from rlsdk.sharding.fetching import window
 from rlsdk.sharding.planner import plan_reshard
 from rlsdk.sharding.transports import named_transports
-from rlsdk.testing.tensor_engines import tensor_layout
+from rlsdk.testing.sharding.tensor_engines import tensor_layout
 
 LAYERS = 12
 SHAPES = {

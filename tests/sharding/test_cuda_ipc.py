@@ -19,7 +19,7 @@ from rlsdk.sharding.planner import choose_transport, plan_reshard
 from rlsdk.sharding.source import WeightSource
 from rlsdk.sharding.target import WeightTarget
 from rlsdk.sharding.transports import allowed_transports, named_transports
-from rlsdk.testing.tensor_engines import TensorRolloutEngine, TensorTrainEngine
+from rlsdk.testing.sharding.tensor_engines import TensorRolloutEngine, TensorTrainEngine
 
 SHAPES = {"w": (33, 17), "b": (5,)}
 

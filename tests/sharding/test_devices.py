@@ -16,8 +16,8 @@ from rlsdk.sharding import GenericShardingManager
 from rlsdk.sharding.cuda_ipc import CudaIpcTransport
 from rlsdk.sharding.devices import on_physical_device
 from rlsdk.sharding.holders import ELSEWHERE, SAME_DEVICE, SAME_NODE, Places
-from rlsdk.testing.local_groups import LocalGroup, RolloutHost, TrainHost
-from rlsdk.testing.tensor_engines import TensorRolloutEngine, TensorTrainEngine
+from rlsdk.testing.sharding.local_groups import LocalGroup, RolloutHost, TrainHost
+from rlsdk.testing.sharding.tensor_engines import TensorRolloutEngine, TensorTrainEngine
 
 SHAPES = {"w": (4, 4)}
 SETTINGS = WorkerSettings(timeout_s=1.0, collective_timeout_s=1.0, num_threads=None, seed=0, log_dir=None, preload=())

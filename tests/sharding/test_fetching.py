@@ -13,8 +13,8 @@ from sharding_cases import dim0_sharded, random_tensors, rollout_group, train_gr
 from rlsdk.interfaces import SyncReceipt, WeightShard
 from rlsdk.sharding import GenericShardingManager, WeightTarget, fetching
 from rlsdk.sharding.transports import InlineTransport
-from rlsdk.testing.local_groups import LocalPeer
-from rlsdk.testing.tensor_engines import TensorRolloutEngine
+from rlsdk.testing.sharding.local_groups import LocalPeer
+from rlsdk.testing.sharding.tensor_engines import TensorRolloutEngine
 
 SHAPES = {"layer": (6, 5), "norm": (5,)}
 PATIENCE_S = 10.0

@@ -19,7 +19,7 @@ from rlsdk.interfaces import (
     WeightTargetHost,
 )
 from rlsdk.sharding import TRANSPORTS, plan_reshard
-from rlsdk.testing import local_groups
+from rlsdk.testing.sharding import local_groups
 from rlsdk.trainer.roles import hosts
 
 SHAPES = {"layer": (6, 5), "norm": (5,)}

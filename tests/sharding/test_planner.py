@@ -13,7 +13,7 @@ from sharding_cases import dim0_sharded, metas_of, shapes, sources, targets, who
 
 from rlsdk.interfaces import DTYPE_BYTES, Box, ConfigError, LayoutError, ReshardPlan, TensorMeta, WeightLayout
 from rlsdk.sharding import TRANSPORTS, lower_bound_bytes, plan_reshard
-from rlsdk.testing.tensor_engines import tensor_layout
+from rlsdk.testing.sharding.tensor_engines import tensor_layout
 
 BUCKET = 1 << 20
 

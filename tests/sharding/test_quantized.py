@@ -26,8 +26,8 @@ from rlsdk.interfaces import (
 from rlsdk.kit.block_scales import BlockQuantizer
 from rlsdk.planning.reshard import summarize
 from rlsdk.sharding import TRANSPORTS, GenericShardingManager, layout_hash, plan_reshard
-from rlsdk.testing.local_groups import LocalGroup, RolloutHost
-from rlsdk.testing.tensor_engines import TensorRolloutEngine, tensor_layout, whole_boxes
+from rlsdk.testing.sharding.local_groups import LocalGroup, RolloutHost
+from rlsdk.testing.sharding.tensor_engines import TensorRolloutEngine, tensor_layout, whole_boxes
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -16,7 +16,7 @@ from rlsdk.interfaces import Bucket, Relay, WeightLayout, WeightSyncError
 from rlsdk.kit.object_store import use_store
 from rlsdk.sharding import TRANSPORTS, GenericShardingManager, plan_reshard
 from rlsdk.sharding.relay_source import RelaySource
-from rlsdk.testing.local_groups import LocalGroup, LocalPeer
+from rlsdk.testing.sharding.local_groups import LocalGroup, LocalPeer
 
 SHAPES = {"embed": (400, 8), "layer.w": (160, 24), "layer.b": (24,), "norm": (8,)}
 MODEL_BYTES = 4 * sum(torch.Size(shape).numel() for shape in SHAPES.values())

@@ -23,7 +23,7 @@ from rlsdk.sharding.planner import choose_transport
 from rlsdk.sharding.receiving import parcel, receive
 from rlsdk.sharding.remote_memory import RemoteMemoryTransport, _runs_of
 from rlsdk.sharding.transports import allowed_transports, named_transports
-from rlsdk.testing.tensor_engines import tensor_layout
+from rlsdk.testing.sharding.tensor_engines import tensor_layout
 
 SHAPES = {"embed": (1000, 64), "layer.w": (301, 199), "layer.b": (7,), "scale": (3, 5, 2), "one": (1,), "norm": (64,)}
 WIDE = {"w": (64, 4099), "v": (96, 4096)}

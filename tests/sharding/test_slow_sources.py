@@ -16,7 +16,7 @@ from rlsdk.kit.progress import idle_s
 from rlsdk.sharding import GenericShardingManager, WeightTarget, worker_progress
 from rlsdk.sharding.transports import SharedMemoryTransport
 from rlsdk.sharding.worker_progress import WorkerProgress, counted
-from rlsdk.testing.local_groups import LocalPeer
+from rlsdk.testing.sharding.local_groups import LocalPeer
 
 SHAPES = {f"layer.{at}": (64, 16) for at in range(12)}
 PAUSE_S = 0.2

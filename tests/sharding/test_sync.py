@@ -28,8 +28,8 @@ from rlsdk.kit.shared_memory import share
 from rlsdk.sharding import GenericShardingManager
 from rlsdk.sharding.ring import RingWriter
 from rlsdk.sharding.transports import SharedFileTransport, SharedMemoryTransport
-from rlsdk.testing.local_groups import LocalGroup, LocalPeer, RolloutHost, TrainHost
-from rlsdk.testing.tensor_engines import TensorRolloutEngine, TensorTrainEngine
+from rlsdk.testing.sharding.local_groups import LocalGroup, LocalPeer, RolloutHost, TrainHost
+from rlsdk.testing.sharding.tensor_engines import TensorRolloutEngine, TensorTrainEngine
 
 SHAPES = {"embed": (40, 8), "layer.w": (16, 24), "layer.b": (24,), "norm": (8,)}
 

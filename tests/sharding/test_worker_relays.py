@@ -12,8 +12,8 @@ from worker_engines import WorkersEngine
 
 from rlsdk.interfaces import Box, Bucket, Delivery, SyncReceipt, WeightLayout, WeightSyncError
 from rlsdk.sharding import TRANSPORTS, GenericShardingManager, plan_reshard
-from rlsdk.testing.local_groups import LocalGroup, LocalPeer, RolloutHost
-from rlsdk.testing.tensor_engines import tensor_layout
+from rlsdk.testing.sharding.local_groups import LocalGroup, LocalPeer, RolloutHost
+from rlsdk.testing.sharding.tensor_engines import tensor_layout
 
 SHAPES = {"q": (96, 16), "o": (16, 96), "norm": (16,)}
 TP = 2

@@ -15,7 +15,7 @@ from rlsdk.interfaces import Delivery, SyncReceipt, WeightLayout
 from rlsdk.kit.delivery import encode_deliveries, receive_shards, worker_receipts
 from rlsdk.kit.weight_tracing import Piece
 from rlsdk.kit.weight_updates import make_receipt, served_fingerprints
-from rlsdk.testing.tensor_engines import TensorRolloutEngine
+from rlsdk.testing.sharding.tensor_engines import TensorRolloutEngine
 
 
 def _serve(pipe: Connection, layout: WeightLayout) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from broken.plugin import ROLLOUT, SHARDING, TRAIN, Defect
 
-from rlsdk.testing.report import Outcome, SuiteReport, read_reports
+from rlsdk.testing.suites.report import Outcome, SuiteReport, read_reports
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 2400.0

@@ -29,11 +29,11 @@ from rlsdk.interfaces import (
 )
 from rlsdk.testing import RolloutConformance, ShardingConformance, TrainConformance, check
 from rlsdk.testing.check import check_backend
-from rlsdk.testing.report import Finding, Outcome, SuiteReport, from_json, print_report, to_json
-from rlsdk.testing.requirements import MARK, NUMBERS, Measured, Number, required, requirement
-from rlsdk.testing.resources import held, left_behind
-from rlsdk.testing.shared_runs import DRAWN, ELSEWHERE, SEEDS, join_reports
-from rlsdk.testing.statistics import FALSE_ALARM, chi_square_p
+from rlsdk.testing.process.resources import held, left_behind
+from rlsdk.testing.rollout.statistics import FALSE_ALARM, chi_square_p
+from rlsdk.testing.suites.report import Finding, Outcome, SuiteReport, from_json, print_report, to_json
+from rlsdk.testing.suites.requirements import MARK, NUMBERS, Measured, Number, required, requirement
+from rlsdk.testing.suites.shared_runs import DRAWN, ELSEWHERE, SEEDS, join_reports
 
 
 def test_a_number_out_of_bounds_fails_with_what_it_was_and_had_to_be() -> None:
@@ -231,7 +231,7 @@ def test_a_check_that_is_killed_takes_its_pytest_along_which_closes_its_engines(
     code = (
         # Ignored in whatever a shell runs in the background, as these tests may be.
         "import pathlib, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from rlsdk.testing.child_processes import run_child; run_child([sys.executable, '-m', 'pytest', "
+        "from rlsdk.testing.suites.child_processes import run_child; run_child([sys.executable, '-m', 'pytest', "
         "'test_hanging.py', '-p', 'no:cacheprovider', '-c', '/dev/null', '--rootdir', '.'], pathlib.Path.cwd(), None)"
     )
     check = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.DEVNULL,

@@ -11,8 +11,8 @@ import pytest
 
 from rlsdk.interfaces import LayoutError, ReshardPlan, WeightLayout
 from rlsdk.sharding import GenericShardingManager
-from rlsdk.testing.requirements import Measured
-from rlsdk.testing.sharding_quantized import QuantizedRequirements
+from rlsdk.testing.sharding.requirements.quantized import QuantizedRequirements
+from rlsdk.testing.suites.requirements import Measured
 
 
 class TakesTheScalesOnTrust(GenericShardingManager):

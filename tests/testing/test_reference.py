@@ -12,12 +12,12 @@ import pytest
 from huggingface_hub.utils import build_hf_headers
 
 from rlsdk.interfaces import Head
-from rlsdk.testing.cases import Case
-from rlsdk.testing.models import write_tiny_model
-from rlsdk.testing.plain_steps import plain_model_of
-from rlsdk.testing.reference import load_plain_model
-from rlsdk.testing.train_exports import ill_fitting
-from rlsdk.testing.train_lab import write_headed_model
+from rlsdk.testing.process.models import write_tiny_model
+from rlsdk.testing.process.reference import load_plain_model
+from rlsdk.testing.train.cases import Case
+from rlsdk.testing.train.lab import write_headed_model
+from rlsdk.testing.train.plain_steps import plain_model_of
+from rlsdk.testing.train.requirements.exports import ill_fitting
 
 LOADERS: dict[str, Callable[[str, Path], Any]] = {
     "plain model": lambda path, folder: load_plain_model(path),

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import UninitializedParameter
 
-from rlsdk.testing.resources import num_tensors, objects, only_new_objects, storages, tensor_bytes
+from rlsdk.testing.process.resources import num_tensors, objects, only_new_objects, storages, tensor_bytes
 
 SIZE = 1 << 20
 

@@ -277,8 +277,8 @@ def test_real_engines_train_on_through_their_turns(tmp_path_factory: pytest.Temp
     from rlsdk.config import load_config
     from rlsdk.interfaces import RankContext
     from rlsdk.registry import Registry
-    from rlsdk.testing.local_groups import LocalGroup
-    from rlsdk.testing.models import write_tiny_model
+    from rlsdk.testing.process.models import write_tiny_model
+    from rlsdk.testing.sharding.local_groups import LocalGroup
     from rlsdk.trainer.learner.mini_batches import make_sft_batch
     from rlsdk.trainer.roles.hosts import EngineOptions, TrainHost
     from rlsdk.trainer.roles.placement import roles

@@ -17,7 +17,7 @@ from rlsdk.config import RunConfig, load_config
 from rlsdk.data import PromptDataset
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.trainer.checkpoints.checkpoint import BestRecord, CheckpointStore
 from rlsdk.trainer.checkpoints.model_source import find_model
 from rlsdk.trainer.roles.in_process import start_in_process

@@ -14,7 +14,7 @@ from test_loop import HERE, TASK, Recorder, run, trainer_of
 from rlsdk.config import RunConfig, load_config
 from rlsdk.interfaces import ConfigError, LogProbKind, SamplingParams
 from rlsdk.registry import Registry
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore
 from rlsdk.trainer.runs.build_stream import evaluation_of
 from rlsdk.trainer.stages.evaluation.metrics import pass_at_k

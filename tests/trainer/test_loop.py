@@ -14,7 +14,7 @@ from rlsdk.config import Role, RunConfig, dump_config, load_config
 from rlsdk.config.recipes import recipe_names
 from rlsdk.interfaces import BatchError, ConfigError, ParityError, WeightSyncError
 from rlsdk.registry import Registry
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.trainer.checkpoints.checkpoint import holds_model
 from rlsdk.trainer.checkpoints.model_source import find_model
 from rlsdk.trainer.roles.device_turns import DeviceTurns, shared_pools

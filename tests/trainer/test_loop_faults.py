@@ -15,7 +15,7 @@ from test_loop import Recorder, config_of, trainer_of
 from rlsdk.interfaces import WorkerError
 from rlsdk.kit.output import DISK, OutputError, disk_errors
 from rlsdk.registry import Registry
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.trainer.tracking.run_output import RunOutput
 
 JSONL = ("--tracking.trackers", "[jsonl]", "--trainer.save_every_steps", "50")

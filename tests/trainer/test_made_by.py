@@ -18,7 +18,7 @@ from rlsdk.config import RunConfig, load_config
 from rlsdk.config.base import NO_INFLUENCE, Section
 from rlsdk.config.influence import influential_settings
 from rlsdk.registry import Registry
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.trainer.inputs.contents import file_digest, model_digests
 from rlsdk.trainer.runs.made_by import made_by
 from rlsdk.trainer.runs.run_inputs import build_run_inputs

@@ -26,7 +26,7 @@ from rlsdk.config import (
 )
 from rlsdk.interfaces import Batch, BatchError, ConfigError, DataError
 from rlsdk.registry import Registry
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.trainer.roles.device_turns import DeviceTurns, shared_pools
 from rlsdk.trainer.roles.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.roles.placement import placement_of, roles

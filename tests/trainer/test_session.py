@@ -12,7 +12,7 @@ from rlsdk.algorithms import SftObjective, loss_weights
 from rlsdk.config import Role, RunConfig, load_config
 from rlsdk.interfaces import Batch, CheckpointError, ConfigError, ObjectiveResult, RlsdkError
 from rlsdk.registry import Registry
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore
 from rlsdk.trainer.learner.mini_batches import make_sft_batch
 from rlsdk.trainer.roles.device_turns import DeviceTurns, shared_pools

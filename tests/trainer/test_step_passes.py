@@ -18,7 +18,7 @@ from rlsdk.config import RunConfig, check_run, comparable_log_probs, needed_role
 from rlsdk.interfaces import BackendKind, Batch, ConfigError, LogProbKind, PolicyLossInputs, reads
 from rlsdk.planning.calibration import planned_passes
 from rlsdk.registry import Registry
-from rlsdk.testing.models import random_batch
+from rlsdk.testing.process.models import random_batch
 from rlsdk.trainer.learner.algorithm import build_algorithm
 from rlsdk.trainer.learner.learner import LearnerOptions, PolicyLearner
 from rlsdk.trainer.learner.state import TrainerState

@@ -17,7 +17,7 @@ from rlsdk.interfaces import ConfigError
 from rlsdk.kit.hf import load_tokenizer
 from rlsdk.registry import Registry
 from rlsdk.rewards.judge import JudgeOptions
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.trainer.inputs.judges import EngineJudge
 from rlsdk.trainer.runs.build_supervised import read_pairs
 from rlsdk.trainer.runs.run_inputs import RunInputs, build_run_inputs

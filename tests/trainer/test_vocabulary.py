@@ -15,7 +15,7 @@ from rlsdk.config import RunConfig, load_config, roles
 from rlsdk.interfaces import ConfigError, DataError
 from rlsdk.kit.hf import load_tokenizer
 from rlsdk.registry import Registry
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.trainer.runs.build_supervised import read_pairs
 from rlsdk.trainer.runs.inference import known_ends
 from rlsdk.trainer.runs.run_inputs import build_run_inputs

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 
 SECONDS = 120
 FLAGS = (

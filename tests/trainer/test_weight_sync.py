@@ -20,7 +20,7 @@ from rlsdk.interfaces import (
 )
 from rlsdk.registry import Registry
 from rlsdk.sharding import TRANSPORTS, GenericShardingManager, plan_reshard
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.trainer.roles.devices import start_cluster
 from rlsdk.trainer.roles.placement import roles as roles_of
 from rlsdk.trainer.roles.role_group import RoleGroup

@@ -8,7 +8,7 @@ import torch
 from rlsdk.algorithms import PolicyObjective, loss_weights
 from rlsdk.interfaces import Batch, ModelSpec, OptimSpec, PolicyLossInputs, RankContext, TrainSpec
 from rlsdk.reference.torch_engine import TorchTrainEngine
-from rlsdk.testing.models import random_batch, write_tiny_model
+from rlsdk.testing.process.models import random_batch, write_tiny_model
 from rlsdk.trainer.learner.mini_batches import with_signal
 
 

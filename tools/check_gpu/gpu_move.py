@@ -22,7 +22,7 @@ from rlsdk.sharding.planner import plan_reshard
 from rlsdk.sharding.source import WeightSource
 from rlsdk.sharding.target import WeightTarget
 from rlsdk.sharding.transports import TRANSPORTS
-from rlsdk.testing.tensor_engines import TensorRolloutEngine, TensorTrainEngine, tensor_layout, whole_boxes
+from rlsdk.testing.sharding.tensor_engines import TensorRolloutEngine, TensorTrainEngine, tensor_layout, whole_boxes
 
 ROWS = 4096
 TIMES = 3

@@ -13,8 +13,8 @@ import torch
 from rlsdk.interfaces import ModelSpec, OptimSpec, RankContext, TrainSpec
 from rlsdk.kit.memory_parts import TRAIN_PARTS
 from rlsdk.reference.torch_engine import TorchTrainEngine
-from rlsdk.testing.cases import Weighted, train_batch
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
+from rlsdk.testing.train.cases import Weighted, train_batch
 
 LEFT_BYTES = 1 << 20
 """What may stay on a device of an engine that left it: buffers of libraries."""

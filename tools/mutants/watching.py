@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 MARK = "rlsdk_requirement"
-"""As in `rlsdk.testing.requirements`."""
+"""As in `rlsdk.testing.suites.requirements`."""
 
 
 class Tracing:
@@ -30,7 +30,7 @@ class Tracing:
     def pytest_collection_finish(self) -> None:
         from mutants_hits import hits  # type: ignore[import-not-found]
 
-        from rlsdk.testing.rollout_lab import RolloutLab
+        from rlsdk.testing.rollout.lab import RolloutLab
 
         self.hits: set[str] = hits
         self.shared |= hits

@@ -15,7 +15,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from worlds import Case, run_world
 
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 
 Results = Mapping[tuple[int, str], list[Any]]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from rlsdk.interfaces import Box, ModelSpec, RankContext, TrainSpec
-from rlsdk.testing.models import ROUTED, write_tiny_model
-from rlsdk.testing.rollout_plain import PlainModel
+from rlsdk.testing.process.models import ROUTED, write_tiny_model
+from rlsdk.testing.rollout.plain_model import PlainModel
 from rlsdk_fsdp.engine import FsdpTrainEngine
 
 BIAS = "model.layers.1.mlp.gate.e_score_correction_bias"

@@ -11,7 +11,7 @@ from comparing import EXACT, compare, good, reference, whole
 from worlds import NUM_ROWS, OBJECTIVES, OPTIM, Case
 
 from rlsdk.interfaces import Batch
-from rlsdk.testing.models import random_batch
+from rlsdk.testing.process.models import random_batch
 
 PARITY = [
     *((1, name) for name in ("all rows", "micro 3")),

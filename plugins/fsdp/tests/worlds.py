@@ -28,8 +28,8 @@ from rlsdk.interfaces import (
 )
 from rlsdk.kit.rendezvous import hold_port, init_process_group
 from rlsdk.kit.shared_memory import lent
-from rlsdk.testing.models import random_batch
-from rlsdk.testing.worlds import start_context
+from rlsdk.testing.process.models import random_batch
+from rlsdk.testing.process.worlds import start_context
 from rlsdk_fsdp.config import FsdpOptions
 
 NUM_ROWS = 11

@@ -14,7 +14,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from worlds import Case, run_world
 
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 
 with warnings.catch_warnings():
     # Megatron warns at import of packages that are not there; pytest makes errors of warnings.

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from rlsdk.interfaces import Batch
-from rlsdk.testing.models import random_batch
+from rlsdk.testing.process.models import random_batch
 
 NUM_ROWS = 11
 

@@ -14,7 +14,7 @@ from worlds import OBJECTIVES, Case, drive, share, spec_of
 
 from rlsdk.interfaces import Batch, Objective, ObjectiveResult, OptimSpec, RankContext, TrainSpec
 from rlsdk.kit.guarded_train import GuardedTrainEngine
-from rlsdk.testing.models import random_batch
+from rlsdk.testing.process.models import random_batch
 
 
 def start(ctx: RankContext, spec: TrainSpec) -> Any:

@@ -27,8 +27,8 @@ from rlsdk.interfaces import (
 )
 from rlsdk.kit.rendezvous import hold_port, init_process_group
 from rlsdk.kit.shared_memory import lent
-from rlsdk.testing.models import random_batch
-from rlsdk.testing.worlds import start_context
+from rlsdk.testing.process.models import random_batch
+from rlsdk.testing.process.worlds import start_context
 from rlsdk_megatron.config import MegatronOptions
 
 NUM_ROWS = 11

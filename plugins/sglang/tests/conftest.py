@@ -20,9 +20,9 @@ __import__("sitecustomize")
 import pytest  # noqa: E402
 from cases import Sglang  # noqa: E402
 
-from rlsdk.testing.models import write_tiny_model  # noqa: E402
-from rlsdk.testing.requirements import MARK  # noqa: E402
-from rlsdk.testing.rollout_lab import RolloutLab  # noqa: E402
+from rlsdk.testing.process.models import write_tiny_model  # noqa: E402
+from rlsdk.testing.rollout.lab import RolloutLab  # noqa: E402
+from rlsdk.testing.suites.requirements import MARK  # noqa: E402
 from rlsdk_sglang import adapter  # noqa: E402
 
 

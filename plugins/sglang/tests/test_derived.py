@@ -15,11 +15,11 @@ from torch import nn
 from rlsdk.interfaces import Box, RlsdkError, WeightSyncError, fingerprint
 from rlsdk.kit.staging import batches
 from rlsdk.sharding import GenericShardingManager
-from rlsdk.testing.local_groups import LocalGroup, RolloutHost
-from rlsdk.testing.models import ROUTED, write_tiny_model
-from rlsdk.testing.rollout_lab import whole_shards
-from rlsdk.testing.rollout_plain import PlainModel
-from rlsdk.testing.worker_updates import BUCKET_BYTES, largest_difference, row_ranks
+from rlsdk.testing.process.models import ROUTED, write_tiny_model
+from rlsdk.testing.rollout.lab import whole_shards
+from rlsdk.testing.rollout.plain_model import PlainModel
+from rlsdk.testing.rollout.worker_updates import BUCKET_BYTES, largest_difference, row_ranks
+from rlsdk.testing.sharding.local_groups import LocalGroup, RolloutHost
 from rlsdk_sglang import derived
 
 LATENT = {

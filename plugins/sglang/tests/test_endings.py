@@ -17,7 +17,7 @@ import pytest
 import zmq
 
 from rlsdk.interfaces import GenerationRequest, RlsdkError, SamplingParams
-from rlsdk.testing.rollout_lab import collect
+from rlsdk.testing.rollout.lab import collect
 from rlsdk_sglang.named_resources import SHARED, NamedResources, clear_leftovers
 
 KILLED = """

@@ -11,8 +11,8 @@ from cases import make_engine
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
 from rlsdk.interfaces import ConfigError
-from rlsdk.testing.models import write_tiny_model
-from rlsdk.testing.rollout_lab import RolloutLab, whole_shards
+from rlsdk.testing.process.models import write_tiny_model
+from rlsdk.testing.rollout.lab import RolloutLab, whole_shards
 from rlsdk_sglang.sampler import row_sampling
 
 KINDS = [

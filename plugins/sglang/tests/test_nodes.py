@@ -19,10 +19,10 @@ from cases import make_engine, on_gpus
 from rlsdk.interfaces import ConfigError, ModelSpec, RlsdkError, RolloutSpec, Workload
 from rlsdk.kit.other_nodes import free_port, num_here
 from rlsdk.kit.replica_devices import visible_devices
-from rlsdk.testing.local_companions import local_companions, look_until_error
-from rlsdk.testing.models import write_tiny_model
-from rlsdk.testing.rollout_plain import PlainModel
-from rlsdk.testing.worker_updates import check_foreseen, check_two_nodes
+from rlsdk.testing.process.local_companions import local_companions, look_until_error
+from rlsdk.testing.process.models import write_tiny_model
+from rlsdk.testing.rollout.plain_model import PlainModel
+from rlsdk.testing.rollout.worker_updates import check_foreseen, check_two_nodes
 from rlsdk_sglang import remote_answers
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.forecast import forecast

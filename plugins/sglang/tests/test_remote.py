@@ -18,7 +18,7 @@ import pytest
 from cases import make_engine
 
 from rlsdk.interfaces import Box, ConfigError, FinishReason, fingerprint
-from rlsdk.testing.rollout_lab import RolloutLab, pieces, whole_shards
+from rlsdk.testing.rollout.lab import RolloutLab, pieces, whole_shards
 from rlsdk_sglang.config import SglangOptions
 
 

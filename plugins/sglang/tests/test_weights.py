@@ -11,8 +11,8 @@ import torch
 
 from rlsdk.interfaces import RlsdkError, WeightSyncError
 from rlsdk.kit.weight_updates import join_fingerprints
-from rlsdk.testing.rollout_lab import collect, whole_shards
-from rlsdk.testing.rollout_outputs import tokens_of
+from rlsdk.testing.rollout.lab import collect, whole_shards
+from rlsdk.testing.rollout.outputs import tokens_of
 
 
 def test_fingerprints_are_of_the_memory_that_serves(lab: Any) -> None:

@@ -14,10 +14,9 @@ from cases import Sglang, make_engine
 
 from rlsdk.interfaces import Bucket, WeightSyncError, Workload
 from rlsdk.sharding import GenericShardingManager
-from rlsdk.testing.local_groups import LocalGroup, RolloutHost
-from rlsdk.testing.models import write_tiny_model
-from rlsdk.testing.rollout_plain import PlainModel
-from rlsdk.testing.worker_updates import (
+from rlsdk.testing.process.models import write_tiny_model
+from rlsdk.testing.rollout.plain_model import PlainModel
+from rlsdk.testing.rollout.worker_updates import (
     BUCKET_BYTES,
     CountedHost,
     bytes_held,
@@ -25,6 +24,7 @@ from rlsdk.testing.worker_updates import (
     check_workers_take_their_own,
     row_ranks,
 )
+from rlsdk.testing.sharding.local_groups import LocalGroup, RolloutHost
 from rlsdk_sglang.forecast import forecast
 
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}

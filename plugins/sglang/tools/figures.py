@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rlsdk.interfaces import RolloutEngine
 from rlsdk.testing import RolloutConformance
-from rlsdk.testing.rollout_lab import RolloutLab, pieces
+from rlsdk.testing.rollout.lab import RolloutLab, pieces
 from rlsdk_sglang.config import SglangOptions
 
 NUM_SAMPLES, NUM_TOKENS, ROUNDS = 256, 32, 3

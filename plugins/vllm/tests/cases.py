@@ -11,7 +11,7 @@ import pytest
 from rlsdk.interfaces import ModelSpec, RankContext, RlsdkError, RolloutSpec
 from rlsdk.kit.guarded_rollout import GuardedRolloutEngine
 from rlsdk.testing import RolloutConformance
-from rlsdk.testing.rollout_lab import RolloutLab
+from rlsdk.testing.rollout.lab import RolloutLab
 from rlsdk_vllm.config import VllmOptions
 from rlsdk_vllm.engine import VllmRolloutEngine
 

@@ -13,7 +13,7 @@ from cases import Asynchronous, InProcess
 
 from rlsdk.interfaces import ModelSpec, RankContext, RolloutSpec
 from rlsdk.testing import RolloutConformance
-from rlsdk.testing.rollout_lab import RolloutLab
+from rlsdk.testing.rollout.lab import RolloutLab
 from rlsdk_vllm import adapter
 from rlsdk_vllm.environment import prepare_environment
 

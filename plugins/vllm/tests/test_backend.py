@@ -10,7 +10,7 @@ import pytest
 from cases import make_engine
 
 from rlsdk.interfaces import ConfigError, Head, ModelSpec, RankContext, RolloutSpec
-from rlsdk.testing.models import ROUTED, write_tiny_model
+from rlsdk.testing.process.models import ROUTED, write_tiny_model
 from rlsdk_vllm import arguments
 from rlsdk_vllm.engine import VllmRolloutEngine
 
@@ -54,7 +54,7 @@ def test_raw_arguments_reach_the_engine(qwen2: Path) -> None:
 
 def test_a_model_that_vllm_refuses_is_a_config_error(tmp_path: Path) -> None:
     """Its CPU attention takes no heads of 16."""
-    from rlsdk.testing.models import write_tiny_model
+    from rlsdk.testing.process.models import write_tiny_model
 
     folder = write_tiny_model(tmp_path / "small", hidden_size=64, head_dim=16)
     with pytest.raises(ConfigError, match="heads have 16 dimensions; vLLM on a CPU takes"):
@@ -63,7 +63,7 @@ def test_a_model_that_vllm_refuses_is_a_config_error(tmp_path: Path) -> None:
 
 def test_a_model_that_vllm_builds_smaller_is_a_config_error(tmp_path: Path) -> None:
     """Its Qwen2 takes no notice of `head_dim`, and its loaders none of rows for which they have no place."""
-    from rlsdk.testing.models import write_tiny_model
+    from rlsdk.testing.process.models import write_tiny_model
 
     folder = write_tiny_model(tmp_path / "wide", hidden_size=128, head_dim=64)
     with pytest.raises(ConfigError, match=r"does not hold all of canonical tensor .*\.self_attn\.[kqv]_proj"):

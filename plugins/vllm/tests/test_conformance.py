@@ -7,7 +7,7 @@ from typing import Any
 import cases
 import psutil
 
-from rlsdk.testing.resources import children
+from rlsdk.testing.process.resources import children
 
 
 class TestVllm(cases.InProcess):

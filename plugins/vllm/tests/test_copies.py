@@ -12,10 +12,10 @@ import pytest
 from cases import make_engine
 
 from rlsdk.interfaces import RlsdkError, Workload
-from rlsdk.testing.local_companions import local_companions, look_until_error
-from rlsdk.testing.models import write_tiny_model
-from rlsdk.testing.rollout_plain import PlainModel
-from rlsdk.testing.worker_updates import (
+from rlsdk.testing.process.local_companions import local_companions, look_until_error
+from rlsdk.testing.process.models import write_tiny_model
+from rlsdk.testing.rollout.plain_model import PlainModel
+from rlsdk.testing.rollout.worker_updates import (
     bytes_held,
     check_foreseen,
     check_two_nodes,

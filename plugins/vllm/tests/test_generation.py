@@ -9,8 +9,8 @@ import pytest
 from cases import InProcess, make_engine
 
 from rlsdk.interfaces import Box, ConfigError, fingerprint
-from rlsdk.testing.models import write_tiny_model
-from rlsdk.testing.rollout_lab import RolloutLab, whole_shards
+from rlsdk.testing.process.models import write_tiny_model
+from rlsdk.testing.rollout.lab import RolloutLab, whole_shards
 
 KINDS = [
     {},

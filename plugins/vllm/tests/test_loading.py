@@ -12,10 +12,10 @@ from torch import nn
 
 from rlsdk.interfaces import Box, WeightSyncError, fingerprint
 from rlsdk.kit.weight_tracing import Piece
-from rlsdk.testing.models import ROUTED_GLM, write_tiny_model
-from rlsdk.testing.rollout_lab import whole_shards
-from rlsdk.testing.rollout_plain import PlainModel
-from rlsdk.testing.worker_updates import largest_difference
+from rlsdk.testing.process.models import ROUTED_GLM, write_tiny_model
+from rlsdk.testing.rollout.lab import whole_shards
+from rlsdk.testing.rollout.plain_model import PlainModel
+from rlsdk.testing.rollout.worker_updates import largest_difference
 from rlsdk_vllm import loader
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.interfaces import ModelSpec, RankContext, RolloutSpec, Workload
-from rlsdk.testing.models import write_tiny_model
-from rlsdk.testing.worker_updates import bytes_held
+from rlsdk.testing.process.models import write_tiny_model
+from rlsdk.testing.rollout.worker_updates import bytes_held
 from rlsdk_vllm.forecast import forecast
 
 

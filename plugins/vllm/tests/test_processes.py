@@ -17,8 +17,8 @@ import psutil
 sys.path.insert(0, sys.argv[1])
 from cases import Asynchronous, make_engine
 from rlsdk.interfaces import GenerationRequest, ModelSpec, RankContext, RlsdkError, RolloutSpec, SamplingParams
-from rlsdk.testing.rollout_lab import collect, whole_shards
-from rlsdk.testing.rollout_plain import PlainModel
+from rlsdk.testing.rollout.lab import collect, whole_shards
+from rlsdk.testing.rollout.plain_model import PlainModel
 from rlsdk_vllm.engine import VllmRolloutEngine
 
 model = Path(sys.argv[2])

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from rlsdk.interfaces import FinishReason, WeightSyncError
-from rlsdk.testing.rollout_lab import collect, pieces
-from rlsdk.testing.rollout_outputs import tokens_of
-from rlsdk.testing.rollout_scheduling import check_mixed_versions
+from rlsdk.testing.rollout.lab import collect, pieces
+from rlsdk.testing.rollout.outputs import tokens_of
+from rlsdk.testing.rollout.requirements.scheduling import check_mixed_versions
 
 
 def from_another_thread(work: Callable[[], object]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from cases import worker_of
 
 from rlsdk.interfaces import ConfigError, WeightShard, WeightSyncError
-from rlsdk.testing.rollout_lab import whole_shards
+from rlsdk.testing.rollout.lab import whole_shards
 from rlsdk_vllm import transfer
 
 

@@ -15,8 +15,8 @@ from cases import worker_of
 
 from rlsdk.interfaces import ConfigError, RlsdkError, WeightSyncError
 from rlsdk.kit.weight_updates import join_fingerprints
-from rlsdk.testing.rollout_lab import collect, whole_shards
-from rlsdk.testing.rollout_outputs import tokens_of
+from rlsdk.testing.rollout.lab import collect, whole_shards
+from rlsdk.testing.rollout.outputs import tokens_of
 from rlsdk_vllm.samples import Call
 from rlsdk_vllm.worker import WorkerExtension
 

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from rlsdk.interfaces import Bucket, WeightSyncError, Workload
 from rlsdk.sharding import GenericShardingManager
-from rlsdk.testing.local_groups import LocalGroup, RolloutHost
-from rlsdk.testing.models import write_tiny_model
-from rlsdk.testing.rollout_plain import PlainModel
-from rlsdk.testing.worker_updates import (
+from rlsdk.testing.process.models import write_tiny_model
+from rlsdk.testing.rollout.plain_model import PlainModel
+from rlsdk.testing.rollout.worker_updates import (
     BUCKET_BYTES,
     CountedHost,
     bytes_held,
@@ -24,6 +23,7 @@ from rlsdk.testing.worker_updates import (
     largest_difference,
     row_ranks,
 )
+from rlsdk.testing.sharding.local_groups import LocalGroup, RolloutHost
 from rlsdk_vllm import in_process
 from rlsdk_vllm.forecast import forecast
 

@@ -54,9 +54,9 @@ class Replica:
         import torch
 
         from rlsdk.interfaces import ModelSpec, RankContext, RolloutSpec
-        from rlsdk.testing.local_groups import LocalGroup, RolloutHost
-        from rlsdk.testing.rollout_plain import PlainModel
-        from rlsdk.testing.worker_updates import TWO_NODES
+        from rlsdk.testing.rollout.plain_model import PlainModel
+        from rlsdk.testing.rollout.worker_updates import TWO_NODES
+        from rlsdk.testing.sharding.local_groups import LocalGroup, RolloutHost
         from rlsdk_vllm import in_process
         from rlsdk_vllm.config import VllmOptions
         from rlsdk_vllm.engine import VllmRolloutEngine
@@ -98,7 +98,7 @@ class Replica:
 
     def sync(self, ways: tuple[str, str], version: int, plain: Any, engine: Any, rollout: Any, samples: bool) -> Any:
         """One update by these transports, of weights that no update before had."""
-        from rlsdk.testing.worker_updates import bytes_held, largest_difference, update_two_nodes
+        from rlsdk.testing.rollout.worker_updates import bytes_held, largest_difference, update_two_nodes
 
         report, train, state = update_two_nodes(plain, rollout, ways, version, "near")
         return {

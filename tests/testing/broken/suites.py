@@ -12,8 +12,8 @@ from typing import Any
 
 from broken import plugin
 from rlsdk.testing import RolloutConformance, ShardingConformance, TrainConformance
-from rlsdk.testing.models import write_tiny_model
-from rlsdk.testing.requirements import MARK
+from rlsdk.testing.process.models import write_tiny_model
+from rlsdk.testing.suites.requirements import MARK
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="rlsdk-broken-")
 _SHAPE = {"layers": 1, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1}

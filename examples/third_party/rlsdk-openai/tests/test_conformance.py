@@ -10,7 +10,7 @@ import pytest
 from small_server import Server
 
 from rlsdk.testing import RolloutConformance
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 
 
 @pytest.fixture(scope="module", autouse=True)

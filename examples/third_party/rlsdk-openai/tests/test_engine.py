@@ -27,7 +27,7 @@ from rlsdk.interfaces import (
     WorkerError,
 )
 from rlsdk.registry import Registry, Requirements, require
-from rlsdk.testing.models import write_tiny_model
+from rlsdk.testing.process.models import write_tiny_model
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,1 @@
+"""Requirements for rollout engines, a module for each thing that is asked."""

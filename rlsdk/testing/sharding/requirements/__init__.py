@@ -1,0 +1,1 @@
+"""Requirements for sharding managers, a module for each thing that is asked."""

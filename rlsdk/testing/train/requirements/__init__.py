@@ -1,0 +1,1 @@
+"""Requirements for train engines, a module for each thing that is asked."""
