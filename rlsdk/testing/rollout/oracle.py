@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 MOST_SAMPLES = 120
 """Largest number of samples per requirement that are compared with the plain model."""
 MOST_BY_ROUNDING = 1
-"""Number of seeded samples per requirement that may differ from earlier ones: if two tokens are equally probable except
-for rounding, the rest of the batch may decide."""
+"""Number of seeds per requirement whose samples may differ from earlier ones: if two tokens are equally probable except
+for rounding, the rest of the batch may decide, and decides the same whenever the same batch comes again."""
 
 
 @dataclass(eq=False)
@@ -92,8 +92,8 @@ class Oracle:
         return self.models[-1][1]
 
     def _changed(self, pairs: Sequence[tuple[Call, GenerationOutput]]) -> list[str]:
-        """Seeded samples that depend on the same things as earlier ones, but neither is a prefix of the other."""
-        faults = []
+        """Seeds whose samples depend on the same things as earlier ones, but neither is a prefix of the other."""
+        faults: dict[tuple[Any, ...], str] = {}
         for call, output in pairs:
             request = _request_of(call, output)
             sampling, given = request.sampling, request.response_ids
@@ -114,8 +114,8 @@ class Oracle:
             if known[:shared] == text[:shared]:
                 self.drawn[key] = max(known, text, key=len)
             else:
-                faults.append(f"sample {request.request_id!r}/{output.sample_index}: its seed gave other tokens before")
-        return faults
+                faults[key] = f"sample {request.request_id!r}/{output.sample_index}: its seed gave other tokens before"
+        return list(faults.values())
 
 
 def wrong_counts(engine: RecordingRolloutEngine) -> list[str]:
