@@ -10,7 +10,8 @@ from contextlib import suppress
 from typing import Any
 
 from rlsdk.cluster.logs import last_lines
-from rlsdk.cluster.messages import Call, CreateHost, WorkerInfo
+from rlsdk.cluster.messages import Call, CreateHost
+from rlsdk.cluster.worker_info import WorkerInfo
 from rlsdk.interfaces import WorkerError
 
 _IDLE_ANSWER_S = 5.0

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlsdk.cluster.messages import WorkerInfo
 from rlsdk.cluster.nodes import run_on_node
+from rlsdk.cluster.worker_info import WorkerInfo
 
 _TAIL_BYTES = 16 << 10
 _REMOTE_TIMEOUT_S = 30.0

@@ -26,10 +26,11 @@ from rlsdk.cluster.companions import RayCompanions
 from rlsdk.cluster.dispatch import MethodSpec, methods_of
 from rlsdk.cluster.engine_thread import EngineThread, run_into
 from rlsdk.cluster.environment import choose_gloo_interface
-from rlsdk.cluster.messages import Call, CreateHost, Failure, HostInfo, Packed, WorkerInfo
+from rlsdk.cluster.messages import Call, CreateHost, Failure, HostInfo, Packed
 from rlsdk.cluster.object_store import RayObjectStore
 from rlsdk.cluster.relay import Relayed, StoredAgain, pass_on
 from rlsdk.cluster.scratch import make_scratch_dir
+from rlsdk.cluster.worker_info import WorkerInfo
 from rlsdk.interfaces import ConfigError, Parallel, nearest
 from rlsdk.kit.companions import use_companions
 from rlsdk.kit.object_store import use_store
