@@ -35,9 +35,9 @@ from rich.table import Table
 
 from rlsdk.algorithms import PolicyObjective
 from rlsdk.cluster import Cluster, Join, PlacementSpec, PoolSpec, Split, WorkerGroup, dispatch
+from rlsdk.cluster.calls.handle import WorkerHandle
+from rlsdk.cluster.devices.worker_info import WorkerInfo
 from rlsdk.cluster.group import Member
-from rlsdk.cluster.handle import WorkerHandle
-from rlsdk.cluster.worker_info import WorkerInfo
 from rlsdk.interfaces import Batch, Objective, Parallel, RankContext
 
 HOST = "benchmarks.fake_workers:FakeHost"

@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlsdk.cluster.object_store import RayObjectStore
+from rlsdk.cluster.ray_cluster.object_store import RayObjectStore
 from rlsdk.interfaces import Bucket, QuantizedPiece, Relay, SyncReceipt, Transfer, WeightLayout, WeightShard
 from rlsdk.kit.object_store import use_store
 from rlsdk.kit.shared_memory import SHARED_WEIGHTS, share

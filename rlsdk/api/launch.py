@@ -77,8 +77,8 @@ def check_devices(resolved: Resolved) -> None:
     Raises:
         PlacementError: it has not; asked against available.
     """
-    from rlsdk.cluster.capacity import assign_nodes
-    from rlsdk.cluster.local import this_machine
+    from rlsdk.cluster.devices.capacity import assign_nodes
+    from rlsdk.cluster.ray_cluster.local import this_machine
     from rlsdk.trainer.roles.placement import placement_of
 
     ray, chosen = sys.modules.get("ray"), resolved.config.placement

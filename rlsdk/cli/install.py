@@ -27,7 +27,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 import rlsdk
 from rlsdk.cli.installer import Installer, Wanted, applicable, find_uv, installer_for, make_environment, run
-from rlsdk.cluster.ray_watchdog import MARK, RayWatchdog
+from rlsdk.cluster.ray_cluster.watchdog import MARK, RayWatchdog
 from rlsdk.diagnosis.examine import count_gpus
 from rlsdk.interfaces import ConfigError, PluginError, PluginLoadError, PluginNotFoundError
 from rlsdk.kit.atomic import atomic_write_json

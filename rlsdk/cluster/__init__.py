@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from rlsdk.cluster.background_start import BackgroundCluster
-from rlsdk.cluster.batch_ref import BatchRef
-from rlsdk.cluster.capacity import processors_notice
+from rlsdk.cluster.batches.batch_ref import BatchRef
+from rlsdk.cluster.calls.dispatch import Join, MethodSpec, Split, dispatch
+from rlsdk.cluster.calls.pending import Pending, wait_any
 from rlsdk.cluster.cluster import Cluster
-from rlsdk.cluster.dispatch import Join, MethodSpec, Split, dispatch
+from rlsdk.cluster.devices.capacity import processors_notice
+from rlsdk.cluster.devices.placement import PRESETS, PlacementSpec, PoolSpec, preset_placement
 from rlsdk.cluster.group import WorkerGroup
-from rlsdk.cluster.local import count_gpus
-from rlsdk.cluster.pending import Pending, wait_any
-from rlsdk.cluster.placement import PRESETS, PlacementSpec, PoolSpec, preset_placement
+from rlsdk.cluster.ray_cluster.local import count_gpus
 
 __all__ = [
     "PRESETS",

@@ -11,21 +11,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rlsdk.cluster.batch_ref import BatchRef
-from rlsdk.cluster.daemons import check_daemons, dead_daemon
-from rlsdk.cluster.environment import forwarded
+from rlsdk.cluster.batches.batch_ref import BatchRef
+from rlsdk.cluster.batches.stored_fields import StoredFields
+from rlsdk.cluster.calls.handle import WorkerHandle
+from rlsdk.cluster.calls.messages import CreateHost, HostInfo
+from rlsdk.cluster.calls.pending import Pending, Request
+from rlsdk.cluster.devices.placement import PlacementSpec
+from rlsdk.cluster.devices.rank_contexts import WorkerSettings, leading_devices, rank_contexts, rendezvous_address
 from rlsdk.cluster.group import Member, WorkerGroup
-from rlsdk.cluster.handle import WorkerHandle
-from rlsdk.cluster.local import LocalRay
-from rlsdk.cluster.messages import CreateHost, HostInfo
-from rlsdk.cluster.nodes import connect, run_on_nodes
-from rlsdk.cluster.object_store import RayObjectStore
-from rlsdk.cluster.pending import Pending, Request
-from rlsdk.cluster.placement import PlacementSpec
 from rlsdk.cluster.pools import WorkerPools
-from rlsdk.cluster.rank_contexts import WorkerSettings, leading_devices, rank_contexts, rendezvous_address
-from rlsdk.cluster.shared_folder import check_shared_folder
-from rlsdk.cluster.stored_fields import StoredFields
+from rlsdk.cluster.ray_cluster.daemons import check_daemons, dead_daemon
+from rlsdk.cluster.ray_cluster.environment import forwarded
+from rlsdk.cluster.ray_cluster.local import LocalRay
+from rlsdk.cluster.ray_cluster.nodes import connect, run_on_nodes
+from rlsdk.cluster.ray_cluster.object_store import RayObjectStore
+from rlsdk.cluster.ray_cluster.shared_folder import check_shared_folder
 from rlsdk.interfaces import Batch, ConfigError, RankContext, WorkerError
 from rlsdk.kit.interrupts import PATIENCE_S, is_interrupt
 from rlsdk.kit.object_store import use_store

@@ -7,15 +7,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.cluster.batch_ref import BatchRef
-from rlsdk.cluster.daemons import check_daemons
-from rlsdk.cluster.dispatch import Join, MethodSpec, Split, asks_whole_groups
-from rlsdk.cluster.handle import WorkerHandle
-from rlsdk.cluster.joining import joiner
-from rlsdk.cluster.messages import Call, Packed
-from rlsdk.cluster.peer import WorkerPeer
-from rlsdk.cluster.pending import Pending, Request, answer
-from rlsdk.cluster.relay import Relays, by_node
+from rlsdk.cluster.batches.batch_ref import BatchRef
+from rlsdk.cluster.calls.dispatch import Join, MethodSpec, Split, asks_whole_groups
+from rlsdk.cluster.calls.handle import WorkerHandle
+from rlsdk.cluster.calls.joining import joiner
+from rlsdk.cluster.calls.messages import Call, Packed
+from rlsdk.cluster.calls.pending import Pending, Request, answer
+from rlsdk.cluster.calls.relay import Relays, by_node
+from rlsdk.cluster.ray_cluster.daemons import check_daemons
+from rlsdk.cluster.workers.peer import WorkerPeer
 from rlsdk.interfaces import Batch, BatchError, ConfigError, Parallel, RankContext, nearest
 
 if TYPE_CHECKING:

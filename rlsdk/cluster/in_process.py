@@ -11,10 +11,10 @@ from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass
 from typing import Any
 
-from rlsdk.cluster.dispatch import MethodSpec, Split, asks_whole_groups, methods_of
-from rlsdk.cluster.engine_thread import EngineThread
-from rlsdk.cluster.joining import joiner
-from rlsdk.cluster.splitting import split_groups, split_near, split_rows
+from rlsdk.cluster.batches.splitting import split_groups, split_near, split_rows
+from rlsdk.cluster.calls.dispatch import MethodSpec, Split, asks_whole_groups, methods_of
+from rlsdk.cluster.calls.joining import joiner
+from rlsdk.cluster.workers.engine_thread import EngineThread
 from rlsdk.interfaces import Batch, ConfigError, DeadlineError, Parallel, nearest
 
 _CONCURRENT_CALLS = 8

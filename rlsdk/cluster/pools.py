@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rlsdk.cluster.handle import WorkerHandle
-from rlsdk.cluster.interpreter import check_interpreter, check_nodes
-from rlsdk.cluster.nodes import choose_nodes, find_down, run_on_nodes
-from rlsdk.cluster.pending import Pending, Request
-from rlsdk.cluster.placement import PlacementSpec, PoolSpec
-from rlsdk.cluster.rank_contexts import WorkerSettings
-from rlsdk.cluster.worker import DeviceWorker
+from rlsdk.cluster.calls.handle import WorkerHandle
+from rlsdk.cluster.calls.pending import Pending, Request
+from rlsdk.cluster.devices.placement import PlacementSpec, PoolSpec
+from rlsdk.cluster.devices.rank_contexts import WorkerSettings
+from rlsdk.cluster.ray_cluster.interpreter import check_interpreter, check_nodes
+from rlsdk.cluster.ray_cluster.nodes import choose_nodes, find_down, run_on_nodes
+from rlsdk.cluster.workers.worker import DeviceWorker
 from rlsdk.interfaces import PlacementError, WorkerError
 from rlsdk.system.import_path import import_folders
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlsdk.cluster import PlacementSpec
-from rlsdk.cluster.capacity import NodeCapacity, assign_nodes
-from rlsdk.cluster.rank_contexts import leading_devices
+from rlsdk.cluster.devices.capacity import NodeCapacity, assign_nodes
+from rlsdk.cluster.devices.rank_contexts import leading_devices
 from rlsdk.interfaces import RankContext
 
 

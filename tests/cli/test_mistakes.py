@@ -171,7 +171,7 @@ def test_devices_that_are_not_there_are_said_before_a_run_has_a_folder(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("rlsdk.cluster.local.count_gpus", lambda: 0)
+    monkeypatch.setattr("rlsdk.cluster.ray_cluster.local.count_gpus", lambda: 0)
     before = sorted(folder.iterdir())
     main_exits_with(2, ["train", *TASK, "--placement.device", "cuda"])
     printed = capsys.readouterr()

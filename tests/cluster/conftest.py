@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 from rlsdk.cluster import Cluster, PlacementSpec, PoolSpec, WorkerGroup
-from rlsdk.cluster.local import LocalRay
+from rlsdk.cluster.ray_cluster.local import LocalRay
 
 # The machine is shared with the workers that other tests keep busy.
 settings.register_profile("cluster", deadline=None)

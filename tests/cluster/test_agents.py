@@ -10,8 +10,8 @@ from contextlib import suppress
 
 import psutil
 
-from rlsdk.cluster import agents
-from rlsdk.cluster.local import LocalRay
+from rlsdk.cluster.ray_cluster import agents
+from rlsdk.cluster.ray_cluster.local import LocalRay
 
 RAYLET = ["raylet", "--dashboard_agent_command=python agent.py --minimal",
           "--runtime_env_agent_command=python main.py --port=1", "--head"]  # fmt: skip

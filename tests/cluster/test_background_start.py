@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 
 from rlsdk.cluster import BackgroundCluster, Cluster
-from rlsdk.cluster.local import own_signal_handlers
+from rlsdk.cluster.ray_cluster.local import own_signal_handlers
 from rlsdk.interfaces import PlacementError
 from rlsdk.kit import interrupts
 

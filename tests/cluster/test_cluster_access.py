@@ -17,7 +17,7 @@ import pytest
 import ray
 
 from rlsdk.cluster import Cluster, PlacementSpec, PoolSpec, WorkerGroup
-from rlsdk.cluster.local import LocalRay, temporary_parent
+from rlsdk.cluster.ray_cluster.local import LocalRay, temporary_parent
 
 Found = TypeVar("Found")
 

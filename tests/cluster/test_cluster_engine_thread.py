@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlsdk.cluster.engine_thread import EngineThread
+from rlsdk.cluster.workers.engine_thread import EngineThread
 
 
 def held() -> Counter[str]:

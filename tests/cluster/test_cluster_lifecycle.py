@@ -18,7 +18,8 @@ import pytest
 DRIVER = """
 import os, signal, sys, time
 import psutil
-from rlsdk.cluster import Cluster, local, preset_placement
+from rlsdk.cluster import Cluster, preset_placement
+from rlsdk.cluster.ray_cluster import local
 
 def changed(*_):
     raise TypeError("Ray's inside has changed")

@@ -14,8 +14,8 @@ import pytest
 import ray
 
 from rlsdk.cluster import Cluster, PlacementSpec, PoolSpec
-from rlsdk.cluster.local import LocalRay
-from rlsdk.cluster.nodes import choose_nodes, find_down, node_capacities, run_on_nodes
+from rlsdk.cluster.ray_cluster.local import LocalRay
+from rlsdk.cluster.ray_cluster.nodes import choose_nodes, find_down, node_capacities, run_on_nodes
 from rlsdk.interfaces import PlacementError, WorkerError
 from rlsdk.kit.replica_devices import visible_devices
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlsdk.cluster import PRESETS, PlacementSpec, PoolSpec, preset_placement
-from rlsdk.cluster.capacity import NodeCapacity, assign_nodes
+from rlsdk.cluster.devices.capacity import NodeCapacity, assign_nodes
 from rlsdk.interfaces import ConfigError, PlacementError
 
 ROLES = ("actor", "rollout", "ref", "critic", "reward")

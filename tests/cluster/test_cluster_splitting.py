@@ -12,9 +12,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rlsdk.cluster import BatchRef, Join, MethodSpec, Split
-from rlsdk.cluster.joining import joiner
-from rlsdk.cluster.splitting import as_run, longest_first, split_groups, split_near, split_rows
-from rlsdk.cluster.stored_fields import StoredFields
+from rlsdk.cluster.batches.splitting import as_run, longest_first, split_groups, split_near, split_rows
+from rlsdk.cluster.batches.stored_fields import StoredFields
+from rlsdk.cluster.calls.joining import joiner
 from rlsdk.interfaces import Batch, BatchError
 
 CutRows = Callable[[list[int], int], list[list[int]]]

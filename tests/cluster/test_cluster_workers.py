@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from rlsdk.cluster import Cluster, PlacementSpec, PoolSpec, WorkerGroup
-from rlsdk.cluster.local import LocalRay
-from rlsdk.cluster.scratch import make_scratch_dir
+from rlsdk.cluster.ray_cluster.local import LocalRay
+from rlsdk.cluster.workers.scratch import make_scratch_dir
 from rlsdk.interfaces import ConfigError, Peer
 
 MakeGroup = Callable[..., WorkerGroup]

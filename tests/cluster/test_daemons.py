@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlsdk.cluster.daemons import check_daemons, dead_daemon, watch_daemons
+from rlsdk.cluster.ray_cluster.daemons import check_daemons, dead_daemon, watch_daemons
 from rlsdk.interfaces import WorkerError
 
 BYTES = 256 << 20

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from rlsdk.cluster import Cluster, PlacementSpec, PoolSpec, WorkerGroup, processors_notice
-from rlsdk.cluster.driver import ANOTHER_CLUSTER_S, become_driver, own_cluster_variables
-from rlsdk.cluster.local import temporary_parent
+from rlsdk.cluster.ray_cluster.driver import ANOTHER_CLUSTER_S, become_driver, own_cluster_variables
+from rlsdk.cluster.ray_cluster.local import temporary_parent
 from rlsdk.interfaces import PlacementError
 
 OF_ANOTHER = {
@@ -31,7 +31,7 @@ from rlsdk.cluster import Cluster, preset_placement
 with Cluster.start(preset_placement("colocate_all", ["actor"], devices_per_node=1), timeout_s=120) as cluster:
     print("ZERO", cluster.create_group("actor", "cluster_hosts:EchoHost").run("zero"))
 """
-CONNECT = "from rlsdk.cluster.access import check_loopback; check_loopback()"
+CONNECT = "from rlsdk.cluster.ray_cluster.access import check_loopback; check_loopback()"
 
 
 def test_variables_of_another_cluster_have_no_effect_and_are_named() -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import rlsdk
-from rlsdk.cluster.environment import address_of, choose_gloo_interface, forwarded, interface_of
-from rlsdk.cluster.installed import installed
-from rlsdk.cluster.interpreter import ask_interpreter, check_nodes
-from rlsdk.cluster.shared_folder import check_shared_folder
+from rlsdk.cluster.ray_cluster.environment import address_of, choose_gloo_interface, forwarded, interface_of
+from rlsdk.cluster.ray_cluster.installed import installed
+from rlsdk.cluster.ray_cluster.interpreter import ask_interpreter, check_nodes
+from rlsdk.cluster.ray_cluster.shared_folder import check_shared_folder
 from rlsdk.interfaces import ConfigError, PlacementError
 
 HERE = {"NCCL_DEBUG": "INFO", "GLOO_SOCKET_IFNAME": "eth1", "HF_HOME": "/hf", "HF_TOKEN": "secret", "HOME": "/root"}
@@ -124,7 +124,7 @@ def test_another_environment_answers_the_same_question(tmp_path: Path) -> None:
 def test_an_interpreter_that_gives_no_answer_is_described(
     script: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlsdk.cluster.interpreter._TIMEOUT_S", 1.0 if "sleep" in script else 60.0)
+    monkeypatch.setattr("rlsdk.cluster.ray_cluster.interpreter._TIMEOUT_S", 1.0 if "sleep" in script else 60.0)
     (tmp_path / "python").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "python").chmod(0o700)
     assert ask_interpreter(str(tmp_path / "python")) == said

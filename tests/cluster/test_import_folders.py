@@ -27,7 +27,7 @@ with Cluster.start(placement, timeout_s=60, address=address) as cluster:
 CLUSTER = """
 import sys
 from rlsdk.cluster import PlacementSpec, PoolSpec
-from rlsdk.cluster.local import LocalRay
+from rlsdk.cluster.ray_cluster.local import LocalRay
 here = LocalRay(PlacementSpec(pools=(PoolSpec(name="all", devices_per_node=(2,)),), roles={}))
 print(here._node.address, here.folder, flush=True)
 sys.stdin.read()

@@ -11,8 +11,8 @@ import pytest
 import ray
 
 from rlsdk.cluster import WorkerGroup
-from rlsdk.cluster.messages import Call
-from rlsdk.cluster.pending import Pending, Request
+from rlsdk.cluster.calls.messages import Call
+from rlsdk.cluster.calls.pending import Pending, Request
 from rlsdk.interfaces import BatchError, DeadlineError
 
 CALLS = 300

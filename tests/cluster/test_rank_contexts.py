@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rlsdk.cluster.placement import PlacementSpec, PoolSpec
-from rlsdk.cluster.rank_contexts import WorkerSettings, leading_devices, rank_contexts
-from rlsdk.cluster.worker_info import WorkerInfo
+from rlsdk.cluster.devices.placement import PlacementSpec, PoolSpec
+from rlsdk.cluster.devices.rank_contexts import WorkerSettings, leading_devices, rank_contexts
+from rlsdk.cluster.devices.worker_info import WorkerInfo
 from rlsdk.interfaces import ConfigError
 from rlsdk.planning.places import place
 

@@ -14,10 +14,11 @@ import pytest
 import ray
 import torch
 
-from rlsdk.cluster import Cluster, WorkerGroup, relay
-from rlsdk.cluster.batch_ref import StoredRows
-from rlsdk.cluster.messages import Call, Failure
-from rlsdk.cluster.relay import UNANSWERED, Relayed, Relays, StoredAgain, pass_on
+from rlsdk.cluster import Cluster, WorkerGroup
+from rlsdk.cluster.batches.batch_ref import StoredRows
+from rlsdk.cluster.calls import relay
+from rlsdk.cluster.calls.messages import Call, Failure
+from rlsdk.cluster.calls.relay import UNANSWERED, Relayed, Relays, StoredAgain, pass_on
 from rlsdk.interfaces import Batch, BatchError, DeadlineError, WorkerError
 
 MakeGroup = Callable[..., WorkerGroup]

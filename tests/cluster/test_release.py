@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import ray
 
-from rlsdk.cluster import PlacementSpec, PoolSpec, nodes
-from rlsdk.cluster.capacity import NodeCapacity
+from rlsdk.cluster import PlacementSpec, PoolSpec
+from rlsdk.cluster.devices.capacity import NodeCapacity
+from rlsdk.cluster.ray_cluster import nodes
 from rlsdk.interfaces import PlacementError
 
 PLACEMENT = PlacementSpec(pools=(PoolSpec(name="wide", devices_per_node=(3,)),), roles={"actor": "wide"})

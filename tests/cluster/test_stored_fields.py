@@ -12,10 +12,10 @@ import pytest
 import ray
 import torch
 
-from rlsdk.cluster.batch_ref import BatchRef
+from rlsdk.cluster.batches.batch_ref import BatchRef
+from rlsdk.cluster.batches.stored_fields import StoredFields
+from rlsdk.cluster.calls.messages import Call
 from rlsdk.cluster.group import Member, WorkerGroup
-from rlsdk.cluster.messages import Call
-from rlsdk.cluster.stored_fields import StoredFields
 from rlsdk.interfaces import Batch, Parallel, RankContext
 
 
@@ -71,7 +71,7 @@ def group_on(store: Store, nodes: Sequence[str], *, tp_size: int = 1) -> WorkerG
         )
         for rank, node in enumerate(nodes)
     ]
-    from rlsdk.cluster.dispatch import methods_of
+    from rlsdk.cluster.calls.dispatch import methods_of
 
     return WorkerGroup(
         "actor", members, methods_of(TrainHost), put=lambda batch: BatchRef.of(batch, store.fields), timeout_s=1

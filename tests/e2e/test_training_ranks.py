@@ -26,7 +26,7 @@ from rlsdk.api.launch import launch
 from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings
 from rlsdk.cluster import PlacementSpec, PoolSpec
-from rlsdk.cluster.local import LocalRay
+from rlsdk.cluster.ray_cluster.local import LocalRay
 from rlsdk.rollouts.journal import account, lines
 from rlsdk.trainer.tracking.stopping import StopFlag
 from rlsdk.trainer.tracking.trackers import read_metrics

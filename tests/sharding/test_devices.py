@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from sharding_cases import random_tensors, whole_target
 
-from rlsdk.cluster.placement import PoolSpec
-from rlsdk.cluster.rank_contexts import WorkerSettings, rank_contexts
-from rlsdk.cluster.worker_info import WorkerInfo
+from rlsdk.cluster.devices.placement import PoolSpec
+from rlsdk.cluster.devices.rank_contexts import WorkerSettings, rank_contexts
+from rlsdk.cluster.devices.worker_info import WorkerInfo
 from rlsdk.interfaces import RankContext, WeightLayout
 from rlsdk.sharding import GenericShardingManager
 from rlsdk.sharding.cuda_ipc import CudaIpcTransport

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlsdk.cluster.daemons import controller_seconds
+from rlsdk.cluster.ray_cluster.daemons import controller_seconds
 from rlsdk.config import ScheduleConfig
 from rlsdk.data import PromptStream
 from rlsdk.rollouts import Finished, Group, GroupTask, Published, RolloutStream, Schedule, Updated

@@ -12,7 +12,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Protocol
 
 from rlsdk.cluster import Cluster, WorkerGroup
-from rlsdk.cluster.daemons import dead_daemon
+from rlsdk.cluster.ray_cluster.daemons import dead_daemon
 from rlsdk.interfaces import SyncReport
 from rlsdk.rollouts.health import Event, Health, State
 from rlsdk.trainer.roles.rank_sync import MakeManager, RanksGoneError, RankSync

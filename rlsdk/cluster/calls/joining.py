@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.cluster.dispatch import Join, MethodSpec, Split
+from rlsdk.cluster.calls.dispatch import Join, MethodSpec, Split
 from rlsdk.interfaces import Batch, BatchError, rejoin
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rlsdk.cluster.access import environment
+from rlsdk.cluster.ray_cluster.access import environment
 from rlsdk.interfaces import PlacementError
 from rlsdk.system.import_path import PYTHON_PATH, SAFE_PATH, clean_python_path
 

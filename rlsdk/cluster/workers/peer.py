@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rlsdk.cluster.messages import Call, Failure
-from rlsdk.cluster.worker import local_host
+from rlsdk.cluster.calls.messages import Call, Failure
+from rlsdk.cluster.workers.worker import local_host
 from rlsdk.interfaces import DeadlineError, WorkerError
 from rlsdk.kit.progress import advance
 

@@ -21,16 +21,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlsdk.cluster.batch_ref import StoredRows
-from rlsdk.cluster.companions import RayCompanions
-from rlsdk.cluster.dispatch import MethodSpec, methods_of
-from rlsdk.cluster.engine_thread import EngineThread, run_into
-from rlsdk.cluster.environment import choose_gloo_interface
-from rlsdk.cluster.messages import Call, CreateHost, Failure, HostInfo, Packed
-from rlsdk.cluster.object_store import RayObjectStore
-from rlsdk.cluster.relay import Relayed, StoredAgain, pass_on
-from rlsdk.cluster.scratch import make_scratch_dir
-from rlsdk.cluster.worker_info import WorkerInfo
+from rlsdk.cluster.batches.batch_ref import StoredRows
+from rlsdk.cluster.calls.dispatch import MethodSpec, methods_of
+from rlsdk.cluster.calls.messages import Call, CreateHost, Failure, HostInfo, Packed
+from rlsdk.cluster.calls.relay import Relayed, StoredAgain, pass_on
+from rlsdk.cluster.devices.worker_info import WorkerInfo
+from rlsdk.cluster.ray_cluster.environment import choose_gloo_interface
+from rlsdk.cluster.ray_cluster.object_store import RayObjectStore
+from rlsdk.cluster.workers.companions import RayCompanions
+from rlsdk.cluster.workers.engine_thread import EngineThread, run_into
+from rlsdk.cluster.workers.scratch import make_scratch_dir
 from rlsdk.interfaces import ConfigError, Parallel, nearest
 from rlsdk.kit.companions import use_companions
 from rlsdk.kit.object_store import use_store

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from rlsdk.cluster.placement import PoolSpec
-from rlsdk.cluster.worker_info import WorkerInfo
+from rlsdk.cluster.devices.placement import PoolSpec
+from rlsdk.cluster.devices.worker_info import WorkerInfo
 from rlsdk.interfaces import ConfigError, RankContext
 
 

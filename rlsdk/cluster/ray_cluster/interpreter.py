@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rlsdk.cluster import installed
-from rlsdk.cluster.nodes import run_on_nodes
+from rlsdk.cluster.ray_cluster import installed
+from rlsdk.cluster.ray_cluster.nodes import run_on_nodes
 from rlsdk.interfaces import ConfigError
 from rlsdk.system.import_path import child_environment
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlsdk.cluster.daemons import check_daemons
-from rlsdk.cluster.handle import WorkerHandle, first_dead, shortest_idle
-from rlsdk.cluster.messages import Failure
-from rlsdk.cluster.relay import Gone
+from rlsdk.cluster.calls.handle import WorkerHandle, first_dead, shortest_idle
+from rlsdk.cluster.calls.messages import Failure
+from rlsdk.cluster.calls.relay import Gone
+from rlsdk.cluster.ray_cluster.daemons import check_daemons
 from rlsdk.interfaces import DeadlineError, WorkerError
 
 _LOOK_ROUND_S = 0.5
@@ -28,7 +28,7 @@ class Request:
     role: str
     rank: int
     relayed: tuple[Request, ...] = ()
-    """Requests whose answers arrive with this one, itself included (`rlsdk.cluster.relay`)."""
+    """Requests whose answers arrive with this one, itself included (`rlsdk.cluster.calls.relay`)."""
 
     @property
     def each(self) -> tuple[Request, ...]:

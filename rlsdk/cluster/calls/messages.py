@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlsdk.cluster.dispatch import MethodSpec
+from rlsdk.cluster.calls.dispatch import MethodSpec
 from rlsdk.interfaces import Parallel, RankContext, RlsdkError, WorkerError
 
 

@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlsdk.cluster.batch_ref import StoredRows
-from rlsdk.cluster.handle import WorkerHandle
-from rlsdk.cluster.messages import Call, Failure
+from rlsdk.cluster.batches.batch_ref import StoredRows
+from rlsdk.cluster.calls.handle import WorkerHandle
+from rlsdk.cluster.calls.messages import Call, Failure
 
 RELAY_RANKS = 16
 """Smallest number of called ranks for which calls are relayed; below it, direct calls are faster."""

@@ -15,7 +15,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rlsdk.cluster.access import (
+from rlsdk.cluster.devices.capacity import NodeCapacity, assign_nodes
+from rlsdk.cluster.devices.placement import PlacementSpec
+from rlsdk.cluster.ray_cluster.access import (
     LOOPBACK,
     check_loopback,
     closed_to_strangers,
@@ -23,12 +25,10 @@ from rlsdk.cluster.access import (
     read_access_again,
     write_token,
 )
-from rlsdk.cluster.agents import free_port, light_agents, own_process_groups
-from rlsdk.cluster.capacity import NodeCapacity, assign_nodes
-from rlsdk.cluster.daemons import dead_daemon, watch_daemons
-from rlsdk.cluster.driver import become_driver, check_no_client, own_cluster_variables
-from rlsdk.cluster.placement import PlacementSpec
-from rlsdk.cluster.ray_watchdog import MARK, RayWatchdog
+from rlsdk.cluster.ray_cluster.agents import free_port, light_agents, own_process_groups
+from rlsdk.cluster.ray_cluster.daemons import dead_daemon, watch_daemons
+from rlsdk.cluster.ray_cluster.driver import become_driver, check_no_client, own_cluster_variables
+from rlsdk.cluster.ray_cluster.watchdog import MARK, RayWatchdog
 from rlsdk.interfaces import PlacementError, RlsdkError, WorkerError
 from rlsdk.system.import_path import child_environment
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from rlsdk.cluster.environment import address_of, choose_gloo_interface
-from rlsdk.cluster.messages import Failure
+from rlsdk.cluster.calls.messages import Failure
+from rlsdk.cluster.ray_cluster.environment import address_of, choose_gloo_interface
 from rlsdk.interfaces import WorkerError
 from rlsdk.system.import_path import SAFE_PATH, add_import_folders, import_folders
 

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlsdk.cluster.nodes import run_on_node
-from rlsdk.cluster.worker_info import WorkerInfo
+from rlsdk.cluster.devices.worker_info import WorkerInfo
+from rlsdk.cluster.ray_cluster.nodes import run_on_node
 
 _TAIL_BYTES = 16 << 10
 _REMOTE_TIMEOUT_S = 30.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rlsdk.cluster.placement import PlacementSpec, PoolSpec
+from rlsdk.cluster.devices.placement import PlacementSpec, PoolSpec
 from rlsdk.interfaces import PlacementError
 from rlsdk.kit.quantities import counted
 

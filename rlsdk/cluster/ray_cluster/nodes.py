@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from rlsdk.cluster.access import is_authenticated
-from rlsdk.cluster.capacity import NodeCapacity, assign_nodes
-from rlsdk.cluster.driver import become_driver, check_no_client
-from rlsdk.cluster.local import LocalRay, own_signal_handlers
-from rlsdk.cluster.placement import PlacementSpec
+from rlsdk.cluster.devices.capacity import NodeCapacity, assign_nodes
+from rlsdk.cluster.devices.placement import PlacementSpec
+from rlsdk.cluster.ray_cluster.access import is_authenticated
+from rlsdk.cluster.ray_cluster.driver import become_driver, check_no_client
+from rlsdk.cluster.ray_cluster.local import LocalRay, own_signal_handlers
 from rlsdk.interfaces import PlacementError, WorkerError
 
 _log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.cluster.splitting import as_run, split_groups, split_near, split_rows
-from rlsdk.cluster.stored_fields import Piece, StoredFields, merged
+from rlsdk.cluster.batches.splitting import as_run, split_groups, split_near, split_rows
+from rlsdk.cluster.batches.stored_fields import Piece, StoredFields, merged
 from rlsdk.interfaces import BatchError
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from rlsdk.cluster.logs import last_lines
-from rlsdk.cluster.messages import Call, CreateHost
-from rlsdk.cluster.worker_info import WorkerInfo
+from rlsdk.cluster.calls.messages import Call, CreateHost
+from rlsdk.cluster.calls.worker_logs import last_lines
+from rlsdk.cluster.devices.worker_info import WorkerInfo
 from rlsdk.interfaces import WorkerError
 
 _IDLE_ANSWER_S = 5.0

@@ -1,0 +1,1 @@
+"""Calls of a host's method on the ranks of its group: sent, forwarded, awaited and joined."""
