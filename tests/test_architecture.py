@@ -48,6 +48,7 @@ the built-ins and the reference engines: they are found like any plugin's."""
 FLOORS: dict[str, tuple[str, ...]] = {
     "algorithms": (".", "advantages", "losses", "objectives"),
     "cli": (".", "commands"),
+    "cluster": ("devices", "ray_cluster", "batches", "calls", "workers"),
     "trainer": (
         "checkpoints",
         "tracking",
@@ -76,7 +77,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
 their own. Without `.` these are above all folders. The room's `__init__` is above everything."""
 MAX_FILES = 25
 """In a folder."""
-TOO_FULL = {"cli", "cluster", "config", "kit", "rewards", "sharding"}
+TOO_FULL = {"cli", "config", "kit", "rewards", "sharding"}
 """Rooms that have no folders yet."""
 
 LIBRARIES: dict[str, set[str]] = {

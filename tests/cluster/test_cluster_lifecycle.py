@@ -69,7 +69,7 @@ class Driver:
     def lasting(self) -> list[psutil.Process]:
         """Processes that live as long as the cluster. Others come and go: Ray's idle workers and looks at the hardware,
         and what any of them has just forked, under its parent's name and command."""
-        daemons = [self.own(word) for word in ("/gcs_server", "/raylet", "ray_watchdog.py")]
+        daemons = [self.own(word) for word in ("/gcs_server", "/raylet", "ray_cluster/watchdog.py")]
         return [*daemons, self.worker, self.started]
 
     def own(self, word: str) -> psutil.Process:
@@ -186,7 +186,7 @@ def test_a_run_whose_daemon_dies_says_so_and_ends_within_seconds(name: str, star
 
 def test_program_and_watchdog_killed_at_once_leave_nothing(start: Start) -> None:
     driver = start("wait")
-    driver.own("ray_watchdog.py").kill()
+    driver.own("ray_cluster/watchdog.py").kill()
     driver.process.kill()
     driver.process.communicate(timeout=60)
     assert driver.survivors() == []
