@@ -6,14 +6,9 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @contextmanager
@@ -51,21 +46,6 @@ def atomic_write_text(path: Path, text: str) -> None:
 def atomic_write_json(path: Path, value: object) -> None:
     """See `atomic_write_bytes`; indented JSON."""
     atomic_write_text(path, json.dumps(value, indent=1) + "\n")
-
-
-def atomic_write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] = MappingProxyType({"format": "pt"})
-) -> None:
-    """Writes safetensors; see `atomic_path`. Tensors may be on any device and of any layout, but must not share
-    memory."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    with atomic_path(path) as draft:
-        try:
-            save_file({name: t.detach().contiguous() for name, t in tensors.items()}, draft, metadata=dict(metadata))
-        except SafetensorError as error:
-            raise as_os_error(error, path) from error
 
 
 def as_os_error(error: Exception, path: Path) -> Exception:

@@ -30,7 +30,7 @@ from rlsdk.interfaces import (
     WeightLayout,
     WeightShard,
 )
-from rlsdk.kit.atomic import atomic_write_json, atomic_write_tensors
+from rlsdk.kit.atomic_files import atomic_write_json, atomic_write_tensors
 from rlsdk.kit.export import ExportedTensor, in_dtype, write_model
 from rlsdk.kit.hf import build_model, canonical_parameters, persistent_buffers
 from rlsdk.kit.memory_parts import TRAIN_PARTS

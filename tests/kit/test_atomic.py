@@ -10,14 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from rlsdk.kit.atomic import (
     atomic_path,
     atomic_write_bytes,
     atomic_write_json,
-    atomic_write_tensors,
     atomic_write_text,
 )
 
@@ -42,14 +39,6 @@ def test_content_is_replaced_and_no_draft_stays(tmp_path: Path) -> None:
 def test_json_can_be_read_back(tmp_path: Path) -> None:
     atomic_write_json(tmp_path / "a.json", {"steps": [1, 2.5, None]})
     assert json.loads((tmp_path / "a.json").read_text()) == {"steps": [1, 2.5, None]}
-
-
-def test_tensors_of_any_stride_can_be_read_back(tmp_path: Path) -> None:
-    tensors = {"t": torch.arange(6).view(2, 3).T, "b": torch.ones(3, dtype=torch.bfloat16), "s": torch.tensor(2.0)}
-    atomic_write_tensors(tmp_path / "a.safetensors", tensors)
-    found = load_file(tmp_path / "a.safetensors")
-    assert found.keys() == tensors.keys()
-    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
 
 
 def test_a_writer_that_raises_leaves_the_old_content(tmp_path: Path) -> None:
