@@ -33,9 +33,9 @@ from rich.console import Console
 from rich.table import Table
 
 from rlsdk.cluster import Cluster, Join, PlacementSpec, PoolSpec, Split, WorkerGroup, dispatch
+from rlsdk.cluster.batches.balance import balanced_partition
 from rlsdk.cluster.group import Member
 from rlsdk.interfaces import Batch, GenerationRequest, Parallel, RankContext, SamplingParams
-from rlsdk.kit.balance import balanced_partition
 
 HOST = "benchmarks.controller_overhead:IdleHost"
 PROCESSES = 8

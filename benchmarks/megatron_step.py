@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import Batch, ModelSpec, Objective, ObjectiveResult, OptimSpec, RankContext, TrainSpec
-from rlsdk.kit.rendezvous import hold_port
+from rlsdk.kit.ranks.rendezvous import hold_port
 from rlsdk.testing.process.models import write_tiny_model
 
 

@@ -123,7 +123,7 @@ def train_rank(case: Case, size: Size, model: str, rank: int, shown: int, ports:
 
     from rlsdk.algorithms import PolicyObjective
     from rlsdk.interfaces import BackendKind, Batch, ModelSpec, OptimSpec, RankContext, TrainSpec, Workload
-    from rlsdk.kit.rendezvous import hold_port
+    from rlsdk.kit.ranks.rendezvous import hold_port
     from rlsdk.registry import Registry
 
     torch.set_num_threads(1)

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from rlsdk.cluster.ray_cluster.object_store import RayObjectStore
 from rlsdk.interfaces import Bucket, QuantizedPiece, Relay, SyncReceipt, Transfer, WeightLayout, WeightShard
-from rlsdk.kit.object_store import use_store
-from rlsdk.kit.shared_memory import SHARED_WEIGHTS, share
+from rlsdk.kit.ranks.object_store import use_store
+from rlsdk.kit.ranks.shared_memory import SHARED_WEIGHTS, share
 from rlsdk.sharding import WeightSource, WeightTarget
 from rlsdk.testing.sharding.tensor_engines import TensorRolloutEngine, TensorTrainEngine
 

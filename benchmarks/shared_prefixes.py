@@ -1,7 +1,7 @@
 """Forward and backward of groups that share a prompt: `python -m benchmarks.shared_prefixes [--json PATH]`.
 
 A Llama of random weights on the CPU, one thread, in three forms: rows padded to a rectangle; packed, every row whole;
-packed, each prefix once (`rlsdk.kit.prefixes`). CPU milliseconds, best of the rounds, which take turns. "at best" is
+packed, each prefix once (`rlsdk.kit.model.prefixes`). CPU milliseconds, best of the rounds, which take turns. "at best" is
 the share of the tokens that are distinct: what the time would fall to if linear layers were all there is. "difference"
 is that of the whole gradient from the rectangle's, relative to its norm.
 """
@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from rlsdk.interfaces import Batch, Head, ModelSpec
-from rlsdk.kit import outputs
-from rlsdk.kit.hf import build_model
-from rlsdk.kit.prefixes import Prefixes, distinct_prefixes
+from rlsdk.kit.model import outputs
+from rlsdk.kit.model.hf import build_model
+from rlsdk.kit.model.prefixes import Prefixes, distinct_prefixes
 from rlsdk.testing.process.models import write_tiny_model
 
 GROUPS, SAMPLES, RESPONSE = 2, 8, 96

@@ -20,7 +20,7 @@ from statistics import mean, stdev
 from rich.console import Console
 from rich.table import Table
 
-from rlsdk.kit.atomic import atomic_write_text
+from rlsdk.system.atomic import atomic_write_text
 from rlsdk.trainer.tracking.trackers import read_metrics
 from rlsdk.views.charts import Line, line_chart, sheet
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import rlsdk
-from rlsdk.kit.quantities import duration
+from rlsdk.system.quantities import duration
 from rlsdk.views.report import write_comparison, write_report
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlsdk.kit.tokenizers import write_char_tokenizer
+from rlsdk.kit.model.tokenizers import write_char_tokenizer
 
 FOLDER = Path("runs/calculator-task")
 ROWS = 12_000

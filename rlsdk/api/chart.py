@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlsdk.api.table import Table
 from rlsdk.interfaces import ConfigError, nearest
-from rlsdk.kit.atomic import atomic_write_text
+from rlsdk.system.atomic import atomic_write_text
 from rlsdk.system.printable import printable
 
 DEFAULT = ("reward/mean", "eval/accuracy_sampled", "eval/accuracy_greedy", "response/tokens_mean", "policy/entropy",

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlsdk.config import Problem, Role, RunConfig, roles
 from rlsdk.interfaces import ConfigError, RolloutSpec, nearest
-from rlsdk.kit.model_files import tokenizer_fault, weights_fault
+from rlsdk.kit.files.model_files import tokenizer_fault, weights_fault
 from rlsdk.system.files import read_regular
 
 SHAPE = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -57,7 +57,7 @@ def fields_of(path: str, revision: str | None, field: str) -> Mapping[str, Any]:
                 f"{field} {path!r}: no such folder{near}, and not the name of a model on the hub, which is name or "
                 "org/name"
             )
-        from rlsdk.kit.hub import fetch_model_config
+        from rlsdk.kit.files.hub import fetch_model_config
 
         try:
             return fetch_model_config(path, revision)

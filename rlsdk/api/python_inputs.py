@@ -21,7 +21,7 @@ from rlsdk.api.settings import Settings, plain
 from rlsdk.api.words import Words
 from rlsdk.config import RunConfig
 from rlsdk.interfaces import ConfigError, DataError, RlsdkError
-from rlsdk.kit.atomic import atomic_path
+from rlsdk.system.atomic import atomic_path
 from rlsdk.system.temporary import held_folder
 from rlsdk.trainer.checkpoints.run_folder import INPUTS
 

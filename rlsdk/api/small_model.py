@@ -43,8 +43,8 @@ def make_model(
         raise ConfigError(f"{str(folder)!r} is not empty; name a new folder")
     import transformers
 
-    from rlsdk.kit.hf import no_progress_bars
-    from rlsdk.kit.tokenizers import write_byte_tokenizer
+    from rlsdk.kit.model.hf import no_progress_bars
+    from rlsdk.kit.model.tokenizers import write_byte_tokenizer
 
     tokenizer = write_byte_tokenizer(folder)
     heads = hidden // HEAD_DIM

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlsdk.interfaces import ConfigError, nearest
-from rlsdk.kit.quantities import counted
 from rlsdk.system.printable import printable
+from rlsdk.system.quantities import counted
 
 SHOWN_ROWS, SHOWN_COLUMNS, SHOWN_CHARS = 20, 12, 200
 """Limits of what is shown of a table; the list has everything."""

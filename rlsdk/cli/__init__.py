@@ -71,7 +71,7 @@ def _leave(code: str | int | None) -> NoReturn:
     If threads of an interrupted start are still running, it skips Python's own shutdown, which would wait for them.
     Ray's processes and grading processes end with this one in every case.
     """
-    interrupts = sys.modules.get("rlsdk.kit.interrupts")
+    interrupts = sys.modules.get("rlsdk.system.interrupts")
     if interrupts is not None and interrupts.has_abandoned() and not isinstance(code, str):
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError, AttributeError):

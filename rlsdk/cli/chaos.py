@@ -24,7 +24,7 @@ from rlsdk.api.chaos_run import PROCESSES, ChaosRun
 from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings
 from rlsdk.interfaces import ConfigError, RlsdkError
-from rlsdk.kit.atomic import atomic_write_bytes
+from rlsdk.system.atomic import atomic_write_bytes
 from rlsdk.system.files import read_regular_text
 from rlsdk.views.terminal import SafeConsole
 

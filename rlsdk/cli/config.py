@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rlsdk.config.json_schema import config_schema
 from rlsdk.interfaces import ConfigError
-from rlsdk.kit.atomic import atomic_write_text
 from rlsdk.registry import Registry
+from rlsdk.system.atomic import atomic_write_text
 from rlsdk.system.printable import printable
 from rlsdk.system.streams import stdout_aside
 

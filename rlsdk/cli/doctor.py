@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rlsdk.api.machine import findings as look
 from rlsdk.diagnosis import Finding, Health, verdict
-from rlsdk.kit.quantities import counted
 from rlsdk.system.printable import MESSAGE_CHARS, one_line, printable
+from rlsdk.system.quantities import counted
 from rlsdk.system.streams import stdout_aside
 
 MARKS = {Health.OK: "[green]ok     [/]", Health.WARNING: "[yellow]warning[/]", Health.FAULT: "[bold red]FAULT  [/]"}

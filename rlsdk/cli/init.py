@@ -16,8 +16,8 @@ from rlsdk.config import RunConfig, load_config
 from rlsdk.config.describe import describe_options
 from rlsdk.data.generated import check_spelling
 from rlsdk.interfaces import BackendKind, ConfigError, nearest
-from rlsdk.kit.atomic import atomic_write_text
 from rlsdk.registry import ComponentKind, Registry
+from rlsdk.system.atomic import atomic_write_text
 from rlsdk.system.printable import printable
 
 WIDTH = 100

@@ -30,7 +30,6 @@ from rlsdk.cli.installer import Installer, Wanted, applicable, find_uv, installe
 from rlsdk.cluster.ray_cluster.watchdog import MARK, RayWatchdog
 from rlsdk.diagnosis.examine import count_gpus
 from rlsdk.interfaces import ConfigError, PluginError, PluginLoadError, PluginNotFoundError
-from rlsdk.kit.atomic import atomic_write_json
 from rlsdk.registry import (
     FIRST_PARTY,
     HOME,
@@ -41,6 +40,7 @@ from rlsdk.registry import (
     version_misfit,
     versions_here,
 )
+from rlsdk.system.atomic import atomic_write_json
 from rlsdk.system.files import read_regular_text, remove_tree
 from rlsdk.system.temporary import held_folder
 

@@ -16,7 +16,7 @@ from rlsdk.api.signals import Stopped, stop_on_signal
 from rlsdk.cli.errors import BEGUN
 from rlsdk.config.trust import TRUST_FLAG, code_in
 from rlsdk.interfaces import RlsdkError
-from rlsdk.kit.quantities import counted
+from rlsdk.system.quantities import counted
 from rlsdk.views.console import ConsoleView
 from rlsdk.views.figures import gains
 from rlsdk.views.terminal import SafeConsole

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from rlsdk.cluster.cluster import Cluster
 from rlsdk.interfaces import WorkerError
-from rlsdk.kit.interrupts import is_interrupt, wait_for_abandoned, wait_or_abandon
+from rlsdk.system.interrupts import is_interrupt, wait_for_abandoned, wait_or_abandon
 
 
 class BackgroundCluster:

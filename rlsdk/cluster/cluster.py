@@ -27,8 +27,8 @@ from rlsdk.cluster.ray_cluster.nodes import connect, run_on_nodes
 from rlsdk.cluster.ray_cluster.object_store import RayObjectStore
 from rlsdk.cluster.ray_cluster.shared_folder import check_shared_folder
 from rlsdk.interfaces import Batch, ConfigError, RankContext, WorkerError
-from rlsdk.kit.interrupts import PATIENCE_S, is_interrupt
-from rlsdk.kit.object_store import use_store
+from rlsdk.kit.ranks.object_store import use_store
+from rlsdk.system.interrupts import PATIENCE_S, is_interrupt
 
 _GRACE_S = 5.0
 """Seconds for hosts to close."""

@@ -21,7 +21,7 @@ class RolloutEngine(ABC):
     `generate`, inside the running event loop, while calls of `generate` are suspended: they must not start or run an
     event loop.
 
-    The host checks the order of calls (`rlsdk.kit.guarded_rollout`), so engines need not. It never calls: `generate` or
+    The host checks the order of calls (`rlsdk.kit.guards.guarded_rollout`), so engines need not. It never calls: `generate` or
     `resume` while a part is asleep, or without complete weights (none have arrived yet, `sleep(2)` dropped them, an
     update failed); `update_weights` while the weights are asleep; `sleep` while a call of `generate` runs; `wake` for a
     part that is awake; anything but `close` after `close`.
@@ -96,7 +96,7 @@ class RolloutEngine(ABC):
 
     def receive_weights(self, deliveries: Sequence[Delivery], version: int) -> SyncReceipt:
         """Replaces the weights as `update_weights` does, all or nothing, but every worker receives its own part in its
-        own process, in parallel. `rlsdk.kit.delivery` runs a delivery and checks what arrives.
+        own process, in parallel. `rlsdk.kit.weights.delivery` runs a delivery and checks what arrives.
 
         Only called if `layout()` names workers; such engines must still accept whole tensors in `update_weights`.
 

@@ -61,7 +61,7 @@ class Box:
 class BlockScales:
     """A rollout engine serves a tensor as `float8_e4m3fn` with one float32 scale per block, as in DeepSeek-V3's
     checkpoints (arXiv:2412.19437, section 3.3.2). Weights are transferred unquantized; the engine quantizes what
-    arrives (`rlsdk.kit.block_scales`), and its receipt lists the scales as a separate tensor."""
+    arrives (`rlsdk.kit.weights.block_scales`), and its receipt lists the scales as a separate tensor."""
 
     name: str
     """Name of the scale tensor, of shape `ceil(shape / block)`; it is created at the target and is in no layout's

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rlsdk.config import Role, RunConfig
 from rlsdk.interfaces import TrainSpec
-from rlsdk.kit.pass_memory import rows_of_pass
+from rlsdk.kit.memory.pass_memory import rows_of_pass
 
 
 @dataclass(frozen=True, kw_only=True)

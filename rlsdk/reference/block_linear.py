@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlsdk.interfaces import BlockScales, Box, ConfigError, RolloutSpec, TensorMeta
-from rlsdk.kit.block_scales import (
+from rlsdk.kit.weights.block_scales import (
     DTYPE_NAME,
     SCALES_SUFFIX,
     BlockQuantizer,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rlsdk.interfaces import FinishReason, VersionRun
-from rlsdk.kit.stop_text import StopText
+from rlsdk.kit.generation.stop_text import StopText
 from rlsdk.reference.jobs import Call, Job, Prefilled
 from rlsdk.reference.lockstep import Rows
 from rlsdk.reference.running import Running, joins

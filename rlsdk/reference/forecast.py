@@ -9,11 +9,11 @@ from dataclasses import replace
 import torch
 
 from rlsdk.interfaces import DTYPE_BYTES, Forecast, RankContext, RankMemory, RolloutSpec, TrainSpec, Workload
-from rlsdk.kit.block_scales import scales_bytes
-from rlsdk.kit.forecast import ModelTensors, count_passes, rollout, training
-from rlsdk.kit.hf import build_model, load_model_config
-from rlsdk.kit.kv_cache import bytes_per_token
-from rlsdk.kit.serving import tensor_metas
+from rlsdk.kit.generation.serving import tensor_metas
+from rlsdk.kit.memory.forecast import ModelTensors, count_passes, rollout, training
+from rlsdk.kit.memory.kv_cache import bytes_per_token
+from rlsdk.kit.model.hf import build_model, load_model_config
+from rlsdk.kit.weights.block_scales import scales_bytes
 from rlsdk.reference.block_linear import block_scales
 
 DECODE_COPIES = 4

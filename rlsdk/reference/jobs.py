@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest, VersionRun
-from rlsdk.kit.sampling import row_keys
+from rlsdk.kit.generation.sampling import row_keys
 
 ROW = np.dtype(
     [

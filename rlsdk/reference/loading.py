@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import Box, WeightShard, WeightSyncError, nearest
-from rlsdk.kit.block_scales import BlockQuantizer
+from rlsdk.kit.weights.block_scales import BlockQuantizer
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlsdk.interfaces import ConfigError
-from rlsdk.kit.packed import can_pack
+from rlsdk.kit.model.packed import can_pack
 from rlsdk.reference.rows import PositionedRows
 
 TOLERANCE = {torch.float32: 0.01, torch.float64: 0.01}

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rlsdk.kit.outputs import output_logits
-from rlsdk.kit.packed import packed_attention, window_for_mask
+from rlsdk.kit.model.outputs import output_logits
+from rlsdk.kit.model.packed import packed_attention, window_for_mask
 
 ATTENTION = "rlsdk_rows"
 """Name of the attention in transformers' registry."""

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlsdk.interfaces import FinishReason, RlsdkError, VersionRun
-from rlsdk.kit.sampling import RowSampling, draw, uniforms
-from rlsdk.kit.stop_text import StopText
+from rlsdk.kit.generation.sampling import RowSampling, draw, uniforms
+from rlsdk.kit.generation.stop_text import StopText
 from rlsdk.reference.jobs import ROW, Job, Prefilled, new_rows
 from rlsdk.reference.lockstep import Rows
 

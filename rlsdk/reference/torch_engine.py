@@ -30,14 +30,14 @@ from rlsdk.interfaces import (
     WeightLayout,
     WeightShard,
 )
-from rlsdk.kit.atomic_files import atomic_write_json, atomic_write_tensors
-from rlsdk.kit.export import ExportedTensor, in_dtype, write_model
-from rlsdk.kit.hf import build_model, canonical_parameters, persistent_buffers
-from rlsdk.kit.memory_parts import TRAIN_PARTS
-from rlsdk.kit.microbatch import groups_to_keep, micro_batches, rows_that_belong_together
-from rlsdk.kit.optim import build_optimizer, learning_rate, set_learning_rate
-from rlsdk.kit.outputs import OutputModel
-from rlsdk.kit.shared_memory import share
+from rlsdk.kit.files.atomic_files import atomic_write_json, atomic_write_tensors
+from rlsdk.kit.files.export import ExportedTensor, in_dtype, write_model
+from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
+from rlsdk.kit.model.hf import build_model, canonical_parameters, persistent_buffers
+from rlsdk.kit.model.microbatch import groups_to_keep, micro_batches, rows_that_belong_together
+from rlsdk.kit.model.optim import build_optimizer, learning_rate, set_learning_rate
+from rlsdk.kit.model.outputs import OutputModel
+from rlsdk.kit.ranks.shared_memory import share
 from rlsdk.system.files import read_regular
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")

@@ -23,11 +23,11 @@ from rlsdk.interfaces import (
     WeightSyncError,
     fingerprint,
 )
-from rlsdk.kit.hf import build_model, canonical_tensors, dtype_names, persistent_buffers
-from rlsdk.kit.requests import check_requests, response_limit
-from rlsdk.kit.sampling import mixed_seed
-from rlsdk.kit.serving import check_rollout_spec, whole_layout
-from rlsdk.kit.stop_text import StopText
+from rlsdk.kit.generation.requests import check_requests, response_limit
+from rlsdk.kit.generation.sampling import mixed_seed
+from rlsdk.kit.generation.serving import check_rollout_spec, whole_layout
+from rlsdk.kit.generation.stop_text import StopText
+from rlsdk.kit.model.hf import build_model, canonical_tensors, dtype_names, persistent_buffers
 from rlsdk.reference.block_linear import block_scales, quantize_linears, quantizers
 from rlsdk.reference.decoding import Decoder
 from rlsdk.reference.jobs import Call, Job

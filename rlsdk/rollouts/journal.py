@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlsdk.interfaces import CheckpointError, GenerationOutput, GenerationRequest
-from rlsdk.kit.output import OutputError, writing
+from rlsdk.kit.files.write_errors import OutputError, writing
 from rlsdk.rollouts.group import GroupTask, Sample
 from rlsdk.rollouts.recorded import Recorded, SampleKey, account, first_needed, read_journal
 from rlsdk.rollouts.records import record_of, unfinished_record

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import WeightLayout
-from rlsdk.kit.shared_memory import AttachError
+from rlsdk.kit.ranks.shared_memory import AttachError
 from rlsdk.sharding.transport import Outgoing, Transport
 from rlsdk.sharding.wire import Metas, announcement, bucket_offsets, check_announcement, checked, fill
 

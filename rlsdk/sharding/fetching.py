@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlsdk.interfaces import Bucket, Peer, WeightShard, WeightSyncError
-from rlsdk.kit.shared_memory import AttachError
+from rlsdk.kit.ranks.shared_memory import AttachError
 from rlsdk.sharding.cuda_ipc import CudaIpcTransport
 from rlsdk.sharding.transport import Transport
 from rlsdk.sharding.transports import (

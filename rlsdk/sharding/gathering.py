@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from rlsdk.interfaces import Bucket, WeightShard, WeightSyncError
-from rlsdk.kit.progress import advance
+from rlsdk.kit.ranks.progress import advance
 from rlsdk.sharding.fetching import Feed
 
 MAX_CALLS = 8

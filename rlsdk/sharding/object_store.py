@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlsdk.interfaces import WeightLayout, WeightSyncError
-from rlsdk.kit.object_store import get_store, has_store
+from rlsdk.kit.ranks.object_store import get_store, has_store
 from rlsdk.sharding.transport import Outgoing, Transport
 from rlsdk.sharding.wire import (
     Metas,

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import WeightSyncError
-from rlsdk.kit.shared_memory import AttachError, BlockName, SharedBlock, attach
+from rlsdk.kit.ranks.shared_memory import AttachError, BlockName, SharedBlock, attach
 
 NUM_SLOTS = 4
 """Number of slots: one being filled, one being read, and spare ones for when either side is delayed."""

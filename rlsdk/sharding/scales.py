@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from rlsdk.interfaces import Box, LayoutError, QuantizedPiece, TensorMeta, WeightLayout, fingerprint
-from rlsdk.kit.block_scales import DTYPE_NAME, blocks_of, scales_of, scales_shape, shared_blocks
+from rlsdk.kit.weights.block_scales import DTYPE_NAME, blocks_of, scales_of, scales_shape, shared_blocks
 
 Maxima = NDArray[np.float32]
 Ints = NDArray[np.int64]

@@ -25,8 +25,8 @@ from rlsdk.interfaces import (
     WeightShard,
     fingerprint,
 )
-from rlsdk.kit.block_scales import block_maxima, blocks_of, quantize, scales_of, shared_blocks, whole_blocks
-from rlsdk.kit.progress import advance
+from rlsdk.kit.ranks.progress import advance
+from rlsdk.kit.weights.block_scales import block_maxima, blocks_of, quantize, scales_of, shared_blocks, whole_blocks
 from rlsdk.sharding.devices import on_physical_device
 from rlsdk.sharding.scales import Maxima
 from rlsdk.sharding.transport import Outgoing, Transport

@@ -17,7 +17,7 @@ from rlsdk.interfaces import (
     WeightShard,
     nearest,
 )
-from rlsdk.kit.shared_memory import BlockName, SharedBlock, attach, lent
+from rlsdk.kit.ranks.shared_memory import BlockName, SharedBlock, attach, lent
 from rlsdk.sharding.cuda_ipc import CudaIpcTransport
 from rlsdk.sharding.object_store import ObjectStoreTransport
 from rlsdk.sharding.process_group import ProcessGroupTransport

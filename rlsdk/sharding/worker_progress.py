@@ -1,5 +1,5 @@
 """Progress reports of an engine's workers to the process of their replica. Progress extends that process's wait for the
-workers, and other processes' wait for it (`rlsdk.kit.progress`)."""
+workers, and other processes' wait for it (`rlsdk.kit.ranks.progress`)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import WeightShard, WeightSyncError
-from rlsdk.kit.progress import advance
-from rlsdk.kit.shared_memory import AttachError, BlockName, SharedBlock, attach
+from rlsdk.kit.ranks.progress import advance
+from rlsdk.kit.ranks.shared_memory import AttachError, BlockName, SharedBlock, attach
 from rlsdk.sharding.process_group import addresses
 
 LOOK_S = 0.5

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from rlsdk.interfaces import Bucket, Delivery, RolloutEngine, SyncReceipt, WeightLayout, WeightSyncError
-from rlsdk.kit.shared_memory import AttachError
+from rlsdk.kit.ranks.shared_memory import AttachError
 from rlsdk.sharding.forwarding import Forwarder, merged_rounds, teed
 from rlsdk.sharding.gathering import Gathering, MakeFeed, feeds_of
 from rlsdk.sharding.process_group import ProcessGroupTransport

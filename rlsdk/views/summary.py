@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from rlsdk.kit.quantities import counted, duration
+from rlsdk.system.quantities import counted, duration
 from rlsdk.trainer.tracking.step_times import has_own_time, phase_names
 
 RECENT = 20

@@ -35,9 +35,9 @@ from rlsdk.interfaces import (
     TrainSpec,
     Workload,
 )
-from rlsdk.kit import pass_memory
-from rlsdk.kit.hf import build_model
-from rlsdk.kit.pass_memory import equal_layers, pass_bytes, rows_of_pass
+from rlsdk.kit.memory import pass_memory
+from rlsdk.kit.memory.pass_memory import equal_layers, pass_bytes, rows_of_pass
+from rlsdk.kit.model.hf import build_model
 from rlsdk.planning import RunPlan, make_plan, parse_hardware, read_calibration
 from rlsdk.planning.calibration import Work, predict
 from rlsdk.planning.memory import CountedRole, by_phase
@@ -157,7 +157,7 @@ def test_memory_of_many_like_layers_is_that_of_a_few_and_so_much_more_for_each(
     ],
 )
 def test_rows_of_a_pass_are_as_micro_batches_cuts_them(limits: dict[str, int], expected: tuple[int, int]) -> None:
-    from rlsdk.kit.microbatch import micro_batches
+    from rlsdk.kit.model.microbatch import micro_batches
 
     spec = TrainSpec(model=ModelSpec(path=""), **limits)  # type: ignore[arg-type]
     assert rows_of_pass(spec, row_tokens=64, num_rows=10) == expected

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from rich.highlighter import NullHighlighter
 
-from rlsdk.kit.output import OutputError, disk_errors
+from rlsdk.kit.files.write_errors import OutputError, disk_errors
 from rlsdk.system.streams import STDERR, STDOUT, SafeStream
 from rlsdk.views.terminal import SafeConsole
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlsdk.cluster import Join, Split, dispatch
 from rlsdk.interfaces import Batch, BatchError, Parallel, Peer, RankContext
-from rlsdk.kit.progress import advance
+from rlsdk.kit.ranks.progress import advance
 
 
 class EchoHost:
@@ -217,7 +217,7 @@ class CompanyHost(EchoHost):
     """Starts companions, as an engine does whose replica spans nodes."""
 
     def start(self, bundle: int, word: str) -> tuple[str, int, str | None]:
-        from rlsdk.kit.companions import get_companions
+        from rlsdk.kit.ranks.companions import get_companions
 
         self.buddy, made = get_companions().start(bundle, "cluster_hosts:Buddy", word)
         made.result(60)
@@ -227,7 +227,7 @@ class CompanyHost(EchoHost):
         return self.buddy.call(method).result(60)
 
     def address(self) -> str:
-        from rlsdk.kit.companions import get_companions
+        from rlsdk.kit.ranks.companions import get_companions
 
         return get_companions().address
 
@@ -242,7 +242,7 @@ class Imports:
 class ImportHost(EchoHost):
     def imports(self) -> dict[str, list[str]]:
         """Import folders of this worker, of a companion, and of interpreters that this worker starts."""
-        from rlsdk.kit.companions import get_companions
+        from rlsdk.kit.ranks.companions import get_companions
 
         companion, made = get_companions().start(0, "cluster_hosts:Imports")
         made.result(60)
@@ -262,7 +262,7 @@ class GlooHost:
     """Joins torch's process group and adds numbers up."""
 
     def __init__(self, ctx: RankContext) -> None:
-        from rlsdk.kit.rendezvous import init_process_group
+        from rlsdk.kit.ranks.rendezvous import init_process_group
 
         self.ctx = ctx
         init_process_group(ctx, "gloo")
@@ -276,7 +276,7 @@ class GlooHost:
         return float(value)
 
     def close(self) -> None:
-        from rlsdk.kit.rendezvous import destroy_process_group
+        from rlsdk.kit.ranks.rendezvous import destroy_process_group
 
         destroy_process_group(self.ctx)
 

@@ -15,7 +15,7 @@ import pytest
 from rlsdk.cluster import BackgroundCluster, Cluster
 from rlsdk.cluster.ray_cluster.local import own_signal_handlers
 from rlsdk.interfaces import PlacementError
-from rlsdk.kit import interrupts
+from rlsdk.system import interrupts
 
 Wait = Callable[[], None]
 

@@ -17,7 +17,7 @@ from rlsdk.cluster import Cluster, PlacementSpec, PoolSpec
 from rlsdk.cluster.ray_cluster.local import LocalRay
 from rlsdk.cluster.ray_cluster.nodes import choose_nodes, find_down, node_capacities, run_on_nodes
 from rlsdk.interfaces import PlacementError, WorkerError
-from rlsdk.kit.replica_devices import visible_devices
+from rlsdk.kit.ranks.replica_devices import visible_devices
 
 NODE = """
 import sys

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from rlsdk.cluster import Cluster
 from rlsdk.interfaces import DeadlineError, RankContext
-from rlsdk.kit.rendezvous import destroy_process_group, hold_port, init_process_group, release_port
+from rlsdk.kit.ranks.rendezvous import destroy_process_group, hold_port, init_process_group, release_port
 
 
 def test_ranks_add_up_and_a_second_role_shares_their_group(own_cluster: Callable[[int], Cluster]) -> None:

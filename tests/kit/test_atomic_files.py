@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from rlsdk.kit.atomic_files import atomic_write_tensors
+from rlsdk.kit.files.atomic_files import atomic_write_tensors
 
 
 def test_tensors_of_any_stride_can_be_read_back(tmp_path: Path) -> None:

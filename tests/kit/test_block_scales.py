@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlsdk.interfaces import BlockScales, Box, TensorMeta, WeightShard, WeightSyncError
-from rlsdk.kit.block_scales import (
+from rlsdk.kit.weights.block_scales import (
     BlockQuantizer,
     block_maxima,
     blocks_of,

@@ -16,8 +16,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rlsdk.kit import export
-from rlsdk.kit.export import ExportedTensor, in_dtype, plan_files, write_model
+from rlsdk.kit.files import export
+from rlsdk.kit.files.export import ExportedTensor, in_dtype, plan_files, write_model
 
 MIB = 1 << 20
 

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from rlsdk.interfaces import Box, ModelSpec
-from rlsdk.kit.file_tensors import file_tensors
-from rlsdk.kit.hf import build_model, canonical_parameters
-from rlsdk.kit.tensor_origins import Source
+from rlsdk.kit.model.hf import build_model, canonical_parameters
+from rlsdk.kit.weights.file_tensors import file_tensors
+from rlsdk.kit.weights.tensor_origins import Source
 from rlsdk.testing.process.models import write_tiny_model
 
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}

@@ -25,7 +25,7 @@ from rlsdk.interfaces import (
     WeightShard,
     WeightSyncError,
 )
-from rlsdk.kit.guarded_rollout import GuardedRolloutEngine
+from rlsdk.kit.guards.guarded_rollout import GuardedRolloutEngine
 
 REQUESTS = [GenerationRequest(request_id="r", prompt_ids=(1,), n=3)]
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rlsdk.interfaces import ConfigError, ModelSpec, OptimSpec, RankContext, RlsdkError, TrainEngine, TrainSpec
-from rlsdk.kit import progress
-from rlsdk.kit.guarded_train import GuardedTrainEngine
+from rlsdk.kit.guards.guarded_train import GuardedTrainEngine
+from rlsdk.kit.ranks import progress
 from rlsdk.reference.torch_engine import TorchTrainEngine
 from rlsdk.testing.process.models import random_batch, write_tiny_model
 from rlsdk.testing.train.cases import Weighted

@@ -19,16 +19,16 @@ from transformers import (
 )
 
 from rlsdk.interfaces import Batch, ConfigError, Head, ModelSpec
-from rlsdk.kit import export as export_module
-from rlsdk.kit.export import ExportedTensor, write_model
-from rlsdk.kit.hf import (
+from rlsdk.kit.files import export as export_module
+from rlsdk.kit.files.export import ExportedTensor, write_model
+from rlsdk.kit.files.weight_files import checkpoint_files, open_weights
+from rlsdk.kit.model.hf import (
     build_model,
     canonical_parameters,
     load_model_config,
     persistent_buffers,
 )
-from rlsdk.kit.outputs import compute_outputs
-from rlsdk.kit.weight_files import checkpoint_files, open_weights
+from rlsdk.kit.model.outputs import compute_outputs
 from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.testing.process.reference import load_plain_model
 

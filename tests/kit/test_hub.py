@@ -24,7 +24,7 @@ ANSWERS = {
 ASK = """
 import sys
 from rlsdk.interfaces import ConfigError
-from rlsdk.kit.hub import fetch_model_config
+from rlsdk.kit.files.hub import fetch_model_config
 
 name, _, revision = sys.argv[1].partition("@")
 try:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from rlsdk.kit.kv_cache import bytes_per_token
+from rlsdk.kit.memory.kv_cache import bytes_per_token
 from rlsdk.testing.process.models import write_tiny_model
 
 LATENT = {

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlsdk.interfaces import ConfigError
-from rlsdk.kit.microbatch import micro_batches
+from rlsdk.kit.model.microbatch import micro_batches
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=40).map(lambda n: torch.tensor(n, dtype=torch.int64))
 

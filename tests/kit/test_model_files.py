@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rlsdk.kit.export import _copy_unchanged
-from rlsdk.kit.model_files import INDEX, WEIGHTS, tokenizer_fault, weights_fault
+from rlsdk.kit.files.export import _copy_unchanged
+from rlsdk.kit.files.model_files import INDEX, WEIGHTS, tokenizer_fault, weights_fault
 
 TENSORS = {"a": torch.zeros(4, 8), "b": torch.ones(3, dtype=torch.bfloat16), "c": torch.tensor(True)}
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
@@ -124,5 +124,5 @@ def test_a_tokenizer_that_is_not_there_or_damaged(folder: Path) -> None:
 
 
 def test_torch_is_not_imported_for_it() -> None:
-    code = "import sys, rlsdk.kit.model_files; sys.exit('torch' in sys.modules)"
+    code = "import sys, rlsdk.kit.files.model_files; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rlsdk.kit.offload import ReleasedMemory
+from rlsdk.kit.memory.offload import ReleasedMemory
 
 
 def test_memory_is_given_back_and_comes_back_as_zeros() -> None:

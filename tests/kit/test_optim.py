@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlsdk.interfaces import ConfigError, OptimSpec
-from rlsdk.kit.optim import build_optimizer, learning_rate, set_learning_rate
+from rlsdk.kit.model.optim import build_optimizer, learning_rate, set_learning_rate
 
 
 def test_warm_up_is_linear_from_lr_over_warmup_steps() -> None:

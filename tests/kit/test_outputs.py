@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from transformers import AutoModelForTokenClassification
 
 from rlsdk.interfaces import Batch, ConfigError, Head, ModelSpec
-from rlsdk.kit import outputs
-from rlsdk.kit.hf import build_model
-from rlsdk.kit.outputs import OutputModel, compute_outputs
+from rlsdk.kit.model import outputs
+from rlsdk.kit.model.hf import build_model
+from rlsdk.kit.model.outputs import OutputModel, compute_outputs
 from rlsdk.testing.process.models import random_batch
 from rlsdk.testing.process.reference import load_plain_model, plain_outputs
 

@@ -11,9 +11,9 @@ import transformers
 from torch import nn
 
 from rlsdk.interfaces import Batch, ConfigError, Head, ModelSpec
-from rlsdk.kit.hf import build_model
-from rlsdk.kit.outputs import compute_outputs
-from rlsdk.kit.packed import ATTENTION, can_pack, packed_attention, window_for_mask
+from rlsdk.kit.model.hf import build_model
+from rlsdk.kit.model.outputs import compute_outputs
+from rlsdk.kit.model.packed import ATTENTION, can_pack, packed_attention, window_for_mask
 from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.testing.process.reference import load_plain_model, plain_outputs
 

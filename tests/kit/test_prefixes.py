@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from rlsdk.interfaces import Batch, Head, ModelSpec
-from rlsdk.kit import prefixes as module
-from rlsdk.kit.hf import build_model
-from rlsdk.kit.outputs import compute_outputs
-from rlsdk.kit.prefixes import distinct_prefixes
+from rlsdk.kit.model import prefixes as module
+from rlsdk.kit.model.hf import build_model
+from rlsdk.kit.model.outputs import compute_outputs
+from rlsdk.kit.model.prefixes import distinct_prefixes
 from rlsdk.testing.process.models import write_tiny_model
 
 # Two tokens, so that rows meet often and part late.

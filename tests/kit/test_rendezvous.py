@@ -16,7 +16,7 @@ def member(rank: int, port: Any, lazy_ranks: int, counted: Any, answers: Any) ->
     import torch.distributed as dist
 
     from rlsdk.interfaces import RankContext
-    from rlsdk.kit import rendezvous
+    from rlsdk.kit.ranks import rendezvous
 
     torch.set_num_threads(1)
     rendezvous.LAZY_RANKS = lazy_ranks

@@ -20,7 +20,7 @@ from rlsdk.interfaces import (
     SamplingParams,
     VersionRun,
 )
-from rlsdk.kit.serving import RunningSample, check_rollout_spec, whole_layout
+from rlsdk.kit.generation.serving import RunningSample, check_rollout_spec, whole_layout
 
 
 @dataclass

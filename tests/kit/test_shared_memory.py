@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from rlsdk.kit.shared_memory import BlockName, attach, lent, share
+from rlsdk.kit.ranks.shared_memory import BlockName, attach, lent, share
 
 
 def descriptors() -> int:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsdk.interfaces import Box, WeightShard
-from rlsdk.kit.staging import attached, batches, copied
+from rlsdk.kit.weights.staging import attached, batches, copied
 
 SHAPES = st.lists(st.integers(1, 7), max_size=4).map(tuple)
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rlsdk.interfaces import ConfigError
-from rlsdk.kit.hf import stop_token_ids
-from rlsdk.kit.tokenizers import write_byte_tokenizer
+from rlsdk.kit.model.hf import stop_token_ids
+from rlsdk.kit.model.tokenizers import write_byte_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from rlsdk.interfaces import ConfigError
-from rlsdk.kit.hf import load_tokenizer
-from rlsdk.kit.tokenizers import write_byte_tokenizer, write_char_tokenizer
+from rlsdk.kit.model.hf import load_tokenizer
+from rlsdk.kit.model.tokenizers import write_byte_tokenizer, write_char_tokenizer
 
 CHARACTERS = "abc XYZ0123456789.,!?>\n\t'\"é#"
 

@@ -12,8 +12,8 @@ from concurrent.futures import CancelledError, Future
 import pytest
 
 from rlsdk.interfaces import DeadlineError
-from rlsdk.kit import waiting
-from rlsdk.kit.waiting import result_while
+from rlsdk.kit.ranks import waiting
+from rlsdk.kit.ranks.waiting import result_while
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rlsdk.interfaces import ConfigError, ModelSpec
-from rlsdk.kit.hf import build_model, canonical_tensors
-from rlsdk.kit.weight_files import check_whole
+from rlsdk.kit.files.weight_files import check_whole
+from rlsdk.kit.model.hf import build_model, canonical_tensors
 from rlsdk.testing.process.models import without_tensor, write_tiny_model
 
 

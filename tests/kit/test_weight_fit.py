@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlsdk.interfaces import ConfigError, Head, ModelSpec
-from rlsdk.kit.file_tensors import file_tensors
-from rlsdk.kit.hf import build_model, canonical_tensors
-from rlsdk.kit.weight_files import WEIGHTS
-from rlsdk.kit.weight_fit import check_fits
+from rlsdk.kit.files.weight_files import WEIGHTS
+from rlsdk.kit.model.hf import build_model, canonical_tensors
+from rlsdk.kit.weights.file_tensors import file_tensors
+from rlsdk.kit.weights.weight_fit import check_fits
 from rlsdk.testing.process.models import write_tiny_model
 
 Tensors = dict[str, torch.Tensor]

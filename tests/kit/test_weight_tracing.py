@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlsdk.interfaces import Box
-from rlsdk.kit.weight_tracing import trace_loaders
+from rlsdk.kit.weights.weight_tracing import trace_loaders
 
 
 class Fused:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from rlsdk.interfaces import Box, ModelSpec, RankContext, RolloutSpec, WeightLayout
-from rlsdk.kit.forecast import ModelTensors
-from rlsdk.kit.hf import load_model_config
-from rlsdk.kit.worker_forecast import worker_layouts
+from rlsdk.kit.memory.forecast import ModelTensors
+from rlsdk.kit.memory.worker_forecast import worker_layouts
+from rlsdk.kit.model.hf import load_model_config
 from rlsdk.planning.reshard import summarize
 from rlsdk.sharding.boxes import covered_elements
 from rlsdk.testing.process.models import write_tiny_model

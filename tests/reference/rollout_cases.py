@@ -20,7 +20,7 @@ from rlsdk.interfaces import (
     SamplingParams,
     WeightShard,
 )
-from rlsdk.kit.guarded_rollout import GuardedRolloutEngine
+from rlsdk.kit.guards.guarded_rollout import GuardedRolloutEngine
 from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 
 STOP = 1

@@ -11,7 +11,7 @@ import pytest
 from rollout_cases import ask, assert_exact, changed, collect, halves, make_engine, run, tokens_of
 
 from rlsdk.interfaces import ConfigError, FinishReason, GenerationRequest, VersionRun
-from rlsdk.kit.hf import load_tokenizer
+from rlsdk.kit.model.hf import load_tokenizer
 
 
 def continued(request: GenerationRequest, index: int, tokens: list[int]) -> GenerationRequest:

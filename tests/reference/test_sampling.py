@@ -15,7 +15,7 @@ from rollout_cases import ask, distributions, make_engine, run
 from torch import Tensor
 
 from rlsdk.interfaces import SamplingParams
-from rlsdk.kit.sampling import (
+from rlsdk.kit.generation.sampling import (
     BRANCH,
     RowSampling,
     choose,

@@ -33,7 +33,7 @@ from rlsdk.interfaces import (
     TrainSpec,
     fingerprint,
 )
-from rlsdk.kit.guarded_train import GuardedTrainEngine
+from rlsdk.kit.guards.guarded_train import GuardedTrainEngine
 from rlsdk.reference.torch_engine import TorchTrainEngine
 from rlsdk.testing.process.models import random_batch, write_tiny_model
 from rlsdk.testing.process.reference import load_plain_model, plain_outputs

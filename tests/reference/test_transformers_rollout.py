@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rollout_cases import STOP, ask, assert_exact, collect, distributions, make_engine, run, tokens_of
 
 from rlsdk.interfaces import ConfigError, FinishReason, GenerationOutput, Head, ModelSpec, RlsdkError
-from rlsdk.kit.hf import load_tokenizer
+from rlsdk.kit.model.hf import load_tokenizer
 from rlsdk.reference.lockstep import LockstepRows
 from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.testing.process.reference import load_plain_model

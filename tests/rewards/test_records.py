@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rlsdk.interfaces import ConfigError, RewardSample
-from rlsdk.kit.tokenizers import write_byte_tokenizer
+from rlsdk.kit.model.tokenizers import write_byte_tokenizer
 from rlsdk.rewards import RewardDef, RewardLimits, RewardResult, RewardRunner, check_routes, merge, name_inapplicable
 
 FUNCTIONS = Path(__file__).with_name("recording.py")

@@ -16,7 +16,7 @@ import torch
 from rlsdk.algorithms import loss_weights
 from rlsdk.config import Role, RunConfig, check_run, load_config
 from rlsdk.interfaces import Batch, FinishReason, GenerationRequest
-from rlsdk.kit.hf import load_tokenizer
+from rlsdk.kit.model.hf import load_tokenizer
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rollouts import Group, Sample, make_batch
 from rlsdk.trainer.learner.metrics import StepClock

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rlsdk.interfaces import FinishReason, PromptView, SamplingParams, Span, Trajectory, VersionRun
-from rlsdk.kit.output import OutputError
+from rlsdk.kit.files.write_errors import OutputError
 from rlsdk.rollouts import Grade, GroupId, GroupTask, Sample
 from rlsdk.rollouts import segments as journal_files
 from rlsdk.rollouts.journal import Journal, lines, read_journal, segments

@@ -19,7 +19,7 @@ from typing import Any
 from sharding_cases import dim0_sharded, random_tensors
 
 from rlsdk.interfaces import DeadlineError, WorkerError
-from rlsdk.kit.shared_memory import share
+from rlsdk.kit.ranks.shared_memory import share
 from rlsdk.sharding import source as source_module
 from rlsdk.sharding.transport import Outgoing
 from rlsdk.testing.sharding.local_groups import LocalGroup, TrainHost

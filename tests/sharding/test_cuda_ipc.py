@@ -11,7 +11,7 @@ from sharding_cases import export, random_tensors, whole_target
 from torch import Tensor
 
 from rlsdk.interfaces import Box, LayoutError, WeightShard, WeightSyncError
-from rlsdk.kit.shared_memory import AttachError
+from rlsdk.kit.ranks.shared_memory import AttachError
 from rlsdk.sharding import TRANSPORTS
 from rlsdk.sharding.cuda_ipc import HANDLE, CudaIpcTransport
 from rlsdk.sharding.fetching import Feed, OpenTransports

@@ -23,7 +23,7 @@ from rlsdk.interfaces import (
     WeightSyncError,
     fingerprint,
 )
-from rlsdk.kit.block_scales import BlockQuantizer
+from rlsdk.kit.weights.block_scales import BlockQuantizer
 from rlsdk.planning.reshard import summarize
 from rlsdk.sharding import TRANSPORTS, GenericShardingManager, layout_hash, plan_reshard
 from rlsdk.testing.sharding.local_groups import LocalGroup, RolloutHost

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sharding_cases import dim0_sharded, random_tensors, rollout_group, train_group, whole_target
 
 from rlsdk.interfaces import Bucket, Relay, WeightLayout, WeightSyncError
-from rlsdk.kit.object_store import use_store
+from rlsdk.kit.ranks.object_store import use_store
 from rlsdk.sharding import TRANSPORTS, GenericShardingManager, plan_reshard
 from rlsdk.sharding.relay_source import RelaySource
 from rlsdk.testing.sharding.local_groups import LocalGroup, LocalPeer

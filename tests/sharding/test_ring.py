@@ -13,7 +13,7 @@ import torch
 from sharding_cases import export
 
 from rlsdk.interfaces import Box, WeightShard, WeightSyncError
-from rlsdk.kit.shared_memory import AttachError
+from rlsdk.kit.ranks.shared_memory import AttachError
 from rlsdk.sharding.ring import NUM_SLOTS, RingClosedError, RingReader, RingWriter
 from rlsdk.sharding.transports import SharedMemoryTransport
 

@@ -12,7 +12,7 @@ import torch
 from sharding_cases import random_tensors, rollout_group, train_group, whole_target
 
 from rlsdk.interfaces import Box, Bucket, DeadlineError, WeightShard, WeightSyncError
-from rlsdk.kit.progress import idle_s
+from rlsdk.kit.ranks.progress import idle_s
 from rlsdk.sharding import GenericShardingManager, WeightTarget, worker_progress
 from rlsdk.sharding.transports import SharedMemoryTransport
 from rlsdk.sharding.worker_progress import WorkerProgress, counted

@@ -24,7 +24,7 @@ from sharding_processes import weight_files
 from torch import Tensor
 
 from rlsdk.interfaces import Box, Bucket, SyncReceipt, SyncReport, WeightShard, WeightSyncError
-from rlsdk.kit.shared_memory import share
+from rlsdk.kit.ranks.shared_memory import share
 from rlsdk.sharding import GenericShardingManager
 from rlsdk.sharding.ring import RingWriter
 from rlsdk.sharding.transports import SharedFileTransport, SharedMemoryTransport

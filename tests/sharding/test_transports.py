@@ -12,7 +12,7 @@ from sharding_cases import export, random_tensors
 from sharding_processes import weight_files
 
 from rlsdk.interfaces import Box, WeightShard, WeightSyncError
-from rlsdk.kit.shared_memory import AttachError, SharedBlock, attach, share
+from rlsdk.kit.ranks.shared_memory import AttachError, SharedBlock, attach, share
 from rlsdk.sharding.transport import Transport
 from rlsdk.sharding.transports import make_transport
 from rlsdk.sharding.wire import announcement

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import Delivery, SyncReceipt, WeightLayout
-from rlsdk.kit.delivery import encode_deliveries, receive_shards, worker_receipts
-from rlsdk.kit.weight_tracing import Piece
-from rlsdk.kit.weight_updates import make_receipt, served_fingerprints
+from rlsdk.kit.weights.delivery import encode_deliveries, receive_shards, worker_receipts
+from rlsdk.kit.weights.weight_tracing import Piece
+from rlsdk.kit.weights.weight_updates import make_receipt, served_fingerprints
 from rlsdk.testing.sharding.tensor_engines import TensorRolloutEngine
 
 

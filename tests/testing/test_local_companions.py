@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rlsdk.interfaces import ConfigError, RankContext, RlsdkError, WorkerError
-from rlsdk.kit.companions import get_companions
-from rlsdk.kit.other_nodes import OtherNodes, free_port, node_names, num_here
+from rlsdk.kit.ranks.companions import get_companions
+from rlsdk.kit.ranks.other_nodes import OtherNodes, free_port, node_names, num_here
 from rlsdk.testing.process.local_companions import local_companions, look_until_error
 
 CONTEXT = RankContext(role="rollout", node="a", bundles=(3, 4, 5, 6), device_nodes=("a", "a", "b", "c"))

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from rlsdk.kit.hf import load_tokenizer
-from rlsdk.kit.tokenizers import write_byte_tokenizer, write_char_tokenizer
+from rlsdk.kit.model.hf import load_tokenizer
+from rlsdk.kit.model.tokenizers import write_byte_tokenizer, write_char_tokenizer
 from rlsdk.rollouts.rollouter import without_stop
 from rlsdk.trainer.inputs.codec import TokenCodec
 

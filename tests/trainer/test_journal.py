@@ -25,7 +25,7 @@ from fakes import FakeReplica, LengthGrader, LetterCodec, output_of
 from rlsdk.config import ScheduleConfig
 from rlsdk.data import Prompt
 from rlsdk.interfaces import CheckpointError, FinishReason, PromptView, SamplingParams, Span, Trajectory, VersionRun
-from rlsdk.kit.output import OutputError
+from rlsdk.kit.files.write_errors import OutputError
 from rlsdk.rollouts import (
     Collected,
     Failure,

@@ -13,7 +13,7 @@ import pytest
 from test_loop import Recorder, config_of, trainer_of
 
 from rlsdk.interfaces import WorkerError
-from rlsdk.kit.output import DISK, OutputError, disk_errors
+from rlsdk.kit.files.write_errors import DISK, OutputError, disk_errors
 from rlsdk.registry import Registry
 from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.trainer.tracking.run_output import RunOutput

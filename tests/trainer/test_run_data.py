@@ -11,7 +11,7 @@ import pytest
 from rlsdk.config import RunConfig, load_config
 from rlsdk.data import PromptDataset, PromptStream
 from rlsdk.interfaces import ConfigError, DataError
-from rlsdk.kit.tokenizers import write_byte_tokenizer
+from rlsdk.kit.model.tokenizers import write_byte_tokenizer
 from rlsdk.registry import Registry
 from rlsdk.trainer.inputs.data import (
     first_prompts,

@@ -14,7 +14,7 @@ from pair_runs import Recorder
 
 from rlsdk.config import JudgeEngineConfig, ModelConfig, RunConfig, load_config
 from rlsdk.interfaces import ConfigError
-from rlsdk.kit.hf import load_tokenizer
+from rlsdk.kit.model.hf import load_tokenizer
 from rlsdk.registry import Registry
 from rlsdk.rewards.judge import JudgeOptions
 from rlsdk.testing.process.models import write_tiny_model

@@ -13,7 +13,7 @@ from pair_runs import Recorder
 
 from rlsdk.config import RunConfig, load_config, roles
 from rlsdk.interfaces import ConfigError, DataError
-from rlsdk.kit.hf import load_tokenizer
+from rlsdk.kit.model.hf import load_tokenizer
 from rlsdk.registry import Registry
 from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.trainer.runs.build_supervised import read_pairs

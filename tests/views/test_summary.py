@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from rlsdk.kit.quantities import duration
+from rlsdk.system.quantities import duration
 from rlsdk.views.console import HEADER_EVERY, ConsoleView
 from rlsdk.views.summary import Totals, memory_of_processes
 

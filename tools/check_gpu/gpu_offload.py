@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from rlsdk.interfaces import ModelSpec, OptimSpec, RankContext, TrainSpec
-from rlsdk.kit.memory_parts import TRAIN_PARTS
+from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
 from rlsdk.reference.torch_engine import TorchTrainEngine
 from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.testing.train.cases import Weighted, train_batch

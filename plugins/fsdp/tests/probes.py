@@ -13,7 +13,7 @@ import torch
 from worlds import OBJECTIVES, Case, share, spec_of
 
 from rlsdk.interfaces import Batch, Objective, ObjectiveResult, OptimSpec, RankContext, RlsdkError, TrainSpec
-from rlsdk.kit.guarded_train import GuardedTrainEngine
+from rlsdk.kit.guards.guarded_train import GuardedTrainEngine
 from rlsdk.testing.process.models import random_batch
 
 
@@ -168,7 +168,7 @@ def exported_in_parts(case: Case, ctx: RankContext) -> dict[str, Any]:
         given.extend([found.nbytes] if found is not None else [])
         return found
 
-    with patch.object(Piece, "gather", counted), patch("rlsdk.kit.export.MAX_FILE_BYTES", 60_000):
+    with patch.object(Piece, "gather", counted), patch("rlsdk.kit.files.export.MAX_FILE_BYTES", 60_000):
         engine.save_pretrained(Path(str(case.export)))
     engine.close()
     return {"given": sum(given), "largest": max(given, default=0)}

@@ -25,8 +25,8 @@ from rlsdk.interfaces import (
     TrainEngine,
     TrainSpec,
 )
-from rlsdk.kit.rendezvous import hold_port, init_process_group
-from rlsdk.kit.shared_memory import lent
+from rlsdk.kit.ranks.rendezvous import hold_port, init_process_group
+from rlsdk.kit.ranks.shared_memory import lent
 from rlsdk.testing.process.models import random_batch
 from rlsdk.testing.process.worlds import start_context
 from rlsdk_megatron.config import MegatronOptions

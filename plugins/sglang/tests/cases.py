@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.interfaces import ModelSpec, RankContext, RolloutSpec
-from rlsdk.kit.guarded_rollout import GuardedRolloutEngine
+from rlsdk.kit.guards.guarded_rollout import GuardedRolloutEngine
 from rlsdk.testing import RolloutConformance
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.engine import SglangRolloutEngine

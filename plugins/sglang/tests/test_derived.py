@@ -13,7 +13,7 @@ from cases import make_engine
 from torch import nn
 
 from rlsdk.interfaces import Box, RlsdkError, WeightSyncError, fingerprint
-from rlsdk.kit.staging import batches
+from rlsdk.kit.weights.staging import batches
 from rlsdk.sharding import GenericShardingManager
 from rlsdk.testing.process.models import ROUTED, write_tiny_model
 from rlsdk.testing.rollout.lab import whole_shards

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rlsdk.interfaces import ConfigError, RankContext, TrainSpec, Workload
-from rlsdk.kit.hf import load_model_config
-from rlsdk.kit.kv_cache import bytes_per_token
+from rlsdk.kit.memory.kv_cache import bytes_per_token
+from rlsdk.kit.model.hf import load_model_config
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.forecast import forecast
 from rlsdk_sglang.launch import num_cached_tokens

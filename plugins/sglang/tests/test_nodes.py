@@ -17,8 +17,8 @@ import zmq
 from cases import make_engine, on_gpus
 
 from rlsdk.interfaces import ConfigError, ModelSpec, RlsdkError, RolloutSpec, Workload
-from rlsdk.kit.other_nodes import free_port, num_here
-from rlsdk.kit.replica_devices import visible_devices
+from rlsdk.kit.ranks.other_nodes import free_port, num_here
+from rlsdk.kit.ranks.replica_devices import visible_devices
 from rlsdk.testing.process.local_companions import local_companions, look_until_error
 from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.testing.rollout.plain_model import PlainModel

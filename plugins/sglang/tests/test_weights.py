@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlsdk.interfaces import RlsdkError, WeightSyncError
-from rlsdk.kit.weight_updates import join_fingerprints
+from rlsdk.kit.weights.weight_updates import join_fingerprints
 from rlsdk.testing.rollout.lab import collect, whole_shards
 from rlsdk.testing.rollout.outputs import tokens_of
 

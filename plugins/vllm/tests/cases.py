@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlsdk.interfaces import ModelSpec, RankContext, RlsdkError, RolloutSpec
-from rlsdk.kit.guarded_rollout import GuardedRolloutEngine
+from rlsdk.kit.guards.guarded_rollout import GuardedRolloutEngine
 from rlsdk.testing import RolloutConformance
 from rlsdk.testing.rollout.lab import RolloutLab
 from rlsdk_vllm.config import VllmOptions

@@ -6,7 +6,7 @@ import torch
 from vllm.utils import deep_gemm
 
 from rlsdk.interfaces import Box
-from rlsdk.kit.block_scales import block_maxima, quantize, scales_of
+from rlsdk.kit.weights.block_scales import block_maxima, quantize, scales_of
 
 BLOCK = (128, 128)
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rlsdk.interfaces import ConfigError, ModelSpec, RankContext, RolloutSpec
-from rlsdk.kit.replica_devices import visible_devices
+from rlsdk.kit.ranks.replica_devices import visible_devices
 from rlsdk_vllm import arguments, environment, nodes
 from rlsdk_vllm.config import VllmOptions
 

@@ -11,7 +11,7 @@ from cases import Asynchronous, InProcess, make_engine, worker_of
 from torch import nn
 
 from rlsdk.interfaces import Box, WeightSyncError, fingerprint
-from rlsdk.kit.weight_tracing import Piece
+from rlsdk.kit.weights.weight_tracing import Piece
 from rlsdk.testing.process.models import ROUTED_GLM, write_tiny_model
 from rlsdk.testing.rollout.lab import whole_shards
 from rlsdk.testing.rollout.plain_model import PlainModel

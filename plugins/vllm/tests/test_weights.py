@@ -14,7 +14,7 @@ import torch
 from cases import worker_of
 
 from rlsdk.interfaces import ConfigError, RlsdkError, WeightSyncError
-from rlsdk.kit.weight_updates import join_fingerprints
+from rlsdk.kit.weights.weight_updates import join_fingerprints
 from rlsdk.testing.rollout.lab import collect, whole_shards
 from rlsdk.testing.rollout.outputs import tokens_of
 from rlsdk_vllm.samples import Call

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlsdk.kit.balance import balanced_partition
+from rlsdk.cluster.batches.balance import balanced_partition
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +46,7 @@ def split_groups(lengths: Sequence[int], groups: Sequence[int], parts: int) -> l
 
 def split_near(lengths: Sequence[int], groups: Sequence[int], parts: int) -> list[list[int]]:
     """As `split_groups` where that makes no part much heavier, else as `split_rows`: what rows of one group have in
-    common is computed once where they are together (`rlsdk.kit.prefixes`)."""
+    common is computed once where they are together (`rlsdk.kit.model.prefixes`)."""
     rows, whole = split_rows(lengths, parts), split_groups(lengths, groups, parts)
     return whole if _heaviest(lengths, whole) <= (1 + _UNEVEN) * _heaviest(lengths, rows) else rows
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlsdk.cluster.devices.placement import PlacementSpec, PoolSpec
 from rlsdk.interfaces import PlacementError
-from rlsdk.kit.quantities import counted
+from rlsdk.system.quantities import counted
 
 _MAX_TRIES = 20_000
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class RayObjectStore:
-    """Satisfies `rlsdk.kit.object_store.ObjectStore`."""
+    """Satisfies `rlsdk.kit.ranks.object_store.ObjectStore`."""
 
     def put(self, data: NDArray[np.uint8]) -> Any:
         import ray

@@ -1,4 +1,4 @@
-"""Companions (`rlsdk.kit.companions`) as Ray actors in the bundles of this worker's own placement group."""
+"""Companions (`rlsdk.kit.ranks.companions`) as Ray actors in the bundles of this worker's own placement group."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CompanionActor:
 
 
 class RayCompanion:
-    """Satisfies `rlsdk.kit.companions.Companion`."""
+    """Satisfies `rlsdk.kit.ranks.companions.Companion`."""
 
     def __init__(self, actor: Any, what: str) -> None:
         self._actor, self._what = actor, what
@@ -89,7 +89,7 @@ class RayCompanion:
 
 
 class RayCompanions:
-    """Satisfies `rlsdk.kit.companions.Companions`, in an actor that is in a placement group."""
+    """Satisfies `rlsdk.kit.ranks.companions.Companions`, in an actor that is in a placement group."""
 
     def __init__(self, network_interface: str | None = None) -> None:
         """`network_interface`: of every rendezvous; None: the address by which Ray knows this node."""

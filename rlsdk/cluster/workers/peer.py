@@ -8,7 +8,7 @@ from typing import Any
 from rlsdk.cluster.calls.messages import Call, Failure
 from rlsdk.cluster.workers.worker import local_host
 from rlsdk.interfaces import DeadlineError, WorkerError
-from rlsdk.kit.progress import advance
+from rlsdk.kit.ranks.progress import advance
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,9 +32,9 @@ from rlsdk.cluster.workers.companions import RayCompanions
 from rlsdk.cluster.workers.engine_thread import EngineThread, run_into
 from rlsdk.cluster.workers.scratch import make_scratch_dir
 from rlsdk.interfaces import ConfigError, Parallel, nearest
-from rlsdk.kit.companions import use_companions
-from rlsdk.kit.object_store import use_store
-from rlsdk.kit.progress import advance, idle_s
+from rlsdk.kit.ranks.companions import use_companions
+from rlsdk.kit.ranks.object_store import use_store
+from rlsdk.kit.ranks.progress import advance, idle_s
 from rlsdk.system.import_path import SAFE_PATH, add_import_folders
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -115,7 +115,7 @@ class DeviceWorker:
 
     async def hold_port(self, host: str) -> int:
         """Opens the rendezvous of a group whose rank 0 this will be."""
-        from rlsdk.kit.rendezvous import hold_port
+        from rlsdk.kit.ranks.rendezvous import hold_port
 
         return hold_port(host)
 

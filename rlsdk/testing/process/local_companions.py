@@ -1,4 +1,4 @@
-"""Companions (`rlsdk.kit.companions`) as processes of this machine, to test engines that span nodes on one machine.
+"""Companions (`rlsdk.kit.ranks.companions`) as processes of this machine, to test engines that span nodes on one machine.
 
 The engine's context names different nodes (`RankContext.device_nodes`), but every process runs on this host. They
 connect over loopback and share no memory, because an engine does not use shared memory across nodes.
@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from rlsdk.interfaces import WorkerError
-from rlsdk.kit.companions import use_companions
+from rlsdk.kit.ranks.companions import use_companions
 
 LOOK_S = 0.05
 

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlsdk.interfaces import Batch, nearest
-from rlsdk.kit.hf import persistent_buffers
-from rlsdk.kit.model_files import WEIGHTS
-from rlsdk.kit.tokenizers import SPECIAL, write_char_tokenizer
+from rlsdk.kit.files.model_files import WEIGHTS
+from rlsdk.kit.model.hf import persistent_buffers
+from rlsdk.kit.model.tokenizers import SPECIAL, write_char_tokenizer
 
 CHARACTERS = "".join(chr(code) for code in range(33, 127))
 CONFIGS = {

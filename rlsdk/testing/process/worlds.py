@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import BackendKind, RankContext, TrainEngine, TrainSpec
-from rlsdk.kit.guarded_train import GuardedTrainEngine
-from rlsdk.kit.rendezvous import hold_port
+from rlsdk.kit.guards.guarded_train import GuardedTrainEngine
+from rlsdk.kit.ranks.rendezvous import hold_port
 from rlsdk.registry import Registry
 from rlsdk.testing.process.modes import kept_modes
 

@@ -20,7 +20,7 @@ from rlsdk.interfaces import (
     SamplingParams,
     VersionRun,
 )
-from rlsdk.kit.hf import load_tokenizer
+from rlsdk.kit.model.hf import load_tokenizer
 from rlsdk.testing.rollout.outputs import wrong_identities
 from rlsdk.testing.rollout.plain_model import PlainModel, contract_log_probs, distribution, kept
 

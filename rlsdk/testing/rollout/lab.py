@@ -25,7 +25,7 @@ from rlsdk.interfaces import (
     SamplingParams,
     WeightShard,
 )
-from rlsdk.kit.guarded_rollout import GuardedRolloutEngine
+from rlsdk.kit.guards.guarded_rollout import GuardedRolloutEngine
 from rlsdk.testing.process.modes import kept_modes
 from rlsdk.testing.process.resources import children
 from rlsdk.testing.rollout.oracle import Oracle, wrong_counts

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import LogProbKind, SamplingParams
-from rlsdk.kit.hf import canonical_tensors
+from rlsdk.kit.model.hf import canonical_tensors
 from rlsdk.testing.process.reference import load_plain_model
 
 

@@ -23,7 +23,7 @@ from rlsdk.interfaces import (
     WeightShard,
     fingerprint,
 )
-from rlsdk.kit.guarded_rollout import GuardedRolloutEngine
+from rlsdk.kit.guards.guarded_rollout import GuardedRolloutEngine
 from rlsdk.testing.process.plain_data import not_plain
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from rlsdk.interfaces import Capability, GenerationRequest
-from rlsdk.kit.hf import load_tokenizer
+from rlsdk.kit.model.hf import load_tokenizer
 from rlsdk.testing.rollout.lab import RolloutLab
 from rlsdk.testing.rollout.outputs import tokens_of
 

@@ -28,7 +28,7 @@ from rlsdk.interfaces import (
     WeightLayout,
     WeightShard,
 )
-from rlsdk.kit.memory_parts import TRAIN_PARTS
+from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
 from rlsdk.testing.train.cases import Case, Weighted
 from rlsdk.testing.train.objectives import Comparing, Raising, Reporting, Unfit
 from rlsdk.testing.train.plain_engine import CHECKPOINTS, PlainTrainEngine

@@ -30,7 +30,7 @@ from rlsdk.interfaces import (
     WeightLayout,
     WeightShard,
 )
-from rlsdk.kit.hf import canonical_parameters, canonical_tensors
+from rlsdk.kit.model.hf import canonical_parameters, canonical_tensors
 from rlsdk.testing.train.cases import Case
 from rlsdk.testing.train.plain_steps import number, plain_model_of, scheduled
 

@@ -17,7 +17,7 @@ from rlsdk.interfaces import (
     Head,
     OptimSpec,
 )
-from rlsdk.kit.hf import canonical_parameters, canonical_tensors
+from rlsdk.kit.model.hf import canonical_parameters, canonical_tensors
 from rlsdk.testing.process.reference import LOCAL, plain_outputs
 from rlsdk.testing.train.cases import Case, Driven
 

@@ -15,8 +15,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from rlsdk.interfaces import CheckpointError
-from rlsdk.kit.atomic import atomic_write_bytes
-from rlsdk.kit.output import AGAIN, way_out
+from rlsdk.kit.files.write_errors import AGAIN, way_out
+from rlsdk.system.atomic import atomic_write_bytes
 from rlsdk.system.files import read_regular
 from rlsdk.trainer.checkpoints.manifest import (
     MANIFEST,

@@ -16,8 +16,8 @@ import yaml
 
 from rlsdk.config import PairTraining, RunConfig, dump_config
 from rlsdk.interfaces import CheckpointError, ConfigError
-from rlsdk.kit.atomic import atomic_write_text
-from rlsdk.kit.output import writing
+from rlsdk.kit.files.write_errors import writing
+from rlsdk.system.atomic import atomic_write_text
 from rlsdk.system.files import read_regular_text
 from rlsdk.trainer.checkpoints.checkpoint import (
     MANIFEST,

@@ -19,7 +19,7 @@ from rlsdk.interfaces import (
     RlsdkError,
     SamplingParams,
 )
-from rlsdk.kit.hf import load_tokenizer
+from rlsdk.kit.model.hf import load_tokenizer
 from rlsdk.rewards.http import RemoteError
 from rlsdk.rewards.judge import JudgeOptions, VerdictError, question, verdict
 from rlsdk.rewards.service import SentScore

@@ -8,7 +8,7 @@ from typing import Any
 from rlsdk.config import ModelConfig, RolloutConfig, RunConfig
 from rlsdk.data import AnswerEnds, PromptFormat
 from rlsdk.interfaces import SamplingParams
-from rlsdk.kit.hf import load_tokenizer, stop_token_ids
+from rlsdk.kit.model.hf import load_tokenizer, stop_token_ids
 from rlsdk.trainer.inputs.prompt_formats import prompt_format
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from rlsdk.config import ModelConfig, Role
 from rlsdk.data import AnswerEnds, PromptDataset
 from rlsdk.interfaces import ConfigError, DataError, ModelSpec
-from rlsdk.kit.hf import load_model_config
+from rlsdk.kit.model.hf import load_model_config
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 from rlsdk.algorithms import update_average
 from rlsdk.config.role_names import ACTOR
 from rlsdk.interfaces import Box, CheckpointError, TrainEngine
-from rlsdk.kit.atomic_files import atomic_write_tensors
+from rlsdk.kit.files.atomic_files import atomic_write_tensors
 from rlsdk.trainer.checkpoints.checkpoint import MODEL_FOLDER
 
 if TYPE_CHECKING:

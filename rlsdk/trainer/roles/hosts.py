@@ -40,8 +40,8 @@ from rlsdk.interfaces import (
     Transfer,
     WeightLayout,
 )
-from rlsdk.kit.guarded_rollout import GuardedRolloutEngine
-from rlsdk.kit.guarded_train import GuardedTrainEngine
+from rlsdk.kit.guards.guarded_rollout import GuardedRolloutEngine
+from rlsdk.kit.guards.guarded_train import GuardedTrainEngine
 from rlsdk.rollouts import Collected, Pump
 from rlsdk.sharding import WeightSource, WeightTarget
 from rlsdk.trainer.roles.average import WeightAverage

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rlsdk.config import RunConfig, choose_old_log_probs, comparable_log_probs
 from rlsdk.data import PromptStream, special_ids
 from rlsdk.interfaces import Algorithm, BackendKind, SyncReport, Trajectory
-from rlsdk.kit.hf import model_vocabulary
+from rlsdk.kit.model.hf import model_vocabulary
 from rlsdk.registry import Registry
 from rlsdk.rollouts import RolloutStream
 from rlsdk.rollouts.journal import FOLDER

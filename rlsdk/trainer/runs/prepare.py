@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlsdk.config import Role, RunConfig, dump_config, with_dtype
 from rlsdk.interfaces import RlsdkError
-from rlsdk.kit import interrupts
-from rlsdk.kit.output import disk_errors
+from rlsdk.kit.files.write_errors import disk_errors
+from rlsdk.system import interrupts
 from rlsdk.trainer.checkpoints.checkpoint import BestRecord
 from rlsdk.trainer.checkpoints.run_folder import accept_config, run_lock
 from rlsdk.trainer.roles.device_turns import DeviceTurns, shared_pools

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rlsdk.config import RunConfig
 from rlsdk.interfaces import ConfigError
-from rlsdk.kit.atomic import atomic_write_json
-from rlsdk.kit.tokenizers import write_char_tokenizer
+from rlsdk.kit.model.tokenizers import write_char_tokenizer
+from rlsdk.system.atomic import atomic_write_json
 
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz>"
 MODEL_FOLDER = "model"

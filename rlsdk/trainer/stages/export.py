@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from rlsdk.config import PairTraining, RunConfig
-from rlsdk.kit.atomic import atomic_write_text
+from rlsdk.system.atomic import atomic_write_text
 from rlsdk.trainer.stages.model_card import FILE as CARD
 from rlsdk.trainer.stages.model_card import model_card
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.interfaces import Capability, ConfigError
-from rlsdk.kit.atomic import atomic_write_text
-from rlsdk.kit.output import OutputError
+from rlsdk.kit.files.write_errors import OutputError
+from rlsdk.system.atomic import atomic_write_text
 from rlsdk.trainer.checkpoints.checkpoint import MODEL_FOLDER, BestRecord, CheckpointStore, faults, read_state
 from rlsdk.trainer.checkpoints.reference import reference_state
 from rlsdk.trainer.checkpoints.saving import BackgroundWork

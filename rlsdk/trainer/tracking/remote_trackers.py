@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rlsdk.interfaces import ConfigError, TrackerContext
-from rlsdk.kit.atomic import atomic_write_json
+from rlsdk.system.atomic import atomic_write_json
 from rlsdk.system.files import read_regular
 from rlsdk.trainer.tracking.samples import plain_columns
 from rlsdk.trainer.tracking.trackers import is_warm_start

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import Batch
-from rlsdk.kit.atomic import atomic_write_bytes
 from rlsdk.rollouts import Group, Sample
+from rlsdk.system.atomic import atomic_write_bytes
 from rlsdk.system.printable import json_line
 
 

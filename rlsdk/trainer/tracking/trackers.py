@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rlsdk.interfaces import TrackerContext
-from rlsdk.kit.atomic import atomic_path
+from rlsdk.system.atomic import atomic_path
 from rlsdk.system.files import open_regular, regular_lines
 
 if TYPE_CHECKING:

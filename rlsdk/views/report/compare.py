@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.interfaces import ConfigError
-from rlsdk.kit.atomic import atomic_write_text
+from rlsdk.system.atomic import atomic_write_text
 from rlsdk.views.report.curves import Chart, charts_of, data_of, frames, others_of
 from rlsdk.views.report.facts import NOT_SHOWN, SHOWN_CHARS, fact_rows, headlines, leaves, readable
 from rlsdk.views.report.markup import document, escaped, table

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rlsdk.config import RunConfig
-from rlsdk.kit.quantities import counted, duration
+from rlsdk.system.quantities import counted, duration
 from rlsdk.trainer.checkpoints.run_folder import INPUTS
 from rlsdk.trainer.tracking.step_times import has_own_time
 from rlsdk.views.report.record import RunRecord

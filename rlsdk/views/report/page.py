@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlsdk.kit.atomic import atomic_write_text
+from rlsdk.system.atomic import atomic_write_text
 from rlsdk.system.printable import printable
 from rlsdk.views.charts import Line, line_chart, sheet, stacked_bars
 from rlsdk.views.report.curves import Chart, charts_of, data_of, frames, others_of

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest, VersionRun
-from rlsdk.kit import sampling as right
-from rlsdk.kit.sampling import RowSampling
-from rlsdk.kit.stop_text import StopText
+from rlsdk.kit.generation import sampling as right
+from rlsdk.kit.generation.sampling import RowSampling
+from rlsdk.kit.generation.stop_text import StopText
 from rlsdk.reference import jobs, running
 from rlsdk.reference.decoding import Decoder
 from rlsdk.reference.rows import PositionedRows

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from broken.rollout_base import Drawing, Patched, Rewritten
 from rlsdk.interfaces import GenerationOutput, GenerationRequest
-from rlsdk.kit.sampling import RowSampling
+from rlsdk.kit.generation.sampling import RowSampling
 from rlsdk.reference.running import Running
 
 

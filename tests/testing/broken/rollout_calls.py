@@ -15,7 +15,7 @@ import torch
 
 from broken.rollout_base import Patched, Rewritten
 from rlsdk.interfaces import ConfigError, GenerationOutput, GenerationRequest, RankContext, RolloutSpec
-from rlsdk.kit.requests import check_requests
+from rlsdk.kit.generation.requests import check_requests
 from rlsdk.reference.jobs import Call
 from rlsdk.reference.transformers_rollout import PAUSED_S, TransformersRolloutEngine
 

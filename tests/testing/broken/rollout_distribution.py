@@ -12,8 +12,8 @@ from torch import Tensor
 
 from broken.rollout_base import Drawing, Patched, Rewritten
 from rlsdk.interfaces import GenerationOutput, GenerationRequest
-from rlsdk.kit import sampling as right
-from rlsdk.kit.sampling import RowSampling
+from rlsdk.kit.generation import sampling as right
+from rlsdk.kit.generation.sampling import RowSampling
 from rlsdk.reference.running import Running
 from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 

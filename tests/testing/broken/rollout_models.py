@@ -22,8 +22,8 @@ from rlsdk.interfaces import (
     WeightLayout,
     WeightShard,
 )
-from rlsdk.kit.outputs import output_logits
-from rlsdk.kit.sampling import filtered
+from rlsdk.kit.generation.sampling import filtered
+from rlsdk.kit.model.outputs import output_logits
 from rlsdk.reference import running
 from rlsdk.reference.rows import PositionedRows, RowStep
 from rlsdk.reference.running import Running

@@ -21,8 +21,8 @@ from rlsdk.interfaces import (
     WeightLayout,
     WeightShard,
 )
-from rlsdk.kit.hf import persistent_buffers
-from rlsdk.kit.stop_text import StopText
+from rlsdk.kit.generation.stop_text import StopText
+from rlsdk.kit.model.hf import persistent_buffers
 from rlsdk.reference.running import Running
 from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 

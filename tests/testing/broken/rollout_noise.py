@@ -14,9 +14,9 @@ from torch import Tensor
 
 from broken.rollout_base import Drawing, Patched, Rewritten
 from rlsdk.interfaces import GenerationOutput, GenerationRequest, SyncReceipt, WeightShard
-from rlsdk.kit import sampling as right
-from rlsdk.kit.requests import response_limit
-from rlsdk.kit.sampling import RowSampling, mixed_seed, splitmix64
+from rlsdk.kit.generation import sampling as right
+from rlsdk.kit.generation.requests import response_limit
+from rlsdk.kit.generation.sampling import RowSampling, mixed_seed, splitmix64
 from rlsdk.reference.jobs import Job
 from rlsdk.reference.running import Running
 from rlsdk.reference.transformers_rollout import TransformersRolloutEngine

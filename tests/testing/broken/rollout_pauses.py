@@ -11,7 +11,7 @@ import torch
 
 from broken.rollout_base import Patched
 from rlsdk.interfaces import GenerationOutput, GenerationRequest, SyncReceipt, VersionRun, WeightShard
-from rlsdk.kit.requests import check_requests
+from rlsdk.kit.generation.requests import check_requests
 from rlsdk.reference.decoding import Decoder
 from rlsdk.reference.jobs import Call
 from rlsdk.reference.running import PREFILL_TOKENS, RUN_COLUMNS, Running

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from broken.rollout_base import Patched
-from rlsdk.kit.hf import canonical_tensors
+from rlsdk.kit.model.hf import canonical_tensors
 from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 
 

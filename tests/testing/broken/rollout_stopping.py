@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from broken.rollout_base import Patched, Rewritten
 from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest
-from rlsdk.kit.stop_text import StopText
+from rlsdk.kit.generation.stop_text import StopText
 from rlsdk.reference.running import Running
 
 

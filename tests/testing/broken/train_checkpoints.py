@@ -27,7 +27,7 @@ from rlsdk.interfaces import (
     TrainSpec,
     WeightShard,
 )
-from rlsdk.kit.atomic_files import atomic_write_json, atomic_write_tensors
+from rlsdk.kit.files.atomic_files import atomic_write_json, atomic_write_tensors
 from rlsdk.reference.torch_engine import CHECKPOINT_FORMAT, MOMENTS, RANDOM, TorchTrainEngine
 
 STATE = "state.safetensors"

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlsdk.interfaces import Head, RankContext, TrainSpec
-from rlsdk.kit.export import in_dtype, write_model
-from rlsdk.kit.hf import persistent_buffers
+from rlsdk.kit.files.export import in_dtype, write_model
+from rlsdk.kit.model.hf import persistent_buffers
 from rlsdk.reference import torch_engine
 from rlsdk.reference.torch_engine import TorchTrainEngine
 

@@ -23,7 +23,7 @@ from rlsdk.interfaces import (
     TrainSpec,
     WeightLayout,
 )
-from rlsdk.kit.memory_parts import TRAIN_PARTS
+from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
 from rlsdk.reference.torch_engine import TorchTrainEngine
 from rlsdk_fsdp.engine import FsdpTrainEngine
 

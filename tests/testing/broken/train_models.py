@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlsdk.interfaces import Batch, Head, RankContext, TrainSpec
-from rlsdk.kit.hf import persistent_buffers
+from rlsdk.kit.model.hf import persistent_buffers
 from rlsdk.reference.torch_engine import TorchTrainEngine
 
 

@@ -12,8 +12,8 @@ from typing import ClassVar
 import torch
 
 from rlsdk.interfaces import TrainEngine
-from rlsdk.kit.hf import build_model, canonical_parameters
-from rlsdk.kit.memory_parts import TRAIN_PARTS
+from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
+from rlsdk.kit.model.hf import build_model, canonical_parameters
 from rlsdk.reference.torch_engine import MOMENTS, TorchTrainEngine
 
 

@@ -18,7 +18,7 @@ from rlsdk.interfaces import (
     RankContext,
     TrainSpec,
 )
-from rlsdk.kit.optim import learning_rate, set_learning_rate
+from rlsdk.kit.model.optim import learning_rate, set_learning_rate
 from rlsdk.reference.torch_engine import TorchTrainEngine
 
 
@@ -394,7 +394,7 @@ class LrOfTheNext(TorchTrainEngine):
     """The learning rate that a step reports is that of the next step."""
 
     def optim_step(self) -> OptimStepResult:
-        from rlsdk.kit.optim import learning_rate
+        from rlsdk.kit.model.optim import learning_rate
 
         result = super().optim_step()
         assert self.optim is not None

@@ -24,10 +24,10 @@ from rlsdk.interfaces import (
     TrainSpec,
     WeightLayout,
 )
-from rlsdk.kit.hf import persistent_buffers
-from rlsdk.kit.memory_parts import TRAIN_PARTS
-from rlsdk.kit.metric_sums import MetricSums
-from rlsdk.kit.microbatch import groups_to_keep, micro_batches, rows_that_belong_together
+from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
+from rlsdk.kit.model.hf import persistent_buffers
+from rlsdk.kit.model.microbatch import groups_to_keep, micro_batches, rows_that_belong_together
+from rlsdk.kit.ranks.metric_sums import MetricSums
 from rlsdk.reference.torch_engine import TorchTrainEngine
 from rlsdk_fsdp import engine as fsdp
 from rlsdk_fsdp.engine import FsdpTrainEngine

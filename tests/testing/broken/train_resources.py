@@ -24,7 +24,7 @@ from rlsdk.interfaces import (
     RankContext,
     TrainSpec,
 )
-from rlsdk.kit.memory_parts import TRAIN_PARTS
+from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
 from rlsdk.reference.torch_engine import TorchTrainEngine
 
 MIB = 2**20

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from broken.train_base import Wrapped
 from rlsdk.interfaces import Batch, ForwardBackwardResult, Head, Objective, OptimStepResult
-from rlsdk.kit import outputs as kit_outputs
+from rlsdk.kit.model import outputs as kit_outputs
 from rlsdk.reference.torch_engine import TorchTrainEngine
 
 

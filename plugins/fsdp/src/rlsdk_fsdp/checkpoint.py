@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_distribu
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from rlsdk.interfaces import CheckpointError
-from rlsdk.kit.atomic_files import atomic_write_json
-from rlsdk.kit.error_agreement import raise_on_all_ranks
+from rlsdk.kit.files.atomic_files import atomic_write_json
+from rlsdk.kit.ranks.error_agreement import raise_on_all_ranks
 from rlsdk_fsdp.shards import Piece
 
 STATE = "engine.json"

@@ -31,16 +31,16 @@ from rlsdk.interfaces import (
     WeightLayout,
     WeightShard,
 )
-from rlsdk.kit.error_agreement import raise_objective_errors, raise_on_all_ranks
-from rlsdk.kit.export import ExportedTensor, in_dtype, write_model
-from rlsdk.kit.hf import build_model, canonical_parameters, dtype_names, persistent_buffers
-from rlsdk.kit.memory_parts import TRAIN_PARTS
-from rlsdk.kit.metric_sums import MetricSums
-from rlsdk.kit.microbatch import groups_to_keep, micro_batches, rows_that_belong_together
-from rlsdk.kit.offload import HostOffload
-from rlsdk.kit.optim import build_optimizer, learning_rate, set_learning_rate
-from rlsdk.kit.outputs import OutputModel
-from rlsdk.kit.rendezvous import destroy_process_group, init_process_group
+from rlsdk.kit.files.export import ExportedTensor, in_dtype, write_model
+from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
+from rlsdk.kit.memory.offload import HostOffload
+from rlsdk.kit.model.hf import build_model, canonical_parameters, dtype_names, persistent_buffers
+from rlsdk.kit.model.microbatch import groups_to_keep, micro_batches, rows_that_belong_together
+from rlsdk.kit.model.optim import build_optimizer, learning_rate, set_learning_rate
+from rlsdk.kit.model.outputs import OutputModel
+from rlsdk.kit.ranks.error_agreement import raise_objective_errors, raise_on_all_ranks
+from rlsdk.kit.ranks.metric_sums import MetricSums
+from rlsdk.kit.ranks.rendezvous import destroy_process_group, init_process_group
 from rlsdk_fsdp import checkpoint
 from rlsdk_fsdp.config import WHOLE_GRADIENT_BYTES, FsdpOptions
 from rlsdk_fsdp.loading import load_weights

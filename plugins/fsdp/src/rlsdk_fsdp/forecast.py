@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from rlsdk.interfaces import Box, Forecast, RankContext, RankMemory, RolloutSpec, TrainSpec, WeightLayout, Workload
-from rlsdk.kit.forecast import ModelTensors, count_passes, training
-from rlsdk.kit.hf import build_model
+from rlsdk.kit.memory.forecast import ModelTensors, count_passes, training
+from rlsdk.kit.model.hf import build_model
 from rlsdk_fsdp.config import WHOLE_GRADIENT_BYTES, FsdpOptions
 from rlsdk_fsdp.shards import chunk_of
 from rlsdk_fsdp.wrapping import check_sizes, dtypes_of, layers_of

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from rlsdk.interfaces import ModelSpec
-from rlsdk.kit.hf import build_model, canonical_parameters
-from rlsdk.kit.progress import advance
-from rlsdk.kit.weight_files import HEADS, checkpoint_files, new_heads, open_weights
-from rlsdk.kit.weight_fit import check_fits
+from rlsdk.kit.files.weight_files import HEADS, checkpoint_files, new_heads, open_weights
+from rlsdk.kit.model.hf import build_model, canonical_parameters
+from rlsdk.kit.ranks.progress import advance
+from rlsdk.kit.weights.weight_fit import check_fits
 from rlsdk_fsdp.shards import Piece
 
 

@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from rlsdk.interfaces import ConfigError, RankContext, TrainSpec, nearest
-from rlsdk.kit.hf import torch_dtype
-from rlsdk.kit.shared_memory import share
+from rlsdk.kit.model.hf import torch_dtype
+from rlsdk.kit.ranks.shared_memory import share
 from rlsdk_fsdp.config import FsdpOptions
 
 OWN_SETTINGS = ("module", "mesh", "dp_mesh_dims")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlsdk.interfaces import DTYPE_BYTES, TrainSpec
-from rlsdk.kit.kv_cache import head_size
+from rlsdk.kit.memory.kv_cache import head_size
 from rlsdk_megatron.config import MegatronOptions
 from rlsdk_megatron.sizes import CHUNK_ELEMENTS, Place, expert_tensor_size, padded_vocabulary
 

@@ -20,9 +20,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rlsdk.interfaces import Box, CheckpointError, LayoutError
-from rlsdk.kit.atomic_files import atomic_write_json, atomic_write_tensors
-from rlsdk.kit.error_agreement import raise_on_all_ranks
-from rlsdk.kit.progress import advance
+from rlsdk.kit.files.atomic_files import atomic_write_json, atomic_write_tensors
+from rlsdk.kit.ranks.error_agreement import raise_on_all_ranks
+from rlsdk.kit.ranks.progress import advance
 from rlsdk_megatron.optimizer import MOMENTS, collect, replicas, slot_of
 from rlsdk_megatron.parts import Held, Part
 

@@ -29,16 +29,16 @@ from rlsdk.interfaces import (
     WeightLayout,
     WeightShard,
 )
-from rlsdk.kit.error_agreement import raise_objective_errors, raise_on_all_ranks
-from rlsdk.kit.export import in_dtype, write_model
-from rlsdk.kit.hf import build_model, canonical_parameters, load_model_config
-from rlsdk.kit.memory_parts import TRAIN_PARTS
-from rlsdk.kit.metric_sums import MetricSums
-from rlsdk.kit.microbatch import groups_to_keep, micro_batches
-from rlsdk.kit.offload import HostOffload
-from rlsdk.kit.optim import learning_rate
-from rlsdk.kit.progress import advance
-from rlsdk.kit.rendezvous import destroy_process_group, init_process_group
+from rlsdk.kit.files.export import in_dtype, write_model
+from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
+from rlsdk.kit.memory.offload import HostOffload
+from rlsdk.kit.model.hf import build_model, canonical_parameters, load_model_config
+from rlsdk.kit.model.microbatch import groups_to_keep, micro_batches
+from rlsdk.kit.model.optim import learning_rate
+from rlsdk.kit.ranks.error_agreement import raise_objective_errors, raise_on_all_ranks
+from rlsdk.kit.ranks.metric_sums import MetricSums
+from rlsdk.kit.ranks.progress import advance
+from rlsdk.kit.ranks.rendezvous import destroy_process_group, init_process_group
 from rlsdk_megatron import checkpoint, groups
 from rlsdk_megatron.config import MegatronOptions
 from rlsdk_megatron.cpu_shim import device_scope

@@ -18,10 +18,10 @@ from rlsdk.interfaces import (
     TrainSpec,
     Workload,
 )
-from rlsdk.kit.forecast import ModelTensors, training
-from rlsdk.kit.hf import load_model_config
-from rlsdk.kit.kv_cache import head_size
-from rlsdk.kit.pass_memory import rows_of_pass
+from rlsdk.kit.memory.forecast import ModelTensors, training
+from rlsdk.kit.memory.kv_cache import head_size
+from rlsdk.kit.memory.pass_memory import rows_of_pass
+from rlsdk.kit.model.hf import load_model_config
 from rlsdk_megatron.activations import Activations
 from rlsdk_megatron.config import MegatronOptions
 from rlsdk_megatron.parts import Part, Shapes

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import Box, ConfigError, ModelSpec
-from rlsdk.kit.file_tensors import file_tensors
-from rlsdk.kit.hf import build_model, canonical_parameters, canonical_tensors
-from rlsdk.kit.weight_files import HEADS, checkpoint_files, new_heads, open_weights
-from rlsdk.kit.weight_fit import check_fits
+from rlsdk.kit.files.weight_files import HEADS, checkpoint_files, new_heads, open_weights
+from rlsdk.kit.model.hf import build_model, canonical_parameters, canonical_tensors
+from rlsdk.kit.weights.file_tensors import file_tensors
+from rlsdk.kit.weights.weight_fit import check_fits
 from rlsdk_megatron.parts import Held
 
 Read = Callable[[str, Box], Tensor]

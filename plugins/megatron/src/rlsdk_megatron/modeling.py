@@ -24,8 +24,8 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from torch import Tensor, nn
 
 from rlsdk.interfaces import ConfigError, Head, TrainSpec, nearest
-from rlsdk.kit.hf import torch_dtype
-from rlsdk.kit.shared_memory import share
+from rlsdk.kit.model.hf import torch_dtype
+from rlsdk.kit.ranks.shared_memory import share
 from rlsdk_megatron.attention import CausalAttention, GatheringAttention
 from rlsdk_megatron.config import MegatronOptions
 from rlsdk_megatron.sizes import expert_tensor_size, padded_vocabulary

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import ConfigError, Delivery, RankContext, RlsdkError, RolloutSpec, WeightShard, WorkerReceipt
-from rlsdk.kit import delivery, weight_updates
-from rlsdk.kit.companions import get_companions
-from rlsdk.kit.hf import load_model_config
-from rlsdk.kit.replica_devices import spans_nodes
-from rlsdk.kit.staging import batches
-from rlsdk.kit.tensor_origins import Source
-from rlsdk.kit.weight_updates import Fingerprints
+from rlsdk.kit.model.hf import load_model_config
+from rlsdk.kit.ranks.companions import get_companions
+from rlsdk.kit.ranks.replica_devices import spans_nodes
+from rlsdk.kit.weights import delivery, weight_updates
+from rlsdk.kit.weights.staging import batches
+from rlsdk.kit.weights.tensor_origins import Source
+from rlsdk.kit.weights.weight_updates import Fingerprints
 from rlsdk_sglang import weights
 from rlsdk_sglang.client import ClientThread
 from rlsdk_sglang.config import SglangOptions
@@ -119,7 +119,7 @@ class ServedModel:
 
         Args:
             shapes: shapes of the canonical tensors.
-            sources: the tensors in the model's files, if they differ (`rlsdk.kit.file_tensors`).
+            sources: the tensors in the model's files, if they differ (`rlsdk.kit.weights.file_tensors`).
         """
         files = None if sources is None else [source.packed() for source in sources]
         with self._session():

@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from rlsdk.kit.progress import idle_s
-from rlsdk.kit.waiting import result_while
+from rlsdk.kit.ranks.progress import idle_s
+from rlsdk.kit.ranks.waiting import result_while
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class ClientThread:
 
         Args:
             coroutine: to run.
-            timeout_s: longest time without a result and without progress of this process (`rlsdk.kit.progress`).
+            timeout_s: longest time without a result and without progress of this process (`rlsdk.kit.ranks.progress`).
             look: called every second; its exception ends the wait.
 
         Raises:

@@ -25,17 +25,17 @@ from rlsdk.interfaces import (
     WeightSyncError,
     WorkerReceipt,
 )
-from rlsdk.kit import weight_updates
-from rlsdk.kit.file_tensors import file_tensors
-from rlsdk.kit.hf import build_model, canonical_tensors
-from rlsdk.kit.memory_parts import ROLLOUT_PARTS
-from rlsdk.kit.requests import check_requests, response_limit
-from rlsdk.kit.sampling import mixed_seed, row_keys
-from rlsdk.kit.serving import check_rollout_spec, worker_layouts
-from rlsdk.kit.stop_text import StopText
-from rlsdk.kit.waiting import LOOK_S
-from rlsdk.kit.weight_files import check_whole
-from rlsdk.kit.weight_fit import check_fits
+from rlsdk.kit.files.weight_files import check_whole
+from rlsdk.kit.generation.requests import check_requests, response_limit
+from rlsdk.kit.generation.sampling import mixed_seed, row_keys
+from rlsdk.kit.generation.serving import check_rollout_spec, worker_layouts
+from rlsdk.kit.generation.stop_text import StopText
+from rlsdk.kit.memory.memory_parts import ROLLOUT_PARTS
+from rlsdk.kit.model.hf import build_model, canonical_tensors
+from rlsdk.kit.ranks.waiting import LOOK_S
+from rlsdk.kit.weights import weight_updates
+from rlsdk.kit.weights.file_tensors import file_tensors
+from rlsdk.kit.weights.weight_fit import check_fits
 from rlsdk_sglang.adapter import ServedModel
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.reports import Progress

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from rlsdk.interfaces import RankContext, RolloutSpec
-from rlsdk.kit.waiting import LOOK_S
+from rlsdk.kit.ranks.waiting import LOOK_S
 from rlsdk_sglang.client import ClientThread
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.contained_engine import LEAVE_S, ContainedEngine

@@ -20,12 +20,12 @@ from typing import Any
 import psutil
 
 from rlsdk.interfaces import ConfigError, RankContext, RolloutSpec, nearest
-from rlsdk.kit.companions import get_companions
-from rlsdk.kit.hf import load_model_config
-from rlsdk.kit.kv_cache import bytes_per_token
-from rlsdk.kit.other_nodes import OtherNodes, free_port, node_names, num_here
-from rlsdk.kit.replica_devices import check_devices, spans_nodes, visible_devices
-from rlsdk.kit.waiting import LOOK_S
+from rlsdk.kit.memory.kv_cache import bytes_per_token
+from rlsdk.kit.model.hf import load_model_config
+from rlsdk.kit.ranks.companions import get_companions
+from rlsdk.kit.ranks.other_nodes import OtherNodes, free_port, node_names, num_here
+from rlsdk.kit.ranks.replica_devices import check_devices, spans_nodes, visible_devices
+from rlsdk.kit.ranks.waiting import LOOK_S
 from rlsdk_sglang import weights
 from rlsdk_sglang.client import ClientThread
 from rlsdk_sglang.config import SglangOptions

@@ -1,4 +1,4 @@
-"""Replicas on several nodes: one process per node starts SGLang's schedulers there (`rlsdk.kit.other_nodes`).
+"""Replicas on several nodes: one process per node starts SGLang's schedulers there (`rlsdk.kit.ranks.other_nodes`).
 
 Tested: 0.5.23.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlsdk.interfaces import ConfigError, RankContext, RolloutSpec
-from rlsdk.kit.replica_devices import spans_nodes
+from rlsdk.kit.ranks.replica_devices import spans_nodes
 
 FOLLOWER = "rlsdk_sglang.follower:Follower"
 LOOPBACK = "127.0.0.1"

@@ -10,7 +10,7 @@ from sglang.srt.layers.sampler import Sampler, apply_custom_logit_processor
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 from torch import Tensor
 
-from rlsdk.kit.sampling import RowSampling, draw, uniforms
+from rlsdk.kit.generation.sampling import RowSampling, draw, uniforms
 
 
 class ContractSampler(Sampler):  # type: ignore[misc]

@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass
 
 from rlsdk.interfaces import FinishReason, GenerationOutput
-from rlsdk.kit.serving import RunningSample
+from rlsdk.kit.generation.serving import RunningSample
 
 
 class Call:

@@ -14,12 +14,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rlsdk.kit import delivery, weight_updates
-from rlsdk.kit.offload import ReleasedMemory
-from rlsdk.kit.staging import attached, copied
-from rlsdk.kit.tensor_origins import Source
-from rlsdk.kit.weight_tracing import Piece, trace_loaders
-from rlsdk.kit.weight_updates import Boxes, Fingerprints, write_shard
+from rlsdk.kit.memory.offload import ReleasedMemory
+from rlsdk.kit.weights import delivery, weight_updates
+from rlsdk.kit.weights.staging import attached, copied
+from rlsdk.kit.weights.tensor_origins import Source
+from rlsdk.kit.weights.weight_tracing import Piece, trace_loaders
+from rlsdk.kit.weights.weight_updates import Boxes, Fingerprints, write_shard
 from rlsdk_sglang import derived, scheduler_process
 from rlsdk_sglang.messages import Command
 

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from rlsdk.interfaces import DeadlineError, Delivery, RankContext, RolloutSpec, WeightShard, WorkerReceipt
-from rlsdk.kit import delivery, weight_updates
-from rlsdk.kit.staging import batches
-from rlsdk.kit.weight_updates import Fingerprints
+from rlsdk.kit.weights import delivery, weight_updates
+from rlsdk.kit.weights.staging import batches
+from rlsdk.kit.weights.weight_updates import Fingerprints
 from rlsdk_vllm.environment import has_copies_apart, has_workers_apart
 from rlsdk_vllm.requests import Progress
 from rlsdk_vllm.samples import Sample

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from rlsdk.interfaces import ConfigError, RankContext, RolloutSpec, nearest
-from rlsdk.kit.hf import load_model_config
-from rlsdk.kit.kv_cache import head_size
-from rlsdk.kit.replica_devices import check_devices
-from rlsdk.kit.tensor_origins import Source
+from rlsdk.kit.memory.kv_cache import head_size
+from rlsdk.kit.model.hf import load_model_config
+from rlsdk.kit.ranks.replica_devices import check_devices
+from rlsdk.kit.weights.tensor_origins import Source
 from rlsdk_vllm.config import VllmOptions
 from rlsdk_vllm.environment import has_copies_apart, has_workers_apart
 from rlsdk_vllm.memory import kv_cache_bytes
@@ -96,7 +96,7 @@ def engine_args(
         spec: the engine's specification.
         options: the engine's options.
         shapes: shapes of the canonical tensors.
-        sources: the tensors in the model's files, if they differ (`rlsdk.kit.file_tensors`).
+        sources: the tensors in the model's files, if they differ (`rlsdk.kit.weights.file_tensors`).
         place: the copies of attention of this node, if they are on several nodes; None: one node.
 
     Raises:

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rlsdk.interfaces import DeadlineError, RankContext, RolloutSpec
-from rlsdk.kit.other_nodes import OtherNodes
-from rlsdk.kit.tensor_origins import Source
-from rlsdk.kit.waiting import result_while
+from rlsdk.kit.ranks.other_nodes import OtherNodes
+from rlsdk.kit.ranks.waiting import result_while
+from rlsdk.kit.weights.tensor_origins import Source
 from rlsdk_vllm.adapter import VllmEngine
 from rlsdk_vllm.arguments import check_split, engine_args, explained_start
 from rlsdk_vllm.child_lifetime import cores_end_with_this_thread, started_within

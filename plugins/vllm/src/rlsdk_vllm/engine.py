@@ -24,14 +24,14 @@ from rlsdk.interfaces import (
     WeightSyncError,
     WorkerReceipt,
 )
-from rlsdk.kit import weight_updates
-from rlsdk.kit.file_tensors import file_tensors
-from rlsdk.kit.hf import build_model, canonical_tensors, dtype_names, persistent_buffers
-from rlsdk.kit.requests import check_requests, response_limit
-from rlsdk.kit.sampling import mixed_seed
-from rlsdk.kit.serving import check_rollout_spec, whole_layout, worker_layouts
-from rlsdk.kit.stop_text import StopText
-from rlsdk.kit.weight_fit import check_fits
+from rlsdk.kit.generation.requests import check_requests, response_limit
+from rlsdk.kit.generation.sampling import mixed_seed
+from rlsdk.kit.generation.serving import check_rollout_spec, whole_layout, worker_layouts
+from rlsdk.kit.generation.stop_text import StopText
+from rlsdk.kit.model.hf import build_model, canonical_tensors, dtype_names, persistent_buffers
+from rlsdk.kit.weights import weight_updates
+from rlsdk.kit.weights.file_tensors import file_tensors
+from rlsdk.kit.weights.weight_fit import check_fits
 from rlsdk_vllm.adapter import VllmEngine
 from rlsdk_vllm.asynchronous import AsyncEngine
 from rlsdk_vllm.config import VllmOptions

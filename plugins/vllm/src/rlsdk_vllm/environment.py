@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from rlsdk.interfaces import RankContext, RolloutSpec
-from rlsdk.kit.replica_devices import set_environment, spans_nodes, visible_devices
+from rlsdk.kit.ranks.replica_devices import set_environment, spans_nodes, visible_devices
 from rlsdk_vllm.config import VllmOptions
 
 RAY_WORKER_GPUS = "0.25"

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlsdk.interfaces import RankContext, RlsdkError, RolloutSpec
-from rlsdk.kit.tensor_origins import Source
+from rlsdk.kit.weights.tensor_origins import Source
 from rlsdk_vllm.arguments import engine_args
 from rlsdk_vllm.child_lifetime import cores_end_with_this_thread
 from rlsdk_vllm.config import VllmOptions

@@ -14,9 +14,9 @@ from rlsdk.interfaces import (
     WeightLayout,
     Workload,
 )
-from rlsdk.kit.forecast import ModelTensors, cache_bytes, rollout
-from rlsdk.kit.hf import load_model_config
-from rlsdk.kit.worker_forecast import worker_layouts
+from rlsdk.kit.memory.forecast import ModelTensors, cache_bytes, rollout
+from rlsdk.kit.memory.worker_forecast import worker_layouts
+from rlsdk.kit.model.hf import load_model_config
 from rlsdk_vllm.config import VllmOptions
 from rlsdk_vllm.memory import BLOCK_TOKENS, MAX_SHARE
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rlsdk.interfaces import DeadlineError, RankContext, RolloutSpec
-from rlsdk.kit.tensor_origins import Source
+from rlsdk.kit.weights.tensor_origins import Source
 from rlsdk_vllm.adapter import VllmEngine
 from rlsdk_vllm.arguments import check_split, engine_args, explained_start
 from rlsdk_vllm.child_lifetime import started_within

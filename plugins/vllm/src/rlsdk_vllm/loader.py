@@ -18,8 +18,8 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.weight_utils import initialize_single_dummy_weight
 
 from rlsdk.interfaces import Box, WeightSyncError, fingerprint
-from rlsdk.kit.tensor_origins import Source
-from rlsdk.kit.weight_tracing import Piece, trace_loaders
+from rlsdk.kit.weights.tensor_origins import Source
+from rlsdk.kit.weights.weight_tracing import Piece, trace_loaders
 from rlsdk_vllm.patching import patched
 
 LOAD_FORMAT = "rlsdk"

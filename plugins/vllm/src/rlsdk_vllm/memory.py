@@ -5,8 +5,8 @@ from __future__ import annotations
 import psutil
 
 from rlsdk.interfaces import RankContext, RolloutSpec
-from rlsdk.kit.hf import load_model_config
-from rlsdk.kit.kv_cache import bytes_per_token
+from rlsdk.kit.memory.kv_cache import bytes_per_token
+from rlsdk.kit.model.hf import load_model_config
 from rlsdk_vllm.config import VllmOptions
 
 MAX_SHARE = 0.25

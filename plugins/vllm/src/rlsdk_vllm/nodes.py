@@ -1,7 +1,7 @@
 """Copies of attention on several nodes: a process on each node starts the cores of its copies.
 
 The engine's front runs on the first node and talks to all cores over TCP. The other nodes run what
-`vllm serve --headless` runs, in companions of the worker that hosts the engine (`rlsdk.kit.other_nodes`), on the
+`vllm serve --headless` runs, in companions of the worker that hosts the engine (`rlsdk.kit.ranks.other_nodes`), on the
 devices of this replica.
 
 Tested versions: 0.31 and 0.32 (their CPU builds).
@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlsdk.interfaces import ConfigError, RankContext, RolloutSpec
-from rlsdk.kit.companions import get_companions
-from rlsdk.kit.other_nodes import free_port, node_names
-from rlsdk.kit.tensor_origins import Source
+from rlsdk.kit.ranks.companions import get_companions
+from rlsdk.kit.ranks.other_nodes import free_port, node_names
+from rlsdk.kit.weights.tensor_origins import Source
 from rlsdk_vllm.config import VllmOptions
 
 FOLLOWER = "rlsdk_vllm.follower:Follower"

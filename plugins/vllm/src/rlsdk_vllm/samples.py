@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlsdk.interfaces import FinishReason, GenerationOutput
-from rlsdk.kit.serving import RunningSample
+from rlsdk.kit.generation.serving import RunningSample
 
 SEED_ARGUMENT = "rlsdk_seed"
 """Name of the extra argument with a sample's seed for the sampler."""

@@ -24,9 +24,9 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from rlsdk.interfaces import WeightShard
-from rlsdk.kit import delivery
-from rlsdk.kit.staging import BlockName, attached, copied
-from rlsdk.kit.weight_updates import write_shard
+from rlsdk.kit.weights import delivery
+from rlsdk.kit.weights.staging import BlockName, attached, copied
+from rlsdk.kit.weights.weight_updates import write_shard
 from rlsdk_vllm import loader
 
 NAME = "rlsdk"
@@ -66,7 +66,7 @@ class PlanTransfer(WeightTransferEngine):  # type: ignore[misc]
         """Unique name of this worker."""
         self.pieces = loader.served_pieces(model)
         self.taken: Mapping[str, Any] | None = None
-        """Result of the last deliveries, for `rlsdk.kit.delivery.worker_receipts`."""
+        """Result of the last deliveries, for `rlsdk.kit.weights.delivery.worker_receipts`."""
 
     def init_transfer_engine(self, init_info: NoInfo) -> None:
         """No-op: there is no connection to open."""

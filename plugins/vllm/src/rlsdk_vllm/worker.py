@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from rlsdk.kit import delivery, weight_updates
-from rlsdk.kit.offload import ReleasedMemory
-from rlsdk.kit.weight_tracing import Piece
-from rlsdk.kit.weight_updates import Boxes, Fingerprints
+from rlsdk.kit.memory.offload import ReleasedMemory
+from rlsdk.kit.weights import delivery, weight_updates
+from rlsdk.kit.weights.weight_tracing import Piece
+from rlsdk.kit.weights.weight_updates import Boxes, Fingerprints
 from rlsdk_vllm import loader, transfer, unnamed_memory  # noqa: F401 - importing `transfer` registers it
 from rlsdk_vllm.child_lifetime import watch_parent
 from rlsdk_vllm.sampler import ContractSampler

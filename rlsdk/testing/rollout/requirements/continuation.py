@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rlsdk.interfaces import Capability, ConfigError, FinishReason, GenerationOutput, GenerationRequest, RolloutEngine
-from rlsdk.kit.hf import load_tokenizer
+from rlsdk.kit.model.hf import load_tokenizer
 from rlsdk.testing.rollout.lab import RolloutLab
 from rlsdk.testing.rollout.outputs import tokens_of, wrong_identities
 from rlsdk.testing.suites.requirements import Measured, requirement

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import Capability, ConfigError, GenerationOutput, GenerationRequest, RolloutEngine
-from rlsdk.kit.hf import load_tokenizer
+from rlsdk.kit.model.hf import load_tokenizer
 from rlsdk.testing.rollout.audit import Sample, audit, samples_with_logits
 from rlsdk.testing.rollout.draw_statistics import DrawStatistics, Noise, Z
 from rlsdk.testing.rollout.lab import RolloutLab, collect, whole_shards

@@ -20,7 +20,7 @@ from rlsdk.interfaces import (
     WeightShard,
     fingerprint,
 )
-from rlsdk.kit.hf import load_tokenizer
+from rlsdk.kit.model.hf import load_tokenizer
 from rlsdk.testing.process.models import add_code, code_ran, write_cut_tokenizer, write_tiny_model
 from rlsdk.testing.rollout.audit import Sample, samples_with_logits, wrong_end
 from rlsdk.testing.rollout.lab import RolloutLab, pieces, whole_shards

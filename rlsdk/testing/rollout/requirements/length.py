@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rlsdk.interfaces import Capability, FinishReason, GenerationRequest, RolloutEngine
-from rlsdk.kit.hf import load_tokenizer
+from rlsdk.kit.model.hf import load_tokenizer
 from rlsdk.testing.rollout.audit import audit
 from rlsdk.testing.rollout.draw_statistics import DrawStatistics, Noise, Z
 from rlsdk.testing.rollout.lab import RolloutLab

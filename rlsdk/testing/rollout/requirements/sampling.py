@@ -12,7 +12,7 @@ from rlsdk.interfaces import (
     GenerationRequest,
     RolloutEngine,
 )
-from rlsdk.kit.hf import load_tokenizer
+from rlsdk.kit.model.hf import load_tokenizer
 from rlsdk.testing.rollout.lab import RolloutLab
 from rlsdk.testing.rollout.outputs import tokens_of, wrong_identities
 from rlsdk.testing.rollout.plain_model import distribution, kept

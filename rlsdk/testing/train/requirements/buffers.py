@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rlsdk.interfaces import Capability, ConfigError, Head
-from rlsdk.kit.hf import dtype_names, persistent_buffers
+from rlsdk.kit.model.hf import dtype_names, persistent_buffers
 from rlsdk.testing.suites.requirements import Measured, requirement
 from rlsdk.testing.train.call_sequences import Act, export_alone, learn, play, step
 from rlsdk.testing.train.cases import OPTIM, Case, Driven, rows_of

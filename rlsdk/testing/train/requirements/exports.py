@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import Capability, Head
-from rlsdk.kit.hf import canonical_parameters
+from rlsdk.kit.model.hf import canonical_parameters
 from rlsdk.testing.process.reference import LOCAL
 from rlsdk.testing.suites.requirements import Measured, requirement
 from rlsdk.testing.train.call_sequences import export, learn, look, reset, step

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import Batch, Box, Capability, CheckpointError, ConfigError, RankContext, RlsdkError, TrainSpec
-from rlsdk.kit.hf import canonical_parameters
+from rlsdk.kit.model.hf import canonical_parameters
 from rlsdk.testing.process.models import without_tensor
 from rlsdk.testing.process.modes import kept_modes
 from rlsdk.testing.process.reference import plain_outputs

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import Capability, ConfigError, Head
-from rlsdk.kit.hf import canonical_parameters
+from rlsdk.kit.model.hf import canonical_parameters
 from rlsdk.testing.process.models import add_code, code_ran
 from rlsdk.testing.suites.requirements import Measured, requirement
 from rlsdk.testing.train.call_sequences import Act, export, learn, look, step

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import Batch, Capability, CheckpointError, ConfigError, Head
-from rlsdk.kit.memory_parts import TRAIN_PARTS
+from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
 from rlsdk.testing.suites.requirements import Measured, requirement
 from rlsdk.testing.train.call_sequences import (
     Act,

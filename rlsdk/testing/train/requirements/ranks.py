@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import Capability, Head
-from rlsdk.kit.hf import canonical_parameters
-from rlsdk.kit.memory_parts import TRAIN_PARTS
+from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
+from rlsdk.kit.model.hf import canonical_parameters
 from rlsdk.testing.suites.requirements import Measured, requirement
 from rlsdk.testing.train.call_sequences import Act, learn, load, look, offload, onload, read, refused, save, skip, step
 from rlsdk.testing.train.case_runner import whole

@@ -11,7 +11,7 @@ from itertools import combinations, cycle, permutations
 from pathlib import Path
 
 from rlsdk.interfaces import Capability, CheckpointError, ConfigError, Head
-from rlsdk.kit.memory_parts import TRAIN_PARTS
+from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
 from rlsdk.testing.process.resources import grown, num_tensors, objects, only_new_objects, resident_handles
 from rlsdk.testing.process.worlds import Seat
 from rlsdk.testing.suites.requirements import Measured, requirement

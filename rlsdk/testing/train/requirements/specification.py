@@ -22,7 +22,7 @@ from rlsdk.interfaces import (
     TrainEngine,
     TrainSpec,
 )
-from rlsdk.kit import progress
+from rlsdk.kit.ranks import progress
 from rlsdk.testing.process.worlds import Seat
 from rlsdk.testing.suites.requirements import Measured, requirement
 from rlsdk.testing.train.call_sequences import Act, learn, load, look, save, step

@@ -24,10 +24,10 @@ from rlsdk.interfaces import (
     WeightShard,
     WorkerError,
 )
-from rlsdk.kit.hf import load_model_config
-from rlsdk.kit.requests import check_requests, response_limit
-from rlsdk.kit.sampling import mixed_seed
-from rlsdk.kit.serving import check_rollout_spec
+from rlsdk.kit.generation.requests import check_requests, response_limit
+from rlsdk.kit.generation.sampling import mixed_seed
+from rlsdk.kit.generation.serving import check_rollout_spec
+from rlsdk.kit.model.hf import load_model_config
 from rlsdk_openai.client import Client
 from rlsdk_openai.config import OpenAiOptions
 

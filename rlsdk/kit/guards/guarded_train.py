@@ -21,8 +21,8 @@ from rlsdk.interfaces import (
     WeightLayout,
     WeightShard,
 )
-from rlsdk.kit.memory_parts import TRAIN_PARTS, check_parts
-from rlsdk.kit.progress import Advancing
+from rlsdk.kit.memory.memory_parts import TRAIN_PARTS, check_parts
+from rlsdk.kit.ranks.progress import Advancing
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlsdk.kit.atomic import (
+from rlsdk.system.atomic import (
     atomic_path,
     atomic_write_bytes,
     atomic_write_json,
@@ -21,7 +21,7 @@ from rlsdk.kit.atomic import (
 WRITER = """
 import sys
 from pathlib import Path
-from rlsdk.kit.atomic import atomic_write_bytes
+from rlsdk.system.atomic import atomic_write_bytes
 for at in range(10**6):
     atomic_write_bytes(Path(sys.argv[1]), bytes([at % 256]) * 2_000_000)
 """

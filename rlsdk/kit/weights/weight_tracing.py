@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlsdk.interfaces import Box
-from rlsdk.kit.tensor_origins import Part, Source, place_of, seen
+from rlsdk.kit.weights.tensor_origins import Part, Source, place_of, seen
 
 Loader = Callable[[Iterable[tuple[str, Tensor]]], object]
 

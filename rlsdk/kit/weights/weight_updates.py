@@ -18,7 +18,7 @@ from rlsdk.interfaces import (
     fingerprint,
     nearest,
 )
-from rlsdk.kit.weight_tracing import Piece
+from rlsdk.kit.weights.weight_tracing import Piece
 
 Boxes = Mapping[str, Sequence[tuple[Sequence[int], Sequence[int]]]]
 """Tensor -> (offset, size) of each box that a worker serves. Plain values, as in `staging.Entry`."""

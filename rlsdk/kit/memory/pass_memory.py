@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rlsdk.interfaces import Head, ModelSpec, TrainSpec
-from rlsdk.kit.hf import build_model
-from rlsdk.kit.outputs import chunk_tokens, head_numbers, token_log_probs
+from rlsdk.kit.model.hf import build_model
+from rlsdk.kit.model.outputs import chunk_tokens, head_numbers, token_log_probs
 
 SAMPLED = 2, 4
 """Numbers of layers that are run of a model with many equal layers; memory is linear in the number of layers."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlsdk.interfaces import DeadlineError, RankContext, RlsdkError
-from rlsdk.kit.companions import Companion, get_companions
+from rlsdk.kit.ranks.companions import Companion, get_companions
 
 END_S = 30.0
 """Seconds for an object on another node to end before its process is killed."""

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rlsdk.interfaces import ModelSpec
-from rlsdk.kit.hf import load_tokenizer
+from rlsdk.kit.model.hf import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import ConfigError, ModelSpec
-from rlsdk.kit.tensor_origins import Source
-from rlsdk.kit.weight_files import checkpoint_files, open_weights
+from rlsdk.kit.files.weight_files import checkpoint_files, open_weights
+from rlsdk.kit.weights.tensor_origins import Source
 
 ROWS_AT_ONCE = 4096
 """Rows of two tensors that are compared at a time."""

@@ -1,4 +1,4 @@
-"""Atomic files of an engine: those of `rlsdk.kit.atomic`, and files of tensors."""
+"""Atomic files of an engine: those of `rlsdk.system.atomic`, and files of tensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from rlsdk.kit.atomic import as_os_error, atomic_path, atomic_write_bytes, atomic_write_json, atomic_write_text
+from rlsdk.system.atomic import as_os_error, atomic_path, atomic_write_bytes, atomic_write_json, atomic_write_text
 
 if TYPE_CHECKING:
     from torch import Tensor

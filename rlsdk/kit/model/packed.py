@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlsdk.interfaces import Batch, ConfigError
-from rlsdk.kit.prefixes import Prefixes
+from rlsdk.kit.model.prefixes import Prefixes
 
 ATTENTION = "rlsdk_packed"
 """Name of the attention in transformers' registry."""

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rlsdk.interfaces import OUTPUTS, Batch, ConfigError, Head, nearest
-from rlsdk.kit.packed import HiddenStates, run_backbone
-from rlsdk.kit.prefixes import Prefixes, distinct_prefixes
-from rlsdk.kit.progress import advance
+from rlsdk.kit.model.packed import HiddenStates, run_backbone
+from rlsdk.kit.model.prefixes import Prefixes, distinct_prefixes
+from rlsdk.kit.ranks.progress import advance
 
 CHUNK_ELEMENTS = 1 << 25
 """Most float32 logits in memory at once; with gradients, each chunk is recomputed in the backward pass."""

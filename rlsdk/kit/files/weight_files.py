@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from rlsdk.interfaces import ConfigError, ModelSpec
-from rlsdk.kit.model_files import INDEX, WEIGHTS
+from rlsdk.kit.files.model_files import INDEX, WEIGHTS
 from rlsdk.system.files import read_regular
 
 HEADS = ("score", "classifier")

@@ -27,7 +27,7 @@ def micro_batches(
         groups: `[B]` int64; rows with equal numbers stay in one pass, and a group over the limit is a pass of its own.
             For objectives that compare rows (`whole_groups`).
         near: `[B]` int64; if there are several passes, rows with equal numbers are neighbours, so that most of their
-            common prefix is computed once (`rlsdk.kit.prefixes`).
+            common prefix is computed once (`rlsdk.kit.model.prefixes`).
 
     Returns:
         Row indices of each pass, int64, on the CPU. A single pass with all rows keeps their order.

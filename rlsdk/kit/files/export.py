@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, BinaryIO
 import torch
 from torch import Tensor
 
-from rlsdk.kit.atomic import atomic_path, atomic_write_json
-from rlsdk.kit.model_files import INDEX
-from rlsdk.kit.progress import advance
+from rlsdk.kit.files.model_files import INDEX
+from rlsdk.kit.ranks.progress import advance
+from rlsdk.system.atomic import atomic_path, atomic_write_json
 from rlsdk.system.files import foreign_reason
 from rlsdk.system.printable import printable
 

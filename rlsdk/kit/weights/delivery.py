@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import Box, Delivery, WeightShard, WeightSyncError, WorkerReceipt
-from rlsdk.kit.shared_memory import AttachError
-from rlsdk.kit.weight_tracing import Piece
-from rlsdk.kit.weight_updates import write_shard
+from rlsdk.kit.ranks.shared_memory import AttachError
+from rlsdk.kit.weights.weight_tracing import Piece
+from rlsdk.kit.weights.weight_updates import write_shard
 
 Pieces = Mapping[str, Sequence[Piece]]
 
@@ -27,7 +27,7 @@ def encode_deliveries(deliveries: Sequence[Delivery]) -> list[list[Any]]:
 
 
 def describe_worker(worker: str, process: int, pieces: Pieces) -> dict[str, Any]:
-    """The boxes that a worker holds, as plain values, for `rlsdk.kit.serving.worker_layouts`."""
+    """The boxes that a worker holds, as plain values, for `rlsdk.kit.generation.serving.worker_layouts`."""
     boxes = [
         [name, box.offset, box.size, dtype]
         for name, parts in pieces.items()

@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from rlsdk.interfaces import ConfigError, Head, ModelSpec, nearest
-from rlsdk.kit.packed import ATTENTION, can_pack, register_attention
-from rlsdk.kit.weight_fit import check_fits, check_unused, tie_error
+from rlsdk.kit.model.packed import ATTENTION, can_pack, register_attention
+from rlsdk.kit.weights.weight_fit import check_fits, check_unused, tie_error
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase

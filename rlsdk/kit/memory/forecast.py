@@ -19,9 +19,9 @@ from rlsdk.interfaces import (
     WeightLayout,
     Workload,
 )
-from rlsdk.kit.hf import build_model, canonical_tensors, dtype_names, load_model_config, persistent_buffers
-from rlsdk.kit.kv_cache import bytes_per_token
-from rlsdk.kit.pass_memory import passes_bytes, rows_of_pass
+from rlsdk.kit.memory.kv_cache import bytes_per_token
+from rlsdk.kit.memory.pass_memory import passes_bytes, rows_of_pass
+from rlsdk.kit.model.hf import build_model, canonical_tensors, dtype_names, load_model_config, persistent_buffers
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class ModelTensors:
 
     def layout_of_replica(self, ctx: RankContext, spec: RolloutSpec, *, on_host: bool = False) -> WeightLayout:
         """Layout of a rollout engine that receives every tensor whole, whatever it does with it; `on_host` as in
-        `rlsdk.kit.serving.whole_layout`."""
+        `rlsdk.kit.generation.serving.whole_layout`."""
         place = replace(ctx, device="cpu") if on_host else ctx
         return replace(self.layout(place, spec.model.dtype), rank=0)
 

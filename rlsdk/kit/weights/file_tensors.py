@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rlsdk.kit.tensor_origins import Source
-from rlsdk.kit.weight_tracing import Recorder
+from rlsdk.kit.weights.tensor_origins import Source
+from rlsdk.kit.weights.weight_tracing import Recorder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

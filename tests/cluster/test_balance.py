@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlsdk.kit.balance import balanced_partition
+from rlsdk.cluster.batches.balance import balanced_partition
 
 WEIGHTS = st.lists(st.integers(0, 5000), max_size=60)
 

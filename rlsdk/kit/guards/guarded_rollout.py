@@ -22,7 +22,7 @@ from rlsdk.interfaces import (
     WeightShard,
     WeightSyncError,
 )
-from rlsdk.kit.memory_parts import ROLLOUT_PARTS, check_parts
+from rlsdk.kit.memory.memory_parts import ROLLOUT_PARTS, check_parts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from rlsdk.interfaces import Box, RankContext, RolloutSpec, WeightLayout
-from rlsdk.kit.forecast import ModelTensors
+from rlsdk.kit.memory.forecast import ModelTensors
 
 ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "q_b_proj", "kv_b_proj")
 """Modules that are split by output features."""

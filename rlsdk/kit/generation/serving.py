@@ -25,7 +25,7 @@ from rlsdk.interfaces import (
     VersionRun,
     WeightLayout,
 )
-from rlsdk.kit.block_scales import DTYPE_NAME
+from rlsdk.kit.weights.block_scales import DTYPE_NAME
 
 
 def check_rollout_spec(spec: RolloutSpec, options: type | None = None) -> None:
@@ -117,7 +117,7 @@ def worker_layouts(
 
     Args:
         ctx: of the engine.
-        workers: description of each (`rlsdk.kit.delivery.describe_worker`).
+        workers: description of each (`rlsdk.kit.weights.delivery.describe_worker`).
         shapes: by canonical name.
         tied: see `WeightLayout.tied`.
         spans_nodes: worker i is on `ctx.device_nodes[i]` with the device `ctx.accelerators[i]`. False: all are on this

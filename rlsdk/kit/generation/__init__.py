@@ -1,0 +1,1 @@
+"""What rollout engines serve requests with: checks, sampling, stop strings, samples that grow."""
