@@ -1,9 +1,9 @@
 """Forward and backward of groups that share a prompt: `python -m benchmarks.shared_prefixes [--json PATH]`.
 
 A Llama of random weights on the CPU, one thread, in three forms: rows padded to a rectangle; packed, every row whole;
-packed, each prefix once (`rlsdk.kit.model.prefixes`). CPU milliseconds, best of the rounds, which take turns. "at best" is
-the share of the tokens that are distinct: what the time would fall to if linear layers were all there is. "difference"
-is that of the whole gradient from the rectangle's, relative to its norm.
+packed, each prefix once (`rlsdk.kit.model.prefixes`). CPU milliseconds, best of the rounds, which take turns. "at best"
+is the share of the tokens that are distinct: what the time would fall to if linear layers were all there is.
+"difference" is that of the whole gradient from the rectangle's, relative to its norm.
 """
 
 from __future__ import annotations

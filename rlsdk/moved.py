@@ -10,8 +10,25 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+KIT: Mapping[str, str] = {
+    "ranks": "companions error_agreement metric_sums object_store other_nodes progress rendezvous replica_devices "
+    "shared_memory waiting",
+    "files": "export hub model_files weight_files",
+    "weights": "block_scales delivery file_tensors staging tensor_origins weight_fit weight_tracing weight_updates",
+    "model": "hf microbatch optim outputs packed prefixes tokenizers",
+    "memory": "forecast kv_cache memory_parts offload pass_memory worker_forecast",
+    "generation": "requests sampling serving stop_text",
+    "guards": "guarded_rollout guarded_train",
+}
+"""Folder of `rlsdk.kit` -> modules that stood in the kit itself."""
 MOVED: Mapping[str, str] = {
-    "rlsdk.trainer.learner.policy_gradient": "rlsdk.trainer.learner.policy_gradient",
+    **{f"rlsdk.kit.{name}": f"rlsdk.kit.{folder}.{name}" for folder, names in KIT.items() for name in names.split()},
+    "rlsdk.kit.atomic": "rlsdk.kit.files.atomic_files",
+    "rlsdk.kit.balance": "rlsdk.cluster.batches.balance",
+    "rlsdk.kit.interrupts": "rlsdk.system.interrupts",
+    "rlsdk.kit.output": "rlsdk.kit.files.write_errors",
+    "rlsdk.kit.quantities": "rlsdk.system.quantities",
+    "rlsdk.trainer.policy_gradient": "rlsdk.trainer.learner.policy_gradient",
 }
 """Old module -> its new name."""
 UNTIL = "interface 2.2"

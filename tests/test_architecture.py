@@ -49,6 +49,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "algorithms": (".", "advantages", "losses", "objectives"),
     "cli": (".", "commands"),
     "cluster": ("devices", "ray_cluster", "batches", "calls", "workers"),
+    "kit": ("ranks", "files", "weights", "model", "memory", "generation", "guards"),
     "trainer": (
         "checkpoints",
         "tracking",
@@ -77,7 +78,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
 their own. Without `.` these are above all folders. The room's `__init__` is above everything."""
 MAX_FILES = 25
 """In a folder."""
-TOO_FULL = {"cli", "config", "kit", "rewards", "sharding"}
+TOO_FULL = {"cli", "config", "rewards", "sharding"}
 """Rooms that have no folders yet."""
 
 LIBRARIES: dict[str, set[str]] = {

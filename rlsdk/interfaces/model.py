@@ -53,8 +53,8 @@ class RankContext:
     unknown."""
     master_addr: str = "127.0.0.1"
     master_port: int = 0
-    """Rendezvous of this group: rank 0's process listens on it until `rlsdk.kit.ranks.rendezvous.init_process_group` takes
-    the socket over. No other process can bind it. 0 when `world_size` is 1."""
+    """Rendezvous of this group: rank 0's process listens on it until `rlsdk.kit.ranks.rendezvous.init_process_group`
+    takes the socket over. No other process can bind it. 0 when `world_size` is 1."""
     num_threads: int = 1
     """CPU threads that this rank may use."""
     seed: int = 0

@@ -21,10 +21,10 @@ class RolloutEngine(ABC):
     `generate`, inside the running event loop, while calls of `generate` are suspended: they must not start or run an
     event loop.
 
-    The host checks the order of calls (`rlsdk.kit.guards.guarded_rollout`), so engines need not. It never calls: `generate` or
-    `resume` while a part is asleep, or without complete weights (none have arrived yet, `sleep(2)` dropped them, an
-    update failed); `update_weights` while the weights are asleep; `sleep` while a call of `generate` runs; `wake` for a
-    part that is awake; anything but `close` after `close`.
+    The host checks the order of calls (`rlsdk.kit.guards.guarded_rollout`), so engines need not. It never calls:
+    `generate` or `resume` while a part is asleep, or without complete weights (none have arrived yet, `sleep(2)`
+    dropped them, an update failed); `update_weights` while the weights are asleep; `sleep` while a call of `generate`
+    runs; `wake` for a part that is awake; anything but `close` after `close`.
     """
 
     @abstractmethod

@@ -140,8 +140,9 @@ class WeightSourceHost(Protocol):
 
     def weight_block_maxima(self, pieces: Sequence[QuantizedPiece]) -> Sequence[NDArray[np.float32]]:
         """For each piece, the largest magnitude in every block that the piece covers only in part
-        (`rlsdk.kit.weights.block_scales.shared_blocks`), `[blocks]` in the order of the scale tensor. Other ranks hold the
-        rest; the block's maximum is the largest over all of them. Called when weights are served with block scales."""
+        (`rlsdk.kit.weights.block_scales.shared_blocks`), `[blocks]` in the order of the scale tensor. Other ranks hold
+        the rest; the block's maximum is the largest over all of them. Called when weights are served with block
+        scales."""
         ...
 
     def weight_block_fingerprints(

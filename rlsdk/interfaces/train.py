@@ -96,9 +96,9 @@ class TrainEngine(ABC):
     rank. No weight changes during that time; a checkpoint may be written.
 
     Deadlines (`deadlines.update_s`, `start_s`, `save_s`) count from the last progress reported by any rank of the call.
-    `rlsdk.kit.model.outputs`, `rlsdk.kit.files.export` and the objective report progress; other long-running code (your own forward
-    pass, a loader, a checkpoint writer) must call `rlsdk.kit.ranks.progress.advance` for each micro-batch or tensor. A call
-    that exceeds its deadline without reporting progress ends the run with a DeadlineError.
+    `rlsdk.kit.model.outputs`, `rlsdk.kit.files.export` and the objective report progress; other long-running code (your
+    own forward pass, a loader, a checkpoint writer) must call `rlsdk.kit.ranks.progress.advance` for each micro-batch
+    or tensor. A call that exceeds its deadline without reporting progress ends the run with a DeadlineError.
 
     With `ModelSpec.dtype` bfloat16, a trained model computes in bfloat16, but the optimizer steps float32 weights, and
     gradients are accumulated in float32 over micro-batches, calls and ranks. `layout` and `shards` report what is held,
@@ -106,9 +106,9 @@ class TrainEngine(ABC):
     trains in float16, whose gradients need loss scaling: an engine without loss scaling refuses float16, or leaves it
     out of `BackendSpec.dtypes`. An engine with loss scaling returns unscaled values (`loss`, `grad_norm`).
 
-    The host checks the order of calls (`rlsdk.kit.guards.guarded_train`), so engines need not. It never makes: a call that
-    needs an offloaded part (`forward`, `shards` and `save_pretrained` need the weights, `forward_backward` also the
-    gradients, `save_checkpoint` weights and optimizer; `optim_step`, `load_checkpoint` and `reset_optimizer` all
+    The host checks the order of calls (`rlsdk.kit.guards.guarded_train`), so engines need not. It never makes: a call
+    that needs an offloaded part (`forward`, `shards` and `save_pretrained` need the weights, `forward_backward` also
+    the gradients, `save_checkpoint` weights and optimizer; `optim_step`, `load_checkpoint` and `reset_optimizer` all
     three); `offload` of a part that is off the device, or `onload` of one that is on it; an update of a frozen model
     (`TrainSpec.optim` is None); any call but `close` after `close`.
 
@@ -121,8 +121,8 @@ class TrainEngine(ABC):
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         """Builds model and optimizer on this rank and joins the process group.
 
-        Join with `rlsdk.kit.ranks.rendezvous.init_process_group`. Do not call `torch.distributed.init_process_group`: rank
-        0's process already listens on `ctx.master_port`, so the address would be in use, and other engines of the
+        Join with `rlsdk.kit.ranks.rendezvous.init_process_group`. Do not call `torch.distributed.init_process_group`:
+        rank 0's process already listens on `ctx.master_port`, so the address would be in use, and other engines of the
         process share its default group.
 
         Raises:
@@ -213,7 +213,8 @@ class TrainEngine(ABC):
     def save_pretrained(self, path: Path) -> None:
         """Writes a folder in Hugging Face form (every rank calls; which of them write is the engine's choice):
         parameters in `ModelSpec.dtype`, persistent buffers in their own dtype, a `config.json` with all fields of the
-        model's own, and the tokenizer files of the model's folder (`rlsdk.kit.files.export.write_model` does all of it)."""
+        model's own, and the tokenizer files of the model's folder (`rlsdk.kit.files.export.write_model` does all of
+        it)."""
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.EXPORT.value!r}")
 
     def offload(self, parts: Sequence[str] = ("weights", "optimizer", "gradients")) -> None:
@@ -240,6 +241,6 @@ class TrainEngine(ABC):
         """Leaves the process group and frees what the engine holds: processes, threads, ports, files, shared and device
         memory. Safe to call twice, before `initialize`, and after an `initialize` that raised.
 
-        Leave the group with `rlsdk.kit.ranks.rendezvous.destroy_process_group`: `torch.distributed.destroy_process_group`
-        would also destroy the groups of other engines in the process.
+        Leave the group with `rlsdk.kit.ranks.rendezvous.destroy_process_group`:
+        `torch.distributed.destroy_process_group` would also destroy the groups of other engines in the process.
         """

@@ -1,5 +1,6 @@
 """Building blocks for engines on torch and transformers: packing, micro-batches, log-probs, loading, schedules.
 
-Plugins may import this package; nothing in it depends on a backend. Importing `atomic`, `balance`, `model_files` and
-`tokenizers` loads neither torch nor transformers; the other modules are for code that runs in an engine.
+Plugins may import this package; nothing in it depends on a backend. Importing `files.atomic_files`,
+`files.model_files` and `model.tokenizers` loads neither torch nor transformers; most other modules are for code that
+runs in an engine.
 """

@@ -202,8 +202,8 @@ def row_attention(
     row_step: RowStep | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention in transformers' calling convention: that of `kit.packed` over prompts; with a `row_step`, one query
-    a row. The other arguments are those of `packed_attention`."""
+    """Attention in transformers' calling convention: that of `kit.model.packed` over prompts; with a `row_step`, one
+    query a row. The other arguments are those of `packed_attention`."""
     if row_step is None:
         return packed_attention(module, query, key, value, attention_mask, scaling, softcap, s_aux, **kwargs)
     rows, heads, _, _ = query.shape

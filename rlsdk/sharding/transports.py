@@ -62,9 +62,9 @@ class InProcessTransport(Transport):
 
 
 class SharedMemoryTransport(Transport):
-    """Two processes on one node. Weights that the engine keeps in shared memory (`kit.shared_memory.share`) are read in
-    place: the only copy is the target's. The source streams other weights, group by group, through a ring of slots that
-    both map: it fills one slot while the target reads another.
+    """Two processes on one node. Weights that the engine keeps in shared memory (`kit.ranks.shared_memory.share`) are
+    read in place: the only copy is the target's. The source streams other weights, group by group, through a ring of
+    slots that both map: it fills one slot while the target reads another.
 
     Mappings are kept between syncs. The memory has no name, so nothing leaks, however either process ends.
     """

@@ -36,7 +36,8 @@ ENGINES = {
         files=[
             *_named("rlsdk/reference", "decoding", "jobs", "loading", "lockstep", "rows", "running"),
             *_named("rlsdk/reference", "transformers_rollout"),
-            *_named("rlsdk/kit", "sampling", "stop_text", "requests", "packed"),
+            *_named("rlsdk/kit/generation", "sampling", "stop_text", "requests"),
+            "rlsdk/kit/model/packed.py",
         ],
         first=("test_log_probs", "test_samples", "test_max_tokens"),
     ),
@@ -45,7 +46,9 @@ ENGINES = {
         settings=f"backend = 'torch'\n    {TRAIN}",
         files=[
             "rlsdk/reference/torch_engine.py",
-            *_named("rlsdk/kit", "outputs", "packed", "prefixes", "microbatch", "optim", "export", "atomic"),
+            *_named("rlsdk/kit/model", "outputs", "packed", "prefixes", "microbatch", "optim"),
+            *_named("rlsdk/kit/files", "export", "atomic_files"),
+            "rlsdk/system/atomic.py",
         ],
         first=TRAIN_FIRST,
     ),

@@ -231,7 +231,7 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def rows_of_pass(spec: TrainSpec, *, row_tokens: int, num_rows: int) -> tuple[int, int]:
     """(rows of the largest pass, number of passes) where a rank cuts `num_rows` rows of `row_tokens` tokens as
-    `kit.microbatch` does."""
+    `kit.model.microbatch` does."""
     if spec.micro_batch_rows is not None:
         limit = spec.micro_batch_rows
     else:

@@ -172,7 +172,7 @@ def build_model(
 ) -> PreTrainedModel:
     """Builds a transformers model with the head of `spec`, in evaluation mode, without dropout.
 
-    It runs packed rows (`kit.packed`) if its layers allow it.
+    It runs packed rows (`kit.model.packed`) if its layers allow it.
 
     Args:
         spec: folder or hub name, dtype and head.

@@ -43,11 +43,11 @@ def compute_outputs(
     in memory at a time, so memory does not grow with tokens times vocabulary.
 
     Args:
-        model: from `kit.hf.build_model`.
+        model: from `kit.model.hf.build_model`.
         head: the model's head.
         batch: `input_ids`, on the model's device.
         names: of `OUTPUTS`.
-        packed: see `kit.packed.run_backbone`.
+        packed: see `kit.model.packed.run_backbone`.
 
     Returns:
         `log_probs`, `entropy`, `values`: `[N]` float32; `scores`: `[B]` float32.

@@ -2,8 +2,8 @@
 
 Two equivalent forms. *Rectangle*: rows are padded on the right; with causal attention no real token attends to padding
 after it, so no mask is needed. *Packed*: tokens are concatenated in one row, each distinct prefix once
-(`kit.prefixes`), so that linear layers process no token twice and no padding; only attention unpacks, to a rectangle
-(CPU) or to variable-length rows (CUDA).
+(`kit.model.prefixes`), so that linear layers process no token twice and no padding; only attention unpacks, to a
+rectangle (CPU) or to variable-length rows (CUDA).
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def run_backbone(
     """Runs the model below its head.
 
     Args:
-        backbone: a transformers base model from `kit.hf.build_model`.
+        backbone: a transformers base model from `kit.model.hf.build_model`.
         batch: `input_ids`, on the model's device; at least one token.
         prefixes: of the batch.
         packed: whether to pack; None: the cheaper form.

@@ -31,8 +31,8 @@ def result_while(
         future: cancelled if the wait ends first.
         timeout_s: limit of the whole wait; infinite: no limit.
         look: called every second, and before the wait times out; its exception ends the wait.
-        idle_s: seconds since the last progress (`rlsdk.kit.ranks.progress.idle_s`), from which the limit counts. Not given:
-            progress is ignored.
+        idle_s: seconds since the last progress (`rlsdk.kit.ranks.progress.idle_s`), from which the limit counts. Not
+            given: progress is ignored.
         late: creates the error of a timeout.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Companions (`rlsdk.kit.ranks.companions`) as processes of this machine, to test engines that span nodes on one machine.
+"""Companions (`rlsdk.kit.ranks.companions`) as processes of this machine: tests engines that span nodes on one machine.
 
 The engine's context names different nodes (`RankContext.device_nodes`), but every process runs on this host. They
 connect over loopback and share no memory, because an engine does not use shared memory across nodes.

@@ -108,7 +108,7 @@ def shard(outputs: nn.Module, model: nn.Module, spec: TrainSpec, mesh: DeviceMes
 
 def keep_shared(outputs: nn.Module) -> None:
     """Moves this rank's memory, on a CPU, to shared memory that other processes of the node can read
-    (`kit.shared_memory`).
+    (`kit.ranks.shared_memory`).
 
     torch has no public access to the padded memory of a shard, from which FSDP gathers.
     """

@@ -363,7 +363,7 @@ def finish_gathers(module: Any) -> None:
 
 
 def keep_shared(stages: Sequence[Stage], buffers: Iterable[Any]) -> None:
-    """Moves weights, on a CPU, to shared memory that other processes of the node can read (`kit.shared_memory`).
+    """Moves weights, on a CPU, to shared memory that other processes of the node can read (`kit.ranks.shared_memory`).
 
     Call it before an optimizer takes views of them.
 
