@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from rlsdk.rollouts.batches import make_batch
 from rlsdk.rollouts.client import GenerationClient
+from rlsdk.rollouts.events import Finished, Hold, Publish, Published, Sampled, Start, Train, Updated
 from rlsdk.rollouts.grading import Codec, Grader
 from rlsdk.rollouts.group import Failure, Grade, Group, GroupId, GroupTask, Sample
 from rlsdk.rollouts.packed import PackedOutputs
 from rlsdk.rollouts.pump import Collected, Lost, Pump
 from rlsdk.rollouts.replica_state import Replica, Restarts
 from rlsdk.rollouts.rollouter import single_turn
-from rlsdk.rollouts.schedule import Finished, Hold, Publish, Published, Sampled, Schedule, Start, Train, Updated
+from rlsdk.rollouts.schedule import Schedule
 from rlsdk.rollouts.seeds import request_seed
 from rlsdk.rollouts.stream import RolloutStream, StreamOptions
 

@@ -18,12 +18,9 @@ from typing import Any, Literal
 from rlsdk.interfaces import CheckpointError, GenerationOutput, GenerationRequest
 from rlsdk.kit.files.write_errors import OutputError, writing
 from rlsdk.rollouts.group import GroupTask, Sample
-from rlsdk.rollouts.recorded import Recorded, SampleKey, account, first_needed, read_journal
+from rlsdk.rollouts.recorded import Recorded, first_needed
 from rlsdk.rollouts.records import record_of, unfinished_record
-from rlsdk.rollouts.segments import FORMAT, Segment, body_of, chained, lines, read_header, segments
-
-__all__ = ["FOLDER", "FORMAT", "Journal", "Recorded", "SampleKey", "Segment", "account", "lines", "read_journal",
-           "segments"]  # fmt: skip
+from rlsdk.rollouts.segments import FORMAT, Segment, body_of, chained, read_header, segments
 
 FOLDER = "journal"
 """Name of the journal folder in a run's folder."""

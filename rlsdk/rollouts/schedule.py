@@ -12,10 +12,6 @@ from typing import Literal
 from rlsdk.rollouts.events import Command, Event, Finished, Hold, Publish, Published, Sampled, Start, Train, Updated
 from rlsdk.rollouts.training_order import FinishOrder, Limits, Order, PromptOrder
 
-__all__ = [
-    "Command", "Event", "Finished", "Hold", "Publish", "Published", "Sampled", "Schedule", "Start", "Train", "Updated",
-]  # fmt: skip
-
 
 class Schedule:
     """Decides which groups may start and which step may train, from past events.

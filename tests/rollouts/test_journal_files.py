@@ -15,8 +15,9 @@ from rlsdk.interfaces import FinishReason, PromptView, SamplingParams, Span, Tra
 from rlsdk.kit.files.write_errors import OutputError
 from rlsdk.rollouts import Grade, GroupId, GroupTask, Sample
 from rlsdk.rollouts import segments as journal_files
-from rlsdk.rollouts.journal import Journal, lines, read_journal, segments
-from rlsdk.rollouts.segments import Segment
+from rlsdk.rollouts.journal import Journal
+from rlsdk.rollouts.recorded import read_journal
+from rlsdk.rollouts.segments import Segment, lines, segments
 from rlsdk.trainer.generation.history import History
 
 

@@ -12,7 +12,8 @@ from rlsdk.interfaces import GenerationOutput, Trajectory
 from rlsdk.rollouts import Group, GroupTask, Sample
 from rlsdk.rollouts.collecting import Record
 from rlsdk.rollouts.flights import Kept, SampleSeed
-from rlsdk.rollouts.journal import Journal, Recorded, read_journal
+from rlsdk.rollouts.journal import Journal
+from rlsdk.rollouts.recorded import Recorded, read_journal
 from rlsdk.rollouts.records import grade_from, trajectory_from, unfinished_from
 
 MOST_NAMED = 8

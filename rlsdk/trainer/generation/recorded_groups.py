@@ -10,7 +10,7 @@ from pathlib import Path
 from rlsdk.data import Prompt, PromptStream
 from rlsdk.interfaces import CheckpointError, Trajectory
 from rlsdk.rollouts import Group, Sample
-from rlsdk.rollouts.journal import Recorded, read_journal
+from rlsdk.rollouts.recorded import Recorded, read_journal
 from rlsdk.rollouts.records import grade_from, trajectory_from
 from rlsdk.trainer.generation.sampler import Draw, group_task
 
