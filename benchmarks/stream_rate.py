@@ -32,7 +32,7 @@ from rlsdk.rollouts import (
     make_batch,
     single_turn,
 )
-from rlsdk.rollouts.rollouter import Tokens
+from rlsdk.rollouts.groups.rollouter import Tokens
 
 GROUP = 8
 """Samples of a prompt."""

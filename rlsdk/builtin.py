@@ -182,4 +182,4 @@ def rlsdk_register_sharding_managers(register: RegisterComponent) -> None:
 
 @hookimpl
 def rlsdk_register_rollouters(register: RegisterComponent) -> None:
-    register("single_turn", "rlsdk.rollouts.rollouter:single_turn", "One response to each prompt.")
+    register("single_turn", "rlsdk.rollouts.groups.rollouter:single_turn", "One response to each prompt.")

@@ -14,7 +14,7 @@ from rlsdk.cli.plan_schedule import devices_of_run
 from rlsdk.planning.measured import measured_rates, read_steps
 from rlsdk.planning.rates import Setting
 from rlsdk.planning.simulation import simulate
-from rlsdk.rollouts.journal import FOLDER
+from rlsdk.rollouts.journal.journal import FOLDER
 from rlsdk.trainer.tracking.pool_times import FILE, read_times
 from rlsdk.trainer.tracking.trackers import read_metrics
 from rlsdk.views.pool_chart import levels, spans

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from rlsdk.planning.measured import read_steps
-from rlsdk.rollouts.journal import FOLDER
+from rlsdk.rollouts.journal.journal import FOLDER
 from rlsdk.trainer.tracking.trackers import read_metrics
 
 REWARD = Path(__file__).parents[1] / "digits.py"

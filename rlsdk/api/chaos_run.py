@@ -42,7 +42,7 @@ class JournalTail:
 
     def update(self) -> list[Mapping[str, Any]]:
         """Reads new lines; returns all."""
-        from rlsdk.rollouts.segments import segments
+        from rlsdk.rollouts.journal.segments import segments
 
         found = [segment.path for segment in segments(self._folder)]
         with suppress(FileNotFoundError):

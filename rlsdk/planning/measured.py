@@ -14,9 +14,9 @@ import numpy as np
 
 from rlsdk.interfaces import ConfigError
 from rlsdk.planning.rates import FORWARD_SPEEDUP, Rates
-from rlsdk.rollouts.journal import FOLDER
-from rlsdk.rollouts.records import trajectory_from
-from rlsdk.rollouts.segments import lines
+from rlsdk.rollouts.journal.journal import FOLDER
+from rlsdk.rollouts.journal.records import trajectory_from
+from rlsdk.rollouts.journal.segments import lines
 from rlsdk.trainer.tracking.step_times import has_own_time
 
 SKIPPED = 0.25

@@ -13,7 +13,7 @@ from enum import IntEnum, auto
 from rlsdk.planning.rates import Rates, Setting, Simulated
 from rlsdk.planning.replica import Replica
 from rlsdk.rollouts import Finished, Hold, Publish, Published, Sampled, Schedule, Start, Train, Updated
-from rlsdk.rollouts.events import Command
+from rlsdk.rollouts.schedule.events import Command
 
 
 class _Kind(IntEnum):

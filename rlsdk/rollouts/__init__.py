@@ -3,18 +3,18 @@ protocols."""
 
 from __future__ import annotations
 
-from rlsdk.rollouts.batches import make_batch
-from rlsdk.rollouts.client import GenerationClient
-from rlsdk.rollouts.events import Finished, Hold, Publish, Published, Sampled, Start, Train, Updated
-from rlsdk.rollouts.grading import Codec, Grader
-from rlsdk.rollouts.group import Failure, Grade, Group, GroupId, GroupTask, Sample
-from rlsdk.rollouts.packed import PackedOutputs
-from rlsdk.rollouts.pump import Collected, Lost, Pump
-from rlsdk.rollouts.replica_state import Replica, Restarts
-from rlsdk.rollouts.rollouter import single_turn
-from rlsdk.rollouts.schedule import Schedule
-from rlsdk.rollouts.seeds import request_seed
-from rlsdk.rollouts.stream import RolloutStream, StreamOptions
+from rlsdk.rollouts.client.client import GenerationClient
+from rlsdk.rollouts.client.packed import PackedOutputs
+from rlsdk.rollouts.client.pump import Collected, Lost, Pump
+from rlsdk.rollouts.client.replica_state import Replica, Restarts
+from rlsdk.rollouts.groups.batches import make_batch
+from rlsdk.rollouts.groups.grading import Codec, Grader
+from rlsdk.rollouts.groups.group import Failure, Grade, Group, GroupId, GroupTask, Sample
+from rlsdk.rollouts.groups.rollouter import single_turn
+from rlsdk.rollouts.groups.stream import RolloutStream, StreamOptions
+from rlsdk.rollouts.schedule.events import Finished, Hold, Publish, Published, Sampled, Start, Train, Updated
+from rlsdk.rollouts.schedule.schedule import Schedule
+from rlsdk.rollouts.schedule.seeds import request_seed
 
 __all__ = [
     "Codec",

@@ -23,8 +23,8 @@ from rlsdk.planning.simulation import simulate
 from rlsdk.planning.splits import Workload, best_split, compare, log_normal_lengths, parse_rates
 from rlsdk.registry import Registry
 from rlsdk.rollouts import Grade, Sample
-from rlsdk.rollouts.journal import FOLDER, Journal
-from rlsdk.rollouts.records import record_of
+from rlsdk.rollouts.journal.journal import FOLDER, Journal
+from rlsdk.rollouts.journal.records import record_of
 from rlsdk.testing.process.models import write_tiny_model
 
 RATES = Rates(decode_s=0.01, decode_s_per_sample=0.0, train_tokens_per_s=1000, sync_s=0.5, max_running=64)

@@ -16,8 +16,8 @@ import psutil
 from conftest import assert_gone, command, descendants, environment, rlsdk, wait_for
 from test_schedule import TASK, in_one_process, measured
 
-from rlsdk.rollouts.recorded import account
-from rlsdk.rollouts.segments import lines
+from rlsdk.rollouts.journal.recorded import account
+from rlsdk.rollouts.journal.segments import lines
 
 TWO_REPLICAS = [
     "--placement.preset", "disaggregated", "--placement.devices_per_node", "3", "--placement.devices", "{rollout: 2}",

@@ -13,8 +13,8 @@ from conftest import descendants
 from test_faults import TWO_REPLICAS, running
 from test_schedule import TASK, in_one_process, measured
 
-from rlsdk.rollouts.recorded import account
-from rlsdk.rollouts.segments import lines
+from rlsdk.rollouts.journal.recorded import account
+from rlsdk.rollouts.journal.segments import lines
 from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore, damage
 
 STEPS = 6

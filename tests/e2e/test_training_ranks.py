@@ -27,8 +27,8 @@ from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings
 from rlsdk.cluster import PlacementSpec, PoolSpec
 from rlsdk.cluster.ray_cluster.local import LocalRay
-from rlsdk.rollouts.recorded import account
-from rlsdk.rollouts.segments import lines
+from rlsdk.rollouts.journal.recorded import account
+from rlsdk.rollouts.journal.segments import lines
 from rlsdk.trainer.tracking.stopping import StopFlag
 from rlsdk.trainer.tracking.trackers import read_metrics
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest, RewardSample, VersionRun
 from rlsdk.rollouts import Collected, Grade, PackedOutputs
-from rlsdk.rollouts.rollouter import Tokens
+from rlsdk.rollouts.groups.rollouter import Tokens
 
 
 def tokens_of(request: GenerationRequest, index: int) -> list[int]:

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlsdk.interfaces import GenerationRequest, SamplingParams
-from rlsdk.rollouts import Collected, GenerationClient, PackedOutputs, client, replica_state
-from rlsdk.rollouts.concurrency import EXPIRY, ConcurrencyControl, ConcurrencyMeter, Window, levels_up_to
+from rlsdk.rollouts import Collected, GenerationClient, PackedOutputs
+from rlsdk.rollouts.client import client, replica_state
+from rlsdk.rollouts.client.concurrency import EXPIRY, ConcurrencyControl, ConcurrencyMeter, Window, levels_up_to
 
 MOST = 256
 

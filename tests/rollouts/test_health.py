@@ -13,7 +13,7 @@ from test_client import request
 
 from rlsdk.interfaces import GenerationOutput, GenerationRequest, WorkerError
 from rlsdk.rollouts import GenerationClient
-from rlsdk.rollouts.health import Event, Health, State, after
+from rlsdk.rollouts.client.health import Event, Health, State, after
 
 SERVES = (State.HEALTHY, State.SUSPECT)
 

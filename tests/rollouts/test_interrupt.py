@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest, SamplingParams, VersionRun
 from rlsdk.rollouts import Collected, GenerationClient, PackedOutputs
-from rlsdk.rollouts.partial import joined
+from rlsdk.rollouts.client.partial import joined
 
 LENGTH = 12
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from rlsdk.interfaces import CheckpointError, FinishReason, PromptView, SamplingParams, Span, Trajectory, VersionRun
 from rlsdk.rollouts import Grade, GroupId, GroupTask, Sample
-from rlsdk.rollouts.journal import Journal
-from rlsdk.rollouts.recorded import Recorded, read_journal
-from rlsdk.rollouts.records import grade_from, record_of, trajectory_from, unfinished_from
-from rlsdk.rollouts.segments import Segment, body_of, chained, lines, read_segment, segments
+from rlsdk.rollouts.journal.journal import Journal
+from rlsdk.rollouts.journal.recorded import Recorded, read_journal
+from rlsdk.rollouts.journal.records import grade_from, record_of, trajectory_from, unfinished_from
+from rlsdk.rollouts.journal.segments import Segment, body_of, chained, lines, read_segment, segments
 
 MADE_BY = {"rollout.temperature": 1.0}
 

@@ -14,10 +14,10 @@ import pytest
 from rlsdk.interfaces import FinishReason, PromptView, SamplingParams, Span, Trajectory, VersionRun
 from rlsdk.kit.files.write_errors import OutputError
 from rlsdk.rollouts import Grade, GroupId, GroupTask, Sample
-from rlsdk.rollouts import segments as journal_files
-from rlsdk.rollouts.journal import Journal
-from rlsdk.rollouts.recorded import read_journal
-from rlsdk.rollouts.segments import Segment, lines, segments
+from rlsdk.rollouts.journal import segments as journal_files
+from rlsdk.rollouts.journal.journal import Journal
+from rlsdk.rollouts.journal.recorded import read_journal
+from rlsdk.rollouts.journal.segments import Segment, lines, segments
 from rlsdk.trainer.generation.history import History
 
 

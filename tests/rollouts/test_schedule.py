@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsdk.rollouts import Finished, Hold, Publish, Published, Sampled, Schedule, Start, Train, Updated
-from rlsdk.rollouts.events import Event
+from rlsdk.rollouts.schedule.events import Event
 
 
 class Driver:

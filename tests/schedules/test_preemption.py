@@ -14,8 +14,8 @@ from test_loop import Recorder, config_of, model, registry, run, trainer_of
 from test_staleness import APART, engines_of
 
 from rlsdk.registry import Registry
-from rlsdk.rollouts.recorded import account
-from rlsdk.rollouts.segments import lines
+from rlsdk.rollouts.journal.recorded import account
+from rlsdk.rollouts.journal.segments import lines
 from rlsdk.trainer.stages.loop import Trainer
 from rlsdk.trainer.stages.rl import RlStage
 from rlsdk.trainer.tracking.stopping import StopFlag

@@ -19,8 +19,8 @@ from test_loop import Recorder, config_of, model, registry, run, trainer_of
 from rlsdk.config import RunConfig, check_run
 from rlsdk.interfaces import CheckpointError, ConfigError, WeightSyncError
 from rlsdk.registry import Registry
-from rlsdk.rollouts.recorded import account
-from rlsdk.rollouts.segments import segments
+from rlsdk.rollouts.journal.recorded import account
+from rlsdk.rollouts.journal.segments import segments
 from rlsdk.trainer.generation.recorded_groups import replay
 from rlsdk.trainer.runs.replay import replay_parts
 from rlsdk.trainer.runs.run_inputs import build_run_inputs

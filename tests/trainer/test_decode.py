@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlsdk.kit.model.hf import load_tokenizer
 from rlsdk.kit.model.tokenizers import write_byte_tokenizer, write_char_tokenizer
-from rlsdk.rollouts.rollouter import without_stop
+from rlsdk.rollouts.groups.rollouter import without_stop
 from rlsdk.trainer.inputs.codec import TokenCodec
 
 IDS = st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=5)

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from rlsdk.interfaces import WorkerError
-from rlsdk.rollouts.health import State
+from rlsdk.rollouts.client.health import State
 from rlsdk.trainer.roles.fleet import Fleet
 from rlsdk.trainer.roles.serving import ReplicasLostError
 

@@ -30,7 +30,7 @@ from rlsdk.rewards.definitions import FailureKind, RewardLimits
 from rlsdk.rewards.protocol import encode_graded, take_records
 from rlsdk.rewards.result_builder import ResultBuilder
 from rlsdk.rollouts import Grade, Group, GroupId, GroupTask, RolloutStream, Sample, StreamOptions, make_batch
-from rlsdk.rollouts.records import grade_from, record_of
+from rlsdk.rollouts.journal.records import grade_from, record_of
 from rlsdk.trainer.generation.sampler import scores_of
 from rlsdk.trainer.inputs.grading import CorrectRule, GradeSummary, RewardGrader, check_failures, grades_of
 from rlsdk.trainer.learner.metrics import batch_metrics

@@ -39,10 +39,10 @@ from rlsdk.rollouts import (
     StreamOptions,
     single_turn,
 )
-from rlsdk.rollouts.journal import Journal
-from rlsdk.rollouts.recorded import account, read_journal
-from rlsdk.rollouts.records import grade_from, record_of, trajectory_from
-from rlsdk.rollouts.segments import lines, segments
+from rlsdk.rollouts.journal.journal import Journal
+from rlsdk.rollouts.journal.recorded import account, read_journal
+from rlsdk.rollouts.journal.records import grade_from, record_of, trajectory_from
+from rlsdk.rollouts.journal.segments import lines, segments
 from rlsdk.trainer.generation.group_source import GroupSource
 from rlsdk.trainer.generation.history import History
 from rlsdk.trainer.generation.publishing import Done

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlsdk.rollouts import Group, Hold, Publish, Published, Schedule, Start, Train
-from rlsdk.rollouts.events import Command, Event
+from rlsdk.rollouts.schedule.events import Command, Event
 from rlsdk.trainer.generation.publishing import Done
 
 

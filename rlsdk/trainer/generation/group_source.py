@@ -12,7 +12,7 @@ from rlsdk.cluster.ray_cluster.daemons import controller_seconds
 from rlsdk.config import ScheduleConfig
 from rlsdk.data import PromptStream
 from rlsdk.rollouts import Finished, Group, GroupTask, Published, RolloutStream, Schedule, Updated
-from rlsdk.rollouts.events import Event
+from rlsdk.rollouts.schedule.events import Event
 from rlsdk.trainer.generation.driver import ScheduleDriver
 from rlsdk.trainer.generation.history import History
 from rlsdk.trainer.generation.ledger import Ledger

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from rlsdk.interfaces import GenerationOutput, Trajectory
 from rlsdk.rollouts import Group, GroupTask, Sample
-from rlsdk.rollouts.collecting import Record
-from rlsdk.rollouts.flights import Kept, SampleSeed
-from rlsdk.rollouts.journal import Journal
-from rlsdk.rollouts.recorded import Recorded, read_journal
-from rlsdk.rollouts.records import grade_from, trajectory_from, unfinished_from
+from rlsdk.rollouts.client.flights import Kept, SampleSeed
+from rlsdk.rollouts.groups.group_assembly import Record
+from rlsdk.rollouts.journal.journal import Journal
+from rlsdk.rollouts.journal.recorded import Recorded, read_journal
+from rlsdk.rollouts.journal.records import grade_from, trajectory_from, unfinished_from
 
 MOST_NAMED = 8
 """Most changes that a notice names."""

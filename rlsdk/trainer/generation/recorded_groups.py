@@ -10,8 +10,8 @@ from pathlib import Path
 from rlsdk.data import Prompt, PromptStream
 from rlsdk.interfaces import CheckpointError, Trajectory
 from rlsdk.rollouts import Group, Sample
-from rlsdk.rollouts.recorded import Recorded, read_journal
-from rlsdk.rollouts.records import grade_from, trajectory_from
+from rlsdk.rollouts.journal.recorded import Recorded, read_journal
+from rlsdk.rollouts.journal.records import grade_from, trajectory_from
 from rlsdk.trainer.generation.sampler import Draw, group_task
 
 BASELINE = "greedy"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlsdk.rollouts.rollouter import Tokens
+from rlsdk.rollouts.groups.rollouter import Tokens
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """What a decoder returns for an incomplete character."""

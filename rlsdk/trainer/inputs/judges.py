@@ -24,7 +24,7 @@ from rlsdk.rewards.http import RemoteError
 from rlsdk.rewards.judge import JudgeOptions, VerdictError, question, verdict
 from rlsdk.rewards.service import SentScore
 from rlsdk.rollouts import GenerationClient, Replica
-from rlsdk.rollouts.rollouter import without_stop
+from rlsdk.rollouts.groups.rollouter import without_stop
 from rlsdk.trainer.inputs.codec import TokenCodec
 from rlsdk.trainer.inputs.tokenizer import answer_ends
 

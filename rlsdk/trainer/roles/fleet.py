@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from rlsdk.cluster import Cluster, WorkerGroup
 from rlsdk.cluster.ray_cluster.daemons import dead_daemon
 from rlsdk.interfaces import SyncReport
-from rlsdk.rollouts.health import Event, Health, State
+from rlsdk.rollouts.client.health import Event, Health, State
 from rlsdk.trainer.roles.rank_sync import MakeManager, RanksGoneError, RankSync
 from rlsdk.trainer.roles.ranks import LosableGroup
 from rlsdk.trainer.roles.serving import ReplicasLostError, ServedWeights

@@ -13,8 +13,8 @@ from rlsdk.interfaces import Algorithm, BackendKind, SyncReport, Trajectory
 from rlsdk.kit.model.hf import model_vocabulary
 from rlsdk.registry import Registry
 from rlsdk.rollouts import RolloutStream
-from rlsdk.rollouts.journal import FOLDER
-from rlsdk.rollouts.rollouter import without_stop
+from rlsdk.rollouts.groups.rollouter import without_stop
+from rlsdk.rollouts.journal.journal import FOLDER
 from rlsdk.trainer.generation.group_source import GroupSource
 from rlsdk.trainer.generation.history import History
 from rlsdk.trainer.generation.phases import RolloutPhase

@@ -15,7 +15,7 @@ from rlsdk.config import RunConfig, needed_roles
 from rlsdk.config.role_names import ROLLOUT
 from rlsdk.interfaces import ConfigError
 from rlsdk.rollouts import Group
-from rlsdk.rollouts.journal import FOLDER
+from rlsdk.rollouts.journal.journal import FOLDER
 from rlsdk.trainer.checkpoints.run_folder import run_lock
 from rlsdk.trainer.generation.recorded_groups import RecordedGroups, ReplayedStep, recorded_groups, replay
 from rlsdk.trainer.learner.learner import PolicyLearner

@@ -8,10 +8,10 @@ import time
 from typing import Protocol
 
 from rlsdk.interfaces import DeadlineError, WorkerError
-from rlsdk.rollouts.concurrency import ConcurrencyMeter
-from rlsdk.rollouts.health import Event, State
-from rlsdk.rollouts.pump import Collected
-from rlsdk.rollouts.replica_state import ReplicaState, Restarts
+from rlsdk.rollouts.client.concurrency import ConcurrencyMeter
+from rlsdk.rollouts.client.health import Event, State
+from rlsdk.rollouts.client.pump import Collected
+from rlsdk.rollouts.client.replica_state import ReplicaState, Restarts
 
 LOOK_S = 0.5
 """Longest time, in seconds, that a replica waits for a sample before it answers with none."""

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from rlsdk.interfaces import Batch, FinishReason, Trajectory, VersionRun
-from rlsdk.rollouts.group import Group, Sample
+from rlsdk.rollouts.groups.group import Group, Sample
 
 NO_VERSION = -1
 """Version of tokens that were not sampled by the policy."""

@@ -23,7 +23,7 @@ from rlsdk.interfaces import (
     Trajectory,
     VersionRun,
 )
-from rlsdk.rollouts.group import Failure, Grade, Sample
+from rlsdk.rollouts.groups.group import Failure, Grade, Sample
 
 DTYPES = ("<i4", "<i8", "<f4", "<f8", "|b1")
 """Of arrays in records."""

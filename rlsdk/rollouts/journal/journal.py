@@ -1,7 +1,7 @@
 """The journal of a run: every start, sample, publish and step is a line, so that the run can be resumed and replayed.
 
 Append-only, in segments of whole lines. Each segment begins at a checkpoint or with a process, so that segments before
-the oldest kept checkpoint can be removed. See `rlsdk.rollouts.segments` for the form of the files.
+the oldest kept checkpoint can be removed. See `rlsdk.rollouts.journal.segments` for the form of the files.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any, Literal
 
 from rlsdk.interfaces import CheckpointError, GenerationOutput, GenerationRequest
 from rlsdk.kit.files.write_errors import OutputError, writing
-from rlsdk.rollouts.group import GroupTask, Sample
-from rlsdk.rollouts.recorded import Recorded, first_needed
-from rlsdk.rollouts.records import record_of, unfinished_record
-from rlsdk.rollouts.segments import FORMAT, Segment, body_of, chained, read_header, segments
+from rlsdk.rollouts.groups.group import GroupTask, Sample
+from rlsdk.rollouts.journal.recorded import Recorded, first_needed
+from rlsdk.rollouts.journal.records import record_of, unfinished_record
+from rlsdk.rollouts.journal.segments import FORMAT, Segment, body_of, chained, read_header, segments
 
 FOLDER = "journal"
 """Name of the journal folder in a run's folder."""

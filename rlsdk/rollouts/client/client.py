@@ -16,13 +16,13 @@ from dataclasses import replace
 from typing import Any
 
 from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest
-from rlsdk.rollouts.collector import LOOK_S, Collector
-from rlsdk.rollouts.concurrency import ConcurrencyMeter
-from rlsdk.rollouts.flights import Flight, Flights, Kept, SampleSeed, Waiter, fail, reissued
-from rlsdk.rollouts.health import Event, State
-from rlsdk.rollouts.partial import joined, unfinished
-from rlsdk.rollouts.pump import Collected
-from rlsdk.rollouts.replica_state import NoRestarts, Replica, ReplicaState, Restarts
+from rlsdk.rollouts.client.concurrency import ConcurrencyMeter
+from rlsdk.rollouts.client.flights import Flight, Flights, Kept, SampleSeed, Waiter, fail, reissued
+from rlsdk.rollouts.client.health import Event, State
+from rlsdk.rollouts.client.partial import joined, unfinished
+from rlsdk.rollouts.client.pump import Collected
+from rlsdk.rollouts.client.replica_poller import LOOK_S, Collector
+from rlsdk.rollouts.client.replica_state import NoRestarts, Replica, ReplicaState, Restarts
 
 
 class GenerationClient:

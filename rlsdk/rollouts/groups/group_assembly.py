@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rlsdk.rollouts.events import Sampled
-from rlsdk.rollouts.group import Group, GroupTask, Sample
+from rlsdk.rollouts.groups.group import Group, GroupTask, Sample
+from rlsdk.rollouts.schedule.events import Sampled
 
 GREEDY = "greedy"
 """Name of the requests for greedy baselines."""

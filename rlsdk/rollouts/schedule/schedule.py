@@ -9,8 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from rlsdk.rollouts.events import Command, Event, Finished, Hold, Publish, Published, Sampled, Start, Train, Updated
-from rlsdk.rollouts.training_order import FinishOrder, Limits, Order, PromptOrder
+from rlsdk.rollouts.schedule.events import (
+    Command,
+    Event,
+    Finished,
+    Hold,
+    Publish,
+    Published,
+    Sampled,
+    Start,
+    Train,
+    Updated,
+)
+from rlsdk.rollouts.schedule.training_order import FinishOrder, Limits, Order, PromptOrder
 
 
 class Schedule:

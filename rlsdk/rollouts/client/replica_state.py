@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rlsdk.interfaces import GenerationRequest
-from rlsdk.rollouts.concurrency import ConcurrencyMeter
-from rlsdk.rollouts.health import Event, Health
-from rlsdk.rollouts.pump import Collected
+from rlsdk.rollouts.client.concurrency import ConcurrencyMeter
+from rlsdk.rollouts.client.health import Event, Health
+from rlsdk.rollouts.client.pump import Collected
 
 
 class Replica(Protocol):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlsdk.interfaces import GenerationOutput, GenerationRequest, RlsdkError, RolloutEngine, WorkerError
-from rlsdk.rollouts.packed import PackedOutputs
+from rlsdk.rollouts.client.packed import PackedOutputs
 
 
 @dataclass(frozen=True, kw_only=True)

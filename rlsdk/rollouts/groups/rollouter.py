@@ -21,10 +21,10 @@ from rlsdk.interfaces import (
     Trajectory,
     Turn,
 )
-from rlsdk.rollouts.client import GenerationClient
-from rlsdk.rollouts.flights import Waiter
-from rlsdk.rollouts.group import GroupTask
-from rlsdk.rollouts.seeds import request_seed
+from rlsdk.rollouts.client.client import GenerationClient
+from rlsdk.rollouts.client.flights import Waiter
+from rlsdk.rollouts.groups.group import GroupTask
+from rlsdk.rollouts.schedule.seeds import request_seed
 
 Tokens = Sequence[int] | NDArray[np.int64]
 

@@ -8,9 +8,9 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from rlsdk.interfaces import FinishReason, RewardSample, Trajectory
-from rlsdk.rollouts.collecting import Deliver
-from rlsdk.rollouts.group import Grade, GroupTask, Sample
-from rlsdk.rollouts.rollouter import TextCodec, Tokens, without_stop
+from rlsdk.rollouts.groups.group import Grade, GroupTask, Sample
+from rlsdk.rollouts.groups.group_assembly import Deliver
+from rlsdk.rollouts.groups.rollouter import TextCodec, Tokens, without_stop
 
 
 class Codec(TextCodec, Protocol):

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlsdk.rollouts.events import Start
+from rlsdk.rollouts.schedule.events import Start
 
 
 @dataclass(frozen=True, kw_only=True)

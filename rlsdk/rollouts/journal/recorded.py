@@ -8,7 +8,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rlsdk.rollouts.segments import Header, Segment, damaged, has_records, lines, read_all, read_headers, unreadable
+from rlsdk.rollouts.journal.segments import (
+    Header,
+    Segment,
+    damaged,
+    has_records,
+    lines,
+    read_all,
+    read_headers,
+    unreadable,
+)
 
 SampleKey = tuple[str, int]
 """Name and index of a sample within its group."""

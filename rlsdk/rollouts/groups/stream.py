@@ -21,13 +21,22 @@ from rlsdk.interfaces import (
     Span,
     Trajectory,
 )
-from rlsdk.rollouts.client import GenerationClient
-from rlsdk.rollouts.collecting import GREEDY, CollectedGroup, Deliver, Delivery, Inbox, Made, Record, Recording
-from rlsdk.rollouts.flights import Kept, Receiver, SampleSeed
-from rlsdk.rollouts.grading import Codec, Grader, Grading
-from rlsdk.rollouts.group import Failure, Grade, Group, GroupTask, Sample
-from rlsdk.rollouts.replica_state import Replica, Restarts
-from rlsdk.rollouts.rollouter import GroupRequests, SampleGenerate, single_turn
+from rlsdk.rollouts.client.client import GenerationClient
+from rlsdk.rollouts.client.flights import Kept, Receiver, SampleSeed
+from rlsdk.rollouts.client.replica_state import Replica, Restarts
+from rlsdk.rollouts.groups.grading import Codec, Grader, Grading
+from rlsdk.rollouts.groups.group import Failure, Grade, Group, GroupTask, Sample
+from rlsdk.rollouts.groups.group_assembly import (
+    GREEDY,
+    CollectedGroup,
+    Deliver,
+    Delivery,
+    Inbox,
+    Made,
+    Record,
+    Recording,
+)
+from rlsdk.rollouts.groups.rollouter import GroupRequests, SampleGenerate, single_turn
 
 Rollout = Callable[..., Awaitable[Trajectory]]
 _HALT_GRACE_S = 5.0

@@ -1,0 +1,1 @@
+"""Groups: sampled, graded, assembled in the background, and packed into batches."""

@@ -1,0 +1,1 @@
+"""The schedule: which groups are made when, as a pure state machine, and the seeds of requests."""
