@@ -50,6 +50,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "cli": (".", "commands"),
     "cluster": ("devices", "ray_cluster", "batches", "calls", "workers"),
     "kit": ("ranks", "files", "weights", "model", "memory", "generation", "guards"),
+    "rollouts": ("schedule", "client", "groups", "journal"),
     "trainer": (
         "checkpoints",
         "tracking",
