@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rlsdk.config import Role
 from rlsdk.interfaces import Capability, Forecast, Head, RankMemory
 from rlsdk.planning.places import PlannedDevice
-from rlsdk.trainer.roles.memory_moves import CACHE, NOTHING, WEIGHTS, Seat
+from rlsdk.trainer.roles.memory_moves import CACHE, NOTHING, WEIGHTS, RoleMemory
 
 PASSES: Mapping[Head, str] = {Head.LM: "log_probs", Head.VALUE: "values", Head.SCORE: "scores"}
 """Outputs of passes without gradient, by the model's head."""
@@ -53,7 +53,7 @@ class PhaseMemory:
 class CountedRole:
     """Inputs of the memory count of a role."""
 
-    seat: Seat
+    role_memory: RoleMemory
     memory: tuple[RankMemory, ...] | None
     """Memory per rank; None: its backend cannot forecast it."""
     pool: str = ""
@@ -62,12 +62,12 @@ class CountedRole:
 
     @property
     def name(self) -> str:
-        return self.seat.role
+        return self.role_memory.role
 
     @property
     def takes_turns(self) -> bool:
         """Whether it frees its memory while others work: it offloads, or sleeps."""
-        return self.seat.moves
+        return self.role_memory.can_offload
 
     @classmethod
     def of(
@@ -76,12 +76,12 @@ class CountedRole:
         """`shared`: the roles of its pool take turns if they can."""
         able = Capability.SLEEP if role.is_rollout else Capability.OFFLOAD
         return cls(
-            seat=Seat(
+            role_memory=RoleMemory(
                 role=role.name,
-                serves=role.is_rollout,
-                keeps=role.has_own_weights,
-                trained=role.is_trained,
-                moves=shared and able in capabilities,
+                is_rollout=role.is_rollout,
+                has_own_weights=role.has_own_weights,
+                is_trained=role.is_trained,
+                can_offload=shared and able in capabilities,
             ),
             memory=None if forecast is None else forecast.memory,
             pool=role.pool,
@@ -103,31 +103,33 @@ class Phase:
 
     def has(self, role: CountedRole, part: str) -> bool:
         """Whether a part of a role is on the device."""
-        return part in (self.wanted.get(role.name, NOTHING) if role.takes_turns else role.seat.parts)
+        return part in (self.wanted.get(role.name, NOTHING) if role.takes_turns else role.role_memory.parts)
 
 
 def phases_of(roles: Mapping[str, CountedRole], source: str) -> list[Phase]:
     """The phases of a step, in order. `source` is the role whose weights are served."""
-    serving = frozenset(name for name, role in roles.items() if role.seat.serves)
+    serving = frozenset(name for name, role in roles.items() if role.role_memory.is_rollout)
     weights = frozenset((WEIGHTS,))
     synced = {source, *serving}
     arriving = dict.fromkeys(synced, weights)
     if all(roles[name].pool != roles[source].pool for name in serving):
-        arriving[source] = frozenset(roles[source].seat.parts)  # No other role needs its memory.
+        arriving[source] = frozenset(roles[source].role_memory.parts)  # No other role needs its memory.
     found = [
         Phase(name="sync", works=frozenset(synced), wanted=arriving),
         Phase(name="rollout", works=serving, wanted=dict.fromkeys(serving, frozenset((WEIGHTS, CACHE)))),
     ]
     training = [role for name, role in roles.items() if name not in serving]
     # Scores come first, then log-probs and values; the source is updated last.
-    training.sort(key=lambda role: (role.passes != PASSES[Head.SCORE], role.name == source and role.seat.trained))
+    training.sort(
+        key=lambda role: (role.passes != PASSES[Head.SCORE], role.name == source and role.role_memory.is_trained)
+    )
     for role in training:
         name = role.passes if role.name == source else f"{role.name} {role.passes}"
         found.append(Phase(name=name, works=frozenset((role.name,)), wanted={role.name: weights}))
     for role in training:
-        if role.seat.trained:
+        if role.role_memory.is_trained:
             name = "update" if role.name == source else f"{role.name} update"
-            whole = {role.name: frozenset(role.seat.parts)}
+            whole = {role.name: frozenset(role.role_memory.parts)}
             found.append(Phase(name=name, works=frozenset((role.name,)), wanted=whole, steps=True))
     return found
 
@@ -141,7 +143,7 @@ def on_device(device: PlannedDevice, phase: Phase, roles: Mapping[str, CountedRo
             parts.append(Part(role=name, what="everything", num_bytes=None))
         else:
             held = role.memory[rank]
-            found = (_rollout if role.seat.serves else _train)(role, held, phase)
+            found = (_rollout if role.role_memory.is_rollout else _train)(role, held, phase)
             parts += [Part(role=name, what=what, num_bytes=num_bytes) for what, num_bytes in found if num_bytes != 0]
     return parts
 
@@ -182,7 +184,7 @@ def on_host(device: PlannedDevice, roles: Mapping[str, CountedRole]) -> int:
     for name, rank in device.ranks.items():
         role = roles[name]
         memory = role.memory
-        stays = role.seat.keeps if role.seat.serves else True
+        stays = role.role_memory.has_own_weights if role.role_memory.is_rollout else True
         if memory is not None and stays and (role.takes_turns or memory[rank].on_host):
             held = memory[rank]
             total += (held.weights_bytes or 0) + (held.optimizer_bytes or 0)

@@ -12,7 +12,7 @@ from enum import IntEnum, auto
 
 from rlsdk.planning.rates import Rates, Setting, Simulated
 from rlsdk.planning.replica import Replica
-from rlsdk.rollouts import Finished, Hold, Publish, Published, Sampled, Schedule, Start, Train, Updated
+from rlsdk.rollouts import Finished, Publish, Published, Sampled, Schedule, Snapshot, Start, Train, Updated
 from rlsdk.rollouts.schedule.events import Command
 
 
@@ -144,7 +144,7 @@ class Simulation:
                     self.train(step, groups)
                 case Publish(step):
                     self.publish(step)
-                case Hold():
+                case Snapshot():
                     pass
 
     def start(self, groups: Sequence[int]) -> None:

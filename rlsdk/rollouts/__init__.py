@@ -12,7 +12,7 @@ from rlsdk.rollouts.groups.grading import Codec, Grader
 from rlsdk.rollouts.groups.group import Failure, Grade, Group, GroupId, GroupTask, Sample
 from rlsdk.rollouts.groups.rollouter import single_turn
 from rlsdk.rollouts.groups.stream import RolloutStream, StreamOptions
-from rlsdk.rollouts.schedule.events import Finished, Hold, Publish, Published, Sampled, Start, Train, Updated
+from rlsdk.rollouts.schedule.events import Finished, Publish, Published, Sampled, Snapshot, Start, Train, Updated
 from rlsdk.rollouts.schedule.schedule import Schedule
 from rlsdk.rollouts.schedule.seeds import request_seed
 
@@ -27,7 +27,6 @@ __all__ = [
     "Group",
     "GroupId",
     "GroupTask",
-    "Hold",
     "Lost",
     "PackedOutputs",
     "Publish",
@@ -39,6 +38,7 @@ __all__ = [
     "Sample",
     "Sampled",
     "Schedule",
+    "Snapshot",
     "Start",
     "StreamOptions",
     "Train",

@@ -99,7 +99,7 @@ async def interrupted(replica: TokenByToken, after: Sequence[int]) -> list[Gener
         await asyncio.sleep(0.01)
         assert replica.num_decoded == before
         replica.version += 1
-        await client.go_on(keep_cache=False)
+        await client.resume(keep_cache=False)
     outputs = await asyncio.gather(*futures)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlsdk.rollouts import Finished, Hold, Publish, Published, Sampled, Schedule, Start, Train, Updated
+from rlsdk.rollouts import Finished, Publish, Published, Sampled, Schedule, Snapshot, Start, Train, Updated
 from rlsdk.rollouts.schedule.events import Event
 
 
@@ -72,7 +72,7 @@ class Driver:
 
     def carry_out(self) -> None:
         match self.commands.popleft():
-            case Hold(step):
+            case Snapshot(step):
                 assert step == self.trained
                 assert self.updating is None
                 self.held = step
@@ -315,7 +315,7 @@ def test_grades_on_their_way_hold_up_neither_the_next_groups_nor_weights_but_a_c
     assert schedule.handle(Sampled(0)) == [Start(2, range(1, 2))]
     assert schedule.handle(Finished(0)) == [Train(1, (0,))]
     assert schedule.handle(Sampled(1)) == []
-    assert schedule.handle(Updated(1)) == [Hold(1), Publish(1)]
+    assert schedule.handle(Updated(1)) == [Snapshot(1), Publish(1)]
     assert schedule.handle(Published(1)) == [Start(3, range(2, 3))]
     assert (schedule.serves_newest, schedule.settled) == (True, False)
     assert schedule.handle(Finished(1)) == [Train(2, (1,))]

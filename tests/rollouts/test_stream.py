@@ -118,7 +118,7 @@ class Full:
     def sample(self, task: GroupTask, name: str, index: int, sample: Sample) -> None:
         self.noted += 1
 
-    def put_down(self) -> None:
+    def flush(self) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
 

@@ -253,4 +253,4 @@ def test_a_refused_checkpoint_comes_with_the_others_beside_it(tmp_path: Path) ->
     first, second = fill(store, 1), fill(store, 2)
     assert str(first) in older_whole(second)
     assert str(second) not in older_whole(second)
-    assert "no other whole checkpoint" in older_whole(fill(CheckpointStore(tmp_path / "alone", 1), 1))
+    assert "no other complete checkpoint" in older_whole(fill(CheckpointStore(tmp_path / "alone", 1), 1))

@@ -25,40 +25,47 @@ from rlsdk.interfaces import (
     WeightSyncError,
 )
 from rlsdk.trainer.roles.device_turns import DeviceTurns, shared_pools
-from rlsdk.trainer.roles.memory_moves import CACHE, WEIGHTS, Move, Seat, moves
+from rlsdk.trainer.roles.memory_moves import CACHE, WEIGHTS, Move, RoleMemory, moves
 from rlsdk.trainer.roles.role_group import RoleGroup
 
 EVERYTHING = frozenset(("weights", "optimizer", "gradients", "kv_cache"))
 REPORT = SyncReport(version=1, num_tensors=1, num_bytes=1, moved_bytes=1, changed_tensors=1, seconds=0.5,
                     stages_s={"pull": 0.5})  # fmt: skip
-SEATS = st.builds(
-    lambda kind, moves: Seat(role="", serves=kind == "rollout", trained=kind == "trained", moves=moves),
+MEMORIES = st.builds(
+    lambda kind, moves: RoleMemory(
+        role="", is_rollout=kind == "rollout", is_trained=kind == "trained", can_offload=moves
+    ),
     st.sampled_from(["rollout", "trained", "frozen"]),
     st.booleans(),
 )
 
 
-def seated(drawn: Sequence[Seat]) -> list[Seat]:
-    return [Seat(role=f"r{at}", serves=s.serves, trained=s.trained, moves=s.moves) for at, s in enumerate(drawn)]
+def named(drawn: Sequence[RoleMemory]) -> list[RoleMemory]:
+    return [
+        RoleMemory(role=f"r{at}", is_rollout=s.is_rollout, is_trained=s.is_trained, can_offload=s.can_offload)
+        for at, s in enumerate(drawn)
+    ]
 
 
-def parts_of(seat: Seat) -> st.SearchStrategy[frozenset[str]]:
+def parts_of(memory: RoleMemory) -> st.SearchStrategy[frozenset[str]]:
     """What of a role may be on a device: no cache and nothing of an update without weights."""
-    kept = st.sets(st.sampled_from(seat.parts)).map(lambda parts: frozenset(parts) if WEIGHTS in parts else frozenset())
-    return kept if seat.moves else st.just(frozenset(seat.parts))
+    kept = st.sets(st.sampled_from(memory.parts)).map(
+        lambda parts: frozenset(parts) if WEIGHTS in parts else frozenset()
+    )
+    return kept if memory.can_offload else st.just(frozenset(memory.parts))
 
 
 @given(st.data())
 def test_moves_reach_what_is_wanted_and_never_hold_more_than_before_or_after(data: st.DataObject) -> None:
-    seats = seated(data.draw(st.lists(SEATS, min_size=1, max_size=6)))
-    here = {seat.role: data.draw(parts_of(seat)) for seat in seats}
-    wanted = {seat.role: data.draw(parts_of(seat)) for seat in seats if data.draw(st.booleans())}
+    memories = named(data.draw(st.lists(MEMORIES, min_size=1, max_size=6)))
+    here = {memory.role: data.draw(parts_of(memory)) for memory in memories}
+    wanted = {memory.role: data.draw(parts_of(memory)) for memory in memories if data.draw(st.booleans())}
     now, arriving = dict(here), False
-    for move in moves(seats, here, wanted):
-        seat = next(seat for seat in seats if seat.role == move.role)
+    for move in moves(memories, here, wanted):
+        memory = next(memory for memory in memories if memory.role == move.role)
         before = now[move.role]
-        assert seat.moves
-        assert move.method in (("sleep", "wake") if seat.serves else ("offload", "onload"))
+        assert memory.can_offload
+        assert move.method in (("sleep", "wake") if memory.is_rollout else ("offload", "onload"))
         comes = move.method in ("wake", "onload")
         assert comes or not arriving, "something left after something had come"
         arriving |= comes
@@ -67,8 +74,8 @@ def test_moves_reach_what_is_wanted_and_never_hold_more_than_before_or_after(dat
             assert frozenset(move.argument) == before ^ move.after
         assert not move.after or WEIGHTS in move.after
         now[move.role] = move.after
-    for seat in seats:
-        assert now[seat.role] == (wanted.get(seat.role, frozenset()) if seat.moves else here[seat.role])
+    for memory in memories:
+        assert now[memory.role] == (wanted.get(memory.role, frozenset()) if memory.can_offload else here[memory.role])
 
 
 class Recorder:
@@ -100,7 +107,7 @@ def role(name: str, pool: str = "all", *, trained: bool = False) -> Role:
 def group_of(role: Role, calls: list[str], *, able: bool = True) -> RoleGroup:
     capability = Capability.SLEEP if role.is_rollout else Capability.OFFLOAD
     spec = BackendSpec(name="b", kind=role.kind, engine="m:E", capabilities=frozenset({capability} if able else set()))
-    parts = frozenset(Seat(role="", serves=role.is_rollout, trained=role.is_trained).parts)
+    parts = frozenset(RoleMemory(role="", is_rollout=role.is_rollout, is_trained=role.is_trained).parts)
     group: Any = Recorder(role.name, parts, calls)
     return RoleGroup(role=role, spec=spec, group=group)
 
@@ -202,7 +209,7 @@ def test_whatever_the_roles_pools_and_order_each_use_has_its_own_and_nobody_else
         else:
             with turns.using(name, training=training and groups[name].role.is_trained):
                 assert WEIGHTS in groups[name].group.here
-                assert not training or groups[name].group.here == frozenset(turns._seats[name].parts)
+                assert not training or groups[name].group.here == frozenset(turns._memories[name].parts)
                 check(pool, name)
 
 

@@ -330,7 +330,7 @@ def test_lines_of_samples_go_before_the_line_that_is_written_next(tmp_path: Path
     assert [line["event"] for line in lines(tmp_path)] == ["open"]
     journal.write("train", step=1, groups=[4])
     journal.sample(task, "", 2, Sample(trajectory=None, text="", grade=Grade()))
-    journal.put_down()
+    journal.flush()
     assert [line["event"] for line in lines(tmp_path)] == ["open", "sample", "sample", "train", "sample"]
     journal.close()
 

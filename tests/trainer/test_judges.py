@@ -22,7 +22,7 @@ from rlsdk.trainer.inputs.judges import EngineJudge
 from rlsdk.trainer.inputs.rewards import load_judges, start_remote
 from rlsdk.trainer.roles.device_turns import DeviceTurns
 from rlsdk.trainer.roles.in_process import InProcessStore, start_in_process
-from rlsdk.trainer.roles.memory_moves import CACHE, WEIGHTS, Seat, moves
+from rlsdk.trainer.roles.memory_moves import CACHE, WEIGHTS, RoleMemory, moves
 from rlsdk.trainer.roles.placement import roles as placed_roles
 from rlsdk.trainer.roles.session import Session, sharding_manager, start_roles
 from rlsdk.trainer.runs.build_rl import rl_stage
@@ -118,9 +118,12 @@ def test_the_table_has_the_judge_as_an_engine_with_weights_of_its_own(model: Pat
 
 
 def test_a_judge_that_takes_turns_keeps_its_weights_on_the_host() -> None:
-    seats = [Seat(role="rollout", serves=True), Seat(role="judge", serves=True, keeps=True)]
+    memories = [
+        RoleMemory(role="rollout", is_rollout=True),
+        RoleMemory(role="judge", is_rollout=True, has_own_weights=True),
+    ]
     whole = frozenset((WEIGHTS, CACHE))
-    found = moves(seats, {"rollout": whole, "judge": whole}, {})
+    found = moves(memories, {"rollout": whole, "judge": whole}, {})
     assert [(move.role, move.method, move.argument) for move in found] == [
         ("rollout", "sleep", 2),
         ("judge", "sleep", 1),

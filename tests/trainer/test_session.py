@@ -126,7 +126,7 @@ def test_a_checkpoint_that_an_engine_refuses_is_named_with_whole_ones_beside_it(
     with store.write(2, {}) as draft:
         session.save_roles(draft)
         (draft / "actor" / "state.safetensors").write_bytes(b"sealed, and nothing that the engine reads")
-    with pytest.raises(CheckpointError, match=r"whole checkpoints beside it: .*step_00000001 \(take one with"):
+    with pytest.raises(CheckpointError, match=r"complete checkpoints in this folder: .*step_00000001 \(take one with"):
         session.load_roles(store.path_of(2))
 
 

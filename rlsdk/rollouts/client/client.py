@@ -21,7 +21,7 @@ from rlsdk.rollouts.client.flights import Flight, Flights, Kept, SampleSeed, Wai
 from rlsdk.rollouts.client.health import Event, State
 from rlsdk.rollouts.client.partial import joined, unfinished
 from rlsdk.rollouts.client.pump import Collected
-from rlsdk.rollouts.client.replica_poller import LOOK_S, Collector
+from rlsdk.rollouts.client.replica_poller import LOOK_S, ReplicaPoller
 from rlsdk.rollouts.client.replica_state import NoRestarts, Replica, ReplicaState, Restarts
 
 
@@ -52,8 +52,9 @@ class GenerationClient:
             ReplicaState(replica, health, meter=ConcurrencyMeter(replica.max_running) if adapts else None)
             for replica, health in zip(replicas, self._restarts.health, strict=True)
         ]
-        self._collectors = [
-            Collector(at, state, self, self._restarts, progress_s=progress_s) for at, state in enumerate(self._states)
+        self._pollers = [
+            ReplicaPoller(at, state, self, self._restarts, progress_s=progress_s)
+            for at, state in enumerate(self._states)
         ]
         self._limits = adapts or len(replicas) > 1
         self._max_attempts = max_attempts
@@ -89,7 +90,7 @@ class GenerationClient:
         self.is_interrupted = True
         await asyncio.gather(*(self._interrupt(at) for at in range(len(self._states))))
 
-    async def go_on(self, *, keep_cache: bool) -> None:
+    async def resume(self, *, keep_cache: bool) -> None:
         """Resumes what `interrupt` paused; `keep_cache`: keep the KV cache of the older weights."""
         await asyncio.gather(*(self._resume(at, keep_cache) for at in range(len(self._states))))
         for state in self._states:
@@ -111,7 +112,7 @@ class GenerationClient:
         while time.monotonic() < end and any(state.samples and state.error is None for state in self._states):
             for at, state in enumerate(self._states):
                 if (names := self._flights.names_at(at)) and state.error is None:
-                    with contextlib.suppress(Exception):  # its own collector detects this
+                    with contextlib.suppress(Exception):  # its own poller detects this
                         await asyncio.wait_for(state.replica.abort(names), end - time.monotonic())
             await asyncio.sleep(LOOK_S / 10)
         return [*self._kept, *self._flights.begun()]
@@ -127,7 +128,7 @@ class GenerationClient:
             try:
                 await state.replica.resume(keep_cache)
             except Exception as error:
-                self.line_failed(at, life, error)
+                self.replica_failed(at, life, error)
 
     async def _interrupt(self, at: int) -> None:
         state = self._states[at]
@@ -143,7 +144,7 @@ class GenerationClient:
                 await state.replica.abort(self._flights.names_at(at))
                 await asyncio.sleep(LOOK_S / 50)
         except Exception as error:
-            self.line_failed(at, life, error)
+            self.replica_failed(at, life, error)
 
     def generate(
         self, request: GenerationRequest, *, priority: int = 0
@@ -196,7 +197,7 @@ class GenerationClient:
                 return True
             for state, names in zip(self._states, left, strict=True):
                 if names and state.error is None:
-                    with contextlib.suppress(Exception):  # its own collector detects this
+                    with contextlib.suppress(Exception):  # its own poller detects this
                         await asyncio.wait_for(state.replica.abort(names), end - time.monotonic())
             await asyncio.sleep(LOOK_S / 50)
         return False
@@ -204,8 +205,8 @@ class GenerationClient:
     async def run(self) -> None:
         """Collects from every replica until it is cancelled."""
         async with asyncio.TaskGroup() as group:
-            for collector in self._collectors:
-                group.create_task(collector.run())
+            for poller in self._pollers:
+                group.create_task(poller.run())
 
     def abort_all(self) -> None:
         """Aborts all requests: cancels futures and tells replicas to stop."""
@@ -239,7 +240,7 @@ class GenerationClient:
             if state.to_send:
                 requests, state.to_send = state.to_send, []
                 self._background(self._send(at, requests))
-                self._collectors[at].wake()
+                self._pollers[at].wake()
 
     def _choose(self) -> int | None:
         """The replica with the least outstanding tokens among those with a free slot."""
@@ -264,31 +265,31 @@ class GenerationClient:
         try:
             await self._states[at].replica.submit(requests)
         except Exception as error:
-            self.line_failed(at, life, error)
+            self.replica_failed(at, life, error)
 
-    # Of `Front`, what `Collector` calls:
+    # Of `PollerCallbacks`, what `ReplicaPoller` calls:
 
-    def take(self, at: int, came: Collected) -> None:
+    def take(self, at: int, collected: Collected) -> None:
         state = self._states[at]
-        for output in came.outputs.unpack():
+        for output in collected.outputs.unpack():
             self._finish(at, output)
-        for lost in came.lost:
+        for lost in collected.lost:
             for name in lost.request_ids:
                 self._request_lost(at, name, lost.error)
-        state.measure(came, waiting=self._flights.are_waiting and not self.is_interrupted)
-        progress = (came.num_decoded, state.seen[1] + len(came.outputs))
-        if progress != state.seen or came.lost:
+        state.measure(collected, waiting=self._flights.are_waiting and not self.is_interrupted)
+        progress = (collected.num_decoded, state.seen[1] + len(collected.outputs))
+        if progress != state.seen or collected.lost:
             state.seen, state.moved = progress, time.monotonic()
             state.health.handle(Event.ANSWERED, state.life)
         else:
-            self._collectors[at].check_progress()
+            self._pollers[at].check_progress()
         if self._flights.are_waiting:
             self._flush_soon()
 
     def revived(self, at: int) -> None:
         self._flush_soon()
 
-    def line_failed(self, at: int, life: int, error: BaseException) -> None:
+    def replica_failed(self, at: int, life: int, error: BaseException) -> None:
         """Reissues the requests of a lost process to other replicas."""
         state = self._states[at]
         if state.error is not None or state.life != life:
@@ -298,7 +299,7 @@ class GenerationClient:
         state.count(-state.samples)
         state.tokens = 0
         state.to_send.clear()
-        self._collectors[at].wake()
+        self._pollers[at].wake()
         for flight in self._flights.take_from(at):
             if flight.attempts < self._max_attempts:
                 for again in reissued(flight):

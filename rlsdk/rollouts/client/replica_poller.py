@@ -19,17 +19,17 @@ SUSPECT_SHARE, SUSPECT_S = 0.25, 30.0
 """A replica without progress for this share of its deadline, or for this many seconds, gets no new requests."""
 
 
-class Front(Protocol):
-    """Receiver of what a collector fetches."""
+class PollerCallbacks(Protocol):
+    """Receiver of what a poller fetches."""
 
     is_interrupted: bool
     """Whether all decoding is paused, so that no progress is expected."""
 
-    def take(self, at: int, came: Collected) -> None:
+    def take(self, at: int, collected: Collected) -> None:
         """Handles the samples that the replica with this index has finished."""
         ...
 
-    def line_failed(self, at: int, life: int, error: BaseException) -> None:
+    def replica_failed(self, at: int, life: int, error: BaseException) -> None:
         """Handles the loss of the process with number `life`."""
         ...
 
@@ -38,17 +38,19 @@ class Front(Protocol):
         ...
 
 
-class Collector:
+class ReplicaPoller:
     """Polls one replica while it has work."""
 
-    def __init__(self, at: int, state: ReplicaState, front: Front, restarts: Restarts, *, progress_s: float) -> None:
+    def __init__(
+        self, at: int, state: ReplicaState, callbacks: PollerCallbacks, restarts: Restarts, *, progress_s: float
+    ) -> None:
         """`progress_s`: seconds after which a replica that has work and decodes no token counts as lost."""
-        self._at, self._state, self._front, self._restarts = at, state, front, restarts
+        self._at, self._state, self._callbacks, self._restarts = at, state, callbacks, restarts
         self._progress_s = progress_s
         self._work = asyncio.Event()
 
     def wake(self) -> None:
-        """Wakes the collector: there is work, or the replica was lost."""
+        """Wakes the poller: there is work, or the replica was lost."""
         self._work.set()
 
     async def run(self) -> None:
@@ -64,9 +66,9 @@ class Collector:
             life = state.life
             if state.error is None:
                 try:
-                    self._front.take(self._at, await self._answer())
+                    self._callbacks.take(self._at, await self._answer())
                 except Exception as error:
-                    self._front.line_failed(self._at, life, error)
+                    self._callbacks.replica_failed(self._at, life, error)
             if state.error is not None and not await self._is_revived():
                 return
 
@@ -101,7 +103,7 @@ class Collector:
             state.life, state.moved = state.health.life, time.monotonic()
             if state.meter is not None:
                 state.meter = ConcurrencyMeter(state.replica.max_running)
-        self._front.revived(self._at)
+        self._callbacks.revived(self._at)
         return state.error is None
 
     def check_progress(self) -> None:
@@ -112,7 +114,7 @@ class Collector:
         """
         state = self._state
         silent_s = time.monotonic() - state.moved
-        if not state.samples or self._front.is_interrupted:
+        if not state.samples or self._callbacks.is_interrupted:
             return
         if silent_s > self._progress_s:
             raise DeadlineError(

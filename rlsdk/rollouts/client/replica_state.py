@@ -109,17 +109,17 @@ class ReplicaState:
         """Samples that it may run at once."""
         return self.replica.max_running if self.meter is None else self.meter.limit
 
-    def measure(self, came: Collected, *, waiting: bool) -> None:
+    def measure(self, collected: Collected, *, waiting: bool) -> None:
         """Updates the limit from an answer."""
-        self.made += len(came.outputs.token_ids)
+        self.made += len(collected.outputs.token_ids)
         if self.meter is not None:
             self.meter.report(
                 time.monotonic(),
-                tokens=self.made if came.num_decoded is None else came.num_decoded,
-                samples=len(came.outputs),
+                tokens=self.made if collected.num_decoded is None else collected.num_decoded,
+                samples=len(collected.outputs),
                 running=self.samples,
                 waiting=waiting,
-                used=came.kv_used,
+                used=collected.kv_used,
             )
 
     def count(self, samples: int) -> None:

@@ -28,7 +28,7 @@ class Record(Protocol):
         """Records a graded sample, with the name of its requests."""
         ...
 
-    def put_down(self) -> None:
+    def flush(self) -> None:
         """Writes the recorded samples; called after samples that arrived together.
 
         Raises:
@@ -53,7 +53,7 @@ class Recording:
         self._record.sample(task, name, index, sample)
         if not self._is_due:
             self._is_due = True
-            asyncio.get_running_loop().call_soon(self._put_down)
+            asyncio.get_running_loop().call_soon(self._flush)
 
     def deliver(self, group: Group) -> None:
         """Delivers a group after its samples are written, so that a delivered group survives a kill of this process."""
@@ -62,11 +62,11 @@ class Recording:
         else:
             self._into.put(group)
 
-    def _put_down(self) -> None:
+    def _flush(self) -> None:
         self._is_due = False
         groups, self._groups = self._groups, []
         try:
-            self._record.put_down()
+            self._record.flush()
         except Exception as error:  # the event loop would only log it, and the run would wait for these groups
             self._into.put(error)
             return
@@ -81,11 +81,11 @@ class Delivery:
     into: Inbox
     recording: Recording | None
     made: Mapping[int, Made]
-    tells_sampled: bool = False
+    reports_sampled: bool = False
     """`into` receives a `Sampled` when the last token of a group was drawn, too."""
 
 
-class CollectedGroup:
+class GroupAssembly:
     """Collects the samples of one group."""
 
     def __init__(self, task: GroupTask, delivery: Delivery) -> None:
@@ -97,7 +97,7 @@ class CollectedGroup:
         self._samples: dict[int, Sample] = {}
         self._baseline: Sample | None = None
         self._left = task.num_samples + task.greedy_baseline
-        self._unsampled = self._left if delivery.tells_sampled else 0
+        self._unsampled = self._left if delivery.reports_sampled else 0
 
     def sampled(self) -> None:
         """Counts a sample whose last token was drawn."""

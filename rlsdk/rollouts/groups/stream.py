@@ -28,9 +28,9 @@ from rlsdk.rollouts.groups.grading import Codec, Grader, Grading
 from rlsdk.rollouts.groups.group import Failure, Grade, Group, GroupTask, Sample
 from rlsdk.rollouts.groups.group_assembly import (
     GREEDY,
-    CollectedGroup,
     Deliver,
     Delivery,
+    GroupAssembly,
     Inbox,
     Made,
     Record,
@@ -103,7 +103,7 @@ class RolloutStream:
         *,
         record: Record | None = None,
         made: Mapping[int, Made] | None = None,
-        tells_sampled: bool = False,
+        reports_sampled: bool = False,
     ) -> None:
         """Starts groups in order; returns immediately.
 
@@ -112,11 +112,11 @@ class RolloutStream:
             into: receives each finished `Group`, or the exception that ended the rollout; None: `take` returns them.
             record: called with each sample.
             made: ordinal of a group -> samples that are reused.
-            tells_sampled: `into` also receives a `Sampled` once a group only waits for grades.
+            reports_sampled: `into` also receives a `Sampled` once a group only waits for grades.
         """
         inbox = self._done if into is None else into
         recording = None if record is None else Recording(record, inbox)
-        delivery = Delivery(into=inbox, recording=recording, made=made or {}, tells_sampled=tells_sampled)
+        delivery = Delivery(into=inbox, recording=recording, made=made or {}, reports_sampled=reports_sampled)
         self._loop.call_soon_threadsafe(self._begin, tuple(tasks), delivery)
 
     def interrupt(self, timeout_s: float) -> None:
@@ -127,13 +127,13 @@ class RolloutStream:
         """
         self._wait(self._client.interrupt(), timeout_s, "pause")
 
-    def go_on(self, timeout_s: float, *, keep_cache: bool = False) -> None:
+    def resume(self, timeout_s: float, *, keep_cache: bool = False) -> None:
         """Resumes what `interrupt` paused, with the weights that are served now.
 
         Raises:
             DeadlineError: a replica did not answer in time.
         """
-        self._wait(self._client.go_on(keep_cache=keep_cache), timeout_s, "resume")
+        self._wait(self._client.resume(keep_cache=keep_cache), timeout_s, "resume")
 
     def begin_with(self, begun: Mapping[SampleSeed, GenerationOutput]) -> None:
         """Sets partial outputs of an earlier process, by seed and index, from which samples continue."""
@@ -251,13 +251,13 @@ class RolloutStream:
     def _begin_single(self, task: GroupTask, delivery: Delivery) -> None:
         """As `_group` with the single-turn rollouter, without a coroutine for each sample: a small model ends hundreds
         of samples in one decoding step, and all of them wait for the last one's coroutine."""
-        collected = CollectedGroup(task, delivery)
+        assembly = GroupAssembly(task, delivery)
         for part, name in self._parts(task):
             prompt = Span.given(part.prompt.prompt_ids)
             receivers = {}
             for index in range(part.num_samples):
-                deliver = functools.partial(collected.take, name, index)
-                receivers[index] = Receiver(functools.partial(self._answered, part, prompt, deliver, collected))
+                deliver = functools.partial(assembly.take, name, index)
+                receivers[index] = Receiver(functools.partial(self._answered, part, prompt, deliver, assembly))
             self._requests(part, name).whole(receivers)
 
     def _answered(
@@ -265,7 +265,7 @@ class RolloutStream:
         task: GroupTask,
         prompt: Span,
         deliver: Deliver,
-        collected: CollectedGroup,
+        assembly: GroupAssembly,
         output: GenerationOutput | BaseException,
     ) -> None:
         if isinstance(output, BaseException):
@@ -275,7 +275,7 @@ class RolloutStream:
         span = Span(token_ids=output.token_ids, log_probs=output.log_probs, versions=output.versions)
         self._last_sample = time.monotonic()
         self._grading.add(task, Trajectory(spans=(prompt, span), finish_reason=output.finish_reason), deliver)
-        collected.sampled()
+        assembly.sampled()
 
     def _parts(self, task: GroupTask) -> list[tuple[GroupTask, str]]:
         """Requests of a group with their names: its samples, and the greedy one."""
@@ -287,7 +287,7 @@ class RolloutStream:
         return GroupRequests(task, self._client, self._codec, self._options.max_model_tokens, name)
 
     async def _group(self, task: GroupTask, delivery: Delivery) -> None:
-        collected = CollectedGroup(task, delivery)
+        assembly = GroupAssembly(task, delivery)
         made = delivery.made.get(task.ordinal, {})
         try:
             work = []
@@ -295,19 +295,19 @@ class RolloutStream:
                 requests = self._requests(part, name)
                 for index in range(part.num_samples):
                     if (name, index) in made:
-                        collected.sampled()
-                        collected.keep(name, index, made[name, index])
+                        assembly.sampled()
+                        assembly.keep(name, index, made[name, index])
                         continue
-                    deliver = functools.partial(collected.take, name, index)
-                    work.append(self._sample(part, requests.of_sample(index), deliver, collected))
+                    deliver = functools.partial(assembly.take, name, index)
+                    work.append(self._sample(part, requests.of_sample(index), deliver, assembly))
             await asyncio.gather(*work)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            collected.fail(error)
+            assembly.fail(error)
 
     async def _sample(
-        self, task: GroupTask, generate: SampleGenerate, deliver: Deliver, collected: CollectedGroup
+        self, task: GroupTask, generate: SampleGenerate, deliver: Deliver, assembly: GroupAssembly
     ) -> None:
         try:
             trajectory = await self._options.rollout(task.prompt, generate, **self._options.rollout_options)
@@ -320,7 +320,7 @@ class RolloutStream:
         else:
             self._last_sample = time.monotonic()
             self._grading.add(task, trajectory, deliver)
-            collected.sampled()
+            assembly.sampled()
 
 
 def _failed(error: BaseException) -> Sample:

@@ -97,13 +97,13 @@ class Journal:
 
     def sample(self, task: GroupTask, name: str, index: int, sample: Sample) -> None:
         """Buffers a graded sample; `name` distinguishes a greedy baseline. It is in the file after the next `write` or
-        `put_down`: hundreds of samples that arrive together cost one system call."""
+        `flush`: hundreds of samples that arrive together cost one system call."""
         record = record_of(sample, task.prompt.prompt_ids)
         body = _body("sample", {"group": task.ordinal, "name": name, "sample": index, **record})
         with self._lock:
             self._behind.append(body)
 
-    def put_down(self) -> None:
+    def flush(self) -> None:
         """Writes the buffered samples to the file.
 
         Raises:
@@ -116,7 +116,7 @@ class Journal:
         """Records the partial output of a stopped sample."""
         self.write("unfinished", **unfinished_record(request, output))
 
-    def flush(self) -> None:
+    def sync(self) -> None:
         """Syncs the file to the disk, so that it survives a machine failure.
 
         Raises:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Hold:
+class Snapshot:
     """Copy the weights of this step, to be published later while the next step trains."""
 
     step: int
@@ -39,7 +39,7 @@ class Train:
     groups: tuple[int, ...]
 
 
-Command = Hold | Publish | Start | Train
+Command = Snapshot | Publish | Start | Train
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from rlsdk.rollouts.schedule.events import (
     Command,
     Event,
     Finished,
-    Hold,
     Publish,
     Published,
     Sampled,
+    Snapshot,
     Start,
     Train,
     Updated,
@@ -30,8 +30,8 @@ class Schedule:
     `begin` returns the first commands, `handle` those that an event allows. A driver executes commands in order; it
     need not wait for the end of a `Start`, a `Publish` or a `Train` before the next command.
 
-    With `max_staleness` above 0, weights are copied (`Hold`) after an update, and published while the next step trains.
-    At most one version waits: until it is published, the step after the next one does not train.
+    With `max_staleness` above 0, weights are copied (`Snapshot`) after an update, and published while the next step
+    trains. At most one version waits: until it is published, the step after the next one does not train.
 
     With `drains` the groups of step k are generated completely with the weights of step k - 1 - `max_staleness` (at
     least 0), and only one step's groups run at once, regardless of timing.
@@ -82,7 +82,7 @@ class Schedule:
         self._order: Order = kind(
             self.limits, done=done, next_group=next_group, again=again or {}, planned=planned or {}
         )
-        self._held = done
+        self._copied = done
         """Newest step whose weights were copied or published."""
         self._publishing = False
         self._training = False
@@ -127,7 +127,7 @@ class Schedule:
         """
         match event:
             case Published(step):
-                self._expect(self._publishing and step == self._held, event)
+                self._expect(self._publishing and step == self._copied, event)
                 self.served, self._publishing = step, False
                 return self._follow(self._order.start(step))
             case Sampled(group):
@@ -150,24 +150,24 @@ class Schedule:
         commands: list[Command] = list(starts)
         if self.limits.drains and self.served is not None and not self._order.drawing and not self._publishing:
             commands += self._order.start(self.served)
-        return [*commands, *self._hold(), *self._publish(), *self._train()]
+        return [*commands, *self._snapshot(), *self._publish(), *self._train()]
 
-    def _hold(self) -> list[Command]:
-        """Copies weights (`Hold`) as soon as the previous ones are published."""
-        if self._held == self.trained or self._held != self.served or self._needs_no_weights():
+    def _snapshot(self) -> list[Command]:
+        """Copies weights (`Snapshot`) as soon as the previous ones are published."""
+        if self._copied == self.trained or self._copied != self.served or self._needs_no_weights():
             return []
-        self._held = self.trained
-        return [Hold(self.trained)] if self.limits.max_staleness else []
+        self._copied = self.trained
+        return [Snapshot(self.trained)] if self.limits.max_staleness else []
 
     def _publish(self) -> list[Command]:
-        if self._publishing or self._held == self.served or self._needs_no_weights():
+        if self._publishing or self._copied == self.served or self._needs_no_weights():
             return []
         if self.limits.drains and not self._is_drained():
             return []
         self._publishing = True
         if self.limits.drains:
             self._older |= self._order.ungraded
-        return [Publish(self._held)]
+        return [Publish(self._copied)]
 
     @property
     def _replaces_groups(self) -> bool:
@@ -183,7 +183,7 @@ class Schedule:
         """Trains the next step once its groups are complete and it is its turn."""
         if self._training or self.trained == self.limits.last_step:
             return []
-        if self._held != self.trained and not self._needs_no_weights():
+        if self._copied != self.trained and not self._needs_no_weights():
             return []  # The update would change weights that must still be published.
         if not self.limits.max_staleness and self.served != self.trained:
             return []

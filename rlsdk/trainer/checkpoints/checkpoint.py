@@ -297,9 +297,9 @@ def older_whole(path: Path) -> str:
     """Text that lists other checkpoints to resume from if the one at `path` is refused; may be empty."""
     others = [str(other) for _, other in CheckpointStore(path.parent, 1).whole() if other.name != path.name]
     if not others:
-        return "; there is no other whole checkpoint beside it"
+        return "; there is no other complete checkpoint in this folder"
     listed = ", ".join(reversed(others[-3:]))
-    return f"; whole checkpoints beside it: {listed} (take one with --trainer.resume PATH)"
+    return f"; complete checkpoints in this folder: {listed} (take one with --trainer.resume PATH)"
 
 
 def _name(step: int) -> str:

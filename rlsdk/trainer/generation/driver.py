@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rlsdk.rollouts import Group, Hold, Publish, Published, Schedule, Start, Train
+from rlsdk.rollouts import Group, Publish, Published, Schedule, Snapshot, Start, Train
 from rlsdk.rollouts.schedule.events import Command, Event
 from rlsdk.trainer.generation.publishing import Done
 
@@ -25,23 +25,23 @@ class _End:
 
 
 @dataclass(frozen=True)
-class _Quiet:
+class _PauseStarts:
     """Message: hold back groups that may start (`on`), or release them."""
 
     on: bool
 
 
 @dataclass(frozen=True)
-class _Held:
+class _SnapshotReady:
     """Message: the copy of this step's weights is complete."""
 
     step: int
 
 
 class Work(Protocol):
-    """Executes a schedule's commands. All methods but `hold` are called on the driver's thread."""
+    """Executes a schedule's commands. All methods but `snapshot_weights` are called on the driver's thread."""
 
-    def happened(self, item: Group | Event) -> Event:
+    def record(self, item: Group | Event) -> Event:
         """Records what happened, and returns the event for the schedule."""
         ...
 
@@ -57,11 +57,11 @@ class Work(Protocol):
         """Syncs the copied weights to every replica; may return before it is done."""
         ...
 
-    def hold(self, step: int) -> None:
+    def snapshot_weights(self, step: int) -> None:
         """Copies the current weights; returns when the copy is complete. Called on a thread of its own."""
         ...
 
-    def held(self, step: int) -> None:
+    def snapshot_ready(self, step: int) -> None:
         """Called when the copy is complete."""
         ...
 
@@ -77,17 +77,17 @@ class ScheduleDriver:
         """Starts nothing."""
         self.schedule = schedule
         """May be replaced until `begin`."""
-        self.is_quiet = False
+        self.starts_are_paused = False
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         """Takes events, finished groups, and errors, which end the driver."""
         self._work = work
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._commands: deque[Command] = deque()
-        self._holding: threading.Thread | None = None
-        self._behind: list[Command] = []
+        self._snapshot_thread: threading.Thread | None = None
+        self._after_snapshot: list[Command] = []
         """Commands that change or publish weights, and wait for the copy in progress."""
-        self._kept: list[Start] = []
+        self._paused_starts: list[Start] = []
         self._failed: BaseException | None = None
 
     @property
@@ -100,9 +100,9 @@ class ScheduleDriver:
         self._thread.start()
         self.inbox.put(_Begin())
 
-    def quiet(self, on: bool) -> None:
+    def pause_starts(self, on: bool) -> None:
         """Holds back groups that would start with the newest weights (`on`), or releases them."""
-        self.inbox.put(_Quiet(on))
+        self.inbox.put(_PauseStarts(on))
 
     def wait(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Waits until the condition holds or the driver has failed; False on timeout."""
@@ -120,7 +120,7 @@ class ScheduleDriver:
 
     def join(self) -> None:
         """Waits for the threads, after `end`."""
-        for thread in (self._thread, self._holding):
+        for thread in (self._thread, self._snapshot_thread):
             if thread is not None:
                 thread.join()
 
@@ -134,7 +134,7 @@ class ScheduleDriver:
                 with self._changed:
                     self._take(item)
                     self._changed.notify_all()
-                self._carry_out()
+                self._execute()
             except BaseException as error:
                 with self._changed:
                     self._failed = error
@@ -147,42 +147,44 @@ class ScheduleDriver:
                 raise item
             case _Begin():
                 self._commands.extend(self.schedule.begin())
-            case _Held(step):
-                self._work.held(step)
-                self._holding = None
-                self._commands.extendleft(reversed(self._behind))
-                self._behind.clear()
-            case _Quiet(on):
-                self.is_quiet = on
+            case _SnapshotReady(step):
+                self._work.snapshot_ready(step)
+                self._snapshot_thread = None
+                self._commands.extendleft(reversed(self._after_snapshot))
+                self._after_snapshot.clear()
+            case _PauseStarts(on):
+                self.starts_are_paused = on
                 if not on:
-                    self._commands.extendleft(reversed(self._kept))
-                    self._kept.clear()
+                    self._commands.extendleft(reversed(self._paused_starts))
+                    self._paused_starts.clear()
             case _:
-                self._commands.extend(self.schedule.handle(self._work.happened(item)))
+                self._commands.extend(self.schedule.handle(self._work.record(item)))
 
-    def _carry_out(self) -> None:
+    def _execute(self) -> None:
         while self._commands:
             match self._commands.popleft():
-                case Hold(step):
+                case Snapshot(step):
                     # On its own thread: the copy waits for a running sync, as to a restarted replica, and meanwhile the
                     # other replicas may start groups.
-                    self._holding = threading.Thread(target=self._hold, args=(step,), name="rlsdk-hold", daemon=True)
-                    self._holding.start()
-                case Publish() | Train() as command if self._holding is not None:
-                    self._behind.append(command)
+                    self._snapshot_thread = threading.Thread(
+                        target=self._snapshot, args=(step,), name="rlsdk-snapshot", daemon=True
+                    )
+                    self._snapshot_thread.start()
+                case Publish() | Train() as command if self._snapshot_thread is not None:
+                    self._after_snapshot.append(command)
                 case Publish(step):
                     self._work.publish(step, lambda error, step=step: self.inbox.put(error or Published(step)))  # type: ignore[misc]
-                case Start() as start if self.is_quiet and self.schedule.serves_newest:
-                    self._kept.append(start)
+                case Start() as start if self.starts_are_paused and self.schedule.serves_newest:
+                    self._paused_starts.append(start)
                 case Start(step, groups):
                     self._work.start(step, groups)
                 case Train(step, groups):
                     self._work.train(step, groups)
 
-    def _hold(self, step: int) -> None:
+    def _snapshot(self, step: int) -> None:
         try:
-            self._work.hold(step)
+            self._work.snapshot_weights(step)
         except BaseException as error:
             self.inbox.put(error)
         else:
-            self.inbox.put(_Held(step))
+            self.inbox.put(_SnapshotReady(step))

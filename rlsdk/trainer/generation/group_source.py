@@ -113,7 +113,7 @@ class GroupSource:
         if not self._driver.has_begun:
             self._driver.begin()
         if self._config.overlaps:
-            self._driver.quiet(False)
+            self._driver.pause_starts(False)
         for event in self._due:
             self._driver.inbox.put(event)
         self._due.clear()
@@ -125,12 +125,12 @@ class GroupSource:
         self._times.note("train", found.step)
         return found.groups
 
-    def updated(self, figures: Mapping[str, float] | None = None, *, quiet: bool = False) -> None:
+    def updated(self, figures: Mapping[str, float] | None = None, *, pause: bool = False) -> None:
         """Reports that the update on the groups of the last `next` is done.
 
         Args:
             figures: metrics that a replay must reproduce.
-            quiet: `serve` follows, so nothing may start with the new weights before it.
+            pause: `serve` follows, so nothing may start with the new weights before it.
         """
         self._times.note("trained", self._current.step)
         self._times.write(self._current.step)
@@ -139,8 +139,8 @@ class GroupSource:
             self._close_groups()
             self._due.append(Updated(self._current.step))
         else:
-            if quiet:
-                self._driver.quiet(self._drains)
+            if pause:
+                self._driver.pause_starts(self._drains)
             self._driver.inbox.put(Updated(self._current.step))
             self._driver.wait(lambda: self._schedule.trained == self._current.step)
 
@@ -150,8 +150,8 @@ class GroupSource:
         over."""
         if not self._config.overlaps or not self._driver.has_begun:
             return False
-        self._driver.quiet(self._drains)
-        self._driver.wait(lambda: self._schedule.settled and self._driver.is_quiet is self._drains)
+        self._driver.pause_starts(self._drains)
+        self._driver.wait(lambda: self._schedule.settled and self._driver.starts_are_paused is self._drains)
         return self._schedule.served == self._schedule.trained
 
     def settle(self, timeout_s: float | None = None) -> bool:
@@ -162,7 +162,7 @@ class GroupSource:
                 return False
             if self._drains and self._driver.failure is not None:
                 return False  # the schedule stopped at the failure: it may have missed the last update
-            self._driver.quiet(False)
+            self._driver.pause_starts(False)
         return True
 
     @property
@@ -172,7 +172,7 @@ class GroupSource:
 
     def preempt(self) -> None:
         """Makes `next` raise a `PreemptedError`, now or when it is called. Safe in a signal handler."""
-        self._ready.put(PreemptedError("the machine is taken away"))
+        self._ready.put(PreemptedError("preempted: this machine is being reclaimed"))
 
     def halt(self, timeout_s: float) -> None:
         """Stops running samples for good; writes their partial results into the journal."""
@@ -256,7 +256,7 @@ class GroupSource:
 
     # Of `Work`, on the driver's thread:
 
-    def happened(self, item: Group | Event) -> Event:
+    def record(self, item: Group | Event) -> Event:
         match item:
             case Group():
                 ordinal, accepted = item.task.ordinal, self._accept(item)
@@ -283,8 +283,10 @@ class GroupSource:
         tasks = [self._task(ordinal, step) for ordinal in groups]
         made = {task.ordinal: found for task in tasks if (found := self._history.made(task)) is not None}
         self._reused |= {ordinal: len(found) for ordinal, found in made.items()}
-        tells = self._config.overlaps and self._drains
-        self._stream.start(tasks, self._driver.inbox, record=self._history.record, made=made, tells_sampled=tells)
+        reports_sampled = self._config.overlaps and self._drains
+        self._stream.start(
+            tasks, self._driver.inbox, record=self._history.record, made=made, reports_sampled=reports_sampled
+        )
 
     def train(self, step: int, groups: Sequence[int]) -> None:
         self._history.taken(step, groups)
@@ -294,12 +296,12 @@ class GroupSource:
         self._times.note("publish", step)
         self._publisher.publish(done)
 
-    def hold(self, step: int) -> None:
+    def snapshot_weights(self, step: int) -> None:
         self._times.note("hold", step)
         with self.timeline.holding():
             self._publisher.hold()
 
-    def held(self, step: int) -> None:
+    def snapshot_ready(self, step: int) -> None:
         self._times.note("held", step)
 
     def failed(self, error: BaseException) -> None:

@@ -145,14 +145,14 @@ class History:
             return
         trained, let_go = ([group.task.ordinal for group in found] for found in (groups, rejected))
         self._journal.write("update", step=step, groups=trained, rejected=let_go, figures=dict(figures))
-        self._journal.flush()
+        self._journal.sync()
 
     def halted(self, kept: Sequence[Kept]) -> None:
         """Records the kept parts of samples that were stopped for good."""
         if self._journal is not None:
             for request, output in kept:
                 self._journal.unfinished(request, output)
-            self._journal.flush()
+            self._journal.sync()
 
     def saving(self, step: int) -> None:
         """Records that a checkpoint of this step is begun."""

@@ -149,5 +149,5 @@ class OverlappedPublisher:
             self._stream.interrupt(self._timeout_s)
         self._report = report = self._weights.sync(version, expect_change=changed)
         if running:
-            self._stream.go_on(self._timeout_s, keep_cache=self._on_new_weights == "keep")
+            self._stream.resume(self._timeout_s, keep_cache=self._on_new_weights == "keep")
         self._synced(report)

@@ -321,12 +321,12 @@ def _without(
         num_dropped += dropped
         if not rows:
             raise DataError(
-                f"{source.field}: all {len(source.rows)} rows of {source.name!r} stand in the evaluation rows; lower "
-                "data.num_eval_rows, or name other rows in data.eval"
+                f"{source.field}: all {len(source.rows)} rows of {source.name!r} are also in the evaluation rows; "
+                "lower data.num_eval_rows, or name other rows in data.eval"
             )
         left.append(replace(source, rows=rows))
     if num_dropped and view is not None:
-        view.notice(f"data: left {num_dropped} train rows out whose question stands in the evaluation rows")
+        view.notice(f"data: dropped {num_dropped} training rows whose question is also in the evaluation rows")
     return left
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from rlsdk.cluster import PlacementSpec
 from rlsdk.config.role_names import ACTOR
 from rlsdk.interfaces import Capability, RlsdkError, SyncReport
-from rlsdk.trainer.roles.memory_moves import CACHE, WEIGHTS, Seat, moves
+from rlsdk.trainer.roles.memory_moves import CACHE, WEIGHTS, RoleMemory, moves
 from rlsdk.trainer.roles.role_group import RoleGroup
 
 
@@ -41,7 +41,7 @@ class DeviceTurns:
         self.shared = frozenset(shared)
         self.timeout_s = timeout_s
         self._groups: dict[str, RoleGroup] = {}
-        self._seats: dict[str, Seat] = {}
+        self._memories: dict[str, RoleMemory] = {}
         self._here: dict[str, frozenset[str]] = {}
         self._users: dict[str, list[str]] = {}
         self._lock = threading.RLock()
@@ -50,17 +50,17 @@ class DeviceTurns:
         """Registers a role that was just built and has all its parts on its devices."""
         role = group.role
         ability = Capability.SLEEP if role.is_rollout else Capability.OFFLOAD
-        seat = Seat(
+        memory = RoleMemory(
             role=role.name,
-            serves=role.is_rollout,
-            keeps=role.has_own_weights,
-            trained=role.is_trained,
-            moves=group.can(ability),
+            is_rollout=role.is_rollout,
+            has_own_weights=role.has_own_weights,
+            is_trained=role.is_trained,
+            can_offload=group.can(ability),
         )
         with self._lock:  # pools start in parallel
-            self._seats[role.name] = seat
+            self._memories[role.name] = memory
             self._groups[role.name] = group
-            self._here[role.name] = frozenset(seat.parts)
+            self._here[role.name] = frozenset(memory.parts)
 
     def make_room(self, pool: str) -> None:
         """Offloads everything possible, because the next role measures free memory or loads a model."""
@@ -84,8 +84,8 @@ class DeviceTurns:
         Raises:
             RlsdkError: another role is using the same devices.
         """
-        seat = self._seats[role]
-        parts = frozenset(seat.parts if training else (WEIGHTS,))
+        memory = self._memories[role]
+        parts = frozenset(memory.parts if training else (WEIGHTS,))
         stages: dict[str, float] = {}
         pool = self._pool(role)
         with self._held(pool, role):
@@ -113,7 +113,7 @@ class DeviceTurns:
         Raises:
             RlsdkError: another role is using the same devices.
         """
-        serving = [role for role, seat in self._seats.items() if seat.serves]
+        serving = [role for role, memory in self._memories.items() if memory.is_rollout]
         pools = dict.fromkeys(self._pool(role) for role in serving)
         stages: dict[str, float] = {}
         with self._all_held(list(pools), " and ".join(serving)):
@@ -167,8 +167,10 @@ class DeviceTurns:
         if pool not in self.shared:
             return
         with self._lock:
-            seats = [s for s in self._seats.values() if self._pool(s.role) == pool and (only is None or s.role in only)]
-            for move in moves(seats, self._here, wanted):
+            memories = [
+                s for s in self._memories.values() if self._pool(s.role) == pool and (only is None or s.role in only)
+            ]
+            for move in moves(memories, self._here, wanted):
                 start = time.perf_counter()
                 self._groups[move.role].run(move.method, move.argument, timeout_s=self.timeout_s)
                 stages[move.stage] = stages.get(move.stage, 0.0) + time.perf_counter() - start

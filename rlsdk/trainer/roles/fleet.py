@@ -16,7 +16,7 @@ from rlsdk.cluster.ray_cluster.daemons import dead_daemon
 from rlsdk.interfaces import SyncReport
 from rlsdk.rollouts.client.health import Event, Health, State
 from rlsdk.trainer.roles.rank_sync import MakeManager, RanksGoneError, RankSync
-from rlsdk.trainer.roles.ranks import LosableGroup
+from rlsdk.trainer.roles.ranks import LosableRanks
 from rlsdk.trainer.roles.serving import ReplicasLostError, ServedWeights
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Fleet(ServedWeights):
     def __init__(
         self,
         session: Session,
-        group: LosableGroup,
+        group: LosableRanks,
         restarter: Restarter,
         make_manager: MakeManager,
         *,

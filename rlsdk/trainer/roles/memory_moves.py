@@ -14,22 +14,22 @@ KEEP, DROP = 1, 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
+class RoleMemory:
     """A role on the devices of a pool."""
 
     role: str
-    serves: bool = False
+    is_rollout: bool = False
     """Whether it is a rollout engine, which sleeps and wakes; other roles are offloaded and onloaded."""
-    keeps: bool = False
+    has_own_weights: bool = False
     """Whether it is a rollout engine with its own weights, which no sync restores."""
-    trained: bool = False
-    moves: bool = True
+    is_trained: bool = False
+    can_offload: bool = True
     """Whether it can free its device memory; otherwise it is always on the device."""
 
     @property
     def parts(self) -> tuple[str, ...]:
         """Its parts on a device, in onload order."""
-        return (WEIGHTS, CACHE) if self.serves else (WEIGHTS, *STEPPING) if self.trained else (WEIGHTS,)
+        return (WEIGHTS, CACHE) if self.is_rollout else (WEIGHTS, *STEPPING) if self.is_trained else (WEIGHTS,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Move:
 
 
 def moves(
-    seats: Sequence[Seat], here: Mapping[str, frozenset[str]], wanted: Mapping[str, frozenset[str]]
+    memories: Sequence[RoleMemory], here: Mapping[str, frozenset[str]], wanted: Mapping[str, frozenset[str]]
 ) -> list[Move]:
     """Plans the calls that change a pool's devices from the current parts to the wanted ones.
 
@@ -58,42 +58,44 @@ def moves(
     gradients leave before the weights and return after them; weights return before the KV cache.
 
     Args:
-        seats: every role of the pool.
+        memories: every role of the pool.
         here: parts on the device now, by role.
         wanted: parts on the device afterwards; a role that is not named has none.
     """
     leaving, coming = [], []
-    for seat in seats:
-        if seat.moves:
-            target = wanted.get(seat.role, NOTHING)
-            away, back = (_serving if seat.serves else _training)(seat, here[seat.role], target)
+    for memory in memories:
+        if memory.can_offload:
+            target = wanted.get(memory.role, NOTHING)
+            away, back = (_serving if memory.is_rollout else _training)(memory, here[memory.role], target)
             leaving += away
             coming += back
     return [*leaving, *coming]
 
 
-def _serving(seat: Seat, here: frozenset[str], target: frozenset[str]) -> tuple[list[Move], list[Move]]:
+def _serving(memory: RoleMemory, here: frozenset[str], target: frozenset[str]) -> tuple[list[Move], list[Move]]:
     """Plans sleep and wake calls: an engine sleeps as a whole, and wakes in parts."""
     away: list[Move] = []
     if here - target:
-        away.append(Move(role=seat.role, method="sleep", argument=KEEP if seat.keeps else DROP, after=NOTHING))
+        away.append(
+            Move(role=memory.role, method="sleep", argument=KEEP if memory.has_own_weights else DROP, after=NOTHING)
+        )
         here = NOTHING
     back = []
-    for part in seat.parts:
+    for part in memory.parts:
         if part in target - here:
             here |= {part}
-            back.append(Move(role=seat.role, method="wake", argument=(part,), after=here))
+            back.append(Move(role=memory.role, method="wake", argument=(part,), after=here))
     return away, back
 
 
-def _training(seat: Seat, here: frozenset[str], target: frozenset[str]) -> tuple[list[Move], list[Move]]:
+def _training(memory: RoleMemory, here: frozenset[str], target: frozenset[str]) -> tuple[list[Move], list[Move]]:
     away, back = [], []
     for parts in (STEPPING, (WEIGHTS,)):
         if going := tuple(part for part in parts if part in here - target):
             here -= frozenset(going)
-            away.append(Move(role=seat.role, method="offload", argument=going, after=here))
+            away.append(Move(role=memory.role, method="offload", argument=going, after=here))
     for parts in ((WEIGHTS,), STEPPING):
         if arriving := tuple(part for part in parts if part in target - here):
             here |= frozenset(arriving)
-            back.append(Move(role=seat.role, method="onload", argument=arriving, after=here))
+            back.append(Move(role=memory.role, method="onload", argument=arriving, after=here))
     return away, back

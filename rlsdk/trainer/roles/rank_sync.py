@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlsdk.interfaces import RlsdkError, ShardingManager, SyncReport
-from rlsdk.trainer.roles.ranks import LosableGroup, SomeRanks
+from rlsdk.trainer.roles.ranks import LosableRanks, SomeRanks
 
 if TYPE_CHECKING:
     from rlsdk.trainer.roles.role_group import RoleGroup
@@ -32,7 +32,7 @@ class RankSync:
     """Caches the sharding manager of the ranks that were synced last; makes a new one only if the ranks change, or a
     rank has a new process."""
 
-    def __init__(self, session: Session, group: LosableGroup, make_manager: MakeManager, *, timeout_s: float) -> None:
+    def __init__(self, session: Session, group: LosableRanks, make_manager: MakeManager, *, timeout_s: float) -> None:
         """Creates no manager yet.
 
         Args:

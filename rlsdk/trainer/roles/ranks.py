@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlsdk.interfaces import DeadlineError, Peer, RlsdkError, WeightSourceHost
-from rlsdk.trainer.roles.role_group import Answer, Group
+from rlsdk.trainer.roles.role_group import PendingResult, Ranks
 
 DEATH_S = 2.0
 """Seconds by which a process's death may be noticed later than the error that it causes."""
 
 
-class LosableGroup(Protocol):
+class LosableRanks(Protocol):
     """The part of a worker group's interface that is needed here."""
 
     def future(self, rank: int, method: str, *args: Any) -> Future[Any]: ...
@@ -29,10 +29,10 @@ class LosableGroup(Protocol):
 
 @dataclass(eq=False)
 class SomeRanks:
-    """Some ranks of a group as a `Group`, for methods that run on every rank. Waits for every rank before it raises an
+    """Some ranks of a group as a `Ranks`, for methods that run on every rank. Waits for every rank before it raises an
     error, so that no rank is still running the call."""
 
-    group: LosableGroup
+    group: LosableRanks
     ranks: Sequence[int]
     timeout_s: float
     gone: dict[int, RlsdkError] = field(default_factory=dict)
@@ -90,10 +90,10 @@ class SomeRanks:
 
 
 class RememberedLayouts:
-    """Training ranks as a `Group` that caches their layouts, which never change, so that the sync of a restarted
+    """Training ranks as a `Ranks` that caches their layouts, which never change, so that the sync of a restarted
     replica need not wait for the end of an update."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Ranks) -> None:
         self._group = group
         self._layouts: Any = None
 
@@ -108,7 +108,7 @@ class RememberedLayouts:
             self._layouts = self._group.run(method, timeout_s=timeout_s)
         return self._layouts
 
-    def submit(self, method: str, *args: Any, **kwargs: Any) -> Answer:
+    def submit(self, method: str, *args: Any, **kwargs: Any) -> PendingResult:
         return self._group.submit(method, *args, **kwargs)
 
     def run_each(self, method: str, arguments: Sequence[tuple[Any, ...]], timeout_s: float | None = None) -> list[Any]:

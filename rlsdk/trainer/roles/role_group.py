@@ -11,7 +11,7 @@ from rlsdk.config import Role
 from rlsdk.interfaces import BackendSpec, Batch, Capability, Peer
 
 
-class Answer(Protocol):
+class PendingResult(Protocol):
     """The result of an asynchronous call."""
 
     def result(self, timeout_s: float | None = None) -> Any:
@@ -19,7 +19,7 @@ class Answer(Protocol):
         ...
 
 
-class Group(Protocol):
+class Ranks(Protocol):
     """The ranks of one role as one object: a `WorkerGroup` of a cluster, or engines in this process."""
 
     @property
@@ -29,7 +29,7 @@ class Group(Protocol):
         """Calls a method of the role's hosts with its declared dispatch, and waits for the result."""
         ...
 
-    def submit(self, method: str, *args: Any, **kwargs: Any) -> Answer:
+    def submit(self, method: str, *args: Any, **kwargs: Any) -> PendingResult:
         """As `run`, without waiting. Calls of one group run in the order of submission."""
         ...
 
@@ -60,7 +60,7 @@ class RoleGroup:
 
     role: Role
     spec: BackendSpec
-    group: Group
+    group: Ranks
 
     @property
     def name(self) -> str:
@@ -85,7 +85,7 @@ class RoleGroup:
     def run(self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
         return self.group.run(method, *args, timeout_s=timeout_s, **kwargs)
 
-    def submit(self, method: str, *args: Any, **kwargs: Any) -> Answer:
+    def submit(self, method: str, *args: Any, **kwargs: Any) -> PendingResult:
         return self.group.submit(method, *args, **kwargs)
 
     def run_each(self, method: str, arguments: Sequence[tuple[Any, ...]], timeout_s: float | None = None) -> list[Any]:

@@ -18,7 +18,7 @@ from rlsdk.trainer.checkpoints.checkpoint import older_whole
 from rlsdk.trainer.roles.device_turns import DeviceTurns
 from rlsdk.trainer.roles.devices import HOSTS
 from rlsdk.trainer.roles.hosts import EngineOptions
-from rlsdk.trainer.roles.role_group import Answer, BatchStore, RoleGroup
+from rlsdk.trainer.roles.role_group import BatchStore, PendingResult, RoleGroup
 
 if TYPE_CHECKING:
     from rlsdk.registry import Registry
@@ -95,7 +95,7 @@ class Session:
             with self.turns.using(name, training=True):
                 group.run("save_checkpoint", str(folder / name), timeout_s=timeout_s)
 
-    def begin_save_roles(self, folder: Path) -> list[Answer]:
+    def begin_save_roles(self, folder: Path) -> list[PendingResult]:
         """As `save_roles`, without waiting; later calls of the roles run after it."""
         answers = []
         for name, group in self.trained.items():
@@ -170,7 +170,7 @@ def start_roles(
     return {role.name: started[role.name] for role in table}
 
 
-def leave_processors_to_workers() -> None:
+def limit_controller_threads() -> None:
     """Limits this process to one compute thread."""
     import torch
 

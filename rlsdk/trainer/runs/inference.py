@@ -25,7 +25,7 @@ from rlsdk.trainer.inputs.vocabulary import read_vocabulary
 from rlsdk.trainer.roles.devices import start_cluster
 from rlsdk.trainer.roles.placement import resolve_device, roles
 from rlsdk.trainer.roles.role_group import RoleGroup
-from rlsdk.trainer.roles.session import leave_processors_to_workers, start_role
+from rlsdk.trainer.roles.session import limit_controller_threads, start_role
 from rlsdk.trainer.runs.build_stream import evaluation_of, open_stream
 from rlsdk.trainer.stages.evaluation.run import Evaluated
 
@@ -178,7 +178,7 @@ def open_rollout(config: RunConfig, registry: Registry, *, device: str, log_dir:
     """Context manager with a rollout engine that serves the model of `config`."""
     (role,) = roles(config, device, needed=[ROLLOUT])
     role = role.loading_weights()
-    leave_processors_to_workers()
+    limit_controller_threads()
     with start_cluster(
         [role],
         registry,

@@ -13,8 +13,8 @@ from rlsdk.trainer.runs.build_supervised import pair_stage, read_pairs
 from rlsdk.trainer.runs.prepare import (
     RunResult,
     Start,
+    export_final_model,
     fit,
-    leave_model,
     load_best,
     prepared,
     result_of,
@@ -47,5 +47,5 @@ def _train(kind: PairTraining, start: Start) -> RunResult:
             start.accept()
             fit(start, trainer)
             load_best(start, trainer)
-        model = leave_model(start, trainer)
+        model = export_final_model(start, trainer)
     return result_of(start, trainer, stage.evaluations.last or stage.last, model)

@@ -22,7 +22,7 @@ from rlsdk.trainer.checkpoints.run_folder import accept_config, run_lock
 from rlsdk.trainer.roles.device_turns import DeviceTurns, shared_pools
 from rlsdk.trainer.roles.devices import start_cluster
 from rlsdk.trainer.roles.placement import placement_of
-from rlsdk.trainer.roles.session import Session, leave_processors_to_workers, start_role, start_roles
+from rlsdk.trainer.roles.session import Session, limit_controller_threads, start_role, start_roles
 from rlsdk.trainer.runs.restarts import SessionRestarts
 from rlsdk.trainer.runs.run_inputs import RunInputs, build_run_inputs
 from rlsdk.trainer.stages.export import export_policy
@@ -117,7 +117,7 @@ class Start:
 
     def cluster(self) -> Cluster:
         """Waits for the cluster whose start was begun earlier, or starts one."""
-        leave_processors_to_workers()
+        limit_controller_threads()
         with nullcontext() if self.ahead is not None and self.ahead.is_there else self.view.waiting("starting Ray"):
             begun = None if self.ahead is None else self.ahead.take()
             return begun or self._new_cluster()
@@ -244,7 +244,7 @@ def result_of(start: Start, trainer: Trainer, last: Mapping[str, float], checkpo
     )
 
 
-def leave_model(start: Start, trainer: Trainer) -> Path:
+def export_final_model(start: Start, trainer: Trainer) -> Path:
     """Writes `model/` in the run's folder, with its card; returns it."""
     folder, timeout_s = start.run_dir / "model", start.config.deadlines.save_s
     export_model(trainer.session, trainer.tokenizer, folder, trainer.card(), timeout_s=timeout_s)

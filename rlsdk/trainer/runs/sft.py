@@ -15,8 +15,8 @@ from rlsdk.trainer.runs.build_supervised import sft_stage
 from rlsdk.trainer.runs.prepare import (
     RunResult,
     Start,
+    export_final_model,
     fit,
-    leave_model,
     load_best,
     prepared,
     result_of,
@@ -43,7 +43,7 @@ def _train_supervised(start: Start) -> RunResult:
         start = replace(start, config=run_inputs.config, table=_sft_table(run_inputs.config, start.device))
         session = start.start_all(cluster)
         done, trainer = supervise(start, run_inputs, session, measured=True)
-        model = leave_model(start, trainer)
+        model = export_final_model(start, trainer)
     return result_of(start, trainer, {**done.last, **done.evaluations.last}, model)
 
 

@@ -305,7 +305,7 @@ class Trainer:
         best, progress = self.best, self.stage.evaluations.progress
         if best is not None and faults(self.store.path_of(best.step)):
             self.output.view.notice(f"the best checkpoint so far ({best.line()}) is not in {self.store.folder}: the "
-                                    "best one is looked for anew")  # fmt: skip
+                                    "searching for the best checkpoint again")  # fmt: skip
             self.stage.evaluations.progress = replace(progress, best=None)
             best = None
         if best != self.store.best():

@@ -119,8 +119,8 @@ class RlStage(Stage):
             with clock.measure("average"):
                 self.average.update()
         self.step += 1
-        quiet = self.evaluations.is_due(self.step, last=self.step == self.settings.steps)
-        self.source.updated(update_figures(learned), quiet=quiet)
+        evaluates = self.evaluations.is_due(self.step, last=self.step == self.settings.steps)
+        self.source.updated(update_figures(learned), pause=evaluates)
         self._note_version()
         metrics = self._metrics(groups, learned, summary, clock) | staleness
         self._report(metrics, groups, learned.batch)
