@@ -37,7 +37,7 @@ def field_lines() -> Iterator[str]:
     """A heading for each section, and its fields with type, default and meaning."""
     sys.path.insert(0, str(ROOT))  # here: mkdocs puts the path back once it has loaded this file
     from rlsdk.config import RunConfig
-    from rlsdk.config.describe import describe_options
+    from rlsdk.config.introspection.describe import describe_options
 
     section = ""
     for option in describe_options(RunConfig):

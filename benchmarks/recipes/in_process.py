@@ -16,7 +16,7 @@ from pathlib import Path
 from rlsdk.api.resolve import Training, resolve
 from rlsdk.api.settings import Settings
 from rlsdk.config import Role, RunConfig, dump_config, pair_roles, sft_optim_spec
-from rlsdk.config.role_names import ACTOR, ROLLOUT
+from rlsdk.config.sections.role_names import ACTOR, ROLLOUT
 from rlsdk.registry import Registry
 from rlsdk.trainer.roles.device_turns import DeviceTurns, shared_pools
 from rlsdk.trainer.roles.in_process import InProcessStore, start_in_process

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.recipes.commands import Metrics, evaluate, rlsdk, run_evaluations, run_steps
 from benchmarks.recipes.mismatched import install
 from benchmarks.recipes.task import Task
-from rlsdk.config.recipes import recipe_names, recipe_text
+from rlsdk.config.loading.recipes import recipe_names, recipe_text
 
 SAMPLED, GREEDY = "eval/accuracy_sampled", "eval/accuracy_greedy"
 PAIRS = "eval/accuracy_pairs"

@@ -16,10 +16,10 @@ from rlsdk.api.settings import Settings, from_keywords
 from rlsdk.api.table import Table
 from rlsdk.api.words import shown_in
 from rlsdk.config import RunConfig, config_error
-from rlsdk.config.commands import EVAL, GENERATE
-from rlsdk.config.load import read_config
-from rlsdk.config.reads import Reader, unread
-from rlsdk.config.roles import rollout_role
+from rlsdk.config.checks.commands import EVAL, GENERATE
+from rlsdk.config.derived.roles import rollout_role
+from rlsdk.config.loading.load import read_config
+from rlsdk.config.loading.reads import Reader, unread
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
 

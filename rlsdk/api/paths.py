@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.config import RunConfig
-from rlsdk.config.base import FIELDS_ONLY
+from rlsdk.config.sections.base import FIELDS_ONLY
 
 FUNCTION = re.compile(r"[^\n{}]*\.py:\w+")
 """Pattern of `file.py:fn`, in any field."""

@@ -15,12 +15,12 @@ from rlsdk.api.models import file_problems, model_fields, other_models
 from rlsdk.api.paths import with_absolute_paths
 from rlsdk.api.settings import Settings
 from rlsdk.config import PairTraining, Problem, Role, RunConfig, check_run, pair_roles, roles
-from rlsdk.config.commands import READERS
-from rlsdk.config.declared import with_declared_roles
-from rlsdk.config.load import SHIPPED, Loaded
-from rlsdk.config.names import RATES
-from rlsdk.config.reads import Reader, unread
-from rlsdk.config.role_names import ACTOR
+from rlsdk.config.checks.commands import READERS
+from rlsdk.config.checks.declared import with_declared_roles
+from rlsdk.config.loading.load import SHIPPED, Loaded
+from rlsdk.config.loading.other_names import RATES
+from rlsdk.config.loading.reads import Reader, unread
+from rlsdk.config.sections.role_names import ACTOR
 from rlsdk.registry import Registry
 
 QUICKSTART = "quickstart.yaml"

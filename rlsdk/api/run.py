@@ -56,7 +56,7 @@ class Run:
     @property
     def config(self) -> Mapping[str, Any]:
         """All settings, as in `config.yaml`."""
-        from rlsdk.config.yaml_text import read_yaml
+        from rlsdk.config.loading.yaml_text import read_yaml
 
         file = self.path / "config.yaml"
         data, _ = read_yaml(read_regular_text(file), str(file))

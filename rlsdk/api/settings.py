@@ -11,11 +11,11 @@ from typing import Any
 
 from rlsdk.api.words import keyword
 from rlsdk.config import RunConfig
-from rlsdk.config.load import Loaded, read_config
-from rlsdk.config.names import every, known_elsewhere, meant_by
-from rlsdk.config.overrides import ALIASES
-from rlsdk.config.reads import Reader
-from rlsdk.config.trust import TRUST_FLAG
+from rlsdk.config.loading.load import Loaded, read_config
+from rlsdk.config.loading.other_names import every, known_elsewhere, meant_by
+from rlsdk.config.loading.overrides import ALIASES
+from rlsdk.config.loading.reads import Reader
+from rlsdk.config.loading.trust import TRUST_FLAG
 from rlsdk.interfaces import ConfigError, nearest
 from rlsdk.registry import Registry
 

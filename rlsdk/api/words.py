@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rlsdk.config import RunConfig
-from rlsdk.config.overrides import ALIASES
-from rlsdk.config.trust import TRUST_FLAG
-from rlsdk.config.yaml_text import read_value
+from rlsdk.config.loading.overrides import ALIASES
+from rlsdk.config.loading.trust import TRUST_FLAG
+from rlsdk.config.loading.yaml_text import read_value
 from rlsdk.interfaces import RlsdkError
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ class FieldsCommand(TyperCommand):
         if not incomplete.startswith("-"):
             return found
         from rlsdk.config import RunConfig
-        from rlsdk.config.commands import READERS, TRAIN
-        from rlsdk.config.describe import describe_options
-        from rlsdk.config.overrides import ALIASES, FILE_FLAG
+        from rlsdk.config.checks.commands import READERS, TRAIN
+        from rlsdk.config.introspection.describe import describe_options
+        from rlsdk.config.loading.overrides import ALIASES, FILE_FLAG
 
         known = {item.value for item in found}
         flags = {f"--{FILE_FLAG}": "A YAML file."}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rlsdk.config.json_schema import config_schema
+from rlsdk.config.loading.json_schema import config_schema
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
 from rlsdk.system.atomic import atomic_write_text

@@ -6,10 +6,10 @@ import textwrap
 from collections.abc import Iterator
 
 from rlsdk.config import RunConfig
-from rlsdk.config.commands import READERS
-from rlsdk.config.describe import OptionDoc, describe_options
-from rlsdk.config.overrides import ALIASES
-from rlsdk.config.trust import TRUST_FLAG
+from rlsdk.config.checks.commands import READERS
+from rlsdk.config.introspection.describe import OptionDoc, describe_options
+from rlsdk.config.loading.overrides import ALIASES
+from rlsdk.config.loading.trust import TRUST_FLAG
 
 WIDTH = 100
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlsdk.api.inference import configured, run_generation
 from rlsdk.api.settings import Settings
-from rlsdk.config.commands import EVAL
+from rlsdk.config.checks.commands import EVAL
 from rlsdk.system.atomic import atomic_write_json
 from rlsdk.system.printable import json_line, printable
 from rlsdk.system.streams import stdout_aside

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from rlsdk.config import RunConfig, load_config
-from rlsdk.config.describe import describe_options
+from rlsdk.config.introspection.describe import describe_options
 from rlsdk.data.generated import check_spelling
 from rlsdk.interfaces import BackendKind, ConfigError, nearest
 from rlsdk.registry import ComponentKind, Registry

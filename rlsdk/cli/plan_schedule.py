@@ -17,7 +17,7 @@ from rich.table import Table
 from rlsdk.api.resolve import Resolved, resolve
 from rlsdk.api.settings import Settings
 from rlsdk.config import load_config, needed_roles
-from rlsdk.config.role_names import ACTOR, ROLLOUT
+from rlsdk.config.sections.role_names import ACTOR, ROLLOUT
 from rlsdk.interfaces import ConfigError
 from rlsdk.planning.calibration import stale_work
 from rlsdk.planning.measured import Devices, measured_rates

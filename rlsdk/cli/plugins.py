@@ -109,7 +109,7 @@ def _option_info(spec: BackendSpec, registry: Registry) -> Iterator[str]:
         if (options := registry.load_options(spec)) is None:
             yield "  options       none"
             return
-        from rlsdk.config.describe import describe_options
+        from rlsdk.config.introspection.describe import describe_options
 
         with Guard():
             found = list(describe_options(options))

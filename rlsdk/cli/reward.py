@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from types import FrameType
 
 from rlsdk.config import RewardConfig, RunConfig, config_error
-from rlsdk.config.commands import REWARD_SERVE
-from rlsdk.config.load import read_config
-from rlsdk.config.reads import unread
+from rlsdk.config.checks.commands import REWARD_SERVE
+from rlsdk.config.loading.load import read_config
+from rlsdk.config.loading.reads import unread
 from rlsdk.interfaces import ConfigError, nearest
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rewards.serving import RewardServer, ServeOptions

@@ -27,7 +27,7 @@ def describe(distribution: str) -> dict[str, Any]:
     Raises:
         PluginError: it is not installed, a backend or component is not usable, or an engine cannot be imported.
     """
-    from rlsdk.config.portable import plain_options
+    from rlsdk.config.introspection.portable import plain_options
 
     registry = Registry.discover()
     wanted = distribution.replace("_", "-").lower()

@@ -14,7 +14,7 @@ from rlsdk.api.resolve import Training, resolve
 from rlsdk.api.settings import Settings
 from rlsdk.api.signals import Stopped, stop_on_signal
 from rlsdk.cli.errors import BEGUN
-from rlsdk.config.trust import TRUST_FLAG, code_in
+from rlsdk.config.loading.trust import TRUST_FLAG, code_in
 from rlsdk.interfaces import RlsdkError
 from rlsdk.system.quantities import counted
 from rlsdk.views.console import ConsoleView

@@ -2,36 +2,10 @@
 
 from __future__ import annotations
 
-from rlsdk.config.algorithm import AlgorithmConfig, CorrectionConfig, DynamicSamplingConfig, LengthConfig
-from rlsdk.config.check import check_backend, check_run
-from rlsdk.config.engines import (
-    ModelConfig,
-    OptimConfig,
-    PlacementConfig,
-    PoolConfig,
-    RolloutConfig,
-    ShardingConfig,
-    TrainConfig,
-)
-from rlsdk.config.evaluation import (
-    CheckpointConfig,
-    EarlyStoppingConfig,
-    EvalConfig,
-    EvalSetConfig,
-    Measure,
-    WatchConfig,
-)
-from rlsdk.config.faults import FaultsConfig
-from rlsdk.config.load import dump_config, load_config
-from rlsdk.config.old_log_probs import OldLogProbs, choose_old_log_probs, comparable_log_probs
-from rlsdk.config.options import backend_options, build_options
-from rlsdk.config.pair_roles import PairTraining, pair_roles, preference_optim_spec
-from rlsdk.config.preferences import PreferencesConfig
-from rlsdk.config.problem import Problem, config_error
-from rlsdk.config.requirements import role_requirements
-from rlsdk.config.rewards import JudgeConfig, JudgeEngineConfig, RemoteRewardConfig, RewardConfig, RewardLimitsConfig
-from rlsdk.config.role_sections import CriticConfig, RefConfig, RewardModelConfig
-from rlsdk.config.roles import (
+from rlsdk.config.checks.check import check_backend, check_run
+from rlsdk.config.checks.requirements import role_requirements
+from rlsdk.config.derived.pair_roles import PairTraining, pair_roles, preference_optim_spec
+from rlsdk.config.derived.roles import (
     Role,
     judge_roles,
     needed_roles,
@@ -42,8 +16,41 @@ from rlsdk.config.roles import (
     sft_optim_spec,
     with_dtype,
 )
-from rlsdk.config.schedule import ScheduleConfig
-from rlsdk.config.schema import (
+from rlsdk.config.derived.step_passes import ForwardPass, StepPasses, step_passes
+from rlsdk.config.introspection.options import backend_options, build_options
+from rlsdk.config.loading.load import dump_config, load_config
+from rlsdk.config.problem import Problem, config_error
+from rlsdk.config.sections.algorithm import AlgorithmConfig, CorrectionConfig, DynamicSamplingConfig, LengthConfig
+from rlsdk.config.sections.engines import (
+    ModelConfig,
+    OptimConfig,
+    PlacementConfig,
+    PoolConfig,
+    RolloutConfig,
+    ShardingConfig,
+    TrainConfig,
+)
+from rlsdk.config.sections.evaluation import (
+    CheckpointConfig,
+    EarlyStoppingConfig,
+    EvalConfig,
+    EvalSetConfig,
+    Measure,
+    WatchConfig,
+)
+from rlsdk.config.sections.faults import FaultsConfig
+from rlsdk.config.sections.old_log_probs import OldLogProbs, choose_old_log_probs, comparable_log_probs
+from rlsdk.config.sections.preferences import PreferencesConfig
+from rlsdk.config.sections.rewards import (
+    JudgeConfig,
+    JudgeEngineConfig,
+    RemoteRewardConfig,
+    RewardConfig,
+    RewardLimitsConfig,
+)
+from rlsdk.config.sections.role_sections import CriticConfig, RefConfig, RewardModelConfig
+from rlsdk.config.sections.schedule import ScheduleConfig
+from rlsdk.config.sections.schema import (
     DataConfig,
     DeadlinesConfig,
     MixtureConfig,
@@ -52,7 +59,6 @@ from rlsdk.config.schema import (
     TrackingConfig,
     TrainerConfig,
 )
-from rlsdk.config.step_passes import ForwardPass, StepPasses, step_passes
 
 __all__ = [
     "AlgorithmConfig",

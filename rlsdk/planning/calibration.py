@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from rlsdk.config import RunConfig, StepPasses, comparable_log_probs, load_config, roles, step_passes
-from rlsdk.config.declared import declared_fields
+from rlsdk.config.checks.declared import declared_fields
 from rlsdk.interfaces import BackendKind, ConfigError
 from rlsdk.planning.rates import FORWARD_SPEEDUP
 from rlsdk.registry import Registry

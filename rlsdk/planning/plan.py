@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from rlsdk.cluster import PlacementSpec, processors_notice
 from rlsdk.config import Role, RunConfig, StepPasses, backend_options
-from rlsdk.config.algorithm import POLICY_GRADIENT
-from rlsdk.config.declared import own_functions
-from rlsdk.config.role_names import ACTOR, ROLLOUT
+from rlsdk.config.checks.declared import own_functions
+from rlsdk.config.sections.algorithm import POLICY_GRADIENT
+from rlsdk.config.sections.role_names import ACTOR, ROLLOUT
 from rlsdk.interfaces import BackendSpec, ConfigError, Forecast, LayoutError, RankContext, WeightLayout, Workload
 from rlsdk.planning.batches import BatchSize, batch_sizes, running_rows, update_rows
 from rlsdk.planning.calibration import Calibration, Prediction, Work, planned_passes, predict

@@ -50,7 +50,7 @@ def test_the_example_runs_on_the_fields_that_it_declares() -> None:
 
 def test_the_configuration_knows_which_estimators_compare_the_samples_of_a_prompt() -> None:
     """With one sample a prompt they give 0 throughout: the run is refused before it starts."""
-    from rlsdk.config.schema import NEEDS_GROUP
+    from rlsdk.config.sections.schema import NEEDS_GROUP
 
     registry = Registry.discover({})
     alone = make_batch([1.0, 2.0, 0.5], [1, 2, 3], baseline_scores=[0.0] * 3).with_tokens(values=torch.zeros(9))

@@ -23,7 +23,7 @@ from rlsdk.api.chaos_account import Outcome, account, changed_metrics, differenc
 from rlsdk.api.chaos_run import ChaosRun, JournalTail
 from rlsdk.cli.chaos import earlier, least_struck, save, table_of, undisturbed
 from rlsdk.config import RunConfig, dump_config
-from rlsdk.config.roles import with_dtype
+from rlsdk.config.derived.roles import with_dtype
 from rlsdk.interfaces import ConfigError
 from rlsdk.trainer.checkpoints.run_folder import run_lock
 

@@ -14,7 +14,7 @@ import yaml
 from rlsdk.cli import main
 from rlsdk.cli.init import TEMPLATES, Wishes, asked, file_text, settings
 from rlsdk.config import load_config
-from rlsdk.config.json_schema import config_schema
+from rlsdk.config.loading.json_schema import config_schema
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
 

@@ -134,7 +134,7 @@ def test_all_that_is_wrong_with_a_start_is_said_at_once(
     """A file that is not there, a model that is too small, a library that is missing, two fields that do not agree and
     a function that does not exist are five mistakes, which cost five starts."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("rlsdk.config.check.NIXL", ("no_nixl_here",))
+    monkeypatch.setattr("rlsdk.config.checks.check.NIXL", ("no_nixl_here",))
     main_exits_with(
         2,
         ["train", "--model", "m1", "--data", "row.jsonl", "--reward", "mine.py:fm", "--rollout.max_response_tokens",

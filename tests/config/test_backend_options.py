@@ -8,7 +8,7 @@ import pytest
 from config_plugins import GustOptions, Nested, Speed, TurboOptions
 
 from rlsdk.config import backend_options, load_config
-from rlsdk.config.describe import describe_options
+from rlsdk.config.introspection.describe import describe_options
 from rlsdk.interfaces import BackendKind, ConfigError
 from rlsdk.registry import Registry
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsdk.config import RunConfig, dump_config, load_config
-from rlsdk.config.load import PACKAGE
+from rlsdk.config.loading.load import PACKAGE
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
 

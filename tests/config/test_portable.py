@@ -9,8 +9,8 @@ import pytest
 from config_plugins import GustOptions, TurboOptions
 
 from rlsdk.config import build_options
-from rlsdk.config.describe import describe_options
-from rlsdk.config.portable import plain_options
+from rlsdk.config.introspection.describe import describe_options
+from rlsdk.config.introspection.portable import plain_options
 from rlsdk.registry import options_class
 
 

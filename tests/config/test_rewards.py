@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlsdk.config import dump_config, load_config
-from rlsdk.config.trust import code_in
+from rlsdk.config.loading.trust import code_in
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
 

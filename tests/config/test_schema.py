@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from rlsdk.config import RunConfig
-from rlsdk.config.fields import members, section_of
+from rlsdk.config.introspection.fields import members, section_of
 
 
 def sections(model: type[BaseModel]) -> list[type[BaseModel]]:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rlsdk.config import RewardConfig, RunConfig, dump_config, load_config
-from rlsdk.config.describe import describe_options
-from rlsdk.config.trust import FUNCTION_FIELDS, code_in
+from rlsdk.config.introspection.describe import describe_options
+from rlsdk.config.loading.trust import FUNCTION_FIELDS, code_in
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlsdk.config.yaml_text import read_yaml
+from rlsdk.config.loading.yaml_text import read_yaml
 from rlsdk.interfaces import ConfigError
 
 

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from rlsdk.api.table import Table
 from rlsdk.config import RunConfig, load_config
-from rlsdk.config.commands import READERS
-from rlsdk.config.describe import option_paths
-from rlsdk.config.overrides import ALIASES
-from rlsdk.config.reads import Reader
+from rlsdk.config.checks.commands import READERS
+from rlsdk.config.introspection.describe import option_paths
+from rlsdk.config.loading.overrides import ALIASES
+from rlsdk.config.loading.reads import Reader
 from rlsdk.interfaces import INTERFACE_VERSION, BackendSpec, Batch, RewardSample
 from rlsdk.registry import ComponentKind, Registry
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlsdk.config.load import load_config
+from rlsdk.config.loading.load import load_config
 from rlsdk.data.render import PromptFormat
 from rlsdk.data.rows import DataRow
 from rlsdk.rewards.answer import announced, final_answer

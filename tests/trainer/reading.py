@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rlsdk.config import RunConfig
-from rlsdk.config.base import Section
-from rlsdk.config.fields import option_fields, section_of
+from rlsdk.config.introspection.fields import option_fields, section_of
+from rlsdk.config.sections.base import Section
 
 Reads = dict[str, set[str]]
 """Path of a field -> the functions that read it."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlsdk.config import Role, RunConfig, dump_config, load_config
-from rlsdk.config.recipes import recipe_names
+from rlsdk.config.loading.recipes import recipe_names
 from rlsdk.interfaces import BatchError, ConfigError, ParityError, WeightSyncError
 from rlsdk.registry import Registry
 from rlsdk.testing.process.models import write_tiny_model

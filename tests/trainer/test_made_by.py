@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from test_loop import HERE, TASK, Recorder, model, registry, trainer_of
 
 from rlsdk.config import RunConfig, load_config
-from rlsdk.config.base import NO_INFLUENCE, Section
-from rlsdk.config.influence import influential_settings
+from rlsdk.config.sections.base import NO_INFLUENCE, Section
+from rlsdk.config.sections.influence import influential_settings
 from rlsdk.registry import Registry
 from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.trainer.inputs.contents import file_digest, model_digests

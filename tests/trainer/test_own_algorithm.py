@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_loop import Recorder, config_of, model, registry, trainer_of
 
 from rlsdk.config import check_run, needed_roles
-from rlsdk.config.declared import ROLE_OF_FIELD, with_declared_roles
+from rlsdk.config.checks.declared import ROLE_OF_FIELD, with_declared_roles
 from rlsdk.interfaces import Algorithm, Batch, ConfigError, DataError, Models, Update, hookimpl, reads, reads_of
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.trainer.learner.algorithm import build_algorithm

@@ -13,10 +13,10 @@ from reading import Reads, recorded
 from test_loop import Recorder, config_of, model, registry
 
 from rlsdk.config import PairTraining, RunConfig, sft_optim_spec
-from rlsdk.config.base import unused_in
-from rlsdk.config.commands import DPO, REWARD_MODEL, SFT, TRAIN
-from rlsdk.config.describe import option_paths
-from rlsdk.config.reads import Reader
+from rlsdk.config.checks.commands import DPO, REWARD_MODEL, SFT, TRAIN
+from rlsdk.config.introspection.describe import option_paths
+from rlsdk.config.loading.reads import Reader
+from rlsdk.config.sections.base import unused_in
 from rlsdk.registry import Registry
 from rlsdk.trainer.roles.device_turns import DeviceTurns
 from rlsdk.trainer.roles.in_process import InProcessStore, start_in_process

@@ -152,7 +152,7 @@ class Suite:
             return
         assert pickle.loads(pickle.dumps(options)) == options, "options do not survive a process border"
         if is_dataclass(kind):
-            from rlsdk.config.describe import describe_options
+            from rlsdk.config.introspection.describe import describe_options
 
             measured.none("options without a docstring", [o.path for o in describe_options(kind) if not o.doc])
             measured.record("options", len(fields(kind)))

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.config import Measure, Problem, RunConfig, config_error
-from rlsdk.config.base import Section
+from rlsdk.config.sections.base import Section
 from rlsdk.data import (
     AnswerEnds,
     DataRow,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from rlsdk.algorithms import log_prob_difference
-from rlsdk.config.role_names import ACTOR, CRITIC
+from rlsdk.config.sections.role_names import ACTOR, CRITIC
 from rlsdk.interfaces import Algorithm, Batch, ConfigError, ForwardBackwardResult, ParityError, Update, nearest
 from rlsdk.trainer.learner.metrics import StepClock
 from rlsdk.trainer.learner.state import TrainerState

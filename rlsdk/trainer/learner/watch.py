@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlsdk.config.algorithm import POLICY_GRADIENT
-from rlsdk.config.old_log_probs import cuts_of
+from rlsdk.config.sections.algorithm import POLICY_GRADIENT
+from rlsdk.config.sections.old_log_probs import cuts_of
 from rlsdk.registry import ComponentKind
 
 if TYPE_CHECKING:

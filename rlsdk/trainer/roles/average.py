@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rlsdk.algorithms import update_average
-from rlsdk.config.role_names import ACTOR
+from rlsdk.config.sections.role_names import ACTOR
 from rlsdk.interfaces import Box, CheckpointError, TrainEngine
 from rlsdk.kit.files.atomic_files import atomic_write_tensors
 from rlsdk.trainer.checkpoints.checkpoint import MODEL_FOLDER

@@ -8,7 +8,7 @@ from dataclasses import replace
 from rlsdk.cluster import PlacementSpec, PoolSpec, count_gpus, preset_placement
 from rlsdk.config import PlacementConfig, PoolConfig, Role, RunConfig, needed_roles, with_dtype
 from rlsdk.config import roles as declared_roles
-from rlsdk.config.role_names import ACTOR, base_role
+from rlsdk.config.sections.role_names import ACTOR, base_role
 
 
 def roles(config: RunConfig, device: str, *, needed: Sequence[str] | None = None) -> tuple[Role, ...]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlsdk.cluster import Cluster
 from rlsdk.config import Role, ShardingConfig, judge_roles, reward_roles
-from rlsdk.config.role_names import ACTOR, CRITIC, REF, ROLLOUT
+from rlsdk.config.sections.role_names import ACTOR, CRITIC, REF, ROLLOUT
 from rlsdk.interfaces import BackendSpec, Batch, CheckpointError, ConfigError, ShardingManager
 from rlsdk.sharding.transports import allowed_transports
 from rlsdk.trainer.checkpoints.checkpoint import older_whole

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rlsdk.algorithms import DpoObjective, RewardModelObjective
 from rlsdk.config import PairTraining, RunConfig
-from rlsdk.config.evaluation import HELD_OUT
+from rlsdk.config.sections.evaluation import HELD_OUT
 from rlsdk.data import PromptDataset, PromptStream
 from rlsdk.interfaces import (
     ConfigError,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.config import Measure, RunConfig
-from rlsdk.config.explain import shown
-from rlsdk.config.role_names import ROLLOUT
+from rlsdk.config.introspection.validation_errors import shown
+from rlsdk.config.sections.role_names import ROLLOUT
 from rlsdk.data import AnswerEnds, DataRow, Prompt, PromptDataset, PromptFormat
 from rlsdk.data.render import Template
 from rlsdk.interfaces import ConfigError, nearest

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlsdk import __version__
 from rlsdk.config import RunConfig
-from rlsdk.config.influence import influential_settings
+from rlsdk.config.sections.influence import influential_settings
 from rlsdk.interfaces import BackendSpec
 from rlsdk.kit.files.hub import cached_snapshot
 from rlsdk.trainer.inputs.contents import code_digests, file_digest, joined, model_digests, path_digests, rows_digest

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlsdk.config import RunConfig, needed_roles
-from rlsdk.config.role_names import ROLLOUT
+from rlsdk.config.sections.role_names import ROLLOUT
 from rlsdk.interfaces import ConfigError
 from rlsdk.rollouts import Group
 from rlsdk.rollouts.journal.journal import FOLDER

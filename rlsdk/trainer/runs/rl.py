@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlsdk.config import RunConfig, needed_roles, role_of, sft_optim_spec
-from rlsdk.config.role_names import ACTOR, REF
+from rlsdk.config.sections.role_names import ACTOR, REF
 from rlsdk.trainer.checkpoints.checkpoint import read_state
 from rlsdk.trainer.checkpoints.reference import FOLDER, find_reference, seal_reference
 from rlsdk.trainer.checkpoints.run_folder import find_checkpoint, is_in_warm_start

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.config import Measure, Role, RunConfig
-from rlsdk.config.evaluation import HELD_OUT
+from rlsdk.config.sections.evaluation import HELD_OUT
 from rlsdk.data import AnswerEnds, PromptDataset
 from rlsdk.interfaces import (
     Example,

@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from rlsdk.config import Role, RunConfig, sft_optim_spec
-from rlsdk.config.role_names import ACTOR
+from rlsdk.config.sections.role_names import ACTOR
 from rlsdk.interfaces import ConfigError
 from rlsdk.trainer.checkpoints.run_folder import find_checkpoint
 from rlsdk.trainer.roles.placement import roles

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlsdk.config.yaml_text import read_yaml
+from rlsdk.config.loading.yaml_text import read_yaml
 from rlsdk.interfaces import ConfigError
 from rlsdk.system.files import check_inside, read_regular_text
 from rlsdk.trainer.checkpoints.run_folder import CONFIG_FILE, HISTORY_FILE

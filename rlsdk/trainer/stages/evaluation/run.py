@@ -123,7 +123,7 @@ class Evaluation:
 
 
 def set_figures(groups: Sequence[Group], part: EvalSet) -> dict[str, float]:
-    """Metrics of one set, named as in `rlsdk.config.evaluation.FIGURES`.
+    """Metrics of one set, named as in `rlsdk.config.sections.evaluation.FIGURES`.
 
     Metrics of grades leave out samples without a grade; `invalid_share` is their share. A metric without samples is
     NaN, not 0.

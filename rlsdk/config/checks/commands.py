@@ -1,0 +1,133 @@
+"""What each command reads of a configuration; `tests/trainer/test_what_is_read.py` compares it with real runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rlsdk.config.derived.roles import needed_roles
+from rlsdk.config.loading.reads import Reader
+from rlsdk.config.problem import Problem
+from rlsdk.config.sections.algorithm import POLICY_GRADIENT
+from rlsdk.config.sections.base import fields_of
+from rlsdk.config.sections.engines import OptimConfig
+from rlsdk.config.sections.old_log_probs import choose_old_log_probs
+from rlsdk.config.sections.role_names import CRITIC, REF
+from rlsdk.config.sections.schedule import beside_rollout
+from rlsdk.config.sections.schema import RunConfig, SftConfig
+
+_ENGINE = ("model", "placement", "deadlines.start_s", "deadlines.collective_s", "trainer.seed")
+_ACTOR = (
+    *(f"train.{name}" for name in ("backend", "options", "engine_kwargs", "activation_checkpointing")),
+    *(f"train.{name}" for name in ("micro_batch_tokens", "micro_batch_rows")),
+    *(f"train.optim.{name}" for name in ("betas", "eps", "weight_decay", "max_grad_norm")),
+)
+_LOOP = (
+    *(f"trainer.{name}" for name in ("run_dir", "run_name", "resume", "keep_checkpoints")),
+    *(f"deadlines.{name}" for name in ("update_s", "sync_s", "save_s")),
+    *(f"faults.{name}" for name in ("session_restarts", "preempt_s")),
+    *(f"tracking.{name}" for name in ("trackers", "options")),
+    *(f"eval.{name}" for name in ("every_steps", "at_start", "early_stopping")),
+    "checkpoint",
+)
+_ANSWERS = ("data", "rollout.max_response_tokens", "rollout.stop_token_ids")
+_PAIRS = (*_ENGINE, *_ACTOR, *_LOOP, *_ANSWERS, "train.optim.min_lr_ratio", "trainer.callbacks", "preferences")
+_OF_REWARD_MODEL = ("preferences.margin_field", "preferences.center_coef")
+_OF_DPO = tuple(f"preferences.{name}" for name in ("loss", "beta", "label_smoothing", "sft_coef"))
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+_SAMPLER = (*_ENGINE, "data", "rollout", "deadlines.rollout_s", "schedule.on_new_weights")
+_NOT_OF_SAMPLER = ("model.path", "model.init_from_config", "data.shuffle")
+_PATH = {"model.path": "the model is the one at PATH, the command's first argument"}
+_RESPONSES = dict.fromkeys(
+    ("trainer.samples_per_prompt", "eval.samples_per_prompt"), "`--samples-per-prompt` is the number of responses"
+)
+_EVALUATED = ("temperature", "samples_per_prompt", "greedy", "correct_reward", "correct_from", "sets", "save_samples")
+
+
+def _of_reinforcement(config: RunConfig) -> Iterator[Problem]:
+    """What `rlsdk train` does not read with these values."""
+    algorithm, needed = config.algorithm, needed_roles(config)
+    if CRITIC not in needed:
+        why = f"algorithm.advantage {algorithm.advantage!r} needs no critic"
+        yield from fields_of(("critic", "algorithm.value_clip"), why)
+    if REF not in needed:
+        yield Problem("ref", "algorithm.kl_coef is 0, so that no reference is loaded")
+    if algorithm.name == POLICY_GRADIENT:
+        yield from _of_policy_gradient(config)
+    if not config.sft.is_asked:
+        names = (f"sft.{name}" for name in SftConfig.model_fields if name not in ("steps", "epochs"))
+        yield from fields_of(names, "sft.steps is 0, so that there is no supervised training")
+    if not any([*config.rewards, *(part.rewards for part in config.eval.sets.values())]):
+        names = (f"reward_limits.{name}" for name in type(config.reward_limits).model_fields)
+        named = (name for name in names if name != "reward_limits.max_failure_share")
+        yield from fields_of(named, "no reward is graded: the score comes from reward_models")
+    sharing = beside_rollout(config.placement)
+    if sharing:
+        yield Problem("faults.replica_restarts", f"the rollout shares its devices with {sharing}")
+    for name, optim in {"train.optim": config.train.optim, "critic.optim": config.critic.optim}.items():
+        yield from _of_decay(name, optim, optim.schedule, name)
+    yield from _of_evaluation(config)
+
+
+def _of_policy_gradient(config: RunConfig) -> Iterator[Problem]:
+    own, correction = config.algorithm, config.algorithm.correction
+    if not own.kl_coef:
+        names = ("kl_estimator", "kl_reward_estimator", "kl_horizon")
+        yield from fields_of((f"algorithm.{name}" for name in names), "algorithm.kl_coef is 0")
+    elif own.kl_in_reward:
+        yield Problem("algorithm.kl_estimator", "algorithm.kl_in_reward is true: `--algorithm.kl_reward_estimator`")
+    else:
+        yield Problem("algorithm.kl_reward_estimator", "algorithm.kl_in_reward is false: `--algorithm.kl_estimator`")
+    if not own.kl_in_reward:
+        yield Problem("algorithm.kl_target", "algorithm.kl_in_reward is false")
+    if own.kl_target is None:
+        yield Problem("algorithm.kl_horizon", "algorithm.kl_target is null")
+    updates = config.trainer.updates_per_step * config.trainer.epochs_per_step
+    chosen = choose_old_log_probs(own, stale=config.schedule.overlaps, num_updates=updates)
+    if correction.mode == "none" and (correction.reject != "none" or not chosen.correct):
+        names = ("level", "upper", "lower")
+        yield from fields_of((f"algorithm.correction.{name}" for name in names), "algorithm.correction.mode is 'none'")
+
+
+def _of_supervised(config: RunConfig) -> Iterator[Problem]:
+    """What `rlsdk sft` does not read with these values."""
+    return _of_evaluation(config)
+
+
+def _of_pairs(config: RunConfig) -> Iterator[Problem]:
+    """What `rlsdk dpo` and `rlsdk reward-model` do not read with these values."""
+    yield from _of_decay("train.optim", config.train.optim, config.preferences.schedule, "preferences")
+    yield from _of_evaluation(config)
+
+
+def _of_decay(path: str, optim: OptimConfig, schedule: str, named: str) -> Iterator[Problem]:
+    if schedule == "constant":
+        yield Problem(f"{path}.min_lr_ratio", f"{named}.schedule is 'constant'")
+
+
+def _of_evaluation(config: RunConfig) -> Iterator[Problem]:
+    """What a command that trains does not read without evaluations."""
+    if config.eval.every_steps is None:
+        names = (f"eval.{name}" for name in type(config.eval).model_fields if name != "every_steps")
+        yield from fields_of(names, "eval.every_steps is null, so that nothing is evaluated")
+
+
+TRAIN = Reader(
+    command="train",
+    fields=tuple(name for name in RunConfig.model_fields if name != "preferences"),
+    unused=_of_reinforcement,
+)
+SFT = Reader(command="sft", fields=(*_ENGINE, *_ACTOR, *_LOOP, *_ANSWERS, "sft"), unused=_of_supervised)
+REWARD_MODEL = Reader(command="reward-model", fields=_PAIRS, but=_OF_DPO, unused=_of_pairs)
+DPO = Reader(command="dpo", fields=(*_PAIRS, "ref"), but=_OF_REWARD_MODEL, unused=_of_pairs)
+EVAL = Reader(
+    command="eval",
+    fields=(*_SAMPLER, "rewards", "reward_limits", *(f"eval.{name}" for name in _EVALUATED)),
+    but=(*_NOT_OF_SAMPLER, *(f"rollout.{name}" for name in _SAMPLING)),
+    instead=_PATH,
+)
+GENERATE = Reader(command="generate", fields=_SAMPLER, but=_NOT_OF_SAMPLER, instead={**_PATH, **_RESPONSES})
+REWARD_SERVE = Reader(command="reward serve", fields=("rewards", "reward_limits"))
+READERS: Mapping[str, Reader] = {
+    reader.command: reader for reader in (TRAIN, SFT, REWARD_MODEL, DPO, EVAL, GENERATE, REWARD_SERVE)
+}
+"""By what is typed behind `rlsdk`. `plan` and `chaos` take the arguments of `train`."""

@@ -1,0 +1,84 @@
+"""Context length of models, and runs that exceed it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlsdk.config.derived.roles import Role
+from rlsdk.config.problem import Problem
+from rlsdk.config.sections.schema import RunConfig
+
+_LENGTHS = ("max_position_embeddings", "n_positions")
+_STRETCHED = ("linear", "dynamic", "yarn")
+"""Kinds of rotary scaling that multiply the length by their factor; for others (llama3, longrope) the length includes
+it."""
+
+
+def context_tokens(fields: Mapping[str, Any]) -> int | None:
+    """Context length of a model by its `config.json`, including scaling of rotary positions; None if the file does not
+    say."""
+    for part in (fields, fields.get("text_config")):
+        found = _of_text_model(part) if isinstance(part, Mapping) else None
+        if found is not None:
+            return found
+    return None
+
+
+def _of_text_model(fields: Mapping[str, Any]) -> int | None:
+    length = next((fields[name] for name in _LENGTHS if _is_length(fields.get(name))), None)
+    if length is None:
+        return None
+    return max(
+        int(length), *(_stretched(int(length), fields.get(name)) for name in ("rope_scaling", "rope_parameters"))
+    )
+
+
+def _stretched(length: int, scaling: Any) -> int:
+    """Length after scaling of rotary positions; 0 without scaling."""
+    if not isinstance(scaling, Mapping):
+        return 0
+    kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
+    if kind is None:  # one scaling per kind of layer
+        return max((_stretched(length, part) for part in scaling.values()), default=0)
+    if kind not in _STRETCHED or isinstance(factor, bool) or not isinstance(factor, int | float):
+        return 0
+    before = scaling.get("original_max_position_embeddings") if kind == "yarn" else None
+    return int((before if isinstance(before, int) else length) * factor)
+
+
+def _is_length(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def context_problems(config: RunConfig, role: Role, fields: Mapping[str, Any]) -> Iterator[Problem]:
+    """Problems of rows longer than the context length of a role's model: its outputs there are noise, or an engine
+    fails.
+
+    Args:
+        config: the run.
+        role: reads or generates the rows.
+        fields: of its model's `config.json`.
+    """
+    # A rollout engine serves the actor's model, which is checked once.
+    context = None if role.is_rollout else context_tokens(fields)
+    if context is None or config.max_model_tokens <= context:
+        return
+    rollout, prompt = config.rollout, config.data.max_prompt_tokens
+    if rollout.max_model_tokens is not None:
+        field, what = "rollout.max_model_tokens", f"{rollout.max_model_tokens}"
+        fix = f"`--rollout.max_model_tokens {context}`"
+    else:
+        field = "rollout.max_response_tokens"
+        what = f"{rollout.max_response_tokens}: with data.max_prompt_tokens {prompt} that is {config.max_model_tokens}"
+        room = context - prompt
+        fix = (
+            f"`--rollout.max_response_tokens {room}`"
+            if room >= 1
+            else f"`--data.max_prompt_tokens {context // 2} --rollout.max_response_tokens {context - context // 2}`"
+        )
+    yield Problem(
+        field,
+        f"{what} tokens, more than the {context} that the model of role {role.name!r} ({role.fields['path']} "
+        f"{role.model.path!r}) has positions for; at most {fix}",
+    )

@@ -1,0 +1,1 @@
+"""What follows from a configuration alone: its roles, and the forward passes of a step."""

@@ -1,0 +1,54 @@
+"""The roles of training from preference pairs: a reward model, or a policy and its reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import StrEnum
+
+from rlsdk.config.derived.roles import Role, optim_spec
+from rlsdk.config.sections.role_names import ACTOR, REF
+from rlsdk.config.sections.schema import RunConfig
+from rlsdk.interfaces import Head, OptimSpec
+
+
+class PairTraining(StrEnum):
+    """What is trained from pairs; the value is the name of the command."""
+
+    REWARD_MODEL = "reward-model"
+    DPO = "dpo"
+
+    @property
+    def label(self) -> str:
+        """Prefix of its metrics and of its folder of checkpoints."""
+        return self.value.replace("-", "_")
+
+    @property
+    def checkpoints(self) -> str:
+        """Folder of a run."""
+        return f"{self.label}_checkpoints"
+
+    @property
+    def role_names(self) -> tuple[str, ...]:
+        """Its roles, in the order in which they get devices."""
+        return (ACTOR, REF) if self is PairTraining.DPO else (ACTOR,)
+
+
+def pair_roles(config: RunConfig, kind: PairTraining, table: Sequence[Role]) -> tuple[Role, ...]:
+    """The rows of `kind.role_names` for this training: with the actor's optimizer and a reward model's head."""
+    optim = preference_optim_spec(config)
+    return tuple(_trained(role, kind, optim) if role.name == ACTOR else role for role in table)
+
+
+def _trained(role: Role, kind: PairTraining, optim: OptimSpec) -> Role:
+    role = role.with_optim(optim)
+    if kind is PairTraining.DPO:
+        return role
+    return replace(role, spec=replace(role.spec, model=replace(role.model, head=Head.SCORE)))
+
+
+def preference_optim_spec(config: RunConfig) -> OptimSpec:
+    """Optimizer specification for training from pairs: that of the run with its own learning rate and schedule."""
+    own = config.preferences
+    update = {"lr": own.lr, "warmup_steps": own.warmup_steps, "schedule": own.schedule}
+    return optim_spec(config.train.optim.model_copy(update=update), own.steps)

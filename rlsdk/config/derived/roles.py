@@ -1,0 +1,345 @@
+"""The table of a run's roles and of what each is built from. All code that handles roles iterates it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rlsdk.config.sections.base import Options
+from rlsdk.config.sections.engines import OptimConfig
+from rlsdk.config.sections.rewards import RewardConfig
+from rlsdk.config.sections.role_names import (
+    ACTOR,
+    CRITIC,
+    JUDGE,
+    REF,
+    REWARD,
+    ROLES,
+    ROLLOUT,
+    base_role,
+    judge_role,
+    reward_role,
+)
+from rlsdk.config.sections.role_sections import ModelRoleConfig
+from rlsdk.config.sections.schema import RunConfig
+from rlsdk.interfaces import BackendKind, Capability, Head, ModelSpec, OptimSpec, RolloutSpec, TrainSpec
+
+HEAD_CAPABILITY = {Head.VALUE: Capability.VALUE_HEAD, Head.SCORE: Capability.SCORE_HEAD}
+"""Capability that a backend needs for this head."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Role:
+    """One row of the table."""
+
+    name: str
+    kind: BackendKind
+    backend: str
+    """Name of a registered backend of this kind."""
+    spec: TrainSpec | RolloutSpec
+    """Specification of its engine, without the backend's own options."""
+    options: Options = field(default_factory=dict)
+    """The backend's own options, as written in the configuration."""
+    devices_per_rank: int = 1
+    """Devices per rank: all on one node, or all those of several nodes."""
+    pool: str = ""
+    """Name of its pool; empty until the run is placed."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """Fields of the configuration that set `backend`, `options`, `path` and `dtype`."""
+
+    @property
+    def model(self) -> ModelSpec:
+        return self.spec.model
+
+    @property
+    def optim(self) -> OptimSpec | None:
+        """None: frozen, or a rollout engine."""
+        return self.spec.optim if isinstance(self.spec, TrainSpec) else None
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it has an optimizer, so that a checkpoint must contain it."""
+        return self.optim is not None
+
+    @property
+    def is_rollout(self) -> bool:
+        """Whether it samples: the policy's rollout engine, or a judge."""
+        return self.kind is BackendKind.ROLLOUT
+
+    @property
+    def has_own_weights(self) -> bool:
+        """Whether it is a judge: a rollout engine with the weights of its own model."""
+        return base_role(self.name) == JUDGE
+
+    def with_model(self, path: str) -> Role:
+        """A copy with the weights of another folder."""
+        spec = replace(self.spec, model=replace(self.model, path=path, revision=None))
+        return replace(self, spec=replace(spec, init_from_config=False) if isinstance(spec, TrainSpec) else spec)
+
+    def loading_weights(self) -> Role:
+        """A copy of this rollout role that loads its model's weights from disk and waits for no sync."""
+        spec = self.spec
+        return replace(self, spec=replace(spec, load_weights=True) if isinstance(spec, RolloutSpec) else spec)
+
+    def with_optim(self, optim: OptimSpec) -> Role:
+        """The same with another optimizer.
+
+        Raises:
+            TypeError: it is no role of a train backend.
+        """
+        if not isinstance(self.spec, TrainSpec):
+            raise TypeError(f"role {self.name!r} is of a {self.kind} backend, which has no optimizer")
+        return replace(self, spec=replace(self.spec, optim=optim))
+
+
+def needed_roles(config: RunConfig, *, train_only: bool = False) -> tuple[str, ...]:
+    """Names of the roles that a run needs, in the order in which they get devices."""
+    if train_only:
+        return (ACTOR,)
+    wanted = {
+        ACTOR: True,
+        ROLLOUT: True,
+        REF: config.algorithm.kl_coef > 0 or REF in config.algorithm.roles,
+        CRITIC: config.needs_values,
+    }
+    return (
+        *(name for name in ROLES if wanted.get(name)),
+        *(reward_role(model.name) for model in config.reward_models),
+        *(judge_role(reward.label) for _, reward in _judging(config)),
+    )
+
+
+def roles(config: RunConfig, *, needed: Sequence[str] | None = None) -> tuple[Role, ...]:
+    """The table, in the order of `needed` (None: as `needed_roles`)."""
+    single = {ACTOR: actor_role, ROLLOUT: rollout_role, REF: _ref, CRITIC: _critic}
+    names = needed_roles(config) if needed is None else needed
+    named: dict[str, Role] = {}
+    if any(name not in single for name in names):
+        named = {role.name: role for role in (*_rewards(config), *_judges(config))}
+    # Only the sections of roles that are needed are read.
+    return tuple(single[name](config) if name in single else named[name] for name in names)
+
+
+def role_of(table: Sequence[Role], name: str) -> Role:
+    """The row of that name."""
+    return next(role for role in table if role.name == name)
+
+
+def reward_roles(table: Sequence[Role]) -> tuple[Role, ...]:
+    """The reward models, in the order of `reward_models`."""
+    return tuple(role for role in table if base_role(role.name) == REWARD)
+
+
+def judge_roles(table: Sequence[Role]) -> tuple[Role, ...]:
+    """The judges that are engines of the run, in the order of `rewards`."""
+    return tuple(role for role in table if base_role(role.name) == JUDGE)
+
+
+def actor_role(config: RunConfig) -> Role:
+    """The policy that is trained."""
+    skipped = config.critic.warmup_steps if config.needs_values else 0
+    steps = max(config.trainer.steps - skipped, 0) * config.trainer.updates_per_step * config.trainer.epochs_per_step
+    return _train_role(config, ACTOR, "train", model_spec(config), optim_spec(config.train.optim, steps))
+
+
+def rollout_role(config: RunConfig) -> Role:
+    """The rollout engine; it gets its weights by the first sync."""
+    rollout = config.rollout
+    return Role(
+        name=ROLLOUT,
+        kind=BackendKind.ROLLOUT,
+        backend=rollout.backend,
+        spec=RolloutSpec(
+            model=model_spec(config),
+            max_model_tokens=config.max_model_tokens,
+            max_running=rollout.max_running_samples,
+            tp_size=rollout.tp_size,
+            pp_size=rollout.pp_size,
+            dp_size=rollout.dp_size,
+            ep_size=rollout.ep_size,
+            load_weights=False,
+            engine_kwargs=dict(rollout.engine_kwargs),
+        ),
+        options=rollout.options,
+        devices_per_rank=rollout.num_devices,
+        fields={
+            "backend": "rollout.backend",
+            "options": f"rollout.{rollout.backend}",
+            "path": "model.path",
+            "dtype": "model.dtype",
+            "tp_size": "rollout.tp_size",
+        },
+    )
+
+
+def _ref(config: RunConfig) -> Role:
+    return _beside(config, config.ref, REF, "ref", Head.LM, None)
+
+
+def _critic(config: RunConfig) -> Role:
+    optim = optim_spec(config.critic.optim, config.trainer.optimizer_steps)
+    role = _beside(config, config.critic, CRITIC, "critic", Head.VALUE, optim)
+    recomputes = config.critic.activation_checkpointing
+    if recomputes is None or not isinstance(role.spec, TrainSpec):
+        return role
+    return replace(role, spec=replace(role.spec, activation_checkpointing=recomputes))
+
+
+def _rewards(config: RunConfig) -> list[Role]:
+    return [
+        _beside(config, model, reward_role(model.name), f"reward_models.{at}", Head.SCORE, None)
+        for at, model in enumerate(config.reward_models)
+    ]
+
+
+def _judging(config: RunConfig) -> list[tuple[int, RewardConfig]]:
+    """Rewards whose judge is an engine of the run, with their indices."""
+    return [(at, reward) for at, reward in enumerate(config.rewards) if reward.judge and reward.judge.engine]
+
+
+def _judges(config: RunConfig) -> list[Role]:
+    """The judges: rollout engines that load their own weights and get none from the actor."""
+    found = []
+    for at, reward in _judging(config):
+        own = reward.judge.engine if reward.judge is not None else None
+        assert own is not None
+        backend = own.backend or config.rollout.backend
+        same = backend == config.rollout.backend
+        kwargs = own.engine_kwargs if own.engine_kwargs is not None else config.rollout.engine_kwargs if same else {}
+        model = replace(model_spec(config), path=own.path, revision=own.revision)
+        field = f"rewards.{at}.judge.engine"
+        found.append(
+            Role(
+                name=judge_role(reward.label),
+                kind=BackendKind.ROLLOUT,
+                backend=backend,
+                spec=RolloutSpec(
+                    model=replace(model, dtype=own.dtype or model.dtype),
+                    max_model_tokens=own.max_model_tokens,
+                    max_running=own.max_running_samples,
+                    tp_size=own.tp_size,
+                    load_weights=True,
+                    engine_kwargs=dict(kwargs),
+                ),
+                options=own.options if own.options is not None else config.rollout.options if same else {},
+                devices_per_rank=own.tp_size,
+                fields={
+                    "backend": "rollout.backend" if own.backend is None else f"{field}.backend",
+                    "options": f"rollout.{backend}" if own.options is None else f"{field}.options",
+                    "path": f"{field}.path",
+                    "dtype": "model.dtype" if own.dtype is None else f"{field}.dtype",
+                    "tp_size": f"{field}.tp_size",
+                },
+            )
+        )
+    return found
+
+
+def _beside(
+    config: RunConfig, own: ModelRoleConfig, name: str, section: str, head: Head, optim: OptimSpec | None
+) -> Role:
+    """A role with its own section, whose null fields are taken from `train` and `model`."""
+    model = model_spec(config) if own.path is None else replace(model_spec(config), path=own.path, revision=None)
+    model = replace(model, head=head, revision=own.revision or model.revision, dtype=own.dtype or model.dtype)
+    role = _train_role(config, name, section, model, optim)
+    assert isinstance(role.spec, TrainSpec)
+    spec = role.spec
+    if own.path is not None:
+        spec = replace(spec, init_from_config=False)
+    if own.micro_batch_tokens is not None or own.micro_batch_rows is not None:
+        spec = replace(spec, micro_batch_tokens=own.micro_batch_tokens, micro_batch_rows=own.micro_batch_rows)
+    backend = own.backend or config.train.backend
+    same = backend == config.train.backend
+    options = own.options if own.options is not None else config.train.options if same else {}
+    kwargs = own.engine_kwargs if own.engine_kwargs is not None else config.train.engine_kwargs if same else {}
+    return replace(
+        role,
+        backend=backend,
+        spec=replace(spec, engine_kwargs=dict(kwargs)),
+        options=options,
+        fields={
+            "backend": "train.backend" if own.backend is None else f"{section}.backend",
+            "options": f"train.{backend}" if own.options is None else f"{section}.{_options_key(section, backend)}",
+            "path": "model.path" if own.path is None else f"{section}.path",
+            "dtype": "model.dtype" if own.dtype is None else f"{section}.dtype",
+        },
+    )
+
+
+def _options_key(section: str, backend: str) -> str:
+    """Path of options as the user writes it, `critic.BACKEND.OPTION`; list items have `options` only."""
+    return "options" if "." in section else backend
+
+
+def _train_role(config: RunConfig, name: str, section: str, model: ModelSpec, optim: OptimSpec | None) -> Role:
+    train = config.train
+    return Role(
+        name=name,
+        kind=BackendKind.TRAIN,
+        backend=train.backend,
+        spec=TrainSpec(
+            model=model,
+            optim=optim,
+            micro_batch_tokens=train.micro_batch_tokens,
+            micro_batch_rows=train.micro_batch_rows,
+            activation_checkpointing=train.activation_checkpointing,
+            init_from_config=config.model.init_from_config,
+            engine_kwargs=dict(train.engine_kwargs),
+        ),
+        options=train.options,
+        fields={
+            "backend": f"{section}.backend",
+            "options": f"{section}.{train.backend}",
+            "path": "model.path",
+            "dtype": "model.dtype",
+        },
+    )
+
+
+def with_dtype(config: RunConfig, device: str | None) -> RunConfig:
+    """The same with `model.dtype: auto` decided.
+
+    Args:
+        config: of the run.
+        device: `cpu` or `cuda`, what `placement.device: auto` came out as; None: as for a CPU, where it is auto.
+    """
+    if config.model.dtype != "auto":
+        return config
+    pool = config.placement.pools.get(config.placement.roles.get(ACTOR, ""))
+    kind = config.placement.device if pool is None or pool.device == "auto" else pool.device
+    dtype = "bfloat16" if (device if kind == "auto" else kind) == "cuda" else "float32"
+    return config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
+
+
+def model_spec(config: RunConfig) -> ModelSpec:
+    """The policy."""
+    config = with_dtype(config, None)
+    return ModelSpec(
+        path=config.model.path or "",
+        revision=config.model.revision,
+        dtype=config.model.dtype,
+        trust_remote_code=config.model.trust_remote_code,
+    )
+
+
+def optim_spec(optim: OptimConfig, total_steps: int) -> OptimSpec:
+    """Optimizer specification whose schedule ends after `total_steps` optimizer steps."""
+    return OptimSpec(
+        lr=optim.lr,
+        betas=optim.betas,
+        eps=optim.eps,
+        weight_decay=optim.weight_decay,
+        max_grad_norm=optim.max_grad_norm,
+        schedule=optim.schedule,
+        warmup_steps=optim.warmup_steps,
+        total_steps=max(total_steps, 1),
+        min_lr_ratio=optim.min_lr_ratio,
+    )
+
+
+def sft_optim_spec(config: RunConfig) -> OptimSpec:
+    """Optimizer specification of supervised training: that of the run with another learning rate."""
+    own = config.train.optim.model_copy(
+        update={"lr": config.sft.lr, "warmup_steps": config.sft.warmup_steps, "schedule": "constant"}
+    )
+    return optim_spec(own, config.sft.steps)

@@ -1,0 +1,62 @@
+"""Decides which forward passes without gradient a step makes: the learner makes them, the planner counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from rlsdk.config.derived.roles import needed_roles
+from rlsdk.config.sections.old_log_probs import OldLogProbs, choose_old_log_probs
+from rlsdk.config.sections.role_names import ACTOR, CRITIC, REF, REWARD, base_role
+from rlsdk.config.sections.schema import RunConfig
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """A pass without gradient of one role over all rows of a step."""
+
+    role: str
+    output: str
+    """`log_probs`, `entropy`, `values` or `scores`."""
+    field: str
+    """Field of the batch that it fills; `scores` are added to it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPasses:
+    """What a step computes before its updates."""
+
+    old: OldLogProbs
+    passes: tuple[ForwardPass, ...]
+    """In order. In the first step of a process the learner makes one more pass of the actor, which compares the two
+    engines."""
+
+
+def step_passes(config: RunConfig, *, stale: bool, comparable: bool = True, reads: Collection[str] = ()) -> StepPasses:
+    """The forward passes of one step of the policy gradient algorithm.
+
+    Args:
+        config: the run, with the roles that its own functions declare (`with_declared_roles`).
+        stale, comparable: see `choose_old_log_probs`.
+        reads: fields of the batch that the advantage estimator and the loss declare.
+    """
+    trainer = config.trainer
+    num_updates = trainer.updates_per_step * trainer.epochs_per_step
+    old = choose_old_log_probs(config.algorithm, stale=stale, num_updates=num_updates, comparable=comparable)
+    return StepPasses(old=old, passes=tuple(_passes(config, old, reads)))
+
+
+def _passes(config: RunConfig, old: OldLogProbs, reads: Collection[str]) -> Iterator[ForwardPass]:
+    algorithm, names = config.algorithm, needed_roles(config)
+    for name in names:
+        if base_role(name) == REWARD:
+            yield ForwardPass(name, "scores", "scores")
+    # A KL in the reward compares the reference with the train engine's log-probs, unless the sampler's were chosen.
+    if old.source == "recomputed" or (algorithm.kl_in_reward and old.source != "rollout"):
+        yield ForwardPass(ACTOR, "log_probs", "old_log_probs")
+    if algorithm.entropy_share is not None or "entropy" in reads:
+        yield ForwardPass(ACTOR, "entropy", "entropy")
+    if REF in names:
+        yield ForwardPass(REF, "log_probs", "ref_log_probs")
+    if CRITIC in names:
+        yield ForwardPass(CRITIC, "values", "values")

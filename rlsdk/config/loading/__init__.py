@@ -1,0 +1,1 @@
+"""A configuration out of YAML files, recipes and flags, with the origin of each value."""

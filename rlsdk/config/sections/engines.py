@@ -1,0 +1,281 @@
+"""Sections on the engines and where they run: model, train, rollout, placement, sharding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from rlsdk.config.problem import Problem
+from rlsdk.config.sections.base import (
+    NO_INFLUENCE,
+    DeviceChoice,
+    Options,
+    Section,
+    empty_mapping,
+    empty_tuple,
+    fields_of,
+)
+from rlsdk.config.sections.role_names import JUDGE, REQUIRED_ROLES, REWARD, ROLES, is_role
+from rlsdk.config.sections.sampling import temperature_problems
+from rlsdk.interfaces import nearest
+
+DtypeName = Literal["float32", "bfloat16", "float16"]
+
+
+class ModelConfig(Section):
+    """The model to train."""
+
+    path: str | None = None
+    """Folder in Hugging Face format, or a name on the hub."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub name; null: its main branch."""
+    dtype: Literal["auto", DtypeName] = "auto"
+    """Dtype of the parameters that training and rollout compute with; the optimizer keeps a float32 copy. auto:
+    bfloat16 if the actor is on a GPU, float32 on a CPU."""
+    trust_remote_code: bool = False
+    """Allows code that comes with the model to run."""
+    tokenizer: str | None = None
+    """Folder or hub name of the tokenizer; null: the model's own."""
+    init_from_config: bool = False
+    """Initialises random weights with `trainer.seed`; reads only `config.json` and the tokenizer."""
+
+
+class OptimConfig(Section):
+    """AdamW and its learning-rate schedule, with the same names for every train backend."""
+
+    lr: PositiveFloat = 1e-6
+    """Peak learning rate."""
+    betas: tuple[float, float] = Field(default=(0.9, 0.999), strict=False)
+    """Decay rates of the first and second moment."""
+    eps: PositiveFloat = 1e-8
+    """Added to the denominator."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Decoupled weight decay, only for parameters with two or more dimensions."""
+    max_grad_norm: PositiveFloat | None = 1.0
+    """Largest global 2-norm of the gradient; larger gradients are clipped. null: no clipping."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after the warm-up: constant, or a linear or cosine decay to `min_lr_ratio` over all optimizer steps
+    of the run."""
+    warmup_steps: NonNegativeInt = 0
+    """Optimizer steps of linear warm-up."""
+    min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Final learning rate of a decay, as a fraction of `lr`."""
+
+    def problems(self) -> Iterator[Problem]:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            yield Problem("betas", f"{self.betas!r}: expected two numbers of at least 0 and less than 1")
+
+
+class TrainConfig(Section):
+    """The train engine."""
+
+    backend: str = "torch"
+    """Registered train backend; `rlsdk plugins list` shows them."""
+    optim: OptimConfig = OptimConfig()
+    """Optimizer and schedule."""
+    micro_batch_tokens: PositiveInt | None = 16384
+    """Most tokens in one forward and backward pass on one device; a longer row is a pass of its own. Setting
+    `micro_batch_rows` replaces this limit."""
+    micro_batch_rows: PositiveInt | None = None
+    """Most rows in one forward and backward pass on one device."""
+    activation_checkpointing: bool = False
+    """Recomputes activations in the backward pass: less memory, about a third more time."""
+    ema_decay: Annotated[float | None, NO_INFLUENCE] = Field(default=None, gt=0.0, lt=1.0)
+    """Decay per trainer step of an exponential moving average of the actor's weights (0.99 averages over about 100
+    steps); kept in float32 in main memory, and as `model_average/` in each checkpoint. null: no average."""
+    options: Options = empty_mapping()
+    """The backend's own options; also written `train.BACKEND.OPTION`. `rlsdk plugins info BACKEND` lists them."""
+    engine_kwargs: Options = empty_mapping()
+    """Passed to the engine's constructor unchanged."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rows_replace_tokens(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("micro_batch_rows") is not None:
+            return {"micro_batch_tokens": None, **data}
+        return data
+
+    def problems(self) -> Iterator[Problem]:
+        if (self.micro_batch_tokens is None) == (self.micro_batch_rows is None):
+            both = f"{self.micro_batch_tokens!r} and micro_batch_rows {self.micro_batch_rows!r}"
+            yield Problem("micro_batch_tokens", f"{both}: exactly one of the two must be set, the other null")
+
+
+class RolloutConfig(Section):
+    """The rollout engine, and sampling settings for training."""
+
+    backend: str = "transformers"
+    """Registered rollout backend; `rlsdk plugins list` shows them."""
+    temperature: PositiveFloat = 1.0
+    """Logits are divided by the temperature, in sampling and in training."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Nucleus sampling: the smallest set of tokens with a total probability of at least `top_p`; 1: all."""
+    top_k: NonNegativeInt = 0
+    """Samples from the `top_k` most probable tokens; 0: all."""
+    min_p: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Samples from tokens whose probability is at least `min_p` times that of the most probable one; 0: all."""
+    max_response_tokens: PositiveInt = 1024
+    """Most tokens of a response, including the stop token; longer responses are truncated and marked as such. With a
+    multi-turn rollouter: of one turn."""
+    rollouter: str = "single_turn"
+    """Generates each sample from its prompt: a registered rollouter, `pkg.mod:fn`, or `file.py:fn`."""
+    rollouter_options: Options = empty_mapping()
+    """Keyword arguments of the rollouter."""
+    stop_strings: tuple[str, ...] = empty_tuple()
+    """Strings that end a response, in addition to the stop tokens."""
+    stop_token_ids: tuple[NonNegativeInt | str, ...] | None = Field(default=None, strict=False)
+    """Tokens that end a response, as ids or as the tokenizer's strings; null: the one that ends a turn in the chat
+    template, the tokenizer's end-of-sequence token and those in the model's generation_config.json."""
+    max_model_tokens: PositiveInt | None = None
+    """Context length of the engine: longest prompt plus response, in tokens; null: `data.max_prompt_tokens` plus
+    `max_response_tokens`. Required for your own rollouter: all turns and tool outputs of an episode."""
+    max_running_samples: PositiveInt = 256
+    """Most samples that one replica decodes at once; the engine allocates memory for this many."""
+    concurrency: Literal["auto", "adapt", "fixed"] = "auto"
+    """Number of concurrent samples per replica. adapt: the fewest that give its best measured throughput, at most
+    `max_running_samples`; fixed: `max_running_samples`; auto: adapt if the run depends on timing anyway
+    (schedule.on_new_weights recompute or keep), otherwise fixed, so that repeated runs give equal numbers."""
+    tp_size: PositiveInt = 1
+    """Tensor-parallel size of one replica."""
+    pp_size: PositiveInt = 1
+    """Pipeline stages of one replica, each of `tp_size * dp_size` devices."""
+    dp_size: PositiveInt = 1
+    """Copies of the attention layers in one replica, which share the experts of a mixture (data-parallel attention)."""
+    ep_size: PositiveInt = 1
+    """Expert-parallel size: devices over which whole experts are distributed; 1: each expert is split like dense
+    layers."""
+    options: Options = empty_mapping()
+    """The backend's own options; also written `rollout.BACKEND.OPTION`."""
+    engine_kwargs: Options = empty_mapping()
+    """Passed to the engine's constructor unchanged."""
+
+    def problems(self) -> Iterator[Problem]:
+        yield from temperature_problems(self.temperature, can_be_greedy=False)
+        if "" in self.stop_strings:
+            yield Problem("stop_strings", f"{self.stop_strings!r}: an empty text ends every response at once")
+        stage = self.tp_size * self.dp_size
+        if stage % self.ep_size:
+            yield Problem(
+                "ep_size",
+                f"{self.ep_size}: expected a divisor of the {stage} devices of a stage (tp_size {self.tp_size} x "
+                f"dp_size {self.dp_size})",
+            )
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of one replica."""
+        return self.tp_size * self.pp_size * self.dp_size
+
+
+class PoolConfig(Section):
+    """A set of devices."""
+
+    devices_per_node: tuple[NonNegativeInt, ...] = Field(strict=False)
+    """Devices to use on each node, one number per node: [8, 8] is sixteen devices on two nodes."""
+    device: DeviceChoice = "auto"
+    """Kind of device; on cpu, a device is one process with `placement.cpus_per_device` processors."""
+
+    def problems(self) -> Iterator[Problem]:
+        if not any(self.devices_per_node):
+            yield Problem("devices_per_node", f"{list(self.devices_per_node)!r} holds no device")
+
+
+class PlacementConfig(Section):
+    """Placement of roles on devices."""
+
+    preset: Literal["colocate_all", "colocate_actor_ref", "colocate_critic_reward", "disaggregated"] | None = (
+        "colocate_all"
+    )
+    """How roles share devices. colocate_all: all roles on all devices, taking turns; colocate_actor_ref,
+    colocate_critic_reward: these roles share a pool, every other role has its own; disaggregated: a pool for each role.
+    Setting `pools` replaces the preset."""
+    num_nodes: PositiveInt = 1
+    """Number of nodes that the preset uses."""
+    devices_per_node: PositiveInt = 1
+    """Devices per node that the preset uses."""
+    device: DeviceChoice = "auto"
+    """auto: cuda if the cluster has GPUs."""
+    cpus_per_device: PositiveInt = 1
+    """Processors, and threads, of the process of each device."""
+    devices: dict[str, PositiveInt] = empty_mapping()
+    """Total number of devices of the pool of each role (actor, rollout, ref, critic, reward or reward.NAME), for
+    presets with several pools; pools without a number share the remaining devices evenly."""
+    pools: dict[str, PoolConfig] = empty_mapping()
+    """Pools by name, in place of a preset."""
+    roles: dict[str, str] = empty_mapping()
+    """Role (actor, rollout, ref, critic, reward or reward.NAME) -> name of its pool; several roles may share one.
+    `reward` applies to every reward model that is not listed. A role without a pool shares the actor's."""
+    ray_address: Annotated[str | None, NO_INFLUENCE] = None
+    """Address of a running Ray cluster (`auto` finds it); null: starts a cluster on this machine for the run."""
+    forward_env: tuple[str, ...] = Field(default=("NCCL_*", "GLOO_*", "HF_*"), strict=False)
+    """Environment variables that this process passes to workers of the cluster at `ray_address`: names, or patterns.
+    Variables with TOKEN, KEY, SECRET, PASSWORD or CREDENTIAL in their name are passed only if named in full."""
+    network_interface: Annotated[str | None, NO_INFLUENCE] = None
+    """Network interface (eth0) for every rendezvous between nodes, for NCCL and gloo; null: the node addresses known to
+    Ray, and each library's own choice."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _pools_replace_preset(cls, data: Any) -> Any:
+        return {"preset": None, **data} if isinstance(data, Mapping) and data.get("pools") else data
+
+    def problems(self) -> Iterator[Problem]:
+        if self.preset is not None and (self.pools or self.roles):
+            yield Problem("preset", f"{self.preset!r}: expected null, because pools or roles are given")
+        if self.devices and self.preset in (None, "colocate_all"):
+            yield Problem("devices", f"{self.devices!r} has no effect where placement.preset is {self.preset!r}")
+        if self.preset is None and not self.pools:
+            yield Problem("pools", "expected at least one pool, because placement.preset is null")
+        if self.preset is None:
+            for role in REQUIRED_ROLES:
+                if role not in self.roles:
+                    yield Problem("roles", f"{self.roles!r} gives no pool to role {role!r}")
+        for field in ("devices", "roles"):
+            for role in getattr(self, field):
+                if not is_role(role):
+                    known = [*ROLES, f"{REWARD}.NAME", f"{JUDGE}.LABEL"]
+                    yield Problem(
+                        f"{field}.{role}", f"{role!r} is not a role{nearest(role, known)}; expected one of {known}"
+                    )
+        for role, pool in self.roles.items():
+            if pool not in self.pools:
+                yield Problem(f"roles.{role}", f"{pool!r} is not one of the pools {sorted(self.pools)}")
+
+    def unused(self) -> Iterator[Problem]:
+        if self.preset is None:
+            names = ("num_nodes", "devices_per_node")
+            yield from fields_of(names, "placement.pools replaces the preset, and says the devices")
+        if self.ray_address is None:
+            yield Problem("forward_env", "placement.ray_address is null: workers of a Ray of the run's own get all")
+
+
+class ShardingConfig(Section):
+    """Weight transfer from the train to the rollout engine."""
+
+    manager: str = "auto"
+    """auto: the manager registered for this pair of backends, else the generic one; or a registered name
+    (`TRAIN+ROLLOUT`)."""
+    transport: Annotated[
+        Literal[
+            "auto",
+            "in_process",
+            "shared_memory",
+            "shared_file",
+            "object_store",
+            "inline",
+            "process_group",
+            "cuda_ipc",
+            "nixl",
+        ],
+        NO_INFLUENCE,
+    ] = "auto"
+    """Transport between a training and a rollout process. auto: for each pair the fastest that can connect them:
+    in_process; cuda_ipc between two processes on one GPU; process_group (NCCL) between two GPUs; shared_memory,
+    shared_file (files in /dev/shm), object_store (Ray's; works everywhere). inline: in the results of calls.
+    process_group between CPUs uses gloo. nixl: the target reads the source's memory, by RDMA or TCP (needs
+    `rlsdk[nixl]`; never chosen by auto). cuda_ipc, NCCL, and nixl on GPUs are untested. Within one process weights are
+    viewed in place if the named transport does not apply there."""
+    bucket_mb: Annotated[PositiveInt, NO_INFLUENCE] = 64
+    """Bucket size in MiB: bounds the extra memory of a transfer on each side."""

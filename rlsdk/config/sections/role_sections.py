@@ -1,0 +1,140 @@
+"""Sections of the models besides the actor: reference, critic, reward models. Null fields default to those of `train`
+and `model`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+
+from rlsdk.config.problem import Problem
+from rlsdk.config.sections.base import Options, Section
+from rlsdk.config.sections.engines import DtypeName, OptimConfig
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+class ModelRoleConfig(Section):
+    """Fields of every model besides the actor."""
+
+    path: str | None = None
+    """Folder in Hugging Face format, or a name on the hub."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub name; null: its main branch, or `model.revision` if the path is that of
+    `model`."""
+    dtype: DtypeName | None = None
+    """Dtype of the parameters in computation; null: as `model.dtype`."""
+    backend: str | None = None
+    """Registered train backend; null: as `train.backend`."""
+    micro_batch_tokens: PositiveInt | None = None
+    """Most tokens in one pass on one device; if this and `micro_batch_rows` are null, both are as in `train`."""
+    micro_batch_rows: PositiveInt | None = None
+    """Most rows in one pass on one device."""
+    options: Options | None = None
+    """The backend's own options; null: those of `train` if the backend is the same."""
+    engine_kwargs: Options | None = None
+    """Passed to the engine's constructor unchanged; null: those of `train` if the backend is the same."""
+
+    def problems(self) -> Iterator[Problem]:
+        if self.micro_batch_tokens is not None and self.micro_batch_rows is not None:
+            both = f"{self.micro_batch_tokens!r} and micro_batch_rows {self.micro_batch_rows!r}"
+            yield Problem("micro_batch_tokens", f"{both}: expected at most one of the two")
+
+
+class RefConfig(ModelRoleConfig):
+    """The reference: a frozen policy for the KL. Loaded if `algorithm.kl_coef` is above 0."""
+
+    path: str | None = None
+    """Folder in Hugging Face format, or a name on the hub; null: the policy at the start of reinforcement learning."""
+
+
+class CriticOptimConfig(OptimConfig):
+    """The critic's AdamW and its learning-rate schedule."""
+
+    lr: PositiveFloat = 1e-5
+    """Peak learning rate."""
+
+
+class CriticConfig(ModelRoleConfig):
+    """The critic: a value model that is trained with the policy. Loaded if `algorithm.advantage` is `gae`."""
+
+    path: str | None = None
+    """Folder in Hugging Face format, or a name on the hub, with or without a value head (a new head is initialised with
+    `trainer.seed`); null: as `model.path`."""
+    optim: CriticOptimConfig = CriticOptimConfig()
+    """Optimizer and schedule."""
+    activation_checkpointing: bool | None = None
+    """Recomputes activations in the backward pass; null: as in `train`."""
+    warmup_steps: NonNegativeInt = 0
+    """First trainer steps, in which only the critic is updated."""
+
+
+class RewardModelConfig(ModelRoleConfig):
+    """One reward model: it scores the tokens of a whole row, and the score is added to those of `rewards`. Its
+    tokenizer must be that of the policy."""
+
+    path: str
+    """Folder in Hugging Face format, or a name on the hub, with a head of one label
+    (`...ForSequenceClassification`)."""
+    name: str | None = None
+    """Name, in letters, digits, `-` and `_`: the role is `reward.NAME`, and metrics contain it. Null, for a single
+    reward model: the role is `reward`."""
+    weight: float = 1.0
+    """Factor of its score in a sample's score."""
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if self.name is not None and not _NAME.fullmatch(self.name):
+            yield Problem("name", f"{self.name!r}: expected letters, digits, '-' and '_', such as 'helpful'")
+
+
+def reward_model_problems(models: tuple[RewardModelConfig, ...]) -> Iterator[Problem]:
+    """Problems of reward models with the same role."""
+    seen: dict[str, int] = {}
+    for at, model in enumerate(models):
+        if model.name is None and len(models) > 1:
+            yield Problem(f"reward_models.{at}.name", f"is required where there are {len(models)} reward models")
+        if model.name is not None and seen.setdefault(model.name, at) != at:
+            first = f"reward_models.{seen[model.name]}"
+            yield Problem(f"reward_models.{at}.name", f"{model.name!r}: expected another, because {first} has it")
+
+
+def dynamic_sampling_problems(models: tuple[RewardModelConfig, ...], num_samples: int) -> Iterator[Problem]:
+    """Problems of dynamic sampling with scores that are not known when a group is judged, or with nothing to compare.
+
+    Args:
+        models: the run's reward models.
+        num_samples: samples of each prompt.
+    """
+    field, off = "algorithm.dynamic_sampling.enabled", "`--algorithm.dynamic_sampling.enabled false`"
+    scoring = [f"reward_models.{at} ({model.path})" for at, model in enumerate(models) if model.weight]
+    if scoring:
+        yield Problem(
+            field,
+            f"true cannot be combined with {', '.join(scoring)}: a group is judged when it is graded, before a reward "
+            f"model scores it, so it would be judged by a part of its score; do not replace groups ({off}), or serve "
+            "the model as a reward (`rlsdk reward serve`, `--reward URL`)",
+        )
+    if num_samples < 2:
+        yield Problem(
+            field,
+            f"true needs trainer.samples_per_prompt of at least 2, to compare the samples of a prompt, and it is "
+            f"{num_samples}; raise it, or do not replace groups ({off})",
+        )
+
+
+def critic_warmup_problems(critic: CriticConfig, steps: int, updates: int) -> Iterator[Problem]:
+    """Problem of a warm-up that takes the whole run."""
+    optim = critic.optim
+    if critic.warmup_steps >= steps > 0:
+        yield Problem(
+            "critic.warmup_steps", f"{critic.warmup_steps}: expected fewer than trainer.steps {steps}, because the "
+            "actor is not updated in them"
+        )  # fmt: skip
+    if optim.schedule != "constant" and optim.warmup_steps >= steps * updates > 0:
+        yield Problem(
+            "critic.optim.warmup_steps",
+            f"{optim.warmup_steps}: expected fewer than the run's {steps * updates} optimizer steps, because "
+            f"critic.optim.schedule is {optim.schedule!r}; for a short run add `--critic.optim.warmup_steps 0`",
+        )
