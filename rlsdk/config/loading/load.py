@@ -35,7 +35,7 @@ SECTIONS: Mapping[str, BackendKind] = {
 """Sections that may choose a backend, and its kind. A section without a backend uses that of its kind."""
 SHIPPED = "the default of"
 """Prefix of the origin of values that a recipe of this package sets."""
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parents[2]
 FROM_PYTHON = "the call"
 """Origin, in messages, of values that a Python program passes."""
 
