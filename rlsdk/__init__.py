@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlsdk.moved import keep_old_names
 from rlsdk.system.metadata import tolerate_damaged_metadata
+from rlsdk.version import __version__
 
 if TYPE_CHECKING:
     from rlsdk.api import (
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
         sft,
         train,
     )
-
-__version__ = "0.1.0"
 
 # Before anything imports pydantic or torch, in every process that has to do with rlsdk.
 tolerate_damaged_metadata()

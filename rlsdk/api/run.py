@@ -135,9 +135,25 @@ class Run:
         Raises:
             ConfigError: there is nothing to resume from, or the run names code without `trust_run`.
         """
-        from rlsdk.api.training import resume
+        from rlsdk.api.in_process import run_here
+        from rlsdk.api.settings import from_keywords
 
-        return resume(self, self._training, steps=steps, trust_run=trust_run or self._is_own, fields=fields)
+        training = self._training
+        more = dict(fields)
+        view = more.pop("view", None)
+        of_steps = {"train": "trainer__steps", "sft": "sft__steps"}.get(training.value, "preferences__steps")
+        settings = from_keywords(
+            more,
+            training.reader,
+            config=self.path / "config.yaml",
+            trust_run=trust_run or self._is_own,
+            trainer__run_dir=self.path.parent,
+            trainer__run_name=self.path.name,
+            trainer__resume="auto",
+            **{of_steps: steps},
+        )
+        result = run_here(training, settings, view)
+        return Run(result.run_dir, result=result)
 
     def evaluate(self, *, trust_run: bool = False, **fields: Any) -> dict[str, float]:
         """Evaluates the newest model on held-out prompts; see `rlsdk.evaluate`."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.api.python_inputs import Reward, Rows, written
+from rlsdk.api.in_process import run_here
+from rlsdk.api.python_inputs import Reward, Rows
 from rlsdk.api.run import Run
 from rlsdk.api.settings import Settings, from_keywords
 
@@ -156,24 +155,6 @@ def reward_model(
     return _pairs(Training.REWARD_MODEL, model, data, steps, **fields)
 
 
-def resume(run: Run, training: Training, *, steps: int | None, trust_run: bool, fields: Mapping[str, Any]) -> Run:
-    """Implements `Run.resume`: the run's own configuration, in its own folder."""
-    more = dict(fields)
-    view = more.pop("view", None)
-    of_steps = {"train": "trainer__steps", "sft": "sft__steps"}.get(training.value, "preferences__steps")
-    settings = from_keywords(
-        more,
-        training.reader,
-        config=run.path / "config.yaml",
-        trust_run=trust_run,
-        trainer__run_dir=run.path.parent,
-        trainer__run_name=run.path.name,
-        trainer__resume="auto",
-        **{of_steps: steps},
-    )
-    return _run(training, settings, view)
-
-
 def _pairs(
     training: Training,
     model: Path | None,
@@ -201,35 +182,5 @@ def _pairs(
 
 
 def _run(training: Training, settings: Settings, view: RunView | None, **given: Any) -> Run:
-    from rlsdk.api.launch import launch
-    from rlsdk.api.resolve import resolve
-    from rlsdk.api.signals import stop_on_interrupt
-    from rlsdk.api.words import shown_in
-
-    with written(settings, **given) as brought:
-        resolved = resolve(brought.settings, training)
-
-        from rlsdk.trainer.tracking.stopping import StopFlag
-
-        stop = StopFlag()
-        with (
-            shown_in(brought.words, view) as watching,
-            stop_on_interrupt(stop.set, watching.notice, stop.preempt, lambda: stop.has_begun),
-            _threads(),
-        ):
-            for text in brought.notices:
-                watching.notice(text)
-            launched = launch(resolved, watching, stop, bring=brought.moved)
-    return Run(launched.result.run_dir, result=launched.result)
-
-
-@contextmanager
-def _threads() -> Iterator[None]:
-    """Restores torch's number of threads, which a run sets to one in this process."""
-    import torch
-
-    before = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    result = run_here(training, settings, view, **given)
+    return Run(result.run_dir, result=result)

@@ -25,7 +25,7 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-import rlsdk
+from rlsdk import version
 from rlsdk.cli.installer import Installer, Wanted, applicable, find_uv, installer_for, make_environment, run
 from rlsdk.cluster.ray_cluster.watchdog import MARK, RayWatchdog
 from rlsdk.diagnosis.examine import count_gpus
@@ -286,7 +286,7 @@ def _requirement(name: str, *, editable: bool) -> str:
 
 def _checkout_folder(name: str) -> Path | None:
     """Returns the folder of a plugin in the checkout that this rlsdk runs from; None if there is none."""
-    folder = Path(rlsdk.__file__).parents[1] / "plugins" / name.removeprefix("rlsdk-")
+    folder = Path(version.__file__).parents[1] / "plugins" / name.removeprefix("rlsdk-")
     return folder if name.replace("-", "").isalnum() and (folder / "pyproject.toml").is_file() else None
 
 
@@ -300,7 +300,7 @@ def core_requirement() -> str:
     direct = json.loads(distribution.read_text("direct_url.json") or "{}")
     place = str(direct.get("url", "")).removeprefix("file://")
     if not place:
-        return f"rlsdk=={rlsdk.__version__}"
+        return f"rlsdk=={version.__version__}"
     if not os.path.exists(place):
         raise ConfigError(f"rlsdk was installed from {place!r}, which no longer exists; give its path: --core WHEEL")
     return f"-e {place}" if direct.get("dir_info", {}).get("editable") else place

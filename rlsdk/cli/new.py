@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-import rlsdk
 from rlsdk.interfaces import INTERFACE_VERSION, ConfigError, nearest
 from rlsdk.registry import Registry
+from rlsdk.version import __version__
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def new_plugin(name: str, kind: str, folder: Path | None) -> None:
 
 def _words(name: str, kind: str) -> dict[str, str]:
     """Returns the values of the marks in templates."""
-    major, minor = rlsdk.__version__.split(".")[:2]
+    major, minor = __version__.split(".")[:2]
     above = f"0.{int(minor) + 1}" if major == "0" else f"{int(major) + 1}"
     described = KINDS[kind]
     return {

@@ -12,12 +12,14 @@ from rlsdk.config.checks.declared import own_functions
 from rlsdk.config.sections.algorithm import POLICY_GRADIENT
 from rlsdk.config.sections.role_names import ACTOR, ROLLOUT
 from rlsdk.interfaces import BackendSpec, ConfigError, Forecast, LayoutError, RankContext, WeightLayout, Workload
-from rlsdk.planning.batches import BatchSize, batch_sizes, running_rows, update_rows
+from rlsdk.planning.batches import batch_sizes, running_rows, update_rows
 from rlsdk.planning.calibration import Calibration, Prediction, Work, planned_passes, predict
+from rlsdk.planning.contents import PlanContents, PlannedRole
 from rlsdk.planning.hardware import Hardware, nodes_of, this_machine
-from rlsdk.planning.memory import CountedRole, PhaseMemory, by_phase, on_host
+from rlsdk.planning.memory import CountedRole, by_phase, on_host
 from rlsdk.planning.places import Places, place
 from rlsdk.planning.reshard import ReshardSummary, layouts_of, summarize
+from rlsdk.planning.text import text_of
 from rlsdk.registry import Registry
 from rlsdk.system.processors import usable_processors
 from rlsdk.trainer.learner.watch import setting_notices
@@ -26,72 +28,13 @@ from rlsdk.trainer.roles.placement import placement_of, resolve_device, roles
 
 Layouts = tuple[Sequence[WeightLayout], Sequence[WeightLayout]]
 """Layouts of the training ranks, and of the targets of weights."""
-TIGHT = 0.9
-"""Share of a device's memory above which fragmentation and what is not counted may end a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedRole:
-    """One role of the run."""
-
-    name: str
-    backend: str
-    model: str
-    head: str
-    dtype: str
-    lr: float | None
-    """Peak learning rate; None: frozen, or a rollout engine."""
-    pool: str
-    ranks: int
-    devices_per_rank: int
-    weights_bytes: int | None
-    """Bytes of weights on the fullest rank; None: unknown."""
-    optimizer_bytes: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunPlan:
+class RunPlan(PlanContents):
     """The plan of a run. `print` and notebooks show the tables of `rlsdk plan`."""
 
-    hardware: Hardware
-    num_nodes: int
-    devices_per_node: int
-    roles: tuple[PlannedRole, ...]
-    places: Places
-    batches: tuple[BatchSize, ...]
-    reshard: ReshardSummary | None
-    """Weight transfer; None: a backend cannot forecast its layout."""
-    memory: tuple[PhaseMemory, ...]
-    host_bytes: int
-    """Main memory that GPU processes use for weights and blocks on the fullest node; 0 with CPU ranks."""
-    prediction: Prediction | None
-    unknown: tuple[str, ...]
-    """What could not be computed, and why."""
-    notices: tuple[str, ...] = ()
-    """Warnings on settings that can spoil the run, as the run itself prints them at its start."""
-
-    @property
-    def peak(self) -> PhaseMemory:
-        """The phase with the largest memory."""
-        return max(self.memory, key=lambda phase: phase.known_bytes)
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether it fits; None: unknown."""
-        if self.hardware.device_bytes is None:
-            return None
-        if self.peak.known_bytes > self.hardware.device_bytes:
-            return False
-        return True if all(phase.is_known for phase in self.memory) else None
-
-    @property
-    def is_tight(self) -> bool:
-        size = self.hardware.device_bytes
-        return size is not None and self.peak.known_bytes > TIGHT * size
-
     def __str__(self) -> str:
-        from rlsdk.planning.text import text_of
-
         return text_of(self)
 
     def _repr_html_(self) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.table import Table
 
+from rlsdk.planning.contents import PlanContents, PlannedRole
 from rlsdk.planning.memory import PhaseMemory
-from rlsdk.planning.plan import PlannedRole, RunPlan
 from rlsdk.planning.reshard import LINKS_GB_S
 
 GIB = 1 << 30
@@ -18,7 +18,7 @@ BAR, SHORT_BAR = 24, 10
 """Cells of a bar of memory."""
 
 
-def sections(plan: RunPlan, width: int) -> Iterator[Table]:
+def sections(plan: PlanContents, width: int) -> Iterator[Table]:
     """Every table that has something to say, each with its title.
 
     Args:
@@ -32,7 +32,7 @@ def sections(plan: RunPlan, width: int) -> Iterator[Table]:
             yield table
 
 
-def _roles(plan: RunPlan, wide: bool) -> Iterator[Table]:
+def _roles(plan: PlanContents, wide: bool) -> Iterator[Table]:
     """One table, or two where that would not fit."""
     what = (("role", ""), ("backend", ""), ("model", ""), ("head", ""), ("dtype", ""), ("lr", "right"))
     where = (("pool", ""), ("ranks", "right"), ("a rank holds", ""))
@@ -69,14 +69,14 @@ def _tail(path: str) -> str:
     return Path(path).name if path.startswith(("/", ".")) else path
 
 
-def _placement(plan: RunPlan) -> Table:
+def _placement(plan: PlanContents) -> Table:
     table = _table("Placement", ("node", ""), ("pool", ""), ("devices", "right"), ("roles and their ranks", ""))
     for (node, pool), ranks in _by_node(plan).items():
         table.add_row(f"{node}", pool, f"{len(ranks)}", "  ".join(_spans(ranks)))
     return table
 
 
-def _by_node(plan: RunPlan) -> dict[tuple[int, str], list[dict[str, int]]]:
+def _by_node(plan: PlanContents) -> dict[tuple[int, str], list[dict[str, int]]]:
     found: dict[tuple[int, str], list[dict[str, int]]] = {}
     for device in sorted(plan.places.devices, key=lambda device: (device.node, device.pool, device.index)):
         found.setdefault((device.node, device.pool), []).append(dict(device.ranks))
@@ -89,7 +89,7 @@ def _spans(ranks: Sequence[dict[str, int]]) -> Iterator[str]:
         yield f"{role} {min(mine)}" + (f"-{max(mine)}" if max(mine) > min(mine) else "")
 
 
-def _batches(plan: RunPlan) -> Table:
+def _batches(plan: PlanContents) -> Table:
     columns = (("batch", ""), ("prompts", "right"), ("samples", "right"), ("most tokens", "right"), ("", ""))
     table = _table("Batch sizes", *columns)
     for size in plan.batches:
@@ -98,7 +98,7 @@ def _batches(plan: RunPlan) -> Table:
     return table
 
 
-def _reshard(plan: RunPlan) -> Table | None:
+def _reshard(plan: PlanContents) -> Table | None:
     found = plan.reshard
     if found is None:
         return None
@@ -132,7 +132,7 @@ def _reshard(plan: RunPlan) -> Table | None:
     return table
 
 
-def _memory(plan: RunPlan, wide: bool) -> Table:
+def _memory(plan: PlanContents, wide: bool) -> Table:
     """Where only one place is counted, its name stands in the title."""
     where = "node" if plan.hardware.device == "cpu" else "device"
     places = {phase.place for phase in plan.memory}
@@ -167,7 +167,7 @@ def _parts(phase: PhaseMemory) -> str:
     )
 
 
-def _times(plan: RunPlan) -> Table | None:
+def _times(plan: PlanContents) -> Table | None:
     found = plan.prediction
     if found is None:
         return None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.markup import escape
 
-from rlsdk.planning.plan import RunPlan
+from rlsdk.planning.contents import PlanContents
 from rlsdk.planning.tables import gib, sections
 from rlsdk.system.printable import printable
 
@@ -26,14 +26,14 @@ HINTS = {
 }
 
 
-def text_of(plan: RunPlan) -> str:
+def text_of(plan: PlanContents) -> str:
     """The plan as plain text, without colours."""
     written = io.StringIO()
     show(plan, Console(file=written, width=TEXT_WIDTH, highlight=False, color_system=None))
     return printable(written.getvalue())
 
 
-def show(plan: RunPlan, console: Console) -> None:
+def show(plan: PlanContents, console: Console) -> None:
     """Prints section after section, the verdict last."""
     console.print(_title(plan))
     for section in sections(plan, console.width):
@@ -45,7 +45,7 @@ def show(plan: RunPlan, console: Console) -> None:
         console.print(line, soft_wrap=not console.is_terminal)
 
 
-def _title(plan: RunPlan) -> str:
+def _title(plan: PlanContents) -> str:
     hardware = plan.hardware
     size = "memory unknown" if hardware.device_bytes is None else f"{gib(hardware.device_bytes)} each"
     what = "nodes" if hardware.device == "cpu" else "devices"
@@ -53,7 +53,7 @@ def _title(plan: RunPlan) -> str:
     return f"[bold]{model}[/]\n{plan.num_nodes} x {plan.devices_per_node} devices of {hardware.name}, {what} of {size}"
 
 
-def _verdict(plan: RunPlan) -> Iterator[str]:
+def _verdict(plan: PlanContents) -> Iterator[str]:
     if plan.prediction is not None and plan.prediction.notes:
         yield "[yellow]times are far-fetched[/]: " + "; ".join(plan.prediction.notes)
     for line in plan.notices:

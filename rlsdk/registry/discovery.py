@@ -9,13 +9,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-import rlsdk
 from rlsdk.interfaces import ENTRY_POINT_GROUP
 from rlsdk.registry.isolated import isolated_rows
 from rlsdk.registry.load import MAX_NAMES, broken, load_rows
 from rlsdk.registry.row import PLUGIN, Row, Source, State
 from rlsdk.system.metadata import ENTRY_POINTS, metadata_problem
 from rlsdk.system.printable import MESSAGE_CHARS, described, one_line, printable
+from rlsdk.version import __version__
 
 ONLY = "RLSDK_PLUGINS"
 """Environment variable: load only these plugins (entry points or distributions, separated by commas)."""
@@ -48,7 +48,7 @@ class Selection:
 def discover_rows(environ: Mapping[str, str] | None = None) -> list[Row]:
     """Rows of the built-ins and of every installed plugin, in the order of their distributions' names."""
     selection = Selection.from_environment(os.environ if environ is None else environ)
-    builtin = Source(distribution=CORE, version=rlsdk.__version__, entry_point="builtin")
+    builtin = Source(distribution=CORE, version=__version__, entry_point="builtin")
     rows = load_rows(lambda: importlib.import_module(BUILTIN_MODULE), builtin)
     seen = {CORE, builtin.entry_point}
     for entry, source in sorted(_entry_points(rows), key=lambda found: (found[1].distribution, found[1].entry_point)):

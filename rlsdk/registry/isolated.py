@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import rlsdk
 from rlsdk.interfaces import BackendKind, BackendSpec
 from rlsdk.registry.checks import backend_nonsense, interface_misfit
 from rlsdk.registry.load import broken
@@ -24,6 +23,7 @@ from rlsdk.registry.portable import plain_spec, spec_from_plain
 from rlsdk.registry.row import Isolation, Row, Source, State
 from rlsdk.system.files import read_regular
 from rlsdk.system.printable import described
+from rlsdk.version import __version__
 
 HOME = "RLSDK_HOME"
 """Environment variable: folder for rlsdk's data of a user. Must be the same path on every node."""
@@ -132,7 +132,7 @@ def reinstall(distribution: str) -> str:
 
 def versions_here() -> dict[str, str]:
     """Versions of the packages in `SAME` in this environment."""
-    names = {"ray": "", "rlsdk": rlsdk.__version__, "numpy": ""}
+    names = {"ray": "", "rlsdk": __version__, "numpy": ""}
     found = {name: known or importlib.metadata.version(name) for name, known in names.items()}
     return {"python": ".".join(platform.python_version_tuple()[:2]), **found}
 

@@ -13,8 +13,7 @@ import pytest
 from comparing import good
 
 from rlsdk.interfaces import BackendKind, BackendSpec, Capability, ChecksPlace, ConfigError
-from rlsdk_megatron.config import MegatronOptions
-from rlsdk_megatron.sizes import split_problems
+from rlsdk_megatron.config import MegatronOptions, split_problems
 
 MODEL = {
     "model_type": "qwen2",

@@ -25,9 +25,9 @@ def installed() -> dict[str, str | None]:
             wanted |= {name, *(_plain(re.split(r"[^\w.-]", text.strip(), maxsplit=1)[0]) for text in needs)}
     found = {name: versions.get(name) for name in sorted(wanted)}
     try:
-        import rlsdk
+        from rlsdk.version import __version__
 
-        found["rlsdk"] = rlsdk.__version__
+        found["rlsdk"] = __version__
     except ImportError:
         found["rlsdk"] = None
     return {"python": ".".join(platform.python_version_tuple()[:2]), **found}

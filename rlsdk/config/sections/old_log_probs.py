@@ -7,13 +7,27 @@ The learner carries out what is decided here, the checks of a configuration refu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from rlsdk.interfaces import LogProbKind
 
 if TYPE_CHECKING:
-    from rlsdk.config.sections.algorithm import AlgorithmConfig
     from rlsdk.config.sections.engines import RolloutConfig
+
+
+class CorrectionSettings(Protocol):
+    @property
+    def is_on(self) -> bool: ...
+
+
+class RatioSettings(Protocol):
+    """What is read of the section `algorithm`, whose own checks ask here."""
+
+    @property
+    def old_log_probs(self) -> Literal["auto", "always", "rollout", "decoupled"]: ...
+
+    @property
+    def correction(self) -> CorrectionSettings: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +60,7 @@ class OldLogProbs:
 
 
 def choose_old_log_probs(
-    algorithm: AlgorithmConfig, *, stale: bool, num_updates: int, comparable: bool = True
+    algorithm: RatioSettings, *, stale: bool, num_updates: int, comparable: bool = True
 ) -> OldLogProbs:
     """Decides for one step.
 

@@ -6,13 +6,15 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rlsdk.interfaces import (
+    BackendSpec,
     FinishReason,
     GenerationOutput,
     GenerationRequest,
@@ -23,14 +25,26 @@ from rlsdk.interfaces import (
 from rlsdk.kit.model.hf import load_tokenizer
 from rlsdk.testing.rollout.outputs import wrong_identities
 from rlsdk.testing.rollout.plain_model import PlainModel, contract_log_probs, distribution, kept
-
-if TYPE_CHECKING:
-    from rlsdk.testing.rollout.lab import RolloutLab
+from rlsdk.testing.rollout.settings import RolloutSettings
 
 BORDER = 1e-3
 """Relative distance from a filter's border within which tokens may be kept or not."""
 ROWS_AT_ONCE = 16
 """Number of rows of one length that the plain model runs together."""
+
+
+class Subject(Protocol):
+    """What samples are compared with: a `RolloutLab`, of which this is read."""
+
+    suite: type[RolloutSettings]
+    spec: BackendSpec
+    kind: LogProbKind
+    folder: Path
+    """Of the model."""
+    plain: PlainModel
+    base: dict[str, Tensor]
+    """The model's own weights."""
+    vocabulary: int
 
 
 @dataclass(frozen=True)
@@ -72,7 +86,7 @@ class Sample:
 
 
 def samples_with_logits(
-    lab: RolloutLab,
+    lab: Subject,
     requests: Sequence[GenerationRequest],
     outputs: Sequence[GenerationOutput],
     plain: PlainModel | None = None,
@@ -120,7 +134,7 @@ def _compute_distributions(samples: Sequence[Sample]) -> None:
 
 
 def audit(
-    lab: RolloutLab,
+    lab: Subject,
     requests: Sequence[GenerationRequest],
     outputs: Sequence[GenerationOutput],
     plain: PlainModel | None = None,
@@ -154,7 +168,7 @@ def audit(
     return faults, samples
 
 
-def faults_of(lab: RolloutLab, sample: Sample, *, aborted: bool = False, room: int | None = None) -> list[str]:
+def faults_of(lab: Subject, sample: Sample, *, aborted: bool = False, room: int | None = None) -> list[str]:
     """Faults of one sample, except those of its versions.
 
     Args:
@@ -180,11 +194,11 @@ def _text(request: GenerationRequest) -> tuple[int, ...]:
     return (*request.prompt_ids, *request.response_ids)
 
 
-def _is_readable(lab: RolloutLab, output: GenerationOutput) -> bool:
+def _is_readable(lab: Subject, output: GenerationOutput) -> bool:
     return not unreadable(lab, output)
 
 
-def unreadable(lab: RolloutLab, output: GenerationOutput) -> str:
+def unreadable(lab: Subject, output: GenerationOutput) -> str:
     """Describes the fault in the form of an output; empty: none."""
     said = f"sample {output.request_id!r}/{output.sample_index}"
     ids, logs = output.token_ids, output.log_probs
@@ -206,7 +220,7 @@ def unreadable(lab: RolloutLab, output: GenerationOutput) -> str:
     return ""
 
 
-def wrong_end(lab: RolloutLab, sample: Sample, *, aborted: bool, room: int) -> str:
+def wrong_end(lab: Subject, sample: Sample, *, aborted: bool, room: int) -> str:
     """Describes a wrong length or finish reason; empty: none."""
     tokens, reason, limit = sample.tokens.tolist(), sample.output.finish_reason, limit_of(sample.request, room)
     said = f"{len(tokens)} tokens, finish reason {reason}"
@@ -230,7 +244,7 @@ def wrong_end(lab: RolloutLab, sample: Sample, *, aborted: bool, room: int) -> s
     return "" if right else f"{said}, expected {limit} and 'length'"
 
 
-def _wrong_tokens(lab: RolloutLab, sample: Sample) -> str:
+def _wrong_tokens(lab: Subject, sample: Sample) -> str:
     """Describes a token that could not have been drawn; empty: none."""
     at = torch.arange(len(sample.tokens))
     if sample.sampling.temperature == 0:
@@ -243,7 +257,7 @@ def _wrong_tokens(lab: RolloutLab, sample: Sample) -> str:
     return f"token {int(wrong.int().argmax())} of {len(at)} {what}" if bool(wrong.any()) else ""
 
 
-def _wrong_log_probs(lab: RolloutLab, sample: Sample) -> str:
+def _wrong_log_probs(lab: Subject, sample: Sample) -> str:
     """Describes the first log-prob that differs from the plain model's; empty: none."""
     at = torch.arange(len(sample.tokens))
     expected = _contract(sample, lab.kind)[at, sample.tokens]

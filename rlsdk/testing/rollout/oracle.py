@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import Capability, FinishReason, GenerationOutput, GenerationRequest
-from rlsdk.testing.rollout.audit import Sample, adds_up, faults_of, samples_with_logits, unreadable
+from rlsdk.testing.rollout.audit import Sample, Subject, adds_up, faults_of, samples_with_logits, unreadable
 from rlsdk.testing.rollout.recorder import Call, Record, RecordingRolloutEngine, Weights
 
 if TYPE_CHECKING:
-    from rlsdk.testing.rollout.lab import RolloutLab
     from rlsdk.testing.rollout.plain_model import PlainModel
 
 MOST_SAMPLES = 120
@@ -29,7 +28,7 @@ for rounding, the rest of the batch may decide, and decides the same whenever th
 class Oracle:
     """Remembers the samples of seeds over a whole suite."""
 
-    lab: RolloutLab
+    lab: Subject
     drawn: dict[tuple[Any, ...], tuple[int, ...]] = field(default_factory=dict)
     """Everything that a seeded sample depends on -> its longest response so far."""
     models: list[tuple[Weights, PlainModel]] = field(default_factory=list)
@@ -129,7 +128,7 @@ def wrong_counts(engine: RecordingRolloutEngine) -> list[str]:
     return faults + ([] if used is None or 0 <= used <= 1 else [f"kv_used is {used}, expected 0 to 1"])
 
 
-def _wrong_form(lab: RolloutLab, call: Call) -> list[str]:
+def _wrong_form(lab: Subject, call: Call) -> list[str]:
     """Faults in the set of samples of a call, and in their form."""
     names = [request.request_id for request in call.requests]
     wanted = {

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-import rlsdk
 from rlsdk.interfaces import (
     INTERFACE_VERSION,
     BackendKind,
@@ -30,6 +29,7 @@ from rlsdk.interfaces import (
 from rlsdk.registry import Registry, Row, installed_version
 from rlsdk.testing.suites.report import Finding, SuiteReport
 from rlsdk.testing.suites.requirements import MARK, NOT_CLAIMED, Measured, required, requirement
+from rlsdk.version import __version__
 
 METHODS: Mapping[Capability, Sequence[str]] = {
     Capability.ABORT: ("abort",),
@@ -240,7 +240,7 @@ def suite_report(suite: type[Any], findings: Sequence[Finding]) -> SuiteReport:
         suite=suite.__name__,
         backend=suite.backend,
         kind=suite.kind.value,
-        rlsdk=rlsdk.__version__,
+        rlsdk=__version__,
         python=platform.python_version(),
         device=suite.device,
         variant=variant_of(suite),

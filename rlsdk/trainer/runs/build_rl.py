@@ -26,8 +26,8 @@ from rlsdk.trainer.learner.algorithm import build_algorithm
 from rlsdk.trainer.learner.learner import LearnerOptions, PolicyLearner
 from rlsdk.trainer.learner.state import TrainerState
 from rlsdk.trainer.learner.watch import repeated_notice, setting_notices
-from rlsdk.trainer.roles.average import PolicyAverage
 from rlsdk.trainer.roles.fleet import Fleet, fleet_of
+from rlsdk.trainer.roles.policy_average import PolicyAverage
 from rlsdk.trainer.roles.ranks import RememberedLayouts
 from rlsdk.trainer.roles.serving import ServedWeights
 from rlsdk.trainer.roles.session import sharding_manager

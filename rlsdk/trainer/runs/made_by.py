@@ -14,12 +14,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlsdk import __version__
 from rlsdk.config import RunConfig
 from rlsdk.config.sections.influence import influential_settings
 from rlsdk.interfaces import BackendSpec
 from rlsdk.kit.files.hub import cached_snapshot
 from rlsdk.trainer.inputs.contents import code_digests, file_digest, joined, model_digests, path_digests, rows_digest
+from rlsdk.version import __version__
 
 if TYPE_CHECKING:
     from rlsdk.data import PromptDataset

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import rlsdk
 from rlsdk.config import RunConfig
 from rlsdk.system.printable import printable
+from rlsdk.version import __version__
 
 FILE = "README.md"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -55,7 +55,7 @@ def model_card(
         _front_matter(head),
         f"# {_shown(base) or 'A model'}, trained with {kind}",
         "",
-        f"Trained with [rlsdk](https://pypi.org/project/rlsdk/) {rlsdk.__version__}; the weights after step {step}.",
+        f"Trained with [rlsdk](https://pypi.org/project/rlsdk/) {__version__}; the weights after step {step}.",
         "",
         "| | |",
         "|---|---|",

@@ -27,7 +27,7 @@ from rlsdk.trainer.learner.metrics import (
 )
 from rlsdk.trainer.learner.state import TrainerState
 from rlsdk.trainer.learner.watch import ADVANTAGES, LearningWatch, quantized_notice
-from rlsdk.trainer.roles.average import PolicyAverage
+from rlsdk.trainer.roles.policy_average import PolicyAverage
 from rlsdk.trainer.roles.serving import ServedWeights
 from rlsdk.trainer.stages.evaluation.run import Evaluated, Evaluation, rollout_info
 from rlsdk.trainer.stages.evaluation.schedule import Evaluations

@@ -40,7 +40,7 @@ from rlsdk.kit.ranks.metric_sums import MetricSums
 from rlsdk.kit.ranks.progress import advance
 from rlsdk.kit.ranks.rendezvous import destroy_process_group, init_process_group
 from rlsdk_megatron import checkpoint, groups
-from rlsdk_megatron.config import MegatronOptions
+from rlsdk_megatron.config import MegatronOptions, split_problems
 from rlsdk_megatron.cpu_shim import device_scope
 from rlsdk_megatron.inputs import Inputs
 from rlsdk_megatron.loading import load_weights
@@ -59,7 +59,6 @@ from rlsdk_megatron.optimizer import Slot, optimizers, settings_of, slot_of
 from rlsdk_megatron.outputs import check_names, last_stage_outputs
 from rlsdk_megatron.parts import Held, Shapes, all_parts, held_by
 from rlsdk_megatron.passes import STAND_IN, run_passes
-from rlsdk_megatron.sizes import split_problems
 
 
 class MegatronTrainEngine(TrainEngine):

@@ -23,9 +23,9 @@ from rlsdk.kit.memory.kv_cache import head_size
 from rlsdk.kit.memory.pass_memory import rows_of_pass
 from rlsdk.kit.model.hf import load_model_config
 from rlsdk_megatron.activations import Activations
-from rlsdk_megatron.config import MegatronOptions
+from rlsdk_megatron.config import MegatronOptions, split_problems
 from rlsdk_megatron.parts import Part, Shapes
-from rlsdk_megatron.sizes import Place, expert_tensor_size, padded_vocabulary, place_of, split_problems
+from rlsdk_megatron.sizes import Place, expert_tensor_size, padded_vocabulary, place_of
 
 MASTER_BYTES, MOMENT_BYTES, GRADIENT_BYTES = 4, 8, 4
 """Bytes per parameter of the optimizer's float32 copy (with bfloat16 weights), of AdamW's moments, and of the
