@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from broken.plugin import ROLLOUT, SHARDING, TRAIN, Defect
+from broken.defect import MANAGER, Defect
+from broken.plugin import ROLLOUT, SHARDING, TRAIN
 
 from rlsdk.testing.suites.report import Outcome, SuiteReport, read_reports
 
@@ -18,8 +19,8 @@ HERE = Path(__file__).parent
 TIMEOUT_S = 2400.0
 FEW = 20
 """Engines of a kind; more are run with all others of it."""
-KINDS = {"rollout": "ROLLOUT", "train": "TRAIN", "sharding manager": "SHARDING_MANAGER"}
-BROKEN = {"rollout": ROLLOUT, "train": TRAIN, "sharding manager": SHARDING}
+KINDS = {"rollout": "ROLLOUT", "train": "TRAIN", MANAGER: "SHARDING_MANAGER"}
+BROKEN = {"rollout": ROLLOUT, "train": TRAIN, MANAGER: SHARDING}
 
 
 @pytest.fixture(scope="module")

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from broken.defect import defect
 from broken.rollout_base import Patched, Rewritten, SplitAbortDecoder
 from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest, RolloutEngine
-from rlsdk.reference.decoding import Decoder
 from rlsdk.reference.running import Running
 from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 
 
+@defect({"abort": "is missing"})
 class AbortLoses(Rewritten):
     """Aborted samples are never returned."""
 
@@ -23,12 +23,16 @@ class AbortLoses(Rewritten):
         return None if output.finish_reason is FinishReason.ABORT else output
 
 
+@defect(
+    {"registration.capabilities": "abort is claimed", "abort": "does not support", "event_loop": "does not support"}
+)
 class AbortAbsent(TransformersRolloutEngine):
     """Claims `abort`, but has the interface's default, which refuses."""
 
     abort = RolloutEngine.abort
 
 
+@defect({"abort.slots": "samples at once afterwards"})
 class SlotsLost(TransformersRolloutEngine):
     """Every abort leaks a slot."""
 
@@ -37,6 +41,7 @@ class SlotsLost(TransformersRolloutEngine):
         self.decoder.max_running = max(self.decoder.max_running - 1, 1)
 
 
+@defect({"abort.paused": "came in the pause"})
 class AbortWaitsForResume(TransformersRolloutEngine):
     """Samples that are aborted in a pause are returned only after it."""
 
@@ -45,6 +50,7 @@ class AbortWaitsForResume(TransformersRolloutEngine):
             super()._step()
 
 
+@defect({"abort.paused": "right behind it"})
 class ResumeForgetsAborts(TransformersRolloutEngine):
     """`resume` clears the list of aborts that the loop has not read yet."""
 
@@ -54,6 +60,7 @@ class ResumeForgetsAborts(TransformersRolloutEngine):
         super().resume(keep_cache=keep_cache)
 
 
+@defect({"abort.exact": "behind an abort of nothing"})
 class NothingIsAll(TransformersRolloutEngine):
     """An empty list of requests to abort means all of them."""
 
@@ -61,22 +68,7 @@ class NothingIsAll(TransformersRolloutEngine):
         super().abort(request_ids or None)
 
 
-class AbortSpeaksOfNext(TransformersRolloutEngine):
-    """An abort that finds nothing to end is applied to later requests."""
-
-    pending = False
-
-    def abort(self, request_ids: Sequence[str] | None = None) -> None:
-        self.pending = self.pending or (request_ids is None and not self.decoder.jobs)
-        super().abort(request_ids)
-
-    def _step(self) -> None:
-        if self.pending and self.decoder.jobs:
-            self.pending = False
-            super().abort()
-        super()._step()
-
-
+@defect({"abort.exact": "samples that were aborted"})
 class WaitingStay(TransformersRolloutEngine):
     """`abort` ends running samples, but not those that wait for a slot."""
 
@@ -85,6 +77,7 @@ class WaitingStay(TransformersRolloutEngine):
         super().abort([name for name in running if request_ids is None or name in request_ids])
 
 
+@defect({"abort.exact": "0 tokens, finish reason length"})
 class AbortIsLength(Rewritten):
     """A sample that was aborted without a token has finish reason 'length'."""
 
@@ -93,53 +86,7 @@ class AbortIsLength(Rewritten):
         return replace(output, finish_reason=FinishReason.LENGTH) if empty else output
 
 
-class AbortedShort(Rewritten):
-    """An aborted sample lacks its last token, but has its log-prob."""
-
-    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
-        if output.finish_reason is not FinishReason.ABORT or len(output.token_ids) < 2:
-            return output
-        return replace(output, token_ids=output.token_ids[:-1])
-
-
-class CountFalls(TransformersRolloutEngine):
-    """An abort subtracts its tokens from the count."""
-
-    taken = 0
-
-    def abort(self, request_ids: Sequence[str] | None = None) -> None:
-        super().abort(request_ids)
-        self.taken += 10_000
-
-    def num_decoded(self) -> int:
-        return self.num_tokens - self.taken
-
-
-class AbortsNewest(TransformersRolloutEngine):
-    """With two calls of the same id, `abort` ends only one."""
-
-    def abort(self, request_ids: Sequence[str] | None = None) -> None:
-        if request_ids is None:
-            return super().abort(None)
-        jobs = [job for job in self.decoder.jobs.values() if job.request.request_id in request_ids]
-        newest = max((job.name for job in jobs), default=-1)
-        for job in jobs:
-            if job.call is not self.decoder.jobs[newest].call:
-                job.request = replace(job.request, request_id=job.request.request_id + "\0")
-        return super().abort(request_ids)
-
-
-class AbortTakesOneMore(Patched):
-    """Abort takes effect one decoding step later."""
-
-    class DecoderPart(Decoder):
-        def step(self, version):
-            held, self._aborts = self._aborts, type(self._aborts)()
-            super().step(version)
-            self._aborts.extendleft(reversed(held))
-            self.leave_aborted(version)
-
-
+@defect({"abort.kept": "and not given out"})
 class AbortDropsNewest(Patched):
     """An aborted sample is returned without its newest token."""
 
@@ -151,6 +98,7 @@ class AbortDropsNewest(Patched):
             super().abort()
 
 
+@defect({"abort.still_paused": "that ended in the pause"})
 class AbortEndsThePause(TransformersRolloutEngine):
     """Aborting everything also ends a pause."""
 
@@ -160,52 +108,7 @@ class AbortEndsThePause(TransformersRolloutEngine):
             self.paused = False
 
 
-class AbortsInAWhile(TransformersRolloutEngine):
-    """`abort` takes effect some steps later."""
-
-    left = -1
-    ids: Sequence[str] | None = None
-
-    def abort(self, request_ids: Sequence[str] | None = None) -> None:
-        self.left, self.ids = 30, request_ids
-
-    def _step(self) -> None:
-        self.left -= 1
-        if self.left == 0 or (self.paused and self.left > 0):
-            self.left = -1
-            super().abort(self.ids)
-        super()._step()
-
-
-class WideIndices(Rewritten):
-    """The index of an aborted sample is a numpy integer."""
-
-    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
-        if output.finish_reason is not FinishReason.ABORT:
-            return output
-        return replace(output, sample_index=np.int64(output.sample_index))  # type: ignore[arg-type]
-
-
-class AbortsByBeginning(TransformersRolloutEngine):
-    """`abort` ends every request whose id has the prefix of a named one."""
-
-    def abort(self, request_ids: Sequence[str] | None = None) -> None:
-        if request_ids is not None:
-            held = [job.request.request_id for job in list(self.decoder.jobs.values())]
-            request_ids = [*request_ids, *(n for n in held if n.startswith(tuple(request_ids)) and request_ids)]
-        super().abort(request_ids)
-
-
-class UnknownIsAnError(TransformersRolloutEngine):
-    """Aborting a request that has already ended raises a KeyError."""
-
-    def abort(self, request_ids: Sequence[str] | None = None) -> None:
-        held = {job.request.request_id for job in list(self.decoder.jobs.values())}
-        if request_ids is not None and not held.issuperset(request_ids):
-            raise KeyError(sorted({*request_ids} - held))
-        super().abort(request_ids)
-
-
+@defect({"events.abort": "wrong samples"})
 class AbortedIndexFromZero(Patched):
     """Samples that are aborted before they have a row are numbered from 0, not from `first_sample`."""
 
@@ -214,6 +117,7 @@ class AbortedIndexFromZero(Patched):
             return 0
 
 
+@defect({"abort.at_once": "float64"})
 class AbortedWithoutDtypes(Patched):
     """Samples that are aborted without a token have float64 arrays."""
 
@@ -222,21 +126,7 @@ class AbortedWithoutDtypes(Patched):
             return np.empty(0), np.empty(0)
 
 
-class LeavingAbortsNamesakes(TransformersRolloutEngine):
-    """A call that is abandoned aborts its requests by their ids, and so those of other calls with the same ids."""
-
-    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
-        left = {(request.request_id, request.first_sample + at) for request in requests for at in range(request.n)}
-        try:
-            async with aclosing(super().generate(requests)) as stream:
-                async for output in stream:
-                    left.discard((output.request_id, output.sample_index))
-                    yield output
-        finally:
-            if left:
-                self.abort([name for name, _ in left])
-
-
+@defect({"update.not_finite": "aborted samples"})
 class AbortedUnchecked(Patched):
     """Samples that are aborted are yielded even if their logits were not finite."""
 

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
+from broken.defect import defect
 from broken.rollout_base import Patched, Rewritten
-from rlsdk.interfaces import ConfigError, GenerationOutput, GenerationRequest, RankContext, RolloutSpec
+from rlsdk.interfaces import GenerationOutput, GenerationRequest, RankContext, RolloutSpec
 from rlsdk.kit.generation.requests import check_requests
 from rlsdk.reference.jobs import Call
 from rlsdk.reference.transformers_rollout import PAUSED_S, TransformersRolloutEngine
 
 
+@defect({"calls_join": "before a long one that had begun"})
 class OneCallAtATime(Rewritten):
     """A call waits until the previous one has ended."""
 
@@ -33,33 +32,7 @@ class OneCallAtATime(Rewritten):
                 yield output
 
 
-class LoopOfItsOwn(TransformersRolloutEngine):
-    """`sleep` runs an event loop, which fails inside another one."""
-
-    def sleep(self, level: int = 1) -> None:
-        async def work() -> None:
-            TransformersRolloutEngine.sleep(self, level)
-
-        coroutine = work()
-        try:
-            asyncio.run(coroutine)
-        finally:
-            coroutine.close()
-
-
-class NamesRunTogether(Rewritten):
-    """Samples are stored under the id and the index without a separator."""
-
-    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
-        known: dict[str, tuple[str, int]] = {}
-        for request in requests:
-            for index in range(request.first_sample, request.first_sample + request.n):
-                known[f"{request.request_id}{index}"] = (request.request_id, index)
-        async for output in super().generate(requests):
-            name, index = known[f"{output.request_id}{output.sample_index}"]
-            yield replace(output, request_id=name, sample_index=index)
-
-
+@defect({"company.as_they_finish": "behind a long one"})
 class AllAtTheEnd(Rewritten):
     """Samples are returned when the last one has ended."""
 
@@ -69,19 +42,7 @@ class AllAtTheEnd(Rewritten):
             yield output
 
 
-class OneBuffer(Rewritten):
-    """All samples are views of one buffer."""
-
-    def initialize(self, ctx: Any, spec: Any) -> None:
-        super().initialize(ctx, spec)
-        self.ids, self.logs = np.zeros(spec.max_model_tokens, np.int64), np.zeros(spec.max_model_tokens, np.float32)
-
-    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
-        length = len(output.token_ids)
-        self.ids[:length], self.logs[:length] = output.token_ids, output.log_probs
-        return replace(output, token_ids=self.ids[:length], log_probs=self.logs[:length])
-
-
+@defect({"company.manners": "gradients"})
 class NoGradient(Rewritten):
     """Gradients are disabled while `generate` waits for its caller."""
 
@@ -91,6 +52,7 @@ class NoGradient(Rewritten):
                 yield output
 
 
+@defect({"company.names": "empty"})
 class NothingFails(Rewritten):
     """A call without requests raises an error."""
 
@@ -101,30 +63,7 @@ class NothingFails(Rewritten):
             yield output
 
 
-class JoinsWithoutFirst(Rewritten):
-    """Requests that join a running batch are sampled with the settings of the batch's first request."""
-
-    def initialize(self, ctx: Any, spec: Any) -> None:
-        super().initialize(ctx, spec)
-        self.current: list[float] = []
-
-    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
-        joined = [
-            replace(request, sampling=replace(request.sampling, temperature=self.current[0]))
-            if self.current and request.sampling.temperature
-            else request
-            for request in requests
-        ]
-        warm = [request.sampling.temperature for request in joined if request.sampling.temperature][:1]
-        self.current += warm
-        try:
-            async for output in super().generate(joined):
-                yield output
-        finally:
-            for temperature in warm:
-                self.current.remove(temperature)
-
-
+@defect({"abandoned": "came while"})
 class NeverWithdraws(TransformersRolloutEngine):
     """An abandoned call continues as soon as another one steps the engine."""
 
@@ -133,49 +72,7 @@ class NeverWithdraws(TransformersRolloutEngine):
         self.decoder.withdraw = lambda call: None  # type: ignore[method-assign]
 
 
-class LeftTakesAll(TransformersRolloutEngine):
-    """An abandoned call aborts all others."""
-
-    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
-        whole = False
-        try:
-            async for output in super().generate(requests):
-                yield output
-            whole = True
-        finally:
-            if not whole and len(self.decoder.jobs):
-                self.abort()
-
-
-class SlotsLeft(TransformersRolloutEngine):
-    """An abandoned call leaks a slot."""
-
-    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
-        whole = False
-        try:
-            async for output in super().generate(requests):
-                yield output
-            whole = True
-        finally:
-            if not whole:
-                self.decoder.max_running = max(self.decoder.max_running - 1, 1)
-
-
-class DropsForSlowCallers(Rewritten):
-    """Samples that are not taken within 50 ms are dropped."""
-
-    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
-        given = time.monotonic()
-        async for output in super().generate(requests):
-            if time.monotonic() - given > 0.05 and getattr(self, "waited", False):
-                self.waited = False
-                continue
-            before = time.monotonic()
-            yield output
-            self.waited = time.monotonic() - before > 0.05
-            given = before
-
-
+@defect({"company.slow_caller": ""})
 class SlowCallersHold(TransformersRolloutEngine):
     """Nothing is decoded for one call while another call's caller processes a sample."""
 
@@ -188,6 +85,7 @@ class SlowCallersHold(TransformersRolloutEngine):
                 self.paused = False
 
 
+@defect({"company.staggered": "before long ones"})
 class TakesTurns(Rewritten):
     """A call that begins while two others run waits for one of them."""
 
@@ -201,6 +99,7 @@ class TakesTurns(Rewritten):
                 yield output
 
 
+@defect({"max_running": "samples at once, one call"})
 class RunsMore(TransformersRolloutEngine):
     """`max_running` applies to each call."""
 
@@ -208,6 +107,7 @@ class RunsMore(TransformersRolloutEngine):
         super().initialize(ctx, replace(spec, max_running=3 * spec.max_running))
 
 
+@defect({"looks.cheap": "that an update held up"})
 class LooksWait(TransformersRolloutEngine):
     """Reading the count waits until an update has ended."""
 
@@ -216,25 +116,7 @@ class LooksWait(TransformersRolloutEngine):
             return super().num_decoded()
 
 
-class NeverTurns(TransformersRolloutEngine):
-    """A whole call is decoded before the event loop runs other tasks."""
-
-    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
-        real = asyncio.sleep
-
-        async def at_once(seconds: float) -> None:
-            if self.paused:
-                await real(seconds)
-
-        stream = super().generate(requests)
-        asyncio.sleep = at_once  # type: ignore[assignment]
-        try:
-            async for output in stream:
-                yield output
-        finally:
-            asyncio.sleep = real  # type: ignore[assignment]
-
-
+@defect({"outputs.own": "wrong samples, call"})
 class SharedTokens(Rewritten):
     """Equal tokens of different samples share one array."""
 
@@ -245,6 +127,7 @@ class SharedTokens(Rewritten):
         return replace(output, token_ids=kept.setdefault(output.token_ids.tobytes(), output.token_ids))
 
 
+@defect({"requests.own": "has no attribute 'sort'"})
 class SortsRequests(TransformersRolloutEngine):
     """The caller's own list is sorted by prompt."""
 
@@ -254,6 +137,7 @@ class SortsRequests(TransformersRolloutEngine):
             yield output
 
 
+@defect({"refusals.nothing": "samples of a call with"})
 class RefusesLate(TransformersRolloutEngine):
     """Requests are checked only when they are admitted."""
 
@@ -264,6 +148,7 @@ class RefusesLate(TransformersRolloutEngine):
                 yield output
 
 
+@defect({"threads": "tokens that came in a pause"})
 class PausesAtHome(TransformersRolloutEngine):
     """`pause` from another thread is ignored."""
 
@@ -272,16 +157,7 @@ class PausesAtHome(TransformersRolloutEngine):
             super().pause()
 
 
-class OtherErrors(TransformersRolloutEngine):
-    """Requests that cannot be served raise the error of the library that noticed it."""
-
-    def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
-        try:
-            super().initialize(ctx, spec)
-        except ConfigError as error:
-            raise OSError(str(error)) from error
-
-
+@defect({"company.as_they_finish": "when the first sample came"})
 class SortedAtTheEnd(Rewritten):
     """Samples are returned when the last one has ended, short ones first."""
 
@@ -291,21 +167,7 @@ class SortedAtTheEnd(Rewritten):
             yield output
 
 
-class GroupsAtOnce(Patched):
-    """Samples are held back until all n of their request are done."""
-
-    async def generate(self, requests):
-        held = {request.request_id: [] for request in requests}
-        sizes = {request.request_id: request.n for request in requests}
-        async with aclosing(super().generate(requests)) as outputs:
-            async for output in outputs:
-                group = held[output.request_id]
-                group.append(output)
-                if len(group) == sizes[output.request_id]:
-                    for sample in group:
-                        yield sample
-
-
+@defect({"event_loop.turns": "turns of the event loop"})
 class EightStepsATurn(Patched):
     """Eight decoding steps per turn of the event loop."""
 
@@ -314,6 +176,7 @@ class EightStepsATurn(Patched):
             super()._step()
 
 
+@defect({"max_running": "samples at once, three calls"})
 class SlotsPerCall(Patched):
     """`max_running` applies to each call of `generate`, not to all together."""
 
@@ -324,6 +187,7 @@ class SlotsPerCall(Patched):
         super()._step()
 
 
+@defect({"abandoned.paused": "requests run"})
 class LeftWhilePaused(Patched):
     """A call that is abandoned while the engine is paused keeps its slots."""
 
@@ -342,28 +206,4 @@ class LeftWhilePaused(Patched):
         finally:
             with self.lock:
                 if call.error is None and not self.paused:
-                    self.decoder.withdraw(call)
-
-
-class QueuedBeforeChecked(Patched):
-    """Requests before a refused one stay queued."""
-
-    async def generate(self, requests):
-        call = Call()
-        with self.lock:
-            self.num_calls += 1
-            for at, request in enumerate(requests):
-                check_requests(
-                    requests[: at + 1], max_model_tokens=self.spec.max_model_tokens, vocabulary=self.vocabulary
-                )
-                self.decoder.submit([self._job(call, request, at)])
-        try:
-            while call.left or call.finished:
-                self._step()
-                for output in call.take():
-                    yield output
-                await asyncio.sleep(PAUSED_S if self.paused else 0)
-        finally:
-            with self.lock:
-                if call.error is None:
                     self.decoder.withdraw(call)

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
-
+from broken.defect import defect
 from broken.rollout_base import Patched, Rewritten
-from rlsdk.interfaces import GenerationOutput, GenerationRequest, SyncReceipt, WeightShard
+from rlsdk.interfaces import GenerationRequest
 from rlsdk.reference.running import Running
 from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 
 
-class CountsCalls(TransformersRolloutEngine):
-    """Tokens are counted when their call ends."""
-
-    counted = 0
-
-    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
-        async for output in super().generate(requests):
-            yield output
-        self.counted = self.num_tokens
-
-    def num_decoded(self) -> int:
-        return self.counted
-
-
+@defect({"num_decoded.exact": "unlike lengths"})
 class EndedRowsCount(Patched):
     """Tokens of ended rows count as decoded until their slots are reused."""
 
@@ -34,20 +20,6 @@ class EndedRowsCount(Patched):
             self.num_drawn += ended
 
 
-class CountsPrompts(TransformersRolloutEngine):
-    """Tokens of prompts count as decoded."""
-
-    read = 0
-
-    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
-        self.read += sum(len(request.prompt_ids) for request in requests)
-        async for output in super().generate(requests):
-            yield output
-
-    def num_decoded(self) -> int:
-        return super().num_decoded() + self.read
-
-
 class KvUsed(TransformersRolloutEngine):
     """Not broken: reports `kv_used`."""
 
@@ -55,21 +27,7 @@ class KvUsed(TransformersRolloutEngine):
         return min(self.decoder.running.num_alive / (2 * self.spec.max_running), 1.0)
 
 
-class KvOfLastCall(KvUsed):
-    """Memory of the last call counts until the next call."""
-
-    most = 0.0
-
-    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
-        self.most = 0.0
-        async for output in super().generate(requests):
-            yield output
-
-    def kv_used(self) -> float:
-        self.most = max(self.most, super().kv_used())
-        return self.most
-
-
+@defect({"kv_used": "answers that are no share"})
 class KvInPercent(KvUsed):
     """`kv_used` is a percentage, not a share."""
 
@@ -77,20 +35,7 @@ class KvInPercent(KvUsed):
         return 100 * super().kv_used()
 
 
-class CountOfVersion(TransformersRolloutEngine):
-    """Decoded tokens are counted from the newest update."""
-
-    begun = 0
-
-    def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
-        receipt = super().update_weights(shards, version)
-        self.begun = self.num_tokens
-        return receipt
-
-    def num_decoded(self) -> int:
-        return self.num_tokens - self.begun
-
-
+@defect({"num_decoded": "that were given"})
 class GivenAreCounted(Rewritten):
     """Given response tokens count as decoded."""
 
@@ -104,6 +49,7 @@ class GivenAreCounted(Rewritten):
         return self.num_tokens + self.extra
 
 
+@defect({"kv_used": "answers that are no share"})
 class FullerThanFull(Patched):
     """`kv_used` counts waiting samples and exceeds 1."""
 
@@ -112,20 +58,3 @@ class FullerThanFull(Patched):
             return None
         jobs = list(self.decoder.jobs.values())
         return sum(job.left for job in jobs) / self.spec.max_running
-
-
-class FillOfNothing(TransformersRolloutEngine):
-    """`kv_used` divides by the size of the KV cache, which is 0 while the cache is asleep."""
-
-    pool = 1
-
-    def sleep(self, level: int = 1) -> None:
-        super().sleep(level)
-        self.pool = 0
-
-    def wake(self, parts: Sequence[str] = ("weights", "kv_cache")) -> None:
-        super().wake(parts)
-        self.pool = 1
-
-    def kv_used(self) -> float | None:
-        return 0 / self.pool

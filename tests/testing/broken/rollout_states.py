@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from broken.defect import defect
 from broken.rollout_base import Patched, Rewritten
 from rlsdk.interfaces import GenerationOutput, GenerationRequest, SyncReceipt, WeightShard
 from rlsdk.reference.running import Running
 from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 
 
-class ClosesAwake(TransformersRolloutEngine):
-    """A sleeping engine cannot be closed."""
-
-    asleep = False
-
-    def sleep(self, level: int = 1) -> None:
-        self.asleep = True
-        super().sleep(level)
-
-    def wake(self, parts: Sequence[str] = ("weights", "kv_cache")) -> None:
-        self.asleep = False
-        super().wake(parts)
-
-    def close(self) -> None:
-        if self.asleep:
-            raise RuntimeError("an engine that sleeps cannot be closed")
-        super().close()
-
-
+@defect({"close": "calls that went on"})
 class CloseForgetsCalls(TransformersRolloutEngine):
     """A call that is paused while the engine closes waits for ever."""
 
@@ -40,16 +23,7 @@ class CloseForgetsCalls(TransformersRolloutEngine):
         super().close()
 
 
-class ClosesUnpaused(TransformersRolloutEngine):
-    """A paused engine cannot be closed."""
-
-    def close(self) -> None:
-        if getattr(self, "paused", False):
-            self.paused = False
-            raise RuntimeError("an engine that is paused cannot be closed")
-        super().close()
-
-
+@defect({"sleep.update": "moments at which the layout was another"})
 class LayoutAwake(TransformersRolloutEngine):
     """The layout of an engine without weights is empty."""
 
@@ -58,6 +32,7 @@ class LayoutAwake(TransformersRolloutEngine):
         return [replace(one, boxes=(), tensors=()) if lost else one for one in super().layout()]
 
 
+@defect({"update.not_finite": "behind a token of no number"})
 class LooksAtFirst(Patched):
     """Only the logits of the first token are checked for NaN; later NaNs become 0."""
 
@@ -67,6 +42,7 @@ class LooksAtFirst(Patched):
             super()._take(logits.nan_to_num() if behind else logits, first, version)
 
 
+@defect({"pause.updates": "versions that sampled nothing, two"})
 class FirstOfTwo(Rewritten):
     """After two updates in a pause, continued samples name the first version."""
 
@@ -86,6 +62,7 @@ class FirstOfTwo(Rewritten):
         return replace(output, versions=tuple(runs))
 
 
+@defect({"abort.without_weights": "came in the pause"})
 class AbortsWithWeights(TransformersRolloutEngine):
     """After a failed update, aborted samples wait for the next update."""
 
@@ -100,13 +77,3 @@ class AbortsWithWeights(TransformersRolloutEngine):
     def _step(self) -> None:
         if not (self.paused and self.lacking):
             super()._step()
-
-
-class ResumesTwice(TransformersRolloutEngine):
-    """A `resume` without a pause advances the random numbers of running samples by a step."""
-
-    def resume(self, *, keep_cache: bool = False) -> None:
-        if not self.paused and self.decoder.running.num_alive:
-            running = self.decoder.running
-            running.table["prior"] += 1
-        super().resume(keep_cache=keep_cache)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from rlsdk.interfaces import Bucket, ReshardPlan, SyncReceipt, SyncReport, Transfer, WeightLayout, WeightSyncError
+from rlsdk.interfaces import Bucket, ReshardPlan, SyncReceipt, SyncReport, WeightLayout, WeightSyncError
 from rlsdk.sharding import GenericShardingManager
 
 Layouts = Sequence[WeightLayout]
@@ -16,16 +16,6 @@ def with_buckets(plan: ReshardPlan, change: Callable[[Bucket], Bucket | None]) -
     """The plan with other buckets, or fewer."""
     parts = [[new for bucket in part if (new := change(bucket)) is not None] for part in plan.parts]
     return replace(plan, parts=parts)
-
-
-def with_transfers(plan: ReshardPlan, change: Callable[[Transfer], Transfer | None]) -> ReshardPlan:
-    """The plan with other transfers, or fewer."""
-
-    def each(bucket: Bucket) -> Bucket | None:
-        kept = tuple(new for transfer in bucket.transfers if (new := change(transfer)) is not None)
-        return replace(bucket, transfers=kept, num_bytes=sum(t.num_bytes for t in kept)) if kept else None
-
-    return with_buckets(plan, each)
 
 
 def report_of(plan: ReshardPlan, version: int, changed: int, receipts: Sequence[SyncReceipt]) -> SyncReport:

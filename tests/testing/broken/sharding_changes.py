@@ -3,47 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
 
-from broken.sharding_base import Layouts, with_transfers
-from rlsdk.interfaces import ReshardPlan, SyncReceipt, SyncReport, Transfer, WeightSyncError
+from broken.defect import defect
+from rlsdk.interfaces import SyncReport
 from rlsdk.sharding import GenericShardingManager
-from rlsdk.sharding.verify import changed_tensors
 
 
-class ServesStale(GenericShardingManager):
-    """Unchanged weights are no error."""
-
-    def _check_changed(self, now: Mapping[str, int], version: int, expect_change: bool | None) -> int:
-        return super()._check_changed(now, version, False)
-
-
-class ChangeByOrder(GenericShardingManager):
-    """A change is always expected."""
-
-    def _check_changed(self, now: Mapping[str, int], version: int, expect_change: bool | None) -> int:
-        return super()._check_changed(now, version, self._last is not None)
-
-
-class OrderUnread(GenericShardingManager):
-    """Whether a change is expected depends only on the version, not on the trainer."""
-
-    def _check_changed(self, now: Mapping[str, int], version: int, expect_change: bool | None) -> int:
-        return super()._check_changed(now, version, None)
-
-
-class FirstTensorChanged(GenericShardingManager):
-    """Only the first tensor is checked for changes."""
-
-    def _check_changed(self, now: Mapping[str, int], version: int, expect_change: bool | None) -> int:
-        before = dict(self._last[1]) if self._last else {}
-        first = next(iter(now))
-        if before.get(first) == now[first]:
-            super()._check_changed(before, version, expect_change)
-        return super()._check_changed(now, version, False)
-
-
+@defect({"sync.changed": "two tensors changed places"})
 class SumChanged(GenericShardingManager):
     """Only the sum of all fingerprints is checked for changes."""
 
@@ -54,18 +20,7 @@ class SumChanged(GenericShardingManager):
         return super()._check_changed(now, version, False)
 
 
-class HighestVersion(GenericShardingManager):
-    """A change is expected only for versions above the highest so far."""
-
-    _highest = -1
-
-    def _check_changed(self, now: Mapping[str, int], version: int, expect_change: bool | None) -> int:
-        if expect_change is None:
-            expect_change = self._last is not None and version > self._highest
-        self._highest = max(self._highest, version)
-        return super()._check_changed(now, version, expect_change)
-
-
+@defect({"sync.unchanged": "version 1 with the weights of version 0"})
 class NoVersionZero(GenericShardingManager):
     """Version 0 is treated as no version."""
 
@@ -75,73 +30,7 @@ class NoVersionZero(GenericShardingManager):
         return super()._check_changed(now, version, expect_change)
 
 
-class ForgetsRefusals(GenericShardingManager):
-    """A refused version counts as the last one, so that a repeated sync is accepted."""
-
-    def _check_changed(self, now: Mapping[str, int], version: int, expect_change: bool | None) -> int:
-        try:
-            return super()._check_changed(now, version, expect_change)
-        except WeightSyncError:
-            self._last = (version, now)
-            raise
-
-
-class LessWhenUnchanged(GenericShardingManager):
-    """If no change is expected, nothing is sent."""
-
-    _report: SyncReport | None = None
-
-    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
-        if expect_change is False and self._report is not None:
-            return replace(self._report, version=version)
-        self._report = super().sync_weights(plan, version, expect_change=expect_change)
-        return self._report
-
-
-class SameVersionIsServed(GenericShardingManager):
-    """A version that is already served is not sent again."""
-
-    _report: SyncReport | None = None
-
-    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
-        if self._report is not None and self._report.version == version and not expect_change:
-            return self._report
-        self._report = super().sync_weights(plan, version, expect_change=expect_change)
-        return self._report
-
-
-class SameWeightsAreServed(GenericShardingManager):
-    """Weights that have not changed since the last sync are not sent again."""
-
-    _report: SyncReport | None = None
-
-    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
-        expected = {k: v for values in self._fingerprints() for k, v in values.items()}
-        if self._last is not None and self._report is not None and changed_tensors(expected, self._last[1]) == 0:
-            self._check_changed(expected, version, expect_change)
-            return replace(self._report, version=version)
-        self._report = super().sync_weights(plan, version, expect_change=expect_change)
-        return self._report
-
-
-class ProofOfTheVersion(GenericShardingManager):
-    """Fingerprints are cached by version."""
-
-    def __init__(self, *groups: Any, **arguments: Any) -> None:
-        super().__init__(*groups, **arguments)
-        self._version = 0
-        self._kept: dict[int, list[dict[str, int]]] = {}
-
-    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
-        self._version = version
-        return super().sync_weights(plan, version, expect_change=expect_change)
-
-    def _fingerprints(self) -> list[dict[str, int]]:
-        if self._version not in self._kept:
-            self._kept[self._version] = super()._fingerprints()
-        return self._kept[self._version]
-
-
+@defect({"sync.again": "no tensor changed", "sync.unchanged": "the same version, though a change is expected"})
 class SaysNothing(GenericShardingManager):
     """`sync`, which the trainer calls, ignores `expect_change`."""
 
@@ -149,63 +38,7 @@ class SaysNothing(GenericShardingManager):
         return super().sync(version)
 
 
-class MostMustChange(GenericShardingManager):
-    """Few changed tensors count as no change."""
-
-    def _check_changed(self, now: Mapping[str, int], version: int, expect_change: bool | None) -> int:
-        before = dict(self._last[1]) if self._last else None
-        if before is not None and changed_tensors(now, before) < len(now) / 2:
-            super()._check_changed(before, version, expect_change)
-        return super()._check_changed(now, version, False)
-
-
-class FailureIsAFreshStart(GenericShardingManager):
-    """After a failed sync, the previous one is forgotten."""
-
-    def pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
-        try:
-            return super().pull(plan, version)
-        except Exception:
-            self._last = None
-            raise
-
-
-class FirstElements(GenericShardingManager):
-    """The end of tensors beyond 64 Ki elements is not compared."""
-
-    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
-        def keep(transfer: Transfer) -> Transfer | None:
-            box = transfer.box
-            large = len(box.size) == 2 and box.size[1] * (box.offset[0] + box.size[0]) > 1 << 16 and box.offset[0] > 0
-            return None if large else transfer
-
-        return with_transfers(super().plan(source, target), keep)
-
-
-class VersionsRise(GenericShardingManager):
-    """A version below the last one is refused."""
-
-    _highest = -1
-
-    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
-        if version < self._highest:
-            raise WeightSyncError(f"version {version} is older than {self._highest}")
-        report = super().sync_weights(plan, version, expect_change=expect_change)
-        self._highest = version
-        return report
-
-
-class ChangeIsAnError(GenericShardingManager):
-    """If no change is expected, a change is an error."""
-
-    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
-        last = self._last
-        report = super().sync_weights(plan, version, expect_change=expect_change)
-        if expect_change is False and last is not None and report.changed_tensors:
-            raise WeightSyncError("weights changed that should not")
-        return report
-
-
+@defect({"sync.unchanged": "asked again after"})
 class FailedSyncCounts(GenericShardingManager):
     """A failed sync counts as the last one."""
 
@@ -217,6 +50,7 @@ class FailedSyncCounts(GenericShardingManager):
             raise
 
 
+@defect({"sync.changed": "no change expected"})
 class FalseIsNone(GenericShardingManager):
     """`expect_change=False` is treated as None."""
 
@@ -224,6 +58,7 @@ class FalseIsNone(GenericShardingManager):
         return super().sync_weights(plan, version, expect_change=expect_change or None)
 
 
+@defect({"sync.quantized": "doubled"})
 class ScalesAreNoChange(GenericShardingManager):
     """Of tensors that replicas quantize, only float8 values are compared with those of the last sync, not scales."""
 
@@ -235,18 +70,7 @@ class ScalesAreNoChange(GenericShardingManager):
         return now
 
 
-class WeightsOfLongAgo(GenericShardingManager):
-    """Weights that equal those of any earlier sync count as unchanged, as after a return to an older checkpoint."""
-
-    def _check_changed(self, now: Mapping[str, int], version: int, expect_change: bool | None) -> int:
-        known = vars(self).setdefault("known", [])
-        if expect_change is not False and self._last and version > self._last[0] and now in known:
-            raise WeightSyncError(f"no tensor changed before version {version}")
-        found = super()._check_changed(now, version, expect_change)
-        known.append(dict(now))
-        return found
-
-
+@defect({"sync.life": "wrong"})
 class ForgetsUnexpected(GenericShardingManager):
     """A sync without an expected change is not remembered as the last one."""
 
@@ -256,17 +80,3 @@ class ForgetsUnexpected(GenericShardingManager):
         if expect_change is False and before is not None:
             self._last = before
         return found
-
-
-class TrustsTheUnchanged(GenericShardingManager):
-    """Replicas are believed if they return to a lower version, whose weights they once served."""
-
-    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
-        try:
-            report = super().sync_weights(plan, version, expect_change=expect_change)
-        except WeightSyncError:
-            if version >= vars(self).get("highest", version) or self._last is None:
-                raise
-            return replace(vars(self)["report"], version=version)
-        vars(self).update(highest=max(version, vars(self).get("highest", version)), report=report)
-        return report

@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from broken.sharding_base import Layouts, with_buckets
-from rlsdk.interfaces import Box, LayoutError, ReshardPlan, WeightLayout
+from broken.defect import defect
+from broken.sharding_base import Layouts
+from rlsdk.interfaces import LayoutError, ReshardPlan
 from rlsdk.sharding import GenericShardingManager
 
 
-class UnknownLeftOut(GenericShardingManager):
-    """A wanted tensor that no source holds is omitted from the plan."""
-
-    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
-        held = {name for layout in source for name in (*layout.tied, *(meta.name for meta in layout.tensors))}
-        known = [
-            replace(
-                layout,
-                tensors=tuple(meta for meta in layout.tensors if meta.name in held),
-                boxes=tuple(entry for entry in layout.boxes if entry[0] in held),
-            )
-            for layout in target
-        ]
-        return super().plan(source, tuple(known))
-
-
+@defect({"plan.refusals": "the last target's shape differs", "plan.served": "whole numbers at the last target"})
 class FirstTargetCounts(GenericShardingManager):
     """The first target's shapes and dtypes are those of all targets."""
 
@@ -36,48 +20,7 @@ class FirstTargetCounts(GenericShardingManager):
         return super().plan(source, tuple(same))
 
 
-class OneDtypeOfTargets(GenericShardingManager):
-    """All targets must want a tensor in one dtype, even if it is sent to all of them in one."""
-
-    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
-        wanted: dict[str, str] = {}
-        for meta in (meta for layout in target for meta in layout.tensors):
-            if wanted.setdefault(meta.name, meta.dtype) != meta.dtype:
-                raise LayoutError(f"{meta.name!r}: targets want {wanted[meta.name]} and {meta.dtype}")
-        return super().plan(source, target)
-
-
-class ColumnsAreVectors(GenericShardingManager):
-    """Dimensions of length 1 at the end of a shape do not count."""
-
-    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
-        return super().plan(source, tuple(map(self._flat, target)))
-
-    def _flat(self, layout: WeightLayout) -> WeightLayout:
-        long = {meta.name for meta in layout.tensors if len(meta.shape) == 2 and meta.shape[-1] == 1}
-        return replace(
-            layout,
-            tensors=tuple(replace(m, shape=m.shape[:1]) if m.name in long else m for m in layout.tensors),
-            boxes=tuple((n, Box(b.offset[:1], b.size[:1]) if n in long else b) for n, b in layout.boxes),
-        )
-
-
-class ClipsBoxes(GenericShardingManager):
-    """Boxes that end beyond their tensor are cut to it."""
-
-    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
-        return super().plan(source, tuple(map(self._clipped, target)))
-
-    def _clipped(self, layout: WeightLayout) -> WeightLayout:
-        shapes = {meta.name: meta.shape for meta in layout.tensors}
-
-        def clipped(name: str, box: Box) -> Box:
-            fits = len(box.size) == len(shapes[name])
-            return (box.intersect(Box.whole(shapes[name])) or box) if fits else box
-
-        return replace(layout, boxes=tuple((name, clipped(name, box)) for name, box in layout.boxes))
-
-
+@defect({"sync.tied": "which no source rank holds"})
 class TiedOfTheFirst(GenericShardingManager):
     """Tied names are read from the first source rank."""
 
@@ -86,17 +29,7 @@ class TiedOfTheFirst(GenericShardingManager):
         return super().plan(known, target)
 
 
-class OneOtherName(GenericShardingManager):
-    """A tensor has at most one tied name: the last one."""
-
-    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
-        def one(layout: WeightLayout) -> WeightLayout:
-            names = {held: name for name, held in layout.tied.items()}
-            return replace(layout, tied={name: held for held, name in names.items()})
-
-        return super().plan(tuple(map(one, source)), target)
-
-
+@defect({"sync.tied": "is not served"})
 class HeldNamesOnly(GenericShardingManager):
     """A tensor that is wanted only by its tied name counts as not served."""
 
@@ -107,29 +40,7 @@ class HeldNamesOnly(GenericShardingManager):
         return super().plan(source, target)
 
 
-class TuplesOnly(GenericShardingManager):
-    """Layouts in a list are a TypeError."""
-
-    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
-        if not isinstance(source, tuple):
-            raise TypeError(f"expected a tuple of layouts, not a {type(source).__name__}")
-        return super().plan(source, target)
-
-
-class PlansByIdentity(GenericShardingManager):
-    """Plans are cached by the identity of the lists of layouts."""
-
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self.planned: dict[tuple[int, int], ReshardPlan] = {}
-
-    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
-        key = id(source), id(target)
-        if key not in self.planned:
-            self.planned[key] = super().plan(source, target)
-        return self.planned[key]
-
-
+@defect({"plan.pure": "lists that planning changed"})
 class SortsInPlace(GenericShardingManager):
     """A given list of sources is sorted in place."""
 
@@ -139,18 +50,7 @@ class SortsInPlace(GenericShardingManager):
         return super().plan(source, target)
 
 
-class DevicesByName(GenericShardingManager):
-    """Devices of one name are one device, even on two nodes."""
-
-    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
-        nodes = {layout.device: layout.node for layout in (*source, *target) if layout.device != "cpu"}
-
-        def moved(layouts: Layouts) -> Layouts:
-            return tuple(replace(layout, node=nodes.get(layout.device, layout.node)) for layout in layouts)
-
-        return super().plan(moved(source), moved(target))
-
-
+@defect({"plan.fields": "is apart from its replica's process"})
 class ForwardsApart(GenericShardingManager):
     """Workers on another node than their replica forward like others."""
 
@@ -159,52 +59,7 @@ class ForwardsApart(GenericShardingManager):
         return replace(super().plan(source, target), relays=super().plan(source, beside).relays)
 
 
-class PrefersInProcess(GenericShardingManager):
-    """Within a process weights go directly, whatever transport is preferred."""
-
-    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
-        plan, allowed = super().plan(source, target), [transport.name for transport in self.plans.transports]
-        return with_buckets(
-            plan,
-            lambda bucket: (
-                replace(bucket, transport="in_process")
-                if "in_process" in allowed and source[bucket.source].process == target[bucket.target].process
-                else bucket
-            ),
-        )
-
-
-class FallsBack(GenericShardingManager):
-    """If no allowed transport reaches a target, another one is used."""
-
-    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
-        try:
-            return super().plan(source, target)
-        except LayoutError as error:
-            if "no transport" not in str(error):
-                raise
-            any_transport = GenericShardingManager(self.train, self.rollout, bucket_bytes=self.bucket_bytes)
-            return any_transport.plan(source, target)
-
-
-class WholeFromTheFirst(GenericShardingManager):
-    """Tensors that every source holds whole come from the first one."""
-
-    def plan(self, source: Layouts, target: Layouts) -> ReshardPlan:
-        if {layout.process for layout in source} & {layout.process for layout in target} or self._spread(source):
-            return super().plan(source, target)
-        shapes = {meta.name: meta.shape for layout in source for meta in layout.tensors}
-        whole = set.intersection(*({n for n, box in layout.boxes if box.size == shapes[n]} for layout in source))
-        others = [
-            replace(layout, boxes=tuple(entry for entry in layout.boxes if entry[0] not in whole))
-            for layout in source[1:]
-        ]
-        return super().plan((source[0], *others), target)
-
-    def _spread(self, source: Sequence[WeightLayout]) -> bool:
-        return len({(layout.node, layout.device) for layout in source}) > 1
-
-
+@defect({"plan.huge": "bytes"})
 class CountsIn31Bits(GenericShardingManager):
     """Counts of bytes wrap at 2**31."""
 
@@ -213,6 +68,7 @@ class CountsIn31Bits(GenericShardingManager):
         return replace(plan, num_bytes=plan.num_bytes % 2**31, moved_bytes=plan.moved_bytes % 2**31)
 
 
+@defect({"sync.large": "more than four dimensions"})
 class FourDimensions(GenericShardingManager):
     """Tensors have at most four dimensions."""
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 from itertools import repeat
 from typing import Any
 
+from broken.defect import defect
 from rlsdk.interfaces import ReshardPlan, SyncReport
 from rlsdk.sharding import GenericShardingManager
-from rlsdk.sharding.verify import changed_tensors
 
 
+@defect({"sync.large": "changed tensors", "sync.report": "changed tensors of the same again"})
 class AllChanged(GenericShardingManager):
     """The report counts every tensor as changed."""
 
@@ -19,35 +20,7 @@ class AllChanged(GenericShardingManager):
         return replace(report, changed_tensors=report.num_tensors)
 
 
-class ReceiptsSorted(GenericShardingManager):
-    """The report's receipts are ordered by received bytes, not by replica."""
-
-    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
-        report = super().sync_weights(plan, version, expect_change=expect_change)
-        return replace(report, receipts=tuple(sorted(report.receipts, key=lambda r: r.num_bytes)))
-
-
-class BytesOfOneReplica(GenericShardingManager):
-    """The report counts the bytes of the first replica."""
-
-    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
-        report = super().sync_weights(plan, version, expect_change=expect_change)
-        return replace(report, num_bytes=report.receipts[0].num_bytes)
-
-
-class ChangedSinceTheFirst(GenericShardingManager):
-    """Changed tensors are counted relative to the first sync."""
-
-    first = None
-
-    def _check_changed(self, now, version, expect_change):
-        super()._check_changed(now, version, expect_change)
-        if self.first is None:
-            self.first = now
-            return len(now)
-        return changed_tensors(now, self.first)
-
-
+@defect({"sync.report.whole": "of those that passed"})
 class SecondsWithoutProof(GenericShardingManager):
     """The report's seconds include only the transfer."""
 
@@ -56,6 +29,7 @@ class SecondsWithoutProof(GenericShardingManager):
         return replace(report, seconds=report.stages_s["pull"], stages_s={"pull": report.stages_s["pull"]})
 
 
+@defect({"sync.report.whole": "transports, of"})
 class WaysByAlphabet(GenericShardingManager):
     """The report lists transports in alphabetical order."""
 
@@ -64,6 +38,7 @@ class WaysByAlphabet(GenericShardingManager):
         return replace(report, transports=tuple(sorted(report.transports)))
 
 
+@defect({"sync.report.whole": "names of an earlier sync"})
 class OneNameForAll(GenericShardingManager):
     """All syncs of a manager have the same name if replicas forward weights."""
 
@@ -72,22 +47,7 @@ class OneNameForAll(GenericShardingManager):
         self._syncs = repeat(0)  # type: ignore[assignment]
 
 
-class SaysTheVersionBefore(GenericShardingManager):
-    """The report names the previous version."""
-
-    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
-        before = self._last[0] if self._last else version
-        return replace(super().sync_weights(plan, version, expect_change=expect_change), version=before)
-
-
-class AllHasMoved(GenericShardingManager):
-    """The report says that all bytes crossed a process boundary."""
-
-    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
-        report = super().sync_weights(plan, version, expect_change=expect_change)
-        return replace(report, moved_bytes=report.num_bytes)
-
-
+@defect({"sync.report": "transports"})
 class WaysUnsaid(GenericShardingManager):
     """The report names no transport."""
 
@@ -95,14 +55,7 @@ class WaysUnsaid(GenericShardingManager):
         return replace(super().sync_weights(plan, version, expect_change=expect_change), transports=())
 
 
-class CountsTransfers(GenericShardingManager):
-    """The report counts transfers as tensors."""
-
-    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
-        report = super().sync_weights(plan, version, expect_change=expect_change)
-        return replace(report, num_tensors=sum(len(bucket.transfers) for bucket in plan.buckets))
-
-
+@defect({"sync.report": "seconds, of those that passed"})
 class SecondsAreMilliseconds(GenericShardingManager):
     """The report's time is in milliseconds."""
 
@@ -111,6 +64,7 @@ class SecondsAreMilliseconds(GenericShardingManager):
         return replace(report, seconds=report.seconds * 1000)
 
 
+@defect({"sync.quantized": "4 quantized tensors"})
 class QuantizedByReplica(GenericShardingManager):
     """A quantized tensor is counted once for each replica."""
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import glob
 import json
-import os
-import pickle
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,14 +15,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from broken.defect import defect
 from rlsdk.interfaces import (
-    Batch,
     CheckpointError,
-    ForwardBackwardResult,
-    Objective,
-    RankContext,
-    TrainSpec,
-    WeightShard,
 )
 from rlsdk.kit.files.atomic_files import atomic_write_json, atomic_write_tensors
 from rlsdk.reference.torch_engine import CHECKPOINT_FORMAT, MOMENTS, RANDOM, TorchTrainEngine
@@ -33,6 +25,7 @@ from rlsdk.reference.torch_engine import CHECKPOINT_FORMAT, MOMENTS, RANDOM, Tor
 STATE = "state.safetensors"
 
 
+@defect({"checkpoint.resume": "largest difference of weights"})
 class MomentsForgotten(TorchTrainEngine):
     """A checkpoint lacks moments."""
 
@@ -42,6 +35,7 @@ class MomentsForgotten(TorchTrainEngine):
             self.optimizer.state.clear()
 
 
+@defect({"checkpoint.schedule": "largest difference of rates"})
 class ScheduleForgotten(TorchTrainEngine):
     """A checkpoint lacks the number of steps."""
 
@@ -50,6 +44,7 @@ class ScheduleForgotten(TorchTrainEngine):
         self.num_steps = 0
 
 
+@defect({"checkpoint.damaged": "nothing in it"})
 class DamageLoaded(TorchTrainEngine):
     """An empty folder is accepted as a checkpoint without changes."""
 
@@ -64,17 +59,7 @@ def rewrite(path: Path, change: Any) -> None:
     save_file({name: tensor.clone() for name, tensor in change(tensors).items()}, path / STATE)
 
 
-class FirstKeepsMoments(TorchTrainEngine):
-    """A checkpoint without moments keeps those of the engine that loads it."""
-
-    def load_checkpoint(self, path: Path) -> None:
-        assert self.optimizer is not None
-        held = dict(self.optimizer.state)
-        super().load_checkpoint(path)
-        if not self.optimizer.state:
-            self.optimizer.state.update(held)
-
-
+@defect({"checkpoint.first": "no moments"})
 class FirstCannotBeSaved(TorchTrainEngine):
     """A checkpoint from before the first step cannot be loaded, because it lacks moments."""
 
@@ -84,6 +69,7 @@ class FirstCannotBeSaved(TorchTrainEngine):
         super().load_checkpoint(path)
 
 
+@defect({"checkpoint.into_trained": "older after"})
 class PendingKept(TorchTrainEngine):
     """Gradients of an unfinished step remain after a load."""
 
@@ -94,6 +80,7 @@ class PendingKept(TorchTrainEngine):
             parameter.grad = gradient
 
 
+@defect({"checkpoint.settings": "short memory"})
 class LoadsDefaults(TorchTrainEngine):
     """A load creates a new optimizer with torch's default betas."""
 
@@ -104,16 +91,7 @@ class LoadsDefaults(TorchTrainEngine):
             group["betas"] = (0.9, 0.999)
 
 
-class LoadsWithoutDecay(TorchTrainEngine):
-    """A load creates a new optimizer without weight decay."""
-
-    def load_checkpoint(self, path: Path) -> None:
-        super().load_checkpoint(path)
-        assert self.optimizer is not None
-        for group in self.optimizer.param_groups:
-            group["weight_decay"] = 0.0
-
-
+@defect({"checkpoint.settings": "weights"})
 class StepsOfAdamForgotten(TorchTrainEngine):
     """After a load, Adam's bias correction starts again at step 1."""
 
@@ -124,18 +102,7 @@ class StepsOfAdamForgotten(TorchTrainEngine):
             state["step"].zero_()
 
 
-class FitsLoosely(TorchTrainEngine):
-    """Tensors of another shape or name are skipped, as in a load that is not strict."""
-
-    def _check_fit(self, path: Path, tensors: Any) -> None:
-        for name, parameter in self.parameters.items():
-            for kind in ("weight", "exp_avg", "exp_avg_sq"):
-                held = tensors.get(f"{kind}/{name}")
-                if held is None or held.shape != parameter.shape:
-                    tensors[f"{kind}/{name}"] = parameter.detach().clone() * (kind == "weight")
-            tensors.setdefault(f"step/{name}", torch.zeros(()))
-
-
+@defect({"checkpoint.other_model": "weights"})
 class CopiesThenChecks(TorchTrainEngine):
     """A checkpoint of another model is refused only after the fitting tensors were copied."""
 
@@ -147,18 +114,7 @@ class CopiesThenChecks(TorchTrainEngine):
         super()._check_fit(path, tensors)
 
 
-class RefusesAndForgets(TorchTrainEngine):
-    """A refused checkpoint destroys the moments."""
-
-    def load_checkpoint(self, path: Path) -> None:
-        try:
-            super().load_checkpoint(path)
-        except CheckpointError:
-            if self.optimizer is not None:
-                self.optimizer.state.clear()
-            raise
-
-
+@defect({"checkpoint.missing_file": "state.json missing"})
 class StepsGuessed(TorchTrainEngine):
     """If the small file of a checkpoint is missing, the schedule starts again."""
 
@@ -168,59 +124,7 @@ class StepsGuessed(TorchTrainEngine):
         super().load_checkpoint(path)
 
 
-class FullPath(TorchTrainEngine):
-    """A checkpoint contains the absolute paths of its files."""
-
-    def save_checkpoint(self, path: Path) -> None:
-        super().save_checkpoint(path)
-        state = json.loads((path / "state.json").read_text())
-        (path / "state.json").write_text(json.dumps({**state, "file": str(path.resolve() / STATE)}))
-
-    def load_checkpoint(self, path: Path) -> None:
-        file = path / "state.json"
-        if file.exists() and file.stat().st_size:
-            try:
-                named = json.loads(file.read_text()).get("file", "")
-            except ValueError:
-                named = ""
-            if named and not Path(named).exists():
-                raise CheckpointError(f"{named} is not there")
-        super().load_checkpoint(path)
-
-
-class Pickles(TorchTrainEngine):
-    """The optimizer's settings are in a pickle."""
-
-    def save_checkpoint(self, path: Path) -> None:
-        super().save_checkpoint(path)
-        (path / "optimizer.bin").write_bytes(pickle.dumps(self.optim))
-
-    def load_checkpoint(self, path: Path) -> None:
-        try:
-            (path / "optimizer.bin").read_bytes()[1]
-        except (OSError, IndexError) as error:
-            raise CheckpointError(f"{path}: {error}") from error
-        super().load_checkpoint(path)
-
-
-class TrainsTheFile(TorchTrainEngine):
-    """A tensor stays mapped to the checkpoint file, and steps are written to this file."""
-
-    name = "model.norm.weight"
-
-    def save_checkpoint(self, path: Path) -> None:
-        super().save_checkpoint(path)
-        (path / "norm.raw").write_bytes(self.parameters[self.name].detach().numpy().tobytes())
-
-    def load_checkpoint(self, path: Path) -> None:
-        super().load_checkpoint(path)
-        held = self.parameters[self.name]
-        file = path / "norm.raw"
-        if not file.exists() or file.stat().st_size != held.numel() * 4:
-            raise CheckpointError(f"{file} is not whole")
-        held.data = torch.from_file(str(file), shared=True, size=held.numel())
-
-
+@defect({"steady.save": "largest difference"})
 class SaveRounds(TorchTrainEngine):
     """Saving rounds the weights to the written values."""
 
@@ -231,17 +135,7 @@ class SaveRounds(TorchTrainEngine):
         super().save_checkpoint(path)
 
 
-class HalfCheckpoint(TorchTrainEngine):
-    """In bfloat16, a checkpoint has the rounded weights."""
-
-    def save_checkpoint(self, path: Path) -> None:
-        super().save_checkpoint(path)
-        if self.spec.model.dtype == "bfloat16":
-            rewrite(
-                path, lambda held: {n: t.bfloat16().float() if n.startswith("weight/") else t for n, t in held.items()}
-            )
-
-
+@defect({"checkpoint.heads": "weights"})
 class HeadWithoutMoments(TorchTrainEngine):
     """A head's moments are not saved."""
 
@@ -250,6 +144,7 @@ class HeadWithoutMoments(TorchTrainEngine):
         rewrite(path, lambda held: {n: t for n, t in held.items() if n.startswith("weight/") or "score" not in n})
 
 
+@defect({"checkpoint.random_state": "numbers drawn"})
 class RandomStateForgotten(TorchTrainEngine):
     """A checkpoint does not restore the random state."""
 
@@ -259,20 +154,7 @@ class RandomStateForgotten(TorchTrainEngine):
         torch.set_rng_state(state)
 
 
-class LoadedLearnsTwice(TorchTrainEngine):
-    """After a load, every call adds its gradients twice."""
-
-    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
-        result = super().forward_backward(batch, objective)
-        if getattr(self, "loaded", False):
-            super().forward_backward(batch, objective)
-        return result
-
-    def load_checkpoint(self, path: Path) -> None:
-        super().load_checkpoint(path)
-        self.loaded = True
-
-
+@defect({"life": "life 2"})
 class ResetBehindALoad(TorchTrainEngine):
     """After a load, `reset_optimizer` continues the checkpoint's schedule."""
 
@@ -289,31 +171,7 @@ class ResetBehindALoad(TorchTrainEngine):
             self.num_steps = steps
 
 
-class HeadOfBefore(TorchTrainEngine):
-    """From the second load on, a value head is not loaded."""
-
-    num_loads = 0
-
-    def load_checkpoint(self, path):
-        self.num_loads += 1
-        kept = {name: p.detach().clone() for name, p in self.parameters.items() if "score" in name}
-        super().load_checkpoint(path)
-        if self.num_loads > 1:
-            for name, values in kept.items():
-                self.parameters[name].data.copy_(values)
-
-
-class LackingMomentsAreZero(TorchTrainEngine):
-    """Moments that a checkpoint lacks become zero."""
-
-    def _check_fit(self, path, tensors):
-        if any(name.startswith("exp_avg") for name in tensors):
-            for name, parameter in self.parameters.items():
-                for moment in ("exp_avg", "exp_avg_sq"):
-                    tensors.setdefault(f"{moment}/{name}", torch.zeros_like(parameter))
-        super()._check_fit(path, tensors)
-
-
+@defect({"checkpoint.folder": "`save_checkpoint` returned"})
 class SavedInAThread(TorchTrainEngine):
     """A thread moves the checkpoint into place after `save_checkpoint` has returned."""
 
@@ -329,6 +187,7 @@ class SavedInAThread(TorchTrainEngine):
         threading.Thread(target=move).start()
 
 
+@defect({"checkpoint.only_reads": "files"})
 class MarksTheFolder(TorchTrainEngine):
     """Loading a checkpoint writes a marker into its folder."""
 
@@ -337,6 +196,7 @@ class MarksTheFolder(TorchTrainEngine):
         (path / "loaded").touch()
 
 
+@defect({"checkpoint.idle": "of the rate, behind one and an idle step"})
 class ScheduleFromAdam(TorchTrainEngine):
     """After a load, the schedule continues from AdamW's step count, which omits steps without a gradient."""
 
@@ -346,6 +206,7 @@ class ScheduleFromAdam(TorchTrainEngine):
             self.num_steps = max(steps)
 
 
+@defect({"checkpoint.bfloat16": "weights"})
 class CopyStaysOld(TorchTrainEngine):
     """In bfloat16, passes after a load use the old weights until the next step."""
 
@@ -357,23 +218,7 @@ class CopyStaysOld(TorchTrainEngine):
                 parameter.data.copy_(held[name])
 
 
-class SavesLater(TorchTrainEngine):
-    """A checkpoint is on disk only some time after `save_checkpoint` has returned."""
-
-    def save_checkpoint(self, path: Path) -> None:
-        def write() -> None:
-            time.sleep(0.3)
-            TorchTrainEngine.save_checkpoint(self, path)
-
-        self.writer = threading.Thread(target=write)
-        self.writer.start()
-
-    def close(self) -> None:
-        if "writer" in vars(self):
-            self.writer.join()
-        super().close()
-
-
+@defect({"checkpoint.resume": "difference of weights"})
 class MomentsInHalf(TorchTrainEngine):
     """A checkpoint stores moments in bfloat16."""
 
@@ -384,45 +229,7 @@ class MomentsInHalf(TorchTrainEngine):
         save_file({n: t.clone() for n, t in halved.items()}, path / "state.safetensors")
 
 
-class CopyIsStaleAfterLoad(TorchTrainEngine):
-    """In bfloat16, `load_checkpoint` does not renew the rounded copy."""
-
-    loading = False
-
-    def load_checkpoint(self, path):
-        self.loading = True
-        try:
-            super().load_checkpoint(path)
-        finally:
-            self.loading = False
-
-    def _round_weights(self):
-        if not self.loading:
-            super()._round_weights()
-
-
-class BesideTheFolder(TorchTrainEngine):
-    """Part of the checkpoint is written outside its folder."""
-
-    @staticmethod
-    def _sidecar(path):
-        return Path(path).parent / f"{Path(path).name}.json"
-
-    def save_checkpoint(self, path):
-        super().save_checkpoint(path)
-        os.replace(Path(path) / "state.json", self._sidecar(path))
-
-    def load_checkpoint(self, path):
-        with tempfile.TemporaryDirectory() as name:
-            for file, to in (
-                (Path(path) / "state.safetensors", "state.safetensors"),
-                (self._sidecar(path), "state.json"),
-            ):
-                if file.exists():
-                    os.symlink(file.resolve(), Path(name) / to)
-            super().load_checkpoint(Path(name))
-
-
+@defect({"checkpoint.on_disk": "returned"})
 class SavesBehindYourBack(TorchTrainEngine):
     """`save_checkpoint` returns before a thread has finished writing."""
 
@@ -457,6 +264,7 @@ class SavesBehindYourBack(TorchTrainEngine):
             self.writer.join()
 
 
+@defect({"checkpoint.cannot_write": "was accepted"})
 class CheckpointErrorsLost(TorchTrainEngine):
     """A checkpoint that cannot be written is only logged, and training continues."""
 
@@ -465,6 +273,7 @@ class CheckpointErrorsLost(TorchTrainEngine):
             super().save_checkpoint(path)
 
 
+@defect({"checkpoint.many_steps": "largest difference of weights"})
 class StepsOfEightBits(TorchTrainEngine):
     """A checkpoint stores step counts in bfloat16."""
 
@@ -474,22 +283,7 @@ class StepsOfEightBits(TorchTrainEngine):
             state["step"].copy_(state["step"].bfloat16())
 
 
-class LockedBySync(TorchTrainEngine):
-    """`shards` holds a lock from its first item to its last, and a checkpoint waits for this lock."""
-
-    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
-        self.lock = threading.Lock()
-        super().initialize(ctx, spec)
-
-    def shards(self) -> Iterator[WeightShard]:
-        with self.lock:
-            yield from super().shards()
-
-    def save_checkpoint(self, path: Path) -> None:
-        with self.lock:
-            super().save_checkpoint(path)
-
-
+@defect({"checkpoint.first": "has no safetensors"})
 class BracketsArePatterns(TorchTrainEngine):
     """A checkpoint's files are found by a pattern, in which its folder's name is not escaped."""
 
@@ -497,34 +291,3 @@ class BracketsArePatterns(TorchTrainEngine):
         if not glob.glob(f"{path}/*.safetensors"):
             raise CheckpointError(f"{path} has no safetensors")
         super().load_checkpoint(path)
-
-
-class SettingsOfTheSaver(TorchTrainEngine):
-    """A checkpoint brings its optimizer's betas, eps and weight decay along."""
-
-    def save_checkpoint(self, path: Path) -> None:
-        super().save_checkpoint(path)
-        assert self.optimizer is not None
-        groups = [{k: group[k] for k in ("betas", "eps", "weight_decay")} for group in self.optimizer.param_groups]
-        atomic_write_json(path / "settings.json", groups)
-
-    def load_checkpoint(self, path: Path) -> None:
-        super().load_checkpoint(path)
-        assert self.optimizer is not None
-        saved = json.loads((path / "settings.json").read_text()) if (path / "settings.json").exists() else []
-        for group, settings in zip(self.optimizer.param_groups, saved, strict=False):
-            group.update(settings)
-
-
-class LinkedToTheLast(TorchTrainEngine):
-    """A checkpoint with the step count of the one that was saved before is made of links to its files."""
-
-    saved: tuple[int, Path] | None = None
-
-    def save_checkpoint(self, path: Path) -> None:
-        if self.saved is not None and self.saved[0] == self.num_steps and self.saved[1].exists():
-            for file in self.saved[1].iterdir():
-                os.link(file, path / file.name)
-            return
-        super().save_checkpoint(path)
-        self.saved = self.num_steps, path

@@ -12,13 +12,13 @@ from unittest.mock import patch
 import torch
 from safetensors.torch import load_file, save_file
 
+from broken.defect import defect
 from rlsdk.interfaces import Head, RankContext, TrainSpec
-from rlsdk.kit.files.export import in_dtype, write_model
-from rlsdk.kit.model.hf import persistent_buffers
 from rlsdk.reference import torch_engine
 from rlsdk.reference.torch_engine import TorchTrainEngine
 
 
+@defect({"export": "largest difference of weights"})
 class ExportOfTheFirst(TorchTrainEngine):
     """One tensor is exported with its initial values."""
 
@@ -35,6 +35,7 @@ class ExportOfTheFirst(TorchTrainEngine):
             parameter.copy_(trained)
 
 
+@defect({"export.files": "tokenizer"})
 class NoTokenizer(TorchTrainEngine):
     """An export lacks the tokenizer."""
 
@@ -44,17 +45,7 @@ class NoTokenizer(TorchTrainEngine):
             file.unlink()
 
 
-class PlainConfig(TorchTrainEngine):
-    """Some settings in an export's configuration are defaults of its class."""
-
-    def save_pretrained(self, path: Path) -> None:
-        super().save_pretrained(path)
-        config = json.loads((path / "config.json").read_text())
-        for name in ("pad_token_id", "max_position_embeddings"):
-            config.pop(name, None)
-        (path / "config.json").write_text(json.dumps(config))
-
-
+@defect({"export.value_head": "score.weight"})
 class HeadLeftOut(TorchTrainEngine):
     """An export lacks the head."""
 
@@ -65,6 +56,7 @@ class HeadLeftOut(TorchTrainEngine):
             save_file({n: t for n, t in load_file(file).items() if "score" not in n}, file, {"format": "pt"})
 
 
+@defect({"export.bfloat16": "weights"})
 class WideExport(TorchTrainEngine):
     """A bfloat16 model is exported in float32."""
 
@@ -77,22 +69,7 @@ class WideExport(TorchTrainEngine):
             self.spec = spec
 
 
-class TiedUntiedInExport(TorchTrainEngine):
-    """A tied model is exported as untied, with the initial output layer."""
-
-    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
-        super().initialize(ctx, spec)
-        self.first = {name: self.parameters[of].detach().clone() for name, of in self.tied.items()}
-
-    def save_pretrained(self, path: Path) -> None:
-        super().save_pretrained(path)
-        if self.first:
-            file = path / "model.safetensors"
-            save_file({**load_file(file), **self.first}, file, {"format": "pt"})
-            config = json.loads((path / "config.json").read_text())
-            (path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
-
-
+@defect({"export.again": "begun anew"})
 class ExportsOnce(TorchTrainEngine):
     """A second export has the weights of the first."""
 
@@ -102,20 +79,7 @@ class ExportsOnce(TorchTrainEngine):
         (path / "model.safetensors").write_bytes(first)
 
 
-class ExportCutsOff(TorchTrainEngine):
-    """Exports in bfloat16 truncate instead of rounding."""
-
-    def save_pretrained(self, path: Path) -> None:
-        held = {name: p.data for name, p in self.parameters.items()}
-        if self.spec.model.dtype == "bfloat16" and self.parameters is not self.computed:
-            for parameter in self.parameters.values():
-                bits = parameter.data.view(torch.int32) & -65536
-                parameter.data = bits.view(torch.float32)
-        super().save_pretrained(path)
-        for name, parameter in self.parameters.items():
-            parameter.data = held[name]
-
-
+@defect({"export.again": "File exists"})
 class CannotSaveTwice(TorchTrainEngine):
     """A checkpoint cannot be written to an existing folder."""
 
@@ -124,6 +88,7 @@ class CannotSaveTwice(TorchTrainEngine):
         super().save_pretrained(path)
 
 
+@defect({"steady.kinds": "differ, bfloat16"})
 class ExportRoundsTheMasters(TorchTrainEngine):
     """In bfloat16, `save_pretrained` rounds the trained float32 weights."""
 
@@ -135,6 +100,7 @@ class ExportRoundsTheMasters(TorchTrainEngine):
         super().save_pretrained(path)
 
 
+@defect({"export.cannot_write": "was accepted"})
 class ExportErrorsLost(TorchTrainEngine):
     """Exceptions of a thread that writes an export are ignored."""
 
@@ -143,6 +109,7 @@ class ExportErrorsLost(TorchTrainEngine):
             super().save_pretrained(path)
 
 
+@defect({"export.reset": "largest difference of weights"})
 class ExportOfAStep(TorchTrainEngine):
     """The weights of an export are cached by the number of steps."""
 
@@ -158,6 +125,7 @@ class ExportOfAStep(TorchTrainEngine):
                 parameter.copy_(now[name])
 
 
+@defect({"export.value_head": "missing or strange"})
 class NamedAsItsSource(TorchTrainEngine):
     """The exported configuration names the class of the model's folder, also if the engine added a head."""
 
@@ -167,18 +135,7 @@ class NamedAsItsSource(TorchTrainEngine):
         (path / "config.json").write_text(json.dumps({**own, "architectures": source["architectures"]}))
 
 
-class BuffersInModelsDtype(TorchTrainEngine):
-    """Persistent buffers are exported in the dtype of the parameters."""
-
-    def save_pretrained(self, path: Path) -> None:
-        dtype = getattr(torch, self.spec.model.dtype)
-        values = {**self.parameters, **persistent_buffers(self.model)}
-        tensors = in_dtype({name: tensor.shape for name, tensor in values.items()}, dtype)
-        write_model(
-            path, self.model.config, tensors, lambda t, _: values[t.name].to(dtype), source=self.spec.model.path
-        )
-
-
+@defect({"model.buffers": "buffers that are not exported"})
 class BuffersLeftOut(TorchTrainEngine):
     """Persistent buffers are not exported."""
 
@@ -187,6 +144,7 @@ class BuffersLeftOut(TorchTrainEngine):
             super().save_pretrained(path)
 
 
+@defect({"export.files": "settings that differ"})
 class KnownSettingsOnly(TorchTrainEngine):
     """Fields of the configuration that its class does not know are left out."""
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from rlsdk.interfaces import ConfigError, RankContext, TrainSpec
+from broken.defect import defect
+from rlsdk.interfaces import RankContext, TrainSpec
 from rlsdk.reference.torch_engine import TorchTrainEngine
 
 
@@ -19,6 +20,7 @@ def _stored(spec: TrainSpec) -> dict[str, str]:
     return json.loads(index.read_text())["weight_map"] if index.exists() else {}
 
 
+@defect({"model.code": "code of the model was run"})
 class RunsCode(TorchTrainEngine):
     """Code in a model's folder runs, even if it is not allowed."""
 
@@ -26,29 +28,7 @@ class RunsCode(TorchTrainEngine):
         super().initialize(ctx, replace(spec, model=replace(spec.model, trust_remote_code=True)))
 
 
-class FirstFile(TorchTrainEngine):
-    """Only the first of several checkpoint files is read."""
-
-    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
-        super().initialize(ctx, spec)
-        files = _stored(spec)
-        for name, parameter in self.parameters.items():
-            if files and files.get(name) != min(files.values()):
-                parameter.data.mul_(0.5)
-
-
-class TrainsWhatLacks(TorchTrainEngine):
-    """Of a checkpoint that lacks a tensor, what was allocated is trained."""
-
-    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
-        try:
-            super().initialize(ctx, spec)
-        except ConfigError as error:
-            if "lacks" not in str(error):
-                raise
-            super().initialize(ctx, replace(spec, init_from_config=True))
-
-
+@defect({"model.families": "largest difference"})
 class DtypeOfFiles(TorchTrainEngine):
     """A model is trained in the dtype of its files."""
 
@@ -58,6 +38,7 @@ class DtypeOfFiles(TorchTrainEngine):
         super().initialize(ctx, replace(spec, model=replace(spec.model, dtype=dtype)))
 
 
+@defect({"export.tied": "files of its index"})
 class IndexOfTheSource(TorchTrainEngine):
     """An export copies all files next to the weights, including an index of other files."""
 
@@ -67,6 +48,7 @@ class IndexOfTheSource(TorchTrainEngine):
             shutil.copy(file, path)
 
 
+@defect({"export.files": "chat_template.jinja"})
 class TemplateLost(TorchTrainEngine):
     """An export has the tokenizer's vocabulary, but not its chat template."""
 
@@ -75,6 +57,7 @@ class TemplateLost(TorchTrainEngine):
         (path / "chat_template.jinja").unlink(missing_ok=True)
 
 
+@defect({"refusals.settings": "an argument that"})
 class TakesAnyArgument(TorchTrainEngine):
     """Unknown raw arguments are silently accepted."""
 
@@ -82,6 +65,7 @@ class TakesAnyArgument(TorchTrainEngine):
         super().initialize(ctx, replace(spec, engine_kwargs={}))
 
 
+@defect({"refusals.settings": "a dtype that there is not"})
 class AnyDtype(TorchTrainEngine):
     """An unknown dtype is replaced with float32."""
 
@@ -90,6 +74,7 @@ class AnyDtype(TorchTrainEngine):
         super().initialize(ctx, replace(spec, model=replace(spec.model, dtype=dtype)))
 
 
+@defect({"refusals.settings": "micro_batch_tokens 0"})
 class NoTokenLimit(TorchTrainEngine):
     """A `micro_batch_tokens` of 0 means no limit."""
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from broken.train_base import Through, Wrapped
+from broken.defect import defect
+from broken.train_base import Wrapped
 from rlsdk.interfaces import (
     Batch,
     ForwardBackwardResult,
-    Head,
     Objective,
     ObjectiveResult,
     OptimStepResult,
@@ -39,6 +38,7 @@ class Averaged:
         return replace(result, loss=result.loss / self.by)
 
 
+@defect({"gradient.micro_batches": "largest difference of loss", "gradient.calls": "loss"})
 class MeanOfMeans(TorchTrainEngine):
     """The losses of micro-batches are averaged."""
 
@@ -46,6 +46,7 @@ class MeanOfMeans(TorchTrainEngine):
         return super().forward_backward(batch, Averaged(objective, len(self._cut(batch))))
 
 
+@defect({"gradient.calls": "largest difference of loss"})
 class FirstCallForgotten(TorchTrainEngine):
     """Every call clears the gradients: only those of the last call remain."""
 
@@ -55,22 +56,7 @@ class FirstCallForgotten(TorchTrainEngine):
         return super().forward_backward(batch, objective)
 
 
-class ByShareOfTokens(TorchTrainEngine):
-    """Each micro-batch is weighted by its share of the tokens, not by its own weights."""
-
-    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
-        tokens, passes = batch.num_tokens, len(self._cut(batch, objective))
-
-        class Shared(Through):
-            def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
-                result = self.objective(outputs, batch)
-                part = result.loss * (batch.num_tokens * passes / tokens)
-                # The value stays, and the gradient alone is another.
-                return replace(result, loss=part + (result.loss - part).detach())
-
-        return super().forward_backward(batch, Shared(objective))
-
-
+@defect({"step.unlike_calls": "largest difference"})
 class LargestCallsOnly(TorchTrainEngine):
     """A call with a single token is skipped."""
 
@@ -79,28 +65,7 @@ class LargestCallsOnly(TorchTrainEngine):
         return super().forward_backward(batch.select(long) if batch.num_tokens == 1 else batch, objective)
 
 
-class AddsInHalf(TorchTrainEngine):
-    """In bfloat16, gradients of micro-batches are summed in bfloat16."""
-
-    def _collect_gradients(self) -> None:
-        """Later, in the step."""
-
-    def optim_step(self) -> OptimStepResult:
-        super()._collect_gradients()
-        return super().optim_step()
-
-
-class RecomputedWithoutInput(TorchTrainEngine):
-    """With recomputation nothing before the first layer has a gradient: reentrant checkpointing of an input without a
-    gradient."""
-
-    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
-        super().initialize(ctx, spec)
-        if spec.activation_checkpointing:
-            embedding = self.model.get_input_embeddings()
-            embedding.register_forward_hook(lambda module, given, result: result.detach().requires_grad_())
-
-
+@defect({"steady.no_rows": "largest difference"})
 class EmptyCallClears(TorchTrainEngine):
     """A call without rows zeroes the gradients."""
 
@@ -111,6 +76,7 @@ class EmptyCallClears(TorchTrainEngine):
         return result
 
 
+@defect({"steady.no_rows": "losses of nothing"})
 class EmptyCallIsNone(TorchTrainEngine):
     """The loss of a call without rows is NaN: a mean over nothing."""
 
@@ -119,6 +85,7 @@ class EmptyCallIsNone(TorchTrainEngine):
         return result if batch.num_rows else replace(result, loss=math.nan)
 
 
+@defect({"steady.forward": "largest difference"})
 class ForwardClears(TorchTrainEngine):
     """A pass without gradient between a call and the step clears the gradients."""
 
@@ -128,6 +95,7 @@ class ForwardClears(TorchTrainEngine):
         return super().forward(batch, outputs)
 
 
+@defect({"model.recomputes": "over those without"})
 class RecomputesNothing(TorchTrainEngine):
     """`activation_checkpointing` is ignored."""
 
@@ -135,6 +103,7 @@ class RecomputesNothing(TorchTrainEngine):
         super().initialize(ctx, replace(spec, activation_checkpointing=False))
 
 
+@defect({"length.gradient": "gradient norm"})
 class GradientOfTheBeginning(Wrapped):
     """Tokens after the 256th of a row have log-probs, but no gradient."""
 
@@ -144,6 +113,7 @@ class GradientOfTheBeginning(Wrapped):
         return {n: v if n == "scores" else torch.where(early, v, v.detach()) for n, v in found.items()}
 
 
+@defect({"model.recomputed": "masked"})
 class RecomputedAtOne(Wrapped):
     """Recomputation in the backward pass uses temperature 1."""
 
@@ -155,6 +125,7 @@ class RecomputedAtOne(Wrapped):
         return {name: found[name].detach() + other[name] - other[name].detach() for name in names}
 
 
+@defect({"model.accumulated": "equal calls"})
 class CallsInHalf(TorchTrainEngine):
     """In bfloat16, gradients of several calls are summed in bfloat16, those of one call in float32."""
 
@@ -166,25 +137,7 @@ class CallsInHalf(TorchTrainEngine):
         return result
 
 
-class LossOfTheLast(TorchTrainEngine):
-    """The reported loss is that of the last micro-batch."""
-
-    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
-        losses: list[float] = []
-
-        class Noted:
-            whole_groups = getattr(objective, "whole_groups", False)
-            outputs = objective.outputs
-
-            def __call__(self, outputs: Any, part: Batch) -> Any:
-                result = objective(outputs, part)
-                losses.append(float(result.loss.detach()))
-                return result
-
-        result = super().forward_backward(batch, Noted())
-        return replace(result, loss=losses[-1] if losses else result.loss)
-
-
+@defect({"gradient.micro_batches": "passes of 1 row"})
 class OneMicroBatch(TorchTrainEngine):
     """A call always reports one micro-batch."""
 
@@ -192,35 +145,7 @@ class OneMicroBatch(TorchTrainEngine):
         return replace(super().forward_backward(batch, objective), num_micro_batches=1)
 
 
-class GradientModeLeft(TorchTrainEngine):
-    """After a pass without gradient, gradients stay disabled."""
-
-    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
-        found = super().forward(batch, outputs)
-        torch.set_grad_enabled(False)
-        return found
-
-    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
-        torch.set_grad_enabled(True)
-        return super().forward_backward(batch, objective)
-
-    def close(self) -> None:
-        torch.set_grad_enabled(True)
-        super().close()
-
-
-class HeadAlone(Wrapped):
-    """A value head's gradient does not reach the body."""
-
-    def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
-        found = super().run(batch, names)
-        if self.spec.model.head is Head.VALUE and torch.is_grad_enabled():
-            self.model.model.requires_grad_(False)
-            found = super().run(batch, names)
-            self.model.model.requires_grad_(True)
-        return found
-
-
+@defect({"gradient": "difference of loss"})
 class LateTokensDoNotLearn(TorchTrainEngine):
     """The last quarter of the vocabulary's embeddings has no gradient."""
 
@@ -231,6 +156,7 @@ class LateTokensDoNotLearn(TorchTrainEngine):
         return super().optim_step()
 
 
+@defect({"gradient": "gradient norm"})
 class NormsNotMeasured(TorchTrainEngine):
     """One-dimensional parameters do not count in the gradient's norm."""
 
@@ -241,7 +167,8 @@ class NormsNotMeasured(TorchTrainEngine):
         return result if result.skipped else replace(result, grad_norm=norm)
 
 
-class EntropyOfTopTokens(Wrapped):
+@defect({"objective.both": "difference of loss"})
+class EntropyGradientOfTopTokens(Wrapped):
     """The entropy, with gradient, is that of the 32 most probable tokens."""
 
     def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:

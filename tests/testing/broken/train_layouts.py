@@ -8,10 +8,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from broken.defect import defect
 from rlsdk.interfaces import OptimStepResult, WeightLayout, WeightShard
 from rlsdk.reference.torch_engine import TorchTrainEngine
 
 
+@defect({"layout": "shards that are copies"})
 class CopiesForShards(TorchTrainEngine):
     """`shards` yields copies."""
 
@@ -20,6 +22,20 @@ class CopiesForShards(TorchTrainEngine):
             yield replace(shard, tensor=shard.tensor.clone())
 
 
+@defect(
+    {
+        "layout": "a step did not change",
+        "gradient": "difference of",
+        "gradient.mask": "difference of",
+        "gradient.entropy": "difference of",
+        "gradient.values": "difference of",
+        "gradient.scores": "difference of",
+        "gradient.padding": "difference of",
+        "gradient.calls": "difference of",
+        "step.clipping": "difference of",
+        "step.schedule": "difference of",
+    }
+)
 class OneTensorFrozen(TorchTrainEngine):
     """One bias is never trained, because the optimizer lacks it."""
 
@@ -32,18 +48,7 @@ class OneTensorFrozen(TorchTrainEngine):
         return result
 
 
-class LayoutCounts(TorchTrainEngine):
-    """After a step, the order of the layout and of the shards changes."""
-
-    def layout(self) -> WeightLayout:
-        found = super().layout()
-        return found if not self.num_steps else replace(found, boxes=found.boxes[1:] + found.boxes[:1])
-
-    def shards(self) -> Iterator[WeightShard]:
-        found = list(super().shards())
-        yield from found if not self.num_steps else found[1:] + found[:1]
-
-
+@defect({"steady.layout": "another dtype"})
 class ShardsOfAnotherType(TorchTrainEngine):
     """The layout has bfloat16, but shards are float32."""
 
@@ -52,6 +57,7 @@ class ShardsOfAnotherType(TorchTrainEngine):
         return replace(found, tensors=tuple(replace(meta, dtype="bfloat16") for meta in found.tensors))
 
 
+@defect({"layout.place": "another node"})
 class NodeUnknown(TorchTrainEngine):
     """The layout has a node name of its own."""
 
@@ -59,6 +65,7 @@ class NodeUnknown(TorchTrainEngine):
         return replace(super().layout(), node="here")
 
 
+@defect({"model.tied": "not in the layout"})
 class TiedTheOtherWay(TorchTrainEngine):
     """The layout maps tied names in the wrong direction."""
 
@@ -67,6 +74,7 @@ class TiedTheOtherWay(TorchTrainEngine):
         return replace(found, tied={of: name for name, of in found.tied.items()})
 
 
+@defect({"layout": "node:pid"})
 class SaysItsNodeOnly(TorchTrainEngine):
     """The layout's process is only the node."""
 
@@ -74,6 +82,7 @@ class SaysItsNodeOnly(TorchTrainEngine):
         return replace(super().layout(), process=self.ctx.node)
 
 
+@defect({"layout.kinds": "faults, bfloat16"})
 class LayoutSaysWhatComputes(TorchTrainEngine):
     """In bfloat16, the layout has bfloat16, but shards are float32."""
 
@@ -82,6 +91,7 @@ class LayoutSaysWhatComputes(TorchTrainEngine):
         return replace(found, tensors=tuple(replace(meta, dtype=self.spec.model.dtype) for meta in found.tensors))
 
 
+@defect({"model.buffers": "no rank holds", "life.models": "routed"})
 class BuffersNotServed(TorchTrainEngine):
     """`layout` and `shards` have parameters only, no persistent buffers."""
 
@@ -89,6 +99,7 @@ class BuffersNotServed(TorchTrainEngine):
         return dict(self.parameters)
 
 
+@defect({"steady.layout": "two iterations of shards"})
 class OneCursor(TorchTrainEngine):
     """All iterations of `shards` share their position."""
 
@@ -96,16 +107,3 @@ class OneCursor(TorchTrainEngine):
         self.rest = super().shards()
         while (shard := next(self.rest, None)) is not None:
             yield shard
-
-
-class BusyUntilTheEnd(TorchTrainEngine):
-    """A sync that stopped early keeps others from reading."""
-
-    busy = False
-
-    def shards(self) -> Iterator[WeightShard]:
-        if self.busy:
-            raise RuntimeError("the weights are being read")
-        self.busy = True
-        yield from super().shards()
-        self.busy = False

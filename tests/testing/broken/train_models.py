@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from broken.defect import defect
 from rlsdk.interfaces import Batch, Head, RankContext, TrainSpec
 from rlsdk.kit.model.hf import persistent_buffers
 from rlsdk.reference.torch_engine import TorchTrainEngine
@@ -35,12 +36,14 @@ class DropoutStays(TorchTrainEngine):
                 module.register_forward_hook(drop)
 
 
+@defect({"model.dropout": "recomputed"})
 class DropoutWhenRecomputed(DropoutStays):
     """Recomputation needs training mode, which enables the configuration's dropout."""
 
     when_recomputed = True
 
 
+@defect({"model.families": "llama"})
 class VocabularyPadded(TorchTrainEngine):
     """The vocabulary is padded to a multiple of 8, and the padding takes part in the softmax."""
 
@@ -51,6 +54,7 @@ class VocabularyPadded(TorchTrainEngine):
             self.model.lm_head.register_forward_hook(lambda module, given, logits: F.pad(logits, (0, lacking)))
 
 
+@defect({"model.families": "llama"})
 class NormEpsFixed(TorchTrainEngine):
     """Norms add 1e-6, whatever the configuration has."""
 
@@ -61,6 +65,7 @@ class NormEpsFixed(TorchTrainEngine):
                 module.variance_epsilon = 1e-6  # type: ignore[assignment]
 
 
+@defect({"model.tied": "largest difference of loss"})
 class TiedCut(TorchTrainEngine):
     """A tied tensor gets only the gradient of the output layer."""
 
@@ -71,18 +76,7 @@ class TiedCut(TorchTrainEngine):
             embedding.register_forward_hook(lambda module, given, result: result.detach().requires_grad_())
 
 
-class TiedParted(TorchTrainEngine):
-    """A tied model is trained with a separate output layer."""
-
-    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
-        super().initialize(ctx, spec)
-        if self.tied and spec.optim is not None:
-            self.model.lm_head.weight = torch.nn.Parameter(self.model.lm_head.weight.detach().clone())
-            self.parameters["lm_head.weight"] = self.model.lm_head.weight
-            self.tied = {}
-            self.reset_optimizer(spec.optim)
-
-
+@defect({"model.bfloat16": "bfloat16 numbers"})
 class SoftmaxInHalf(TorchTrainEngine):
     """In bfloat16, log-probs are bfloat16 numbers."""
 
@@ -92,6 +86,7 @@ class SoftmaxInHalf(TorchTrainEngine):
         return {name: values.bfloat16().float() if half else values for name, values in found.items()}
 
 
+@defect({"model.initial": "two random starts"})
 class DrawnByProcess(TorchTrainEngine):
     """Random weights come from the process's generator, not from the seed of the run."""
 
@@ -99,6 +94,7 @@ class DrawnByProcess(TorchTrainEngine):
         super().initialize(replace(ctx, seed=random.randrange(2**30)) if spec.init_from_config else ctx, spec)
 
 
+@defect({"model.initial": "from the checkpoint"})
 class BeginsRounded(TorchTrainEngine):
     """Float32 weights are rounded to bfloat16 when they are read."""
 
@@ -109,15 +105,7 @@ class BeginsRounded(TorchTrainEngine):
                 parameter.copy_(parameter.bfloat16().float())
 
 
-class HeadsInHalf(TorchTrainEngine):
-    """Outputs of heads have the model's dtype."""
-
-    def forward(self, batch, outputs):
-        dtype = getattr(torch, self.spec.model.dtype)
-        found = super().forward(batch, outputs)
-        return {name: values if name == "log_probs" else values.to(dtype) for name, values in found.items()}
-
-
+@defect({"model.bfloat16_forward": "difference of log_probs"})
 class NormsStayOld(TorchTrainEngine):
     """In bfloat16, the norms and biases used in passes are never renewed from the master weights."""
 
@@ -129,6 +117,7 @@ class NormsStayOld(TorchTrainEngine):
                     parameter.copy_(self.parameters[name])
 
 
+@defect({"model.capped": "capped"})
 class LogitsUncapped(TorchTrainEngine):
     """The logit cap of a model family is ignored in training."""
 
@@ -138,20 +127,7 @@ class LogitsUncapped(TorchTrainEngine):
             self.model.config.final_logit_softcapping = None
 
 
-class PositionsUnscaled(TorchTrainEngine):
-    """Rotary tables use only `rope_theta` and ignore the other `rope_parameters`."""
-
-    def initialize(self, ctx, spec):
-        super().initialize(ctx, spec)
-        config = self.model.config
-        said = config.rope_parameters
-        rotary = self.model.model.rotary_emb
-        if said.get("rope_type", "default") != "default":
-            width = 2 * len(rotary.inv_freq)
-            rotary.inv_freq.copy_(1.0 / said["rope_theta"] ** (torch.arange(0, width, 2).float() / width))
-            rotary.attention_scaling = 1.0
-
-
+@defect({"model.windows": "windows"})
 class WindowOneTooWide(TorchTrainEngine):
     """Layers with a sliding window attend to one token too many."""
 
@@ -161,6 +137,7 @@ class WindowOneTooWide(TorchTrainEngine):
             self.model.config.sliding_window += 1
 
 
+@defect({"model.scaled_positions": "yarn positions"})
 class AttentionUnscaled(TorchTrainEngine):
     """For positions scaled by `yarn`, the tables are right, but their attention factor is ignored."""
 
@@ -171,6 +148,7 @@ class AttentionUnscaled(TorchTrainEngine):
             rotary.attention_scaling = 1.0
 
 
+@defect({"model.seeds": "two seeds, random"})
 class SeedOfItsOwn(TorchTrainEngine):
     """Random weights are always the same."""
 
@@ -178,6 +156,7 @@ class SeedOfItsOwn(TorchTrainEngine):
         super().initialize(replace(ctx, seed=1), spec)
 
 
+@defect({"model.bfloat16_positions": "difference of late tokens"})
 class RotaryInBfloat16(TorchTrainEngine):
     """Rotary frequencies are rounded to bfloat16 with the weights."""
 
@@ -189,6 +168,7 @@ class RotaryInBfloat16(TorchTrainEngine):
                 buffer.data = buffer.data.bfloat16().to(buffer.dtype)
 
 
+@defect({"model.experts": "experts, rows 1"})
 class BalancesExperts(TorchTrainEngine):
     """The configured router loss (`router_aux_loss_coef`) is added to the router's gradient, once in every
     micro-batch."""
@@ -223,15 +203,7 @@ class _WithLoss(torch.autograd.Function):
         return gradient, gradient.new_ones(())
 
 
-class BuffersRounded(TorchTrainEngine):
-    """Persistent buffers are rounded with the weights."""
-
-    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
-        super().initialize(ctx, spec)
-        for buffer in persistent_buffers(self.model).values():
-            buffer.data = buffer.data.to(getattr(torch, spec.model.dtype))
-
-
+@defect({"model.buffers": "with other values", "life.models": "routed"})
 class BuffersAreZero(TorchTrainEngine):
     """Persistent buffers are not read from the checkpoint."""
 

@@ -7,16 +7,17 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 
+from broken.defect import defect
 from rlsdk.interfaces import TrainEngine
 from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
 from rlsdk.kit.model.hf import build_model, canonical_parameters
 from rlsdk.reference.torch_engine import MOMENTS, TorchTrainEngine
 
 
+@defect({"registration.capabilities": "offload is claimed", "offload": "does not support"})
 class OffloadAbsent(TorchTrainEngine):
     """Claims offloading, but has the interface's defaults, which refuse."""
 
@@ -24,6 +25,7 @@ class OffloadAbsent(TorchTrainEngine):
     onload = TrainEngine.onload
 
 
+@defect({"offload": "largest difference of weights"})
 class GradientsLost(TorchTrainEngine):
     """Parts that are offloaded with gradients are restored without them."""
 
@@ -33,6 +35,7 @@ class GradientsLost(TorchTrainEngine):
             self.optimizer.zero_grad()
 
 
+@defect({"steady.offload": "largest difference"})
 class MomentsStayAway(TorchTrainEngine):
     """Moments that were offloaded alone are restored as zeros."""
 
@@ -43,6 +46,7 @@ class MomentsStayAway(TorchTrainEngine):
                 state["exp_avg"].zero_()
 
 
+@defect({"steady.offload": "exp_avg"})
 class OffloadNeedsMoments(TorchTrainEngine):
     """Offloading before the first step, without moments, is an error."""
 
@@ -52,6 +56,7 @@ class OffloadNeedsMoments(TorchTrainEngine):
         super().offload(parts)
 
 
+@defect({"steady.offload_frozen": "largest difference"})
 class FrozenDoesNotReturn(TorchTrainEngine):
     """A frozen model's weights are restored rounded."""
 
@@ -62,6 +67,7 @@ class FrozenDoesNotReturn(TorchTrainEngine):
                 parameter.data = parameter.data.bfloat16().float()
 
 
+@defect({"steady.offload_changed": "changed by a checkpoint"})
 class OffloadsWhatStepsChanged(TorchTrainEngine):
     """Moments are copied to the host only if a step changed them since the last copy; a loaded checkpoint is not
     considered."""
@@ -93,6 +99,7 @@ class OffloadsWhatStepsChanged(TorchTrainEngine):
                 state[moment].copy_(self.host[name, moment])
 
 
+@defect({"steady.offload": "largest difference"})
 class MomentsSwapped(TorchTrainEngine):
     """If weights are not offloaded, the two moments are swapped when they are restored."""
 
@@ -103,6 +110,7 @@ class MomentsSwapped(TorchTrainEngine):
                 state["exp_avg"], state["exp_avg_sq"] = state["exp_avg_sq"], state["exp_avg"]
 
 
+@defect({"life.frozen": "layout changed"})
 class FrozenReadAgain(TorchTrainEngine):
     """A frozen model's weights are dropped by `offload`, and read from the model's folder again by `onload`."""
 
@@ -122,24 +130,7 @@ class FrozenReadAgain(TorchTrainEngine):
                 self.parameters[name].data = parameter.data
 
 
-class OnePoolForAll(TorchTrainEngine):
-    """Offloaded weights of all engines of the process wait in the same buffers."""
-
-    pool: ClassVar[dict[str, torch.Tensor]] = {}
-
-    def offload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
-        if "weights" in parts:
-            self.pool |= {name: p.detach().clone() for name, p in self.parameters.items()}
-        super().offload(parts)
-
-    @torch.no_grad()
-    def onload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
-        super().onload(parts)
-        if "weights" in parts:
-            for name, parameter in self.parameters.items():
-                parameter.copy_(self.pool[name])
-
-
+@defect({"close": "temporary folder"})
 class SwapFilesStay(TorchTrainEngine):
     """Each `offload` writes a file outside of `scratch_dir`, which is removed when the process ends."""
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from broken.defect import defect
 from broken.train_base import Wrapped
-from rlsdk.interfaces import Batch, ForwardBackwardResult, Head, Objective, OptimStepResult, RankContext, TrainSpec
+from rlsdk.interfaces import Batch, ForwardBackwardResult, Head, Objective, RankContext, TrainSpec
 from rlsdk.reference.torch_engine import TorchTrainEngine
 
 
+@defect({"outputs.temperature": "temperature 0.6"})
 class BeforeTemperature(TorchTrainEngine):
     """Log-probs are of the logits before the division by the temperature."""
 
@@ -23,6 +24,7 @@ class BeforeTemperature(TorchTrainEngine):
         return super().forward(batch if "entropy" in outputs else batch.with_meta(temperature=1.0), outputs)
 
 
+@defect({"outputs.entropy": "largest difference of entropy"})
 class EntropyInBits(TorchTrainEngine):
     """Entropy without gradient uses the logarithm to base 2."""
 
@@ -31,6 +33,7 @@ class EntropyInBits(TorchTrainEngine):
         return {name: values * 1.4427 if name == "entropy" else values for name, values in found.items()}
 
 
+@defect({"outputs.values": "largest difference of values"})
 class ValuesOneLate(TorchTrainEngine):
     """Without gradient, the value at t is the head's output at t instead of t - 1."""
 
@@ -39,6 +42,7 @@ class ValuesOneLate(TorchTrainEngine):
         return {name: values.roll(-1) if name == "values" else values for name, values in found.items()}
 
 
+@defect({"outputs.scores": "largest difference of scores"})
 class ScoresAbsent(TorchTrainEngine):
     """Claims score models, but returns zeros."""
 
@@ -53,6 +57,7 @@ def early(batch: Batch) -> Batch:
     return batch.with_tokens(response_mask=batch["response_mask"].roll(-1))
 
 
+@defect({"outputs.mask": "off the mask", "gradient.mask": "largest difference of loss"})
 class MaskOneEarly(TorchTrainEngine):
     """The response mask is applied to the predicting position: off by one."""
 
@@ -63,6 +68,7 @@ class MaskOneEarly(TorchTrainEngine):
         return super().forward_backward(early(batch), objective)
 
 
+@defect({"outputs.row_order": "passes of 2 rows"})
 class RowsSorted(TorchTrainEngine):
     """Outputs are in the order in which rows ran: by length."""
 
@@ -74,6 +80,7 @@ class RowsSorted(TorchTrainEngine):
         return {name: values[at] for name, values in found.items()}
 
 
+@defect({"outputs.company": "list index out of range"})
 class NoRowsFail(TorchTrainEngine):
     """A rank without rows raises an error."""
 
@@ -83,6 +90,7 @@ class NoRowsFail(TorchTrainEngine):
         return super().forward(batch, outputs)
 
 
+@defect({"outputs.packing": "most tokens through a linear layer"})
 class PadsInSecret(TorchTrainEngine):
     """Claims packing, but runs padded rectangles."""
 
@@ -97,6 +105,7 @@ class PadsInSecret(TorchTrainEngine):
         self.outputs = padded  # type: ignore[assignment]
 
 
+@defect({"frozen": "largest difference"})
 class FrozenInHalf(TorchTrainEngine):
     """A frozen model is stored in bfloat16, whatever dtype was requested."""
 
@@ -107,33 +116,7 @@ class FrozenInHalf(TorchTrainEngine):
                 parameter.data = parameter.data.bfloat16().float()
 
 
-class PositionsWrap(TorchTrainEngine):
-    """Positions start again at 256, the length of a rotary table."""
-
-    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
-        super().initialize(ctx, spec)
-
-        def wrap(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-            values = [*arguments, *named.values()]
-            wrapped = [v % 256 if isinstance(v, Tensor) and v.dtype is torch.int64 else v for v in values]
-            return tuple(wrapped[: len(arguments)]), dict(zip(named, wrapped[len(arguments) :], strict=True))
-
-        rotary = self.model.model.rotary_emb if spec.model.head is Head.LM else None
-        if rotary is not None:
-            rotary.register_forward_pre_hook(wrap, with_kwargs=True)
-
-
-class RowsMeet(Wrapped):
-    """If a row is longer than 128 tokens, attention crosses the borders of packed rows."""
-
-    def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
-        if batch.num_rows < 2 or int(batch.lengths.max()) <= 128 or "scores" in names:
-            return super().run(batch, names)
-        together = Batch(lengths=batch.lengths.sum()[None], tokens=batch.tokens, rows={}, meta=batch.meta)
-        begins = batch.position_ids > 0
-        return {name: values * begins for name, values in super().run(together, names).items()}
-
-
+@defect({"length.outputs": "in one pass"})
 class EndsAfterThousand(Wrapped):
     """Outputs are computed only for the first 1,024 tokens of a pass, the size of a buffer."""
 
@@ -143,18 +126,7 @@ class EndsAfterThousand(Wrapped):
         return {name: values if name == "scores" else values * early for name, values in found.items()}
 
 
-class BudgetDoubled(TorchTrainEngine):
-    """A pass may have twice as many tokens as allowed."""
-
-    def _cut(self, batch: Batch, objective: Objective | None = None) -> list[Tensor]:
-        limits = self.spec
-        self.spec = replace(limits, micro_batch_tokens=limits.micro_batch_tokens and limits.micro_batch_tokens * 2)
-        try:
-            return super()._cut(batch, objective)
-        finally:
-            self.spec = limits
-
-
+@defect({"length.budget": "most tokens in a pass"})
 class ForwardWithoutBudget(TorchTrainEngine):
     """Passes without gradient run all rows in one pass."""
 
@@ -164,6 +136,7 @@ class ForwardWithoutBudget(TorchTrainEngine):
         )
 
 
+@defect({"length.outputs": "300 tokens"})
 class LongRowsCut(TorchTrainEngine):
     """A row that is longer than the limit of a pass is truncated."""
 
@@ -173,6 +146,7 @@ class LongRowsCut(TorchTrainEngine):
         return {name: values if name == "scores" else values * seen for name, values in found.items()}
 
 
+@defect({"length.shortest": "list index"})
 class OneTokenRowsFail(Wrapped):
     """A row of one token raises an error, because it has nothing to predict."""
 
@@ -182,6 +156,7 @@ class OneTokenRowsFail(Wrapped):
         return super().run(batch, names)
 
 
+@defect({"length.values": "largest difference of"})
 class ValuesMasked(Wrapped):
     """The response mask is applied to values too."""
 
@@ -192,6 +167,7 @@ class ValuesMasked(Wrapped):
         return found
 
 
+@defect({"length.scores": "largest difference of scores"})
 class ScoresInOrderOfLength(TorchTrainEngine):
     """If rows run in several passes, scores are in the order in which they ran."""
 
@@ -200,6 +176,7 @@ class ScoresInOrderOfLength(TorchTrainEngine):
         return {name: values[torch.cat(cut)] if name == "scores" and cut else values for name, values in found.items()}
 
 
+@defect({"length.entropy": "largest difference of entropy"})
 class EntropyAtOne(Wrapped):
     """If log-probs and entropy are requested together, the entropy is that of temperature 1."""
 
@@ -210,29 +187,7 @@ class EntropyAtOne(Wrapped):
         return found
 
 
-class CachedByRow(TorchTrainEngine):
-    """Log-probs of rows are cached by their identity, even across steps."""
-
-    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
-        key = (tuple(batch["row_id"].tolist()), tuple(outputs), batch.num_tokens)
-        known: dict[Any, dict[str, Tensor]] = vars(self).setdefault("known", {})
-        if key not in known:
-            known[key] = super().forward(batch, outputs)
-        return known[key]
-
-
-class BufferReused(TorchTrainEngine):
-    """Outputs of every call are views of one buffer."""
-
-    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
-        found = super().forward(batch, outputs)
-        buffer = vars(self).setdefault("buffer", torch.zeros(4096))
-        for name, values in found.items():
-            buffer[: len(values)] = values
-            found[name] = buffer[: len(values)]
-        return found
-
-
+@defect({"frozen.heads": "log_probs"})
 class FrozenAtOne(TorchTrainEngine):
     """A frozen model ignores the temperature."""
 
@@ -240,24 +195,13 @@ class FrozenAtOne(TorchTrainEngine):
         return super().forward(batch.with_meta(temperature=1.0) if self.optim is None else batch, outputs)
 
 
+@defect({"length.entropy": "not asked for"})
 class MoreThanAsked(TorchTrainEngine):
     """Returns log-probs whatever is requested."""
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         names = outputs if self.spec.model.head is not Head.LM or "log_probs" in outputs else ("log_probs", *outputs)
         return super().forward(batch, names)
-
-
-class RowsByNumber(TorchTrainEngine):
-    """A row's identity is used as its position in the batch."""
-
-    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
-        order = batch["row_id"].argsort()
-        found = super().forward(batch, outputs)
-        if "scores" in outputs or bool((order == torch.arange(batch.num_rows)).all()):
-            return found
-        at = batch.token_index(order)
-        return {name: values[at] for name, values in found.items()}
 
 
 class _OtherEntropy(torch.nn.Module):
@@ -285,6 +229,7 @@ class _LikeliestEntropy(_OtherEntropy):
         return -(most.exp() * most).sum(-1)
 
 
+@defect({"model.vocabulary": "wide"})
 class EntropyOfTopTokens(TorchTrainEngine):
     """Entropy is summed over the 128 most probable tokens."""
 
@@ -299,6 +244,7 @@ class _EntropyOfProbabilities(_OtherEntropy):
         return -(chances * chances.log()).sum(-1)
 
 
+@defect({"outputs.entropy_cold": "entropies that are not finite"})
 class EntropyOfProbabilities(TorchTrainEngine):
     """Entropy is computed from probabilities and their logarithms: NaN if a probability underflows in float32."""
 
@@ -307,6 +253,7 @@ class EntropyOfProbabilities(TorchTrainEngine):
         self.outputs = _EntropyOfProbabilities(self.outputs)
 
 
+@defect({"length.shortest": "ForwardBackwardResult.loss is a Tensor"})
 class LossIsATensor(TorchTrainEngine):
     """Fields of results are tensors."""
 
@@ -315,16 +262,7 @@ class LossIsATensor(TorchTrainEngine):
         return replace(result, loss=torch.tensor(result.loss))  # type: ignore[arg-type]
 
 
-class MasksInPlace(TorchTrainEngine):
-    """Tokens outside the mask are zeroed in the batch itself."""
-
-    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
-        found = super().forward(batch, outputs)
-        if "advantages" in batch:
-            batch["advantages"].mul_(0)
-        return found
-
-
+@defect({"length.shortest": "asked for"})
 class OutputsWithMore(TorchTrainEngine):
     """Entropy is always returned, requested or not."""
 
@@ -333,6 +271,7 @@ class OutputsWithMore(TorchTrainEngine):
         return found | ({"entropy": torch.zeros(batch.num_tokens)} if "log_probs" in outputs else {})
 
 
+@defect({"outputs.all_masked": "largest log-prob"})
 class MaskedIsAll(TorchTrainEngine):
     """A mask without any token is treated as no mask."""
 
@@ -343,19 +282,7 @@ class MaskedIsAll(TorchTrainEngine):
         return super().forward(batch, outputs)
 
 
-class ScoredBeforePads(TorchTrainEngine):
-    """Scores are read at the last token that is not padding, even if a row ends with the padding token."""
-
-    def forward(self, batch, outputs):
-        if "scores" not in outputs:
-            return super().forward(batch, outputs)
-        rows = [ids.tolist() for ids in batch["input_ids"].split(batch.lengths.tolist())]
-        for ids in rows:
-            while len(ids) > 1 and ids[-1] == self.model.config.pad_token_id:
-                ids.pop()
-        return super().forward(replace(Batch.from_rows(rows), meta=batch.meta), outputs)
-
-
+@defect({"outputs.unlikely": "largest difference"})
 class LogProbsClamped(Wrapped):
     """Log-probs are clamped to at least -15."""
 
@@ -364,6 +291,7 @@ class LogProbsClamped(Wrapped):
         return {n: values.clamp(min=-15.0) if n == "log_probs" else values for n, values in found.items()}
 
 
+@defect({"outputs.groups": "largest difference"})
 class SharesPrefixes(Wrapped):
     """Rows of one length with the same first eight tokens run once, as samples of one prompt."""
 
@@ -380,17 +308,7 @@ class SharesPrefixes(Wrapped):
         return {name: values[index] for name, values in found.items()}
 
 
-class EndTokenEnds(Wrapped):
-    """Tokens after an end-of-sequence token in a row are treated as padding."""
-
-    def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
-        found = super().run(batch, names)
-        ended = (batch["input_ids"] == self.model.config.eos_token_id).cumsum(0)
-        before = torch.cat([ended.new_zeros(1), ended])[:-1]
-        inside = before - torch.repeat_interleave(before[batch.offsets[:-1].clamp(max=len(before) - 1)], batch.lengths)
-        return {name: v if name == "scores" else v * (inside == 0) for name, v in found.items()}
-
-
+@defect({"length.many_rows": "largest difference"})
 class SmallRowNumbers(Wrapped):
     """Packed rows are distinguished by eight bits."""
 
@@ -402,6 +320,7 @@ class SmallRowNumbers(Wrapped):
         return found
 
 
+@defect({"steady.forward": "log_probs"})
 class TuplesOnly(TorchTrainEngine):
     """Requested outputs that are given as a list are not recognised."""
 
@@ -409,17 +328,7 @@ class TuplesOnly(TorchTrainEngine):
         return super().forward(batch, outputs) if isinstance(outputs, tuple) else {}
 
 
-class LastOfLongUnread(Wrapped):
-    """The last token of a row of more than 300 has a log-prob of 0."""
-
-    def run(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
-        found = super().run(batch, names)
-        long = torch.repeat_interleave(batch.lengths > 300, batch.lengths)
-        last = torch.zeros(batch.num_tokens, dtype=torch.bool)
-        last[batch.offsets[1:] - 1] = True
-        return {n: torch.where(long & last, 0.0, v) if n == "log_probs" else v for n, v in found.items()}
-
-
+@defect({"outputs.log_probs": "bfloat16"})
 class ForwardInHalf(TorchTrainEngine):
     """Outputs without gradient are bfloat16."""
 
@@ -427,6 +336,7 @@ class ForwardInHalf(TorchTrainEngine):
         return {name: values.bfloat16() for name, values in super().forward(batch, outputs).items()}
 
 
+@defect({"outputs.unlikely": "at temperature 0.03"})
 class ForwardNotSoCold(Wrapped):
     """Passes without gradient use a temperature of at least 0.5."""
 
@@ -437,58 +347,7 @@ class ForwardNotSoCold(Wrapped):
         return super().run(batch, names)
 
 
-class RemembersOutputs(TorchTrainEngine):
-    """A frozen model caches outputs by tokens, but not by temperature."""
-
-    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
-        super().initialize(ctx, spec)
-        self.known: dict[Any, dict[str, Tensor]] = {}
-
-    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
-        if self.spec.optim is not None:
-            return super().forward(batch, outputs)
-        mask = batch["response_mask"].tolist() if "response_mask" in batch else ()
-        key = (*outputs, *batch.lengths.tolist(), *batch["input_ids"].tolist(), *mask)
-        if key not in self.known:
-            self.known[key] = super().forward(batch, outputs)
-        return {name: values.clone() for name, values in self.known[key].items()}
-
-
-class TwinsShareAMask(TorchTrainEngine):
-    """Rows with the same tokens are computed once, with the first one's response mask."""
-
-    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
-        rows = [tuple(row.tolist()) for row in batch["input_ids"].split(batch.lengths.tolist())]
-        first = {row: at for at, row in reversed(list(enumerate(rows)))}
-        found = super().forward(batch, outputs)
-        chosen = [first[row] for row in rows]
-        tokens = batch.token_index(torch.tensor(chosen, dtype=torch.int64))
-        return {name: values[chosen] if name == "scores" else values[tokens] for name, values in found.items()}
-
-
-class LendsItsCache(TorchTrainEngine):
-    """Outputs of equal batches between two steps are computed once, and every caller gets the same tensors."""
-
-    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
-        super().initialize(ctx, spec)
-        self.cached: dict[Any, dict[str, Tensor]] = {}
-
-    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
-        fields = {**batch.tokens, "lengths": batch.lengths}
-        key = (*outputs, batch.temperature, *((name, tuple(t.flatten().tolist())) for name, t in fields.items()))
-        if key not in self.cached:
-            self.cached[key] = super().forward(batch, outputs)
-        return self.cached[key]
-
-    def optim_step(self) -> OptimStepResult:
-        self.cached.clear()
-        return super().optim_step()
-
-    def load_checkpoint(self, path: Path) -> None:
-        self.cached.clear()
-        super().load_checkpoint(path)
-
-
+@defect({"length.outputs": "largest difference"})
 class LastPositionUnread(Wrapped):
     """The last token of a row with as many tokens as the model has positions is cut off."""
 
@@ -499,6 +358,7 @@ class LastPositionUnread(Wrapped):
         return {name: values if name == "scores" else values.masked_fill(cut, 0.0) for name, values in found.items()}
 
 
+@defect({"length.budget": "passes over their limit"})
 class LengthsOfEightBits(TorchTrainEngine):
     """Lengths are cut into passes as numbers of eight bits: a row of 257 tokens counts as one."""
 

@@ -12,8 +12,9 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import get_total_norm
 
+from broken.defect import defect
 from rlsdk.interfaces import (
     Batch,
     ForwardBackwardResult,
@@ -26,7 +27,6 @@ from rlsdk.interfaces import (
 )
 from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
 from rlsdk.kit.model.hf import persistent_buffers
-from rlsdk.kit.model.microbatch import groups_to_keep, micro_batches, rows_that_belong_together
 from rlsdk.kit.ranks.metric_sums import MetricSums
 from rlsdk.reference.torch_engine import TorchTrainEngine
 from rlsdk_fsdp import engine as fsdp
@@ -34,6 +34,7 @@ from rlsdk_fsdp.engine import FsdpTrainEngine
 from rlsdk_fsdp.wrapping import _groups
 
 
+@defect({"refusals": "2 ranks"})
 class AnySize(TorchTrainEngine):
     """A world of two ranks is two independent engines."""
 
@@ -41,6 +42,7 @@ class AnySize(TorchTrainEngine):
         super().initialize(replace(ctx, rank=0, world_size=1), spec)
 
 
+@defect({"ranks.settings": "gradient norm"}, ranks=True)
 class Averages(FsdpTrainEngine):
     """Gradients are averaged over ranks, as FSDP does by default."""
 
@@ -50,28 +52,7 @@ class Averages(FsdpTrainEngine):
             group.set_gradient_divide_factor(float(ctx.world_size))
 
 
-class ClipsItsOwn(FsdpTrainEngine):
-    """Each rank clips by the norm of its own shards, but reports the right norm."""
-
-    def _clip(self, limit: float | None) -> float:
-        norm = super()._clip(None)
-        stepped = [piece.held for piece in self.pieces if piece.held.grad is not None and piece.box.numel]
-        mine = get_total_norm([p.grad for p in stepped if p.grad is not None])
-        if limit is not None:
-            clip_grads_with_norm_(stepped, limit, mine)
-        return norm
-
-
-class TellsItsOwn(FsdpTrainEngine):
-    """Each rank reports the norm of its own shards."""
-
-    def _clip(self, limit: float | None) -> float:
-        stepped = [piece.held for piece in self.pieces if piece.held.grad is not None and piece.box.numel]
-        mine = float(get_total_norm([p.grad for p in stepped if p.grad is not None]))
-        norm = super()._clip(limit)
-        return mine if math.isfinite(norm) else norm
-
-
+@defect({"ranks.initial": "random"}, ranks=True)
 class SeedsByRank(FsdpTrainEngine):
     """Each rank draws random weights with its own seed."""
 
@@ -79,6 +60,7 @@ class SeedsByRank(FsdpTrainEngine):
         super().initialize(replace(ctx, seed=ctx.seed + ctx.rank), spec)
 
 
+@defect({"ranks.export": "weights"}, ranks=True)
 class ExportsItsOwn(FsdpTrainEngine):
     """An export has the initial rows of other ranks."""
 
@@ -96,6 +78,7 @@ class ExportsItsOwn(FsdpTrainEngine):
                 piece.held.copy_(held[piece.name])
 
 
+@defect({"ranks.steady": "weights"}, ranks=True)
 class LendsRankZero(FsdpTrainEngine):
     """Offloaded moments are restored only on rank 0."""
 
@@ -106,6 +89,7 @@ class LendsRankZero(FsdpTrainEngine):
                 state["exp_avg"].zero_()
 
 
+@defect({"ranks.heads": "values"}, ranks=True)
 class HeadOfRankZero(FsdpTrainEngine):
     """A head learns only from the first rank's rows."""
 
@@ -115,6 +99,7 @@ class HeadOfRankZero(FsdpTrainEngine):
         return super().forward_backward(batch, objective)
 
 
+@defect({"ranks.skipped": "was not skipped"}, ranks=True)
 class SkipsAlone(FsdpTrainEngine):
     """A rank with a bad row sets its gradient to 0, and the step is made."""
 
@@ -126,28 +111,7 @@ class SkipsAlone(FsdpTrainEngine):
         return result
 
 
-class TellsItsOwnRows(FsdpTrainEngine):
-    """Metrics cover only a rank's own rows."""
-
-    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
-        result = super().forward_backward(batch, objective)
-        parts: list[dict[str, float]] = [{}] * self.ctx.world_size
-        dist.all_gather_object(parts, {"rows": float(batch.num_rows)})
-        mine, total = parts[self.ctx.rank]["rows"], sum(part["rows"] for part in parts)
-        return replace(result, sums={n: v * mine / total if n == "rows" else v for n, v in result.sums.items()})
-
-
-class IdleIsZero(FsdpTrainEngine):
-    """A rank without rows contributes 0 to maxima."""
-
-    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
-        result = super().forward_backward(batch, objective)
-        rows = torch.tensor(float(batch.num_rows))
-        dist.all_reduce(rows, dist.ReduceOp.MIN)
-        maxima = {name: max(value, 0.0) for name, value in result.maxima.items()} if not rows else result.maxima
-        return replace(result, maxima=maxima)
-
-
+@defect({"ranks.unlike": "largest difference"}, ranks=True)
 class MeanOverRanks(FsdpTrainEngine):
     """Each rank's loss is scaled by its share of the tokens, as if weights were per rank."""
 
@@ -159,6 +123,7 @@ class MeanOverRanks(FsdpTrainEngine):
         return super().forward_backward(scaled, objective)
 
 
+@defect({"ranks.layout": "number of another"}, ranks=True)
 class RankZeroEverywhere(FsdpTrainEngine):
     """Every layout has rank 0."""
 
@@ -166,16 +131,7 @@ class RankZeroEverywhere(FsdpTrainEngine):
         return replace(super().layout(), rank=0)
 
 
-class LoadsRankZero(FsdpTrainEngine):
-    """A load drops pending gradients only on the first rank."""
-
-    def load_checkpoint(self, path: Path) -> None:
-        held = [(piece.parameter, piece.parameter.grad) for piece in self.pieces]
-        super().load_checkpoint(path)
-        for parameter, gradient in held if self.ctx.rank else ():
-            parameter.grad = gradient
-
-
+@defect({"ranks.raises": "weights"}, ranks=True)
 class RaisedOnRankZero(FsdpTrainEngine):
     """When an objective raises, gradients of earlier calls are dropped only on the first rank."""
 
@@ -191,6 +147,7 @@ class RaisedOnRankZero(FsdpTrainEngine):
             raise
 
 
+@defect({"ranks.settings": "temperature"}, ranks=True)
 class OwnTemperature(FsdpTrainEngine):
     """Rank 0 uses the configured temperature; the others use 1."""
 
@@ -198,6 +155,7 @@ class OwnTemperature(FsdpTrainEngine):
         return super()._run(part if self.ctx.rank == 0 else part.with_meta(temperature=1.0), names)
 
 
+@defect({"ranks.checkpoint_heads": "difference of weights"}, ranks=True)
 class LeastStep(FsdpTrainEngine):
     """After a load, ranks take the minimum of AdamW's step counts of each tensor, including the 0 of ranks without rows
     of it."""
@@ -214,6 +172,7 @@ class LeastStep(FsdpTrainEngine):
                 state["step"].fill_(step)
 
 
+@defect({"ranks.random_state": "numbers drawn"}, ranks=True)
 class RandomStateOfRankZero(FsdpTrainEngine):
     """After a load all ranks have rank 0's random state."""
 
@@ -224,6 +183,7 @@ class RandomStateOfRankZero(FsdpTrainEngine):
         torch.set_rng_state(state)
 
 
+@defect({"ranks.initial": "difference from one rank, random"}, ranks=True)
 class SeedOfTheWorld(FsdpTrainEngine):
     """Random initial weights depend on the number of ranks."""
 
@@ -231,24 +191,7 @@ class SeedOfTheWorld(FsdpTrainEngine):
         super().initialize(replace(ctx, seed=ctx.seed + ctx.world_size - 1), spec)
 
 
-class IdleRankDrops(FsdpTrainEngine):
-    """A rank without rows in a step's second call drops its part of the first call's gradient."""
-
-    has_called = False
-
-    def forward_backward(self, batch, objective):
-        result = super().forward_backward(batch, objective)
-        if self.has_called and batch.num_rows == 0:
-            for parameter in self.model.parameters():
-                parameter.grad = None if parameter.grad is None else parameter.grad * 0
-        self.has_called = True
-        return result
-
-    def optim_step(self):
-        self.has_called = False
-        return super().optim_step()
-
-
+@defect({"ranks.whole_groups": "largest difference"}, ranks=True)
 class EveryRankIsFirst(FsdpTrainEngine):
     """Every rank reports the first position."""
 
@@ -257,6 +200,7 @@ class EveryRankIsFirst(FsdpTrainEngine):
         return replace(super().parallel, dp_rank=0) if self.spec.micro_batch_rows else super().parallel
 
 
+@defect({"ranks.alone": ""}, ranks=True)
 class WaitsInLayout(FsdpTrainEngine):
     """`layout` waits for the other ranks."""
 
@@ -265,6 +209,7 @@ class WaitsInLayout(FsdpTrainEngine):
         return super().layout()
 
 
+@defect({"ranks.reset": "largest difference"}, ranks=True)
 class ResetsOne(FsdpTrainEngine):
     """The schedule is reset only on rank 0."""
 
@@ -275,6 +220,7 @@ class ResetsOne(FsdpTrainEngine):
             self.num_steps = steps
 
 
+@defect({"ranks.close": "still in a process group"}, ranks=True)
 class StaysInGroup(FsdpTrainEngine):
     """`close` does not leave the process group."""
 
@@ -282,6 +228,7 @@ class StaysInGroup(FsdpTrainEngine):
         vars(self).clear()
 
 
+@defect({"ranks.raises_one": "raised nothing"}, ranks=True)
 class RaisesAlone(FsdpTrainEngine):
     """An objective's exception on one rank is swallowed on the others."""
 
@@ -294,6 +241,7 @@ class RaisesAlone(FsdpTrainEngine):
             return ForwardBackwardResult(loss=0.0)
 
 
+@defect({"ranks.checkpoint": "weights"}, ranks=True)
 class StepsOfRankZero(FsdpTrainEngine):
     """The number of steps is loaded only on the first rank."""
 
@@ -303,6 +251,7 @@ class StepsOfRankZero(FsdpTrainEngine):
         self.num_steps = before if self.ctx.rank else self.num_steps
 
 
+@defect({"ranks.gradient": "of a tensor"}, ranks=True)
 class ReducesInHalf(FsdpTrainEngine):
     """Gradients are rounded to bfloat16 for communication between ranks."""
 
@@ -314,20 +263,7 @@ class ReducesInHalf(FsdpTrainEngine):
         return super().optim_step()
 
 
-class CutsAgain(FsdpTrainEngine):
-    """A rank with fewer passes than another splits its rows again, ignoring groups."""
-
-    def _cut(self, batch: Batch, objective: Objective | None = None) -> list[Tensor]:
-        limits, near = self.spec, rows_that_belong_together(batch)
-        size = {"max_tokens": limits.micro_batch_tokens, "max_rows": limits.micro_batch_rows}
-        mine = micro_batches(batch.lengths, **size, groups=groups_to_keep(batch, objective), near=near)
-        most = torch.tensor(len(mine))
-        dist.all_reduce(most, dist.ReduceOp.MAX)
-        if len(mine) == int(most):
-            return mine
-        return micro_batches(batch.lengths, **size, min_count=int(most), near=near)
-
-
+@defect({"ranks.metrics": "metric"}, ranks=True)
 class SumsByPlace(FsdpTrainEngine):
     """Metrics are reduced over ranks as one vector, in each rank's own order of names."""
 
@@ -354,6 +290,7 @@ def _place(metrics: Mapping[str, Any], at: int, nothing: float) -> float:
     return values[at] if at < len(values) else nothing
 
 
+@defect({"ranks.infinite": "was not skipped"}, ranks=True)
 class OwnOverflow(FsdpTrainEngine):
     """Each rank decides by its own shards whether the gradient is finite."""
 
@@ -373,6 +310,7 @@ class OwnOverflow(FsdpTrainEngine):
         return OptimStepResult(grad_norm=norm, lr=lr, skipped=not finite)
 
 
+@defect({"ranks.deadline": "seconds of a rank that waits"}, ranks=True)
 class OwnDeadline(FsdpTrainEngine):
     """The process group is joined with half an hour in place of `timeout_s`."""
 
@@ -380,6 +318,7 @@ class OwnDeadline(FsdpTrainEngine):
         super().initialize(replace(ctx, timeout_s=1800.0), spec)
 
 
+@defect({"ranks.tied": "that a rank does not list"}, ranks=True)
 class TiesOfTheFirst(FsdpTrainEngine):
     """Only the first rank lists the other names of tied tensors."""
 
@@ -388,6 +327,7 @@ class TiesOfTheFirst(FsdpTrainEngine):
         return found if found.rank == 0 else replace(found, tied={})
 
 
+@defect({"ranks.buffers": "with other values"}, ranks=True)
 class BuffersOfRankZero(FsdpTrainEngine):
     """Only the first rank has read the persistent buffers."""
 
@@ -395,13 +335,3 @@ class BuffersOfRankZero(FsdpTrainEngine):
         super().initialize(ctx, spec)
         for buffer in persistent_buffers(self.model).values() if ctx.rank else ():
             buffer.zero_()
-
-
-class MaximaOfNothing(FsdpTrainEngine):
-    """Where a rank has no rows, maxima are NaN."""
-
-    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
-        result = super().forward_backward(batch, objective)
-        rows = torch.tensor(batch.num_rows)
-        dist.all_reduce(rows, dist.ReduceOp.MIN)
-        return result if rows else replace(result, maxima=dict.fromkeys(result.maxima, math.nan))

@@ -14,22 +14,22 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from broken.defect import defect
 from rlsdk.interfaces import (
     Batch,
     ForwardBackwardResult,
     Head,
     Objective,
-    OptimSpec,
     OptimStepResult,
     RankContext,
     TrainSpec,
 )
-from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
 from rlsdk.reference.torch_engine import TorchTrainEngine
 
 MIB = 2**20
 
 
+@defect({"memory": "MiB that 15 steps added"})
 class Leaks(TorchTrainEngine):
     """Every step leaks a MiB."""
 
@@ -38,46 +38,7 @@ class Leaks(TorchTrainEngine):
         return super().optim_step()
 
 
-class LeavesMemory(TorchTrainEngine):
-    """Each engine leaks shared memory."""
-
-    left: list[Any] = []  # noqa: RUF012 - of all engines together: that is the defect
-
-    def close(self) -> None:
-        from multiprocessing.shared_memory import SharedMemory
-
-        if hasattr(self, "model") and self.num_steps:
-            self.left.append(SharedMemory(create=True, size=4096))
-        super().close()
-
-
-class SeedsTheProcess(TorchTrainEngine):
-    """Seeds the process's random generator, for reproducibility."""
-
-    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
-        torch.manual_seed(ctx.seed)
-        super().initialize(ctx, spec)
-
-
-class Shuffles(TorchTrainEngine):
-    """Micro-batches are trained in a random order."""
-
-    def _cut(self, batch: Batch, objective: Objective | None = None) -> list[Tensor]:
-        cut = super()._cut(batch, objective)
-        random.shuffle(cut)
-        return cut
-
-
-class LeavesFiles(TorchTrainEngine):
-    """Every checkpoint leaks an open file."""
-
-    left: list[Any] = []  # noqa: RUF012 - of all engines together: that is the defect
-
-    def save_checkpoint(self, path: Path) -> None:
-        super().save_checkpoint(path)
-        self.left.append((path / "state.json").open())
-
-
+@defect({"resources": "threads"})
 class LeavesThreads(TorchTrainEngine):
     """Every engine leaks a waiting thread."""
 
@@ -86,6 +47,7 @@ class LeavesThreads(TorchTrainEngine):
         threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 
+@defect({"close": "temporary folder"})
 class OptimizerFolderStays(TorchTrainEngine):
     """Every engine leaves a folder in the machine's temporary folder."""
 
@@ -94,6 +56,7 @@ class OptimizerFolderStays(TorchTrainEngine):
         tempfile.mkdtemp(prefix="optimizer-")
 
 
+@defect({"place.threads": "threads"})
 class AllTheCores(TorchTrainEngine):
     """Uses all cores, whatever `num_threads` says."""
 
@@ -102,16 +65,7 @@ class AllTheCores(TorchTrainEngine):
         super().initialize(ctx, spec)
 
 
-class DefaultDtypeLeft(TorchTrainEngine):
-    """The model is built with torch's default dtype set to its own, which is not restored if building raises."""
-
-    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(getattr(torch, spec.model.dtype, before))
-        super().initialize(ctx, spec)
-        torch.set_default_dtype(before)
-
-
+@defect({"memory": "objects kept"})
 class KeepsBatches(TorchTrainEngine):
     """The batches of all calls are kept."""
 
@@ -120,6 +74,7 @@ class KeepsBatches(TorchTrainEngine):
         return super().forward_backward(batch, objective)
 
 
+@defect({"random_state": "random weights: 1"})
 class RecomputationDraws(TorchTrainEngine):
     """With recomputation, a training pass advances torch's generator."""
 
@@ -129,6 +84,7 @@ class RecomputationDraws(TorchTrainEngine):
         return super().forward_backward(batch, objective)
 
 
+@defect({"random_state": "a new head of values: 1"})
 class NewHeadDraws(TorchTrainEngine):
     """A head is initialised from torch's global generator before it is read or drawn with the seed."""
 
@@ -138,6 +94,7 @@ class NewHeadDraws(TorchTrainEngine):
             torch.rand(1)
 
 
+@defect({"random_state": "moved on"})
 class ExportDraws(TorchTrainEngine):
     """A random name of a temporary folder advances Python's generator."""
 
@@ -146,15 +103,7 @@ class ExportDraws(TorchTrainEngine):
         super().save_pretrained(path)
 
 
-class ResetSeeds(TorchTrainEngine):
-    """`reset_optimizer` seeds the process, as the beginning of a run does."""
-
-    def reset_optimizer(self, optim: OptimSpec) -> None:
-        if "optimizer" in vars(self) and self.optimizer is not None:
-            random.seed(self.ctx.seed)
-        super().reset_optimizer(optim)
-
-
+@defect({"resources.calls": "objects that each round left"})
 class HookPerPass(TorchTrainEngine):
     """Every call of `forward` registers another hook."""
 
@@ -163,6 +112,7 @@ class HookPerPass(TorchTrainEngine):
         return super().forward(batch, outputs)
 
 
+@defect({"resources.calls": "FileIO"})
 class LogPerExport(TorchTrainEngine):
     """Every export opens a log that is closed with the engine."""
 
@@ -171,23 +121,7 @@ class LogPerExport(TorchTrainEngine):
         self.logs = [*getattr(self, "logs", []), open(os.devnull)]  # noqa: SIM115
 
 
-class ThreadPerOffload(TorchTrainEngine):
-    """Every `offload` starts a thread that is ended with the engine."""
-
-    def offload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
-        super().offload(parts)
-        ended = threading.Event()
-        thread = threading.Thread(target=ended.wait, daemon=True)
-        thread.start()
-        self.threads = [*getattr(self, "threads", []), (ended, thread)]
-
-    def close(self) -> None:
-        for ended, thread in getattr(self, "threads", []):
-            ended.set()
-            thread.join()
-        super().close()
-
-
+@defect({"resources.calls": "torch.Tensor"})
 class LoadedFilesStay(TorchTrainEngine):
     """The tensors of every checkpoint that was loaded are kept."""
 

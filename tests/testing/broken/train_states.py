@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import patch
 
-import torch
 from torch import Tensor
 
+from broken.defect import defect
 from broken.train_base import Wrapped
-from rlsdk.interfaces import Batch, ForwardBackwardResult, Head, Objective, OptimStepResult
+from rlsdk.interfaces import Batch, ForwardBackwardResult, Objective, OptimStepResult
 from rlsdk.kit.model import outputs as kit_outputs
 from rlsdk.reference.torch_engine import TorchTrainEngine
 
 
+@defect({"step.loss_alone": "steps that were skipped"})
 class SkipsByTheLoss(TorchTrainEngine):
     """A step whose loss is not finite is skipped, whatever its gradient."""
 
@@ -36,6 +37,7 @@ class SkipsByTheLoss(TorchTrainEngine):
         return super().optim_step()
 
 
+@defect({"shards.beside_saves": "others meanwhile"})
 class SavesRounded(TorchTrainEngine):
     """Weights are replaced with rounded ones during a save, and restored after it."""
 
@@ -49,6 +51,7 @@ class SavesRounded(TorchTrainEngine):
             parameter.data = held[name]
 
 
+@defect({"progress": "reports of 6 passes"})
 class PassesUnreported(TorchTrainEngine):
     """Passes without gradient report no progress."""
 
@@ -57,6 +60,7 @@ class PassesUnreported(TorchTrainEngine):
             return super().forward(batch, outputs)
 
 
+@defect({"length.values": "difference of loss"})
 class ValuesTempered(Wrapped):
     """Values are divided by the batch's temperature, as logits are."""
 
@@ -65,43 +69,7 @@ class ValuesTempered(Wrapped):
         return {name: v / batch.temperature if name == "values" else v for name, v in found.items()}
 
 
-class HeadsInHalf(TorchTrainEngine):
-    """In bfloat16 the master weights of a head are rounded."""
-
-    def optim_step(self) -> OptimStepResult:
-        result = super().optim_step()
-        if self.spec.model.dtype == "bfloat16" and self.spec.model.head is not Head.LM:
-            with torch.no_grad():
-                for name, parameter in self.parameters.items():
-                    if name.startswith("score."):
-                        parameter.copy_(parameter.bfloat16())
-        return result
-
-
-class TiedCopyStays(TorchTrainEngine):
-    """In bfloat16 the copy of tied embeddings used in passes is not renewed after a step."""
-
-    def _round_weights(self) -> None:
-        held = {name: parameter.detach().clone() for name, parameter in self.computed.items()}
-        super()._round_weights()
-        if self.parameters is not self.computed and self.tied:
-            with torch.no_grad():
-                for name in self.tied.values():
-                    self.computed[name].copy_(held[name])
-
-
-class RecomputedInHalf(TorchTrainEngine):
-    """With recomputation, gradients of a bfloat16 pass are truncated to a few bits."""
-
-    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
-        result = super().forward_backward(batch, objective)
-        if self.spec.activation_checkpointing and self.spec.model.dtype == "bfloat16":
-            for parameter in self.parameters.values():
-                if parameter.grad is not None:
-                    parameter.grad = parameter.grad.to(torch.float8_e5m2).float() * 1.1
-        return result
-
-
+@defect({"objective.unknown_output": "temperature 0.0 was"})
 class GreedyTemperature(TorchTrainEngine):
     """For a temperature of 0 or below, log-probs are those of temperature 1."""
 
