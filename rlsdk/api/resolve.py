@@ -175,7 +175,7 @@ def _check_rl(
     config: RunConfig, registry: Registry, found: Findings, device: str, model: Mapping[str, Any]
 ) -> Sequence[str]:
     """Checks rewards and algorithm; returns notices."""
-    from rlsdk.trainer.inputs.reward_check import inspect_rewards
+    from rlsdk.trainer.inputs.reward_preflight import inspect_rewards
     from rlsdk.trainer.roles.placement import role_devices
 
     devices = None if found.names("placement") else found.look(lambda: role_devices(config, device), None)

@@ -1,4 +1,4 @@
-"""Checks, before any worker exists, which rows the rewards of a run can grade."""
+"""Checks of the rewards before a worker exists: their source code, and which rows they can grade."""
 
 from __future__ import annotations
 
@@ -7,14 +7,38 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from rlsdk.config import RewardConfig
+from rlsdk.config import Problem, RewardConfig
 from rlsdk.data import DataRow
 from rlsdk.interfaces import ConfigError, RewardSample
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rewards import applies_to
+from rlsdk.rewards.inspection import inspect_target
+from rlsdk.rewards.signatures import Form, said_of
 
 MOST_ROWS = 1_000
 """Largest number of rows to check, drawn with a fixed seed: a systematic problem shows in few rows."""
+
+
+def inspect_rewards(rewards: Sequence[RewardConfig], field: str = "rewards") -> tuple[list[Problem], list[str]]:
+    """Returns problems and notices about rewards that are named by file or module, found in their source.
+
+    Runs no user code and ignores registered names, which `check_run` checks.
+
+    Args:
+        rewards: rewards of the run, or of one of its evaluation sets.
+        field: configuration field with the rewards, for messages.
+    """
+    problems, notices = list[Problem](), list[str]()
+    for at, reward in enumerate(rewards):
+        if ":" not in reward.name or "://" in reward.name:
+            continue
+        try:
+            form = inspect_target(reward.name, reward.options)
+        except ConfigError as error:
+            problems.append(Problem(f"{field}.{at}", str(error)))
+        else:
+            notices += [] if form is Form.OWN else [said_of(form, reward.title)]
+    return problems, notices
 
 
 def check_gradable(
