@@ -12,12 +12,12 @@ import pytest
 from rlsdk.config import RunConfig, dump_config, load_config
 from rlsdk.interfaces import CheckpointError, ConfigError
 from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore
-from rlsdk.trainer.checkpoints.eval_folders import eval_folder
 from rlsdk.trainer.checkpoints.run_folder import (
     accept_config,
     changed_settings,
     check_resume,
     check_run_name,
+    eval_folder,
     find_checkpoint,
     is_in_warm_start,
     make_run_dir,

@@ -28,16 +28,17 @@ from rlsdk.trainer.checkpoints.checkpoint import (
     older_whole,
     step_of,
 )
-from rlsdk.trainer.checkpoints.eval_folders import EVAL_FOLDER, later_eval_folders
 from rlsdk.trainer.checkpoints.run_environment import surroundings
 
 CHECKPOINTS = "checkpoints"
 WARM_START = "sft_checkpoints"
 CONFIG_FILE = "config.yaml"
 HISTORY_FILE = "config.history.jsonl"
+"""One line for each accepted start: when, from which step, and which settings changed."""
 INPUTS = "inputs"
 """Folder with the files of inputs that were passed as Python objects."""
-"""One line for each accepted start: when, from which step, and which settings changed."""
+EVAL_FOLDER = "eval_samples"
+"""Folder in a run's folder: `step_N/SET.jsonl.gz` has every sample of each evaluation."""
 EARLIER = "earlier"
 """Folder in a run's folder for files set aside when the run started again, in `1/`, `2/` and so on."""
 OWN_FILES = ("metrics.jsonl", "samples.jsonl", EVAL_FOLDER, "tensorboard", CHECKPOINTS, WARM_START,
@@ -326,7 +327,7 @@ def _set_aside(run_dir: Path, checkpoint: Path | None, notice: Notice) -> None:
     for name in ("metrics.jsonl", "samples.jsonl"):
         if (run_dir / name).is_file():
             shutil.copy2(run_dir / name, target / name)
-    for folder in later_eval_folders(run_dir, step_of(checkpoint)):
+    for folder in _later_eval_folders(run_dir, step_of(checkpoint)):
         (target / EVAL_FOLDER).mkdir(exist_ok=True)
         os.replace(folder, target / EVAL_FOLDER / folder.name)
     notice(f"going back to {checkpoint.name}: {', '.join(later)} moved to {target}")
@@ -334,6 +335,20 @@ def _set_aside(run_dir: Path, checkpoint: Path | None, notice: Notice) -> None:
 
 def _holds_work(path: Path) -> bool:
     return any(path.iterdir()) if path.is_dir() else path.stat().st_size > 0
+
+
+def eval_folder(run_dir: Path, step: int) -> Path:
+    """Folder with the samples of the evaluation after a step."""
+    return run_dir / EVAL_FOLDER / f"step_{step:08d}"
+
+
+def _later_eval_folders(run_dir: Path, step: int) -> list[Path]:
+    """Folders of evaluations after `step`."""
+    return [
+        folder
+        for folder in sorted((run_dir / EVAL_FOLDER).glob("step_*"))
+        if folder.is_dir() and (digits := folder.name.removeprefix("step_")).isdecimal() and int(digits) > step
+    ]
 
 
 def _new_folder(run_dir: Path) -> Path:

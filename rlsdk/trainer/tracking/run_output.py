@@ -10,7 +10,7 @@ from typing import Any
 
 from rlsdk.interfaces import RlsdkError, StepCallback, Tracker
 from rlsdk.kit.files.write_errors import AGAIN, OutputError, writing
-from rlsdk.trainer.checkpoints.eval_folders import eval_folder
+from rlsdk.trainer.checkpoints.run_folder import eval_folder
 from rlsdk.trainer.tracking.events import RunView
 from rlsdk.trainer.tracking.samples import write_eval_samples
 
