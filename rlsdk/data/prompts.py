@@ -17,8 +17,8 @@ from rlsdk.data.control_tokens import LiteralEncoder
 from rlsdk.data.messages import ASSISTANT, content_text
 from rlsdk.data.mixture import MixturePart, exact_weight
 from rlsdk.data.render import PromptFormat, render, unread_fields
-from rlsdk.data.rows import DataRow, JsonValue
-from rlsdk.interfaces import DataError
+from rlsdk.data.rows import DataRow
+from rlsdk.interfaces import DataError, PromptView
 
 TOKENIZER_BATCH = 2048
 """Texts per call of the tokenizer: enough for its threads, small enough for memory."""
@@ -31,17 +31,13 @@ class NoPromptError(DataError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prompt:
-    """One prompt, ready for a `GenerationRequest` and, later, a `RewardSample`."""
+class Prompt(PromptView):
+    """One prompt of a data set, ready for a `GenerationRequest` and, later, a `RewardSample`."""
 
     index: int
     """Index in its data set, the same in every epoch."""
-    prompt_ids: tuple[int, ...]
-    text: str
-    """The text that was tokenized, including the chat template."""
-    answer: str | None
-    row: Mapping[str, JsonValue]
     source: str
+    """Where its row comes from, as `file:line`."""
 
 
 @dataclass(frozen=True, kw_only=True)

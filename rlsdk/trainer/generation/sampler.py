@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlsdk.config import LengthConfig
 from rlsdk.data import Prompt
-from rlsdk.interfaces import PromptView, SamplingParams
+from rlsdk.interfaces import SamplingParams
 from rlsdk.rollouts import Group, GroupId, GroupTask, RolloutStream, make_batch
 from rlsdk.trainer.learner.mini_batches import shape_scores
 from rlsdk.trainer.tracking.stopping import EvaluationStoppedError
@@ -35,7 +35,7 @@ def group_task(prompt: Prompt, draw: Draw, *, epoch: int, ordinal: int, seed: tu
     return GroupTask(
         id=GroupId(source=draw.source, epoch=epoch, index=prompt.index),
         ordinal=ordinal,
-        prompt=PromptView(prompt_ids=prompt.prompt_ids, text=prompt.text, answer=prompt.answer, row=prompt.row),
+        prompt=prompt,
         num_samples=draw.num_samples,
         sampling=draw.sampling,
         seed=seed,
