@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlsdk.interfaces.errors import BatchError
-from rlsdk.interfaces.generation import FinishReason, SamplingParams, VersionRun
+from rlsdk.interfaces.generation import FinishReason, GenerationOutput, SamplingParams, VersionRun
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,6 +39,11 @@ class Span:
         import numpy as np
 
         return cls(token_ids=np.asarray(token_ids, np.int64))
+
+    @classmethod
+    def of(cls, output: GenerationOutput) -> Span:
+        """The span that the policy sampled in one request."""
+        return cls(token_ids=output.token_ids, log_probs=output.log_probs, versions=output.versions)
 
     def __len__(self) -> int:
         return len(self.token_ids)

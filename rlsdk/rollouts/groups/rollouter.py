@@ -178,8 +178,7 @@ class SampleGenerate:
         )
         self._turn += 1
         output = await self._requests.generate(call)
-        span = Span(token_ids=output.token_ids, log_probs=output.log_probs, versions=output.versions)
-        return Turn(span=span, finish_reason=output.finish_reason)
+        return Turn(span=Span.of(output), finish_reason=output.finish_reason)
 
     def text(self, turn: Turn) -> str:
         """See `Generate`."""

@@ -272,9 +272,9 @@ class RolloutStream:
             # Called later, because an exception of `deliver` is not the replica's fault.
             self._loop.call_soon(deliver, _failed(output) if isinstance(output, BatchError) else output)
             return
-        span = Span(token_ids=output.token_ids, log_probs=output.log_probs, versions=output.versions)
         self._last_sample = time.monotonic()
-        self._grading.add(task, Trajectory(spans=(prompt, span), finish_reason=output.finish_reason), deliver)
+        trajectory = Trajectory(spans=(prompt, Span.of(output)), finish_reason=output.finish_reason)
+        self._grading.add(task, trajectory, deliver)
         assembly.sampled()
 
     def _parts(self, task: GroupTask) -> list[tuple[GroupTask, str]]:

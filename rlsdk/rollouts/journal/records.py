@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
@@ -24,6 +24,7 @@ from rlsdk.interfaces import (
     VersionRun,
 )
 from rlsdk.rollouts.groups.group import Failure, Grade, Sample
+from rlsdk.rollouts.journal.recorded import SampleKey
 
 DTYPES = ("<i4", "<i8", "<f4", "<f8", "|b1")
 """Of arrays in records."""
@@ -44,6 +45,31 @@ def record_of(sample: Sample, prompt_ids: Sequence[int]) -> dict[str, Any]:
         **({} if trajectory is None or not trajectory.info else {"info": dict(trajectory.info)}),
         "grade": _grade(sample.grade),
     }
+
+
+def samples_from(
+    records: Mapping[SampleKey, Mapping[str, Any]],
+    prompt_ids: Sequence[int],
+    text_of: Callable[[Trajectory], str],
+    vocabulary: int | None = None,
+) -> dict[SampleKey, Sample]:
+    """The samples of a group's records, by name of their requests and index.
+
+    Args:
+        records: as `Recorded.samples` has them for the group.
+        prompt_ids: of the group.
+        text_of: returns the text of a trajectory as the rewards saw it.
+        vocabulary: see `trajectory_from`.
+
+    Raises:
+        CheckpointError: a record is damaged.
+    """
+    found = {}
+    for key, record in records.items():
+        trajectory = trajectory_from(record, prompt_ids, vocabulary)
+        text = "" if trajectory is None else text_of(trajectory)
+        found[key] = Sample(trajectory=trajectory, text=text, grade=grade_from(record))
+    return found
 
 
 def trajectory_from(
@@ -70,8 +96,7 @@ def trajectory_from(
 
 def unfinished_record(request: GenerationRequest, output: GenerationOutput) -> dict[str, Any]:
     """The record of a stopped sample; it is identified by seed and index, which determine its tokens."""
-    span = Span(token_ids=output.token_ids, log_probs=output.log_probs, versions=output.versions)
-    return {"seed": request.sampling.seed, "sample": output.sample_index, "span": _span(span)}
+    return {"seed": request.sampling.seed, "sample": output.sample_index, "span": _span(Span.of(output))}
 
 
 def unfinished_from(record: Mapping[str, Any], vocabulary: int | None = None) -> GenerationOutput:

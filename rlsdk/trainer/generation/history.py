@@ -14,7 +14,7 @@ from rlsdk.rollouts.client.flights import Kept, SampleSeed
 from rlsdk.rollouts.groups.group_assembly import Record
 from rlsdk.rollouts.journal.journal import Journal
 from rlsdk.rollouts.journal.recorded import Recorded, read_journal
-from rlsdk.rollouts.journal.records import grade_from, trajectory_from, unfinished_from
+from rlsdk.rollouts.journal.records import samples_from, unfinished_from
 
 MOST_NAMED = 8
 """Most changes that a notice names."""
@@ -115,14 +115,10 @@ class History:
 
     def made(self, task: GroupTask) -> Mapping[tuple[str, int], Sample] | None:
         """Pops the samples that a group has from before the resume; None if it has none."""
-        if task.ordinal not in self._recorded.samples:
+        records = self._recorded.samples.pop(task.ordinal, None)
+        if records is None:
             return None
-        found = {}
-        for key, record in self._recorded.samples.pop(task.ordinal).items():
-            trajectory = trajectory_from(record, task.prompt.prompt_ids, self._vocabulary)
-            text = "" if trajectory is None else self._text_of(trajectory)
-            found[key] = Sample(trajectory=trajectory, text=text, grade=grade_from(record))
-        return found
+        return samples_from(records, task.prompt.prompt_ids, self._text_of, self._vocabulary)
 
     def started(self, step: int, groups: Sequence[int]) -> None:
         if self._journal is not None:

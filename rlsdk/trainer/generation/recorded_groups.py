@@ -9,13 +9,11 @@ from pathlib import Path
 
 from rlsdk.data import Prompt, PromptStream
 from rlsdk.interfaces import CheckpointError, Trajectory
-from rlsdk.rollouts import Group, Sample
+from rlsdk.rollouts import Group
+from rlsdk.rollouts.groups.group_assembly import GREEDY
 from rlsdk.rollouts.journal.recorded import Recorded, read_journal
-from rlsdk.rollouts.journal.records import grade_from, trajectory_from
+from rlsdk.rollouts.journal.records import samples_from
 from rlsdk.trainer.generation.sampler import Draw, group_task
-
-BASELINE = "greedy"
-"""Name of the requests for greedy baselines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +59,8 @@ class RecordedGroups:
     def _group(self, ordinal: int, step: int) -> Group:
         prompt, epoch = self._prompt(ordinal)
         task = group_task(prompt, self.draw, epoch=epoch, ordinal=ordinal, seed=())
-        made = {}
-        for key, record in self.recorded.samples.get(ordinal, {}).items():
-            trajectory = trajectory_from(record, prompt.prompt_ids, self.vocabulary)
-            text = "" if trajectory is None else self.text_of(trajectory)
-            made[key] = Sample(trajectory=trajectory, text=text, grade=grade_from(record))
+        records = self.recorded.samples.get(ordinal, {})
+        made = samples_from(records, prompt.prompt_ids, self.text_of, self.vocabulary)
         missing = [at for at in range(self.draw.num_samples) if ("", at) not in made]
         if missing:
             raise CheckpointError(
@@ -73,7 +68,7 @@ class RecordedGroups:
                 "what a resume needs. `--schedule.journal all` keeps all of it"
             )
         samples = [made["", at] for at in range(self.draw.num_samples)]
-        return Group(task=task, samples=samples, baseline=made.get((BASELINE, 0)))
+        return Group(task=task, samples=samples, baseline=made.get((GREEDY, 0)))
 
     def _prompt(self, ordinal: int) -> tuple[Prompt, int]:
         while self._next <= ordinal:
