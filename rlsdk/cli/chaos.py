@@ -23,6 +23,8 @@ from rlsdk.api.chaos_account import Outcome
 from rlsdk.api.chaos_run import PROCESSES, ChaosRun
 from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings
+from rlsdk.config.overrides import split_arguments
+from rlsdk.config.trust import take_trust_flag
 from rlsdk.interfaces import ConfigError, RlsdkError
 from rlsdk.system.atomic import atomic_write_bytes
 from rlsdk.system.files import read_regular_text
@@ -47,6 +49,7 @@ def run(
     from rlsdk.trainer.roles.placement import roles
 
     deadline = time.monotonic() + 60 * minutes
+    check_files(args)
     resolved = resolve(Settings(flags=list(args)))
     pools = {role.name: role.pool for role in roles(resolved.config, resolved.device)}
     chosen = [Fault.parse(text, list(pools)) for text in kills]
@@ -86,6 +89,20 @@ def run(
             say.print(said, markup=False)
     if any(outcome.cost for outcome in outcomes):
         sys.exit(1)
+
+
+def check_files(args: Sequence[str]) -> None:
+    """Refuses configuration files that can be read only once.
+
+    Raises:
+        ConfigError: one is a pipe.
+    """
+    for file in split_arguments(take_trust_flag(args)[0])[0]:
+        if Path(file).is_fifo():
+            raise ConfigError(
+                f"--config {file!r}: is a pipe, which can be read only once, but every run of `rlsdk chaos` reads the "
+                "configuration; write it to a file"
+            )
 
 
 def end_on_signals() -> None:

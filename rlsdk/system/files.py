@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import shutil
 import stat
+import time
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
@@ -17,6 +19,8 @@ TEXT_BYTES = 64 << 20
 """Largest file that is read as a whole, if the reader names no other limit: a configuration, a record, an index."""
 LINE_BYTES = 64 << 20
 """Longest line of a file that is read line by line."""
+PIPE_S = 30.0
+"""Longest wait in seconds for the end of a pipe that the user named."""
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFCHR: "a device",
@@ -69,13 +73,60 @@ def read_regular(path: str | os.PathLike[str], limit: int = TEXT_BYTES) -> bytes
     return found
 
 
+def read_regular_or_pipe(path: str | os.PathLike[str], limit: int = TEXT_BYTES, timeout_s: float = PIPE_S) -> bytes:
+    """As `read_regular`, but also reads a pipe to its end: for a path that the user typed, as `<(command)` in a shell.
+
+    Raises:
+        UnfitFileError: it is of another kind, or larger; or the pipe has no writer that ends in time, or gave nothing.
+        OSError: as `open` does.
+    """
+    if not stat.S_ISFIFO(os.stat(path).st_mode):
+        return read_regular(path, limit)
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = _read_to_end(handle, path, limit, timeout_s)
+    finally:
+        os.close(handle)
+    if not found:
+        raise UnfitFileError(
+            path, "is a pipe that ended without any text; the command that writes to it may have failed"
+        )
+    return found
+
+
+def _read_to_end(handle: int, path: str | os.PathLike[str], limit: int, timeout_s: float) -> bytes:
+    poll, end, found = select.poll(), time.monotonic() + timeout_s, bytearray()
+    poll.register(handle, select.POLLIN)
+    while len(found) <= limit:
+        left = end - time.monotonic()
+        if left <= 0 or not poll.poll(1000 * left):
+            raise UnfitFileError(path, f"is a pipe that nobody wrote to its end within {timeout_s:g} s")
+        try:
+            part = os.read(handle, 1 << 16)
+        except BlockingIOError:  # another reader was faster
+            continue
+        if not part:
+            return bytes(found)
+        found += part
+    raise UnfitFileError(path, f"is a pipe with more than {limit:,} bytes")
+
+
 def read_regular_text(path: str | os.PathLike[str], limit: int = TEXT_BYTES, errors: str = "strict") -> str:
     """As `read_regular`, decoded from UTF-8, with line ends as Python's text files have them.
 
     Raises:
         UnicodeDecodeError: it is not UTF-8, and `errors` is strict.
     """
-    return read_regular(path, limit).decode("utf-8", errors).replace("\r\n", "\n").replace("\r", "\n")
+    return as_text(read_regular(path, limit), errors)
+
+
+def as_text(content: bytes, errors: str = "strict") -> str:
+    """The content of a text file, decoded from UTF-8, with line ends as Python's text files have them.
+
+    Raises:
+        UnicodeDecodeError: it is not UTF-8, and `errors` is strict.
+    """
+    return content.decode("utf-8", errors).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def regular_lines(

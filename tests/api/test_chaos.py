@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from rlsdk.api import chaos_run as chaos_runs
 from rlsdk.api.chaos import Fault, strike
 from rlsdk.api.chaos_account import Outcome, account, changed_metrics, differences, promises_equal_numbers
 from rlsdk.api.chaos_run import ChaosRun, JournalTail
-from rlsdk.cli.chaos import earlier, least_struck, save, table_of, undisturbed
+from rlsdk.cli.chaos import check_files, earlier, least_struck, save, table_of, undisturbed
 from rlsdk.config import RunConfig, dump_config
 from rlsdk.config.derived.roles import with_dtype
 from rlsdk.interfaces import ConfigError
@@ -50,6 +51,14 @@ START = {"event": "start", "step": 1, "groups": [0, 1]}
 TRAIN = {"event": "train", "step": 1, "groups": [0, 1]}
 UPDATE = {"event": "update", "step": 1, "groups": [0, 1], "rejected": [], "figures": {}}
 PUBLISH = {"event": "publish", "step": 0}
+
+
+def test_a_configuration_that_can_be_read_only_once_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").touch()
+    check_files(["--trust-run", "--config", str(tmp_path / "file"), "--steps", "3"])
+    with pytest.raises(ConfigError, match="is a pipe, which can be read only once"):
+        check_files(["--config", str(tmp_path / "file"), "--config", str(tmp_path / "pipe")])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -181,6 +184,36 @@ def test_a_file_that_is_no_plain_yaml_is_refused_with_its_line(
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, registry: Registry) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         load_config([tmp_path / "missing.yaml"], [], registry)
+
+
+@contextmanager
+def piped(text: str) -> Iterator[str]:
+    """The path of a pipe as a shell makes it for `<(command)`."""
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, text.encode())
+        os.close(writer)
+        yield f"/dev/fd/{reader}"
+    finally:
+        os.close(reader)
+
+
+def test_a_pipe_named_on_the_command_line_is_read_once(tmp_path: Path, registry: Registry) -> None:
+    with piped("algorithm: {recipe: dapo}\ntrainer: {steps: 7}\n") as pipe:  # a recipe needs the files a second time
+        config = load_config([], ["--config", pipe, "--seed", "3"], registry)
+    assert (config.trainer.steps, config.trainer.seed, config.algorithm.recipe) == (7, 3, "dapo")
+    with piped("trainer:\n  steps: none\n") as pipe, pytest.raises(ConfigError, match=f"trainer.steps.*{pipe}:2"):
+        load_config([], ["--config", pipe], registry)
+    with piped("") as pipe, pytest.raises(ConfigError, match="cannot be read: is a pipe that ended without any text"):
+        load_config([], ["--config", pipe], registry)
+
+
+def test_a_pipe_that_a_folder_holds_is_refused(tmp_path: Path, registry: Registry) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    os.mkfifo(tmp_path / "config.yaml")
+    for files, flags in (([tmp_path / "config.yaml"], []), ([], ["--config", str(tmp_path / "config.yaml")])):
+        with pytest.raises(ConfigError, match="is a named pipe, expected a regular file"):
+            load_config(files, flags, registry)
 
 
 def test_an_empty_file_changes_nothing(tmp_path: Path, registry: Registry) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from rlsdk.system.files import (
     foreign_reason,
     open_regular,
     read_regular,
+    read_regular_or_pipe,
     read_regular_text,
     regular_lines,
     remove_tree,
@@ -56,6 +58,43 @@ def test_size_and_lines_are_bounded(tmp_path: Path) -> None:
         next(regular_lines(file, line_limit=5))
     file.write_bytes(b"one\ntwo")
     assert list(regular_lines(file, 7, 4)) == [b"one\n", b"two"]
+
+
+def test_a_pipe_that_the_user_named_is_read_to_its_end(tmp_path: Path) -> None:
+    pipe, text = tmp_path / "pipe", b"line\n" * 100_000
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(text,))
+    writer.start()
+    assert read_regular_or_pipe(pipe) == text
+    writer.join()
+    (tmp_path / "file").write_bytes(b"text")
+    assert read_regular_or_pipe(tmp_path / "file") == b"text"
+    with pytest.raises(UnfitFileError, match="is a device, expected a regular file"):
+        read_regular_or_pipe("/dev/zero")
+
+
+def test_a_named_pipe_is_bounded_in_time_and_size(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(UnfitFileError, match=r"nobody wrote to its end within 0\.1 s"):
+        read_regular_or_pipe(pipe, timeout_s=0.1)
+    ours = os.open(pipe, os.O_RDWR)  # a writer that stays
+    try:
+        os.write(ours, b"123456")
+        with pytest.raises(UnfitFileError, match=r"nobody wrote to its end within 0\.1 s"):
+            read_regular_or_pipe(pipe, timeout_s=0.1)
+        os.write(ours, b"123456")
+        with pytest.raises(UnfitFileError, match="more than 5 bytes"):
+            read_regular_or_pipe(pipe, 5)
+    finally:
+        os.close(ours)
+    reader, writer = os.pipe()
+    os.close(writer)
+    try:
+        with pytest.raises(UnfitFileError, match="ended without any text; its command may have failed"):
+            read_regular_or_pipe(f"/dev/fd/{reader}")
+    finally:
+        os.close(reader)
 
 
 def test_the_error_crosses_processes() -> None:

@@ -16,7 +16,7 @@ from rlsdk.config.loading.other_names import Reads, every, known_elsewhere, mean
 from rlsdk.config.loading.overrides import RECIPE, Override, split_arguments
 from rlsdk.config.loading.reads import Given, Reader
 from rlsdk.config.loading.recipes import recipe_file
-from rlsdk.config.loading.tree import Place, Tree
+from rlsdk.config.loading.tree import Place, Tree, TreeFile, read_tree_file
 from rlsdk.config.loading.trust import check_trust, is_of_run, take_trust_flag
 from rlsdk.config.loading.variables import variable_hint, variable_problems
 from rlsdk.config.loading.yaml_text import read_value, write_yaml
@@ -109,7 +109,9 @@ def read_config(
     """
     overrides, trusted = take_trust_flag(overrides)
     more, flags = split_arguments(overrides)
-    tree = _merged([Path(file) for file in files], [Path(file) for file in more], flags, values or {})
+    read = [read_tree_file(Path(file)) for file in files]
+    typed = [read_tree_file(Path(file), typed=not is_of_run(Path(file))) for file in more]
+    tree = _merged(read, typed, flags, values or {})
     registry = Registry.discover() if registry is None else registry
     backends = [_Backend(name, kind, _chosen(name, kind, tree, flags), registry) for name, kind in SECTIONS.items()]
     problems = [problem for backend in backends for problem in backend.take_options(tree)]
@@ -142,14 +144,16 @@ def _given(tree: Tree, flags: Collection[str]) -> Iterator[Given]:
             yield Given(place=place, value=value, origin=origin, typed=typed)
 
 
-def _merged(files: Sequence[Path], more: Sequence[Path], flags: Sequence[Override], values: Mapping[str, Any]) -> Tree:
+def _merged(
+    files: Sequence[TreeFile], more: Sequence[TreeFile], flags: Sequence[Override], values: Mapping[str, Any]
+) -> Tree:
     """Merges the recipe of the algorithm (if any), the files, later ones over earlier ones, and `values`.
 
     A recipe on the command line overrides `files`, and `more`, the files on the command line, override it. A recipe
     that a file names is overridden by every file, so that each of its parts can be changed.
 
     Raises:
-        ConfigError: a file cannot be read, or there is no recipe of this name.
+        ConfigError: there is no recipe of this name.
     """
     tree = Tree()
     for file in (*files, *more):
@@ -159,7 +163,7 @@ def _merged(files: Sequence[Path], more: Sequence[Path], flags: Sequence[Overrid
     name = typed[-1] if typed else tree.section(RECIPE[0]).get(RECIPE[1])
     if name is None or name == "null":
         return tree
-    recipe = recipe_file(str(name))
+    recipe = read_tree_file(recipe_file(str(name)))
     whole = Tree()
     for file in (*files, recipe, *more) if typed else (recipe, *files, *more):
         whole.merge_file(file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,45 @@ from rlsdk.config.loading.yaml_text import read_yaml
 from rlsdk.config.problem import Problem
 from rlsdk.interfaces import ConfigError
 from rlsdk.interfaces.errors import nearest_file
-from rlsdk.system.files import read_regular_text
+from rlsdk.system.files import as_text, read_regular, read_regular_or_pipe
 
 Place = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class TreeFile:
+    """The content of a YAML file."""
+
+    path: Path
+    data: Mapping[str, Any]
+    lines: Mapping[Place, int]
+    """Line of each value."""
+
+
+def read_tree_file(file: Path, *, typed: bool = False) -> TreeFile:
+    """Reads a YAML file of nested mappings.
+
+    Args:
+        file: its path.
+        typed: the user named it, so it may also be a pipe: `--config <(command)`.
+
+    Raises:
+        ConfigError: the file cannot be read, is not YAML, or not a mapping.
+    """
+    try:
+        text = as_text(read_regular_or_pipe(file) if typed else read_regular(file))
+    except FileNotFoundError as error:
+        close = _near(file)
+        if VARIABLE.search(str(file)):
+            close = "; the shell replaces variables outside of single quotes only: write the name in double quotes"
+        raise ConfigError(f"--config {str(file)[:200]!r}: no such file{close}") from error
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"--config {str(file)[:200]!r}: cannot be read: {why}") from error
+    data, lines = read_yaml(text, str(file))
+    if not isinstance(data, dict | None):
+        raise ConfigError(f"{file}: {shown(data)}: expected a mapping of sections such as model, data, trainer")
+    return TreeFile(file, data or {}, lines)
 
 
 class Tree:
@@ -25,27 +62,10 @@ class Tree:
         self.data: dict[str, Any] = {}
         self._origins: dict[Place, str] = {}
 
-    def merge_file(self, file: Path) -> None:
-        """Merges a YAML file into the tree: mappings merge, other values are replaced.
-
-        Raises:
-            ConfigError: the file cannot be read, is not YAML, or not a mapping.
-        """
-        try:
-            text = read_regular_text(file)
-        except FileNotFoundError as error:
-            close = _near(file)
-            if VARIABLE.search(str(file)):
-                close = "; the shell replaces variables outside of single quotes only: write the name in double quotes"
-            raise ConfigError(f"--config {str(file)[:200]!r}: no such file{close}") from error
-        except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else str(error)
-            raise ConfigError(f"--config {str(file)[:200]!r}: cannot be read: {why}") from error
-        data, lines = read_yaml(text, str(file))
-        if not isinstance(data, dict | None):
-            raise ConfigError(f"{file}: {shown(data)}: expected a mapping of sections such as model, data, trainer")
-        _merge(self.data, data or {})
-        self._origins.update({place: f"{file}:{line}" for place, line in lines.items() if place})
+    def merge_file(self, file: TreeFile) -> None:
+        """Merges the content of a YAML file into the tree: mappings merge, other values are replaced."""
+        _merge(self.data, copy.deepcopy(dict(file.data)))
+        self._origins.update({place: f"{file.path}:{line}" for place, line in file.lines.items() if place})
 
     def merge(self, values: Mapping[str, Any], origin: str) -> None:
         """Merges nested plain data into the tree, as `merge_file` does."""

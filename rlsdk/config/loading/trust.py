@@ -45,7 +45,7 @@ def is_of_run(file: Path, resumed: str | None = None) -> bool:
 
 
 def _is_run(folder: Path) -> bool:
-    if not (folder / "config.yaml").is_file():
+    if not (folder / "config.yaml").exists():
         return False
     return any((folder / mark).exists() for mark in (*_RUN_MARKS, _CHECKPOINT_MARK))
 
