@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,13 +29,12 @@ def run(kind: PairTraining, args: Sequence[str]) -> None:
 
 
 def _figures(kind: PairTraining, result: RunResult) -> str:
-    before, after = _accuracy(kind, result.first_eval), _accuracy(kind, result.last_eval)
-    held_out = "held-out " if "eval/accuracy_pairs" in result.last_eval else ""
-    return f"accuracy on {held_out}pairs {f'{before:.1%} -> ' if before is not None else ''}{after or 0.0:.1%}"
-
-
-def _accuracy(kind: PairTraining, metrics: Mapping[str, float]) -> float | None:
-    return metrics.get("eval/accuracy_pairs", metrics.get(f"{kind.label}/accuracy"))
+    """The accuracy before and after the training, both on the same pairs."""
+    for metric, pairs in (("eval/accuracy_pairs", "held-out pairs"), (f"{kind.label}/accuracy", "pairs")):
+        before, after = result.first_eval.get(metric), result.last_eval.get(metric)
+        if after is not None:
+            return f"accuracy on {pairs} {f'{before:.1%} -> ' if before is not None else ''}{after:.1%}"
+    return "nothing was trained"
 
 
 def _next_command(kind: PairTraining, model: Path) -> str:

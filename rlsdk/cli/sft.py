@@ -13,8 +13,9 @@ def run(args: Sequence[str]) -> None:
     """Trains, and writes a model folder in Hugging Face format."""
     launched, stopped = train(Training.SFT, args)
     result = launched.result
-    loss = result.last_eval.get("sft/loss", float("nan"))
-    print(f"\nloss {loss:.4f} after {result.steps} steps, {result.seconds:.0f} s\nmodel  {result.checkpoint}")
+    loss = result.last_eval.get("sft/loss")
+    figure = "nothing was trained" if loss is None else f"loss {loss:.4f}"
+    print(f"\n{figure} after {result.steps} steps, {result.seconds:.0f} s\nmodel  {result.checkpoint}")
     if result.checkpoint is not None:
         print(f"\nnext:\n  {command_here()} generate {quoted(result.checkpoint)} --prompt '...'")
     if result.stopped:

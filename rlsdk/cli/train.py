@@ -15,7 +15,7 @@ from rlsdk.api.settings import Settings
 from rlsdk.api.signals import Stopped, stop_on_signal
 from rlsdk.cli.errors import BEGUN
 from rlsdk.config.loading.trust import TRUST_FLAG, code_in
-from rlsdk.interfaces import RlsdkError
+from rlsdk.interfaces import ConfigError, RlsdkError
 from rlsdk.system.quantities import counted
 from rlsdk.views.console import ConsoleView
 from rlsdk.views.figures import gains
@@ -56,8 +56,6 @@ def run(args: Sequence[str]) -> None:
 
 def tell(result: RunResult, config: RunConfig) -> None:
     """Prints the result, the paths of all outputs, and the next commands."""
-    from rlsdk.views.report import write_report
-
     say = SafeConsole(highlight=False, soft_wrap=True)
     say.print()
     for line in gains(config, result.first_eval, result.last_eval):
@@ -66,9 +64,8 @@ def tell(result: RunResult, config: RunConfig) -> None:
     say.print(f"{state} after {counted(result.steps, 'step')}, {result.seconds:.0f} s")
     here = quoted(result.run_dir)
     if "jsonl" in config.tracking.trackers:
-        page, plot = write_report(result.run_dir)
-        say.print(f"report      {shown(page)}", markup=False)
-        say.print(f"plot        {shown(plot)}", markup=False)
+        for line in report_lines(result.run_dir):
+            say.print(line, markup=False)
     file = quoted(result.run_dir / "config.yaml")
     trust = f" {TRUST_FLAG}" if next(code_in(config.model_dump()), None) else ""
     if result.checkpoint is None and result.stopped:
@@ -82,9 +79,24 @@ def tell(result: RunResult, config: RunConfig) -> None:
         checkpoint = quoted(result.checkpoint)
         say.print(f"  {rlsdk} eval {checkpoint}{trust}", markup=False)
         say.print(f"  {rlsdk} generate {checkpoint} --num-prompts 5{trust}", markup=False)
-        say.print(f"  {rlsdk} train --config {file} --resume {here} --steps {more}{trust}", markup=False)
+        resumed = here if result.checkpoint.is_relative_to(result.run_dir) else checkpoint
+        say.print(f"  {rlsdk} train --config {file} --resume {resumed} --steps {more}{trust}", markup=False)
         if trust:
             say.print(f"{TRUST_FLAG}: this run uses your own code, which {file} names", markup=False)
+
+
+def report_lines(run_dir: Path) -> Sequence[str]:
+    """Writes the report of a run; returns the paths of its files, or why there are none: the run itself is over."""
+    from rlsdk.trainer.tracking.trackers import METRICS_FILE, read_metrics
+    from rlsdk.views.report import write_report
+
+    try:
+        if not read_metrics(run_dir):
+            return [f"report      none: no step was made in this folder ({METRICS_FILE} has no lines)"]
+        page, plot = write_report(run_dir)
+    except (ConfigError, OSError) as error:
+        return [f"report      none: {error}"]
+    return [f"report      {shown(page)}", f"plot        {shown(plot)}"]
 
 
 def command_here() -> str:

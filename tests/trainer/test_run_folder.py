@@ -213,7 +213,8 @@ def test_changed_settings_are_said_and_kept(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_finished_before_says_that_nothing_is_trained() -> None:
-    from rlsdk.trainer.runs.rl import resumed_line
+    from rlsdk.trainer.runs.prepare import resumed_line
 
     assert resumed_line(Path("c/step_2"), 2, 4) == "resumed from c/step_2 at step 2"
     assert "nothing is trained; `--trainer.steps 4` continues" in resumed_line(Path("c/step_2"), 2, 2)
+    assert "`--sft.steps 4` continues" in resumed_line(Path("c/step_2"), 2, 2, field="sft.steps")

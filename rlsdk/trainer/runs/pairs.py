@@ -18,6 +18,7 @@ from rlsdk.trainer.runs.prepare import (
     load_best,
     prepared,
     result_of,
+    resumed_line,
     trainer_of,
     with_restarts,
 )
@@ -43,7 +44,8 @@ def _train(kind: PairTraining, start: Start) -> RunResult:
             trainer = trainer_of(start, run_inputs, stage, session)
             if start.checkpoint is not None:
                 trainer.restore(start.checkpoint)
-                start.view.notice(f"resumed from {start.checkpoint} at step {stage.step}")
+                line = resumed_line(start.checkpoint, stage.step, stage.settings.steps, field="preferences.steps")
+                start.view.notice(line)
             start.accept()
             fit(start, trainer)
             load_best(start, trainer)

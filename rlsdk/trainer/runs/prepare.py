@@ -244,6 +244,21 @@ def result_of(start: Start, trainer: Trainer, last: Mapping[str, float], checkpo
     )
 
 
+def resumed_line(checkpoint: Path, step: int, steps: int, *, field: str = "trainer.steps") -> str:
+    """Text that says at which step a run continues, or that it is already finished.
+
+    Args:
+        checkpoint: of which the run is resumed.
+        step: of the checkpoint.
+        steps: of the whole run.
+        field: says how many those are.
+    """
+    line = f"resumed from {checkpoint} at step {step}"
+    if step < steps:
+        return line
+    return f"{line}: all {steps} steps were made before, so nothing is trained; `--{field} {2 * step}` continues"
+
+
 def export_final_model(start: Start, trainer: Trainer) -> Path:
     """Writes `model/` in the run's folder, with its card; returns it."""
     folder, timeout_s = start.run_dir / "model", start.config.deadlines.save_s

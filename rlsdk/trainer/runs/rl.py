@@ -23,6 +23,7 @@ from rlsdk.trainer.runs.prepare import (
     fit,
     prepared,
     result_of,
+    resumed_line,
     trainer_of,
     with_restarts,
 )
@@ -69,19 +70,11 @@ def _train(start: Start) -> RunResult:
             if checkpoint is not None:
                 trainer.restore(checkpoint)
                 start.accept()
-                view.notice(resumed_line(checkpoint, stage.step, start.config.trainer.steps))
+                view.notice(resumed_line(checkpoint, stage.step, stage.settings.steps))
             fit(start, trainer)
             if warmed is not None and start.stop() and stage.step == 0:
                 _keep(warmed.trainer)
             return result_of(start, trainer, stage.evaluations.last, trainer.last_checkpoint)
-
-
-def resumed_line(checkpoint: Path, step: int, steps: int) -> str:
-    """Text that says at which step a run continues, or that it is already finished."""
-    line = f"resumed from {checkpoint} at step {step}"
-    if step < steps:
-        return line
-    return f"{line}: all {steps} steps were made before, so nothing is trained; `--trainer.steps {2 * step}` continues"
 
 
 @dataclass(frozen=True, kw_only=True)

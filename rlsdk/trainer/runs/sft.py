@@ -20,6 +20,7 @@ from rlsdk.trainer.runs.prepare import (
     load_best,
     prepared,
     result_of,
+    resumed_line,
     trainer_of,
     with_restarts,
 )
@@ -57,7 +58,8 @@ def supervise(
         trainer = trainer_of(start, run_inputs, stage, session)
         if start.half_way is not None:
             trainer.restore(start.half_way)
-            start.view.notice(f"supervised training resumed from {start.half_way} at step {stage.step}")
+            line = resumed_line(start.half_way, stage.step, stage.settings.steps, field="sft.steps")
+            start.view.notice(f"supervised training {line}")
         start.accept()
         fit(start, trainer)
         load_best(start, trainer)
