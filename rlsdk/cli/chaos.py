@@ -23,11 +23,11 @@ from rlsdk.api.chaos_account import Outcome
 from rlsdk.api.chaos_run import PROCESSES, ChaosRun
 from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings
-from rlsdk.config.overrides import split_arguments
-from rlsdk.config.trust import take_trust_flag
+from rlsdk.config.loading.overrides import split_arguments
+from rlsdk.config.loading.trust import take_trust_flag
 from rlsdk.interfaces import ConfigError, RlsdkError
 from rlsdk.system.atomic import atomic_write_bytes
-from rlsdk.system.files import read_regular_text
+from rlsdk.system.files import is_pipe, read_regular_text
 from rlsdk.views.terminal import SafeConsole
 
 RESULTS = "chaos.json"
@@ -98,7 +98,7 @@ def check_files(args: Sequence[str]) -> None:
         ConfigError: one is a pipe.
     """
     for file in split_arguments(take_trust_flag(args)[0])[0]:
-        if Path(file).is_fifo():
+        if is_pipe(file):
             raise ConfigError(
                 f"--config {file!r}: is a pipe, which can be read only once, but every run of `rlsdk chaos` reads the "
                 "configuration; write it to a file"

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     # Imported only where a client is created: every run imports this module, and httpx also imports a command line.
     import httpx
 
+RETRIED = frozenset({408, 425, 429, *range(500, 600)} - {501, 505})
+"""Status codes that may pass: too early, too busy, or an error of the server."""
+OF_SAMPLES = frozenset({400, 413, 422, *range(500, 600)} - {501, 505})
+"""Status codes of which a single sample of a request may be the cause."""
 _SHOWN = 200
 """Maximum number of bytes of a response that an error shows."""
 
@@ -34,9 +38,9 @@ class RemoteOptions:
     timeout_s: float = 60.0
     """Seconds per attempt, from connecting to the last byte."""
     retries: int = 3
-    """Retries after a connection error or a status of 500 and above; other errors are not retried."""
+    """Retries after a connection error or a status of `RETRIED`; other errors are not retried."""
     retry_wait_s: float = 0.5
-    """Seconds before the first retry; doubled for each further one."""
+    """Seconds before the first retry; doubled for each further one. The service's `Retry-After` counts if longer."""
     max_response_bytes: int = 8 << 20
     send_tokens: bool = False
     """Send `response_ids`."""
@@ -47,11 +51,23 @@ class RemoteOptions:
 class RemoteError(Exception):
     """A failed request; the message gives the reason and the URL."""
 
-    def __init__(self, message: str, *, kind: FailureKind = FailureKind.SERVICE, again: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: FailureKind = FailureKind.SERVICE,
+        again: bool = False,
+        of_sample: bool = False,
+        wait_s: float = 0.0,
+    ) -> None:
         super().__init__(message)
         self.kind = kind
         self.again = again
         """Whether a retry may help."""
+        self.of_sample = of_sample
+        """Whether a single sample of the request may be the cause."""
+        self.wait_s = wait_s
+        """Seconds that the service asks to wait before a retry."""
 
 
 class HttpClient:
@@ -69,23 +85,28 @@ class HttpClient:
             limits=httpx.Limits(max_connections=options.max_concurrent),
         )
 
-    async def post(self, url: str, body: bytes) -> bytes:
+    async def post(self, url: str, body: bytes, *, retries: int | None = None) -> bytes:
         """Posts JSON and returns the body of the response.
+
+        Args:
+            url: where to.
+            body: JSON.
+            retries: None: as many as the options say.
 
         Raises:
             RemoteError: the status is not 200, or the response exceeds the limits on time or size.
         """
-        return await self._with_retries("POST", url, body)
+        return await self._with_retries("POST", url, body, self._options.retries if retries is None else retries)
 
     async def get(self, url: str) -> bytes:
         """Sends a GET request; otherwise like `post`."""
-        return await self._with_retries("GET", url, None)
+        return await self._with_retries("GET", url, None, self._options.retries)
 
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def _with_retries(self, method: str, url: str, body: bytes | None) -> bytes:
-        for attempt in range(self._options.retries + 1):
+    async def _with_retries(self, method: str, url: str, body: bytes | None, retries: int) -> bytes:
+        for attempt in range(retries + 1):
             try:
                 async with asyncio.timeout(self._options.timeout_s):
                     return await self._once(method, url, body)
@@ -93,10 +114,11 @@ class HttpClient:
                 limit = f"{self._options.timeout_s:g} s"
                 raise RemoteError(f"{url} did not answer within {limit}", kind=FailureKind.TIMEOUT) from None
             except RemoteError as error:
-                if not error.again or attempt == self._options.retries:
+                if not error.again or attempt == retries:
                     tries = f" ({attempt + 1} attempts)" if attempt else ""
-                    raise RemoteError(f"{error}{tries}", kind=error.kind) from error
-            await asyncio.sleep(self._options.retry_wait_s * 2**attempt * random.uniform(0.8, 1.2))
+                    raise RemoteError(f"{error}{tries}", kind=error.kind, of_sample=error.of_sample) from error
+                asked_s = min(error.wait_s, self._options.timeout_s)
+            await asyncio.sleep(max(asked_s, self._options.retry_wait_s * 2**attempt) * random.uniform(1.0, 1.2))
         raise AssertionError("unreachable")
 
     async def _once(self, method: str, url: str, body: bytes | None) -> bytes:
@@ -108,7 +130,8 @@ class HttpClient:
                 return await self._read(url, response)
         except httpx.TransportError as error:
             why = str(error) or type(error).__name__
-            raise RemoteError(f"{url} cannot be reached: {why}", again=True) from error
+            dropped = not isinstance(error, httpx.ConnectError)
+            raise RemoteError(f"{url} cannot be reached: {why}", again=True, of_sample=dropped) from error
         except httpx.HTTPError as error:
             raise RemoteError(f"{url}: {type(error).__name__}: {error}") from error
 
@@ -129,9 +152,14 @@ class HttpClient:
             if len(data) > limit:
                 break
         if status != HTTPStatus.OK:
-            raise RemoteError(f"{url} answered {status}: {shown(bytes(data))}", again=status >= 500)
+            raise RemoteError(
+                f"{url} answered {status}: {shown(bytes(data))}",
+                again=status in RETRIED,
+                of_sample=status in OF_SAMPLES,
+                wait_s=_seconds(response.headers.get("Retry-After", "")),
+            )
         if len(data) > limit:
-            raise RemoteError(f"{url} answered more than max_response_bytes {limit}")
+            raise RemoteError(f"{url} answered more than max_response_bytes {limit}", of_sample=True)
         return bytes(data)
 
 
@@ -154,6 +182,11 @@ def check_url(url: str) -> str:
             "name an environment variable in remote.token_env"
         )
     return url
+
+
+def _seconds(retry_after: str) -> float:
+    """The number of seconds of a `Retry-After` header; 0 if it has none."""
+    return float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0
 
 
 def shown(data: bytes) -> str:

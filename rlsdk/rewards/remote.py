@@ -1,11 +1,11 @@
-"""A reward that a service computes. Samples are sent in batches over HTTP; an error fails only the samples of its
-request."""
+"""A reward of a service. Samples are sent in batches over HTTP; an error fails only the samples that cause it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -22,6 +22,8 @@ from rlsdk.rewards.routing import applies_to
 from rlsdk.rewards.service import SentScore, encode_request, encode_sample, read_reply
 from rlsdk.system.printable import described
 
+_SPLIT_TIMEOUTS = 4
+"""A failed request is split for at most this many times `timeout_s`: a service may take long to fail, each time."""
 _SHOWN = 200
 """Maximum number of characters of a service's error that a failure shows."""
 
@@ -34,11 +36,11 @@ class Client(Protocol):
         """Name of the service for messages: its URL."""
         ...
 
-    async def score(self, samples: Sequence[RewardSample]) -> Sequence[SentScore]:
-        """Returns one result for each sample.
+    async def score(self, samples: Sequence[RewardSample]) -> Sequence[SentScore | RemoteError]:
+        """Returns one result for each sample, or the error of a request for this sample.
 
         Raises:
-            RemoteError: the service did not answer, or its answer is invalid.
+            RemoteError: the service did not answer, or its answer is invalid: all samples fail.
         """
         ...
 
@@ -65,7 +67,7 @@ class ScoreClient:
         self._options = options
         self._http = HttpClient(options)
 
-    async def score(self, samples: Sequence[RewardSample]) -> Sequence[SentScore]:
+    async def score(self, samples: Sequence[RewardSample]) -> Sequence[SentScore | RemoteError]:
         """See `Client.score`."""
         sent: list[bytes] = []
         faults: dict[int, SentScore] = {}
@@ -74,11 +76,47 @@ class ScoreClient:
                 sent.append(encode_sample(sample, with_tokens=self._options.send_tokens))
             except ValueError as error:
                 faults[at] = SentScore(error=f"the sample cannot be sent: {error}")
-        results = iter(await self._ask(sent) if sent or not samples else [])
+        results = iter(await self._ask_or_split(sent) if sent or not samples else [])
         return [faults[at] if at in faults else next(results) for at in range(len(samples))]
 
-    async def _ask(self, sent: Sequence[bytes]) -> list[SentScore]:
-        data = await self._http.post(self.name, encode_request(sent))
+    async def _ask_or_split(self, sent: Sequence[bytes]) -> Sequence[SentScore | RemoteError]:
+        """Asks in one request. If it fails, perhaps because of a single sample, asks about its halves, and so on.
+
+        Raises:
+            RemoteError: the request failed, and not because of some of its samples.
+        """
+        try:
+            return await self._ask(sent)
+        except RemoteError as error:
+            if len(sent) == 1 or not error.of_sample:
+                raise
+            whole = error
+        until = time.monotonic() + _SPLIT_TIMEOUTS * self._options.timeout_s
+        results = await self._ask_halves(sent, whole, until)
+        if all(isinstance(result, RemoteError) for result in results):
+            raise whole
+        return results
+
+    async def _ask_halves(
+        self, sent: Sequence[bytes], error: RemoteError, until: float
+    ) -> Sequence[SentScore | RemoteError]:
+        """Results of the samples of a failed request; each part is asked about once, while there is time."""
+        if len(sent) == 1 or not error.of_sample:
+            return [error] * len(sent)
+        results: list[SentScore | RemoteError] = []
+        middle = len(sent) // 2
+        for part in (sent[:middle], sent[middle:]):
+            if time.monotonic() > until:
+                results += [error] * len(part)
+                continue
+            try:
+                results += await self._ask(part, retries=0)
+            except RemoteError as inner:
+                results += await self._ask_halves(part, inner, until)
+        return results
+
+    async def _ask(self, sent: Sequence[bytes], *, retries: int | None = None) -> list[SentScore]:
+        data = await self._http.post(self.name, encode_request(sent), retries=retries)
         try:
             return read_reply(data, len(sent))
         except ValueError as error:
@@ -231,7 +269,9 @@ class RemoteScorer:
                 asked.builder.fail((0, at), FailureKind.SERVICE, message)
         else:
             for (asked, at), given in zip(batch, results, strict=True):
-                if given.error is not None:
+                if isinstance(given, RemoteError):
+                    asked.builder.fail((0, at), given.kind, str(given))
+                elif given.error is not None:
                     message = f"{self._client.name}: {given.error[:_SHOWN]}"
                     asked.builder.fail((0, at), FailureKind.SERVICE, message)
                 else:

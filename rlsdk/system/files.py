@@ -73,6 +73,14 @@ def read_regular(path: str | os.PathLike[str], limit: int = TEXT_BYTES) -> bytes
     return found
 
 
+def is_pipe(path: str | os.PathLike[str]) -> bool:
+    """Whether a path leads to a pipe; False if that cannot be found out."""
+    try:
+        return stat.S_ISFIFO(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
 def read_regular_or_pipe(path: str | os.PathLike[str], limit: int = TEXT_BYTES, timeout_s: float = PIPE_S) -> bytes:
     """As `read_regular`, but also reads a pipe to its end: for a path that the user typed, as `<(command)` in a shell.
 
@@ -80,7 +88,7 @@ def read_regular_or_pipe(path: str | os.PathLike[str], limit: int = TEXT_BYTES, 
         UnfitFileError: it is of another kind, or larger; or the pipe has no writer that ends in time, or gave nothing.
         OSError: as `open` does.
     """
-    if not stat.S_ISFIFO(os.stat(path).st_mode):
+    if not is_pipe(path):
         return read_regular(path, limit)
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -88,9 +96,7 @@ def read_regular_or_pipe(path: str | os.PathLike[str], limit: int = TEXT_BYTES, 
     finally:
         os.close(handle)
     if not found:
-        raise UnfitFileError(
-            path, "is a pipe that ended without any text; the command that writes to it may have failed"
-        )
+        raise UnfitFileError(path, "is a pipe that ended without any text; its command may have failed")
     return found
 
 

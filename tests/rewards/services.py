@@ -79,6 +79,24 @@ def drops_once(handler: Handler, body: dict[str, Any]) -> None:
         lengths(handler, body)
 
 
+def no_bad(handler: Handler, body: dict[str, Any]) -> None:
+    """Fails whole requests because of a sample in them: its response says how."""
+    faults = [sample["response"].removeprefix("bad ") for sample in body["samples"] if "bad" in sample["response"]]
+    if not faults:
+        lengths(handler, body)
+    elif faults[0] == "drop":
+        handler.connection.shutdown(2)
+    else:
+        handler.send({"error": "cannot take this"}, int(faults[0]))
+
+
+def busy_once(handler: Handler, body: dict[str, Any]) -> None:
+    if handler.service.attempts == 1:
+        handler.send({}, 429, Retry_After="1")
+    else:
+        lengths(handler, body)
+
+
 def drips(handler: Handler, body: dict[str, Any]) -> None:
     """A byte now and then: every single wait is short."""
     handler.send_response(200)
@@ -101,6 +119,10 @@ FAULTS: dict[str, Answer] = {
     "/score": lengths,
     "/fails-twice": fails_twice,
     "/drops-once": drops_once,
+    "/no-bad": no_bad,
+    "/busy-once": busy_once,
+    "/401": lambda handler, body: handler.send({}, 401),
+    "/429": lambda handler, body: handler.send({}, 429),
     "/drips": drips,
     "/floods": floods,
     "/drops": lambda handler, body: handler.connection.shutdown(2),

@@ -89,6 +89,30 @@ def test_rows_that_the_reward_is_not_for_are_not_sent(service: Service) -> None:
     assert [len(request["samples"]) for request in service.requests] == [1]
 
 
+@pytest.mark.parametrize("fault", ["400", "413", "422", "500", "503", "drop"])
+def test_a_sample_that_the_service_cannot_take_fails_alone(service: Service, fault: str) -> None:
+    texts = [f"bad {fault}" if at in (2, 3, 8) else "x" * (at + 1) for at in range(11)]
+    result = score(service, "/no-bad", texts, retries=1)
+    assert result.by_reward["far"].tolist() == [0.0 if at in (2, 3, 8) else at + 1.0 for at in range(11)]
+    assert result.graded["far"].tolist() == [at not in (2, 3, 8) for at in range(11)]
+    assert result.failures == {"service": 3}
+    assert re.search("cannot be reached" if fault == "drop" else f"answered {fault}", result.examples[0].message)
+
+
+def test_splitting_ends_when_the_service_takes_long_to_fail(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlsdk.rewards.remote._SPLIT_TIMEOUTS", 0)
+    result = score(service, "/no-bad", ["a", "bad 500", "c", "d"], retries=0)
+    assert result.failures == {"service": 4}
+    assert service.attempts == 1
+
+
+def test_a_busy_service_says_how_long_to_wait(service: Service) -> None:
+    began = time.monotonic()
+    assert score(service, "/busy-once", ["abc"]).scores.tolist() == [6.0]
+    assert time.monotonic() - began >= 1
+    assert service.attempts == 2
+
+
 @pytest.mark.parametrize(("path", "attempts"), [("/fails-twice", 3), ("/drops-once", 2)])
 def test_what_may_pass_is_tried_again(service: Service, path: str, attempts: int) -> None:
     assert score(service, path, ["abc"]).scores.tolist() == [6.0]
@@ -98,8 +122,8 @@ def test_what_may_pass_is_tried_again(service: Service, path: str, attempts: int
 @pytest.mark.parametrize(
     ("path", "attempts", "message"),
     [
-        ("/500", 3, r"answered 500: '{\"error\": \"a secret place.{,300}'\.\.\. \(3 attempts\)$"),
-        ("/drops", 3, r"cannot be reached: .+ \(3 attempts\)$"),
+        ("/500", 5, r"answered 500: '{\"error\": \"a secret place.{,300}'\.\.\. \(3 attempts\)$"),
+        ("/drops", 5, r"cannot be reached: .+ \(3 attempts\)$"),
         ("/404", 1, r"answered 404: '{\"error\": \"no such thing\"}'$"),
         (
             "/redirect",
@@ -113,7 +137,9 @@ def test_what_may_pass_is_tried_again(service: Service, path: str, attempts: int
         ("/text", 1, r"answered no scores: results.0.score: Input should be a valid number; results.1.score"),
         ("/unknown", 1, r"answered no scores: results.0.scores: Extra inputs are not permitted"),
         ("/fewer", 1, r"answered 0 results; expected 2$"),
-        ("/floods", 1, r"answered more than max_response_bytes 8388608$"),
+        ("/401", 1, r"answered 401: '{}'$"),
+        ("/429", 3, r"answered 429: '{}' \(3 attempts\)$"),
+        ("/floods", 3, r"answered more than max_response_bytes 8388608$"),
     ],
 )
 def test_a_fault_of_the_service_fails_its_samples_with_the_url_and_the_reason(

@@ -25,6 +25,7 @@ from rlsdk.config.sections.base import FIELDS_ONLY, problems_in
 from rlsdk.config.sections.schema import RunConfig
 from rlsdk.interfaces import BackendKind, ConfigError, PluginError
 from rlsdk.registry import FIRST_PARTY, Registry
+from rlsdk.system.files import is_pipe
 
 SECTIONS: Mapping[str, BackendKind] = {
     "train": BackendKind.TRAIN,
@@ -110,7 +111,7 @@ def read_config(
     overrides, trusted = take_trust_flag(overrides)
     more, flags = split_arguments(overrides)
     read = [read_tree_file(Path(file)) for file in files]
-    typed = [read_tree_file(Path(file), typed=not is_of_run(Path(file))) for file in more]
+    typed = [read_tree_file(Path(file), may_be_pipe=is_pipe(file) and not is_of_run(Path(file))) for file in more]
     tree = _merged(read, typed, flags, values or {})
     registry = Registry.discover() if registry is None else registry
     backends = [_Backend(name, kind, _chosen(name, kind, tree, flags), registry) for name, kind in SECTIONS.items()]

@@ -29,18 +29,18 @@ class TreeFile:
     """Line of each value."""
 
 
-def read_tree_file(file: Path, *, typed: bool = False) -> TreeFile:
+def read_tree_file(file: Path, *, may_be_pipe: bool = False) -> TreeFile:
     """Reads a YAML file of nested mappings.
 
     Args:
         file: its path.
-        typed: the user named it, so it may also be a pipe: `--config <(command)`.
+        may_be_pipe: the user named it, as in `--config <(command)`; what a folder holds must be a regular file.
 
     Raises:
         ConfigError: the file cannot be read, is not YAML, or not a mapping.
     """
     try:
-        text = as_text(read_regular_or_pipe(file) if typed else read_regular(file))
+        text = as_text(read_regular_or_pipe(file) if may_be_pipe else read_regular(file))
     except FileNotFoundError as error:
         close = _near(file)
         if VARIABLE.search(str(file)):

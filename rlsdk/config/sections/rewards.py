@@ -33,9 +33,9 @@ class RemoteRewardConfig(Section):
     timeout_s: PositiveFloat = 60.0
     """Seconds per attempt, from connecting to the last byte."""
     retries: NonNegativeInt = 3
-    """Retries after a connection error or a status of 500 and above; other errors are not retried."""
+    """Retries after a connection error or a status that may pass: 408, 425, 429, 500 and above (but 501 and 505)."""
     retry_wait_s: NonNegativeFloat = 0.5
-    """Seconds before the first retry; doubled for each further one."""
+    """Seconds before the first retry; doubled for each further one. The service's `Retry-After` counts if longer."""
     max_response_bytes: PositiveInt = 8 << 20
     """Largest size of one response in bytes."""
     send_tokens: bool = False
