@@ -12,15 +12,14 @@ from typing import Any
 from rlsdk.interfaces import Bucket, Peer, WeightShard, WeightSyncError
 from rlsdk.kit.ranks.shared_memory import AttachError
 from rlsdk.sharding.cuda_ipc import CudaIpcTransport
-from rlsdk.sharding.transport import Transport
-from rlsdk.sharding.transports import (
+from rlsdk.sharding.host_transports import (
     InlineTransport,
     InProcessTransport,
     SharedFileTransport,
     SharedMemoryTransport,
-    make_transport,
-    named_transports,
 )
+from rlsdk.sharding.transport import Transport
+from rlsdk.sharding.transports import make_transport, named_transports
 
 EXPORT_METHOD = "export_weights"
 """Method of a train engine's host: `export_weights(buckets) -> handles`, served while its engine thread is busy."""

@@ -13,10 +13,11 @@ from rlsdk.interfaces import Bucket, Delivery, RolloutEngine, SyncReceipt, Weigh
 from rlsdk.kit.ranks.shared_memory import AttachError
 from rlsdk.sharding.forwarding import Forwarder, merged_rounds, teed
 from rlsdk.sharding.gathering import Gathering, MakeFeed, feeds_of
+from rlsdk.sharding.host_transports import InProcessTransport, SharedMemoryTransport
 from rlsdk.sharding.process_group import ProcessGroupTransport
 from rlsdk.sharding.receiving import RECEIVER, parcel
 from rlsdk.sharding.transport import Transport
-from rlsdk.sharding.transports import InProcessTransport, SharedMemoryTransport, named_transports
+from rlsdk.sharding.transports import named_transports
 from rlsdk.sharding.worker_progress import WorkerProgress
 
 _log = logging.getLogger(__name__)

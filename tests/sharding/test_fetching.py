@@ -12,7 +12,7 @@ from sharding_cases import dim0_sharded, random_tensors, rollout_group, train_gr
 
 from rlsdk.interfaces import SyncReceipt, WeightShard
 from rlsdk.sharding import GenericShardingManager, WeightTarget, fetching
-from rlsdk.sharding.transports import InlineTransport
+from rlsdk.sharding.host_transports import InlineTransport
 from rlsdk.testing.sharding.local_groups import LocalPeer
 from rlsdk.testing.sharding.tensor_engines import TensorRolloutEngine
 

@@ -14,7 +14,7 @@ from sharding_cases import random_tensors, rollout_group, train_group, whole_tar
 from rlsdk.interfaces import Box, Bucket, DeadlineError, WeightShard, WeightSyncError
 from rlsdk.kit.ranks.progress import idle_s
 from rlsdk.sharding import GenericShardingManager, WeightTarget, worker_progress
-from rlsdk.sharding.transports import SharedMemoryTransport
+from rlsdk.sharding.host_transports import SharedMemoryTransport
 from rlsdk.sharding.worker_progress import WorkerProgress, counted
 from rlsdk.testing.sharding.local_groups import LocalPeer
 

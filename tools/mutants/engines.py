@@ -67,7 +67,7 @@ ENGINES = {
             *_named("rlsdk/sharding", "balance", "box_table", "boxes", "cache", "calls", "fetching", "forwarding"),
             *_named("rlsdk/sharding", "gathering", "holders", "manager", "packed_plan", "planner", "relay_source"),
             *_named("rlsdk/sharding", "receiving", "relays", "scales", "source", "target", "transport"),
-            *_named("rlsdk/sharding", "transports", "verify", "wire", "worker_progress"),
+            *_named("rlsdk/sharding", "host_transports", "transports", "verify", "wire", "worker_progress"),
         ],
         first=("test_constructor", "test_bitwise", "test_cover"),
     ),
