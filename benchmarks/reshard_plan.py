@@ -36,7 +36,7 @@ from rich.table import Table
 from benchmarks.moe_layouts import GPUS_PER_NODE, MODELS, MoeShape, megatron_like, num_parameters, vllm_like
 from rlsdk.interfaces import DTYPE_BYTES, ReshardPlan, WeightLayout
 from rlsdk.sharding import TRANSPORTS, plan_reshard
-from rlsdk.sharding.packed_plan import PackedParts, sources_of
+from rlsdk.sharding.plan.packed_plan import PackedParts, sources_of
 
 MEGATRON_TAKES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 """Architectures of the plugin `megatron` (`plugins/megatron/src/rlsdk_megatron/plugin.py`)."""

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rlsdk.interfaces import DTYPE_BYTES, Bucket, Forecast, RankContext, ReshardPlan, WeightLayout
-from rlsdk.sharding.devices import on_physical_device
-from rlsdk.sharding.holders import distinct_tensors
-from rlsdk.sharding.host_transports import InProcessTransport
-from rlsdk.sharding.object_store import ObjectStoreTransport
-from rlsdk.sharding.packed_plan import PackedBuckets, bytes_by_route
-from rlsdk.sharding.planner import plan_reshard
-from rlsdk.sharding.relays import INTER_NODE_BYTES_S, INTRA_NODE_BYTES_S
-from rlsdk.sharding.transports import allowed_transports, named_transports
+from rlsdk.sharding.plan.holders import distinct_tensors
+from rlsdk.sharding.plan.packed_plan import PackedBuckets, bytes_by_route
+from rlsdk.sharding.plan.planner import plan_reshard
+from rlsdk.sharding.plan.relays import INTER_NODE_BYTES_S, INTRA_NODE_BYTES_S
+from rlsdk.sharding.transfer.devices import on_physical_device
+from rlsdk.sharding.transports.host_memory import InProcessTransport
+from rlsdk.sharding.transports.object_store import ObjectStoreTransport
+from rlsdk.sharding.transports.table import allowed_transports, named_transports
 
 MAX_BYTES = 200 * 10**9
 """Most bytes that are split into buckets to determine sizes. Targets are similar, so the first ones represent all."""

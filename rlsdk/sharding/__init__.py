@@ -12,12 +12,12 @@ ranks (`WeightSource`) for the boxes it wants, in bounded rounds. The hosts of t
 
 from __future__ import annotations
 
-from rlsdk.sharding.cache import PlanCache, layout_hash
 from rlsdk.sharding.manager import GenericShardingManager
-from rlsdk.sharding.planner import lower_bound_bytes, plan_reshard
-from rlsdk.sharding.source import WeightSource
-from rlsdk.sharding.target import WeightTarget
-from rlsdk.sharding.transports import TRANSPORTS
+from rlsdk.sharding.plan.cache import PlanCache, layout_hash
+from rlsdk.sharding.plan.planner import lower_bound_bytes, plan_reshard
+from rlsdk.sharding.transfer.source import WeightSource
+from rlsdk.sharding.transfer.target import WeightTarget
+from rlsdk.sharding.transports.table import TRANSPORTS
 
 __all__ = [
     "TRANSPORTS",

@@ -24,13 +24,19 @@ from rlsdk.interfaces import (
     WeightSyncError,
     WeightTargetHost,
 )
-from rlsdk.sharding.cache import PlanCache
-from rlsdk.sharding.calls import call, call_each
-from rlsdk.sharding.packed_plan import sources_of, transports_of
-from rlsdk.sharding.planner import choose_transport
-from rlsdk.sharding.relays import first_of, passing_place
-from rlsdk.sharding.transports import named_transports
-from rlsdk.sharding.verify import FingerprintTask, changed_tensors, check_checksums, check_receipt, plan_fingerprints
+from rlsdk.sharding.plan.cache import PlanCache
+from rlsdk.sharding.plan.packed_plan import sources_of, transports_of
+from rlsdk.sharding.plan.planner import choose_transport
+from rlsdk.sharding.plan.relays import first_of, passing_place
+from rlsdk.sharding.transfer.calls import call, call_each
+from rlsdk.sharding.transfer.verify import (
+    FingerprintTask,
+    changed_tensors,
+    check_checksums,
+    check_receipt,
+    plan_fingerprints,
+)
+from rlsdk.sharding.transports.table import named_transports
 
 GRACE_S = 30.0
 """Seconds that the controller waits longer than a worker, so that the worker's more precise error comes first."""

@@ -13,7 +13,7 @@ from rlsdk.kit.memory.forecast import ModelTensors
 from rlsdk.kit.memory.worker_forecast import worker_layouts
 from rlsdk.kit.model.hf import load_model_config
 from rlsdk.planning.reshard import summarize
-from rlsdk.sharding.boxes import covered_elements
+from rlsdk.sharding.plan.boxes import covered_elements
 from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.testing.sharding.tensor_engines import tensor_layout
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlsdk.interfaces import Box, TensorMeta, WeightLayout, WeightShard
-from rlsdk.sharding.transport import Outgoing, Transport
+from rlsdk.sharding.transports.transport import Outgoing, Transport
 from rlsdk.testing.sharding.local_groups import LocalGroup, RolloutHost, TrainHost
 from rlsdk.testing.sharding.tensor_engines import TensorRolloutEngine, TensorTrainEngine, tensor_layout, whole_boxes
 

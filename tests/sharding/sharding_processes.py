@@ -20,8 +20,8 @@ from sharding_cases import dim0_sharded, random_tensors
 
 from rlsdk.interfaces import DeadlineError, WorkerError
 from rlsdk.kit.ranks.shared_memory import share
-from rlsdk.sharding import source as source_module
-from rlsdk.sharding.transport import Outgoing
+from rlsdk.sharding.transfer import source as source_module
+from rlsdk.sharding.transports.transport import Outgoing
 from rlsdk.testing.sharding.local_groups import LocalGroup, TrainHost
 from rlsdk.testing.sharding.tensor_engines import TensorTrainEngine
 

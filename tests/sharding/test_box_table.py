@@ -10,7 +10,7 @@ from sharding_cases import metas_of
 from test_boxes import SHAPE, boxes, mark
 
 from rlsdk.interfaces import Box, LayoutError
-from rlsdk.sharding.box_table import BoxTable, cut_rows, distinct, overlaps, pack
+from rlsdk.sharding.plan.box_table import BoxTable, cut_rows, distinct, overlaps, pack
 from rlsdk.testing.sharding.tensor_engines import tensor_layout
 
 METAS = {meta.name: meta for meta in metas_of({"a": SHAPE, "b": SHAPE, "c": (3,)})}

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlsdk.interfaces import Box
-from rlsdk.sharding.boxes import covered_elements, subtract
+from rlsdk.sharding.plan.boxes import covered_elements, subtract
 
 SHAPE = (6, 5, 4)
 

@@ -8,9 +8,9 @@ import pytest
 from sharding_cases import metas_of, whole_target
 
 from rlsdk.interfaces import Box, WeightLayout
-from rlsdk.sharding.fetching import window
-from rlsdk.sharding.planner import plan_reshard
-from rlsdk.sharding.transports import named_transports
+from rlsdk.sharding.plan.planner import plan_reshard
+from rlsdk.sharding.transfer.fetching import window
+from rlsdk.sharding.transports.table import named_transports
 from rlsdk.testing.sharding.tensor_engines import tensor_layout
 
 LAYERS = 12

@@ -13,12 +13,12 @@ from torch import Tensor
 from rlsdk.interfaces import Box, LayoutError, WeightShard, WeightSyncError
 from rlsdk.kit.ranks.shared_memory import AttachError
 from rlsdk.sharding import TRANSPORTS
-from rlsdk.sharding.cuda_ipc import HANDLE, CudaIpcTransport
-from rlsdk.sharding.fetching import Feed, OpenTransports
-from rlsdk.sharding.planner import choose_transport, plan_reshard
-from rlsdk.sharding.source import WeightSource
-from rlsdk.sharding.target import WeightTarget
-from rlsdk.sharding.transports import allowed_transports, named_transports
+from rlsdk.sharding.plan.planner import choose_transport, plan_reshard
+from rlsdk.sharding.transfer.fetching import Feed, OpenTransports
+from rlsdk.sharding.transfer.source import WeightSource
+from rlsdk.sharding.transfer.target import WeightTarget
+from rlsdk.sharding.transports.cuda_ipc import HANDLE, CudaIpcTransport
+from rlsdk.sharding.transports.table import allowed_transports, named_transports
 from rlsdk.testing.sharding.tensor_engines import TensorRolloutEngine, TensorTrainEngine
 
 SHAPES = {"w": (33, 17), "b": (5,)}

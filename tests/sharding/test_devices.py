@@ -13,9 +13,9 @@ from rlsdk.cluster.devices.rank_contexts import WorkerSettings, rank_contexts
 from rlsdk.cluster.devices.worker_info import WorkerInfo
 from rlsdk.interfaces import RankContext, WeightLayout
 from rlsdk.sharding import GenericShardingManager
-from rlsdk.sharding.cuda_ipc import CudaIpcTransport
-from rlsdk.sharding.devices import on_physical_device
-from rlsdk.sharding.holders import ELSEWHERE, SAME_DEVICE, SAME_NODE, Places
+from rlsdk.sharding.plan.holders import ELSEWHERE, SAME_DEVICE, SAME_NODE, Places
+from rlsdk.sharding.transfer.devices import on_physical_device
+from rlsdk.sharding.transports.cuda_ipc import CudaIpcTransport
 from rlsdk.testing.sharding.local_groups import LocalGroup, RolloutHost, TrainHost
 from rlsdk.testing.sharding.tensor_engines import TensorRolloutEngine, TensorTrainEngine
 

@@ -11,8 +11,9 @@ import pytest
 from sharding_cases import dim0_sharded, random_tensors, rollout_group, train_group, whole_target
 
 from rlsdk.interfaces import SyncReceipt, WeightShard
-from rlsdk.sharding import GenericShardingManager, WeightTarget, fetching
-from rlsdk.sharding.host_transports import InlineTransport
+from rlsdk.sharding import GenericShardingManager, WeightTarget
+from rlsdk.sharding.transfer import fetching
+from rlsdk.sharding.transports.host_memory import InlineTransport
 from rlsdk.testing.sharding.local_groups import LocalPeer
 from rlsdk.testing.sharding.tensor_engines import TensorRolloutEngine
 

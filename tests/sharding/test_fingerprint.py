@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sharding_cases import shapes, sources
 
 from rlsdk.interfaces import FINGERPRINT_MODULUS, Box, WeightLayout, fingerprint
-from rlsdk.sharding.boxes import subtract
+from rlsdk.sharding.plan.boxes import subtract
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int64", "int8", "uint8", "bool", "float8_e4m3fn")
 

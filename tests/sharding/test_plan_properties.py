@@ -16,7 +16,7 @@ from sharding_cases import metas_of, split_box
 
 from rlsdk.interfaces import DTYPE_BYTES, Box, ReshardPlan, WeightLayout
 from rlsdk.sharding import TRANSPORTS, plan_reshard
-from rlsdk.sharding.boxes import covered_elements
+from rlsdk.sharding.plan.boxes import covered_elements
 from rlsdk.testing.sharding.tensor_engines import tensor_layout
 
 Shapes = Mapping[str, tuple[int, ...]]

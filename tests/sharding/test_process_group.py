@@ -13,7 +13,7 @@ from sharding_processes import cable_to, train_processes
 
 from rlsdk.interfaces import Box, ConfigError, WeightShard, WeightSyncError
 from rlsdk.sharding import GenericShardingManager
-from rlsdk.sharding.process_group import ProcessGroupTransport
+from rlsdk.sharding.transports.process_group import ProcessGroupTransport
 
 SHAPES = {"embed": (1000, 64), "layer.w": (300, 200), "norm": (64,)}
 

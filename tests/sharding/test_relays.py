@@ -15,7 +15,7 @@ from sharding_cases import dim0_sharded, random_tensors, rollout_group, train_gr
 from rlsdk.interfaces import Bucket, Relay, WeightLayout, WeightSyncError
 from rlsdk.kit.ranks.object_store import use_store
 from rlsdk.sharding import TRANSPORTS, GenericShardingManager, plan_reshard
-from rlsdk.sharding.relay_source import RelaySource
+from rlsdk.sharding.transfer.relay_source import RelaySource
 from rlsdk.testing.sharding.local_groups import LocalGroup, LocalPeer
 
 SHAPES = {"embed": (400, 8), "layer.w": (160, 24), "layer.b": (24,), "norm": (8,)}

@@ -18,11 +18,13 @@ from sharding_cases import export, metas_of, random_tensors, rollout_group, spli
 from sharding_processes import train_processes
 
 from rlsdk.interfaces import Box, ConfigError, WeightLayout, WeightShard, WeightSyncError
-from rlsdk.sharding import TRANSPORTS, GenericShardingManager, nixl_agent, receiving
-from rlsdk.sharding.planner import choose_transport
-from rlsdk.sharding.receiving import parcel, receive
-from rlsdk.sharding.remote_memory import RemoteMemoryTransport, _runs_of
-from rlsdk.sharding.transports import allowed_transports, named_transports
+from rlsdk.sharding import TRANSPORTS, GenericShardingManager
+from rlsdk.sharding.plan.planner import choose_transport
+from rlsdk.sharding.transfer import receiving
+from rlsdk.sharding.transfer.receiving import parcel, receive
+from rlsdk.sharding.transports import nixl_agent
+from rlsdk.sharding.transports.remote_memory import RemoteMemoryTransport, _runs_of
+from rlsdk.sharding.transports.table import allowed_transports, named_transports
 from rlsdk.testing.sharding.tensor_engines import tensor_layout
 
 SHAPES = {"embed": (1000, 64), "layer.w": (301, 199), "layer.b": (7,), "scale": (3, 5, 2), "one": (1,), "norm": (64,)}

@@ -14,8 +14,8 @@ from sharding_cases import export
 
 from rlsdk.interfaces import Box, WeightShard, WeightSyncError
 from rlsdk.kit.ranks.shared_memory import AttachError
-from rlsdk.sharding.host_transports import SharedMemoryTransport
-from rlsdk.sharding.ring import NUM_SLOTS, RingClosedError, RingReader, RingWriter
+from rlsdk.sharding.transports.host_memory import SharedMemoryTransport
+from rlsdk.sharding.transports.ring import NUM_SLOTS, RingClosedError, RingReader, RingWriter
 
 SLOT = 4096
 WAIT_S = 60.0

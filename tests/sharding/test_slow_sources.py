@@ -13,9 +13,10 @@ from sharding_cases import random_tensors, rollout_group, train_group, whole_tar
 
 from rlsdk.interfaces import Box, Bucket, DeadlineError, WeightShard, WeightSyncError
 from rlsdk.kit.ranks.progress import idle_s
-from rlsdk.sharding import GenericShardingManager, WeightTarget, worker_progress
-from rlsdk.sharding.host_transports import SharedMemoryTransport
-from rlsdk.sharding.worker_progress import WorkerProgress, counted
+from rlsdk.sharding import GenericShardingManager, WeightTarget
+from rlsdk.sharding.transfer import worker_progress
+from rlsdk.sharding.transfer.worker_progress import WorkerProgress, counted
+from rlsdk.sharding.transports.host_memory import SharedMemoryTransport
 from rlsdk.testing.sharding.local_groups import LocalPeer
 
 SHAPES = {f"layer.{at}": (64, 16) for at in range(12)}

@@ -26,8 +26,8 @@ from torch import Tensor
 from rlsdk.interfaces import Box, Bucket, SyncReceipt, SyncReport, WeightShard, WeightSyncError
 from rlsdk.kit.ranks.shared_memory import share
 from rlsdk.sharding import GenericShardingManager
-from rlsdk.sharding.host_transports import SharedFileTransport, SharedMemoryTransport
-from rlsdk.sharding.ring import RingWriter
+from rlsdk.sharding.transports.host_memory import SharedFileTransport, SharedMemoryTransport
+from rlsdk.sharding.transports.ring import RingWriter
 from rlsdk.testing.sharding.local_groups import LocalGroup, LocalPeer, RolloutHost, TrainHost
 from rlsdk.testing.sharding.tensor_engines import TensorRolloutEngine, TensorTrainEngine
 

@@ -13,9 +13,9 @@ from sharding_processes import weight_files
 
 from rlsdk.interfaces import Box, WeightShard, WeightSyncError
 from rlsdk.kit.ranks.shared_memory import AttachError, SharedBlock, attach, share
-from rlsdk.sharding.transport import Transport
-from rlsdk.sharding.transports import make_transport
-from rlsdk.sharding.wire import announcement
+from rlsdk.sharding.transports.table import make_transport
+from rlsdk.sharding.transports.transport import Transport
+from rlsdk.sharding.transports.wire import announcement
 
 MOVED = {"w": (33, 17), "b": (5,), "s": (), "e": (0, 3), "x": (64, 64)}
 BETWEEN_HOSTS = [

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import Box, SyncReceipt, TensorMeta, WeightLayout, WeightShard
-from rlsdk.sharding.planner import plan_reshard
-from rlsdk.sharding.source import WeightSource
-from rlsdk.sharding.target import WeightTarget
-from rlsdk.sharding.transports import TRANSPORTS
+from rlsdk.sharding.plan.planner import plan_reshard
+from rlsdk.sharding.transfer.source import WeightSource
+from rlsdk.sharding.transfer.target import WeightTarget
+from rlsdk.sharding.transports.table import TRANSPORTS
 from rlsdk.testing.sharding.tensor_engines import TensorRolloutEngine, TensorTrainEngine, tensor_layout, whole_boxes
 
 ROWS = 4096

@@ -9,8 +9,8 @@ import torch
 from comparing import good, whole
 
 from rlsdk.interfaces import Box, TensorMeta, WeightLayout
-from rlsdk.sharding.planner import plan_reshard
-from rlsdk.sharding.transports import TRANSPORTS
+from rlsdk.sharding.plan.planner import plan_reshard
+from rlsdk.sharding.transports.table import TRANSPORTS
 
 SPLITS = [
     (2, "tp2"), (2, "pp2"), (2, "vpp2"), (2, "tied pp2"), (2, "odd vocabulary tp2"), (2, "mixture ep2"),

@@ -22,7 +22,7 @@ from rlsdk.interfaces import (
     WeightLayout,
 )
 from rlsdk.sharding import GenericShardingManager
-from rlsdk.sharding.boxes import covered_elements
+from rlsdk.sharding.plan.boxes import covered_elements
 from rlsdk.testing.rollout.lab import collect, whole_shards
 from rlsdk.testing.rollout.plain_model import PlainModel
 from rlsdk.testing.sharding.local_groups import LocalGroup, LocalPeer, RolloutHost, TrainHost

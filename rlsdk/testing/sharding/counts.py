@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from rlsdk.interfaces import DTYPE_BYTES, Box, Bucket, ReshardPlan, Transfer, WeightLayout
-from rlsdk.sharding.transports import named_transports
+from rlsdk.sharding.transports.table import named_transports
 from rlsdk.testing.sharding.lab import held_name, wanted_boxes, wire_dtypes
 from rlsdk.testing.sharding.layouts import Pair
 

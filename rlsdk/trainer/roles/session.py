@@ -13,7 +13,7 @@ from rlsdk.cluster import Cluster
 from rlsdk.config import Role, ShardingConfig, judge_roles, reward_roles
 from rlsdk.config.sections.role_names import ACTOR, CRITIC, REF, ROLLOUT
 from rlsdk.interfaces import BackendSpec, Batch, CheckpointError, ConfigError, ShardingManager
-from rlsdk.sharding.transports import allowed_transports
+from rlsdk.sharding.transports.table import allowed_transports
 from rlsdk.trainer.checkpoints.checkpoint import older_whole
 from rlsdk.trainer.roles.device_turns import DeviceTurns
 from rlsdk.trainer.roles.devices import HOSTS

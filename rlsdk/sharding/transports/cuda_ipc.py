@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rlsdk.interfaces import WeightLayout
 from rlsdk.kit.ranks.shared_memory import AttachError
-from rlsdk.sharding.transport import Outgoing, Transport
-from rlsdk.sharding.wire import Metas, announcement, bucket_offsets, check_announcement, checked, fill
+from rlsdk.sharding.transports.transport import Outgoing, Transport
+from rlsdk.sharding.transports.wire import Metas, announcement, bucket_offsets, check_announcement, checked, fill
 
 HANDLE = (
     "device", "memory", "memory_bytes", "memory_offset", "counter", "counter_offset", "event", "event_needed",

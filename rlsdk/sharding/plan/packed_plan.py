@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlsdk.interfaces import DTYPE_BYTES, Box, Bucket, ReshardPlan, TensorMeta, Transfer
-from rlsdk.sharding.box_table import BoxTable, Ints, cut_rows
-from rlsdk.sharding.holders import SAME_PROCESS
+from rlsdk.sharding.plan.box_table import BoxTable, Ints, cut_rows
+from rlsdk.sharding.plan.holders import SAME_PROCESS
 
 PIECE_BYTES = 2 << 20
 """Largest piece of a box in bytes: small enough for a cache, and for replicas to share the work evenly."""

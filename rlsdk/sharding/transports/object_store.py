@@ -12,8 +12,8 @@ from torch import Tensor
 
 from rlsdk.interfaces import WeightLayout, WeightSyncError
 from rlsdk.kit.ranks.object_store import get_store, has_store
-from rlsdk.sharding.transport import Outgoing, Transport
-from rlsdk.sharding.wire import (
+from rlsdk.sharding.transports.transport import Outgoing, Transport
+from rlsdk.sharding.transports.wire import (
     Metas,
     announcement,
     bucket_offsets,

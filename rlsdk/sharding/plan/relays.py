@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlsdk.interfaces import WeightLayout
-from rlsdk.sharding.box_table import BoxTable, Ints, mix
-from rlsdk.sharding.holders import ELSEWHERE, SAME_PROCESS
-from rlsdk.sharding.packed_plan import Pieces
+from rlsdk.sharding.plan.box_table import BoxTable, Ints, mix
+from rlsdk.sharding.plan.holders import ELSEWHERE, SAME_PROCESS
+from rlsdk.sharding.plan.packed_plan import Pieces
 
 INTER_NODE_BYTES_S = 50e9
 """Bytes per second of one rank's link between nodes, one way (400 Gbit/s). For predictions."""

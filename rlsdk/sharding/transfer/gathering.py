@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rlsdk.interfaces import Bucket, WeightShard, WeightSyncError
 from rlsdk.kit.ranks.progress import advance
-from rlsdk.sharding.fetching import Feed
+from rlsdk.sharding.transfer.fetching import Feed
 
 MAX_CALLS = 8
 """Number of sources from which one target requests concurrently."""

@@ -7,8 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsdk.sharding.box_table import BoxTable, Ints, first_axis, ragged
-from rlsdk.sharding.holders import RankSets
+from rlsdk.sharding.plan.box_table import BoxTable, Ints, first_axis, ragged
+from rlsdk.sharding.plan.holders import RankSets
 
 SWEEPS = 6
 """Largest number of sweeps of coordinate descent; in practice sets of replicas are nested, and the first sweep is

@@ -10,7 +10,7 @@ from operator import attrgetter
 import numpy as np
 
 from rlsdk.interfaces import LayoutError, TensorMeta, WeightLayout, nearest
-from rlsdk.sharding.box_table import BoxTable, Ints, concatenated, distinct, mix, overlaps, ragged
+from rlsdk.sharding.plan.box_table import BoxTable, Ints, concatenated, distinct, mix, overlaps, ragged
 
 ELSEWHERE, SAME_NODE, SAME_DEVICE, SAME_PROCESS = 3, 2, 1, 0
 """Distance of a source from a target."""

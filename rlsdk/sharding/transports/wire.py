@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import DTYPE_BYTES, WeightShard, WeightSyncError
-from rlsdk.sharding.transport import Outgoing
+from rlsdk.sharding.transports.transport import Outgoing
 
 WIRE_VERSION = 3
 """Version of the protocol; ends of different versions refuse each other."""

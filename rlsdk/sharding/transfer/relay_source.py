@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from rlsdk.interfaces import Bucket, Relay, Transfer, WeightSyncError
-from rlsdk.sharding.forwarding import Forwarder, merged_rounds
-from rlsdk.sharding.transport import Outgoing, Transport
-from rlsdk.sharding.transports import make_transport
+from rlsdk.sharding.transfer.forwarding import Forwarder, merged_rounds
+from rlsdk.sharding.transports.table import make_transport
+from rlsdk.sharding.transports.transport import Outgoing, Transport
 
 
 def from_parent(buckets: Sequence[Bucket], relay: Relay, order: Mapping[str, int]) -> list[Bucket]:

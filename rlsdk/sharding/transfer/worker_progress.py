@@ -16,7 +16,7 @@ import torch
 from rlsdk.interfaces import WeightShard, WeightSyncError
 from rlsdk.kit.ranks.progress import advance
 from rlsdk.kit.ranks.shared_memory import AttachError, BlockName, SharedBlock, attach
-from rlsdk.sharding.process_group import addresses
+from rlsdk.sharding.transports.process_group import addresses
 
 LOOK_S = 0.5
 """Seconds between the replica process's checks."""

@@ -17,10 +17,10 @@ from rlsdk.interfaces import (
     TensorMeta,
     WeightLayout,
 )
-from rlsdk.sharding.balance import take_turns
-from rlsdk.sharding.box_table import BoxTable, Ints, cut_rows, distinct, first_axis, pack, ragged
-from rlsdk.sharding.boxes import covered_elements
-from rlsdk.sharding.holders import (
+from rlsdk.sharding.plan.balance import take_turns
+from rlsdk.sharding.plan.box_table import BoxTable, Ints, cut_rows, distinct, first_axis, pack, ragged
+from rlsdk.sharding.plan.boxes import covered_elements
+from rlsdk.sharding.plan.holders import (
     SAME_PROCESS,
     Atoms,
     Places,
@@ -30,10 +30,10 @@ from rlsdk.sharding.holders import (
     find_atoms,
     tied_to,
 )
-from rlsdk.sharding.packed_plan import PIECE_BYTES, PackedParts, Pieces
-from rlsdk.sharding.relays import plan_relays, predict_seconds, relayed_load
-from rlsdk.sharding.scales import check_scales
-from rlsdk.sharding.transport import Transport
+from rlsdk.sharding.plan.packed_plan import PIECE_BYTES, PackedParts, Pieces
+from rlsdk.sharding.plan.relays import plan_relays, predict_seconds, relayed_load
+from rlsdk.sharding.plan.scales import check_scales
+from rlsdk.sharding.transports.transport import Transport
 
 
 def plan_reshard(

@@ -11,15 +11,15 @@ from typing import Any
 
 from rlsdk.interfaces import Bucket, Peer, WeightShard, WeightSyncError
 from rlsdk.kit.ranks.shared_memory import AttachError
-from rlsdk.sharding.cuda_ipc import CudaIpcTransport
-from rlsdk.sharding.host_transports import (
+from rlsdk.sharding.transports.cuda_ipc import CudaIpcTransport
+from rlsdk.sharding.transports.host_memory import (
     InlineTransport,
     InProcessTransport,
     SharedFileTransport,
     SharedMemoryTransport,
 )
-from rlsdk.sharding.transport import Transport
-from rlsdk.sharding.transports import make_transport, named_transports
+from rlsdk.sharding.transports.table import make_transport, named_transports
+from rlsdk.sharding.transports.transport import Transport
 
 EXPORT_METHOD = "export_weights"
 """Method of a train engine's host: `export_weights(buckets) -> handles`, served while its engine thread is busy."""

@@ -11,14 +11,14 @@ from typing import Any
 
 from rlsdk.interfaces import Bucket, Delivery, RolloutEngine, SyncReceipt, WeightLayout, WeightSyncError
 from rlsdk.kit.ranks.shared_memory import AttachError
-from rlsdk.sharding.forwarding import Forwarder, merged_rounds, teed
-from rlsdk.sharding.gathering import Gathering, MakeFeed, feeds_of
-from rlsdk.sharding.host_transports import InProcessTransport, SharedMemoryTransport
-from rlsdk.sharding.process_group import ProcessGroupTransport
-from rlsdk.sharding.receiving import RECEIVER, parcel
-from rlsdk.sharding.transport import Transport
-from rlsdk.sharding.transports import named_transports
-from rlsdk.sharding.worker_progress import WorkerProgress
+from rlsdk.sharding.transfer.forwarding import Forwarder, merged_rounds, teed
+from rlsdk.sharding.transfer.gathering import Gathering, MakeFeed, feeds_of
+from rlsdk.sharding.transfer.receiving import RECEIVER, parcel
+from rlsdk.sharding.transfer.worker_progress import WorkerProgress
+from rlsdk.sharding.transports.host_memory import InProcessTransport, SharedMemoryTransport
+from rlsdk.sharding.transports.process_group import ProcessGroupTransport
+from rlsdk.sharding.transports.table import named_transports
+from rlsdk.sharding.transports.transport import Transport
 
 _log = logging.getLogger(__name__)
 HOST = -1

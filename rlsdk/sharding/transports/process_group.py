@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlsdk.interfaces import WeightLayout, WeightSyncError
-from rlsdk.sharding.transport import Outgoing, Transport
-from rlsdk.sharding.wire import (
+from rlsdk.sharding.transports.transport import Outgoing, Transport
+from rlsdk.sharding.transports.wire import (
     ALIGNMENT,
     Metas,
     announcement,

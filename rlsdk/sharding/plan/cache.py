@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlsdk.interfaces import ReshardPlan, WeightLayout
-from rlsdk.sharding.planner import plan_reshard
-from rlsdk.sharding.transport import Transport
+from rlsdk.sharding.plan.planner import plan_reshard
+from rlsdk.sharding.transports.transport import Transport
 
 MAX_PLANS = 4
 """Number of cached plans: for training and evaluation replicas, each before and after a restart."""

@@ -17,9 +17,9 @@ from rlsdk.interfaces import (
     WeightShard,
 )
 from rlsdk.kit.ranks.shared_memory import BlockName, SharedBlock, attach, lent
-from rlsdk.sharding.ring import RingClosedError, RingReader, RingWriter
-from rlsdk.sharding.transport import Outgoing, Transport
-from rlsdk.sharding.wire import (
+from rlsdk.sharding.transports.ring import RingClosedError, RingReader, RingWriter
+from rlsdk.sharding.transports.transport import Outgoing, Transport
+from rlsdk.sharding.transports.wire import (
     GROUP_BYTES,
     Metas,
     announcement,

@@ -19,12 +19,12 @@ from rlsdk.interfaces import (
     WeightLayout,
     WeightSyncError,
 )
-from rlsdk.sharding.devices import on_physical_device
-from rlsdk.sharding.fetching import PASS_ON_METHOD, Feed, OpenTransports
-from rlsdk.sharding.forwarding import Forwarder, merged_rounds, teed
-from rlsdk.sharding.gathering import Gathering
-from rlsdk.sharding.relay_source import RelaySource, from_parent
-from rlsdk.sharding.workers import WorkerPull
+from rlsdk.sharding.transfer.devices import on_physical_device
+from rlsdk.sharding.transfer.fetching import PASS_ON_METHOD, Feed, OpenTransports
+from rlsdk.sharding.transfer.forwarding import Forwarder, merged_rounds, teed
+from rlsdk.sharding.transfer.gathering import Gathering
+from rlsdk.sharding.transfer.relay_source import RelaySource, from_parent
+from rlsdk.sharding.transfer.workers import WorkerPull
 
 
 class WeightTarget:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import WeightLayout, WeightShard, WeightSyncError
-from rlsdk.sharding import nixl_agent
-from rlsdk.sharding.nixl_agent import Agent, Runs, memory_kind
-from rlsdk.sharding.transport import Outgoing, Transport
-from rlsdk.sharding.wire import (
+from rlsdk.sharding.transports import nixl_agent
+from rlsdk.sharding.transports.nixl_agent import Agent, Runs, memory_kind
+from rlsdk.sharding.transports.transport import Outgoing, Transport
+from rlsdk.sharding.transports.wire import (
     ALIGNMENT,
     Metas,
     announcement,

@@ -27,10 +27,10 @@ from rlsdk.interfaces import (
 )
 from rlsdk.kit.ranks.progress import advance
 from rlsdk.kit.weights.block_scales import block_maxima, blocks_of, quantize, scales_of, shared_blocks, whole_blocks
-from rlsdk.sharding.devices import on_physical_device
-from rlsdk.sharding.scales import Maxima
-from rlsdk.sharding.transport import Outgoing, Transport
-from rlsdk.sharding.transports import make_transport
+from rlsdk.sharding.plan.scales import Maxima
+from rlsdk.sharding.transfer.devices import on_physical_device
+from rlsdk.sharding.transports.table import make_transport
+from rlsdk.sharding.transports.transport import Outgoing, Transport
 
 
 class WeightSource:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlsdk.interfaces import ConfigError, nearest
-from rlsdk.sharding.cuda_ipc import CudaIpcTransport
-from rlsdk.sharding.host_transports import (
+from rlsdk.sharding.transports.cuda_ipc import CudaIpcTransport
+from rlsdk.sharding.transports.host_memory import (
     InlineTransport,
     InProcessTransport,
     SharedFileTransport,
     SharedMemoryTransport,
 )
-from rlsdk.sharding.object_store import ObjectStoreTransport
-from rlsdk.sharding.process_group import ProcessGroupTransport
-from rlsdk.sharding.remote_memory import RemoteMemoryTransport
-from rlsdk.sharding.transport import Transport
+from rlsdk.sharding.transports.object_store import ObjectStoreTransport
+from rlsdk.sharding.transports.process_group import ProcessGroupTransport
+from rlsdk.sharding.transports.remote_memory import RemoteMemoryTransport
+from rlsdk.sharding.transports.transport import Transport
 
 TRANSPORTS: tuple[type[Transport], ...] = (
     InProcessTransport,

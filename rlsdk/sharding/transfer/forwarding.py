@@ -13,7 +13,7 @@ from itertools import groupby
 import torch
 
 from rlsdk.interfaces import Bucket, Transfer, WeightShard, WeightSyncError
-from rlsdk.sharding.transport import Outgoing
+from rlsdk.sharding.transports.transport import Outgoing
 
 LOOK_S = 0.1
 """Seconds between a waiting thread's checks of whether the pull was aborted."""

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlsdk.interfaces import Box, Bucket, Transfer, WeightShard, WeightSyncError
-from rlsdk.sharding.fetching import Feed, OpenTransports
-from rlsdk.sharding.forwarding import teed
-from rlsdk.sharding.gathering import Gathering
-from rlsdk.sharding.worker_progress import counted
+from rlsdk.sharding.transfer.fetching import Feed, OpenTransports
+from rlsdk.sharding.transfer.forwarding import teed
+from rlsdk.sharding.transfer.gathering import Gathering
+from rlsdk.sharding.transfer.worker_progress import counted
 
-RECEIVER = "rlsdk.sharding.receiving:receive"
+RECEIVER = "rlsdk.sharding.transfer.receiving:receive"
 """`Delivery.receiver`."""
 _open = OpenTransports()
 """Transports of this process, kept between syncs."""

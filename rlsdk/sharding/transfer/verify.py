@@ -19,11 +19,11 @@ from rlsdk.interfaces import (
     WeightLayout,
     WeightSyncError,
 )
-from rlsdk.sharding.boxes import subtract
-from rlsdk.sharding.holders import SourceTensors
-from rlsdk.sharding.packed_plan import PackedParts
-from rlsdk.sharding.planner import Sides, match
-from rlsdk.sharding.scales import QuantizedProof, SharedBlocks
+from rlsdk.sharding.plan.boxes import subtract
+from rlsdk.sharding.plan.holders import SourceTensors
+from rlsdk.sharding.plan.packed_plan import PackedParts
+from rlsdk.sharding.plan.planner import Sides, match
+from rlsdk.sharding.plan.scales import QuantizedProof, SharedBlocks
 
 MAX_NAMED = 5
 """Number of tensors that an error names; it counts the others."""

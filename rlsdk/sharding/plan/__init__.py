@@ -1,0 +1,1 @@
+"""The reshard planner: from layouts to transfers, by arithmetic on boxes, with a cache. Reads no weights."""
