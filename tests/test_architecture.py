@@ -67,6 +67,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "stages",
         "runs",
     ),
+    "sharding": ("transports", "plan", "transfer"),
     "testing": (
         "suites",
         "process",
@@ -84,7 +85,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
 their own. Without `.` these are above all folders. The room's `__init__` is above everything."""
 MAX_FILES = 25
 """In a folder."""
-TOO_FULL = {"cli", "rewards", "sharding"}
+TOO_FULL = {"cli", "rewards"}
 """Rooms that have no folders yet."""
 
 LIBRARIES: dict[str, set[str]] = {

@@ -64,10 +64,14 @@ ENGINES = {
         suite="ShardingConformance",
         settings=f"backend = '*+*'\n    {MANAGER}",
         files=[
-            *_named("rlsdk/sharding", "balance", "box_table", "boxes", "cache", "calls", "fetching", "forwarding"),
-            *_named("rlsdk/sharding", "gathering", "holders", "manager", "packed_plan", "planner", "relay_source"),
-            *_named("rlsdk/sharding", "receiving", "relays", "scales", "source", "target", "transport"),
-            *_named("rlsdk/sharding", "host_transports", "transports", "verify", "wire", "worker_progress"),
+            "rlsdk/sharding/manager.py",
+            *_named(
+                "rlsdk/sharding/plan", "balance", "box_table", "boxes", "cache", "holders", "packed_plan", "planner"
+            ),
+            *_named("rlsdk/sharding/plan", "relays", "scales"),
+            *_named("rlsdk/sharding/transfer", "calls", "fetching", "forwarding", "gathering", "receiving"),
+            *_named("rlsdk/sharding/transfer", "relay_source", "source", "target", "verify", "worker_progress"),
+            *_named("rlsdk/sharding/transports", "host_memory", "table", "transport", "wire"),
         ],
         first=("test_constructor", "test_bitwise", "test_cover"),
     ),
