@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.interfaces import ConfigError, RewardSample
-from rlsdk.rewards.confine import confine_grading, confine_start, hint, limit_memory
+from rlsdk.rewards.confine import confine_after_imports, confine_before_imports, limit_memory
 from rlsdk.rewards.definitions import FailureKind, RewardLimits
+from rlsdk.rewards.hints import hint
 from rlsdk.rewards.isolation import call_apart, describe_status, why_attributes_change
 from rlsdk.rewards.load import load_function
 from rlsdk.rewards.outcomes import Failed, NonsenseError, Outcome, failed, to_outcome, values_in_order
@@ -44,23 +45,29 @@ def main(requests: int, records: int, lifeline: int) -> None:
     if first is None:
         return
     setup, _ = first
-    limits, bounds = setup["limits"], RewardLimits(**setup["limits"])
+    limits = RewardLimits(**setup["limits"])
     _use_scratch(setup["scratch"])
-    output = _Output(setup["log_path"], int(bounds.log_mb * (1 << 20)))
+    output = _Output(setup["log_path"], int(limits.log_mb * (1 << 20)))
     clean_up = _cleaner(output)
     clean_up()
-    confinement = confine_start(limits)
+    confinement = confine_before_imports(allow_network=limits.allow_network)
     try:
         functions = _load(setup["rewards"], limits)
     except ConfigError as error:
         write_all(records, encode_record(Tag.REFUSED, {"message": str(error)}))
         return
-    confine_grading(confinement, limits, setup["scratch"], _files(functions))
-    limit_memory(limits["memory_mb"])
+    confine_after_imports(
+        confinement,
+        setup["scratch"],
+        _files(functions),
+        allow_network=limits.allow_network,
+        allow_writes=limits.allow_writes,
+    )
+    limit_memory(limits.memory_mb)
     gc.collect()
     gc.freeze()  # loaded objects stay alive, so garbage collection during grading can skip them
-    rewards = [_Reward(function, options, bounds, output.fileno()) for function, options in functions]
-    if any(reward.apart for reward in rewards) and not bounds.allow_writes:
+    rewards = [_Reward(function, options, limits, output.fileno()) for function, options in functions]
+    if any(reward.apart for reward in rewards) and not limits.allow_writes:
         confinement.note("no changes of permissions by functions that run text", why_attributes_change())
     body = {
         "batched": [reward.batched for reward in rewards],
@@ -72,7 +79,7 @@ def main(requests: int, records: int, lifeline: int) -> None:
     write_all(records, encode_record(Tag.READY, body))
     open_fds = [requests, records]
     os.register_at_fork(after_in_child=lambda: _close(open_fds))
-    channel = _Channel(records, os.getpid(), bounds)
+    channel = _Channel(records, os.getpid(), limits)
     while (message := read_message(requests)) is not None:
         _grade(_Task(*message), rewards, channel, clean_up)
 
@@ -118,7 +125,7 @@ def die_with_parent(lifeline: int) -> None:
 
 
 def _load(
-    rewards: Sequence[Mapping[str, Any]], limits: Mapping[str, Any]
+    rewards: Sequence[Mapping[str, Any]], limits: RewardLimits
 ) -> list[tuple[Callable[..., Any], Mapping[str, Any]]]:
     functions = [(_load_one(reward, limits), reward["options"]) for reward in rewards]
     for (function, _), reward in zip(functions, rewards, strict=True):
@@ -132,7 +139,7 @@ def _load(
     return functions
 
 
-def _load_one(reward: Mapping[str, Any], limits: Mapping[str, Any]) -> Callable[..., Any]:
+def _load_one(reward: Mapping[str, Any], limits: RewardLimits) -> Callable[..., Any]:
     try:
         return load_function(reward["target"], reward["options"])
     except ConfigError as error:
@@ -289,7 +296,7 @@ def _describe(error: BaseException) -> str:
 
 def _hint(error: BaseException, limits: RewardLimits) -> str:
     try:
-        return hint(error, limits.for_process())
+        return hint(error, limits)
     except BaseException:  # attributes and comparisons of the error are the function's code, too
         return ""
 

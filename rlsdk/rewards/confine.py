@@ -1,7 +1,7 @@
-"""Confinement of a grading process before it reads model output: network, file writes, privileges, resources.
+"""Measures that confine a process before it reads model output: network, file writes, privileges, resources.
 
 Each measure is a separate system call (Linux: seccomp, Landlock, prctl, rlimits; elsewhere only rlimits). Measures that
-the system does not support are reported in `Confinement.missing`, and grading continues. `docs/security-graders.md`
+the system does not support are reported in `Confinement.missing`, and the process continues. `docs/security-graders.md`
 describes the limits. This module makes system calls directly, because neither Landlock nor seccomp has a maintained
 Python package without a compiled library.
 """
@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import glob
 import os
 import resource
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from typing import Any
 from rlsdk.rewards.system_calls import filter_system_calls
 
 MAX_FILE_BYTES = 64 << 20
-"""Maximum size of a file that a reward function writes."""
+"""Maximum size of a file that the process writes."""
 MAX_OPEN_FILES = 1_024
 MORE_PROCESSES = 1_024
 """Maximum number of additional processes and threads of the user; root has no such limit."""
@@ -48,8 +47,8 @@ class Confinement:
             self.missing.append(f"{what} ({problem})")
 
 
-def confine_start(limits: Mapping[str, Any]) -> Confinement:
-    """Confines the process before it imports the user's code.
+def confine_before_imports(*, allow_network: bool) -> Confinement:
+    """Confines this process, for good, before it imports the code of others.
 
     Blocks new privileges, the network and access to other processes, and sets resource limits.
     """
@@ -61,45 +60,48 @@ def confine_start(limits: Mapping[str, Any]) -> Confinement:
     confinement.note("no new privileges", _prctl(_PR_SET_NO_NEW_PRIVS, 1))
     confinement.note("no access to this process from others", _prctl(_PR_SET_DUMPABLE, 0))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    denied = "no network and no tracing" if not limits["allow_network"] else "no tracing"
-    confinement.note(denied, filter_system_calls(network=limits["allow_network"]))
+    denied = "no network and no tracing" if not allow_network else "no tracing"
+    confinement.note(denied, filter_system_calls(network=allow_network))
     return confinement
 
 
-def confine_grading(
-    confinement: Confinement, limits: Mapping[str, Any], scratch: str, files: Sequence[str]
-) -> Confinement:
-    """Confines the process after it imported the user's code, before the first sample.
+def confine_after_imports(
+    confinement: Confinement, scratch: str, files: Sequence[str] = (), *, allow_network: bool, allow_writes: bool
+) -> None:
+    """Confines this process after it imported the code of others, before that code reads its first input.
 
     Blocks file writes outside `scratch`, and changes root to another user.
 
     Args:
-        files: source files of the reward functions, which the other user must be able to read.
+        confinement: of `confine_before_imports`; the further measures are added to it.
+        scratch: the folder that stays writable.
+        files: source files of the code, which the other user must be able to read.
+        allow_network: as before.
+        allow_writes: keep file writes, and the user.
     """
     if sys.platform == "linux":
-        what = "no signals to others" if limits["allow_writes"] else "no file writes outside its own folder"
-        confinement.note(what, _landlock(limits, scratch))
-    elif not limits["allow_writes"]:
+        what = "no signals to others" if allow_writes else "no file writes outside its own folder"
+        confinement.note(what, _landlock(scratch, allow_network=allow_network, allow_writes=allow_writes))
+    elif not allow_writes:
         confinement.missing.append(f"no file writes ({sys.platform} has no Landlock)")
     if sys.platform == "linux" and os.getuid() == 0:
-        kept = "reward_limits.allow_writes: files are written as the user of the run"
-        confinement.note("not root", kept if limits["allow_writes"] else _become_nobody(scratch, files))
-        if os.getuid() == 0 and not limits["allow_writes"]:
+        kept = "allow_writes: files are written as the user of the run"
+        confinement.note("not root", kept if allow_writes else _become_nobody(scratch, files))
+        if os.getuid() == 0 and not allow_writes:
             confinement.note("root without capabilities", keep_reading())
     elif os.getuid() == 0:
         confinement.missing.append("not root")
-    return confinement
 
 
 def probe() -> Confinement:
     """Tests in a forked child which measures work on this system."""
-    limits = {"allow_network": False, "allow_writes": False}
     readable, writable = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            found = confine_grading(confine_start(limits), limits, "/nonexistent", [])
-            os.write(writable, "\n".join([*found.held, "", *found.missing]).encode())
+            tested = confine_before_imports(allow_network=False)
+            confine_after_imports(tested, "/nonexistent", allow_network=False, allow_writes=False)
+            os.write(writable, "\n".join([*tested.held, "", *tested.missing]).encode())
         finally:
             os._exit(0)
     os.close(writable)
@@ -118,21 +120,6 @@ def limit_memory(memory_mb: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def hint(error: BaseException, limits: Mapping[str, Any]) -> str:
-    """Returns a hint on the configuration field that allows the refused operation; empty for other errors."""
-    for cause in _chain(error):
-        if not isinstance(cause, OSError):
-            continue
-        unresolved = type(cause).__name__ == "gaierror"
-        if not unresolved and cause.errno not in (errno.EACCES, errno.EPERM, errno.ENETUNREACH):
-            continue
-        if cause.filename is None and not limits["allow_network"]:
-            return "; graders have no network: set reward_limits.allow_network if this reward needs it"
-        if cause.filename is not None and not limits["allow_writes"]:
-            return "; graders write no files: set reward_limits.allow_writes if this reward needs to"
-    return ""
-
-
 _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 4, 8, 36, 38, 47
 _AMBIENT_RAISE = 2
 _CAP_DAC_READ_SEARCH = 2
@@ -149,18 +136,17 @@ class _Beneath(ctypes.Structure):
     _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
 
 
-def _landlock(limits: Mapping[str, Any], scratch: str) -> str | None:
+def _landlock(scratch: str, *, allow_network: bool, allow_writes: bool) -> str | None:
     """Blocks writes outside `scratch` and some devices, TCP, and signals and abstract sockets to other processes.
 
-    `limits` may allow writes and the network. Only what the kernel's Landlock version supports is blocked. Returns the
-    reason if Landlock cannot be used at all.
+    Only what the kernel's Landlock version supports is blocked. Returns the reason if Landlock cannot be used at all.
     """
     version = _call(_LANDLOCK_CREATE, None, 0, 1)
     if version < 1:
         return "the kernel has no Landlock"
     changes = _CHANGES | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
-    wanted = [0 if limits["allow_writes"] else changes]
-    wanted += [0 if limits["allow_network"] else 3] if version >= 4 else []
+    wanted = [0 if allow_writes else changes]
+    wanted += [0 if allow_network else 3] if version >= 4 else []
     wanted += [3] if version >= 6 else []
     if not any(wanted):
         return f"Landlock {version} is too old"
@@ -169,9 +155,9 @@ def _landlock(limits: Mapping[str, Any], scratch: str) -> str | None:
     if rules < 0:
         return _reason()
     try:
-        if not limits["allow_writes"]:
+        if not allow_writes:
             _let_write(rules, scratch, changes)
-            for path in (found for device in DEVICES for found in glob.glob(device)):
+            for path in (path for device in DEVICES for path in glob.glob(device)):
                 _let_write(rules, path, changes & (_WRITE_FILE | _TRUNCATE))
         return None if _call(_LANDLOCK_RESTRICT, rules, 0) == 0 else _reason()
     finally:
@@ -279,12 +265,3 @@ def _call(number: int, *arguments: Any) -> int:
 
 def _reason() -> str:
     return os.strerror(ctypes.get_errno())
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: list[BaseException] = []
-    at: BaseException | None = error
-    while at is not None and at not in seen:
-        seen.append(at)
-        yield at
-        at = at.__cause__ or at.__context__

@@ -89,7 +89,7 @@ class RewardLimits:
     """Whether every call runs in its own forked process, which costs milliseconds and keeps no state between calls.
     auto: only for functions that run text as Python (`eval`, sympy's `parse_expr`), as far as their code shows."""
     environment: tuple[str, ...] = ()
-    """Names of environment variables that grading processes get besides the default ones (`grading_environment`)."""
+    """Names of environment variables that grading processes get besides the default ones (`allowed_environment`)."""
 
     def for_process(self) -> dict[str, Any]:
         """The fields that a grading process needs; `RewardLimits(**...)` reads them back."""

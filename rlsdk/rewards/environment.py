@@ -1,4 +1,4 @@
-"""Allow-list of environment variables for grading processes; it keeps secrets out of them."""
+"""Allow-list of environment variables for processes that run code of others; it keeps secrets out of them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ NAMES = frozenset({
 PREFIXES = ("LC_",)
 
 
-def grading_environment(environment: Mapping[str, str], further: Sequence[str] = ()) -> dict[str, str]:
-    """Returns the part of `environment` that grading processes get, plus default settings.
+def allowed_environment(environment: Mapping[str, str], further: Sequence[str] = ()) -> dict[str, str]:
+    """Returns the part of `environment` that such processes get, plus default settings.
 
     Args:
         environment: the full environment.
-        further: additional names that the user allows (`reward_limits.environment`).
+        further: additional names that the user allows.
     """
     kept = {
         name: value

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.rewards.definitions import FailureKind, RewardDef, RewardLimits
-from rlsdk.rewards.environment import grading_environment
+from rlsdk.rewards.environment import allowed_environment
 from rlsdk.rewards.protocol import (
     MAX_RECORD_BYTES,
     NO_NONCE,
@@ -224,7 +224,7 @@ def _spawn(limits: RewardLimits) -> tuple[subprocess.Popen[bytes], int, int, int
             stderr=subprocess.DEVNULL,
             pass_fds=(request_in, record_out, life_in),
             start_new_session=True,
-            env=grading_environment(child_environment(), limits.environment),
+            env=allowed_environment(child_environment(), limits.environment),
         )
     finally:
         for fd in (request_in, record_out, life_in):

@@ -141,10 +141,10 @@ def apply_rules(folder: str, why: OSError) -> None:
         rules = load_rules("confine")
     except FileNotFoundError:
         raise why from None
-    limits = {"allow_network": False, "allow_writes": False}
-    found = rules.confine_grading(rules.confine_start(limits), limits, folder, [])
-    if not all(any(what in held for held in found.held) for what in ("no network", "no file writes")):
-        raise OSError(why.errno, f"{why}; missing: {', '.join(found.missing)}")
+    confinement = rules.confine_before_imports(allow_network=False)
+    rules.confine_after_imports(confinement, folder, allow_network=False, allow_writes=False)
+    if not all(any(what in held for held in confinement.held) for what in ("no network", "no file writes")):
+        raise OSError(why.errno, f"{why}; missing: {', '.join(confinement.missing)}")
 
 
 def load_rules(name: str) -> types.ModuleType:

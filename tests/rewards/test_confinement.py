@@ -12,7 +12,7 @@ import pytest
 
 from rlsdk.rewards import RewardDef, RewardLimits, RewardRunner
 from rlsdk.rewards.confine import MAX_FILE_BYTES, MAX_OPEN_FILES, MORE_PROCESSES, NOBODY, probe
-from rlsdk.rewards.environment import grading_environment
+from rlsdk.rewards.environment import allowed_environment
 from rlsdk.rewards.text_evaluation import evaluates_text
 
 from . import functions
@@ -42,7 +42,7 @@ def test_no_secret_of_the_environment_reaches_a_grader(start: Start, monkeypatch
 def test_the_environment_is_an_allow_list() -> None:
     given = {"PATH": "p", "LC_ALL": "C", "HF_TOKEN": "x", "WANDB_API_KEY": "x", "AWS_SECRET_ACCESS_KEY": "x",
              "MINE": "m", "RAY_AUTH_TOKEN": "x", "HF_HOME": "h", "SSH_AUTH_SOCK": "x", "LD_PRELOAD": "x"}  # fmt: skip
-    assert grading_environment(given, ("MINE",)) == {
+    assert allowed_environment(given, ("MINE",)) == {
         "PATH": "p", "LC_ALL": "C", "HF_HOME": "h", "MINE": "m", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0",
     }  # fmt: skip
 
