@@ -16,8 +16,7 @@ from typing import Any, Protocol
 from rlsdk.interfaces import ConfigError, DataError, RewardSample
 from rlsdk.rewards.definitions import FailureKind, RewardDef, RewardLimits
 from rlsdk.rewards.http import HttpClient, RemoteError, RemoteOptions, check_url
-from rlsdk.rewards.result_builder import ResultBuilder
-from rlsdk.rewards.results import RewardResult
+from rlsdk.rewards.results import ResultBuilder, RewardResult
 from rlsdk.rewards.routing import applies_to
 from rlsdk.rewards.service import SentScore, encode_request, encode_sample, read_reply
 from rlsdk.system.printable import described

@@ -13,8 +13,7 @@ from typing import Any
 from rlsdk.interfaces import DataError, RewardSample
 from rlsdk.rewards.definitions import FailureKind, RewardDef, RewardLimits
 from rlsdk.rewards.protocol import NONCE_BYTES, Record, Tag, encode_message
-from rlsdk.rewards.result_builder import ResultBuilder
-from rlsdk.rewards.results import RewardResult, name_inapplicable
+from rlsdk.rewards.results import ResultBuilder, RewardResult, name_inapplicable
 from rlsdk.rewards.routing import applies_to
 
 

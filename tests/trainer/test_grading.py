@@ -28,7 +28,7 @@ from rlsdk.interfaces import (
 from rlsdk.rewards import RewardDef, RewardResult, RewardRunner
 from rlsdk.rewards.definitions import FailureKind, RewardLimits
 from rlsdk.rewards.protocol import encode_graded, take_records
-from rlsdk.rewards.result_builder import ResultBuilder
+from rlsdk.rewards.results import ResultBuilder
 from rlsdk.rollouts import Grade, Group, GroupId, GroupTask, RolloutStream, Sample, StreamOptions, make_batch
 from rlsdk.rollouts.journal.records import grade_from, record_of
 from rlsdk.trainer.generation.sampler import scores_of
