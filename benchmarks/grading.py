@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlsdk.interfaces import RewardSample
-from rlsdk.rewards.graders import gsm8k
-from rlsdk.rewards.symbolic import math
+from rlsdk.rewards.math.graders import gsm8k
+from rlsdk.rewards.math.symbolic import math
 
 FORMS: dict[str, Callable[[str, str], str]] = {
     "reference": lambda work, number: f"{work}#### {number}",

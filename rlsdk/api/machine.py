@@ -108,8 +108,8 @@ def findings(run_dir: Path, ray_address: str | None) -> Iterator[Finding]:
 
 def graders() -> Finding:
     """Confinement of grading processes on this system."""
+    from rlsdk.confinement.measures import probe
     from rlsdk.diagnosis import Finding, Health
-    from rlsdk.rewards.confine import probe
 
     seen = probe()
     held = "; ".join(seen.held) or "nothing"

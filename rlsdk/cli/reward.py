@@ -13,7 +13,7 @@ from rlsdk.config.loading.load import read_config
 from rlsdk.config.loading.reads import unread
 from rlsdk.interfaces import ConfigError, nearest
 from rlsdk.registry import ComponentKind, Registry
-from rlsdk.rewards.serving import RewardServer, ServeOptions
+from rlsdk.rewards.services.server import RewardServer, ServeOptions
 from rlsdk.system.printable import printable
 from rlsdk.trainer.inputs.rewards import secret_from_env, start_runner
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rlsdk.rewards.answer import final_answer, parse_number
-from rlsdk.rewards.definitions import OWN_METRICS, FailureKind, RewardDef, RewardLimits
-from rlsdk.rewards.load import checks_rows, load_function, prepared_by, target_of
-from rlsdk.rewards.results import FailureExample, RewardResult, failures_of, merge, name_inapplicable
-from rlsdk.rewards.routing import applies_to, check_routes
-from rlsdk.rewards.runner import RewardRunner
-from rlsdk.rewards.scoring import CombinedScorer, Scorer
+from rlsdk.rewards.functions.load import checks_rows, load_function, prepared_by, target_of
+from rlsdk.rewards.grading.runner import RewardRunner
+from rlsdk.rewards.scores.definitions import OWN_METRICS, FailureKind, RewardDef, RewardLimits
+from rlsdk.rewards.scores.results import FailureExample, RewardResult, failures_of, merge, name_inapplicable
+from rlsdk.rewards.scores.routing import applies_to, check_routes
+from rlsdk.rewards.scores.scoring import CombinedScorer, Scorer
+from rlsdk.rewards.text.answer import final_answer, parse_number
 
 __all__ = [
     "OWN_METRICS",

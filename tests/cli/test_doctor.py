@@ -14,6 +14,7 @@ import pytest
 
 from rlsdk.api.machine import graders
 from rlsdk.cli.doctor import run
+from rlsdk.confinement.measures import Confinement
 from rlsdk.diagnosis import Finding, Health, machine, packages, verdict
 from rlsdk.diagnosis import plugins as plugin_checks
 from rlsdk.diagnosis.cluster import cluster
@@ -22,7 +23,6 @@ from rlsdk.diagnosis.machine import GIB, Space
 from rlsdk.diagnosis.probe import Answer, ask
 from rlsdk.interfaces import BackendKind, BackendSpec
 from rlsdk.registry import Row, Source, State
-from rlsdk.rewards.confine import Confinement
 
 ROOM = Space(total_bytes=64 * GIB, free_bytes=32 * GIB)
 TIGHT = Space(total_bytes=64 * GIB, free_bytes=4 * GIB)
@@ -255,7 +255,9 @@ def test_a_sound_environment_ends_well_and_without_a_code(
         return [Finding(check="ray", state=Health.OK, found="[version] 2")]
 
     monkeypatch.setattr("rlsdk.diagnosis.examine", some)
-    monkeypatch.setattr("rlsdk.rewards.confine.probe", lambda: Confinement(["no network"], ["not root (it is root)"]))
+    monkeypatch.setattr(
+        "rlsdk.confinement.measures.probe", lambda: Confinement(["no network"], ["not root (it is root)"])
+    )
     run(tmp_path, None, as_json=False)
     assert capsys.readouterr().out == (
         f"ok       {'ray':<20} [version] 2\n"
@@ -266,7 +268,7 @@ def test_a_sound_environment_ends_well_and_without_a_code(
 
 def test_a_system_that_confines_no_graders_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = ["no network and no tracing (unknown machine)", "no new privileges"]
-    monkeypatch.setattr("rlsdk.rewards.confine.probe", lambda: Confinement(["limits"], missing))
+    monkeypatch.setattr("rlsdk.confinement.measures.probe", lambda: Confinement(["limits"], missing))
     finding = graders()
     assert finding.state is Health.WARNING
     assert "not here: no network and no tracing (unknown machine)" in finding.found

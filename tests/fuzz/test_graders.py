@@ -32,10 +32,10 @@ TEXTS = st.one_of(
     st.lists(st.sampled_from(WORDS), max_size=8).map(lambda words: f"so\n#### {' '.join(words)}"),
 )  # fmt: skip
 TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
-    "gsm8k": ("rlsdk.rewards.graders:gsm8k", {}),
-    "math": ("rlsdk.rewards.symbolic:math", {}),
-    "exact": ("rlsdk.rewards.texts:exact", {}),
-    "json_schema": ("rlsdk.rewards.schema:json_schema", {"schema": {"type": "object", "required": ["found_it"]}}),
+    "gsm8k": ("rlsdk.rewards.math.graders:gsm8k", {}),
+    "math": ("rlsdk.rewards.math.symbolic:math", {}),
+    "exact": ("rlsdk.rewards.text.texts:exact", {}),
+    "json_schema": ("rlsdk.rewards.text.schema:json_schema", {"schema": {"type": "object", "required": ["found_it"]}}),
 }
 SLOW_S = 8.0
 """Less than the limit of a sample, on a machine that is busy."""

@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 from rlsdk.config import RewardConfig
+from rlsdk.confinement import sandbox
+from rlsdk.confinement.measures import NOBODY
 from rlsdk.data import DataRow
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
-from rlsdk.rewards import RewardDef, RewardLimits, RewardRunner, programs, sandbox
-from rlsdk.rewards.confine import NOBODY
-from rlsdk.rewards.program_tests import read_tests
-from rlsdk.rewards.programs import code, program_of
+from rlsdk.rewards import RewardDef, RewardLimits, RewardRunner
+from rlsdk.rewards.code import programs
+from rlsdk.rewards.code.program_tests import read_tests
+from rlsdk.rewards.code.programs import code, program_of
 from rlsdk.trainer.inputs.reward_preflight import check_gradable
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -303,7 +305,7 @@ def test_code_has_no_network_no_files_to_change_and_no_secrets(
     program = probing(victim, *listener)
     outcome = sandbox.run_tests(program, "", [("value", "f()")], "", sandbox.Limits(seconds=20, memory_mb=512))
     assert [record["value"] for record in outcome.results] == [{"list": []}]
-    rewards = [RewardDef(name="code", target="rlsdk.rewards.programs:code")]
+    rewards = [RewardDef(name="code", target="rlsdk.rewards.code.programs:code")]
     runner = RewardRunner(rewards, RewardLimits())
     try:
         result = runner.score([sample(block(program), None, row={"tests": ["assert f() == []"]})])
@@ -330,7 +332,7 @@ def test_a_program_may_copy_the_files_of_its_own_folder_and_change_their_permiss
     nothing tells its own files from others."""
     tests = ["assert f() == ('0o755', 'x')"]
     assert grade(COPIES, tests) == 1.0
-    rewards = [RewardDef(name="code", target="rlsdk.rewards.programs:code")]
+    rewards = [RewardDef(name="code", target="rlsdk.rewards.code.programs:code")]
     with RewardRunner(rewards, RewardLimits(allow_writes=True)) as runner:
         assert runner.score([sample(block(COPIES), None, row={"tests": tests})]).scores.tolist() == [1.0]
 
@@ -363,7 +365,7 @@ def _running(mark: str) -> bool:
 
 def test_code_runs_in_a_grading_process_and_ends_with_it() -> None:
     mark = f"rlsdk-test-{os.getpid()}-in-runner"
-    rewards = [RewardDef(name="code", target="rlsdk.rewards.programs:code", options={"timeout_s": 30})]
+    rewards = [RewardDef(name="code", target="rlsdk.rewards.code.programs:code", options={"timeout_s": 30})]
     sleeper = f"import os\nos.execv('/bin/sh', ['{mark}', '-c', 'sleep 60 # {mark}'])"
     samples = [
         sample(block(text), None, row={"tests": ["assert add(1, 2) == 3"]})

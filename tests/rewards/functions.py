@@ -24,7 +24,7 @@ import numpy as np
 
 from rlsdk.interfaces import RewardSample
 from rlsdk.rewards import prepared_by
-from rlsdk.rewards.protocol import encode_value
+from rlsdk.rewards.grading.protocol import encode_value
 
 READY: list[int] = []
 

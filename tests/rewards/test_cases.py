@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rlsdk.rewards.graders import choice, gsm8k
-from rlsdk.rewards.symbolic import math
+from rlsdk.rewards.math.graders import choice, gsm8k
+from rlsdk.rewards.math.symbolic import math
 
 from .conftest import sample
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from rlsdk.confinement.environment import allowed_environment
+from rlsdk.confinement.measures import MAX_FILE_BYTES, MAX_OPEN_FILES, MORE_PROCESSES, NOBODY, probe
 from rlsdk.rewards import RewardDef, RewardLimits, RewardRunner
-from rlsdk.rewards.confine import MAX_FILE_BYTES, MAX_OPEN_FILES, MORE_PROCESSES, NOBODY, probe
-from rlsdk.rewards.environment import allowed_environment
-from rlsdk.rewards.text_evaluation import evaluates_text
+from rlsdk.rewards.functions.text_evaluation import evaluates_text
 
 from . import functions
 from .conftest import Start, sample

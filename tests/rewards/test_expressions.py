@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlsdk.rewards.expressions import (
+from rlsdk.rewards.puzzles.expressions import (
     GrammarError,
     Polynomial,
     parse_algebra,
@@ -20,7 +20,7 @@ from rlsdk.rewards.expressions import (
     value_of,
     whole_numbers,
 )
-from rlsdk.rewards.integrals import is_antiderivative
+from rlsdk.rewards.puzzles.integrals import is_antiderivative
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ import pytest
 from rlsdk.config.loading.load import load_config
 from rlsdk.data.render import PromptFormat
 from rlsdk.data.rows import DataRow
-from rlsdk.rewards.answer import announced, final_answer
-from rlsdk.rewards.graders import choice, gsm8k
-from rlsdk.rewards.programs import program_of
-from rlsdk.rewards.schema import json_schema
-from rlsdk.rewards.symbolic import math
-from rlsdk.rewards.texts import fuzzy
+from rlsdk.rewards.code.programs import program_of
+from rlsdk.rewards.math.graders import choice, gsm8k
+from rlsdk.rewards.math.symbolic import math
+from rlsdk.rewards.text.answer import announced, final_answer
+from rlsdk.rewards.text.schema import json_schema
+from rlsdk.rewards.text.texts import fuzzy
 
 from .conftest import SLICES, sample
 

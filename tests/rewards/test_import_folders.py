@@ -35,7 +35,7 @@ def score(target: str) -> float:
 
 
 def test_a_grader_imports_nothing_from_the_current_folder(here: Path) -> None:
-    assert score("rlsdk.rewards.symbolic:math") == 1.0
+    assert score("rlsdk.rewards.math.symbolic:math") == 1.0
 
 
 def test_it_imports_nothing_installed_from_there_even_where_the_program_itself_does(
@@ -44,7 +44,7 @@ def test_it_imports_nothing_installed_from_there_even_where_the_program_itself_d
     for name in MISSING:
         (here / f"{name}.py").unlink()
     monkeypatch.syspath_prepend("")
-    assert score("rlsdk.rewards.symbolic:math") == 1.0
+    assert score("rlsdk.rewards.math.symbolic:math") == 1.0
 
 
 @pytest.mark.parametrize("target", ["mine:fn", "mine.py:fn"])

@@ -14,9 +14,9 @@ import pytest
 
 from rlsdk.interfaces import ConfigError, RewardSample
 from rlsdk.rewards import RewardDef, RewardLimits, RewardResult
-from rlsdk.rewards.http import RemoteOptions
-from rlsdk.rewards.judge import JudgeClient, JudgeOptions, VerdictError, question, verdict
-from rlsdk.rewards.remote import RemoteScorer
+from rlsdk.rewards.services.http_client import RemoteOptions
+from rlsdk.rewards.services.judge import JudgeClient, JudgeOptions, VerdictError, question, verdict
+from rlsdk.rewards.services.remote import RemoteScorer
 
 ASKED = JudgeOptions(model="m", template="Q: {question}\nA: {response}\nScore:", highest=10.0)
 

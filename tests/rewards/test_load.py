@@ -12,7 +12,7 @@ from .conftest import FUNCTIONS, sample
 
 
 def test_a_function_is_found_by_module_or_by_file() -> None:
-    assert load_function("rlsdk.rewards.graders:gsm8k")(sample("#### 42", "#### 42")) == 1.0
+    assert load_function("rlsdk.rewards.math.graders:gsm8k")(sample("#### 42", "#### 42")) == 1.0
     assert load_function(f"{FUNCTIONS}:length")(sample("abc")) == 3.0
 
 
@@ -38,7 +38,7 @@ def test_two_files_of_one_name_do_not_meet(tmp_path: Path) -> None:
         ("gsm8k", "expected pkg.mod:function or path/file.py:function"),
         (f"{FUNCTIONS}:lenght", "no function 'lenght'; did you mean 'length'"),
         (f"{FUNCTIONS}:not_a_function", "'not_a_function' is a int, not a function"),
-        ("rlsdk.rewards.graders:gsm8", "did you mean 'gsm8k'.; .* has ..choice., .gsm8k.."),
+        ("rlsdk.rewards.math.graders:gsm8", "did you mean 'gsm8k'.; .* has ..choice., .gsm8k.."),
         (
             "rlsdk.reward.graders:gsm8k",
             "importing 'rlsdk.reward.graders' failed: ModuleNotFoundError.* Is it installed",

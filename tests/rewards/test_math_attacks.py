@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from rlsdk.rewards.algebra import _parse, equal
-from rlsdk.rewards.symbolic import math
+from rlsdk.rewards.math.algebra import _parse, equal
+from rlsdk.rewards.math.symbolic import math
 
 from .conftest import sample
 

@@ -14,8 +14,8 @@ import pytest
 
 from rlsdk.interfaces import ConfigError, DataError, RewardSample
 from rlsdk.rewards import RewardDef, RewardLimits, RewardResult
-from rlsdk.rewards.http import RemoteOptions, check_url
-from rlsdk.rewards.remote import RemoteScorer
+from rlsdk.rewards.services.http_client import RemoteOptions, check_url
+from rlsdk.rewards.services.remote import RemoteScorer
 
 from .services import Service, serving
 
@@ -100,7 +100,7 @@ def test_a_sample_that_the_service_cannot_take_fails_alone(service: Service, fau
 
 
 def test_splitting_ends_when_the_service_takes_long_to_fail(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlsdk.rewards.remote._SPLIT_TIMEOUTS", 0)
+    monkeypatch.setattr("rlsdk.rewards.services.remote._SPLIT_TIMEOUTS", 0)
     result = score(service, "/no-bad", ["a", "bad 500", "c", "d"], retries=0)
     assert result.failures == {"service": 4}
     assert service.attempts == 1

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from rlsdk.interfaces import ConfigError, DataError, RewardSample
 from rlsdk.rewards import FailureKind, RewardDef, RewardLimits, RewardResult, RewardRunner
-from rlsdk.rewards.protocol import Record, Tag, encode_record, encode_value, take_records
+from rlsdk.rewards.grading.protocol import Record, Tag, encode_record, encode_value, take_records
 
 from .conftest import FUNCTIONS, Start, sample
 

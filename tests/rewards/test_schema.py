@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rlsdk.rewards.schema import json_schema
+from rlsdk.rewards.text.schema import json_schema
 
 from .conftest import sample
 

@@ -22,9 +22,9 @@ import pytest
 
 from rlsdk.interfaces import ConfigError, RewardSample, RlsdkError
 from rlsdk.rewards import RewardDef, RewardLimits, RewardRunner
-from rlsdk.rewards.http import RemoteOptions
-from rlsdk.rewards.remote import RemoteScorer
-from rlsdk.rewards.serving import RewardServer, ServeOptions, is_loopback
+from rlsdk.rewards.services.http_client import RemoteOptions
+from rlsdk.rewards.services.remote import RemoteScorer
+from rlsdk.rewards.services.server import RewardServer, ServeOptions, is_loopback
 
 HERE = Path(__file__).parent
 

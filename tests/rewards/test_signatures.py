@@ -9,9 +9,9 @@ import pytest
 
 from rlsdk.interfaces import ConfigError, RewardSample
 from rlsdk.rewards import RewardDef, RewardLimits, RewardRunner
-from rlsdk.rewards.inspection import inspect_target
-from rlsdk.rewards.load import load_function
-from rlsdk.rewards.signatures import Form
+from rlsdk.rewards.functions.inspection import inspect_target
+from rlsdk.rewards.functions.load import load_function
+from rlsdk.rewards.functions.signatures import Form
 
 SOURCE = """
 import asyncio

@@ -15,8 +15,8 @@ import pytest
 
 from rlsdk.interfaces import ConfigError, DataError
 from rlsdk.rewards import RewardLimits, RewardResult
-from rlsdk.rewards.process import GradingProcess
-from rlsdk.rewards.protocol import Record
+from rlsdk.rewards.grading.process import GradingProcess
+from rlsdk.rewards.grading.protocol import Record
 
 from .conftest import Start, sample
 
@@ -177,7 +177,7 @@ def test_records_of_a_fast_function_are_read_many_at_a_time(start: Start, monkey
         return read(process)
 
     monkeypatch.setattr(GradingProcess, "read", counted)
-    monkeypatch.setattr("rlsdk.rewards.dispatch._PAUSE_S", 1.0)  # so that 50 ms are fast
+    monkeypatch.setattr("rlsdk.rewards.grading.dispatch._PAUSE_S", 1.0)  # so that 50 ms are fast
     runner = start("slow")
     assert runner.score([sample("x")] * 20).valid.all()
     assert reads <= 15

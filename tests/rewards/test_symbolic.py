@@ -7,10 +7,10 @@ from hypothesis import given as having
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from rlsdk.rewards.algebra import objection
-from rlsdk.rewards.normalization import plain
-from rlsdk.rewards.quantity import parse_quantity, parse_value, split_unit
-from rlsdk.rewards.symbolic import math
+from rlsdk.rewards.math.algebra import objection
+from rlsdk.rewards.math.normalization import plain
+from rlsdk.rewards.math.quantity import parse_quantity, parse_value, split_unit
+from rlsdk.rewards.math.symbolic import math
 
 from .conftest import sample
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from rlsdk.rewards.task_scorers import SAFE_ROWS, SCORERS
-from rlsdk.rewards.tasks import _import_tasks, _scorer, reasoning_gym
-from rlsdk.rewards.text_evaluation import evaluates_text
+from rlsdk.rewards.functions.text_evaluation import evaluates_text
+from rlsdk.rewards.puzzles.task_scorers import SAFE_ROWS, SCORERS
+from rlsdk.rewards.puzzles.tasks import _import_tasks, _scorer, reasoning_gym
 
 from .conftest import sample
 

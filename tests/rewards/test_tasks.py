@@ -10,8 +10,8 @@ import pytest
 
 from rlsdk.data.sources import load_reasoning_gym
 from rlsdk.interfaces import RewardSample
-from rlsdk.rewards import tasks
-from rlsdk.rewards.tasks import reasoning_gym
+from rlsdk.rewards.puzzles import tasks
+from rlsdk.rewards.puzzles.tasks import reasoning_gym
 
 from .conftest import sample
 

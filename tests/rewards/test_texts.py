@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlsdk.rewards.texts import answer_text, edit_distance, exact, format, fuzzy, language
+from rlsdk.rewards.text.texts import answer_text, edit_distance, exact, format, fuzzy, language
 
 from .conftest import sample
 

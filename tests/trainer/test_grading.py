@@ -26,9 +26,9 @@ from rlsdk.interfaces import (
     VersionRun,
 )
 from rlsdk.rewards import RewardDef, RewardResult, RewardRunner
-from rlsdk.rewards.definitions import FailureKind, RewardLimits
-from rlsdk.rewards.protocol import encode_graded, take_records
-from rlsdk.rewards.results import ResultBuilder
+from rlsdk.rewards.grading.protocol import encode_graded, take_records
+from rlsdk.rewards.scores.definitions import FailureKind, RewardLimits
+from rlsdk.rewards.scores.results import ResultBuilder
 from rlsdk.rollouts import Grade, Group, GroupId, GroupTask, RolloutStream, Sample, StreamOptions, make_batch
 from rlsdk.rollouts.journal.records import grade_from, record_of
 from rlsdk.trainer.generation.sampler import scores_of

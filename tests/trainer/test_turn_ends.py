@@ -16,7 +16,7 @@ from rlsdk.config import JudgeEngineConfig, ModelConfig, RunConfig, load_config
 from rlsdk.interfaces import ConfigError
 from rlsdk.kit.model.hf import load_tokenizer
 from rlsdk.registry import Registry
-from rlsdk.rewards.judge import JudgeOptions
+from rlsdk.rewards.services.judge import JudgeOptions
 from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.trainer.inputs.judges import EngineJudge
 from rlsdk.trainer.runs.build_supervised import read_pairs

@@ -73,7 +73,7 @@ def serve_reward(
     max_requests: Annotated[int, typer.Option(min=1, help="Maximum number of concurrent requests.")] = 16,
 ) -> None:
     from rlsdk.cli.reward import serve
-    from rlsdk.rewards.serving import ServeOptions
+    from rlsdk.rewards.services.server import ServeOptions
 
     options = ServeOptions(
         host=host, port=port, max_request_bytes=max_request_bytes, max_samples=max_samples, max_requests=max_requests

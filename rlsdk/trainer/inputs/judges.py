@@ -20,9 +20,9 @@ from rlsdk.interfaces import (
     SamplingParams,
 )
 from rlsdk.kit.model.hf import load_tokenizer
-from rlsdk.rewards.http import RemoteError
-from rlsdk.rewards.judge import JudgeOptions, VerdictError, question, verdict
-from rlsdk.rewards.service import SentScore
+from rlsdk.rewards.services.http_client import RemoteError
+from rlsdk.rewards.services.judge import JudgeOptions, VerdictError, question, verdict
+from rlsdk.rewards.services.messages import SentScore
 from rlsdk.rollouts import GenerationClient, Replica
 from rlsdk.rollouts.groups.rollouter import without_stop
 from rlsdk.trainer.inputs.codec import TokenCodec
@@ -33,7 +33,7 @@ _TEXT, _PLACE = "question", "place"
 
 
 class EngineJudge:
-    """Queries the replicas of one role; satisfies `rlsdk.rewards.remote.Client`. Queries made before `connect` wait for
+    """Queries the replicas of one role; satisfies `rlsdk.rewards.services.remote.Client`. Queries made before `connect` wait for
     it."""
 
     def __init__(self, role: str, judge: JudgeOptions, asked: JudgeEngineConfig, policy: ModelConfig) -> None:

@@ -12,8 +12,8 @@ from rlsdk.data import DataRow
 from rlsdk.interfaces import ConfigError, RewardSample
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rewards import applies_to
-from rlsdk.rewards.inspection import inspect_target
-from rlsdk.rewards.signatures import Form, said_of
+from rlsdk.rewards.functions.inspection import inspect_target
+from rlsdk.rewards.functions.signatures import Form, said_of
 
 MOST_ROWS = 1_000
 """Largest number of rows to check, drawn with a fixed seed: a systematic problem shows in few rows."""

@@ -16,9 +16,9 @@ from rlsdk.data import PromptDataset
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rewards import CombinedScorer, RewardDef, RewardLimits, RewardRunner, Scorer, check_routes
-from rlsdk.rewards.http import RemoteOptions
-from rlsdk.rewards.judge import PATTERN, JudgeClient, JudgeOptions
-from rlsdk.rewards.remote import RemoteScorer
+from rlsdk.rewards.services.http_client import RemoteOptions
+from rlsdk.rewards.services.judge import PATTERN, JudgeClient, JudgeOptions
+from rlsdk.rewards.services.remote import RemoteScorer
 from rlsdk.trainer.inputs.grading import RewardGrader
 from rlsdk.trainer.inputs.judges import EngineJudge
 from rlsdk.trainer.inputs.reward_preflight import check_gradable

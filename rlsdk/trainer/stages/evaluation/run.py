@@ -11,7 +11,7 @@ from rlsdk.algorithms import reaches
 from rlsdk.config import Measure
 from rlsdk.data import Prompt
 from rlsdk.interfaces import FinishReason, SamplingParams
-from rlsdk.rewards.answer import final_answer, parse_number
+from rlsdk.rewards.text.answer import final_answer, parse_number
 from rlsdk.rollouts import Group, RolloutStream, Sample, request_seed
 from rlsdk.trainer.generation.sampler import Draw, sample_all
 from rlsdk.trainer.inputs.grading import GradeSummary

@@ -1,0 +1,1 @@
+"""The grader of programs: runs the tests of the data row in confined processes."""

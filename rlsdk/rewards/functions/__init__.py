@@ -1,0 +1,1 @@
+"""Reward functions before they are called: found by name, inspected, adapted."""

@@ -1,0 +1,1 @@
+"""The processes that call reward functions: started, confined, fed, timed and replaced."""

@@ -1,0 +1,1 @@
+"""Graders of numbers and expressions: normalization, structure, exact quantities, algebra last."""

@@ -1,0 +1,1 @@
+"""The grader of reasoning-gym's tasks, and its scorers without `eval`."""

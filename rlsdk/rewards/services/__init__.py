@@ -1,0 +1,1 @@
+"""Rewards over HTTP: the protocol, its client and server, and judges."""

@@ -1,0 +1,1 @@
+"""Graders of text, and the final answer of a response."""
