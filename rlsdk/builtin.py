@@ -122,22 +122,17 @@ def rlsdk_register_kl_estimators(register: RegisterComponent) -> None:
 
 @hookimpl
 def rlsdk_register_rewards(register: RegisterComponent) -> None:
-    register("gsm8k", "rlsdk.rewards.math.graders:gsm8k", "1 if the final number equals the reference exactly.")
-    register("choice", "rlsdk.rewards.math.graders:choice", "1 if the final letter is the reference's.")
-    register(
-        "math", "rlsdk.rewards.math.symbolic:math", "1 if the final expression equals the reference (math-verify)."
-    )
-    register("code", "rlsdk.rewards.code.programs:code", "1 if the response's code passes the tests of the row.")
-    register(
-        "json_schema", "rlsdk.rewards.text.schema:json_schema", "1 if the response is JSON that follows the schema."
-    )
-    register("exact", "rlsdk.rewards.text.texts:exact", "1 if the answer's text is one of the references.")
-    register(
-        "fuzzy", "rlsdk.rewards.text.texts:fuzzy", "Similarity to the best reference: F1 of words or edit distance."
-    )
-    register("format", "rlsdk.rewards.text.texts:format", "1 if tags such as <think> occur once each, in order.")
-    register("language", "rlsdk.rewards.text.texts:language", "Share of the letters that belong to a script.")
-    register("reasoning_gym", "rlsdk.rewards.puzzles.tasks:reasoning_gym", "1 if the task's grader accepts the answer.")
+    at = "rlsdk.rewards"
+    register("gsm8k", f"{at}.math.graders:gsm8k", "1 if the final number equals the reference exactly.")
+    register("choice", f"{at}.math.graders:choice", "1 if the final letter is the reference's.")
+    register("math", f"{at}.math.symbolic:math", "1 if the final expression equals the reference (math-verify).")
+    register("code", f"{at}.code.programs:code", "1 if the response's code passes the tests of the row.")
+    register("json_schema", f"{at}.text.schema:json_schema", "1 if the response is JSON that follows the schema.")
+    register("exact", f"{at}.text.texts:exact", "1 if the answer's text is one of the references.")
+    register("fuzzy", f"{at}.text.texts:fuzzy", "Similarity to the best reference: F1 of words or edit distance.")
+    register("format", f"{at}.text.texts:format", "1 if tags such as <think> occur once each, in order.")
+    register("language", f"{at}.text.texts:language", "Share of the letters that belong to a script.")
+    register("reasoning_gym", f"{at}.puzzles.tasks:reasoning_gym", "1 if the task's grader accepts the answer.")
 
 
 @hookimpl

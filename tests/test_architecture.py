@@ -33,7 +33,8 @@ ROOMS: dict[str, set[str]] = {
     "algorithms": {"interfaces"},
     "rollouts": {"interfaces", "kit"},
     "data": {"interfaces", "registry"},
-    "rewards": {"interfaces", "registry"},
+    "confinement": set(),
+    "rewards": {"interfaces", "registry", "confinement"},
     "sharding": {"interfaces", "kit"},
     "reference": {"interfaces", "kit"},
     "cluster": {"interfaces", "kit"},
@@ -67,6 +68,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "stages",
         "runs",
     ),
+    "rewards": ("scores", "functions", "text", "math", "code", "puzzles", "grading", "services"),
     "sharding": ("transports", "plan", "transfer"),
     "testing": (
         "suites",
@@ -85,13 +87,14 @@ FLOORS: dict[str, tuple[str, ...]] = {
 their own. Without `.` these are above all folders. The room's `__init__` is above everything."""
 MAX_FILES = 25
 """In a folder."""
-TOO_FULL = {"cli", "rewards"}
+TOO_FULL = {"cli"}
 """Rooms that have no folders yet."""
 
 LIBRARIES: dict[str, set[str]] = {
     "version": set(),
     "system": set(),
     "moved": set(),
+    "confinement": set(),
     "interfaces": {"pluggy"},
     "registry": {"pluggy", "packaging"},
     "builtin": set(),

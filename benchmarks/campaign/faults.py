@@ -112,9 +112,7 @@ def _terminated(run: Run, chance: random.Random) -> None:
 
 
 def _grader(run: Run, chance: random.Random) -> None:
-    _kill(
-        run, chance, lambda p: any("rewards/child" in part or "rlsdk.rewards" in part for part in p.cmdline()), "grader"
-    )
+    _kill(run, chance, lambda p: any("rlsdk.rewards" in part for part in p.cmdline()), "grader")
 
 
 def _engine(run: Run, chance: random.Random) -> None:

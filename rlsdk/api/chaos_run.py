@@ -171,7 +171,7 @@ class ChaosRun:
 
     def _is(self, process: psutil.Process, role: str) -> bool:
         if role == "grader":
-            return any("rewards/child" in part or "rlsdk.rewards" in part for part in process.cmdline())
+            return any("rlsdk.rewards" in part for part in process.cmdline())
         if role in PROCESSES:
             return process.name() == {"gcs": "gcs_server"}.get(role, role)
         output = Path(os.readlink(f"/proc/{process.pid}/fd/1"))

@@ -81,7 +81,7 @@ def confine(folder: str) -> None:
     """
     libc = ctypes.CDLL(None, use_errno=True)
     uid, gid = os.getuid(), os.getgid()
-    # In a new user namespace, a process loses the capability to read the interpreter's files (`confine.py`).
+    # In a new user namespace, a process loses the capability to read the interpreter's files (`measures.py`).
     reads_by_right = uid != 0 and has_rights()
     unshared = not reads_by_right and libc.unshare(_NEW_NAMESPACES) == 0
     try:
@@ -132,13 +132,13 @@ def hide_files(libc: ctypes.CDLL, folder: str, uid: int, gid: int) -> None:
 
 
 def apply_rules(folder: str, why: OSError) -> None:
-    """Applies seccomp and Landlock as for grading processes (`confine.py`, loaded by path).
+    """Applies seccomp and Landlock as for grading processes (`measures.py`, loaded by path).
 
     Raises OSError if these cannot block network and file writes either.
     """
     try:
-        load_rules("system_calls")  # `confine` imports it
-        rules = load_rules("confine")
+        load_rules("system_calls")  # `measures` imports it
+        rules = load_rules("measures")
     except FileNotFoundError:
         raise why from None
     confinement = rules.confine_before_imports(allow_network=False)
@@ -149,7 +149,7 @@ def apply_rules(folder: str, why: OSError) -> None:
 
 def load_rules(name: str) -> types.ModuleType:
     """Loads a module from the folder of this one under its full name; the package need not be importable here."""
-    full = f"rlsdk.rewards.{name}"
+    full = f"rlsdk.confinement.{name}"
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
     specification = importlib.util.spec_from_file_location(full, path)
     assert specification is not None

@@ -70,6 +70,6 @@ def test_the_answer_is_found_behind_any_text(name: str, tried: Callable[[str], N
 @given(response=TEXTS)
 def test_shares_are_shares(tried: Callable[[str], None], response: str) -> None:
     tried("answers that are graded in part")
-    for target, options in (("texts:fuzzy", {}), ("texts:format", {}), ("texts:language", {"scripts": ["Latin"]})):
-        given_ = load_function(f"rlsdk.rewards.{target}", options)(sample(response, "crane"), **options)
+    for name, options in (("fuzzy", {}), ("format", {}), ("language", {"scripts": ["Latin"]})):
+        given_ = load_function(f"rlsdk.rewards.text.texts:{name}", options)(sample(response, "crane"), **options)
         assert 0.0 <= float(given_) <= 1.0

@@ -2,8 +2,8 @@
 
 Everything that can go wrong in a user's function happens here: it may raise, print, exit, hang, or exhaust memory.
 Functions run on the main thread, so that time-outs based on signals work in them. The functions are trusted, but their
-inputs are not. So `confine` removes the rights of the process, and `isolation` runs functions that execute text in
-forks.
+inputs are not. So `rlsdk.confinement` removes the rights of the process, and `isolation` runs functions that execute
+text in forks.
 """
 
 from __future__ import annotations

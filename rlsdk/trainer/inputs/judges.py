@@ -33,8 +33,8 @@ _TEXT, _PLACE = "question", "place"
 
 
 class EngineJudge:
-    """Queries the replicas of one role; satisfies `rlsdk.rewards.services.remote.Client`. Queries made before `connect` wait for
-    it."""
+    """Queries the replicas of one role; satisfies `rlsdk.rewards.services.remote.Client`. Queries made before `connect`
+    wait for it."""
 
     def __init__(self, role: str, judge: JudgeOptions, asked: JudgeEngineConfig, policy: ModelConfig) -> None:
         """Loads the tokenizer.
