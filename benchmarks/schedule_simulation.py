@@ -10,7 +10,7 @@ import time
 import tracemalloc
 from collections import deque
 
-from rlsdk.cli.plan_schedule import show_rows
+from rlsdk.cli.preparation.plan_schedule import show_rows
 from rlsdk.planning.rates import Rates
 from rlsdk.planning.splits import Workload, compare, log_normal_lengths
 from rlsdk.rollouts import Finished, Publish, Published, Schedule, Start, Train, Updated

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.campaign.runs import ROOT
-from rlsdk.api.chaos import MOMENTS
-from rlsdk.api.chaos_account import Outcome
-from rlsdk.cli.chaos import RESULTS
+from rlsdk.chaos.account import Outcome
+from rlsdk.chaos.faults import MOMENTS
+from rlsdk.cli.training.chaos import RESULTS
 from rlsdk.testing.process.models import write_tiny_model
 
 PAGE = ROOT / "docs" / "reliability.md"

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from rlsdk.api.chaos_account import CLOCK
+from rlsdk.chaos.account import CLOCK
 from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore, damage
 from rlsdk.trainer.tracking.trackers import read_lines, read_metrics
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean, median
 
 from benchmarks.overlap.runs import LOADS, PARTS, SHORT, STEPS, WARM, Load, run, taken_ms
-from rlsdk.cli.plan_schedule import devices_of_run
+from rlsdk.cli.preparation.plan_schedule import devices_of_run
 from rlsdk.planning.measured import measured_rates, read_steps
 from rlsdk.planning.rates import Setting
 from rlsdk.planning.simulation import simulate

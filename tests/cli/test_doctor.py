@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlsdk.api.machine import graders
-from rlsdk.cli.doctor import run
+from rlsdk.cli.preparation.doctor import run
 from rlsdk.confinement.measures import Confinement
 from rlsdk.diagnosis import Finding, Health, machine, packages, verdict
 from rlsdk.diagnosis import plugins as plugin_checks

@@ -32,8 +32,8 @@ def code_of(monkeypatch: pytest.MonkeyPatch, error: Exception, *, after_a_step: 
         stop.has_begun = after_a_step
         raise error
 
-    monkeypatch.setattr("rlsdk.cli.train.launch", launch)
-    monkeypatch.setattr("rlsdk.cli.train.resolve", lambda *_: None)
+    monkeypatch.setattr("rlsdk.cli.training.train.launch", launch)
+    monkeypatch.setattr("rlsdk.cli.training.train.resolve", lambda *_: None)
     with pytest.raises(SystemExit) as left:
         main(["train"])
     return left.value.code

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from rlsdk.cli import main
-from rlsdk.cli.init import TEMPLATES, Wishes, asked, file_text, settings
+from rlsdk.cli.preparation.init import TEMPLATES, Wishes, asked, file_text, settings
 from rlsdk.config import load_config
 from rlsdk.config.loading.json_schema import config_schema
 from rlsdk.interfaces import ConfigError

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlsdk.cli.pairs import _figures
-from rlsdk.cli.train import report_lines, tell
+from rlsdk.cli.training.pairs import _figures
+from rlsdk.cli.training.train import report_lines, tell
 from rlsdk.config import PairTraining, RunConfig
 from rlsdk.trainer.runs.prepare import RunResult
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlsdk.cli.new import KINDS, new_plugin
+from rlsdk.cli.plugin_tools.new import KINDS, new_plugin
 from rlsdk.interfaces import ConfigError
 
 

@@ -17,7 +17,7 @@ import torch
 
 import rlsdk
 from benchmarks.memory_forecast import Case, Measured, Size, make_model, measure
-from rlsdk.cli.plan import run
+from rlsdk.cli.preparation.plan import run
 from rlsdk.config import RunConfig, load_config
 from rlsdk.interfaces import (
     BackendKind,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlsdk.cli.plan_schedule import devices_of_run, run
+from rlsdk.cli.preparation.plan_schedule import devices_of_run, run
 from rlsdk.config import load_config
 from rlsdk.interfaces import ConfigError, FinishReason, Span, Trajectory, VersionRun
 from rlsdk.planning.calibration import stale_work

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from rlsdk.cli import main
-from rlsdk.cli.push import prepare
+from rlsdk.cli.models.push import prepare
 from rlsdk.config import RunConfig
 from rlsdk.interfaces import ConfigError
 from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rlsdk.cli.pairs import _next_command
-from rlsdk.cli.train import quoted
+from rlsdk.cli.training.pairs import _next_command
+from rlsdk.cli.training.train import quoted
 from rlsdk.config import PairTraining
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings
-from rlsdk.cli import plan
+from rlsdk.cli.preparation import plan
 from rlsdk.config.checks.context import context_tokens
 from rlsdk.interfaces import ConfigError
 from rlsdk.testing.process.models import write_tiny_model

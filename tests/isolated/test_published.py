@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from rlsdk.cli.installer import find_uv
-from rlsdk.cli.new import KINDS
+from rlsdk.cli.plugin_tools.new import KINDS
 from rlsdk.registry import read_record
 from rlsdk.testing.process.models import write_tiny_model
+from rlsdk.virtualenvs.installer import find_uv
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "third_party" / "rlsdk-openai"

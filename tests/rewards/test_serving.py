@@ -327,7 +327,7 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path, stop: signa
 
 
 def test_the_command_refuses_what_cannot_be_served(tmp_path: Path) -> None:
-    from rlsdk.cli.reward import serve
+    from rlsdk.cli.models.reward import serve
 
     config = tmp_path / "rewards.yaml"
     config.write_text("rewards: [{name: gsm8k, label: numbers}]")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from test_loop import HERE, TASK
 
-from rlsdk.cli.inference import evaluate, generate
+from rlsdk.cli.models.inference import evaluate, generate
 from rlsdk.config import RunConfig, load_config
 from rlsdk.data import PromptDataset
 from rlsdk.interfaces import ConfigError

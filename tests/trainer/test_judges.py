@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlsdk.cli.model import make
+from rlsdk.cli.preparation.small_model import make
 from rlsdk.config import RunConfig, check_run, dump_config, load_config, needed_roles, roles
 from rlsdk.interfaces import ConfigError, RewardSample
 from rlsdk.registry import Registry

@@ -24,7 +24,7 @@ def evaluate(
     samples: Annotated[Path | None, typer.Option(help="Also write every sample into this folder.")] = None,
     trust_run: TrustRun = False,
 ) -> None:
-    from rlsdk.cli.inference import evaluate as run
+    from rlsdk.cli.models.inference import evaluate as run
 
     arguments = with_trust(context.args, trust_run)
     run(path, arguments, sets=evaluation_set or [], checkpoint=checkpoint, output=output, samples=samples)
@@ -40,7 +40,7 @@ def generate(
     checkpoint: Checkpoint = None,
     trust_run: TrustRun = False,
 ) -> None:
-    from rlsdk.cli.inference import generate as run
+    from rlsdk.cli.models.inference import generate as run
 
     run(path, prompt or [], num_prompts, n, checkpoint, with_trust(context.args, trust_run))
 
@@ -54,7 +54,7 @@ def push(
     private: Annotated[bool, typer.Option("--private/--public", help="Who can see a new repository.")] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be sent.")] = False,
 ) -> None:
-    from rlsdk.cli.push import run
+    from rlsdk.cli.models.push import run
 
     run(path, repo, checkpoint=checkpoint, licence=licence, private=private, dry_run=dry_run)
 
@@ -72,7 +72,7 @@ def serve_reward(
     max_samples: Annotated[int, typer.Option(min=1, help="Maximum number of samples in a request.")] = 1024,
     max_requests: Annotated[int, typer.Option(min=1, help="Maximum number of concurrent requests.")] = 16,
 ) -> None:
-    from rlsdk.cli.reward import serve
+    from rlsdk.cli.models.reward import serve
     from rlsdk.rewards.services.server import ServeOptions
 
     options = ServeOptions(

@@ -12,7 +12,7 @@ from rlsdk.cli.commands.apps import app
 
 @app.command(help="One HTML page about a run.")
 def report(run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]) -> None:
-    from rlsdk.cli.report import run
+    from rlsdk.cli.pages.report import run
 
     run(run_dir)
 
@@ -22,7 +22,7 @@ def compare(
     run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Folders of two runs or more.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path("comparison.html"),
 ) -> None:
-    from rlsdk.cli.compare import run
+    from rlsdk.cli.pages.compare import run
 
     run(run_dirs, output)
 
@@ -33,6 +33,6 @@ def watch(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 0,
     opens: Annotated[bool, typer.Option("--open", help="Also open the page in this machine's browser.")] = False,
 ) -> None:
-    from rlsdk.cli.watch import run
+    from rlsdk.cli.pages.watch import run
 
     run(run_dir, port, opens=opens)

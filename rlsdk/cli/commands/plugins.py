@@ -14,7 +14,7 @@ from rlsdk.cli.commands.apps import plugins_app
 def list_plugins(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    from rlsdk.cli.plugins import list_plugins as run
+    from rlsdk.cli.plugin_tools.listing import list_plugins as run
 
     run(as_json=as_json)
 
@@ -23,7 +23,7 @@ def list_plugins(
 def plugin_info(
     name: Annotated[str, typer.Argument(help="Name of a backend, component, plugin or distribution.")],
 ) -> None:
-    from rlsdk.cli.plugins import show_plugin
+    from rlsdk.cli.plugin_tools.listing import show_plugin
 
     show_plugin(name)
 
@@ -50,7 +50,7 @@ def check_plugin(
         typer.Option(min=1, help="Processes that share the suite; default: two for a whole suite on a CPU, else one."),
     ] = None,
 ) -> None:
-    from rlsdk.cli.check import run
+    from rlsdk.cli.plugin_tools.check import run
 
     run(
         name,
@@ -70,7 +70,7 @@ def new_plugin(
     kind: Annotated[str, typer.Option(help="train, rollout, sharding, reward, algorithm or tracker.")],
     folder: Annotated[Path | None, typer.Option(help="New folder; default: rlsdk-NAME.")] = None,
 ) -> None:
-    from rlsdk.cli.new import new_plugin as run
+    from rlsdk.cli.plugin_tools.new import new_plugin as run
 
     run(name, kind, folder)
 
@@ -96,7 +96,7 @@ def install_plugin(
     ] = None,
     allow_direct: Annotated[bool, typer.Option("--allow-direct", help="Also accept URLs.")] = False,
 ) -> None:
-    from rlsdk.cli.install import Choices, install
+    from rlsdk.virtualenvs.install import Choices, install
 
     chosen = Choices(
         editable=editable,
@@ -112,6 +112,6 @@ def install_plugin(
 
 @plugins_app.command("remove", help="Remove a plugin, with its own environment if it has one.")
 def remove_plugin(name: Annotated[str, typer.Argument(help="As given to install.")]) -> None:
-    from rlsdk.cli.install import remove
+    from rlsdk.virtualenvs.install import remove
 
     remove(name)

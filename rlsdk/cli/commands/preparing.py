@@ -26,7 +26,7 @@ def init(
     rollout_backend: Annotated[str | None, typer.Option(help="Default: the first installed one.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
-    from rlsdk.cli.init import run
+    from rlsdk.cli.preparation.init import run
 
     given = {
         "model": model, "data": data, "reward": reward, "algorithm": algorithm, "nodes": nodes,
@@ -63,11 +63,11 @@ def plan(
 ) -> None:
     arguments = with_trust(context.args, trust_run)
     if schedule is not None:
-        from rlsdk.cli.plan_schedule import run as simulate
+        from rlsdk.cli.preparation.plan_schedule import run as simulate
 
         simulate(arguments, schedule, as_json=as_json)
         return
-    from rlsdk.cli.plan import run
+    from rlsdk.cli.preparation.plan import run
 
     run(arguments, hardware=hardware, calibration=calibration, as_json=as_json)
 
@@ -78,7 +78,7 @@ def doctor(
     ray_address: Annotated[str | None, typer.Option(help="Also check this running Ray cluster.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    from rlsdk.cli.doctor import run
+    from rlsdk.cli.preparation.doctor import run
 
     run(run_dir, ray_address, as_json=as_json)
 
@@ -91,7 +91,7 @@ def make_model(
     layers: Annotated[int, typer.Option(min=1, help="Decoder layers.")] = 2,
     context: Annotated[int, typer.Option(min=16, help="Maximum number of prompt and response tokens.")] = 2048,
 ) -> None:
-    from rlsdk.cli.model import make
+    from rlsdk.cli.preparation.small_model import make
 
     make(folder, architecture=architecture, hidden=hidden, layers=layers, context=context)
 
@@ -100,20 +100,20 @@ def make_model(
 def config_schema(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; default: print.")] = None,
 ) -> None:
-    from rlsdk.cli.config import schema
+    from rlsdk.cli.preparation.schema import schema
 
     schema(output)
 
 
 @algorithms_app.command("list", help="List all recipes, one line each.")
 def list_algorithms() -> None:
-    from rlsdk.cli.algorithms import list_recipes
+    from rlsdk.cli.preparation.algorithms import list_recipes
 
     list_recipes()
 
 
 @algorithms_app.command("show", help="Show what a recipe sets, and where each part is registered.")
 def show_algorithm(name: Annotated[str, typer.Argument(help="Name from `rlsdk algorithms list`.")]) -> None:
-    from rlsdk.cli.algorithms import show_recipe
+    from rlsdk.cli.preparation.algorithms import show_recipe
 
     show_recipe(name)

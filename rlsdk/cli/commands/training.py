@@ -17,7 +17,7 @@ from rlsdk.cli.completion import FieldsCommand
 )
 def train(context: typer.Context) -> None:
     if not explained(context.args, "train", "Reinforcement learning; without arguments, the quickstart."):
-        from rlsdk.cli.train import run
+        from rlsdk.cli.training.train import run
 
         run(context.args)
 
@@ -25,7 +25,7 @@ def train(context: typer.Context) -> None:
 @app.command(cls=FieldsCommand, context_settings=ONLY_FIELDS, help="Supervised training on reference answers.")
 def sft(context: typer.Context) -> None:
     if not explained(context.args, "sft", "Supervised training on reference answers."):
-        from rlsdk.cli.sft import run
+        from rlsdk.cli.training.sft import run
 
         run(context.args)
 
@@ -35,7 +35,7 @@ def sft(context: typer.Context) -> None:
 )
 def reward_model(context: typer.Context) -> None:
     if not explained(context.args, "reward-model", "Train a reward model from pairs of answers (Bradley-Terry)."):
-        from rlsdk.cli.pairs import run
+        from rlsdk.cli.training.pairs import run
         from rlsdk.config import PairTraining
 
         run(PairTraining.REWARD_MODEL, context.args)
@@ -48,7 +48,7 @@ def reward_model(context: typer.Context) -> None:
 )
 def dpo(context: typer.Context) -> None:
     if not explained(context.args, "dpo", "Direct preference optimization, from pairs of answers."):
-        from rlsdk.cli.pairs import run
+        from rlsdk.cli.training.pairs import run
         from rlsdk.config import PairTraining
 
         run(PairTraining.DPO, context.args)
@@ -59,7 +59,7 @@ def replay(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run with schedule.journal all.")],
     trust_run: TrustRun = False,
 ) -> None:
-    from rlsdk.cli.replay import run
+    from rlsdk.cli.training.replay import run
 
     run(run_dir, with_trust([], trust_run))
 
@@ -82,6 +82,6 @@ def chaos(
     ] = 0,
     minutes: Annotated[float, typer.Option(min=0.0, help="No new fault after this many minutes; 0: no limit.")] = 0.0,
 ) -> None:
-    from rlsdk.cli.chaos import run
+    from rlsdk.cli.training.chaos import run
 
     run(context.args, kill or [], faults, seed, folder, per_run, minutes)

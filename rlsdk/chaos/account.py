@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlsdk.api.chaos_run import ChaosRun
+from rlsdk.chaos.run import ChaosRun
 from rlsdk.system.files import read_regular_text
 
 CLOCK = (

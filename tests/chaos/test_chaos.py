@@ -18,11 +18,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlsdk.api import chaos_run as chaos_runs
-from rlsdk.api.chaos import Fault, strike
-from rlsdk.api.chaos_account import Outcome, account, changed_metrics, differences, promises_equal_numbers
-from rlsdk.api.chaos_run import ChaosRun, JournalTail
-from rlsdk.cli.chaos import check_files, earlier, least_struck, save, table_of, undisturbed
+from rlsdk.chaos import run as chaos_runs
+from rlsdk.chaos.account import Outcome, account, changed_metrics, differences, promises_equal_numbers
+from rlsdk.chaos.faults import Fault, strike
+from rlsdk.chaos.run import ChaosRun, JournalTail
+from rlsdk.cli.training.chaos import check_files, earlier, least_struck, save, table_of, undisturbed
 from rlsdk.config import RunConfig, dump_config
 from rlsdk.config.derived.roles import with_dtype
 from rlsdk.interfaces import ConfigError
@@ -259,8 +259,8 @@ def test_a_table_grows_by_what_was_struck_least(tmp_path: Path) -> None:
 CUT = """
 import subprocess, sys, time
 from pathlib import Path
-from rlsdk.api import chaos_run
-from rlsdk.cli import chaos
+from rlsdk.chaos import run as chaos_run
+from rlsdk.cli.training import chaos
 
 chaos_run.LEAVE_S = 2.0
 

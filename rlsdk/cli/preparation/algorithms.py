@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlsdk.cli.plugins import table
+from rlsdk.cli.plugin_tools.listing import table
 from rlsdk.config import load_config, needed_roles
 from rlsdk.config.loading.recipes import recipe_names, recipe_summary, recipe_text
 from rlsdk.registry import ComponentKind, Registry

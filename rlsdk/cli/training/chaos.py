@@ -18,11 +18,11 @@ from types import FrameType
 
 from rich.table import Table
 
-from rlsdk.api.chaos import MOMENTS, Fault, strike
-from rlsdk.api.chaos_account import Outcome
-from rlsdk.api.chaos_run import PROCESSES, ChaosRun
 from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings
+from rlsdk.chaos.account import Outcome
+from rlsdk.chaos.faults import MOMENTS, Fault, strike
+from rlsdk.chaos.run import PROCESSES, ChaosRun
 from rlsdk.config.loading.overrides import split_arguments
 from rlsdk.config.loading.trust import take_trust_flag
 from rlsdk.interfaces import ConfigError, RlsdkError

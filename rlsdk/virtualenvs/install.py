@@ -26,7 +26,6 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from rlsdk import version
-from rlsdk.cli.installer import Installer, Wanted, applicable, find_uv, installer_for, make_environment, run
 from rlsdk.cluster.ray_cluster.watchdog import MARK, RayWatchdog
 from rlsdk.diagnosis.examine import count_gpus
 from rlsdk.interfaces import ConfigError, PluginError, PluginLoadError, PluginNotFoundError
@@ -43,6 +42,7 @@ from rlsdk.registry import (
 from rlsdk.system.atomic import atomic_write_json
 from rlsdk.system.files import read_regular_text, remove_tree
 from rlsdk.system.temporary import held_folder
+from rlsdk.virtualenvs.installer import Installer, Wanted, applicable, find_uv, installer_for, make_environment, run
 
 RECIPE = "install.toml"
 """File in a plugin's package: what its environment needs besides the distribution's requirements, by device."""
@@ -196,7 +196,7 @@ def self_test(python: Path, distribution: str) -> dict[str, Any]:
     with held_folder("install") as folder:
         answer = Path(folder) / "answer.json"
         # An empty home: our records must not make the plugin visible there.
-        command = [str(python), "-P", "-m", "rlsdk.cli.selftest", distribution, str(answer)]
+        command = [str(python), "-P", "-m", "rlsdk.virtualenvs.self_test", distribution, str(answer)]
         try:
             run(command, {HOME: folder, "RLSDK_PLUGINS": "", "RLSDK_DISABLE_PLUGINS": ""}, as_worker=True)
         except PluginError as error:

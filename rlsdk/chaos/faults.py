@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import psutil
 
-from rlsdk.api.chaos_account import Outcome, account
-from rlsdk.api.chaos_run import END_S, LOOK_S, PROCESSES, PROCESSES_S, ChaosRun
+from rlsdk.chaos.account import Outcome, account
+from rlsdk.chaos.run import END_S, LOOK_S, PROCESSES, PROCESSES_S, ChaosRun
 from rlsdk.interfaces import ConfigError, nearest
 
 MOMENTS = ("rollout", "reward", "update", "sync", "save", "restart")

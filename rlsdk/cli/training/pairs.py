@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlsdk.api.resolve import Training
-from rlsdk.cli.train import command_here, quoted, train
+from rlsdk.cli.training.train import command_here, quoted, train
 from rlsdk.config import PairTraining
 
 if TYPE_CHECKING:

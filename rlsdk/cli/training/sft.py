@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from rlsdk.api.resolve import Training
-from rlsdk.cli.train import command_here, quoted, train
+from rlsdk.cli.training.train import command_here, quoted, train
 
 
 def run(args: Sequence[str]) -> None:

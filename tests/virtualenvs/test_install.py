@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlsdk.cli.install import Choices, check_requirement, distribution_of, install, install_isolated
-from rlsdk.cli.installer import Pip, Wanted
 from rlsdk.diagnosis import Health
 from rlsdk.diagnosis.plugins import plugins
 from rlsdk.interfaces import ConfigError, PluginError
 from rlsdk.registry import Registry, read_record
+from rlsdk.virtualenvs.install import Choices, check_requirement, distribution_of, install, install_isolated
+from rlsdk.virtualenvs.installer import Pip, Wanted
 
 PLUGIN = """
 from rlsdk.interfaces import BackendKind, BackendSpec, hookimpl
@@ -272,8 +272,8 @@ def test_names_wheels_and_folders_are_told_apart(tmp_path: Path) -> None:
 def test_urls_options_and_places_that_are_not_there_never_reach_an_installer(
     text: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlsdk.cli.install.run", _refused)
-    monkeypatch.setattr("rlsdk.cli.installer.run", _refused)
+    monkeypatch.setattr("rlsdk.virtualenvs.install.run", _refused)
+    monkeypatch.setattr("rlsdk.virtualenvs.installer.run", _refused)
     for choices, name in ((Choices(), text), (Choices(more=[text]), "rlsdk-acme"), (Choices(core=text), "rlsdk-acme")):
         for isolated in (True, False):
             if text or name == text:
@@ -299,8 +299,8 @@ import signal, subprocess, sys
 # Whoever runs the tests may ignore these (a background shell, nohup), and children inherit it.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from rlsdk.cli import install
-from rlsdk.cli.install import Choices, install_isolated
+from rlsdk.virtualenvs import install
+from rlsdk.virtualenvs.install import Choices, install_isolated
 
 def slow(folder, python):
     (folder / "bin").mkdir(parents=True)

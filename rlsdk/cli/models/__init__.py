@@ -1,0 +1,1 @@
+"""Commands on trained models and on rewards: evaluate, generate, upload, serve."""

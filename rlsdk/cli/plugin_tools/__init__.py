@@ -1,0 +1,1 @@
+"""Commands about plugins: what is installed, the conformance suite, a new distribution from a template."""

@@ -1,0 +1,1 @@
+"""Plugins installed, into this environment or one of their own: made, filled, tested and recorded."""
