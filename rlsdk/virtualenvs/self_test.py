@@ -1,4 +1,4 @@
-"""`python -m rlsdk.virtualenvs.self_test DISTRIBUTION FILE`: tests a new environment of a plugin, in its own interpreter.
+"""`python -m rlsdk.virtualenvs.self_test DISTRIBUTION FILE`: tests a plugin in its interpreter.
 
 Imports every engine that the plugin registers, and writes a description of the plugin for other environments. The
 result goes to a file, because engines may print while they are imported.

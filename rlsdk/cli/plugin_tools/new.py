@@ -89,7 +89,7 @@ def _words(name: str, kind: str) -> dict[str, str]:
 def _filled(kind: str, words: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
     """Yields path and text of every file."""
     for room in ("common", kind):
-        root = Path(str(files("rlsdk.cli") / "templates" / room))
+        root = Path(str(files("rlsdk.cli.plugin_tools") / "templates" / room))
         for template in sorted(root.rglob(f"*{_SUFFIX}")):
             path = str(template.relative_to(root)).removesuffix(_SUFFIX).replace("PACKAGE", words["PACKAGE"])
             text = template.read_text(encoding="utf-8")
