@@ -7,14 +7,14 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from rlsdk.interfaces import BackendKind, ConfigError, RlsdkError, nearest
 from rlsdk.registry import Registry
-from rlsdk.testing.plugin import SHARE
+from rlsdk.testing.plugin import BASIC, SHARE
 from rlsdk.testing.suites.child_processes import run_children
 from rlsdk.testing.suites.kinds import kinds_of
 from rlsdk.testing.suites.report import SuiteReport, read_reports
@@ -45,6 +45,7 @@ def check_backend(
     kind: BackendKind | None = None,
     settings: Mapping[str, object] | None = None,
     only: str = "",
+    basic: bool = False,
     verbose: bool = False,
     processes: int | None = None,
 ) -> list[SuiteReport]:
@@ -55,6 +56,7 @@ def check_backend(
         kind: runs only the backend of this kind.
         settings: attributes of the suite class: `options`, `model`, `device`, `tp_size`, ...
         only: names of requirements or parts of them, as for pytest's `-k`.
+        basic: runs only the requirements that are marked as basic.
         verbose: shows pytest's own output too.
         processes: number of processes that run a suite together, each with its own engines. None: up to four on a CPU
             that has a core for each worker of each, if the whole suite is run and its output is not shown; otherwise
@@ -62,10 +64,12 @@ def check_backend(
 
     Raises:
         PluginError: no usable backend has this name.
-        ConfigError: a suite has no such setting, or `only` matches no requirement.
+        ConfigError: a suite has no such setting, or `only` matches no requirement, or `basic` is given with it.
         RlsdkError: the run ended without a report.
     """
     kinds = kinds_of(name, kind)
+    if basic and only:
+        raise ConfigError(f"--basic and --only {only!r} both choose requirements; give one of them")
     for found in kinds:
         _known(found, settings or {})
     if processes is None:
@@ -76,7 +80,8 @@ def check_backend(
             file = Path(folder) / f"test_{found.value}.py"
             body = "".join(f"    {key} = {value!r}\n" for key, value in (settings or {}).items())
             file.write_text(FILE.format(backend=name, suite=SUITES[found], settings=body), encoding="utf-8")
-            report = _run(file, only, verbose, _python(name, found), processes)
+            chosen = [*(["-k", only] if only else []), *([BASIC, name] if basic else [])]
+            report = _run(file, chosen, verbose, _python(name, found), processes)
             reports += [] if report is None else [report]
         if not reports:
             raise ConfigError(
@@ -114,15 +119,15 @@ def _python(name: str, kind: BackendKind) -> str:
     return isolation.python if isolation else sys.executable
 
 
-def _run(file: Path, only: str, verbose: bool, python: str, processes: int) -> SuiteReport | None:
-    """The report of one file, run by `processes` processes of the interpreter; None: `only` matches nothing in it."""
+def _run(file: Path, chosen: Sequence[str], verbose: bool, python: str, processes: int) -> SuiteReport | None:
+    """The report of one file, run by `processes` processes of the interpreter; None: nothing in it was chosen."""
     # The run has its own folder, so that it does not read the caller's configuration.
     (file.parent / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     taken = file.with_suffix("")
     taken.mkdir()
     command = [
         python, "-m", "pytest", str(file), "-c", str(file.parent / "pytest.ini"), "-p", "no:cacheprovider",
-        *(["-v"] if verbose else ["-qq", "--no-summary"]), *(["-k", only] if only else []),
+        *(["-v"] if verbose else ["-qq", "--no-summary"]), *chosen,
     ]  # fmt: skip
     reports = [file.with_suffix(f".{at}.json") for at in range(processes)]
     commands = [[*command, "--rlsdk-report", str(report)] for report in reports]
@@ -138,7 +143,7 @@ def _run(file: Path, only: str, verbose: bool, python: str, processes: int) -> S
         start = time.monotonic()
         codes = run_children(commands, file.parent, outputs, environment)
         seconds = round(time.monotonic() - start, 1)
-        if only and set(codes) == {NOTHING_RAN}:
+        if chosen and set(codes) == {NOTHING_RAN}:
             return None
         for code, report, output in zip(codes, reports, outputs, strict=True):
             if not report.exists():

@@ -1,12 +1,14 @@
 """The pytest plugin (entry point `rlsdk`): collects the results of requirements. Imports only pytest and stdlib.
 
 `pytest --rlsdk-report FILE` writes the report as JSON. A run that contains conformance suites ends with their tables.
+`--rlsdk-basic BACKENDS` leaves all but the basic requirements of their suites out, and says so at the end.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 
 from rlsdk.testing.suites.child_processes import OPTION, die_with_parent
 
+BASIC = "--rlsdk-basic"
 SHARE = "--rlsdk-share"
 """Option of `rlsdk plugins check`: folder in which the processes of a run record the tests that they take."""
 MARK = "rlsdk_requirement"
@@ -26,6 +29,9 @@ USABLE = "registration.usable"
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("rlsdk")
     group.addoption("--rlsdk-report", metavar="FILE", type=Path, help="Write the conformance report as JSON.")
+    group.addoption(
+        BASIC, metavar="BACKENDS", default="", help="Run only the basic requirements of these backends' suites: a,b,c."
+    )
     # Used by `rlsdk plugins check` for its child processes.
     group.addoption(OPTION, type=int, help=argparse.SUPPRESS)
     group.addoption(SHARE, metavar="FOLDER", type=Path, help=argparse.SUPPRESS)
@@ -59,13 +65,27 @@ class Collector:
         """This process's share of a run by several processes (`rlsdk.testing.suites.shared_runs.Share`)."""
         self.unclosed: dict[Any, str] = {}
         """Suite -> why its lab could not be closed."""
+        self.basic = frozenset(filter(None, config.getoption(BASIC).split(",")))
+        """Backends of whose suites only the basic requirements run."""
+        self.left_out: Counter[Any] = Counter()
+        """Suite -> number of its requirements that are not basic and were left out for that."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Lets `-k` match the names of requirements in reports too."""
+        """Lets `-k` match the names of requirements in reports too; leaves out those that are not basic."""
+        kept: list[pytest.Item] = []
+        left_out: list[pytest.Item] = []
         for item in items:
-            if (mark := item.get_closest_marker(MARK)) is not None:
+            mark = item.get_closest_marker(MARK)
+            if mark is not None:
                 item.extra_keyword_matches.add(mark.args[0])
+            suite: Any = getattr(item, "cls", None)
+            is_left_out = mark is not None and suite.backend in self.basic and not mark.kwargs.get("basic")
+            (left_out if is_left_out else kept).append(item)
+        if left_out:
+            items[:] = kept
+            self.config.hook.pytest_deselected(items=left_out)
+            self.left_out.update(getattr(item, "cls", None) for item in left_out)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.items = {item.nodeid: item for item in session.items if item.get_closest_marker(MARK) is not None}
@@ -137,7 +157,7 @@ class Collector:
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self) -> None:
-        if self.phases:
+        if self.phases or self.left_out:
             from rlsdk.testing.suites.report import print_report
 
             print_report(self.suites())
@@ -146,7 +166,7 @@ class Collector:
         """The reports, by suite."""
         from rlsdk.testing.suites.suite import suite_report
 
-        found: dict[Any, list[Any]] = {}
+        found: dict[Any, list[Any]] = {suite: [] for suite in self.left_out}
         for name, item in self.items.items():
             kind: Any = item
             finding = _finding(item, self.phases.get(name, []))
@@ -155,7 +175,7 @@ class Collector:
             found.setdefault(kind.cls, []).append(finding)
         for suite, message in self.unclosed.items():
             found[suite].append(_not_closed(message))
-        return [suite_report(suite, findings) for suite, findings in found.items()]
+        return [suite_report(suite, findings, left_out=self.left_out[suite]) for suite, findings in found.items()]
 
 
 @pytest.fixture(scope="class")

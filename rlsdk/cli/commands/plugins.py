@@ -40,6 +40,9 @@ def check_plugin(
         typer.Option("--set", help="Suite setting NAME=VALUE, such as tp_size=2 or tolerance=2e-5; may be repeated."),
     ] = None,
     only: Annotated[str, typer.Option(help="Requirements to run, like pytest's -k.")] = "",
+    basic: Annotated[
+        bool, typer.Option("--basic", help="Run only the basic requirements, a third of the suite in a few seconds.")
+    ] = False,
     report: Annotated[
         Path | None,
         typer.Option(help="Also write the report to this JSON file; an interrupted check writes none."),
@@ -58,6 +61,7 @@ def check_plugin(
         options=option or [],
         settings=setting or [],
         only=only,
+        basic=basic,
         report=report,
         verbose=verbose,
         processes=processes,

@@ -17,6 +17,7 @@ def run(
     options: Sequence[str],
     settings: Sequence[str],
     only: str,
+    basic: bool,
     report: Path | None,
     verbose: bool,
     processes: int | None,
@@ -35,7 +36,9 @@ def run(
     given = _pairs("--set", "tp_size=2", settings)
     if options:
         given["options"] = _pairs("--option", "enforce_eager=true", options)
-    suites = check_backend(name, kind=_kind(kind), settings=given, only=only, verbose=verbose, processes=processes)
+    suites = check_backend(
+        name, kind=_kind(kind), settings=given, only=only, basic=basic, verbose=verbose, processes=processes
+    )
     if report is not None:
         report.write_text(to_json(suites), encoding="utf-8")
     print_report(suites)

@@ -20,7 +20,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def requirement(
-    name: str, *, needs: Capability | None = None, since: tuple[int, int] | None = None
+    name: str, *, needs: Capability | None = None, since: tuple[int, int] | None = None, basic: bool = False
 ) -> Callable[[Function], Function]:
     """Makes a test of a suite a requirement.
 
@@ -28,12 +28,14 @@ def requirement(
         name: its name in reports; unique in its suite, and stable, because it is the key of tables.
         needs: the requirement applies only to backends that claim this capability.
         since: interface version that added it; reports call it new while this version is the newest.
+        basic: one of the few that also run where an engine's whole suite would take too long
+            (`rlsdk plugins check --basic`).
     """
 
     def mark(function: Function) -> Function:
         if not function.__doc__:
             raise ValueError(f"requirement {name!r} needs a docstring: it is what a report says when it fails")
-        return pytest.mark.rlsdk_requirement(name, needs, since=since)(function)  # type: ignore[no-any-return]
+        return pytest.mark.rlsdk_requirement(name, needs, since=since, basic=basic)(function)  # type: ignore[no-any-return]
 
     return mark
 
@@ -48,7 +50,7 @@ def unmeasured(capability: Capability) -> Callable[..., None]:
         )
 
     not_run.__doc__ = f"`{capability.value}` is what the interface says of it: not measured by this kit."
-    return requirement(f"unmeasured.{capability.value}", needs=capability)(not_run)
+    return requirement(f"unmeasured.{capability.value}", needs=capability, basic=True)(not_run)
 
 
 def required(suite: type) -> frozenset[Capability]:

@@ -123,7 +123,7 @@ class Suite:
         if needs is not None and needs not in self.spec().capabilities:
             pytest.skip(f"{NOT_CLAIMED}{needs.value}")
 
-    @requirement("registration.usable")
+    @requirement("registration.usable", basic=True)
     def test_registration_usable(self, measured: Measured) -> None:
         """The backend is found by its name, fits this interface version, and its engine class loads."""
         spec = self.spec()
@@ -132,7 +132,7 @@ class Suite:
         assert pickle.loads(pickle.dumps(spec)) == spec, "the specification does not survive a process border"
         assert spec.description, "BackendSpec.description is empty: `rlsdk plugins list` has nothing to say of it"
 
-    @requirement("registration.light")
+    @requirement("registration.light", basic=True)
     def test_registration_light(self, measured: Measured) -> None:
         """The entry module and the options import neither the engine nor torch, so that listing plugins stays fast."""
         spec = self.spec()
@@ -143,7 +143,7 @@ class Suite:
         heavy = sorted({module for name in modules for module in imported_by(name)} & {*HEAVY, *own})
         measured.none("heavy modules imported", heavy)
 
-    @requirement("registration.options")
+    @requirement("registration.options", basic=True)
     def test_registration_options(self, measured: Measured) -> None:
         """Options have defaults or are given, are plain data, and each has a docstring."""
         kind = self.registry().load_options(self.spec())
@@ -157,7 +157,7 @@ class Suite:
             measured.none("options without a docstring", [o.path for o in describe_options(kind) if not o.doc])
             measured.record("options", len(fields(kind)))
 
-    @requirement("registration.place", since=(2, 0))
+    @requirement("registration.place", since=(2, 0), basic=True)
     def test_registration_place(self, measured: Measured) -> None:
         """Dtypes and devices are known names and include the suite's; a forecast can be loaded; options that check
         their place name one of their fields and a reason, even if nothing is known about the model yet."""
@@ -177,7 +177,7 @@ class Suite:
             strange = [p for p in found if len(p) != 2 or not p[1] or (known is not None and p[0] not in known)]
             measured.none(f"problems of no option, {num_ranks} ranks", strange)
 
-    @requirement("registration.capabilities")
+    @requirement("registration.capabilities", basic=True)
     def test_registration_capabilities(self, measured: Measured) -> None:
         """Every claimed capability is one of this kind of engine, and the engine implements its methods."""
         spec = self.spec()
@@ -234,7 +234,7 @@ def _set_fields(options: Any) -> dict[str, object]:
     return {field.name: value for field, value in values.items() if value != field.default}
 
 
-def suite_report(suite: type[Any], findings: Sequence[Finding]) -> SuiteReport:
+def suite_report(suite: type[Any], findings: Sequence[Finding], *, left_out: int = 0) -> SuiteReport:
     """The findings with the tested versions of plugin, engine and interface."""
     report = SuiteReport(
         suite=suite.__name__,
@@ -245,6 +245,7 @@ def suite_report(suite: type[Any], findings: Sequence[Finding]) -> SuiteReport:
         device=suite.device,
         variant=variant_of(suite),
         findings=findings,
+        left_out=left_out,
     )
     try:
         row = suite.row()

@@ -55,7 +55,7 @@ class BatchInvarianceRequirements:
         measured.record("samples", len(together))
         measured.none("samples that company changed", changed)
 
-    @requirement("company.minority", needs=Capability.SEED, since=(2, 0))
+    @requirement("company.minority", needs=Capability.SEED, since=(2, 0), basic=True)
     def test_company_minority(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """A request that differs in kind from all others in its call gets the same tokens as alone: the majority does
         not affect it."""

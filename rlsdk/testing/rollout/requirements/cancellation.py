@@ -25,7 +25,7 @@ LOOK_S = 0.05
 class CancellationRequirements:
     """Mixed into `RolloutConformance`."""
 
-    @requirement("abandoned", since=(2, 0))
+    @requirement("abandoned", since=(2, 0), basic=True)
     def test_abandoned(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """A call that its caller abandons (by closing it, by cancellation, or by never starting it) is dropped: it
         decodes no more tokens, occupies no slot, delays no update, and changes no other call."""

@@ -18,7 +18,7 @@ CUTS = (1, 5, 17)
 class ContinuationRequirements:
     """Mixed into `RolloutConformance`."""
 
-    @requirement("first_sample", since=(2, 0))
+    @requirement("first_sample", since=(2, 0), basic=True)
     def test_first_sample(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Samples are numbered from `first_sample`; a seeded sample is the same as in the whole group."""
         request = lab.ask("r", lab.prompt(6, 22), 5, max_tokens=16, temperature=1.3, seed=11)
@@ -30,7 +30,7 @@ class ContinuationRequirements:
             alone = {key: tokens for key, tokens in tokens_of(outputs).items() if key in group}
             measured.none("samples that differ from the group's", [k for k, t in alone.items() if group[k] != t])
 
-    @requirement("continue", since=(2, 0))
+    @requirement("continue", since=(2, 0), basic=True)
     def test_continue(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """A response continues after given tokens: only new tokens are returned, with the log-probs of the whole text,
         and limits count both."""
@@ -60,7 +60,7 @@ class ContinuationRequirements:
                 continue
         measured.none("accepted", accepted)
 
-    @requirement("continue.seed", needs=Capability.SEED, since=(2, 0))
+    @requirement("continue.seed", needs=Capability.SEED, since=(2, 0), basic=True)
     def test_continue_seed(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """A seeded sample that continues has the same tokens as without the interruption, alone or with others of its
         group, which continue after the same tokens."""

@@ -50,7 +50,7 @@ class EventLoopRequirements:
                 break
         measured.at_least("short calls that ended before a long one that had begun", joined, 1)
 
-    @requirement("event_loop", since=(2, 0))
+    @requirement("event_loop", since=(2, 0), basic=True)
     def test_event_loop(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Blocking methods can be called inside the running event loop, between calls of `generate`."""
         request = lab.ask("r", lab.prompt(6, 54), 2, max_tokens=6)
@@ -75,7 +75,7 @@ class EventLoopRequirements:
         measured.equal("samples before and after", len(outputs), 4)
         measured.at_most("largest difference of log-probs", lab.worst([request], outputs), lab.suite.tolerance)
 
-    @requirement("num_decoded", since=(2, 0))
+    @requirement("num_decoded", since=(2, 0), basic=True)
     def test_num_decoded(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """`num_decoded` can be read from another thread: it grows while samples run, by at least the number of their
         tokens, and is constant otherwise; it excludes given response tokens, and no update or abort decreases it. (An

@@ -37,7 +37,7 @@ HALF_AWAKE = (
 class LifetimeRequirements:
     """Mixed into `RolloutConformance`."""
 
-    @requirement("sleep", needs=Capability.SLEEP)
+    @requirement("sleep", needs=Capability.SLEEP, basic=True)
     def test_sleep(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """A sleeping engine generates nothing; after `wake` everything is as before (level 1: the same weights)."""
         request = lab.ask("r", lab.prompt(20, 110), 3, max_tokens=12)
@@ -49,7 +49,7 @@ class LifetimeRequirements:
         outputs = lab.run([request])
         measured.at_most("largest difference after it", lab.worst([request], outputs), lab.suite.tolerance)
 
-    @requirement("sleep.update", needs=Capability.SLEEP)
+    @requirement("sleep.update", needs=Capability.SLEEP, basic=True)
     def test_sleep_update(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Level 2 drops the weights: nothing is served before an update, which may come before the KV cache wakes.
         `layout` never changes."""

@@ -30,7 +30,7 @@ class ProcessRequirements:
         lab.drop()
         measured.none("left behind", left_behind(before, lab.scratch))
 
-    @requirement("close")
+    @requirement("close", basic=True)
     def test_close(self, lab: RolloutLab, measured: Measured) -> None:
         """After requests of every kind, `close` leaves no process, port, file, weights or shared memory, and nothing in
         the temporary folder. It may be called twice, and a call that still runs, or is paused, ends, with any error.

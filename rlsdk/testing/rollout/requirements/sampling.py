@@ -28,7 +28,7 @@ BORDER = 1e-3
 class SamplingRequirements:
     """Mixed into `RolloutConformance`."""
 
-    @requirement("samples")
+    @requirement("samples", basic=True)
     def test_samples(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Every request yields its `n` samples, each exactly once, with one log-prob per token."""
         requests = [lab.ask(f"r{n}", lab.prompt(4 + n, 1), n, max_tokens=6) for n in (1, 3, 5)]
@@ -40,13 +40,13 @@ class SamplingRequirements:
         ids = [token for output in outputs for token in output.token_ids.tolist()]
         measured.none("tokens outside the vocabulary", [t for t in ids if not 0 <= t < lab.vocabulary])
 
-    @requirement("log_probs")
+    @requirement("log_probs", basic=True)
     def test_log_probs(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Log-probs of sampled tokens are natural logarithms and equal the model's, whatever else is in the batch."""
         requests = [lab.ask(f"r{at}", lab.prompt(3 + 5 * at, 2), 3, max_tokens=20, seed=at) for at in range(4)]
         measured.at_most("largest difference", lab.worst(requests, lab.run(requests)), lab.suite.tolerance)
 
-    @requirement("log_probs.temperature")
+    @requirement("log_probs.temperature", basic=True)
     def test_log_probs_temperature(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """With a temperature, log-probs are of the kind that the backend declares: by contract, after temperature."""
         for temperature in (0.6, 1.5):
@@ -54,7 +54,7 @@ class SamplingRequirements:
             worst = lab.worst([request], lab.run([request]))
             measured.at_most(f"largest difference at temperature {temperature}", worst, lab.suite.tolerance)
 
-    @requirement("log_probs.filters")
+    @requirement("log_probs.filters", basic=True)
     def test_log_probs_filters(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """With top-k and top-p, log-probs are of the kind that the backend declares: by contract, before filters."""
         for name, filters in (
@@ -67,20 +67,20 @@ class SamplingRequirements:
                 f"largest difference with {name}", lab.worst([request], lab.run([request])), lab.suite.tolerance
             )
 
-    @requirement("filters")
+    @requirement("filters", basic=True)
     def test_filters(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """No token is drawn that top-k or top-p exclude."""
         for name, filters in (("top-k", {"top_k": 2}), ("top-p", {"top_p": 0.5}), ("both", {"top_k": 3, "top_p": 0.7})):
             request = lab.ask("r", lab.prompt(7, 5), 12, max_tokens=12, temperature=1.5, **filters)
             measured.none(f"tokens outside {name}", outside(lab, request))
 
-    @requirement("min_p", needs=Capability.MIN_P)
+    @requirement("min_p", needs=Capability.MIN_P, basic=True)
     def test_min_p(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """No token is drawn whose probability is below `min_p` times that of the most probable token."""
         request = lab.ask("r", lab.prompt(7, 6), 12, max_tokens=12, temperature=1.5, min_p=0.3)
         measured.none("tokens below min-p", outside(lab, request))
 
-    @requirement("greedy")
+    @requirement("greedy", basic=True)
     def test_greedy(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """At temperature 0 the most probable token is taken, and its log-prob is that of temperature 1."""
         requests = [lab.ask(f"r{at}", lab.prompt(5 + at, 7), 2, max_tokens=16, temperature=0.0) for at in range(3)]
@@ -94,18 +94,18 @@ class SamplingRequirements:
         measured.none("tokens that are not the most probable", behind)
         measured.at_most("largest difference of log-probs", lab.worst(requests, outputs), lab.suite.tolerance)
 
-    @requirement("distribution")
+    @requirement("distribution", basic=True)
     def test_distribution(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """2,000 first tokens follow the model's probabilities (chi-square, one false alarm in a million)."""
         measured.at_least("p-value", draws_p(lab, {}), FALSE_ALARM)
 
-    @requirement("distribution.filtered")
+    @requirement("distribution.filtered", basic=True)
     def test_distribution_filtered(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """2,000 first tokens follow the model's probabilities under temperature, top-k and top-p together, renormalised
         over the kept tokens."""
         measured.at_least("p-value", draws_p(lab, {"temperature": 1.5, "top_k": 24, "top_p": 0.9}), FALSE_ALARM)
 
-    @requirement("stop_tokens")
+    @requirement("stop_tokens", basic=True)
     def test_stop_tokens(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """A response ends with its first stop token, which it contains; its finish reason and length agree."""
         stops = (lab.eos, *range(lab.vocabulary // 2, lab.vocabulary - lab.vocabulary // 3))
@@ -130,7 +130,7 @@ class SamplingRequirements:
         seen = sum(lab.eos in output.token_ids[:-1] for output in outputs)
         measured.at_least("responses that went on behind it", seen, 1)
 
-    @requirement("stop_strings", needs=Capability.STOP_STRINGS)
+    @requirement("stop_strings", needs=Capability.STOP_STRINGS, basic=True)
     def test_stop_strings(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """A response ends with the token that completes a stop string, and not before or after it."""
         decode = load_tokenizer(str(lab.folder)).decode
@@ -151,7 +151,7 @@ class SamplingRequirements:
         measured.none("responses that end wrongly", faults)
         measured.at_least("responses that stopped", stopped, 1)
 
-    @requirement("max_tokens")
+    @requirement("max_tokens", basic=True)
     def test_max_tokens(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """A response has as many tokens as requested, or as fit into the context, with the right finish reason."""
         room = lab.suite.max_model_tokens
@@ -164,7 +164,7 @@ class SamplingRequirements:
             faults = [fault for output in outputs if (fault := ends_wrongly(output, set(), length))]
             measured.none(f"wrong ends: {name}", faults)
 
-    @requirement("longest_prompt")
+    @requirement("longest_prompt", basic=True)
     def test_longest_prompt(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """The longest prompt that fits is read completely: its token has the log-prob given the whole prompt."""
         length = lab.suite.max_model_tokens - 1
@@ -173,7 +173,7 @@ class SamplingRequirements:
         measured.none("wrong ends", [fault for output in outputs if (fault := ends_wrongly(output, set(), 1))])
         measured.at_most("largest difference", lab.worst(requests, outputs), lab.suite.tolerance)
 
-    @requirement("refusals")
+    @requirement("refusals", basic=True)
     def test_refusals(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Requests that cannot be served are a ConfigError before anything is generated, and do not harm the engine."""
         wrong = {
@@ -196,7 +196,7 @@ class SamplingRequirements:
         outputs = lab.run([request])
         measured.none("wrong samples afterwards", wrong_identities([request], outputs))
 
-    @requirement("seed", needs=Capability.SEED)
+    @requirement("seed", needs=Capability.SEED, basic=True)
     def test_seed(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Tokens depend only on seed, sample index, prompt and weights, not on other samples in the batch."""
         request = lab.ask("r", lab.prompt(6, 18), 3, max_tokens=24, temperature=1.3, seed=11)
@@ -212,7 +212,7 @@ class SamplingRequirements:
             "samples that another seed did not change", [key for key in alone if other.get(key) == alone[key]]
         )
 
-    @requirement("no_seed")
+    @requirement("no_seed", basic=True)
     def test_no_seed(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Without a seed every call gives new samples."""
         request = lab.ask("r", lab.prompt(6, 20), 3, max_tokens=32, temperature=1.3, seed=None)

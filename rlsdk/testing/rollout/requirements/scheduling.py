@@ -19,7 +19,7 @@ from rlsdk.testing.suites.requirements import Measured, requirement
 class SchedulingRequirements:
     """Mixed into `RolloutConformance`."""
 
-    @requirement("more_than_slots")
+    @requirement("more_than_slots", basic=True)
     def test_more_than_slots(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """With more samples than slots, none is lost, swapped or mixed up with another."""
         count = lab.suite.max_running
@@ -50,7 +50,7 @@ class SchedulingRequirements:
             measured.none("wrong samples", wrong_identities(requests, outputs))
             measured.at_most("largest difference of log-probs", lab.worst(requests, outputs), lab.suite.tolerance)
 
-    @requirement("abort", needs=Capability.ABORT)
+    @requirement("abort", needs=Capability.ABORT, basic=True)
     def test_abort(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Aborted requests yield each sample with the tokens that it has; other requests are not affected, not even
         those with similar ids, and unknown ids are ignored."""
@@ -87,7 +87,7 @@ class SchedulingRequirements:
         left = [o for o in lab.run(short) if o.finish_reason is FinishReason.ABORT]
         measured.none("later samples hit by an old abort", left)
 
-    @requirement("pause", needs=Capability.PARTIAL_ROLLOUT)
+    @requirement("pause", needs=Capability.PARTIAL_ROLLOUT, basic=True)
     def test_pause(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """`pause` keeps unfinished requests and `resume` continues them: neither their tokens nor their sampling
         change; a `resume` without a pause has no effect."""
@@ -114,7 +114,7 @@ class SchedulingRequirements:
         if Capability.SEED in lab.spec.capabilities:
             measured.none("samples that a pause changed", [k for k, t in tokens_of(outputs).items() if whole[k] != t])
 
-    @requirement("partial_rollout", needs=Capability.PARTIAL_ROLLOUT)
+    @requirement("partial_rollout", needs=Capability.PARTIAL_ROLLOUT, basic=True)
     def test_partial_rollout(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """After an update during a pause, earlier tokens are of the old weights and later ones of the new; versions and
         log-probs agree with that."""

@@ -21,7 +21,7 @@ from rlsdk.testing.suites.requirements import Measured, requirement
 class StaleCacheRequirements:
     """Mixed into `RolloutConformance`."""
 
-    @requirement("stale_cache", needs=Capability.STALE_CACHE, since=(2, 0))
+    @requirement("stale_cache", needs=Capability.STALE_CACHE, since=(2, 0), basic=True)
     def test_stale_cache(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """`resume(keep_cache=True)` continues paused samples, and no others, with the old KV cache under new weights;
         the next `resume` without it does not."""

@@ -24,7 +24,7 @@ from rlsdk.testing.suites.requirements import Measured, requirement
 class StartRequirements:
     """Mixed into `RolloutConformance`."""
 
-    @requirement("initialize.refusals", since=(2, 0))
+    @requirement("initialize.refusals", since=(2, 0), basic=True)
     def test_initialize_refusals(self, lab: RolloutLab, measured: Measured) -> None:
         """A missing model, one whose files lack a tensor, a head other than a language model's, an unknown dtype, sizes
         below 1, an `ep_size` above the number of devices, unknown raw arguments, and several workers for an engine with
@@ -106,7 +106,7 @@ class StartRequirements:
         measured.equal("workers of one name", len(workers) - len(set(workers)) if None not in workers else 0, 0)
         measured.none("workers on another node", [layout.worker for layout in layouts if layout.is_apart])
 
-    @requirement("forecast", since=(2, 0))
+    @requirement("forecast", since=(2, 0), basic=True)
     def test_forecast(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """The backend's forecast of a replica has the engine's layouts; amounts of memory are None or not negative. (A
         backend without forecasts returns None.)"""

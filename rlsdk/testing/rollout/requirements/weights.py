@@ -43,7 +43,7 @@ FIRST_CALLS = 3
 class WeightRequirements:
     """Mixed into `RolloutConformance`."""
 
-    @requirement("layout")
+    @requirement("layout", basic=True)
     def test_layout(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """`layout` lists every tensor of the checkpoint with its shape, and its boxes cover each exactly once. It is
         plain data."""
@@ -68,7 +68,7 @@ class WeightRequirements:
         measured.none("boxes that do not tile", faults)
         assert [list(layout.boxes) for layout in layouts] == [list(again.boxes) for again in changing.layout()]
 
-    @requirement("versions")
+    @requirement("versions", basic=True)
     def test_versions(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Every sample carries the version of the weights that sampled it: 0 at first, then that of the last update."""
         request = lab.ask("r", lab.prompt(5, 80), 2)
@@ -80,7 +80,7 @@ class WeightRequirements:
             measured.none(f"other versions than {version}", sorted(said - {version}))
             measured.none("samples whose runs do not add up", [o.versions for o in outputs if not adds_up(o)])
 
-    @requirement("update.served")
+    @requirement("update.served", basic=True)
     def test_update_served(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """An update is served completely: every tensor affects log-probs, and the receipt describes the served
         weights."""
@@ -95,7 +95,7 @@ class WeightRequirements:
         worst = lab.worst(requests, lab.run(requests), lab.plain.with_state(state))
         measured.at_most("largest difference of log-probs", worst, lab.suite.tolerance)
 
-    @requirement("update.each_tensor")
+    @requirement("update.each_tensor", basic=True)
     def test_update_each_tensor(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Updates that change a single tensor take effect, for every tensor."""
         stale = []
@@ -113,7 +113,7 @@ class WeightRequirements:
         measured.record("tensors", len(state))
         measured.none("tensors that were not updated", stale)
 
-    @requirement("update.no_stale_cache")
+    @requirement("update.no_stale_cache", basic=True)
     def test_no_stale_cache(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Nothing that was computed with old weights is used after an update, not even for an earlier prompt."""
         prompt = lab.prompt(64, 82)
@@ -124,7 +124,7 @@ class WeightRequirements:
         worst = lab.worst(requests, lab.run(requests), lab.plain.with_state(state))
         measured.at_most("largest difference after", worst, lab.suite.tolerance)
 
-    @requirement("update.pieces")
+    @requirement("update.pieces", basic=True)
     def test_update_pieces(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Weights may come in pieces, with names in any order, and in a float dtype other than the served one."""
         request = lab.ask("r", lab.prompt(8, 83), 3, max_tokens=20)
@@ -136,12 +136,12 @@ class WeightRequirements:
         worst = lab.worst([request], lab.run([request]), lab.plain.with_state(served))
         measured.at_most("largest difference of log-probs", worst, lab.suite.tolerance)
 
-    @requirement("update.failed")
+    @requirement("update.failed", basic=True)
     def test_update_failed(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """An incomplete update is a WeightSyncError; afterwards the old version is served completely, or nothing is."""
         self._refused(changing, lab, measured, DAMAGES)
 
-    @requirement("update.damaged", since=(2, 0))
+    @requirement("update.damaged", since=(2, 0), basic=True)
     def test_update_damaged(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """An update that is empty, lacks its beginning or a whole tensor, has one piece twice instead of another, or
         has pieces outside their tensor, is a WeightSyncError."""
@@ -174,7 +174,7 @@ class WeightRequirements:
         worst = lab.worst([request], outputs, lab.plain.with_state(state))
         measured.at_most("largest difference after a whole update", worst, lab.suite.tolerance)
 
-    @requirement("update.receipts", since=(2, 0))
+    @requirement("update.receipts", since=(2, 0), basic=True)
     def test_update_receipts(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Every receipt describes what arrived and what is served now: for whole tensors, pieces in other dtypes,
         unchanged weights, weights after a failed update, and the first weights again."""

@@ -210,7 +210,7 @@ class CheckpointRequirements:
         first, second = lab.run(drawn_after_load, lab.case(), folder)
         measured.equal("largest difference of numbers drawn", float((first - second).abs().max()), 0.0)
 
-    @requirement("random_state", since=(2, 0))
+    @requirement("random_state", since=(2, 0), basic=True)
     def test_random_state(self, lab: TrainLab, measured: Measured) -> None:
         """An engine neither depends on nor advances the process's random generators: torch's, numpy's and Python's; in
         no call, and whatever it was built from (random weights, a new head, a frozen model, recomputation)."""

@@ -22,7 +22,7 @@ from rlsdk.testing.train.requirements.settings import EVERYTHING, three_batches
 class IsolationRequirements:
     """Mixed into `TrainConformance`."""
 
-    @requirement("together", since=(2, 0))
+    @requirement("together", since=(2, 0), basic=True)
     def test_together(self, lab: TrainLab, measured: Measured) -> None:
         """Two engines in one process, each in the middle of its steps, give the same results as alone: with different
         optimizers and temperatures, frozen, with different heads; both may be offloaded at the same time, and one

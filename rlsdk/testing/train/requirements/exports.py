@@ -51,7 +51,7 @@ OUTPUT = {Head.LM: "log_probs", Head.VALUE: "values", Head.SCORE: "scores"}
 class ExportRequirements:
     """Mixed into `TrainConformance`."""
 
-    @requirement("export.files", needs=Capability.EXPORT, since=(2, 0))
+    @requirement("export.files", needs=Capability.EXPORT, since=(2, 0), basic=True)
     def test_export_files(self, lab: TrainLab, measured: Measured) -> None:
         """An export includes the tokenizer, its chat template, generation defaults and the model's configuration, with
         fields that transformers does not know; its weights are safetensors, without pickles."""
@@ -72,7 +72,7 @@ class ExportRequirements:
         measured.none("files of pickles", strange)
         measured.none("settings that differ", settings_that_differ(source, folder))
 
-    @requirement("export.tied", needs=Capability.EXPORT, since=(2, 0))
+    @requirement("export.tied", needs=Capability.EXPORT, since=(2, 0), basic=True)
     def test_export_tied(self, lab: TrainLab, measured: Measured) -> None:
         """A tied model's export is tied: transformers reads it without warnings, with one tensor for both uses; an
         index lists only files of the export, not those of the checkpoint."""

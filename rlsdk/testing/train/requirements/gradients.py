@@ -25,26 +25,26 @@ def three_steps(masked: bool = False) -> list[list[Any]]:
 class GradientRequirements:
     """Mixed into `TrainConformance`."""
 
-    @requirement("gradient")
+    @requirement("gradient", basic=True)
     def test_gradient(self, lab: TrainLab, measured: Measured) -> None:
         """Loss, metrics, gradient norm and weights over three steps equal those of plain autograd and AdamW."""
         case = lab.case(steps=three_steps())
         lab.holds_to_plain(measured, [lab.drive(steps=case.steps)], case)
 
-    @requirement("gradient.mask")
+    @requirement("gradient.mask", basic=True)
     def test_gradient_mask(self, lab: TrainLab, measured: Measured) -> None:
         """Tokens outside the `response_mask` have no gradient, whatever weight an objective gives them."""
         case = lab.case(steps=three_steps(masked=True))
         lab.holds_to_plain(measured, [lab.drive(steps=case.steps)], case)
 
-    @requirement("gradient.entropy", needs=Capability.ENTROPY)
+    @requirement("gradient.entropy", needs=Capability.ENTROPY, basic=True)
     def test_gradient_entropy(self, lab: TrainLab, measured: Measured) -> None:
         """An objective may request the entropy, with its gradient, together with log-probs."""
         objective = Weighted(("log_probs", "entropy"))
         case = lab.case(steps=three_steps(), objective=objective)
         lab.holds_to_plain(measured, [lab.drive(steps=case.steps, objective=objective)], case)
 
-    @requirement("gradient.values", needs=Capability.VALUE_HEAD)
+    @requirement("gradient.values", needs=Capability.VALUE_HEAD, basic=True)
     def test_gradient_values(self, lab: TrainLab, measured: Measured) -> None:
         """A value model learns from an objective on `values`: head and body."""
         case = lab.case(steps=three_steps(), head=Head.VALUE, objective=Weighted(("values",)))
@@ -56,7 +56,7 @@ class GradientRequirements:
         case = lab.case(steps=three_steps(), head=Head.SCORE, objective=Weighted(("scores",)))
         lab.holds_to_plain(measured, [lab.run(drive, case)], case)
 
-    @requirement("gradient.micro_batches")
+    @requirement("gradient.micro_batches", basic=True)
     def test_gradient_micro_batches(self, lab: TrainLab, measured: Measured) -> None:
         """Loss, metrics, gradient and weights are the same for every size of micro-batch: they are summed, not
         averaged."""
@@ -82,7 +82,7 @@ class GradientRequirements:
         mixed = [[batch.select(order) for batch in batches] for batches in steps]
         lab.holds(measured, [lab.drive(steps=mixed, rows=2)], lab.drive(steps=steps, rows=2))
 
-    @requirement("gradient.calls")
+    @requirement("gradient.calls", basic=True)
     def test_gradient_calls(self, lab: TrainLab, measured: Measured) -> None:
         """Gradients of several `forward_backward` calls before a step are summed; `forward` between them changes
         nothing."""
@@ -90,7 +90,7 @@ class GradientRequirements:
         case = lab.case(steps=steps, rows=3)
         lab.holds_to_plain(measured, [lab.run(with_forward, case)], case)
 
-    @requirement("step.clipping")
+    @requirement("step.clipping", basic=True)
     def test_clipping(self, lab: TrainLab, measured: Measured) -> None:
         """The gradient's 2-norm is clipped to `max_grad_norm`; the reported norm is that before clipping."""
         steps = three_steps()
@@ -101,7 +101,7 @@ class GradientRequirements:
             found = lab.drive(steps=steps, optim=case.optim)
             lab.holds_to_plain(measured, [found], case, f"limit {share_of_norm} of the norm")
 
-    @requirement("step.schedule")
+    @requirement("step.schedule", basic=True)
     def test_schedule(self, lab: TrainLab, measured: Measured) -> None:
         """Every step uses and reports the learning rate of its schedule: warm-up, then constant, linear or cosine."""
         batch = [train_batch(2, seed=40, longest=5)]
@@ -113,7 +113,7 @@ class GradientRequirements:
             measured.at_most(f"largest difference of the rate, {schedule}", worst, 1e-9)
             lab.holds(measured, [found], plain, schedule)
 
-    @requirement("step.skipped")
+    @requirement("step.skipped", basic=True)
     def test_skipped(self, lab: TrainLab, measured: Measured) -> None:
         """A step with a gradient that is not finite is skipped: weights, moments and schedule do not change, and the
         next step is as if it had not happened."""

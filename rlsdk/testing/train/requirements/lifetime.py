@@ -44,7 +44,7 @@ MIB = 2**20
 class LifetimeRequirements:
     """Mixed into `TrainConformance`."""
 
-    @requirement("layout")
+    @requirement("layout", basic=True)
     def test_layout(self, lab: TrainLab, measured: Measured) -> None:
         """`layout` lists every tensor of the checkpoint; `shards` yields its boxes in order, as views of the trained
         weights, and each element exactly once."""
@@ -65,7 +65,7 @@ class LifetimeRequirements:
         measured.none("shards that are copies", found["copies"])
         measured.none("shards that a step did not change", found["unchanged"])
 
-    @requirement("checkpoint.resume")
+    @requirement("checkpoint.resume", basic=True)
     def test_resume(self, lab: TrainLab, measured: Measured) -> None:
         """A checkpoint continues exactly: the steps after it equal, bit for bit, those without the interruption."""
         folder = str(lab.new_folder("saved"))
@@ -76,7 +76,7 @@ class LifetimeRequirements:
         norms = [abs(a - b) for a, b in zip(again.norms, on.norms[3:], strict=True)]
         measured.equal("largest difference of norms", max(norms), 0.0)
 
-    @requirement("checkpoint.schedule")
+    @requirement("checkpoint.schedule", basic=True)
     def test_resume_schedule(self, lab: TrainLab, measured: Measured) -> None:
         """The schedule continues from the step of the checkpoint."""
         folder = str(lab.new_folder("saved"))
@@ -87,7 +87,7 @@ class LifetimeRequirements:
         rates = [abs(a - b) for a, b in zip(again.lrs, on.lrs[3:], strict=True)]
         measured.equal("largest difference of rates", max(rates), 0.0)
 
-    @requirement("checkpoint.damaged")
+    @requirement("checkpoint.damaged", basic=True)
     def test_damaged(self, lab: TrainLab, measured: Measured) -> None:
         """An empty folder, or one with truncated files, is a CheckpointError; the weights do not change."""
         folder = lab.new_folder("saved")
@@ -97,7 +97,7 @@ class LifetimeRequirements:
         measured.none("accepted", found["accepted"])
         measured.none("weights that changed", found["changed"])
 
-    @requirement("export", needs=Capability.EXPORT)
+    @requirement("export", needs=Capability.EXPORT, basic=True)
     def test_export(self, lab: TrainLab, measured: Measured) -> None:
         """`save_pretrained` writes a folder that transformers can read, with the same tensors, bit for bit, and the
         same outputs."""
@@ -112,7 +112,7 @@ class LifetimeRequirements:
         worst = float((found.outputs["log_probs"] - expected).abs().max())
         measured.at_most("largest difference of log-probs", worst, lab.suite.tolerance)
 
-    @requirement("offload", needs=Capability.OFFLOAD)
+    @requirement("offload", needs=Capability.OFFLOAD, basic=True)
     def test_offload(self, lab: TrainLab, measured: Measured) -> None:
         """`offload` and `onload` restore every part bit for bit, even in the middle of a step; calls that need an
         offloaded part are refused."""
@@ -124,7 +124,7 @@ class LifetimeRequirements:
         if lab.suite.device != "cpu":
             measured.at_least("MiB of the device that were freed", found["freed"] / MIB, 1)
 
-    @requirement("frozen")
+    @requirement("frozen", basic=True)
     def test_frozen(self, lab: TrainLab, measured: Measured) -> None:
         """Without an `OptimSpec` a model only runs `forward`; training it is refused. Batches that differ only in one
         token, or only in their temperature, have different outputs."""
@@ -140,7 +140,7 @@ class LifetimeRequirements:
         measured.at_most("largest difference", off, lab.suite.tolerance)
         measured.none("trained all the same", done)
 
-    @requirement("refusals")
+    @requirement("refusals", basic=True)
     def test_refusals(self, lab: TrainLab, measured: Measured) -> None:
         """Wrong sizes and specifications are a ConfigError before anything is built, in every dtype; modes of torch
         stay as they were."""
@@ -156,7 +156,7 @@ class LifetimeRequirements:
         measured.at_most(f"MiB that {steps} steps added", added, lab.suite.leak_mib)
         measured.none("objects kept all the time", [f"{count} {name}" for name, count in sorted(kept.items())])
 
-    @requirement("close")
+    @requirement("close", basic=True)
     def test_close(self, lab: TrainLab, measured: Measured) -> None:
         """After steps, checkpoints and times off the device, `close` leaves no process, port, file or shared memory,
         and nothing in the temporary folder; it may be called twice, and another engine may follow."""

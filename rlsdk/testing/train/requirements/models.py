@@ -71,7 +71,7 @@ class ModelRequirements:
             measured.at_most(f"largest difference of {name}{kind}", off, lab.suite.tolerance)
         return None
 
-    @requirement("model.tied", since=(2, 0))
+    @requirement("model.tied", since=(2, 0), basic=True)
     def test_model_tied(self, lab: TrainLab, measured: Measured) -> None:
         """A model with tied embeddings has this tensor once, with the gradient of both uses, and `layout` has its other
         name."""
@@ -83,7 +83,7 @@ class ModelRequirements:
                 sorted(set(found.layout.tied.values()) - {meta.name for meta in found.layout.tensors}),
             )
 
-    @requirement("model.families", since=(2, 0))
+    @requirement("model.families", since=(2, 0), basic=True)
     def test_model_families(self, lab: TrainLab, measured: Measured) -> None:
         """For other architectures, shapes of heads and sizes of vocabulary, outputs and two steps are those of plain
         torch."""
@@ -142,7 +142,7 @@ class ModelRequirements:
             "largest difference from the checkpoint", furthest_weight(whole_of(drawn[0]), plain_weights(lab)), 0.01
         )
 
-    @requirement("model.bfloat16", since=(2, 0))
+    @requirement("model.bfloat16", since=(2, 0), basic=True)
     def test_model_bfloat16(self, lab: TrainLab, measured: Measured) -> None:
         """In bfloat16, outputs are close to those of float32, softmax and entropy are computed in float32, and outputs
         of heads are float32."""

@@ -55,7 +55,7 @@ def through_linear_layers(seat: Seat, case: Case, batch: Batch) -> tuple[int, Te
 class OutputRequirements:
     """Mixed into `TrainConformance`."""
 
-    @requirement("outputs.log_probs")
+    @requirement("outputs.log_probs", basic=True)
     def test_outputs_log_probs(self, lab: TrainLab, measured: Measured) -> None:
         """Log-probs of every token, from logits divided by the temperature: flat, float32, 0 at the first position of a
         row."""
@@ -66,7 +66,7 @@ class OutputRequirements:
         """Logits are divided by the batch's temperature before log-probs are computed."""
         self._parity(lab, measured, ("log_probs",), (0.6, 1.7))
 
-    @requirement("outputs.entropy", needs=Capability.ENTROPY)
+    @requirement("outputs.entropy", needs=Capability.ENTROPY, basic=True)
     def test_outputs_entropy(self, lab: TrainLab, measured: Measured) -> None:
         """Entropy of the distribution from which each token was chosen, at the batch's temperature."""
         self._parity(lab, measured, ("entropy",), (0.6, 1.0, 1.7))
@@ -84,17 +84,17 @@ class OutputRequirements:
         driven = lab.drive(steps=[[batch]], objective=Weighted(("entropy",)), witness=False)
         measured.equal("gradient norms that are not finite", sum(not math.isfinite(n) for n in driven.norms), 0)
 
-    @requirement("outputs.values", needs=Capability.VALUE_HEAD)
+    @requirement("outputs.values", needs=Capability.VALUE_HEAD, basic=True)
     def test_outputs_values(self, lab: TrainLab, measured: Measured) -> None:
         """A value at t is that of the state in which token t is chosen: the head's output at t - 1."""
         self._parity(lab, measured, ("values",), (1.0,), Head.VALUE)
 
-    @requirement("outputs.scores", needs=Capability.SCORE_HEAD)
+    @requirement("outputs.scores", needs=Capability.SCORE_HEAD, basic=True)
     def test_outputs_scores(self, lab: TrainLab, measured: Measured) -> None:
         """A score is the head's output at a row's last token: one per row."""
         self._parity(lab, measured, ("scores",), (1.0,), Head.SCORE)
 
-    @requirement("outputs.mask")
+    @requirement("outputs.mask", basic=True)
     def test_outputs_mask(self, lab: TrainLab, measured: Measured) -> None:
         """With a `response_mask` outputs are 0 outside the mask and unchanged inside; rows with the same tokens may
         have different masks."""
@@ -110,7 +110,7 @@ class OutputRequirements:
         case = lab.case(steps=[[twins]], probe=(twins, ("log_probs",)))
         lab.holds_to_plain(measured, [lab.run(drive, case)], case, "same tokens, other masks")
 
-    @requirement("outputs.row_order")
+    @requirement("outputs.row_order", basic=True)
     def test_outputs_row_order(self, lab: TrainLab, measured: Measured) -> None:
         """Outputs are in the order of the batch's rows, in whatever order and passes the engine runs them."""
         batch = train_batch(11, seed=3)
@@ -145,7 +145,7 @@ class OutputRequirements:
         )
         measured.equal("outputs of no rows", len(found[2]["log_probs"]), 0)
 
-    @requirement("outputs.packing", needs=Capability.PACKING)
+    @requirement("outputs.packing", needs=Capability.PACKING, basic=True)
     def test_outputs_packing(self, lab: TrainLab, measured: Measured) -> None:
         """No padding passes through linear layers: for one row of 100 tokens and six of 3 they get 118 tokens."""
         rows = [[8 + at % 100 for at in range(length)] for length in (100, *[3] * 6)]

@@ -19,7 +19,7 @@ from rlsdk.testing.train.requirements.gradients import three_steps
 class ParallelismRequirements:
     """Mixed into `TrainConformance`."""
 
-    @requirement("parallel.data", needs=Capability.DATA_PARALLEL)
+    @requirement("parallel.data", needs=Capability.DATA_PARALLEL, basic=True)
     def test_split_data(self, lab: TrainLab, measured: Measured) -> None:
         """With rows split unevenly over two ranks, losses, gradient, weights and outputs are those of one rank; also if
         one rank has all rows."""
@@ -32,23 +32,23 @@ class ParallelismRequirements:
             found = replace(case, **changes)
             lab.holds_to_plain(measured, lab.drive_split(found), found, name)
 
-    @requirement("parallel.tensor", needs=Capability.TENSOR_PARALLEL)
+    @requirement("parallel.tensor", needs=Capability.TENSOR_PARALLEL, basic=True)
     def test_split_tensor(self, lab: TrainLab, measured: Measured) -> None:
         """With matrices split over two ranks, losses, gradient, weights and outputs are those of one rank."""
         self._holds(lab, measured, Capability.TENSOR_PARALLEL)
 
-    @requirement("parallel.pipeline", needs=Capability.PIPELINE_PARALLEL)
+    @requirement("parallel.pipeline", needs=Capability.PIPELINE_PARALLEL, basic=True)
     def test_split_pipeline(self, lab: TrainLab, measured: Measured) -> None:
         """With layers split over two ranks, losses, gradient, weights and outputs are those of one rank."""
         self._holds(lab, measured, Capability.PIPELINE_PARALLEL)
 
-    @requirement("parallel.context", needs=Capability.CONTEXT_PARALLEL)
+    @requirement("parallel.context", needs=Capability.CONTEXT_PARALLEL, basic=True)
     def test_split_context(self, lab: TrainLab, measured: Measured) -> None:
         """With the tokens of a row split over two ranks, losses, gradient, weights and outputs are those of one
         rank."""
         self._holds(lab, measured, Capability.CONTEXT_PARALLEL)
 
-    @requirement("parallel.expert", needs=Capability.EXPERT_PARALLEL)
+    @requirement("parallel.expert", needs=Capability.EXPERT_PARALLEL, basic=True)
     def test_split_expert(self, lab: TrainLab, measured: Measured) -> None:
         """With experts split over two ranks, losses and gradient norm over three steps, and outputs after them, are
         those of one rank.
@@ -68,7 +68,7 @@ class ParallelismRequirements:
         again = lab.drive_split(replace(case, steps=steps[3:], load=folder))
         measured.equal("largest difference of weights", furthest_weight(whole(again), whole(on)), 0.0)
 
-    @requirement("checkpoint.reshard", needs=Capability.RESHARD_ON_LOAD)
+    @requirement("checkpoint.reshard", needs=Capability.RESHARD_ON_LOAD, basic=True)
     def test_reshard(self, lab: TrainLab, measured: Measured) -> None:
         """A checkpoint of two ranks loads on one, and the steps after it are the same except for rounding."""
         folder = str(lab.new_folder("saved"))

@@ -55,7 +55,7 @@ class PlacementRequirements:
         wrong = [meta.name for meta in layout.tensors if not _fits(layout, meta.name, meta.shape)]
         measured.none("boxes that do not lie in their tensor", wrong)
 
-    @requirement("layout.kinds", since=(2, 0))
+    @requirement("layout.kinds", since=(2, 0), basic=True)
     def test_layout_kinds(self, lab: TrainLab, measured: Measured) -> None:
         """For a model in bfloat16, with a head, with tied embeddings, and a frozen one, `shards` match `layout`: its
         boxes in order, with its dtype and sizes, and as views."""
@@ -68,7 +68,7 @@ class PlacementRequirements:
         for name, fields in kinds.items():
             measured.none(f"faults, {name}", lab.run(unlike_its_layout, lab.case(**fields), three_batches()[0]))
 
-    @requirement("forecast", since=(2, 0))
+    @requirement("forecast", since=(2, 0), basic=True)
     def test_forecast(self, lab: TrainLab, measured: Measured) -> None:
         """The backend's forecast of a rank has the engine's layout; amounts of memory are None or not negative. (A
         backend without forecasts returns None.)"""

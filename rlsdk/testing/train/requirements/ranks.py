@@ -65,7 +65,7 @@ class RankRequirements:
             case = replace(data_case(lab), steps=[[batch], [batch]], probe=(batch, ("log_probs",)), **change)
             lab.holds_to_plain(measured, lab.drive_split(case), case, name)
 
-    @requirement("ranks.gradient", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    @requirement("ranks.gradient", needs=Capability.DATA_PARALLEL, since=(2, 0), basic=True)
     def test_ranks_gradient(self, lab: TrainLab, measured: Measured) -> None:
         """Every tensor's gradient is that of one rank, relative to its own size: it is float32 even in communication
         between ranks."""
@@ -126,7 +126,7 @@ class RankRequirements:
             )
             measured.equal(f"largest difference of copies, {name}", furthest_copy(ranks), 0.0)
 
-    @requirement("ranks.layout", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    @requirement("ranks.layout", needs=Capability.DATA_PARALLEL, since=(2, 0), basic=True)
     def test_ranks_layout(self, lab: TrainLab, measured: Measured) -> None:
         """Each rank's layout has its rank and does not change; all boxes together cover every element; copies on
         several ranks are equal after steps."""
@@ -164,7 +164,7 @@ class RankRequirements:
             measured.none(f"faults, {where}", [fault for rank in ranks for fault in rank.faults])
             self._same(measured, ranks, expected, where)
 
-    @requirement("ranks.raises", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    @requirement("ranks.raises", needs=Capability.DATA_PARALLEL, since=(2, 0), basic=True)
     def test_ranks_raises(self, lab: TrainLab, measured: Measured) -> None:
         """After an objective that raised on every rank, the next step is not affected."""
         case, good, other = data_case(lab), steps_of(FEW, 2), rows_of(FEW, seed=46)
@@ -192,7 +192,7 @@ class RankRequirements:
                 script += [learn(batches[0]), step]
         self._same(measured, lab.play_split(case, script), lab.play_split(case, plain), "")
 
-    @requirement("ranks.checkpoint", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    @requirement("ranks.checkpoint", needs=Capability.DATA_PARALLEL, since=(2, 0), basic=True)
     def test_ranks_checkpoint(self, lab: TrainLab, measured: Measured) -> None:
         """On several ranks, loading a checkpoint of step 0 or a later step replaces all state of the engine, and it
         continues exactly with other settings."""
@@ -227,7 +227,7 @@ class RankRequirements:
         worst = furthest_weight(whole(ranks), whole_of(on))
         measured.at_most("largest difference of weights", worst, lab.suite.step_tolerance)
 
-    @requirement("ranks.export", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    @requirement("ranks.export", needs=Capability.DATA_PARALLEL, since=(2, 0), basic=True)
     def test_ranks_export(self, lab: TrainLab, measured: Measured) -> None:
         """An export of several ranks is one model with the weights of all ranks, also with heads and tied weights."""
         if Capability.EXPORT not in lab.spec.capabilities:

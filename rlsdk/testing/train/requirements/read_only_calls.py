@@ -50,7 +50,7 @@ UNKNOWN = replace(EVERYTHING, schedule="cosign")
 class ReadOnlyRequirements:
     """Mixed into `TrainConformance`."""
 
-    @requirement("steady.forward", since=(2, 0))
+    @requirement("steady.forward", since=(2, 0), basic=True)
     def test_steady_forward(self, lab: TrainLab, measured: Measured) -> None:
         """Passes without gradient do not affect a step; each gives the log-probs of the current weights, the same when
         repeated, in tensors that later calls do not change."""
