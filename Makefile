@@ -8,15 +8,17 @@ BIN_DEV = $(ENV)-dev/bin
 ENVIRONMENT = $(PYTHON) tools/environment.py --lazy
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-sglang check-vllm-0.31 check-vllm-modes check-nodes check-gpu conformance compatibility lint pythons format docs gallery pictures environment-docs benchmarks campaign mutants same-numbers clean
+.PHONY: help quickstart test environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-sglang check-vllm-0.31 check-vllm-modes check-nodes check-gpu conformance zoo compatibility lint pythons format docs gallery pictures environment-docs benchmarks campaign mutants same-numbers clean
 
 help:
 	@echo "make quickstart   install, then watch a model learn (80 seconds on 2 cores, after installing)"
-	@echo "make test         all tests, with every engine that runs on a CPU (FLAGS=--strict: a second try fails; FLAGS=--help)"
+	@echo "make test         all tests, with every engine that runs on a CPU (FLAGS=--strict: a second try fails; FLAGS=--help;"
+	@echo "                  FLAGS=\"--since COMMIT\": of engines that are unchanged since then the basic requirements only)"
 	@echo "make check-NAME   the conformance suite of a backend (torch, transformers, fsdp, megatron, sglang, vllm), in its own environment"
 	@echo "make check-nodes  the quickstart over six Ray nodes on this machine, fsdp and vllm, one node killed (ten minutes)"
 	@echo "make check-gpu    on a machine with a GPU: everything that was only read so far, in ten minutes (GPU_PYTHON=python3)"
 	@echo "make conformance  every suite that runs on a CPU, then make compatibility"
+	@echo "make zoo          every broken engine through its suite; a landing runs those that it can change, and an eighth"
 	@echo "make compatibility   docs/compatibility.md from the reports of the checks, docs/broken_engines.md from the tests"
 	@echo "make lint         ruff and mypy"
 	@echo "make pythons      every module compiled on each promised Python that is here, all of rlsdk imported on the newest"
@@ -63,7 +65,8 @@ environment-sglang:
 	@$(ENVIRONMENT) $(ENV)-sglang --extras test --plugins fsdp,sglang \
 		--tested plugins/sglang/tested.txt --overrides plugins/sglang/overrides.txt
 
-# A plugin whose engine needs an environment of its own: one more line `check-NAME: environment-NAME`.
+# A plugin whose engine needs an environment of its own: one more line `check-NAME: environment-NAME`. The report notes
+# of which inputs it is (tools/landing/suites.py): landings that do not change them run the basic requirements only.
 check-torch check-transformers check-fsdp: environment-dev
 check-vllm: environment-vllm
 check-megatron: environment-megatron
@@ -72,7 +75,8 @@ check-sglang: export PYTHONPATH = $(CURDIR)/plugins/sglang/tests/standins
 check-%:
 	@mkdir -p docs/conformance
 	@rlsdk=$(ENV)-$*/bin/rlsdk; [ -x $$rlsdk ] || rlsdk=$(BIN_DEV)/rlsdk; \
-		$$rlsdk plugins check $* --report docs/conformance/$*.json
+		inputs=$$($(PYTHON) -m tools.landing --digest $*) && \
+		$$rlsdk plugins check $* --report docs/conformance/$*.json && $(PYTHON) -m tools.landing --stamp $* $$inputs
 
 check-nodes: environment-vllm
 	@$(ENV)-vllm/bin/python -m benchmarks.nodes
@@ -100,6 +104,10 @@ conformance:
 	@failed=; for name in torch transformers fsdp megatron sglang vllm vllm-modes; do \
 		$(MAKE) --no-print-directory check-$$name || failed="$$failed $$name"; done; \
 		$(MAKE) --no-print-directory compatibility; [ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
+
+# Notes in tests/testing/whole_zoo.txt that all of it ran.
+zoo: environment-dev
+	@$(BIN_DEV)/python tools/run_tests.py --whole --record tests/testing/test_broken
 
 compatibility:
 	@$(BIN_DEV)/python tools/compatibility.py

@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "broken_engines.md"
 HEAD = """# Broken engines, and what catches them
 
 Written by `make compatibility` from `tests/testing/broken/`. Each engine is right except for one defect.
-`tests/testing/test_broken.py` runs the requirements that are named here on it: it must fail them all, with these words
+`tests/testing/broken_runs.py` runs the requirements that are named here on it: it must fail them all, with these words
 in the reason. It may fail others, too: `RLSDK_BROKEN=all` in the environment runs the whole suites.
 
 At most three defects stand here for a requirement: they show that it can fail. How many unknown defects the kit sees

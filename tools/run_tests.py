@@ -4,6 +4,10 @@ One process per folder: Ray, process groups and signal handlers of one never mee
 is waiting for processes to start, so three share two cores well. A test that fails, or a folder whose process died, is
 run once more when nothing else runs. What then passes is named at the end, and with `--strict` fails the run, unless it
 stands in `tests/unsteady.txt` with a date and a reason.
+
+Where the commit before a landing is known (`--since`, `tools/landing`), engines whose inputs are unchanged run only the
+basic requirements of their suites, and of the broken engines that no change reaches an eighth runs. What was left out
+is named at the end, with the command that runs it. `--whole` leaves nothing out.
 """
 
 from __future__ import annotations
@@ -19,21 +23,27 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
+from landing.changes import VARIABLE, Parent, find_parent, head_of
+from landing.suites import INPUTS, Tier, tier_of
+
 ROOT = Path(__file__).resolve().parent.parent
 DURATIONS = ROOT / "tests" / "durations.txt"
 """A line each: seconds, suite. The longest begin first, so that none is left to run alone at the end."""
-APART = ("tests/testing/test_broken.py",)
+APART = ("tests/testing/test_broken_rollout.py", "tests/testing/test_broken_train.py")
 """Files that run apart from their folder, which would take too long as one."""
 JOBS = min(3, 1 + (os.cpu_count() or 1))
 """Folders at a time."""
+BUILTIN_ENGINES = ("torch", "transformers")
 HOME = {"vllm": "megatron"}
 """A plugin that is tested in the environment of another, which has all that its own would have."""
+ZOO = ROOT / "tests" / "testing" / "whole_zoo.txt"
+"""When all broken engines last ran: date, commit."""
 LINES = ROOT / ".coverage-lines"
 """Which lines each process ran: `tools/covered.py`."""
 REWRITTEN = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
@@ -46,6 +56,8 @@ LEAST = 8
 MOST_REPEATED = 3
 """More failures than these in one folder are no accident."""
 FAILED = re.compile(r"(?:FAILED|ERROR) (\S+::.+?)(?: - .*)?\n")
+LEFT_OUT = re.compile(r"LEFT OUT: ((\d+) of \d+ .+)\n")
+"""As `rlsdk.testing.suites.report` and `tests/testing/conftest.py` say it."""
 COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed|xpassed)")
 
 
@@ -56,6 +68,21 @@ class Suite:
     name: str
     """As a person knows it: a folder of the repository."""
     paths: Sequence[Path]
+    basic: Sequence[str] = ()
+    """Engines of which only the basic requirements run."""
+    since: str = ""
+    """Commit before the landing: broken engines that nothing since reaches run by eighths. Empty: all run."""
+
+    @property
+    def timed_as(self) -> str:
+        """Its name in the list of durations: a part takes less than the whole."""
+        return f"{self.name} in part" if self.basic or self.since else self.name
+
+    @property
+    def engines(self) -> list[str]:
+        """Engines whose conformance suites are among these tests."""
+        own = BUILTIN_ENGINES if self.name == "tests/testing" else (self.plugin.name,) if self.plugin else ()
+        return [name for name in own if name in INPUTS]
 
     @property
     def plugin(self) -> Path | None:
@@ -89,22 +116,22 @@ class Outcome:
     bad: Sequence[str]
     """Tests that failed, as pytest names them."""
     output: str
+    left_out: Sequence[str] = ()
+    """What of the tests did not run, a line each, as pytest said it."""
     seconds: float = 0.0
 
 
 def main() -> None:
     # A shell's background job has SIGINT ignored, and so has all that it starts: tests send it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("only", nargs="*", help="folders whose name holds one of these words; none: all")
-    parser.add_argument("--jobs", type=int, default=JOBS, help=f"folders at a time; unset: {JOBS}")
-    strict = "a test that passes only at its second try fails the run, unless listed"
-    parser.add_argument("--strict", action="store_true", help=strict)
-    parser.add_argument("--record", action="store_true", help=f"write seconds into {DURATIONS.relative_to(ROOT)}")
-    parser.add_argument("--coverage", action="store_true", help="count which lines ran; every process takes longer")
-    args = parser.parse_args()
+    args = read_arguments()
     listed = unsteady(UNSTEADY)
     chosen = [s for s in suites() if not args.only or any(word in s.name for word in args.only)]
+    parent = Parent(commit=None, why="--whole") if args.whole else find_parent(ROOT, args.since)
+    tiers = {name: tier_of(ROOT, name, parent) for suite in chosen for name in suite.engines}
+    for tier in tiers.values():
+        print(f"suite of {tier.engine}: {'in full' if tier.full else 'basic requirements'}: {tier.why}", flush=True)
+    chosen = longest_first([narrowed(suite, tiers, parent) for suite in chosen])
     shutil.rmtree(LINES, ignore_errors=True)
     LINES.mkdir()
     for suite in chosen:
@@ -116,39 +143,89 @@ def main() -> None:
             outcomes.append(show(done.result()))
     if args.record:
         record(DURATIONS, outcomes)
+        record_zoo(ZOO, outcomes)
+    passed_late = run_again(outcomes, listed, covered=args.coverage, strict=args.strict)
+    if args.coverage:
+        print(coverage(sorted({source for suite in chosen for source in suite.sources})))
+    print_end(outcomes, report_unsteady(outcomes, listed, passed_late), tiers, time.monotonic() - start)
+    sys.exit(1 if any(outcome.code for outcome in outcomes) else 0)
+
+
+def narrowed(suite: Suite, tiers: Mapping[str, Tier], parent: Parent) -> Suite:
+    """The suite, of whose tests those run that this landing has to run."""
+    basic = [name for name in suite.engines if not tiers[name].full]
+    return replace(suite, basic=basic, since=parent.commit or "" if suite.name in APART else "")
+
+
+def read_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("only", nargs="*", help="folders whose name holds one of these words; none: all")
+    parser.add_argument("--jobs", type=int, default=JOBS, help=f"folders at a time; unset: {JOBS}")
+    strict = "a test that passes only at its second try fails the run, unless listed"
+    parser.add_argument("--strict", action="store_true", help=strict)
+    recorded = f"write seconds into {DURATIONS.relative_to(ROOT)}, and when all broken engines ran"
+    parser.add_argument("--record", action="store_true", help=recorded)
+    parser.add_argument("--coverage", action="store_true", help="count which lines ran; every process takes longer")
+    parser.add_argument("--since", metavar="COMMIT", help=f"the commit before the landing; unset: ${VARIABLE}, or "
+                        "where this branch left origin's; nothing is left out where neither is known")  # fmt: skip
+    parser.add_argument("--whole", action="store_true", help="leave nothing out")
+    return parser.parse_args()
+
+
+def run_again(outcomes: list[Outcome], listed: Collection[str], *, covered: bool, strict: bool) -> list[str]:
+    """Gives what failed a second try, and puts an outcome that may pass by it into its place; returns what passed."""
     passed_late: list[str] = []
     for at, outcome in enumerate(outcomes):
         if what := second_try(outcome):
             print(f"== once more: {' '.join(what)}", flush=True)
-            again = show(run(outcome.suite, only=outcome.bad, covered=args.coverage))
+            again = show(run(outcome.suite, only=outcome.bad, covered=covered))
             if not again.code:
                 passed_late += what
-                if not args.strict or listed.keys() >= set(what):
+                if not strict or set(listed) >= set(what):
                     outcomes[at] = joined(outcome, again)
-    if args.coverage:
-        print(coverage(sorted({source for suite in chosen for source in suite.sources})))
-    for line in report_unsteady(outcomes, listed, passed_late):
+    return passed_late
+
+
+def print_end(
+    outcomes: Sequence[Outcome], unsteady_lines: Sequence[str], tiers: Mapping[str, Tier], seconds: float
+) -> None:
+    """What a person reads at the end of a run."""
+    for line in [*unsteady_lines, *report_left_out(outcomes, tiers)]:
         print(line)
     failed = [outcome.suite.name for outcome in outcomes if outcome.code]
+    in_part = [outcome.suite.name for outcome in outcomes if outcome.left_out]
+    print(f"{seconds:.0f} s; suites that failed: {failed or 'none'}{f'; run in part: {in_part}' if in_part else ''}")
     totals = sum((outcome.counts for outcome in outcomes), Counter[str]())
-    print(f"{time.monotonic() - start:.0f} s; suites that failed: {failed or 'none'}")
     died = sum(1 for outcome in outcomes if outcome.code and not outcome.bad)
     num_bad = totals["failed"] + totals["error"] + totals["errors"] + died
     print(f"{totals['passed']} passed, {num_bad} failed, {totals['skipped']} skipped")
-    sys.exit(1 if failed else 0)
+
+
+def report_left_out(outcomes: Sequence[Outcome], tiers: Mapping[str, Tier]) -> list[str]:
+    """What did not run, why, when it last did, and the command for it."""
+    lines = []
+    for what in (line for outcome in outcomes for line in outcome.left_out):
+        why = next((tier.why for name, tier in tiers.items() if f" of {name} " in what), whole_zoo(ZOO))
+        lines.append(f"NOT RUN: {what}: {why}")
+    return lines
 
 
 def suites() -> list[Suite]:
-    """Every folder of tests, longest first."""
+    """Every folder of tests."""
     folders = [path for path in (ROOT / "tests").iterdir() if any(path.glob("**/test_*.py"))]
     folders += [path.parent for path in (ROOT / "plugins").glob("*/tests")]
     apart = {ROOT / name for name in APART}
     named = [Suite(name=name_of(path), paths=[path]) for path in [*sorted(folders), *sorted(apart)]]
     named = [replace(s, paths=sorted({*s.paths[0].glob("test_*.py")} - apart)) if holds(s, apart) else s for s in named]
     named.append(Suite(name="tests", paths=sorted((ROOT / "tests").glob("test_*.py"))))
+    return named
+
+
+def longest_first(chosen: Sequence[Suite]) -> list[Suite]:
+    """The suites in the order in which they begin."""
     known = durations(DURATIONS)
     # One that is new may be long.
-    return sorted(named, key=lambda suite: -known.get(suite.name, math.inf))
+    return sorted(chosen, key=lambda suite: -known.get(suite.timed_as, known.get(suite.name, math.inf)))
 
 
 def name_of(path: Path) -> str:
@@ -163,13 +240,13 @@ def holds(suite: Suite, files: Collection[Path]) -> bool:
 def durations(file: Path) -> dict[str, float]:
     """Suite -> seconds that it took when it was last recorded."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    entries = (line.split() for line in lines if line.strip() and not line.startswith("#"))
+    entries = (line.split(maxsplit=1) for line in lines if line.strip() and not line.startswith("#"))
     return {name: float(seconds) for seconds, name in entries}
 
 
 def record(file: Path, outcomes: Sequence[Outcome]) -> None:
     """Writes how long these suites took; keeps the others' lines."""
-    known = durations(file) | {outcome.suite.name: round(outcome.seconds) for outcome in outcomes}
+    known = durations(file) | {outcome.suite.timed_as: round(outcome.seconds) for outcome in outcomes}
     lines = [f"{seconds:6.0f} {name}\n" for name, seconds in sorted(known.items(), key=lambda one: -one[1])]
     file.write_text(
         "# Seconds of each suite, which decide the order: written by `tools/run_tests.py --record`.\n" + "".join(lines),
@@ -177,17 +254,30 @@ def record(file: Path, outcomes: Sequence[Outcome]) -> None:
     )
 
 
+def record_zoo(file: Path, outcomes: Sequence[Outcome]) -> None:
+    """Writes when all broken engines ran and none was missed, if that was now."""
+    if {o.suite.name for o in outcomes if not o.code and not o.left_out} >= set(APART):
+        file.write_text(f"{date.today().isoformat()} {head_of(ROOT)[:8]}\n", encoding="utf-8")
+
+
+def whole_zoo(file: Path) -> str:
+    """When all broken engines last ran, and how they do."""
+    day, commit = file.read_text(encoding="utf-8").split() if file.exists() else ("", "")
+    return f"all ran {f'on {day} at commit {commit}' if day else 'never, as far as is recorded'}; `make zoo` runs all"
+
+
 def run(suite: Suite, only: Sequence[str] = (), *, covered: bool = False) -> Outcome:
     """Runs a folder's tests, or some of them, to their end."""
     command = [
         str(suite.python), *([str(ROOT / "tools" / "covered.py"), "-W", REWRITTEN] if covered else ["-m", "pytest"]),
         *(only or map(str, suite.paths)),
+        *(["--rlsdk-basic", ",".join(suite.basic)] if suite.basic else []),
         # No deadline for single examples: machines that are shared pause whenever they like.
         "--hypothesis-profile=ci", "-p", "no:cacheprovider",
         "--durations=6", "--durations-min=5", "-rfEs",
     ]  # fmt: skip
     # One thread each: what runs side by side shares few cores, and idle threads of torch spin.
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "ZOO_SINCE": suite.since}
     if covered:
         environment |= {"COVERED_SOURCES": ",".join(suite.sources), "COVERED_FOLDER": str(LINES)}
     # Environments for tests are not compiled ahead: what one process had to compile, the next finds compiled.
@@ -198,14 +288,18 @@ def run(suite: Suite, only: Sequence[str] = (), *, covered: bool = False) -> Out
     )
     counts: Counter[str] = Counter()
     bad: list[str] = []
+    left_out: list[str] = []
     for line in done.stdout.splitlines(keepends=True):
         if name := FAILED.fullmatch(line):
             bad.append(name[1])
+        if what := LEFT_OUT.fullmatch(line):
+            left_out.append(what[1])
         if " in " in line and (found := COUNT.findall(line)):
             counts = Counter({word: int(number) for number, word in found})
     return Outcome(
-        suite=suite, code=done.returncode, counts=counts, bad=bad, output=done.stdout, seconds=time.monotonic() - start
-    )
+        suite=suite, code=done.returncode, counts=counts, bad=bad, output=done.stdout, left_out=left_out,
+        seconds=time.monotonic() - start,
+    )  # fmt: skip
 
 
 def second_try(outcome: Outcome) -> list[str]:
@@ -219,7 +313,7 @@ def joined(first: Outcome, again: Outcome) -> Outcome:
     """A folder whose failures passed at their second try."""
     kept = Counter(passed=first.counts["passed"], skipped=first.counts["skipped"])
     counts = kept + again.counts if first.bad else again.counts
-    return replace(first, code=0, counts=counts, bad=(), output="")
+    return replace(first, code=0, counts=counts, bad=(), output="", left_out=first.left_out or again.left_out)
 
 
 def unsteady(file: Path) -> dict[str, str]:

@@ -1,5 +1,6 @@
-"""The conformance suites of all broken backends, one class each, with the requirements that each must fail. Run by
-`test_broken.py`, never by itself. With `RLSDK_BROKEN=all` in the environment every requirement runs."""
+"""The conformance suites of broken backends, one class each, with the requirements that each must fail. Run by
+`broken_runs.py`, never by itself, with their names in `RLSDK_BROKEN_NAMES`. With `RLSDK_BROKEN=all` in the environment
+every requirement runs."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ _SURE = write_tiny_model(Path(_FOLDER.name) / "served", sharpness=2.0, **_SHAPE)
 gc.collect()
 gc.freeze()
 _ALL = os.environ.get("RLSDK_BROKEN") == "all"
+_NAMES = frozenset(os.environ["RLSDK_BROKEN_NAMES"].split(","))
 
 
 def _left_out(suite: type[Any], named: Collection[str]) -> dict[str, None]:
@@ -44,8 +46,8 @@ for _suite, _names, _fields in (
     (TrainConformance, plugin.TRAIN, _engine),
     (ShardingConformance, plugin.SHARDING, _bounded),
 ):
-    for _name, _defect in _names.items():
+    for _name, _defect in ((name, defect) for name, defect in _names.items() if name in _NAMES):
         _others = {} if _ALL else _left_out(_suite, _defect.fails)
         _class = type(f"Test_{_suite.kind.name}_{_name}", (_suite,), {"backend": _name, **_fields, **_others})
         globals()[_class.__name__] = _class
-del _class, _suite, RolloutConformance, ShardingConformance, TrainConformance
+del _suite, RolloutConformance, ShardingConformance, TrainConformance

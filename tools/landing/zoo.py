@@ -1,0 +1,140 @@
+"""Which broken engines run: those that a change since the landing's parent can reach, and a seeded eighth of the rest.
+
+A broken engine reaches what its module and the modules of its requirements import. A change that none of them reaches,
+in a folder that the suites or the engines are made of, selects them all.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from .changes import Parent, blobs_at, blobs_now, changed, head_of, summary
+from .suites import BUILTIN, SHARED
+
+WATCHED = (*SHARED, *BUILTIN, "plugins/fsdp/src", "tests/testing/broken", "tests/testing/broken_runs.py",
+           "tests/testing/test_broken_rollout.py", "tests/testing/test_broken_train.py")  # fmt: skip
+"""What the result of a broken engine depends on."""
+SOURCES = {"rlsdk": ".", "rlsdk_fsdp": "plugins/fsdp/src", "broken": "tests/testing"}
+"""Package -> folder that it lies in."""
+EVERY_SUITE = ("rlsdk.testing.suites.suite", "rlsdk.testing.plugin")
+"""Modules that every requirement is run by."""
+UNREAD = "rlsdk.config"
+"""Not followed: no broken engine is about the description of options."""
+SHARE = 8
+"""One in so many runs without a cause."""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A broken engine, however it is registered."""
+
+    kind: str
+    name: str
+    requirements: frozenset[str]
+    """Names of the requirements that it must fail."""
+    module: str
+    """Where its class is: `broken.rollout_sleep`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The broken engines that run, and why not all do."""
+
+    chosen: frozenset[Broken]
+    why: str
+
+
+def select(root: Path, engines: Collection[Broken], parent: Parent) -> Selection:
+    """The broken engines that a landing on `parent` runs; the same ones for the same commit."""
+    everything = frozenset(engines)
+    if parent.commit is None:
+        return Selection(chosen=everything, why=parent.why)
+    files = changed(blobs_at(root, parent.commit, WATCHED), blobs_now(root, WATCHED))
+    homes = requirement_modules(root)
+    reach = {engine: reached(root, engine, homes) for engine in everything}
+    if unreached := files - frozenset().union(*reach.values()):
+        return Selection(chosen=everything, why=f"changed since {parent.short}: {summary(unreached)}")
+    commit = head_of(root)
+    hit = {engine for engine in everything if reach[engine] & files}
+    drawn = {engine for engine in everything - hit if is_drawn(commit, engine)}
+    why = f"{len(hit)} reach what changed since {parent.short}{f' ({summary(files)})' if files else ''}"
+    return Selection(chosen=frozenset(hit | drawn), why=f"{why}, {len(drawn)} are the eighth that {commit[:8]} draws")
+
+
+def is_drawn(commit: str, engine: Broken) -> bool:
+    """Whether it is in the eighth of a commit: another one for each, and none misses its turn for long."""
+    text = f"{commit} {engine.kind} {engine.name}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) % SHARE == 0
+
+
+def requirement_modules(root: Path) -> dict[str, str]:
+    """Requirement -> module that defines it."""
+    files = sorted((root / "rlsdk" / "testing").rglob("*.py"))
+    return {name: _module_of(root, file) for file in files for name in _requirements(_tree(file))}
+
+
+def reached(root: Path, engine: Broken, homes: Mapping[str, str]) -> frozenset[str]:
+    """Files on which the result of a broken engine depends, as far as imports say."""
+    modules = [homes[name] for of in engine.requirements if (name := of.partition("[")[0]) in homes]
+    return frozenset().union(*(closure(root, module) for module in {engine.module, *modules, *EVERY_SUITE}))
+
+
+@cache
+def closure(root: Path, module: str) -> frozenset[str]:
+    """Files of a module and of all that it imports."""
+    seen: set[Path] = set()
+    left = [*_files(root, module)]
+    while left:
+        if (file := left.pop()) not in seen:
+            seen.add(file)
+            left += _imported(root, file)
+    return frozenset(file.relative_to(root).as_posix() for file in seen)
+
+
+@cache
+def _imported(root: Path, file: Path) -> frozenset[Path]:
+    """Files that a file imports; not what only type checkers read."""
+    return frozenset(other for name in frozenset(_names(_tree(file))) for other in _files(root, name))
+
+
+@cache
+def _files(root: Path, module: str) -> Collection[Path]:
+    """The file of a module, or of a name in one, and those of the packages that it lies in; none: it is not ours."""
+    parts = module.split(".")
+    if parts[0] not in SOURCES or module.startswith(UNREAD):
+        return ()
+    places = [root.joinpath(SOURCES[parts[0]], *parts[:at]) for at in range(1, len(parts) + 1)]
+    return [file for place in places for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file()]
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    """Modules that are imported, and names that could be modules."""
+    if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        return
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    for child in ast.iter_child_nodes(node):
+        yield from _names(child)
+
+
+def _requirements(tree: ast.Module) -> Iterator[str]:
+    """Names of the requirements of a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "requirement":
+            yield from (str(name.value) for name in node.args if isinstance(name, ast.Constant))
+
+
+@cache
+def _tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"), str(file))
+
+
+def _module_of(root: Path, file: Path) -> str:
+    return ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
