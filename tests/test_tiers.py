@@ -27,7 +27,7 @@ FILES = {
     "rlsdk/testing/plugin.py": "",
     "rlsdk/testing/suites/suite.py": "import rlsdk.config.introspection.describe\n",
     "rlsdk/testing/rollout/sleeping.py": "@requirement('sleep')\ndef test_sleep(): ...\n",
-    "rlsdk/testing/rollout/drawing.py": "from rlsdk.kit.model.hf import x\n@requirement('seed')\ndef test_seed(): ...\n",
+    "rlsdk/testing/rollout/drawing.py": "import rlsdk.kit.model.hf\n@requirement('seed')\ndef test_seed(): ...\n",
     "rlsdk/config/introspection/describe.py": "",
     "rlsdk/trainer/stages/loop.py": "",
     "tests/testing/broken/suites.py": "",
