@@ -28,6 +28,10 @@ MOVED: Mapping[str, str] = {
     "rlsdk.kit.interrupts": "rlsdk.system.interrupts",
     "rlsdk.kit.output": "rlsdk.kit.files.write_errors",
     "rlsdk.kit.quantities": "rlsdk.system.quantities",
+    "rlsdk.testing.local_groups": "rlsdk.testing.sharding.local_groups",
+    "rlsdk.testing.models": "rlsdk.testing.process.models",
+    "rlsdk.testing.reference": "rlsdk.testing.process.reference",
+    "rlsdk.testing.tensor_engines": "rlsdk.testing.sharding.tensor_engines",
     "rlsdk.trainer.policy_gradient": "rlsdk.trainer.learner.policy_gradient",
 }
 """Old module -> its new name."""
