@@ -17,6 +17,7 @@ from rlsdk.config import load_config
 from rlsdk.interfaces import RlsdkError
 from rlsdk.planning import make_plan, parse_hardware
 from rlsdk.registry import Registry
+from rlsdk.trainer.runs.prepare import PreparedRun
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = ROOT / "examples" / "recipes"
@@ -48,7 +49,7 @@ def check(file: Path, models: Path, registry: Registry) -> dict[str, Any]:
     (folder / "config.json").write_text(json.dumps(SHAPES[name]))
     try:
         config = load_config([file], ["--model", str(folder)], registry)
-        plan = make_plan(config, registry, device="cuda", hardware=parse_hardware(hardware[1]))
+        plan = make_plan(PreparedRun.of(config, registry, "cuda"), hardware=parse_hardware(hardware[1]))
     except RlsdkError as error:
         return {"recipe": file.name, "error": str(error)}
     share = plan.peak.known_bytes / (plan.hardware.device_bytes or 1)

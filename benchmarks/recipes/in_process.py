@@ -13,19 +13,20 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from rlsdk.api.resolve import Training, resolve
+from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings
-from rlsdk.config import Role, RunConfig, dump_config, pair_roles, sft_optim_spec
-from rlsdk.config.sections.role_names import ACTOR, ROLLOUT
+from rlsdk.config import dump_config
+from rlsdk.config.checks.training import Training
+from rlsdk.config.sections.role_kinds import ACTOR, ROLLOUT
 from rlsdk.registry import Registry
 from rlsdk.trainer.roles.device_turns import DeviceTurns, shared_pools
 from rlsdk.trainer.roles.in_process import InProcessStore, start_in_process
-from rlsdk.trainer.roles.placement import placement_of, roles
 from rlsdk.trainer.roles.session import Session, sharding_manager, start_roles
 from rlsdk.trainer.runs.build_rl import rl_stage
 from rlsdk.trainer.runs.build_supervised import pair_stage, read_pairs, sft_stage
-from rlsdk.trainer.runs.prepare import export_model
+from rlsdk.trainer.runs.prepare import PreparedRun
 from rlsdk.trainer.runs.run_inputs import RunInputs, build_run_inputs
+from rlsdk.trainer.runs.start import export_model
 from rlsdk.trainer.stages.loop import Trainer
 from rlsdk.trainer.stages.stage import Stage
 from rlsdk.trainer.tracking.events import RunView
@@ -37,7 +38,7 @@ def main(training: Training, arguments: Sequence[str]) -> None:
     config, registry = resolved.config, resolved.registry
     run = Path(config.trainer.run_dir) / str(config.trainer.run_name)
     run.mkdir(parents=True)
-    session = start(config, table_of(training, config), registry)
+    session = start(resolved)
     rewarded, supervised = training is Training.RL, training is Training.SFT
     made = build_run_inputs(config, registry, run, RunView(), rewarded=rewarded, supervised=supervised)
     with closing(made) as run_inputs:
@@ -49,19 +50,12 @@ def main(training: Training, arguments: Sequence[str]) -> None:
             export_model(session, run_inputs.tokenizer, run / "model")
 
 
-def table_of(training: Training, config: RunConfig) -> Sequence[Role]:
-    if training is Training.RL:
-        return roles(config, "cpu")
-    if training.pairs is None:
-        return [role.with_optim(sft_optim_spec(config)) for role in roles(config, "cpu", needed=[ACTOR])]
-    return pair_roles(config, training.pairs, roles(config, "cpu", needed=training.pairs.role_names))
-
-
-def start(config: RunConfig, table: Sequence[Role], registry: Registry) -> Session:
+def start(run: PreparedRun) -> Session:
     """The roles, and the way of the weights where samples are made."""
-    turns = DeviceTurns(shared=shared_pools(placement_of(config.placement, [role.name for role in table], "cpu")))
+    config, registry = run.config, run.registry
+    turns = DeviceTurns(shared=shared_pools(run.placement))
     make = functools.partial(start_in_process, registry=registry, seed=config.trainer.seed)
-    groups, store = start_roles(table, make, turns), InProcessStore()
+    groups, store = start_roles(run.table, make, turns), InProcessStore()
     if ROLLOUT not in groups:
         return Session(roles=groups, turns=turns, cluster=store)
     wait_s = config.deadlines.sync_s

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from rlsdk.api.python_inputs import written
 
 if TYPE_CHECKING:
-    from rlsdk.api.resolve import Training
     from rlsdk.api.settings import Settings
-    from rlsdk.trainer.runs.prepare import RunResult
+    from rlsdk.config.checks.training import Training
+    from rlsdk.trainer.runs.start import RunResult
     from rlsdk.trainer.tracking.events import RunView
 
 
@@ -27,13 +27,13 @@ def run_here(training: Training, settings: Settings, view: RunView | None, **giv
     Raises:
         RlsdkError: the run cannot start or continue.
     """
-    from rlsdk.api.launch import launch
     from rlsdk.api.resolve import resolve
     from rlsdk.api.signals import stop_on_interrupt
     from rlsdk.api.words import shown_in
+    from rlsdk.trainer.runs.launch import launch
 
     with written(settings, **given) as brought:
-        resolved = resolve(brought.settings, training)
+        run = resolve(brought.settings, training)
 
         from rlsdk.trainer.tracking.stopping import StopFlag
 
@@ -45,8 +45,7 @@ def run_here(training: Training, settings: Settings, view: RunView | None, **giv
         ):
             for text in brought.notices:
                 watching.notice(text)
-            launched = launch(resolved, watching, stop, bring=brought.moved)
-    return launched.result
+            return launch(run, watching, stop, stage_files=brought.moved)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.api.models import file_problems, model_fields
 from rlsdk.api.paths import with_absolute_paths
 from rlsdk.api.python_inputs import Reward, Rows, written
 from rlsdk.api.settings import Settings, from_keywords
@@ -22,6 +21,7 @@ from rlsdk.config.loading.load import read_config
 from rlsdk.config.loading.reads import Reader, unread
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
+from rlsdk.trainer.inputs.model_config import file_problems, model_fields
 
 if TYPE_CHECKING:
     from rlsdk.trainer.tracking.events import RunView

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.api.python_inputs import Reward, Rows, written
-from rlsdk.api.resolve import Training, resolve
+from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings, from_keywords
 from rlsdk.api.table import Table
+from rlsdk.config.checks.training import Training
 from rlsdk.system.printable import printable
 from rlsdk.system.temporary import held_folder
 
@@ -71,17 +72,16 @@ def run_plan(settings: Settings, *, hardware: str | None = None, calibration: Pa
     from rlsdk.planning import make_plan, parse_hardware, read_calibration
 
     machine = parse_hardware(hardware) if hardware is not None else None
-    resolved = resolve(settings, device=machine.device if machine is not None else None, loads_models=False)
-    for text in resolved.notices:
+    run = resolve(settings, device=machine.device if machine is not None else None, loads_models=False)
+    for text in run.notices:
         print(printable(text), file=sys.stderr)
-    known = read_calibration(calibration, resolved.registry) if calibration is not None else None
+    known = read_calibration(calibration, run.registry) if calibration is not None else None
     with held_folder("plan") as folder:
-        config = resolved.config
-        if resolved.makes_model:
+        if run.makes_model:
             from rlsdk.trainer.runs.quickstart import make_model
 
-            config = make_model(config, Path(folder))
-        return make_plan(config, resolved.registry, device=resolved.device, hardware=machine, calibration=known)
+            run = run.with_config(make_model(run.config, Path(folder)))
+        return make_plan(run, hardware=machine, calibration=known)
 
 
 def doctor(run_dir: str | os.PathLike[str] = "runs", *, ray_address: str | None = None) -> Table:

@@ -15,7 +15,7 @@ from rlsdk.system.files import read_regular_text
 from rlsdk.system.printable import printable
 
 if TYPE_CHECKING:
-    from rlsdk.trainer.runs.prepare import RunResult
+    from rlsdk.trainer.runs.start import RunResult
 
 
 class Run:
@@ -174,7 +174,7 @@ class Run:
     @property
     def _training(self) -> Any:
         """Kind of training, by the content of its folder."""
-        from rlsdk.api.resolve import Training
+        from rlsdk.config.checks.training import Training
 
         for training in (Training.REWARD_MODEL, Training.DPO):
             if (self.path / training.checkpoints).is_dir():

@@ -11,7 +11,7 @@ from rlsdk.api.run import Run
 from rlsdk.api.settings import Settings, from_keywords
 
 if TYPE_CHECKING:
-    from rlsdk.api.resolve import Training
+    from rlsdk.config.checks.training import Training
     from rlsdk.trainer.tracking.events import RunView
 
 Path = str | os.PathLike[str]
@@ -60,7 +60,7 @@ def train(
     Raises:
         ConfigError, DataError: something cannot be used; nothing was started, and no folder was created.
     """
-    from rlsdk.api.resolve import Training
+    from rlsdk.config.checks.training import Training
 
     settings = from_keywords(
         fields,
@@ -104,7 +104,7 @@ def sft(
     Raises:
         ConfigError, DataError: as `train`.
     """
-    from rlsdk.api.resolve import Training
+    from rlsdk.config.checks.training import Training
 
     settings = from_keywords(
         fields,
@@ -131,7 +131,7 @@ def dpo(model: Path | None = None, data: Rows | None = None, *, steps: int | Non
     Raises:
         ConfigError, DataError: as `train`.
     """
-    from rlsdk.api.resolve import Training
+    from rlsdk.config.checks.training import Training
 
     return _pairs(Training.DPO, model, data, steps, **fields)
 
@@ -150,7 +150,7 @@ def reward_model(
     Raises:
         ConfigError, DataError: as `train`.
     """
-    from rlsdk.api.resolve import Training
+    from rlsdk.config.checks.training import Training
 
     return _pairs(Training.REWARD_MODEL, model, data, steps, **fields)
 

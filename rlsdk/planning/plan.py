@@ -10,7 +10,7 @@ from rlsdk.cluster import PlacementSpec, processors_notice
 from rlsdk.config import Role, RunConfig, StepPasses, backend_options
 from rlsdk.config.checks.declared import own_functions
 from rlsdk.config.sections.algorithm import POLICY_GRADIENT
-from rlsdk.config.sections.role_names import ACTOR, ROLLOUT
+from rlsdk.config.sections.role_kinds import ACTOR, ROLLOUT
 from rlsdk.interfaces import BackendSpec, ConfigError, Forecast, LayoutError, RankContext, WeightLayout, Workload
 from rlsdk.planning.batches import batch_sizes, running_rows, update_rows
 from rlsdk.planning.calibration import Calibration, Prediction, Work, planned_passes, predict
@@ -24,7 +24,8 @@ from rlsdk.registry import Registry
 from rlsdk.system.processors import usable_processors
 from rlsdk.trainer.learner.watch import setting_notices
 from rlsdk.trainer.roles.device_turns import shared_pools
-from rlsdk.trainer.roles.placement import placement_of, resolve_device, roles
+from rlsdk.trainer.roles.placement import resolve_device
+from rlsdk.trainer.runs.prepare import PreparedRun
 
 Layouts = tuple[Sequence[WeightLayout], Sequence[WeightLayout]]
 """Layouts of the training ranks, and of the targets of weights."""
@@ -51,20 +52,11 @@ class _Roles:
     backends: Mapping[str, BackendSpec]
 
 
-def make_plan(
-    config: RunConfig,
-    registry: Registry,
-    *,
-    device: str,
-    hardware: Hardware | None = None,
-    calibration: Calibration | None = None,
-) -> RunPlan:
+def make_plan(run: PreparedRun, *, hardware: Hardware | None = None, calibration: Calibration | None = None) -> RunPlan:
     """Computes placement, batch sizes, weight transfer and memory; with a calibration also times.
 
     Args:
-        config: a run that was checked.
-        registry: what is installed.
-        device: `cpu` or `cuda`, the value of `placement.device: auto`.
+        run: the run.
         hardware: None: this machine.
         calibration: of another run.
 
@@ -72,10 +64,8 @@ def make_plan(
         PlacementError: the hardware does not have the devices.
         ConfigError: sizes that do not fit the model or the ranks, or hardware of another kind than the placement's.
     """
-    device = device if config.placement.device == "auto" else config.placement.device
-    is_here, hardware = hardware is None, hardware or this_machine(device)
-    table = roles(config, device)
-    placement = placement_of(config.placement, [role.name for role in table], device)
+    config, registry, placement = run.config, run.registry, run.placement
+    is_here, hardware = hardware is None, hardware or this_machine(run.device)
     kind = "cuda" if any(pool.device == "cuda" for pool in placement.pools) else "cpu"
     if kind != hardware.device:
         raise ConfigError(
@@ -83,7 +73,7 @@ def make_plan(
             "hardware of that kind, or leave placement.device at 'auto'"
         )
     num_nodes, per_node = nodes_of(hardware, placement)
-    found = _roles(config, registry, table, placement, (num_nodes, per_node), hardware)
+    found = _roles(run, (num_nodes, per_node), hardware)
     unknown = [
         f"role {name!r}: {spec.kind} backend {spec.name!r} has no forecast, so its memory"
         f"{' and the reshard are' if name in (ACTOR, ROLLOUT) else ' is'} unknown"
@@ -117,7 +107,7 @@ def make_plan(
     )
     prediction = None
     if calibration is not None:
-        prediction = _predicted(config, device, found, reshard, calibration, registry, unknown)
+        prediction = _predicted(config, run.device, found, reshard, calibration, registry, unknown)
     return RunPlan(
         hardware=hardware,
         num_nodes=num_nodes,
@@ -140,17 +130,11 @@ def _busy(config: RunConfig, placement: PlacementSpec) -> Iterator[str]:
         yield notice
 
 
-def _roles(
-    config: RunConfig,
-    registry: Registry,
-    table: Sequence[Role],
-    placement: PlacementSpec,
-    nodes: tuple[int, int],
-    hardware: Hardware,
-) -> _Roles:
+def _roles(run: PreparedRun, nodes: tuple[int, int], hardware: Hardware) -> _Roles:
     """Places every rank and forecasts its memory."""
+    config, registry, table = run.config, run.registry, run.table
     places = place(
-        placement,
+        run.placement,
         num_nodes=nodes[0],
         devices_per_node=nodes[1],
         devices_per_rank={role.name: role.devices_per_rank for role in table},
@@ -217,9 +201,8 @@ def weight_layouts(config: RunConfig, registry: Registry, hardware: Hardware) ->
     Raises:
         PlacementError, ConfigError: as `make_plan`.
     """
-    table = roles(config, hardware.device)
-    placement = placement_of(config.placement, [role.name for role in table], hardware.device)
-    return _layouts(_roles(config, registry, table, placement, nodes_of(hardware, placement), hardware))
+    run = PreparedRun.of(config, registry, hardware.device)
+    return _layouts(_roles(run, nodes_of(hardware, run.placement), hardware))
 
 
 def _layouts(roles: _Roles) -> Layouts | None:
@@ -267,10 +250,9 @@ def _predicted(
 ) -> Prediction | None:
     """Plans the calibrating run like this one, to relate its seconds to its work."""
     then = calibration.config
-    there = resolve_device(then.placement)
-    hardware, table = this_machine(there), roles(then, there)
-    placement = placement_of(then.placement, [role.name for role in table], there)
-    measured_roles = _roles(then, registry, table, placement, nodes_of(hardware, placement), hardware)
+    ran = PreparedRun.of(then, registry, resolve_device(then.placement))
+    hardware = this_machine(ran.device)
+    measured_roles = _roles(ran, nodes_of(hardware, ran.placement), hardware)
     measured = _reshard(then, measured_roles)
     if reshard is None or measured is None:
         unknown.append("times: without the reshard the sizes of models are unknown")
@@ -287,5 +269,5 @@ def _predicted(
     return predict(
         _work(config, passes, device, found, reshard),
         calibration,
-        _work(then, before, there, measured_roles, measured),
+        _work(then, before, ran.device, measured_roles, measured),
     )

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from rlsdk.api.findings import Findings
 from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings
 from rlsdk.config import Problem
+from rlsdk.config.checks.findings import Findings
 from rlsdk.interfaces import ConfigError, PlacementError, RlsdkError
 
 

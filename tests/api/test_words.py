@@ -145,7 +145,7 @@ def test_notices_before_the_run_has_a_folder_name_rows_too(model: Path, tmp_path
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("rlsdk.trainer.roles.devices.start_cluster", refuse)
-    monkeypatch.setattr("rlsdk.trainer.runs.prepare.start_cluster", refuse)
+    monkeypatch.setattr("rlsdk.trainer.runs.start.start_cluster", refuse)
     rows = [{"question": str(n), "answer": "A" if n else "none"} for n in range(20)]
     heard = Heard()
     with pytest.raises(ConfigError, match="no cluster today"):

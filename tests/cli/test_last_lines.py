@@ -9,19 +9,19 @@ import pytest
 from rlsdk.cli.training.pairs import _figures
 from rlsdk.cli.training.train import report_lines, tell
 from rlsdk.config import PairTraining, RunConfig
-from rlsdk.trainer.runs.prepare import RunResult
+from rlsdk.trainer.runs.start import RunResult
 
 
 def result_in(folder: Path, **fields: object) -> RunResult:
     plain: dict[str, object] = {"steps": 2, "stopped": False, "seconds": 1.0, "first_eval": {}, "last_eval": {}}
-    return RunResult(**({"run_dir": folder, "checkpoint": folder / "step_2"} | plain | fields))  # type: ignore[arg-type]
+    return RunResult(**({"config": RunConfig(), "run_dir": folder, "checkpoint": folder / "step_2"} | plain | fields))  # type: ignore[arg-type]
 
 
 def test_a_new_folder_of_a_finished_run_has_no_report_and_the_checkpoint_is_still_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "b").mkdir()
-    tell(result_in(tmp_path / "b", checkpoint=tmp_path / "step_2"), RunConfig())
+    tell(result_in(tmp_path / "b", checkpoint=tmp_path / "step_2"))
     said = capsys.readouterr().out
     assert "report      none: no step was made in this folder (metrics.jsonl has no lines)" in said
     assert f"checkpoint  {tmp_path / 'step_2'}" in said

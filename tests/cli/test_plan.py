@@ -45,6 +45,7 @@ from rlsdk.planning.places import PlannedDevice
 from rlsdk.registry import Registry
 from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.trainer.roles.placement import roles
+from rlsdk.trainer.runs.prepare import PreparedRun
 
 GIB, MIB = 1 << 30, 1 << 20
 TASK = ["--data", "reasoning_gym:chain_sum", "--reward", "reasoning_gym", "--data.max_prompt_tokens", "64",
@@ -71,7 +72,7 @@ def config_of(model: str, *more: str) -> RunConfig:
 
 def planned(registry: Registry, model: str, *more: str, hardware: str = "64GiB", **given: Any) -> RunPlan:
     machine = parse_hardware(hardware)
-    return make_plan(config_of(model, *more), registry, device=machine.device, hardware=machine, **given)
+    return make_plan(PreparedRun.of(config_of(model, *more), registry, machine.device), hardware=machine, **given)
 
 
 @pytest.mark.parametrize(
@@ -572,7 +573,7 @@ def test_processors_that_devices_wait_for_are_said_of_this_machine_only(registry
     many = config_of(model, *pools, "--placement.cpus_per_device", "4096")
 
     def said(config: RunConfig, **given: Any) -> list[str]:
-        notices = make_plan(config, registry, device="cpu", **given).notices
+        notices = make_plan(PreparedRun.of(config, registry, "cpu"), **given).notices
         return [notice for notice in notices if "processors" in notice]
 
     (notice,) = said(many)

@@ -11,6 +11,7 @@ from rlsdk.config import load_config
 from rlsdk.planning import make_plan
 from rlsdk.registry import Registry
 from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore
+from rlsdk.trainer.runs.prepare import PreparedRun
 from rlsdk.trainer.tracking.trackers import read_metrics
 
 PLACED = ("time/", "throughput/", "sync/moved_bytes")
@@ -72,7 +73,7 @@ def test_every_preset_runs_all_five_roles_and_comes_to_the_same_numbers(
 def assert_placed(run: Path, devices: int) -> None:
     """The processes of the run are those of its plan, which puts every role on some."""
     registry = Registry.discover({"RLSDK_PLUGINS": "rlsdk"})
-    plan = make_plan(load_config([run / "config.yaml"], ["--trust-run"], registry), registry, device="cpu")
+    plan = make_plan(PreparedRun.of(load_config([run / "config.yaml"], ["--trust-run"], registry), registry, "cpu"))
     assert set(plan.places.processes) == {"actor", "rollout", "ref", "critic", "reward.a", "reward.b"}
     planned = {device.process for device in plan.places.devices}
     assert len(planned) == devices

@@ -13,6 +13,7 @@ from test_schedule import in_one_process
 from rlsdk.config import load_config
 from rlsdk.planning import make_plan
 from rlsdk.registry import Registry
+from rlsdk.trainer.runs.prepare import PreparedRun
 from rlsdk.trainer.tracking.trackers import read_lines, read_metrics
 
 SEPARATE = [
@@ -51,7 +52,7 @@ def assert_planned(run: Path) -> None:
     """What `rlsdk plan` says of a run's configuration is what the run recorded."""
     registry = Registry.discover()
     config = load_config([run / "config.yaml"], ["--trust-run"], registry)
-    plan = make_plan(config, registry, device="cpu")
+    plan = make_plan(PreparedRun.of(config, registry, "cpu"))
     step = read_metrics(run)[0]
     assert plan.reshard is not None
     assert (plan.reshard.num_bytes, plan.reshard.moved_bytes) == (step["sync/bytes"], step["sync/moved_bytes"])

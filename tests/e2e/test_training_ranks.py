@@ -21,14 +21,13 @@ from test_schedule import Recorder
 sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))
 from test_cluster_nodes import await_nodes, end_node, start_node
 
-from rlsdk.api.launch import launch
 from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings
 from rlsdk.chaos.account import CLOCK
 from rlsdk.cluster import PlacementSpec, PoolSpec
 from rlsdk.cluster.ray_cluster.local import LocalRay
-from rlsdk.rollouts.journal.recorded import account
-from rlsdk.rollouts.journal.segments import lines
+from rlsdk.rollouts.journal.journal import account, lines
+from rlsdk.trainer.runs.launch import launch
 from rlsdk.trainer.tracking.stopping import StopFlag
 from rlsdk.trainer.tracking.trackers import read_metrics
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from rlsdk.cluster import Cluster
-from rlsdk.config import DeadlinesConfig, PlacementConfig, RunConfig
+from rlsdk.config import PlacementConfig, RunConfig
 from rlsdk.registry import Registry
 from rlsdk.trainer.roles.devices import start_cluster
-from rlsdk.trainer.roles.placement import roles
+from rlsdk.trainer.runs.prepare import PreparedRun
 
 
 class StoppedError(Exception):
@@ -27,15 +27,8 @@ def test_processors_that_devices_wait_for_are_said_where_the_run_starts_its_own_
 
     monkeypatch.setattr(Cluster, "start", stop)
     config = RunConfig.model_validate({"model": {"path": "m"}, "data": {"train": "d"}})
-    placement = PlacementConfig(cpus_per_device=4096, ray_address=address)
+    config = config.model_copy(update={"placement": PlacementConfig(cpus_per_device=4096, ray_address=address)})
+    run = PreparedRun.of(config, Registry.discover(), "cpu")
     with caplog.at_level(logging.WARNING), pytest.raises(StoppedError):
-        start_cluster(
-            roles(config, "cpu"),
-            Registry.discover(),
-            placement=placement,
-            deadlines=DeadlinesConfig(),
-            seed=0,
-            device="cpu",
-            run_dir=Path(),
-        )
+        start_cluster(run.table, run.registry, run.config, run.placement, run_dir=Path())
     assert ("--placement.cpus_per_device" in caplog.text) is is_said

@@ -11,7 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_loop import Recorder, config_of, model, registry, trainer_of
 
 from rlsdk.config import check_run, needed_roles
-from rlsdk.config.checks.declared import ROLE_OF_FIELD, with_declared_roles
+from rlsdk.config.checks.declared import with_declared_roles
+from rlsdk.config.sections.role_kinds import filled_by
 from rlsdk.interfaces import Algorithm, Batch, ConfigError, DataError, Models, Update, hookimpl, reads, reads_of
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.trainer.learner.algorithm import build_algorithm
@@ -108,7 +109,8 @@ def test_the_fields_of_the_configuration_know_what_rlsdk_s_own_functions_need(mo
     """So that a command need not import them, and torch, before it is refused."""
     for kind, flag in ((ComponentKind.ADVANTAGE, "--algorithm.advantage"), (ComponentKind.LOSS, "--algorithm.loss")):
         for name in registry.usable(kind):
-            wanted = {ROLE_OF_FIELD.get(field) for field in reads_of(registry.function(kind, name)).fields} - {None}
+            fields = reads_of(registry.function(kind, name)).fields
+            wanted = {role for field in fields for role in filled_by(field)}
             assert wanted <= set(needed_roles(config_of(model, registry, 1, flag, name))), name
 
 

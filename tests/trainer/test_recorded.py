@@ -13,7 +13,7 @@ import pytest
 from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings
 from rlsdk.config import dump_config, role_of, sft_optim_spec
-from rlsdk.config.sections.role_names import ACTOR
+from rlsdk.config.sections.role_kinds import ACTOR
 from rlsdk.trainer.roles.device_turns import DeviceTurns
 from rlsdk.trainer.roles.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.roles.placement import roles

@@ -13,13 +13,12 @@ from rlsdk.config import RunConfig, dump_config, load_config
 from rlsdk.interfaces import CheckpointError, ConfigError
 from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore
 from rlsdk.trainer.checkpoints.run_folder import (
+    ResumePoint,
     accept_config,
     changed_settings,
-    check_resume,
     check_run_name,
+    choose_resume,
     eval_folder,
-    find_checkpoint,
-    is_in_warm_start,
     make_run_dir,
     run_lock,
 )
@@ -92,7 +91,7 @@ def test_falling_back_past_a_damaged_checkpoint_is_said(tmp_path: Path) -> None:
     older, newer = save(tmp_path, 1), save(tmp_path, 2)
     (newer / "weights").write_text("of step 3")
     said: list[str] = []
-    assert find_checkpoint(config_of(), tmp_path, notice=said.append) == older
+    assert choose_resume(config_of(), tmp_path, notice=said.append).checkpoint == older
     assert "step_00000002" in said[0]
     assert "weights is damaged" in said[0]
 
@@ -101,42 +100,40 @@ def test_a_damaged_checkpoint_that_was_named_is_refused_with_the_others(tmp_path
     older, newer = save(tmp_path, 1), save(tmp_path, 2)
     (newer / "weights").write_text("of step 3")
     named = config_of("--trainer.resume", str(newer))
-    check_resume(named)
     with pytest.raises(CheckpointError, match=f"weights is damaged.*{older.name}"):
-        find_checkpoint(named, tmp_path)
+        choose_resume(named, tmp_path)
     (newer / "weights").unlink()
     with pytest.raises(ConfigError, match=f"weights is missing.*{older.name}"):
-        check_resume(named)
+        choose_resume(named, tmp_path)
 
 
 def test_checkpoints_that_are_all_damaged_are_not_passed_over_for_a_fresh_start(tmp_path: Path) -> None:
     (save(tmp_path, 1) / "weights").write_text("of step 2")
     with pytest.raises(CheckpointError, match=r"every checkpoint .*--trainer.resume never"):
-        find_checkpoint(config_of(), tmp_path)
-    assert find_checkpoint(config_of("--trainer.resume", "never"), tmp_path) is None
+        choose_resume(config_of(), tmp_path)
+    assert choose_resume(config_of("--trainer.resume", "never"), tmp_path).checkpoint is None
 
 
-def test_a_name_that_holds_no_checkpoint_is_refused_before_the_run_has_a_folder(tmp_path: Path) -> None:
+def test_a_name_that_holds_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="neither a whole checkpoint"):
-        check_resume(config_of("--trainer.resume", str(tmp_path / "nothing")))
+        choose_resume(config_of("--trainer.resume", str(tmp_path / "nothing")), tmp_path)
 
 
 def test_a_run_that_was_stopped_in_its_warm_start_goes_on_there(tmp_path: Path) -> None:
     run = tmp_path / "run"
     config = config_of("--resume", str(run), "--sft.steps", "9")
-    assert not is_in_warm_start(config)
     with pytest.raises(ConfigError, match="nor a run with one"):
-        check_resume(config)
+        choose_resume(config, tmp_path)
     half = save(run, 7, folder="sft_checkpoints")
-    assert is_in_warm_start(config)
-    assert check_resume(config) == half
-    assert find_checkpoint(config, run, "sft_checkpoints") == half
-    assert not is_in_warm_start(config_of("--resume", str(half), "--sft.steps", "9"))
+    assert choose_resume(config, tmp_path) == ResumePoint(checkpoint=half, folder="sft_checkpoints")
+    assert choose_resume(config, tmp_path, "sft_checkpoints") == choose_resume(config, tmp_path)
+    assert choose_resume(config_of("--resume", str(half), "--sft.steps", "9"), tmp_path).folder == "checkpoints"
     with pytest.raises(ConfigError, match="nor a run with one"):
-        check_resume(config_of("--resume", str(run)))  # no warm start is asked for
+        choose_resume(config_of("--resume", str(run)), tmp_path)  # no warm start is asked for
     trained = save(run, 1)
-    assert not is_in_warm_start(config)
-    assert check_resume(config) == trained
+    assert choose_resume(config, tmp_path) == ResumePoint(checkpoint=trained)
+    assert choose_resume(config_of("--sft.steps", "9"), run) == ResumePoint(checkpoint=trained)
+    assert choose_resume(config_of("--sft.steps", "9"), tmp_path) == ResumePoint(folder="sft_checkpoints")
 
 
 def test_a_fresh_start_moves_an_earlier_attempt_aside_and_deletes_nothing(tmp_path: Path) -> None:
@@ -151,8 +148,11 @@ def test_a_fresh_start_moves_an_earlier_attempt_aside_and_deletes_nothing(tmp_pa
     assert (aside / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
     assert (aside / "config.yaml").read_text() == "trainer: {steps: 7}"
     assert not (tmp_path / "metrics.jsonl").exists()
-    assert find_checkpoint(config_of(), tmp_path) is None
-    assert find_checkpoint(config_of("--trainer.resume", str(aside)), tmp_path) == aside / "checkpoints/step_00000100"
+    assert choose_resume(config_of(), tmp_path).checkpoint is None
+    assert (
+        choose_resume(config_of("--trainer.resume", str(aside)), tmp_path).checkpoint
+        == aside / "checkpoints/step_00000100"
+    )
     log(tmp_path, 1)
     accept_config(tmp_path, config_of())
     assert (tmp_path / "earlier" / "2" / "metrics.jsonl").exists()
@@ -179,7 +179,7 @@ def test_going_back_to_an_earlier_step_moves_the_later_ones_aside(tmp_path: Path
     assert "step_00000010" in said[0]
     assert (tmp_path / "earlier" / "1" / "checkpoints" / late.name / "weights").read_text() == "of step 10"
     assert (tmp_path / "earlier" / "1" / "metrics.jsonl").read_text() == '{"step": 5}\n{"step": 10}\n'
-    assert find_checkpoint(config_of(), tmp_path) == early
+    assert choose_resume(config_of(), tmp_path).checkpoint == early
     kept, moved = tmp_path / "eval_samples", tmp_path / "earlier" / "1" / "eval_samples"
     assert sorted(folder.name for folder in kept.iterdir()) == ["step_00000000", "step_00000005"]
     (file,) = moved.glob("step_00000010/math.jsonl.gz")
@@ -213,7 +213,7 @@ def test_changed_settings_are_said_and_kept(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_finished_before_says_that_nothing_is_trained() -> None:
-    from rlsdk.trainer.runs.prepare import resumed_line
+    from rlsdk.trainer.runs.start import resumed_line
 
     assert resumed_line(Path("c/step_2"), 2, 4) == "resumed from c/step_2 at step 2"
     assert "nothing is trained; `--trainer.steps 4` continues" in resumed_line(Path("c/step_2"), 2, 2)

@@ -73,7 +73,7 @@ def step(session: Session, version: int) -> list[float]:
             answer = session.roles[name].run("forward", batch, {output: output})
         assert torch.isfinite(answer[output]).all()
     losses = []
-    for group, objective in ((session.critic, ValueLoss()), (session.actor, SftObjective())):
+    for group, objective in ((session["critic"], ValueLoss()), (session.actor, SftObjective())):
         assert group is not None
         with session.turns.using(group.name, training=True):
             result = group.run("update", batch, objective)
@@ -87,7 +87,8 @@ def test_rollout_engines_are_built_last_on_an_empty_device(config: RunConfig, re
     assert seen == ["actor", "ref", "critic", "reward.good", "rollout"]
     assert list(session.roles) == ["actor", "rollout", "ref", "critic", "reward.good"]
     assert list(session.trained) == ["actor", "critic"]
-    assert list(session.reward_models) == ["reward.good"]
+    with pytest.raises(ConfigError, match=r"no role 'reward.god'; did you mean 'reward.good'"):
+        session["reward.god"]
     with pytest.raises(RlsdkError, match="offloaded"):
         session.actor.run("forward", make_sft_batch([[1]], [[2]]), {"log_probs": "x"})
 

@@ -22,9 +22,9 @@ from rlsdk.registry import Registry
 from rlsdk.sharding import TRANSPORTS, GenericShardingManager, plan_reshard
 from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.trainer.roles.devices import start_cluster
-from rlsdk.trainer.roles.placement import roles as roles_of
 from rlsdk.trainer.roles.role_group import RoleGroup
 from rlsdk.trainer.roles.session import sharding_manager, start_role
+from rlsdk.trainer.runs.prepare import PreparedRun
 
 BETWEEN_PROCESSES = ["auto", "shared_memory", "shared_file", "object_store", "inline", "process_group"]
 
@@ -47,17 +47,9 @@ def roles(
 ) -> Iterator[tuple[RoleGroup, RoleGroup]]:
     """An actor and a rollout engine, each in a worker of its own."""
     folder = tmp_path_factory.mktemp("run")
-    table = roles_of(config, "cpu")
-    with start_cluster(
-        table,
-        registry,
-        placement=config.placement,
-        deadlines=config.deadlines,
-        seed=config.trainer.seed,
-        device="cpu",
-        run_dir=folder,
-    ) as cluster:
-        actor, rollout = (start_role(role, registry, cluster) for role in table)
+    run = PreparedRun.of(config, registry, "cpu")
+    with start_cluster(run.table, registry, config, run.placement, run_dir=folder) as cluster:
+        actor, rollout = (start_role(role, registry, cluster) for role in run.table)
         yield actor, rollout
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlsdk.planning import RunPlan, make_plan, parse_hardware
+from rlsdk.trainer.runs.prepare import PreparedRun
 
 from .given import config_of, planning_registry
 from .svg import COLORS, SHADE, box, frame, picture, text
@@ -34,7 +35,7 @@ def five_roles() -> RunPlan:
     """The plan of the run."""
     registry = planning_registry()
     with config_of(RUN, registry) as config:
-        return make_plan(config, registry, device="cuda", hardware=parse_hardware(HARDWARE))
+        return make_plan(PreparedRun.of(config, registry, "cuda"), hardware=parse_hardware(HARDWARE))
 
 
 def placement_picture() -> str:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
-from rlsdk.api.models import HUB_NAME
 from rlsdk.interfaces import ConfigError, RlsdkError
 from rlsdk.system.files import UnfitFileError, check_inside, read_regular_text
 from rlsdk.system.printable import printable
+from rlsdk.trainer.inputs.model_config import HUB_NAME
 from rlsdk.trainer.stages.model_card import FILE, with_licence
 
 HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")

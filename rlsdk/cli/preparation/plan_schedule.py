@@ -14,10 +14,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rlsdk.api.resolve import Resolved, resolve
+from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings
 from rlsdk.config import load_config, needed_roles
-from rlsdk.config.sections.role_names import ACTOR, ROLLOUT
+from rlsdk.config.sections.role_kinds import ACTOR, ROLLOUT
 from rlsdk.interfaces import ConfigError
 from rlsdk.planning.calibration import stale_work
 from rlsdk.planning.measured import Devices, measured_rates
@@ -26,6 +26,7 @@ from rlsdk.planning.splits import Row, Workload, compare, log_normal_lengths, pa
 from rlsdk.system.streams import stdout_aside
 from rlsdk.trainer.checkpoints.run_folder import HISTORY_FILE
 from rlsdk.trainer.roles.placement import placement_of
+from rlsdk.trainer.runs.prepare import PreparedRun
 from rlsdk.trainer.tracking.trackers import read_lines, read_metrics
 from rlsdk.views.terminal import SafeConsole
 
@@ -42,19 +43,17 @@ def run(args: Sequence[str], given: str, *, as_json: bool) -> None:
         as_json: print one JSON document instead of the table.
     """
     with stdout_aside() if as_json else nullcontext():
-        resolved = resolve(Settings(flags=args))
-        config = resolved.config
-        placement = placement_of(config.placement, needed_roles(config), resolved.device)
-        devices = sum(pool.num_devices for pool in placement.pools)
-        rows = compare(*_work_and_rates(resolved, given, devices))
+        prepared = resolve(Settings(flags=args))
+        devices = sum(pool.num_devices for pool in prepared.placement.pools)
+        rows = compare(*_work_and_rates(prepared, given, devices))
     if as_json:
         print(json.dumps([record(row) for row in rows], indent=2))
         return
     show_rows(rows, SafeConsole(file=sys.stdout, highlight=False, width=120), title=f"{devices} devices")
 
 
-def _work_and_rates(resolved: Resolved, given: str, devices: int) -> tuple[Workload, Rates]:
-    config = resolved.config
+def _work_and_rates(run: PreparedRun, given: str, devices: int) -> tuple[Workload, Rates]:
+    config = run.config
     rollout, trainer = config.rollout, config.trainer
     if Path(given.split(",")[0]).is_dir():
         run_dir, *beside = map(Path, given.split(","))
@@ -72,7 +71,7 @@ def _work_and_rates(resolved: Resolved, given: str, devices: int) -> tuple[Workl
             rates,
             max_running=rollout.max_running_samples,
             cores=rates.cores if same else 0,
-            stale_work=stale_work(config, resolved.registry),
+            stale_work=stale_work(config, run.registry),
         )
     elif "=" in given:
         rates, said = parse_rates(

@@ -46,12 +46,9 @@ def run(
         ConfigError: there is no such process or moment, or the folder has other content.
         RlsdkError: the undisturbed run failed.
     """
-    from rlsdk.trainer.roles.placement import roles
-
     deadline = time.monotonic() + 60 * minutes
     check_files(args)
-    resolved = resolve(Settings(flags=list(args)))
-    pools = {role.name: role.pool for role in roles(resolved.config, resolved.device)}
+    pools = {role.name: role.pool for role in resolve(Settings(flags=list(args))).table}
     chosen = [Fault.parse(text, list(pools)) for text in kills]
     outcomes = earlier(args, folder)
     folder = folder.resolve()

@@ -9,18 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlsdk.api.resolve import Training
 from rlsdk.cli.training.train import command_here, quoted, train
 from rlsdk.config import PairTraining
+from rlsdk.config.checks.training import Training
 
 if TYPE_CHECKING:
-    from rlsdk.trainer.runs.prepare import RunResult
+    from rlsdk.trainer.runs.start import RunResult
 
 
 def run(kind: PairTraining, args: Sequence[str]) -> None:
     """Trains, and writes a model folder in Hugging Face format."""
-    launched, stopped = train(Training(kind.value), args)
-    result = launched.result
+    result, stopped = train(Training(kind.value), args)
     print(f"\n{_figures(kind, result)} after {result.steps} steps, {result.seconds:.0f} s\nmodel  {result.checkpoint}")
     if result.checkpoint is not None:
         print(f"\nnext:\n  {command_here()} {_next_command(kind, result.checkpoint)}")

@@ -24,11 +24,11 @@ def run(run_dir: Path, trust: Sequence[str]) -> None:
     path = run_dir / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"{str(run_dir)!r} has no config.yaml; give the folder of a run (runs/NAME)")
-    resolved = resolve(Settings(flags=["--config", str(path), *trust]))
+    run = resolve(Settings(flags=["--config", str(path), *trust]))
     say, largest = SafeConsole(highlight=False, soft_wrap=True), 0.0
     with (
         ConsoleView() as view,
-        run_replay(resolved.config, resolved.registry, view, run_dir=run_dir, device=resolved.device) as (count, steps),
+        run_replay(run, view, run_dir=run_dir) as (count, steps),
     ):
         for step in steps:
             largest = max(largest, step.difference)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rlsdk.api.resolve import Training
 from rlsdk.cli.training.train import command_here, quoted, train
+from rlsdk.config.checks.training import Training
 
 
 def run(args: Sequence[str]) -> None:
     """Trains, and writes a model folder in Hugging Face format."""
-    launched, stopped = train(Training.SFT, args)
-    result = launched.result
+    result, stopped = train(Training.SFT, args)
     loss = result.last_eval.get("sft/loss")
     figure = "nothing was trained" if loss is None else f"loss {loss:.4f}"
     print(f"\n{figure} after {result.steps} steps, {result.seconds:.0f} s\nmodel  {result.checkpoint}")

@@ -9,26 +9,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlsdk.api.launch import Launched, launch
-from rlsdk.api.resolve import Training, resolve
+from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings
 from rlsdk.api.signals import Stopped, stop_on_signal
 from rlsdk.cli.errors import BEGUN
+from rlsdk.config.checks.training import Training
 from rlsdk.config.loading.trust import TRUST_FLAG, code_in
 from rlsdk.interfaces import ConfigError, RlsdkError
 from rlsdk.system.quantities import counted
+from rlsdk.trainer.runs.launch import launch
 from rlsdk.views.console import ConsoleView
 from rlsdk.views.figures import gains
 from rlsdk.views.terminal import SafeConsole
 
 if TYPE_CHECKING:
-    from rlsdk.config import RunConfig
-    from rlsdk.trainer.runs.prepare import RunResult
+    from rlsdk.trainer.runs.start import RunResult
 
 
-def train(training: Training, args: Sequence[str]) -> tuple[Launched, Stopped]:
+def train(training: Training, args: Sequence[str]) -> tuple[RunResult, Stopped]:
     """Checks the configuration, data and devices, then trains; prints progress."""
-    resolved = resolve(Settings(flags=args), training)
+    run = resolve(Settings(flags=args), training)
 
     from rlsdk.trainer.tracking.stopping import StopFlag
 
@@ -38,7 +38,7 @@ def train(training: Training, args: Sequence[str]) -> tuple[Launched, Stopped]:
         stop_on_signal(stop.set, view.notice, preempt=stop.preempt, has_begun=lambda: stop.has_begun) as stopped,
     ):
         try:
-            return launch(resolved, view, stop), stopped
+            return launch(run, view, stop), stopped
         except (RlsdkError, OSError) as error:
             if stop.has_begun:
                 error.add_note(BEGUN)
@@ -47,15 +47,15 @@ def train(training: Training, args: Sequence[str]) -> tuple[Launched, Stopped]:
 
 def run(args: Sequence[str]) -> None:
     """Trains, and prints the next commands."""
-    launched, stopped = train(Training.RL, args)
-    result, config = launched.result, launched.config
-    tell(result, config)
-    if result.steps < config.trainer.steps:
+    result, stopped = train(Training.RL, args)
+    tell(result)
+    if result.steps < result.config.trainer.steps:
         sys.exit(stopped.exit_code)
 
 
-def tell(result: RunResult, config: RunConfig) -> None:
+def tell(result: RunResult) -> None:
     """Prints the result, the paths of all outputs, and the next commands."""
+    config = result.config
     say = SafeConsole(highlight=False, soft_wrap=True)
     say.print()
     for line in gains(config, result.first_eval, result.last_eval):

@@ -18,7 +18,7 @@ from rlsdk.config.sections.algorithm import POLICY_GRADIENT
 from rlsdk.config.sections.base import Options
 from rlsdk.config.sections.evaluation import is_measured, measured_figures, metric_names
 from rlsdk.config.sections.old_log_probs import OldLogProbs, choose_old_log_probs, differing_settings
-from rlsdk.config.sections.role_names import ACTOR, CRITIC, REF, ROLLOUT
+from rlsdk.config.sections.role_kinds import ACTOR, OPTIONAL_ROLES, ROLLOUT
 from rlsdk.config.sections.schema import RunConfig
 from rlsdk.interfaces import Algorithm, BackendKind, Capability, ChecksPlace, Head, LogProbKind, RlsdkError, nearest
 from rlsdk.registry import ComponentKind, Registry, Requirements, explain_lack, lacks
@@ -58,8 +58,8 @@ def check_run(
         models: the same of the other models, by role.
         table: the roles; None: those that a run of `rlsdk train`, or with `train_only` of `rlsdk sft`, needs.
     """
-    config = with_dtype(config, device)
     if table is None:
+        config = with_dtype(config, device)
         table = roles(config, needed=needed_roles(config, train_only=train_only))
     found = [*_missing_data(config)]
     policy = dict(model or {}) | ({"model_type": model_type} if model_type is not None else {})
@@ -295,8 +295,9 @@ def _algorithm(registry: Registry, name: str, options: Options) -> Iterator[Prob
         return
     if missing := sorted(getattr(found, "__abstractmethods__", ())):
         yield Problem("algorithm.name", f"{name!r}: {found.__qualname__} lacks {missing}")
-    if odd := sorted({*found.roles} - {REF, CRITIC}):
-        yield Problem("algorithm.name", f"{name!r} asks for the roles {odd}: expected some of ['critic', 'ref']")
+    if odd := sorted({*found.roles} - {*OPTIONAL_ROLES}):
+        known = sorted(OPTIONAL_ROLES)
+        yield Problem("algorithm.name", f"{name!r} asks for the roles {odd}: expected some of {known}")
 
 
 def _schedule(config: RunConfig, registry: Registry) -> Iterator[Problem]:

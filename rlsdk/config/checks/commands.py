@@ -11,7 +11,7 @@ from rlsdk.config.sections.algorithm import POLICY_GRADIENT
 from rlsdk.config.sections.base import fields_of
 from rlsdk.config.sections.engines import OptimConfig
 from rlsdk.config.sections.old_log_probs import choose_old_log_probs
-from rlsdk.config.sections.role_names import CRITIC, REF
+from rlsdk.config.sections.role_kinds import ROLE_KINDS
 from rlsdk.config.sections.schedule import beside_rollout
 from rlsdk.config.sections.schema import RunConfig, SftConfig
 
@@ -46,11 +46,9 @@ _EVALUATED = ("temperature", "samples_per_prompt", "greedy", "correct_reward", "
 def _of_reinforcement(config: RunConfig) -> Iterator[Problem]:
     """What `rlsdk train` does not read with these values."""
     algorithm, needed = config.algorithm, needed_roles(config)
-    if CRITIC not in needed:
-        why = f"algorithm.advantage {algorithm.advantage!r} needs no critic"
-        yield from fields_of(("critic", "algorithm.value_clip"), why)
-    if REF not in needed:
-        yield Problem("ref", "algorithm.kl_coef is 0, so that no reference is loaded")
+    for kind in ROLE_KINDS:
+        if kind.is_optional and kind.name not in needed:
+            yield from fields_of((kind.section, *kind.with_fields), kind.unneeded.format(algorithm=algorithm))
     if algorithm.name == POLICY_GRADIENT:
         yield from _of_policy_gradient(config)
     if not config.sft.is_asked:

@@ -7,13 +7,10 @@ from typing import Any
 
 from rlsdk.config.derived.roles import needed_roles
 from rlsdk.config.sections.algorithm import POLICY_GRADIENT
-from rlsdk.config.sections.role_names import CRITIC, REF
+from rlsdk.config.sections.role_kinds import filled_by
 from rlsdk.config.sections.schema import RunConfig
 from rlsdk.interfaces import RlsdkError, reads_of
 from rlsdk.registry import ComponentKind, Registry
-
-ROLE_OF_FIELD = {"values": CRITIC, "ref_log_probs": REF}
-"""Fields of the batch that a model computes."""
 
 
 def with_declared_roles(config: RunConfig, registry: Registry) -> RunConfig:
@@ -57,8 +54,7 @@ def _declared(config: RunConfig, registry: Registry) -> Iterator[str]:
         if registry.is_own(kind, name):
             continue
         for field in reads_of(_found(registry, kind, name)).fields:
-            if field in ROLE_OF_FIELD:
-                yield ROLE_OF_FIELD[field]
+            yield from filled_by(field)
 
 
 def _found(registry: Registry, kind: ComponentKind, name: str) -> Any:

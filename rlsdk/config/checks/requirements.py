@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rlsdk.config.derived.roles import HEAD_CAPABILITY, Role, needed_roles
 from rlsdk.config.sections.engines import PlacementConfig, PoolConfig
-from rlsdk.config.sections.role_names import ACTOR, REF, base_role
+from rlsdk.config.sections.role_kinds import ACTOR, base_role, kind_of
 from rlsdk.config.sections.schema import RunConfig
 from rlsdk.interfaces import Capability
 from rlsdk.registry import Requirements
@@ -88,7 +88,9 @@ def _exporting_field(config: RunConfig, role: Role, *, leaves_model: bool) -> st
     if leaves_model:
         return role.fields["backend"]
     # The reference policy is built from the result of the warm start.
-    if config.sft.is_asked and config.ref.path is None and REF in needed_roles(config):
+    kinds = [kind_of(name) for name in needed_roles(config)]
+    copied = [kind for kind in kinds if kind.starts_as_policy and getattr(config, kind.section).path is None]
+    if config.sft.is_asked and copied:
         return "sft.steps" if config.sft.epochs is None else "sft.epochs"
     return None
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from enum import StrEnum
 
 from rlsdk.config.derived.roles import Role, optim_spec
-from rlsdk.config.sections.role_names import ACTOR, REF
+from rlsdk.config.sections.role_kinds import ACTOR, REF
 from rlsdk.config.sections.schema import RunConfig
 from rlsdk.interfaces import Head, OptimSpec
 

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlsdk.config.sections.base import Options
 from rlsdk.config.sections.engines import OptimConfig
 from rlsdk.config.sections.rewards import RewardConfig
-from rlsdk.config.sections.role_names import (
+from rlsdk.config.sections.role_kinds import (
     ACTOR,
-    CRITIC,
-    JUDGE,
-    REF,
     REWARD,
-    ROLES,
+    ROLE_KINDS,
     ROLLOUT,
-    base_role,
+    RoleKind,
     judge_role,
+    kind_of,
     reward_role,
 )
-from rlsdk.config.sections.role_sections import ModelRoleConfig
+from rlsdk.config.sections.role_sections import ModelRoleConfig, TrainedRoleConfig
 from rlsdk.config.sections.schema import RunConfig
 from rlsdk.interfaces import BackendKind, Capability, Head, ModelSpec, OptimSpec, RolloutSpec, TrainSpec
 
@@ -68,8 +67,13 @@ class Role:
 
     @property
     def has_own_weights(self) -> bool:
-        """Whether it is a judge: a rollout engine with the weights of its own model."""
-        return base_role(self.name) == JUDGE
+        """Whether it is a rollout engine with the weights of its own model."""
+        return kind_of(self.name).has_own_weights
+
+    @property
+    def starts_as_policy(self) -> bool:
+        """Whether it is the policy at the start of reinforcement learning."""
+        return kind_of(self.name).starts_as_policy and self.fields["path"] == "model.path"
 
     def with_model(self, path: str) -> Role:
         """A copy with the weights of another folder."""
@@ -96,43 +100,45 @@ def needed_roles(config: RunConfig, *, train_only: bool = False) -> tuple[str, .
     """Names of the roles that a run needs, in the order in which they get devices."""
     if train_only:
         return (ACTOR,)
-    wanted = {
-        ACTOR: True,
-        ROLLOUT: True,
-        REF: config.algorithm.kl_coef > 0 or REF in config.algorithm.roles,
-        CRITIC: config.needs_values,
-    }
     return (
-        *(name for name in ROLES if wanted.get(name)),
+        *(kind.name for kind in ROLE_KINDS if not kind.has_names and _is_needed(kind, config)),
         *(reward_role(model.name) for model in config.reward_models),
         *(judge_role(reward.label) for _, reward in _judging(config)),
     )
 
 
+def _is_needed(kind: RoleKind, config: RunConfig) -> bool:
+    if kind.is_required or kind.name in config.algorithm.roles:
+        return True
+    return bool(kind.needed_by and functools.reduce(getattr, kind.needed_by.split("."), config))
+
+
 def roles(config: RunConfig, *, needed: Sequence[str] | None = None) -> tuple[Role, ...]:
     """The table, in the order of `needed` (None: as `needed_roles`)."""
-    single = {ACTOR: actor_role, ROLLOUT: rollout_role, REF: _ref, CRITIC: _critic}
     names = needed_roles(config) if needed is None else needed
     named: dict[str, Role] = {}
-    if any(name not in single for name in names):
+    if any(kind_of(name).has_names for name in names):
         named = {role.name: role for role in (*_rewards(config), *_judges(config))}
     # Only the sections of roles that are needed are read.
-    return tuple(single[name](config) if name in single else named[name] for name in names)
+    return tuple(named[name] if kind_of(name).has_names else _single(config, kind_of(name)) for name in names)
+
+
+def _single(config: RunConfig, kind: RoleKind) -> Role:
+    """The role of a kind that a run has once at most."""
+    own = {ACTOR: actor_role, ROLLOUT: rollout_role}
+    if kind.name in own:
+        return own[kind.name](config)
+    return _beside(config, kind, getattr(config, kind.section), kind.name, kind.section)
+
+
+def own_sections(config: RunConfig) -> Iterator[tuple[str, ModelRoleConfig]]:
+    """Name and content of each section of a model besides the actor that a run has once at most."""
+    return ((kind.section, getattr(config, kind.section)) for kind in ROLE_KINDS if kind.is_optional)
 
 
 def role_of(table: Sequence[Role], name: str) -> Role:
     """The row of that name."""
     return next(role for role in table if role.name == name)
-
-
-def reward_roles(table: Sequence[Role]) -> tuple[Role, ...]:
-    """The reward models, in the order of `reward_models`."""
-    return tuple(role for role in table if base_role(role.name) == REWARD)
-
-
-def judge_roles(table: Sequence[Role]) -> tuple[Role, ...]:
-    """The judges that are engines of the run, in the order of `rewards`."""
-    return tuple(role for role in table if base_role(role.name) == JUDGE)
 
 
 def actor_role(config: RunConfig) -> Role:
@@ -172,22 +178,9 @@ def rollout_role(config: RunConfig) -> Role:
     )
 
 
-def _ref(config: RunConfig) -> Role:
-    return _beside(config, config.ref, REF, "ref", Head.LM, None)
-
-
-def _critic(config: RunConfig) -> Role:
-    optim = optim_spec(config.critic.optim, config.trainer.optimizer_steps)
-    role = _beside(config, config.critic, CRITIC, "critic", Head.VALUE, optim)
-    recomputes = config.critic.activation_checkpointing
-    if recomputes is None or not isinstance(role.spec, TrainSpec):
-        return role
-    return replace(role, spec=replace(role.spec, activation_checkpointing=recomputes))
-
-
 def _rewards(config: RunConfig) -> list[Role]:
     return [
-        _beside(config, model, reward_role(model.name), f"reward_models.{at}", Head.SCORE, None)
+        _beside(config, kind_of(REWARD), model, reward_role(model.name), f"reward_models.{at}")
         for at, model in enumerate(config.reward_models)
     ]
 
@@ -235,15 +228,17 @@ def _judges(config: RunConfig) -> list[Role]:
     return found
 
 
-def _beside(
-    config: RunConfig, own: ModelRoleConfig, name: str, section: str, head: Head, optim: OptimSpec | None
-) -> Role:
+def _beside(config: RunConfig, kind: RoleKind, own: ModelRoleConfig, name: str, section: str) -> Role:
     """A role with its own section, whose null fields are taken from `train` and `model`."""
     model = model_spec(config) if own.path is None else replace(model_spec(config), path=own.path, revision=None)
-    model = replace(model, head=head, revision=own.revision or model.revision, dtype=own.dtype or model.dtype)
+    model = replace(model, head=kind.head, revision=own.revision or model.revision, dtype=own.dtype or model.dtype)
+    trained = own if isinstance(own, TrainedRoleConfig) else None
+    optim = None if trained is None else optim_spec(trained.optim, config.trainer.optimizer_steps)
     role = _train_role(config, name, section, model, optim)
     assert isinstance(role.spec, TrainSpec)
     spec = role.spec
+    if trained is not None and trained.activation_checkpointing is not None:
+        spec = replace(spec, activation_checkpointing=trained.activation_checkpointing)
     if own.path is not None:
         spec = replace(spec, init_from_config=False)
     if own.micro_batch_tokens is not None or own.micro_batch_rows is not None:

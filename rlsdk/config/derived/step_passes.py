@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlsdk.config.derived.roles import needed_roles
 from rlsdk.config.sections.old_log_probs import OldLogProbs, choose_old_log_probs
-from rlsdk.config.sections.role_names import ACTOR, CRITIC, REF, REWARD, base_role
+from rlsdk.config.sections.role_kinds import ACTOR, kind_of
 from rlsdk.config.sections.schema import RunConfig
 
 
@@ -47,16 +47,13 @@ def step_passes(config: RunConfig, *, stale: bool, comparable: bool = True, read
 
 
 def _passes(config: RunConfig, old: OldLogProbs, reads: Collection[str]) -> Iterator[ForwardPass]:
-    algorithm, names = config.algorithm, needed_roles(config)
-    for name in names:
-        if base_role(name) == REWARD:
-            yield ForwardPass(name, "scores", "scores")
+    algorithm = config.algorithm
+    kinds = {name: kind_of(name) for name in needed_roles(config) if kind_of(name).output}
+    beside = [ForwardPass(name, kind.output, kind.fills) for name, kind in kinds.items()]
+    yield from (one for one in beside if one.field == "scores")
     # A KL in the reward compares the reference with the train engine's log-probs, unless the sampler's were chosen.
     if old.source == "recomputed" or (algorithm.kl_in_reward and old.source != "rollout"):
         yield ForwardPass(ACTOR, "log_probs", "old_log_probs")
     if algorithm.entropy_share is not None or "entropy" in reads:
         yield ForwardPass(ACTOR, "entropy", "entropy")
-    if REF in names:
-        yield ForwardPass(REF, "log_probs", "ref_log_probs")
-    if CRITIC in names:
-        yield ForwardPass(CRITIC, "values", "values")
+    yield from (one for one in beside if one.field != "scores")

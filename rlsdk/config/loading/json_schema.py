@@ -8,13 +8,12 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from rlsdk.config.introspection.describe import option_texts
+from rlsdk.config.sections.role_kinds import OWN_SECTIONS
 from rlsdk.config.sections.schema import RunConfig
 from rlsdk.interfaces import BackendKind, BackendSpec, PluginError
 from rlsdk.registry import Registry
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-SECTIONS = {BackendKind.TRAIN: ("TrainConfig", "RefConfig", "CriticConfig"), BackendKind.ROLLOUT: ("RolloutConfig",)}
-"""Kind of backend -> sections that may contain its options under its name."""
 
 
 def config_schema(registry: Registry) -> dict[str, Any]:
@@ -24,12 +23,14 @@ def config_schema(registry: Registry) -> dict[str, Any]:
     """
     schema = RunConfig.model_json_schema()
     definitions: dict[str, Any] = schema["$defs"]
-    for kind, sections in SECTIONS.items():
+    for kind in BackendKind:
+        # Sections that may contain the backend's options under its name.
+        sections = [RunConfig.model_fields[name].annotation for name, own in OWN_SECTIONS.items() if own is kind]
         for spec in _backends(registry, kind):
             options = _options(spec, registry, definitions)
-            for name in sections:
-                if options is not None and name in definitions:
-                    definitions[name]["properties"].setdefault(spec.name, options)
+            for section in sections:
+                if options is not None and (found := definitions.get(getattr(section, "__name__", ""))) is not None:
+                    found["properties"].setdefault(spec.name, options)
     rewards = schema["properties"]["rewards"]
     rewards["items"] = {"anyOf": [rewards["items"], {"type": "string", "description": "Its name, or file.py:fn."}]}
     return {"$schema": DIALECT, "$id": "rlsdk-run", **schema, "title": "A run of rlsdk"}

@@ -22,18 +22,12 @@ from rlsdk.config.loading.variables import variable_hint, variable_problems
 from rlsdk.config.loading.yaml_text import read_value, write_yaml
 from rlsdk.config.problem import Problem, config_error
 from rlsdk.config.sections.base import FIELDS_ONLY, problems_in
+from rlsdk.config.sections.role_kinds import OWN_SECTIONS
 from rlsdk.config.sections.schema import RunConfig
 from rlsdk.interfaces import BackendKind, ConfigError, PluginError
 from rlsdk.registry import FIRST_PARTY, Registry
 from rlsdk.system.files import is_pipe
 
-SECTIONS: Mapping[str, BackendKind] = {
-    "train": BackendKind.TRAIN,
-    "rollout": BackendKind.ROLLOUT,
-    "ref": BackendKind.TRAIN,
-    "critic": BackendKind.TRAIN,
-}
-"""Sections that may choose a backend, and its kind. A section without a backend uses that of its kind."""
 SHIPPED = "the default of"
 """Prefix of the origin of values that a recipe of this package sets."""
 PACKAGE = Path(__file__).parents[2]
@@ -114,7 +108,7 @@ def read_config(
     typed = [read_tree_file(Path(file), may_be_pipe=is_pipe(file) and not is_of_run(Path(file))) for file in more]
     tree = _merged(read, typed, flags, values or {})
     registry = Registry.discover() if registry is None else registry
-    backends = [_Backend(name, kind, _chosen(name, kind, tree, flags), registry) for name, kind in SECTIONS.items()]
+    backends = [_Backend(name, kind, _chosen(name, kind, tree, flags), registry) for name, kind in OWN_SECTIONS.items()]
     problems = [problem for backend in backends for problem in backend.take_options(tree)]
     problems += [problem for flag in flags for problem in _apply(flag, tree, backends)]
     given = list(_given(tree, {flag.flag for flag in flags}))

@@ -10,6 +10,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from rlsdk.config.problem import Problem
 from rlsdk.config.sections.base import Options, Section, empty_mapping, empty_tuple, fields_of
 from rlsdk.config.sections.old_log_probs import choose_old_log_probs
+from rlsdk.config.sections.role_kinds import OptionalRole
 
 POLICY_GRADIENT = "policy_gradient"
 """Name of the algorithm that is composed of the fields of this section."""
@@ -137,7 +138,7 @@ class AlgorithmConfig(Section):
     composed of the fields below; another algorithm may ignore them."""
     options: Options = empty_mapping()
     """Options of an algorithm of your own (`AlgorithmContext.options`)."""
-    roles: tuple[Literal["ref", "critic"], ...] = empty_tuple()
+    roles: tuple[OptionalRole, ...] = empty_tuple()
     """Models that the algorithm needs in addition to those that the fields below need. Set from what your own algorithm
     or estimator declares."""
     advantage: str = "grpo"

@@ -17,7 +17,7 @@ from rlsdk.config.sections.base import (
     empty_tuple,
     fields_of,
 )
-from rlsdk.config.sections.role_names import JUDGE, REQUIRED_ROLES, REWARD, ROLES, is_role
+from rlsdk.config.sections.role_kinds import JUDGE, REQUIRED_ROLES, REWARD, ROLES, is_role
 from rlsdk.config.sections.sampling import temperature_problems
 from rlsdk.interfaces import nearest
 

@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from rlsdk.config.problem import Problem
 from rlsdk.config.sections.base import NO_INFLUENCE, Options, Section, empty_mapping, empty_tuple, fields_of
 from rlsdk.config.sections.engines import DtypeName, PlacementConfig
-from rlsdk.config.sections.role_names import ACTOR, JUDGE, base_role, judge_role
+from rlsdk.config.sections.role_kinds import ACTOR, JUDGE, base_role, judge_role
 from rlsdk.config.sections.sampling import temperature_problems
 
 RowValues = Annotated[tuple[str | int | float | bool | None, ...], Field(strict=False)]

@@ -56,7 +56,16 @@ class CriticOptimConfig(OptimConfig):
     """Peak learning rate."""
 
 
-class CriticConfig(ModelRoleConfig):
+class TrainedRoleConfig(ModelRoleConfig):
+    """Fields of a model that is trained with the policy."""
+
+    optim: OptimConfig
+    """Optimizer and schedule."""
+    activation_checkpointing: bool | None = None
+    """Recomputes activations in the backward pass; null: as in `train`."""
+
+
+class CriticConfig(TrainedRoleConfig):
     """The critic: a value model that is trained with the policy. Loaded if `algorithm.advantage` is `gae`."""
 
     path: str | None = None
@@ -64,8 +73,6 @@ class CriticConfig(ModelRoleConfig):
     `trainer.seed`); null: as `model.path`."""
     optim: CriticOptimConfig = CriticOptimConfig()
     """Optimizer and schedule."""
-    activation_checkpointing: bool | None = None
-    """Recomputes activations in the backward pass; null: as in `train`."""
     warmup_steps: NonNegativeInt = 0
     """First trainer steps, in which only the critic is updated."""
 

@@ -10,7 +10,7 @@ from pydantic import NonNegativeInt
 from rlsdk.config.problem import Problem
 from rlsdk.config.sections.base import NO_INFLUENCE, Section
 from rlsdk.config.sections.old_log_probs import choose_old_log_probs
-from rlsdk.config.sections.role_names import ROLLOUT
+from rlsdk.config.sections.role_kinds import ROLLOUT
 
 if TYPE_CHECKING:
     from rlsdk.config.sections.algorithm import AlgorithmConfig

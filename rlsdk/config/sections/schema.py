@@ -19,7 +19,7 @@ from rlsdk.config.sections.evaluation import CheckpointConfig, EvalConfig
 from rlsdk.config.sections.faults import FaultsConfig
 from rlsdk.config.sections.preferences import PreferencesConfig
 from rlsdk.config.sections.rewards import RewardConfig, RewardLimitsConfig, judge_pool_problems, reward_problems
-from rlsdk.config.sections.role_names import CRITIC
+from rlsdk.config.sections.role_kinds import CRITIC
 from rlsdk.config.sections.role_sections import (
     CriticConfig,
     RefConfig,

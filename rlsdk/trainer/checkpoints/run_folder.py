@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -154,10 +155,23 @@ def _check_entries(run_dir: Path) -> None:
             raise ConfigError(f"{path} is neither a file nor a folder, and a run would wait on it: `rm {path}`")
 
 
-def find_checkpoint(
-    config: RunConfig, run_dir: Path, folder: str = CHECKPOINTS, notice: Notice = silent
-) -> Path | None:
-    """Finds the checkpoint to resume from, with all checksums verified; None: the run starts from the beginning.
+@dataclass(frozen=True, kw_only=True)
+class ResumePoint:
+    """Where a run continues."""
+
+    checkpoint: Path | None = None
+    """None: the run starts from the beginning."""
+    folder: str = CHECKPOINTS
+    """Name of the checkpoint folder of a run that holds it."""
+
+    def within(self, folder: str) -> Path | None:
+        """The checkpoint, if it is one of this folder."""
+        return self.checkpoint if folder == self.folder else None
+
+
+def choose_resume(config: RunConfig, run_dir: Path, folder: str = CHECKPOINTS, notice: Notice = silent) -> ResumePoint:
+    """Chooses the checkpoint to resume from, with all checksums verified: one of `folder`, or of the warm start of a
+    run that has none yet.
 
     Args:
         config: the run's configuration.
@@ -166,24 +180,33 @@ def find_checkpoint(
         notice: receives a line for each damaged checkpoint that is skipped.
 
     Raises:
-        CheckpointError: `trainer.resume` names a folder that is neither a whole checkpoint nor a run that has one; or
-            the run has checkpoints and all are damaged.
+        ConfigError, CheckpointError: `trainer.resume` names a folder that is neither a whole checkpoint nor a run that
+            has one; or the run has checkpoints and all are damaged.
     """
-    choice = config.trainer.resume
+    warms_up = folder == CHECKPOINTS and config.sft.is_asked
+    if not (warms_up and _is_in_warm_start(config)):
+        checkpoint = _checkpoint(config, run_dir, folder, notice)
+        if checkpoint is not None or not warms_up:
+            return ResumePoint(checkpoint=checkpoint, folder=folder)
+    return ResumePoint(checkpoint=_checkpoint(config, run_dir, WARM_START, notice), folder=WARM_START)
+
+
+def _checkpoint(config: RunConfig, run_dir: Path, folder: str, notice: Notice) -> Path | None:
+    """The checkpoint of one folder to resume from."""
+    choice, keep = config.trainer.resume, config.trainer.keep_checkpoints
     if choice == "never":
         return None
     if choice == "auto":
-        return CheckpointStore(run_dir / folder, config.trainer.keep_checkpoints).newest_intact(notice)
+        return CheckpointStore(run_dir / folder, keep).newest_intact(notice)
     named = Path(choice)
     if _is_checkpoint(named):
         if problems := damage(named):
-            raise CheckpointError(
-                f"trainer.resume {choice!r} is damaged: {'; '.join(problems[:3])}{older_whole(named)}"
-            )
+            kind = ConfigError if faults(named) else CheckpointError
+            raise kind(f"trainer.resume {choice!r} is damaged: {'; '.join(problems[:3])}{older_whole(named)}")
         return named
-    newest = CheckpointStore(named / folder, config.trainer.keep_checkpoints).newest_intact(notice)
+    newest = CheckpointStore(named / folder, keep).newest_intact(notice)
     if newest is None:
-        raise CheckpointError(_no_checkpoint(choice, folder))
+        raise ConfigError(_no_checkpoint(choice, folder))
     return newest
 
 
@@ -192,7 +215,7 @@ def _is_checkpoint(path: Path) -> bool:
     return path.is_dir() and (is_checkpoint_name(path.name) or (path / MANIFEST).exists())
 
 
-def is_in_warm_start(config: RunConfig) -> bool:
+def _is_in_warm_start(config: RunConfig) -> bool:
     """Whether `trainer.resume` names a run that was stopped before its first checkpoint of reinforcement learning, and
     whose warm start has one."""
     named, keep = Path(config.trainer.resume), config.trainer.keep_checkpoints
@@ -201,33 +224,6 @@ def is_in_warm_start(config: RunConfig) -> bool:
     return not CheckpointStore(named / CHECKPOINTS, keep).find() and bool(
         CheckpointStore(named / WARM_START, keep).find()
     )
-
-
-def check_resume(config: RunConfig, folder: str = CHECKPOINTS) -> Path | None:
-    """Finds the checkpoint to resume from before the run has a folder; None: the run starts from the beginning.
-
-    Raises:
-        ConfigError: as `find_checkpoint`.
-    """
-    if config.trainer.run_name is not None:
-        check_run_name(config.trainer.run_name)
-    choice, keep = config.trainer.resume, config.trainer.keep_checkpoints
-    if choice == "never" or (choice == "auto" and config.trainer.run_name is None):
-        return None
-    # By sizes only: `find_checkpoint` reads the content once the run has its folder.
-    if choice == "auto":
-        return CheckpointStore(Path(config.trainer.run_dir) / str(config.trainer.run_name) / folder, keep).newest()
-    named = Path(choice)
-    if _is_checkpoint(named):
-        if problems := faults(named):
-            raise ConfigError(f"trainer.resume {choice!r} is damaged: {'; '.join(problems[:3])}{older_whole(named)}")
-        return named
-    if folder == CHECKPOINTS and is_in_warm_start(config):
-        folder = WARM_START
-    store = CheckpointStore(named / folder, keep)
-    if not store.find():
-        raise ConfigError(_no_checkpoint(choice, folder))
-    return store.newest()
 
 
 def _no_checkpoint(choice: str, folder: str) -> str:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rlsdk.config import JudgeConfig, Measure, RemoteRewardConfig, RewardConfig, RewardLimitsConfig, RunConfig
-from rlsdk.config.sections.role_names import judge_role
+from rlsdk.config.sections.role_kinds import judge_role
 from rlsdk.data import PromptDataset
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import ComponentKind, Registry

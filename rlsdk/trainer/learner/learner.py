@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from rlsdk.algorithms import log_prob_difference
-from rlsdk.config.sections.role_names import ACTOR, CRITIC
+from rlsdk.config.sections.role_kinds import ACTOR, TRAINED_ROLES
 from rlsdk.interfaces import Algorithm, Batch, ConfigError, ForwardBackwardResult, ParityError, Update, nearest
 from rlsdk.trainer.learner.metrics import StepClock
 from rlsdk.trainer.learner.state import TrainerState
@@ -39,9 +39,8 @@ class Learned:
 
     batch: Batch
     """The batch with all computed fields."""
-    actor: Sequence[MiniBatchResult]
-    """One result per optimizer step; empty while the critic warms up."""
-    critic: Sequence[MiniBatchResult]
+    results: Mapping[str, Sequence[MiniBatchResult]]
+    """By trained role, one result per optimizer step; empty for the actor while the critic warms up."""
     metrics: Mapping[str, float]
     """Metrics other than those of the optimizer steps."""
 
@@ -75,7 +74,7 @@ class PolicyLearner:
             batch, more = self.algorithm.advantages(batch)
         with clock.measure("update"):
             made = self._update(self.algorithm.updates(batch, step=step))
-        return Learned(batch=batch, actor=made[ACTOR], critic=made[CRITIC], metrics={**metrics, **more})
+        return Learned(batch=batch, results=made, metrics={**metrics, **more})
 
     @property
     def roles(self) -> Collection[str]:
@@ -129,7 +128,7 @@ class PolicyLearner:
 
     def _update(self, updates: Sequence[Update]) -> Mapping[str, list[MiniBatchResult]]:
         """Runs the optimizer steps in order; returns the results by role."""
-        made: dict[str, list[MiniBatchResult]] = {ACTOR: [], CRITIC: []}
+        made: dict[str, list[MiniBatchResult]] = {name: [] for name in TRAINED_ROLES}
         with self.view.phase("update", total=len(updates)):
             for role, steps in groupby(updates, lambda update: update.role):
                 if role not in made:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rlsdk.algorithms import explained_variance, group_signal, score_dtype, update_means
-from rlsdk.interfaces import Batch
+from rlsdk.interfaces import Batch, Head
 
 if TYPE_CHECKING:
     from rlsdk.trainer.inputs.grading import GradeSummary
@@ -123,6 +123,10 @@ def critic_metrics(results: Sequence[MiniBatchResult]) -> dict[str, float]:
         **({"critic/explained_variance": explained} if math.isfinite(explained) else {}),
         **_optimizer_metrics("critic", results),
     }
+
+
+UPDATE_METRICS = {Head.LM: actor_metrics, Head.VALUE: critic_metrics}
+"""Metrics of the updates of a trained role, by its head."""
 
 
 def _optimizer_metrics(area: str, results: Sequence[MiniBatchResult]) -> dict[str, float]:

@@ -29,7 +29,7 @@ from rlsdk.algorithms import (
     token_level_rewards,
 )
 from rlsdk.config import OldLogProbs, RunConfig, step_passes
-from rlsdk.config.sections.role_names import ACTOR, CRITIC
+from rlsdk.config.sections.role_kinds import ACTOR, CRITIC
 from rlsdk.interfaces import Algorithm, AlgorithmContext, Batch, ConfigError, Models, Update, reads_of
 from rlsdk.trainer.learner.algorithm import build_objective
 from rlsdk.trainer.learner.mini_batches import (

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from rlsdk.cluster import PlacementSpec
-from rlsdk.config.sections.role_names import ACTOR
+from rlsdk.config.sections.role_kinds import ACTOR
 from rlsdk.interfaces import Capability, RlsdkError, SyncReport
 from rlsdk.trainer.roles.memory_moves import CACHE, WEIGHTS, RoleMemory, moves
 from rlsdk.trainer.roles.role_group import RoleGroup

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlsdk.cluster import Cluster, processors_notice
-from rlsdk.config import DeadlinesConfig, PlacementConfig, Role
+from rlsdk.cluster import Cluster, PlacementSpec, processors_notice
+from rlsdk.config import Role, RunConfig
 from rlsdk.interfaces import BackendKind
 from rlsdk.system.processors import usable_processors
-from rlsdk.trainer.roles.placement import placement_of
 
 if TYPE_CHECKING:
     from rlsdk.registry import Registry
@@ -30,11 +29,9 @@ HOSTS = {
 def start_cluster(
     table: Sequence[Role],
     registry: Registry,
+    config: RunConfig,
+    pools: PlacementSpec,
     *,
-    placement: PlacementConfig,
-    deadlines: DeadlinesConfig,
-    seed: int,
-    device: str,
     run_dir: Path,
     before_connect: Callable[[], None] = lambda: None,
 ) -> Cluster:
@@ -42,17 +39,17 @@ def start_cluster(
     `before_connect`: see `Cluster.start`."""
     specs = {role.name: registry.backend(role.kind, role.backend) for role in table}
     isolated = {name: registry.isolation(spec) for name, spec in specs.items()}
-    pools = placement_of(placement, list(specs), device)
+    placement = config.placement
     if placement.ray_address is None and (notice := processors_notice(pools, usable_processors())):
         _log.warning(notice)
     engines = dict.fromkeys(spec.engine.partition(":")[0] for spec in specs.values())
     return Cluster.start(
         pools,
         address=placement.ray_address,
-        timeout_s=deadlines.start_s,
-        collective_timeout_s=deadlines.collective_s,
+        timeout_s=config.deadlines.start_s,
+        collective_timeout_s=config.deadlines.collective_s,
         log_dir=run_dir / "logs",
-        seed=seed,
+        seed=config.trainer.seed,
         preload=[HOSTS[BackendKind.TRAIN].partition(":")[0], *engines, *PRELOAD],
         interpreters={name: found.python for name, found in isolated.items() if found is not None},
         forward_env=placement.forward_env,

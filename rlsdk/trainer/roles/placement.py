@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rlsdk.cluster import PlacementSpec, PoolSpec, count_gpus, preset_placement
-from rlsdk.config import PlacementConfig, PoolConfig, Role, RunConfig, needed_roles, with_dtype
+from rlsdk.config import PlacementConfig, Role, RunConfig, with_dtype
 from rlsdk.config import roles as declared_roles
-from rlsdk.config.sections.role_names import ACTOR, base_role
+from rlsdk.config.sections.role_kinds import ACTOR, base_role
 
 
 def roles(config: RunConfig, device: str, *, needed: Sequence[str] | None = None) -> tuple[Role, ...]:
@@ -23,7 +23,11 @@ def roles(config: RunConfig, device: str, *, needed: Sequence[str] | None = None
         ConfigError: the placement has fewer devices than pools.
     """
     table = declared_roles(with_dtype(config, device), needed=needed)
-    placement = placement_of(config.placement, [role.name for role in table], device)
+    return placed(table, placement_of(config.placement, [role.name for role in table], device))
+
+
+def placed(table: Iterable[Role], placement: PlacementSpec) -> tuple[Role, ...]:
+    """These roles, each with the name of its pool."""
     return tuple(replace(role, pool=placement.roles[role.name]) for role in table)
 
 
@@ -55,35 +59,14 @@ def placement_of(chosen: PlacementConfig, names: Sequence[str], device: str) -> 
     return PlacementSpec(pools=pools, roles={name: _pool_of(name, chosen.roles) for name in names})
 
 
-def without_roles(config: RunConfig, names: Collection[str], device: str) -> RunConfig:
-    """The configuration without these roles; the other roles keep the devices that they have in the whole run."""
-    whole = placement_of(config.placement, needed_roles(config), device)
-    places = {role: pool for role, pool in whole.roles.items() if role not in names}
-    pools = {
-        pool.name: PoolConfig.model_validate({"devices_per_node": pool.devices_per_node, "device": pool.device})
-        for pool in whole.pools
-        if pool.name in places.values()
-    }
-    placement = config.placement.model_copy(update={"preset": None, "pools": pools, "roles": places})
-    return config.model_copy(update={"placement": placement})
-
-
 def _pool_of(name: str, given: Mapping[str, str]) -> str:
     """Pool of a role. A role without a configured pool shares the actor's devices in turns, since it mostly has the
     actor's shape."""
     return given.get(name) or given.get(base_role(name)) or given[ACTOR]
 
 
-def role_devices(
-    config: RunConfig, device: str, *, train_only: bool = False, needed: Sequence[str] | None = None
-) -> dict[str, int]:
-    """Number of devices of each role in `needed`, or of each role that the run needs.
-
-    Raises:
-        ConfigError: the placement has fewer devices than pools.
-    """
-    names = needed_roles(config, train_only=train_only) if needed is None else needed
-    placement = placement_of(config.placement, list(names), device)
+def role_devices(placement: PlacementSpec) -> dict[str, int]:
+    """Number of devices of each role."""
     sizes = {pool.name: pool.num_devices for pool in placement.pools}
     return {role: sizes[pool] for role, pool in placement.roles.items()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from rlsdk.config.sections.role_names import ACTOR
+from rlsdk.config.sections.role_kinds import ACTOR
 from rlsdk.trainer.checkpoints.checkpoint import MODEL_FOLDER
 from rlsdk.trainer.roles.average import export_average
 from rlsdk.trainer.roles.session import Session

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.cluster import Cluster
-from rlsdk.config import Role, ShardingConfig, judge_roles, reward_roles
-from rlsdk.config.sections.role_names import ACTOR, CRITIC, REF, ROLLOUT
-from rlsdk.interfaces import BackendSpec, Batch, CheckpointError, ConfigError, ShardingManager
+from rlsdk.config import Role, ShardingConfig
+from rlsdk.config.sections.role_kinds import ACTOR, ROLLOUT
+from rlsdk.interfaces import BackendSpec, Batch, CheckpointError, ConfigError, ShardingManager, nearest
 from rlsdk.sharding.transports.table import allowed_transports
 from rlsdk.trainer.checkpoints.checkpoint import older_whole
 from rlsdk.trainer.roles.device_turns import DeviceTurns
@@ -37,6 +37,16 @@ class Session:
     reference: Path | None = None
     """Folder of the reference policy if it is the result of a warm start; None: it is the configured model."""
 
+    def __getitem__(self, name: str) -> RoleGroup:
+        """The role of this name.
+
+        Raises:
+            ConfigError: the run has no such role; names the nearest one.
+        """
+        if name not in self.roles:
+            raise ConfigError(f"this run has no role {name!r}{nearest(name, self.roles)}; it has {sorted(self.roles)}")
+        return self.roles[name]
+
     @property
     def actor(self) -> RoleGroup:
         """The policy that is trained."""
@@ -46,28 +56,6 @@ class Session:
     def rollout(self) -> RoleGroup:
         """The rollout engine that samples from the policy."""
         return self.roles[ROLLOUT]
-
-    @property
-    def ref(self) -> RoleGroup | None:
-        """The frozen reference policy for the KL, if the run has one."""
-        return self.roles.get(REF)
-
-    @property
-    def critic(self) -> RoleGroup | None:
-        """The value model, if the advantage estimator needs one."""
-        return self.roles.get(CRITIC)
-
-    @property
-    def reward_models(self) -> Mapping[str, RoleGroup]:
-        """Reward models, by role."""
-        table = [group.role for group in self.roles.values()]
-        return {role.name: self.roles[role.name] for role in reward_roles(table)}
-
-    @property
-    def judges(self) -> Mapping[str, RoleGroup]:
-        """Judges (rollout engines that assess responses), by role."""
-        table = [group.role for group in self.roles.values()]
-        return {role.name: self.roles[role.name] for role in judge_roles(table)}
 
     @property
     def trained(self) -> Mapping[str, RoleGroup]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlsdk.config import RunConfig, choose_old_log_probs, comparable_log_probs
+from rlsdk.config.sections.role_kinds import reward_role
 from rlsdk.data import PromptStream, special_ids
 from rlsdk.interfaces import Algorithm, BackendKind, SyncReport, Trajectory
 from rlsdk.kit.model.hf import model_vocabulary
@@ -67,7 +68,7 @@ def rl_stage(config: RunConfig, registry: Registry, run_inputs: RunInputs, sessi
     )
     return RlStage(
         _source(config, registry, run_inputs, stream, publisher, algorithm, session),
-        PolicyLearner(session, algorithm, learner_options(config, session), state, view),
+        PolicyLearner(session, algorithm, learner_options(config), state, view),
         phase,
         publisher,
         evaluate,
@@ -259,11 +260,10 @@ def _publisher(
     )
 
 
-def learner_options(config: RunConfig, session: Session) -> LearnerOptions:
+def learner_options(config: RunConfig) -> LearnerOptions:
     """The options of a run's learner."""
-    weights = [model.weight for model in config.reward_models]
     return LearnerOptions(
-        reward_weights=dict(zip(session.reward_models, weights, strict=True)),
+        reward_weights={reward_role(model.name): model.weight for model in config.reward_models},
         update_timeout_s=config.deadlines.update_s,
         parity_threshold=config.trainer.parity_threshold,
         parity_is_error=config.trainer.parity_action == "error",

@@ -67,7 +67,7 @@ def open_stream(
 def connect_judges(judges: Mapping[str, EngineJudge], session: Session, progress_s: float) -> None:
     """Connects the judges that are engines of the run to their replicas."""
     for role, judge in judges.items():
-        group = session.judges[role]
+        group = session[role]
         spec = group.role.spec
         assert isinstance(spec, RolloutSpec)
         judge.connect(

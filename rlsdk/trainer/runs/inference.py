@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.config import Measure, RunConfig
+from rlsdk.config import Measure, RunConfig, with_dtype
+from rlsdk.config.derived.roles import rollout_role
 from rlsdk.config.introspection.validation_errors import shown
-from rlsdk.config.sections.role_names import ROLLOUT
+from rlsdk.config.sections.role_kinds import ROLLOUT
 from rlsdk.data import AnswerEnds, DataRow, Prompt, PromptDataset, PromptFormat
 from rlsdk.data.render import Template
 from rlsdk.interfaces import ConfigError, nearest
@@ -23,7 +24,7 @@ from rlsdk.trainer.inputs.run_rewards import start_run_rewards
 from rlsdk.trainer.inputs.tokenizer import load_run_tokenizer, run_ends, sampling_params
 from rlsdk.trainer.inputs.vocabulary import read_vocabulary
 from rlsdk.trainer.roles.devices import start_cluster
-from rlsdk.trainer.roles.placement import resolve_device, roles
+from rlsdk.trainer.roles.placement import placed, placement_of, resolve_device
 from rlsdk.trainer.roles.role_group import RoleGroup
 from rlsdk.trainer.roles.session import limit_controller_threads, start_role
 from rlsdk.trainer.runs.build_stream import evaluation_of, open_stream
@@ -176,16 +177,8 @@ def typed_format(form: PromptFormat, notice: Notice) -> tuple[PromptFormat, str]
 @contextmanager
 def open_rollout(config: RunConfig, registry: Registry, *, device: str, log_dir: Path) -> Iterator[RoleGroup]:
     """Context manager with a rollout engine that serves the model of `config`."""
-    (role,) = roles(config, device, needed=[ROLLOUT])
-    role = role.loading_weights()
+    pools = placement_of(config.placement, [ROLLOUT], device)
+    (role,) = placed([rollout_role(with_dtype(config, device)).loading_weights()], pools)
     limit_controller_threads()
-    with start_cluster(
-        [role],
-        registry,
-        placement=config.placement,
-        deadlines=config.deadlines,
-        seed=config.trainer.seed,
-        device=device,
-        run_dir=log_dir,
-    ) as cluster:
+    with start_cluster([role], registry, config, pools, run_dir=log_dir) as cluster:
         yield start_role(role, registry, cluster)

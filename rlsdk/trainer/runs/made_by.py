@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.config import RunConfig
+from rlsdk.config.derived.roles import own_sections
 from rlsdk.config.sections.influence import influential_settings
 from rlsdk.interfaces import BackendSpec
 from rlsdk.kit.files.hub import cached_snapshot
@@ -118,8 +119,7 @@ def _models(config: RunConfig) -> dict[str, tuple[str, str | None]]:
     named: list[tuple[str, str | None, str | None]] = [
         ("model.path", model.path, model.revision),
         ("model.tokenizer", model.tokenizer, model.revision),
-        ("ref.path", config.ref.path, config.ref.revision),
-        ("critic.path", config.critic.path, config.critic.revision),
+        *((f"{section}.path", own.path, own.revision) for section, own in own_sections(config)),
         *((f"reward_models.{at}.path", each.path, each.revision) for at, each in enumerate(config.reward_models)),
     ]
     for at, reward in enumerate(config.rewards):

@@ -1,283 +1,212 @@
-"""The start of every run (configuration, cluster and inputs), and its result."""
+"""Prepares a run: everything that can be refused before a process starts is refused here, and what starting, planning
+and replaying take from the settings is decided. Imports no torch."""
 
 from __future__ import annotations
 
-import functools
-import os
-import shutil
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from rlsdk.config import Role, RunConfig, dump_config, with_dtype
-from rlsdk.interfaces import RlsdkError
-from rlsdk.kit.files.write_errors import disk_errors
-from rlsdk.system import interrupts
-from rlsdk.trainer.checkpoints.checkpoint import BestRecord
-from rlsdk.trainer.checkpoints.run_folder import accept_config, run_lock
-from rlsdk.trainer.roles.device_turns import DeviceTurns, shared_pools
-from rlsdk.trainer.roles.devices import start_cluster
-from rlsdk.trainer.roles.placement import placement_of
-from rlsdk.trainer.roles.session import Session, limit_controller_threads, start_role, start_roles
-from rlsdk.trainer.runs.restarts import SessionRestarts
-from rlsdk.trainer.runs.run_inputs import RunInputs, build_run_inputs
-from rlsdk.trainer.stages.export import export_policy
-from rlsdk.trainer.stages.loop import Trainer
-from rlsdk.trainer.tracking.stopping import StopFlag
+from rlsdk.cluster import PlacementSpec
+from rlsdk.config import Problem, Role, RunConfig, check_run, with_dtype
+from rlsdk.config.checks.findings import Findings
+from rlsdk.config.checks.training import Training, table_of
+from rlsdk.config.loading.other_names import RATES
+from rlsdk.registry import Registry
+from rlsdk.trainer.inputs.model_config import file_problems, model_fields, other_models
+from rlsdk.trainer.inputs.reward_preflight import inspect_rewards
+from rlsdk.trainer.inputs.sources import check_rows, source_checks
+from rlsdk.trainer.learner.watch import rate_notices
+from rlsdk.trainer.roles.placement import placed, placement_of, resolve_device, role_devices
 
-if TYPE_CHECKING:
-    from rlsdk.cluster import BackgroundCluster, Cluster
-    from rlsdk.registry import Registry
-    from rlsdk.trainer.roles.role_group import RoleGroup
-    from rlsdk.trainer.stages.stage import Stage
-    from rlsdk.trainer.tracking.events import RunView
+MADE = "made on the spot"
+"""Path of the quickstart's model until it is made."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunResult:
-    """Result of a run."""
+class PreparedRun:
+    """A run that was checked against what is installed."""
 
-    run_dir: Path
-    steps: int
-    stopped: bool
-    """Whether it ended early because it was asked to."""
-    seconds: float
-    checkpoint: Path | None = None
-    first_eval: Mapping[str, float] = field(default_factory=dict)
-    last_eval: Mapping[str, float] = field(default_factory=dict)
-    best: BestRecord | None = None
-    """The best checkpoint by `checkpoint.best`, and its value."""
-    best_checkpoint: Path | None = None
-    ended_early: str | None = None
-    """Reason why it ended by itself before its last step."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """Inputs of a run's start."""
-
+    training: Training
     config: RunConfig
+    """The configuration; its dtype is decided."""
     registry: Registry
-    run_dir: Path
     device: str
-    """`cpu` or `cuda`, used if the placement does not name one."""
-    view: RunView
-    stop: StopFlag
-    restarts: SessionRestarts
-    table: Sequence[Role] = ()
-    """Roles to start."""
-    checkpoint: Path | None = None
-    """Checkpoint of reinforcement learning to resume from."""
-    half_way: Path | None = None
-    """Checkpoint of supervised training to resume from."""
-    ahead: BackgroundCluster | None = None
-    """The cluster of the first session, if its start was begun earlier."""
+    """`cpu` or `cuda`: value of `placement.device: auto`."""
+    table: Sequence[Role]
+    """The roles of the run, each with its pool."""
+    placement: PlacementSpec
+    """The pools of these roles and their devices."""
+    makes_model: bool = False
+    """Whether it is the quickstart, which creates its model."""
+    notices: Sequence[str] = ()
+    """Notices on how the settings were read."""
 
     @classmethod
-    def of(
-        cls,
-        config: RunConfig,
-        registry: Registry,
-        view: RunView,
-        *,
-        run_dir: Path,
-        device: str,
-        stop: StopFlag,
-        ahead: BackgroundCluster | None = None,
-    ) -> Start:
-        """From a checked configuration. Chooses the dtype; what is trained decides the roles later."""
+    def of(cls, config: RunConfig, registry: Registry, device: str, training: Training = Training.RL) -> PreparedRun:
+        """The run of a configuration that is not checked here.
+
+        Args:
+            config: the run's configuration.
+            registry: what is installed.
+            device: `cpu` or `cuda`, used if the placement does not name one.
+            training: its kind.
+
+        Raises:
+            ConfigError: the placement has fewer devices than pools.
+        """
+        device = device if config.placement.device == "auto" else config.placement.device
         config = with_dtype(config, device)
+        table = table_of(training, config)
+        placement = placement_of(config.placement, [role.name for role in table], device)
         return cls(
+            training=training,
             config=config,
             registry=registry,
-            run_dir=run_dir,
             device=device,
-            view=view,
-            stop=stop,
-            restarts=SessionRestarts(config, run_dir, view, stop),
-            ahead=ahead,
+            table=placed(table, placement),
+            placement=placement,
         )
 
-    def accept(self) -> None:
-        """Accepts the run: call it once the run can no longer be refused, before it writes anything."""
-        accept_config(self.run_dir, self.config, checkpoint=self.resume, notice=self.view.notice)
+    def with_config(self, config: RunConfig) -> PreparedRun:
+        """The same run with other values: of files that were put into its folder, or a number of steps that follows
+        from the data. The roles keep their pools."""
+        if config == self.config:
+            return self
+        names = {role.name for role in self.table}
+        table = [role for role in table_of(self.training, config) if role.name in names]
+        return replace(self, config=config, table=placed(table, self.placement))
 
-    @property
-    def resume(self) -> Path | None:
-        return self.checkpoint or self.half_way
+    def without(self, names: Collection[str]) -> PreparedRun:
+        """The run without these roles; the other roles keep the devices that they have in the whole run."""
+        roles = {role: pool for role, pool in self.placement.roles.items() if role not in names}
+        pools = tuple(pool for pool in self.placement.pools if pool.name in roles.values())
+        table = [role for role in self.table if role.name not in names]
+        return replace(self, table=table, placement=replace(self.placement, pools=pools, roles=roles))
 
-    def turns(self) -> DeviceTurns:
-        """The device turns of these roles' pools."""
-        placement = placement_of(self.config.placement, [role.name for role in self.table], self.device)
-        return DeviceTurns(shared=shared_pools(placement), timeout_s=self.config.deadlines.sync_s)
 
-    def cluster(self) -> Cluster:
-        """Waits for the cluster whose start was begun earlier, or starts one."""
-        limit_controller_threads()
-        with nullcontext() if self.ahead is not None and self.ahead.is_there else self.view.waiting("starting Ray"):
-            begun = None if self.ahead is None else self.ahead.take()
-            return begun or self._new_cluster()
+def prepare(
+    config: RunConfig,
+    registry: Registry,
+    training: Training,
+    found: Findings,
+    *,
+    device: str | None = None,
+    makes_model: bool = False,
+    loads_models: bool = True,
+    notices: Sequence[str] = (),
+) -> PreparedRun:
+    """Checks everything of a run that can be checked before a process starts, and decides its dtype, roles and pools.
 
-    def start_role(self, role: Role, cluster: Cluster) -> RoleGroup:
-        """Builds the hosts of a role, and reports the wait."""
-        with self.view.waiting(f"{role.name}: starting {role.backend}"):
-            return start_role(role, self.registry, cluster)
+    Args:
+        config: the configuration; for inspection only if `found` has problems.
+        registry: what is installed.
+        training: the kind of training.
+        found: problems found so far.
+        device: value of `placement.device: auto`; None: what this machine has.
+        makes_model: it is the quickstart, which creates its model.
+        loads_models: weights and tokenizers must exist, and not only each model's `config.json`.
+        notices: on how the settings were read.
 
-    def start_all(self, cluster: Cluster) -> Session:
-        """Starts the hosts of all roles in parallel."""
-        turns = self.turns()
-        make = functools.partial(self.start_role, cluster=cluster)
-        return Session(roles=start_roles(self.table, make, turns, at_once=True), turns=turns, cluster=cluster)
+    Raises:
+        ConfigError: lists all problems.
+        DataError: a data file is missing.
+    """
+    if training is not Training.RL or device is None or config.placement.device != "auto":
+        device = resolve_device(config.placement)
+    config = with_dtype(config, device)
+    checks = _Checks(with_model_path(config, MADE) if makes_model else config, registry, training, found, device)
+    model = {"model_type": "llama"} if makes_model else checks.model()
+    if loads_models and not makes_model and model:
+        checks.files()
+    rates = [path for path in RATES if training.reader.reads(path, config)]
+    notices = [*notices, *rate_notices(config, rates), *checks.data()]
+    placement = checks.placement()
+    notices = [*notices, *checks.engines(model, placement)]
+    if found or placement is None:
+        found.refuse()
+    return PreparedRun(
+        training=training,
+        config=config,
+        registry=registry,
+        device=device,
+        table=placed(checks.table, placement),
+        placement=placement,
+        makes_model=makes_model,
+        notices=notices,
+    )
 
-    def _new_cluster(self) -> Cluster:
-        return start_cluster(
-            self.table,
-            self.registry,
-            placement=self.config.placement,
-            deadlines=self.config.deadlines,
-            seed=self.config.trainer.seed,
-            device=self.device,
-            run_dir=self.run_dir,
+
+class _Checks:
+    """The checks of a run, each of which adds its problems to `found`."""
+
+    def __init__(self, config: RunConfig, registry: Registry, training: Training, found: Findings, device: str) -> None:
+        self.config = config
+        self.registry = registry
+        self.training = training
+        self.found = found
+        self.device = device
+        nothing: Sequence[Role] = ()
+        self.table = found.look(lambda: table_of(training, config), nothing)
+
+    def model(self) -> Mapping[str, Any]:
+        """`config.json` of the policy; empty: refused, or not named."""
+        nothing: Mapping[str, Any] = {}
+        return (
+            nothing if self.found.names("model.path") else self.found.look(lambda: model_fields(self.config), nothing)
         )
 
+    def files(self) -> None:
+        """Weights and tokenizers."""
+        self.found.add(self.found.look(lambda: list(file_problems(self.config, self.table)), []))
 
-def with_restarts(start: Start, session: Callable[[Start], RunResult]) -> RunResult:
-    """Calls `session` until it ends without losing a process; after a loss, with the configuration that resumes the
-    run."""
-    began = time.perf_counter()
-    with disk_errors(start.run_dir), run_lock(start.run_dir):
-        result = start.restarts.run(lambda config: session(replace(start, config=config)))
-    return replace(result, seconds=time.perf_counter() - began)
+    def data(self) -> Sequence[str]:
+        """The data; returns notices on the rows."""
+        if self.found.names("data.train"):
+            return ()
+        are_there = [self.found.look(check, False) for check in source_checks(self.config, self.registry)]
+        if not all(are_there):
+            return ()
+        kinds = {"of_pairs": self.training.pairs is not None, "rewarded": self.training is Training.RL}
+        learned = self.training is Training.SFT
+        return self.found.look(lambda: check_rows(self.config, self.registry, **kinds, learned=learned), ())
 
+    def placement(self) -> PlacementSpec | None:
+        """The pools of the roles; None: refused."""
+        if self.found.names("placement"):
+            return None
+        names = [role.name for role in self.table]
+        return self.found.look(lambda: placement_of(self.config.placement, names, self.device), None)
 
-@contextmanager
-def prepared(
-    start: Start, *, rewarded: bool = True, supervised: bool = True, of_pairs: bool = False
-) -> Iterator[tuple[RunInputs, Cluster]]:
-    """Yields the inputs and the cluster. The run's own cluster starts while the inputs are built, since both take
-    seconds; a shared cluster is asked for devices only once nothing else can fail."""
-    pool = ThreadPoolExecutor(1, thread_name_prefix="rlsdk-run-inputs")
-    building = pool.submit(
-        build_run_inputs,
-        start.config,
-        start.registry,
-        start.run_dir,
-        start.view,
-        rewarded=rewarded,
-        supervised=supervised,
-        of_pairs=of_pairs,
-        table=start.table,
-        resume=start.resume,
-    )
-    pool.shutdown(wait=False)
-    with ExitStack() as stack:
-        stack.push(functools.partial(_close, building))
-        if start.config.placement.ray_address is not None:
-            building.result()
-        cluster = stack.enter_context(start.cluster())
-        try:
-            with nullcontext() if building.done() else start.view.waiting("reading data"):
-                run_inputs = building.result()
-            yield run_inputs, cluster
-        except RlsdkError as error:
-            start.restarts.check(error, cluster)
-            raise
+    def engines(self, model: Mapping[str, Any], placement: PlacementSpec | None) -> Sequence[str]:
+        """Engines and functions, with rewards and algorithm where samples are made; returns notices."""
+        samples, found = self.training is Training.RL, self.found
+        if self.training is Training.SFT and not self.config.sft.is_asked:
+            found.add([Problem("sft.steps", "0: trains nothing; give --sft.steps N or --sft.epochs N")])
+        nothing: Mapping[str, Mapping[str, Any]] = {}
+        models = found.look(lambda: other_models(self.config, self.table), nothing) if samples else nothing
 
+        def problems() -> list[Problem]:
+            return check_run(
+                self.config,
+                self.registry,
+                model.get("model_type"),
+                self.device,
+                devices=None if placement is None else role_devices(placement),
+                train_only=not samples,
+                model=model,
+                models=models,
+                table=self.table,
+            )
 
-def _close(building: Future[RunInputs], kind: type[BaseException] | None, *_: object) -> None:
-    """Waits for the inputs, whose building cannot be interrupted, and closes them."""
-    interrupts.wait_or_abandon(building, interrupted=interrupts.is_interrupt(kind), then=_close_built)
-
-
-def _close_built(building: Future[RunInputs]) -> None:
-    """Closes inputs that were built; a failed build has nothing to close."""
-    if building.exception() is None:
-        building.result().close()
+        found.add(found.look(problems, []))
+        if not samples:
+            return ()
+        refused, notices = inspect_rewards(self.config.rewards)
+        found.add(refused)
+        return notices
 
 
-def trainer_of(start: Start, run_inputs: RunInputs, stage: Stage, session: Session) -> Trainer:
-    """The loop over one stage of the run."""
-    start.restarts.has_begun = True
-    return Trainer(
-        stage,
-        session,
-        tokenizer=run_inputs.tokenizer,
-        config_text=dump_config(start.config),
-        keep_checkpoints=start.config.trainer.keep_checkpoints,
-        save_timeout_s=start.config.deadlines.save_s,
-        stop=start.stop,
-        preempted=lambda: start.stop.is_preempted,
-        in_background=start.config.checkpoint.background,
-    )
-
-
-def fit(start: Start, trainer: Trainer) -> None:
-    """Trains until the stage is finished, or the run is asked to stop."""
-    with start.stop.interrupting(trainer.stage.preempt, start.config.faults.preempt_s):
-        trainer.fit()
-
-
-def result_of(start: Start, trainer: Trainer, last: Mapping[str, float], checkpoint: Path | None) -> RunResult:
-    """Result of a stage; `with_restarts` adds the seconds.
-
-    Args:
-        start: start of the run.
-        trainer: trainer of the finished stage.
-        last: metrics of the last evaluation.
-        checkpoint: the run's result: its last checkpoint, or the folder of its model.
-    """
-    return RunResult(
-        run_dir=start.run_dir,
-        steps=trainer.stage.step,
-        stopped=start.stop(),
-        seconds=0.0,
-        checkpoint=checkpoint,
-        first_eval=trainer.stage.evaluations.first or {},
-        last_eval=last,
-        best=trainer.best,
-        best_checkpoint=trainer.best_checkpoint,
-        ended_early=trainer.ended_early,
-    )
-
-
-def resumed_line(checkpoint: Path, step: int, steps: int, *, field: str = "trainer.steps") -> str:
-    """Text that says at which step a run continues, or that it is already finished.
-
-    Args:
-        checkpoint: of which the run is resumed.
-        step: of the checkpoint.
-        steps: of the whole run.
-        field: says how many those are.
-    """
-    line = f"resumed from {checkpoint} at step {step}"
-    if step < steps:
-        return line
-    return f"{line}: all {steps} steps were made before, so nothing is trained; `--{field} {2 * step}` continues"
-
-
-def export_final_model(start: Start, trainer: Trainer) -> Path:
-    """Writes `model/` in the run's folder, with its card; returns it."""
-    folder, timeout_s = start.run_dir / "model", start.config.deadlines.save_s
-    export_model(trainer.session, trainer.tokenizer, folder, trainer.card(), timeout_s=timeout_s)
-    return folder
-
-
-def load_best(start: Start, trainer: Trainer) -> None:
-    """Loads the best weights into the actor, if a metric selects them."""
-    if (best := trainer.load_best()) is not None:
-        start.view.notice(f"model/ is that of the best checkpoint: {best.line()}")
-
-
-def export_model(
-    session: Session, tokenizer: Any, folder: Path, card: str | None = None, *, timeout_s: float | None = None
-) -> None:
-    """Writes weights, configuration and tokenizer of the actor in Hugging Face format, atomically."""
-    draft = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(draft, ignore_errors=True)
-    export_policy(session, tokenizer, draft, card=card, timeout_s=timeout_s)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(draft, folder)
+def with_model_path(config: RunConfig, path: str) -> RunConfig:
+    """The configuration with another model."""
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})

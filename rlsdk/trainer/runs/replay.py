@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlsdk.config import RunConfig, needed_roles
-from rlsdk.config.sections.role_names import ROLLOUT
+from rlsdk.config import RunConfig
+from rlsdk.config.sections.role_kinds import ROLLOUT
 from rlsdk.interfaces import ConfigError
 from rlsdk.rollouts import Group
 from rlsdk.rollouts.journal.journal import FOLDER
@@ -21,11 +21,11 @@ from rlsdk.trainer.generation.recorded_groups import RecordedGroups, ReplayedSte
 from rlsdk.trainer.learner.learner import PolicyLearner
 from rlsdk.trainer.learner.metrics import StepClock
 from rlsdk.trainer.learner.state import TrainerState
-from rlsdk.trainer.roles.placement import roles, without_roles
 from rlsdk.trainer.roles.session import Session, start_roles
 from rlsdk.trainer.runs.build_rl import algorithm_of, draw_of, learner_options, prompts_of, text_of, vocabulary_of
-from rlsdk.trainer.runs.prepare import Start, prepared
+from rlsdk.trainer.runs.prepare import PreparedRun
 from rlsdk.trainer.runs.run_inputs import RunInputs
+from rlsdk.trainer.runs.start import Start, opened
 from rlsdk.trainer.stages.rl import learn_from, update_figures
 from rlsdk.trainer.tracking.stopping import StopFlag
 
@@ -35,32 +35,29 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def run_replay(
-    config: RunConfig, registry: Registry, view: RunView, *, run_dir: Path, device: str
-) -> Iterator[tuple[int, Iterator[ReplayedStep]]]:
+def run_replay(run: PreparedRun, view: RunView, *, run_dir: Path) -> Iterator[tuple[int, Iterator[ReplayedStep]]]:
     """Returns the number of steps, and an iterator that repeats them. Starts no rollout engine and writes nothing.
 
     Raises:
         ConfigError: the run began with supervised training, which the journal does not contain.
         CheckpointError: the journal does not cover a whole run.
     """
+    config = run.config
     if config.sft.is_asked:
         raise ConfigError(
             "sft: the run began with supervised training, which its journal does not hold; only a run that begins with "
             "reinforcement learning can be replayed"
         )
     config = config.model_copy(update={"tracking": config.tracking.model_copy(update={"trackers": ()})})
-    config = without_roles(config, [ROLLOUT], device)
+    run = run.without([ROLLOUT]).with_config(config)
     with run_lock(run_dir):
-        start = Start.of(config, registry, view, run_dir=run_dir, device=device, stop=StopFlag())
-        needed = [name for name in needed_roles(start.config) if name != ROLLOUT]
-        start = replace(start, table=roles(start.config, device, needed=needed))
+        start = Start.of(run, view, run_dir=run_dir, stop=StopFlag())
         # The supervised loss term (ptx) trains on answers, which are read only if samples are graded.
-        with prepared(start, rewarded=config.algorithm.ptx.coef > 0) as (run_inputs, cluster):
+        with opened(start, rewarded=config.algorithm.ptx.coef > 0) as (run_inputs, cluster):
             turns = start.turns()
             make = functools.partial(start.start_role, cluster=cluster)
             session = Session(roles=start_roles(start.table, make, turns), turns=turns, cluster=cluster)
-            found, learn = replay_parts(run_inputs.config, registry, run_inputs, session)
+            found, learn = replay_parts(run_inputs.config, run.registry, run_inputs, session)
             yield len(found.steps), replay(found, learn)
 
 
@@ -77,7 +74,7 @@ def replay_parts(
     prompts, draw, texts = prompts_of(config, run_inputs), draw_of(algorithm, run_inputs), text_of(run_inputs)
     found = recorded_groups(folder, prompts, draw, texts, vocabulary_of(session, run_inputs))
     state = TrainerState()
-    options = replace(learner_options(config, session), parity_threshold=math.inf)
+    options = replace(learner_options(config), parity_threshold=math.inf)
     learner = PolicyLearner(session, algorithm, options, state, run_inputs.output.view)
     steps = itertools.count()
 

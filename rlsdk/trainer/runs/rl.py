@@ -1,4 +1,4 @@
-"""A whole run of reinforcement learning, from a checked configuration to the result (`rlsdk train`)."""
+"""A session of reinforcement learning, with its warm start (`rlsdk train`)."""
 
 from __future__ import annotations
 
@@ -8,28 +8,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlsdk.config import RunConfig, needed_roles, role_of, sft_optim_spec
-from rlsdk.config.sections.role_names import ACTOR, REF
+from rlsdk.config import role_of, sft_optim_spec
+from rlsdk.config.sections.role_kinds import ACTOR
 from rlsdk.trainer.checkpoints.checkpoint import read_state
 from rlsdk.trainer.checkpoints.reference import FOLDER, find_reference, seal_reference
-from rlsdk.trainer.checkpoints.run_folder import find_checkpoint, is_in_warm_start
-from rlsdk.trainer.roles.placement import roles
+from rlsdk.trainer.checkpoints.run_folder import CHECKPOINTS
 from rlsdk.trainer.roles.session import Session, sharding_manager, start_roles
 from rlsdk.trainer.runs.build_rl import rl_stage
-from rlsdk.trainer.runs.prepare import (
+from rlsdk.trainer.runs.run_inputs import RunInputs
+from rlsdk.trainer.runs.start import (
     RunResult,
     Start,
     export_model,
     fit,
-    prepared,
     result_of,
     resumed_line,
     trainer_of,
-    with_restarts,
 )
-from rlsdk.trainer.runs.run_inputs import RunInputs
-from rlsdk.trainer.runs.sft import supervise
-from rlsdk.trainer.stages.sft import CHECKPOINTS
+from rlsdk.trainer.runs.supervised import supervise
 
 if TYPE_CHECKING:
     from rlsdk.cluster import Cluster
@@ -38,43 +34,32 @@ if TYPE_CHECKING:
     from rlsdk.trainer.stages.loop import Trainer
 
 
-def run_train(start: Start) -> RunResult:
-    """Runs the warm start if configured, then reinforcement learning; resumes if a checkpoint is found."""
+def train_rl(start: Start, run_inputs: RunInputs, cluster: Cluster) -> RunResult:
+    """One session of reinforcement learning, after the warm start if one is configured and not done."""
+    view, checkpoint = start.view, start.resume.within(CHECKPOINTS)
+    warmed = _warm_start(start, cluster, run_inputs)
+    if warmed is not None and start.stop():
+        return _ended_in_warm_start(start, warmed.trainer)
+    session = _rl_session(start, cluster, warmed)
+    stage = rl_stage(start.config, start.registry, run_inputs, session)
+    with closing(stage):
+        trainer = trainer_of(start, run_inputs, stage, session)
+        if checkpoint is not None:
+            trainer.restore(checkpoint)
+            start.accept()
+            view.notice(resumed_line(checkpoint, stage.step, stage.settings.steps))
+        fit(start, trainer)
+        if warmed is not None and start.stop() and stage.step == 0:
+            _keep(warmed.trainer)
+        return result_of(start, trainer, stage.evaluations.last, trainer.last_checkpoint)
+
+
+def say_recipe(start: Start) -> None:
+    """Reports the dtype and the algorithm."""
     config, view = start.config, start.view
-    view.notice(f"dtype {config.model.dtype} on {start.device}, float32 weights in the optimizer")
+    view.notice(f"dtype {config.model.dtype} on {start.run.device}, float32 weights in the optimizer")
     if (recipe := config.algorithm.recipe) is not None:
         view.notice(f"algorithm {recipe}: {config.algorithm.advantage}, {config.algorithm.loss}")
-    return with_restarts(start, _train)
-
-
-def _train(start: Start) -> RunResult:
-    """Runs one session, resumed according to `trainer.resume`."""
-    config, view = start.config, start.view
-    start = replace(start, table=roles(config, start.device))
-    checkpoint = None
-    if not is_in_warm_start(config):
-        checkpoint = find_checkpoint(config, start.run_dir, notice=view.notice)
-    half_way = None
-    if checkpoint is None and config.sft.is_asked:
-        half_way = find_checkpoint(config, start.run_dir, CHECKPOINTS, view.notice)
-    start = replace(start, checkpoint=checkpoint, half_way=half_way)
-    with prepared(start, supervised=checkpoint is None) as (run_inputs, cluster):
-        start = replace(start, config=run_inputs.config, table=roles(run_inputs.config, start.device))
-        warmed = _warm_start(start, cluster, run_inputs)
-        if warmed is not None and start.stop():
-            return _ended_in_warm_start(start, warmed.trainer)
-        session = _rl_session(start, cluster, warmed)
-        stage = rl_stage(start.config, start.registry, run_inputs, session)
-        with closing(stage):
-            trainer = trainer_of(start, run_inputs, stage, session)
-            if checkpoint is not None:
-                trainer.restore(checkpoint)
-                start.accept()
-                view.notice(resumed_line(checkpoint, stage.step, stage.settings.steps))
-            fit(start, trainer)
-            if warmed is not None and start.stop() and stage.step == 0:
-                _keep(warmed.trainer)
-            return result_of(start, trainer, stage.evaluations.last, trainer.last_checkpoint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +73,7 @@ class _WarmStart:
 
 def _warm_start(start: Start, cluster: Cluster, run_inputs: RunInputs) -> _WarmStart | None:
     """Trains the actor with supervision; None if this is not configured or already done."""
-    if not start.config.sft.is_asked or start.checkpoint is not None:
+    if not start.config.sft.is_asked or start.resume.within(CHECKPOINTS) is not None:
         return None
     actor, turns = role_of(start.table, ACTOR).with_optim(sft_optim_spec(start.config)), start.turns()
     groups = start_roles([actor], functools.partial(start.start_role, cluster=cluster), turns)
@@ -120,7 +105,7 @@ def _keep(trainer: Trainer) -> None:
 
 def _rl_session(start: Start, cluster: Cluster, warmed: _WarmStart | None) -> Session:
     """Starts the roles. The reference policy is the one that RL starts from, so it is loaded after the warm start."""
-    config = start.config
+    config, checkpoint = start.config, start.resume.within(CHECKPOINTS)
     make = functools.partial(start.start_role, cluster=cluster)
     rest = list(start.table)
     groups: dict[str, RoleGroup] = {}
@@ -129,15 +114,15 @@ def _rl_session(start: Start, cluster: Cluster, warmed: _WarmStart | None) -> Se
         groups, turns = dict(warmed.session.roles), warmed.session.turns
         rest = [role for role in rest if role.name != ACTOR]
         _begin_anew(start, warmed.session, role_of(start.table, ACTOR).optim)
-        if any(role.name == REF for role in rest):
+        if any(role.starts_as_policy for role in rest):
             tokenizer, timeout_s = warmed.trainer.tokenizer, config.deadlines.save_s
             export_model(warmed.session, tokenizer, start.run_dir / FOLDER, timeout_s=timeout_s)
             seal_reference(start.run_dir / FOLDER)
-    reference = reference_of(config, start.run_dir, start.checkpoint)
+    reference = reference_of(start, checkpoint)
     if reference is not None:
-        rest = [role.with_model(str(reference)) if role.name == REF else role for role in rest]
+        rest = [role.with_model(str(reference)) if role.starts_as_policy else role for role in rest]
     groups |= start_roles(rest, make, turns, at_once=True)
-    if not config.sft.is_asked and start.checkpoint is None:
+    if not config.sft.is_asked and checkpoint is None:
         start.accept()
     session = Session(roles={role.name: groups[role.name] for role in start.table}, turns=turns, cluster=cluster)
     manager = sharding_manager(
@@ -146,15 +131,16 @@ def _rl_session(start: Start, cluster: Cluster, warmed: _WarmStart | None) -> Se
     return replace(session, manager=manager, reference=reference)
 
 
-def reference_of(config: RunConfig, run_dir: Path, checkpoint: Path | None) -> Path | None:
+def reference_of(start: Start, checkpoint: Path | None) -> Path | None:
     """Folder of the reference policy: the model after the warm start of this run or of the run that is resumed. None if
     it is the configured model.
 
     Raises:
         CheckpointError: the resumed run's reference no longer exists.
     """
-    if REF not in needed_roles(config) or config.ref.path is not None:
+    warms_up = start.config.sft.is_asked
+    if not any(role.starts_as_policy for role in start.table):
         return None
     if checkpoint is not None:
-        return find_reference(read_state(checkpoint), checkpoint, warmed_up=config.sft.is_asked)
-    return run_dir / FOLDER if config.sft.is_asked else None
+        return find_reference(read_state(checkpoint), checkpoint, warmed_up=warms_up)
+    return start.run_dir / FOLDER if warms_up else None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from rlsdk.config.sections.role_kinds import REF
 from rlsdk.data import PromptStream
 from rlsdk.interfaces import Batch, CheckpointError, ObjectiveResult
 from rlsdk.trainer.learner.metrics import StepClock
@@ -142,9 +143,9 @@ class PairStage(Stage):
 
     def _referred(self, batch: Batch, look: Callable[[], None] = lambda: None) -> Batch:
         """Adds the reference's log-probs, if there is a reference."""
-        if self.session.ref is None:
+        if REF not in self.session.roles:
             return batch
-        return batch.with_tokens(ref_log_probs=self._forward(self.session.ref, batch, "log_probs", look))
+        return batch.with_tokens(ref_log_probs=self._forward(self.session[REF], batch, "log_probs", look))
 
     def _forward(self, role: RoleGroup, batch: Batch, output: str, look: Callable[[], None]) -> Tensor:
         needed = batch.keep(("input_ids", "response_mask", "uid"))

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlsdk.config.sections.role_kinds import ACTOR, kind_of
 from rlsdk.interfaces import Batch, SyncReport
 from rlsdk.rollouts import Group, make_batch
 from rlsdk.trainer.generation.group_source import GroupSource
@@ -19,10 +20,9 @@ from rlsdk.trainer.inputs.grading import CorrectRule, GradeSummary, check_failur
 from rlsdk.trainer.learner.learner import Learned, PolicyLearner
 from rlsdk.trainer.learner.metrics import (
     SPECIAL,
+    UPDATE_METRICS,
     StepClock,
-    actor_metrics,
     batch_metrics,
-    critic_metrics,
     special_share,
 )
 from rlsdk.trainer.learner.state import TrainerState
@@ -273,7 +273,7 @@ def learn_from(
     """Makes the updates of a step, and counts them in `state`."""
     batch = make_batch(groups, temperature=temperature)
     learned = learner.learn(batch, step, clock)
-    for result in learned.actor:
+    for result in learned.results[ACTOR]:
         state.count_update(result.step)
     state.count_batch(batch)
     return learned
@@ -281,4 +281,7 @@ def learn_from(
 
 def update_figures(learned: Learned) -> dict[str, float]:
     """Metrics of the updates of a step."""
-    return {**learned.metrics, **actor_metrics(learned.actor), **critic_metrics(learned.critic)}
+    metrics = dict(learned.metrics)
+    for role, results in learned.results.items():
+        metrics |= UPDATE_METRICS[kind_of(role).head](results)
+    return metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NoReturn, TypeVar
 
-from rlsdk.config import Problem, config_error
+from rlsdk.config.problem import Problem, config_error
 from rlsdk.interfaces import ConfigError, DataError, RlsdkError
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Executes a checked run: its folder, its engines, its result. Used by commands and the Python API."""
+"""Executes a checked run: its folder, its cluster, its sessions, its result. Imports no torch before workers start."""
 
 from __future__ import annotations
 
@@ -7,71 +7,60 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlsdk.api.models import check_same_model
-from rlsdk.api.resolve import Resolved, Training
 from rlsdk.config import RunConfig
+from rlsdk.config.checks.training import Training
 from rlsdk.interfaces import ConfigError, RlsdkError, WorkerError
+from rlsdk.trainer.checkpoints.checkpoint import MANIFEST
+from rlsdk.trainer.checkpoints.run_folder import HISTORY_FILE, choose_resume, make_run_dir, run_lock
+from rlsdk.trainer.inputs.model_config import check_same_model
 
 if TYPE_CHECKING:
     from rlsdk.cluster import BackgroundCluster, Cluster
-    from rlsdk.trainer.runs.prepare import RunResult
+    from rlsdk.trainer.runs.prepare import PreparedRun
+    from rlsdk.trainer.runs.start import RunResult, Start
     from rlsdk.trainer.tracking.events import RunView
     from rlsdk.trainer.tracking.stopping import StopFlag
 
 
-MANIFEST = "manifest.json"
-"""File that is in every checkpoint."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Launched:
-    """A finished run."""
-
-    result: RunResult
-    config: RunConfig
-    """Configuration with which it ran."""
-
-
 def launch(
-    resolved: Resolved,
+    run: PreparedRun,
     view: RunView,
     stop: StopFlag,
     *,
-    bring: Callable[[RunConfig, Path], RunConfig] = lambda config, run_dir: config,
-) -> Launched:
+    stage_files: Callable[[RunConfig, Path], RunConfig] = lambda config, run_dir: config,
+) -> RunResult:
     """Creates the run's folder and trains.
 
     Args:
-        resolved: the checked run.
+        run: the checked run.
         view: shows progress.
         stop: ends the run early, after a step.
-        bring: adds further files to the folder; returns the configuration that names them.
+        stage_files: adds further files to the folder; returns the configuration that names them.
 
     Raises:
         RlsdkError: the run cannot start or continue. A run that did not start leaves no folder, unless a process
             died, whose log is in it.
     """
-    from rlsdk.trainer.checkpoints.run_folder import check_resume
-
-    checkpoint = check_resume(resolved.config, resolved.training.checkpoints)
-    if checkpoint is not None:
-        check_same_model(resolved.config, checkpoint)
-    resolved = replace(resolved, config=in_its_own_folder(resolved.config))
-    check_devices(resolved)
-    with _folder(resolved.config) as run_dir:
-        for text in (*resolved.notices, *notes_on_environment(resolved.config)):
+    run = run.with_config(in_its_own_folder(run.config))
+    with _folder(run.config) as run_dir, run_lock(run_dir):
+        resume = choose_resume(run.config, run_dir, run.training.checkpoints, view.notice)
+        if resume.checkpoint is not None:
+            check_same_model(run.config, resume.checkpoint)
+        check_devices(run)
+        for text in (*run.notices, *notes_on_environment(run.config)):
             view.notice(text)
         view.notice(f"run {run_dir}")
-        with _cluster_ahead(resolved, run_dir, view) as ahead:
-            config = _filled(resolved, run_dir, bring)
-            return Launched(result=_train(resolved, config, run_dir, view, stop, ahead), config=config)
+        with _cluster_ahead(run, run_dir, view) as ahead:
+            from rlsdk.trainer.runs.start import Start
+
+            run = run.with_config(_filled(run, run_dir, stage_files))
+            return _train(Start.of(run, view, run_dir=run_dir, stop=stop, resume=resume, ahead=ahead))
 
 
-def check_devices(resolved: Resolved) -> None:
+def check_devices(run: PreparedRun) -> None:
     """Whether this machine has the devices of a run that starts a cluster of its own here.
 
     Raises:
@@ -79,13 +68,11 @@ def check_devices(resolved: Resolved) -> None:
     """
     from rlsdk.cluster.devices.capacity import assign_nodes
     from rlsdk.cluster.ray_cluster.local import this_machine
-    from rlsdk.trainer.roles.placement import placement_of
 
-    ray, chosen = sys.modules.get("ray"), resolved.config.placement
-    if chosen.ray_address is not None or (ray is not None and ray.is_initialized()):
+    ray = sys.modules.get("ray")
+    if run.config.placement.ray_address is not None or (ray is not None and ray.is_initialized()):
         return
-    placement = placement_of(chosen, [role.name for role in resolved.table], resolved.device)
-    assign_nodes(placement, [this_machine(placement)])
+    assign_nodes(run.placement, [this_machine(run.placement)])
 
 
 def in_its_own_folder(config: RunConfig) -> RunConfig:
@@ -108,15 +95,15 @@ def notes_on_environment(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _filled(resolved: Resolved, run_dir: Path, bring: Callable[[RunConfig, Path], RunConfig]) -> RunConfig:
+def _filled(run: PreparedRun, run_dir: Path, stage_files: Callable[[RunConfig, Path], RunConfig]) -> RunConfig:
     """Writes the initial files of a run's folder.
 
     Raises:
         ConfigError: the folder cannot be written to.
     """
     try:
-        config = bring(resolved.config, run_dir)
-        if resolved.makes_model:
+        config = stage_files(run.config, run_dir)
+        if run.makes_model:
             from rlsdk.trainer.runs.quickstart import make_model
 
             config = make_model(config, run_dir)
@@ -128,34 +115,20 @@ def _filled(resolved: Resolved, run_dir: Path, bring: Callable[[RunConfig, Path]
 
 
 @contextmanager
-def _cluster_ahead(resolved: Resolved, run_dir: Path, view: RunView) -> Iterator[BackgroundCluster | None]:
+def _cluster_ahead(run: PreparedRun, run_dir: Path, view: RunView) -> Iterator[BackgroundCluster | None]:
     """Starts the run's own cluster while other modules are imported and data is read. None for a shared cluster, which
-    is asked for devices only when nothing else can fail.
-
-    Raises:
-        ConfigError: another process is writing into the folder.
-    """
+    is asked for devices only when nothing else can fail."""
     from rlsdk.cluster import BackgroundCluster
-    from rlsdk.trainer.checkpoints.run_folder import run_lock
     from rlsdk.trainer.roles.devices import start_cluster
 
-    with run_lock(run_dir):
-        config = resolved.config
+    config = run.config
     if config.placement.ray_address is not None:
         yield None
         return
 
     def start(before_connect: Callable[[], None]) -> Cluster:
-        return start_cluster(
-            resolved.table,
-            resolved.registry,
-            placement=config.placement,
-            deadlines=config.deadlines,
-            seed=config.trainer.seed,
-            device=resolved.device,
-            run_dir=run_dir,
-            before_connect=before_connect,
-        )
+        table, registry = run.table, run.registry
+        return start_cluster(table, registry, config, run.placement, run_dir=run_dir, before_connect=before_connect)
 
     with BackgroundCluster(start) as ahead:
         # The workers' imports take longest, so their processes come first. Until they are started this one imports
@@ -169,25 +142,29 @@ def _cluster_ahead(resolved: Resolved, run_dir: Path, view: RunView) -> Iterator
         yield ahead
 
 
-def _train(
-    resolved: Resolved, config: RunConfig, run_dir: Path, view: RunView, stop: StopFlag, ahead: BackgroundCluster | None
-) -> RunResult:
-    from rlsdk.trainer.runs.pairs import run_pairs
-    from rlsdk.trainer.runs.prepare import Start
-    from rlsdk.trainer.runs.rl import run_train
-    from rlsdk.trainer.runs.sft import run_sft
+def _train(start: Start) -> RunResult:
+    """Trains in sessions, until one of them ends without losing a process."""
+    from rlsdk.trainer.runs.rl import say_recipe, train_rl
+    from rlsdk.trainer.runs.start import opened, with_restarts
+    from rlsdk.trainer.runs.supervised import train_pairs, train_sft
 
-    start = Start.of(config, resolved.registry, view, run_dir=run_dir, device=resolved.device, stop=stop, ahead=ahead)
-    if (pairs := resolved.training.pairs) is not None:
-        return run_pairs(start, pairs)
-    return run_train(start) if resolved.training is Training.RL else run_sft(start)
+    training = start.run.training
+
+    def session(start: Start) -> RunResult:
+        with opened(start, rewarded=training is Training.RL) as (run_inputs, cluster):
+            start = start.with_config(run_inputs.config)
+            if training.pairs is not None:
+                return train_pairs(training.pairs, start, run_inputs, cluster)
+            return (train_rl if training is Training.RL else train_sft)(start, run_inputs, cluster)
+
+    if training is Training.RL:
+        say_recipe(start)
+    return with_restarts(start, session)
 
 
 @contextmanager
 def _folder(config: RunConfig) -> Iterator[Path]:
     """The run's folder; removed again if it was created for this start and nothing was accepted into it."""
-    from rlsdk.trainer.checkpoints.run_folder import HISTORY_FILE, make_run_dir
-
     parent, name = Path(config.trainer.run_dir), config.trainer.run_name
     there = [path for path in (parent, parent / (name or "")) if path.exists()]
     run_dir = make_run_dir(config)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlsdk.config import Problem, Role, RunConfig, roles
+from rlsdk.config import Problem, Role, RunConfig
 from rlsdk.interfaces import ConfigError, RolloutSpec, nearest
 from rlsdk.kit.files.model_files import tokenizer_fault, weights_fault
 from rlsdk.system.files import read_regular
@@ -28,15 +28,15 @@ def model_fields(config: RunConfig) -> Mapping[str, Any]:
     return {} if config.model.path is None else fields_of(config.model.path, config.model.revision, "model.path")
 
 
-def other_models(config: RunConfig) -> Mapping[str, Mapping[str, Any]]:
-    """`config.json` by role, of every role whose model is not the policy's.
+def other_models(config: RunConfig, table: Sequence[Role]) -> Mapping[str, Mapping[str, Any]]:
+    """`config.json` by role, of every role of the table whose model is not the policy's.
 
     Raises:
         ConfigError: as `model_fields`.
     """
     return {
         role.name: fields_of(role.model.path, role.model.revision, role.fields["path"])
-        for role in roles(config)
+        for role in table
         if role.model.path != (config.model.path or "")
     }
 

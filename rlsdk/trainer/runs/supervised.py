@@ -1,0 +1,43 @@
+"""A whole run of supervised training (`rlsdk sft`) or of training from pairs (`rlsdk reward-model`, `rlsdk dpo`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlsdk.config import PairTraining
+from rlsdk.trainer.runs.build_supervised import pair_stage, read_pairs, sft_stage
+from rlsdk.trainer.runs.start import RunResult, Start, export_final_model, result_of, train_stage
+
+if TYPE_CHECKING:
+    from rlsdk.cluster import Cluster
+    from rlsdk.trainer.roles.session import Session
+    from rlsdk.trainer.runs.run_inputs import RunInputs
+    from rlsdk.trainer.stages.loop import Trainer
+    from rlsdk.trainer.stages.sft import SftStage
+
+
+def train_sft(start: Start, run_inputs: RunInputs, cluster: Cluster) -> RunResult:
+    """Supervised training alone; writes the Hugging Face folder `model/` into the run's folder."""
+    stage, trainer = supervise(start, run_inputs, start.start_all(cluster), measured=True)
+    model = export_final_model(start, trainer)
+    return result_of(start, trainer, {**stage.last, **stage.evaluations.last}, model)
+
+
+def supervise(
+    start: Start, run_inputs: RunInputs, session: Session, *, measured: bool = False
+) -> tuple[SftStage, Trainer]:
+    """Runs supervised training, resumed from its checkpoint if there is one. The actor ends with the best weights if
+    `measured` and a metric selects them."""
+    stage = sft_stage(start.config, run_inputs, session, measured=measured)
+    return stage, train_stage(start, run_inputs, stage, session, field="sft.steps", said="supervised training ")
+
+
+def train_pairs(kind: PairTraining, start: Start, run_inputs: RunInputs, cluster: Cluster) -> RunResult:
+    """Trains on pairs; writes the Hugging Face folder `model/` of the run."""
+    pairs = read_pairs(run_inputs)
+    start = start.with_config(pairs.config)
+    session = start.start_all(cluster)
+    stage = pair_stage(kind, run_inputs, pairs, session)
+    trainer = train_stage(start, run_inputs, stage, session, field="preferences.steps")
+    model = export_final_model(start, trainer)
+    return result_of(start, trainer, stage.evaluations.last or stage.last, model)
