@@ -89,8 +89,6 @@ FLOORS: dict[str, tuple[str, ...]] = {
 their own. Without `.` these are above all folders. The room's `__init__` is above everything."""
 MAX_FILES = 25
 """In a folder."""
-TOO_FULL = set()
-"""Rooms that have no folders yet."""
 
 LIBRARIES: dict[str, set[str]] = {
     "version": set(),
@@ -254,8 +252,7 @@ def test_a_folder_is_small_and_says_what_lives_in_it(root: Path) -> None:
     folders = folders_of(root)
     assert folders
     counts = {str(folder.relative_to(root)): len(list(folder.glob("*.py"))) for folder in folders}
-    assert {name: count for name, count in counts.items() if count > MAX_FILES and name not in TOO_FULL} == {}
-    assert [name for name in sorted(TOO_FULL & counts.keys()) if counts[name] <= MAX_FILES] == []
+    assert {name: count for name, count in counts.items() if count > MAX_FILES} == {}
     texts = {folder: ast.get_docstring(parse(folder / "__init__.py")) or "" for folder in folders}
     assert [str(folder) for folder, text in texts.items() if not re.match(r"[\w`].{10,200}?\.(\s|$)", text, re.S)] == []
 

@@ -23,8 +23,8 @@ from typing import Any
 
 from benchmarks.campaign.runs import ROOT
 from rlsdk.chaos.account import Outcome
+from rlsdk.chaos.campaign import RESULTS
 from rlsdk.chaos.faults import MOMENTS
-from rlsdk.cli.training.chaos import RESULTS
 from rlsdk.testing.process.models import write_tiny_model
 
 PAGE = ROOT / "docs" / "reliability.md"

@@ -7,48 +7,49 @@ next install removes it.
 
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
 import json
-import os
 import secrets
 import sys
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.requirements import Requirement
 
-from rlsdk import version
-from rlsdk.cluster.ray_cluster.watchdog import MARK, RayWatchdog
 from rlsdk.diagnosis.examine import count_gpus
 from rlsdk.interfaces import ConfigError, PluginError, PluginLoadError, PluginNotFoundError
 from rlsdk.registry import (
-    FIRST_PARTY,
     HOME,
     IsolatedPlugin,
-    home,
-    read_record,
     record_path,
     version_misfit,
     versions_here,
 )
 from rlsdk.system.atomic import atomic_write_json
-from rlsdk.system.files import read_regular_text, remove_tree
+from rlsdk.system.files import remove_tree
 from rlsdk.system.temporary import held_folder
+from rlsdk.virtualenvs.environments import (
+    clear_leftovers,
+    current_record,
+    environments_folder,
+    lock_plugin,
+    num_bytes,
+    own_environment,
+    remove_on_failure,
+    users_of,
+)
 from rlsdk.virtualenvs.installer import Installer, Wanted, applicable, find_uv, installer_for, make_environment, run
+from rlsdk.virtualenvs.requirement import check_requirement, core_requirement, distribution_of, requirement_for
 
 RECIPE = "install.toml"
 """File in a plugin's package: what its environment needs besides the distribution's requirements, by device."""
 SHARED = ("ray", "torch", "transformers", "numpy")
 """Packages that an install into this environment must not change: its engines were tested with these versions."""
-_CLEAR_TIMEOUT_S = 60.0
 _PROBE = """
 import importlib.metadata, importlib.util, json, pathlib
 found = []
@@ -107,27 +108,27 @@ def install(name: str, choices: Choices, *, isolated: bool) -> None:
 def install_isolated(name: str, choices: Choices) -> IsolatedPlugin:
     """Makes an environment for one plugin, tests it and records it; replaces an older one of the same plugin."""
     start = time.monotonic()
-    requirement = _requirement(name, editable=choices.editable)
+    requirement = requirement_for(name, editable=choices.editable)
     distribution = distribution_of(requirement)
-    with _lock_plugin(distribution):
-        _clear_leftovers(distribution)
-        folder = _environments() / f"{distribution}-{secrets.token_hex(4)}"
-        with _remove_on_failure(folder):
+    with lock_plugin(distribution):
+        clear_leftovers(distribution)
+        folder = environments_folder() / f"{distribution}-{secrets.token_hex(4)}"
+        with remove_on_failure(folder):
             installer = make_environment(folder, choices.python or Path(sys.executable))
             _fill(installer, requirement, choices)
             found = self_test(installer.python, distribution)
             record = replace(
                 _record(distribution, folder, found, requirements=(requirement, *choices.more), owned=True),
-                num_bytes=_num_bytes(folder),
+                num_bytes=num_bytes(folder),
                 seconds=round(time.monotonic() - start, 1),
             )
         try:
             atomic_write_json(record_path(distribution), record.to_plain())
         except BaseException:
-            remove_tree(_environments(), folder)
+            remove_tree(environments_folder(), folder)
             raise
         # The older environment, and files of installers that kept running after their parent was killed.
-        _clear_leftovers(distribution)
+        clear_leftovers(distribution)
     return record
 
 
@@ -137,8 +138,8 @@ def adopt(name: str, environment: Path) -> IsolatedPlugin:
     python = environment.expanduser().absolute() / "bin" / "python"
     if not python.exists():
         raise ConfigError(f"--environment {str(environment)!r} is not a virtual environment: {python} does not exist")
-    distribution = distribution_of(_requirement(name, editable=False))
-    with _lock_plugin(distribution):
+    distribution = distribution_of(requirement_for(name, editable=False))
+    with lock_plugin(distribution):
         found = self_test(python, distribution)
         record = _record(distribution, python.parent.parent, found, requirements=(), owned=False)
         record = replace(record, seconds=round(time.monotonic() - start, 1))
@@ -153,12 +154,12 @@ def remove(name: str) -> None:
         PluginNotFoundError: there is neither.
         PluginError: a process still runs in its environment.
     """
-    distribution = distribution_of(_requirement(name, editable=False))
+    distribution = distribution_of(requirement_for(name, editable=False))
     path = record_path(distribution)
     if path.exists():
-        with _lock_plugin(distribution):
-            previous = _previous(distribution)
-            own = _own_environment(previous)
+        with lock_plugin(distribution):
+            previous = current_record(distribution)
+            own = own_environment(previous)
             if own is not None and (users := users_of(own)):
                 raise PluginError(
                     f"{own} is in use by process {', '.join(map(str, users))}; end it, then run "
@@ -166,13 +167,13 @@ def remove(name: str) -> None:
                 )
             path.unlink()  # first, so that no new process starts in the environment
             if own is not None:
-                remove_tree(_environments(), own)
-            _clear_leftovers(distribution)
+                remove_tree(environments_folder(), own)
+            clear_leftovers(distribution)
         if own is not None:
             left = f"; {own} could not be removed whole" if own.exists() else ""
             print(f"removed {distribution} and its environment{left}")
         elif previous is not None and previous.owned:
-            print(f"forgot {distribution}; {previous.environment!r} stays: it is no folder in {_environments()}")
+            print(f"forgot {distribution}; {previous.environment!r} stays: it is no folder in {environments_folder()}")
         else:
             print(f"forgot {distribution}")
         return
@@ -208,104 +209,6 @@ def self_test(python: Path, distribution: str) -> dict[str, Any]:
     return found
 
 
-def users_of(environment: Path) -> list[int]:
-    """Returns the process ids on this node that run an environment's interpreter."""
-    import psutil
-
-    prefix, found = f"{environment}{os.sep}", []
-    for process in psutil.process_iter(["cmdline"]):
-        if any(part.startswith(prefix) for part in (process.info["cmdline"] or ())[:1]):
-            found.append(process.pid)
-    return found
-
-
-def distribution_of(requirement: str) -> str:
-    """Returns the normalized name of the distribution that a requirement, wheel or folder installs."""
-    place = requirement.removeprefix("-e ")
-    if place.endswith(".whl"):
-        try:
-            return str(parse_wheel_filename(Path(place).name)[0])
-        except InvalidWheelFilename as error:
-            raise ConfigError(f"{place!r} is not the name of a wheel: {error}") from error
-    if (project := Path(place) / "pyproject.toml").is_file():
-        try:
-            name = tomllib.loads(read_regular_text(project))["project"]["name"]
-            return str(canonicalize_name(name, validate=True))  # it becomes part of paths
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            raise ConfigError(f"{project} cannot be read, or has no project name: {error!r}") from error
-    try:
-        return canonicalize_name(Requirement(place).name)
-    except InvalidRequirement as error:
-        raise ConfigError(
-            f"{requirement!r} is not a plugin: expected a backend's name, a distribution such as 'rlsdk-acme>=1.2', a "
-            "wheel, or a folder with a pyproject.toml"
-        ) from error
-
-
-def check_requirement(text: str, *, allow_direct: bool) -> None:
-    """Allows a name with versions, and a local wheel or folder.
-
-    Refuses everything else that an installer would accept, because it can run code from anywhere.
-
-    Raises:
-        ConfigError: the text is an option, a URL, or not a requirement.
-    """
-    place = text.removeprefix("-e ").strip()
-    if not place or place.startswith("-"):
-        raise ConfigError(
-            f"{text!r}: options of the installer are not allowed; expected a name such as 'rlsdk-acme>=1.2'"
-        )
-    if Path(place).exists() or (Path(place).is_absolute() and place.endswith(".whl")):
-        return
-    try:
-        direct = Requirement(place).url is not None
-    except InvalidRequirement:
-        direct = "://" in place or "@" in place
-        if not direct:
-            distribution_of(place)
-    if direct and not allow_direct:
-        raise ConfigError(
-            f"{text!r}: code from a URL would run with your rights. Give a name with versions, or download it, check "
-            "it and give its path; --allow-direct accepts the URL"
-        )
-
-
-def _requirement(name: str, *, editable: bool) -> str:
-    """Returns the requirement for the installer: keeps paths and URLs, and maps a first-party backend to its
-    distribution."""
-    if "://" in name:
-        return name
-    if name.endswith(".whl") or (Path(name) / "pyproject.toml").is_file():
-        return f"-e {Path(name).absolute()}" if editable else str(Path(name).absolute())
-    if folder := _checkout_folder(name):
-        return f"-e {folder}"
-    if editable:
-        raise ConfigError(f"--editable: {name!r} is not a folder with a pyproject.toml")
-    return next((names[name] for names in FIRST_PARTY.values() if name in names), name)
-
-
-def _checkout_folder(name: str) -> Path | None:
-    """Returns the folder of a plugin in the checkout that this rlsdk runs from; None if there is none."""
-    folder = Path(version.__file__).parents[1] / "plugins" / name.removeprefix("rlsdk-")
-    return folder if name.replace("-", "").isalnum() and (folder / "pyproject.toml").is_file() else None
-
-
-def core_requirement() -> str:
-    """Returns the requirement from which this rlsdk was installed: a checkout, a folder, a wheel, or a version.
-
-    Raises:
-        ConfigError: that path no longer exists.
-    """
-    distribution = importlib.metadata.distribution("rlsdk")
-    direct = json.loads(distribution.read_text("direct_url.json") or "{}")
-    place = str(direct.get("url", "")).removeprefix("file://")
-    if not place:
-        return f"rlsdk=={version.__version__}"
-    if not os.path.exists(place):
-        raise ConfigError(f"rlsdk was installed from {place!r}, which no longer exists; give its path: --core WHEEL")
-    return f"-e {place}" if direct.get("dir_info", {}).get("editable") else place
-
-
 def _fill(installer: Installer, requirement: str, choices: Choices) -> None:
     """Installs the plugin without its requirements, reads its recipe, then installs everything that it needs."""
     installer.install_alone(requirement)
@@ -329,7 +232,7 @@ def _fill(installer: Installer, requirement: str, choices: Choices) -> None:
 
 def _install_here(name: str, choices: Choices) -> None:
     """Installs a plugin into this environment, without changing packages that other engines rely on."""
-    requirement = _requirement(name, editable=choices.editable)
+    requirement = requirement_for(name, editable=choices.editable)
     distribution = distribution_of(requirement)
     pinned = {shared: importlib.metadata.version(shared) for shared in SHARED}
     # A local version, such as torch's +cpu, names a build; an index may not have it.
@@ -365,71 +268,3 @@ def _record(
         versions=found["versions"],
         rows=tuple(found["rows"]),
     )
-
-
-def _previous(distribution: str) -> IsolatedPlugin | None:
-    """Returns the current record; None if there is none, or it cannot be read."""
-    try:
-        return read_record(record_path(distribution))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _own_environment(record: IsolatedPlugin | None) -> Path | None:
-    """The environment that was made for a plugin; None if others made it. A record may have been edited: nothing but a
-    folder directly in `_environments()` is ours."""
-    if record is None or not record.owned:
-        return None
-    folder = Path(record.environment)
-    stands_here = folder.parent == _environments() and folder.name not in ("", ".", "..")
-    return folder if stands_here and folder.is_dir() and not folder.is_symlink() else None
-
-
-def _environments() -> Path:
-    return home() / "environments"
-
-
-@contextmanager
-def _lock_plugin(distribution: str) -> Iterator[None]:
-    """Holds a lock on a plugin's environment. Raises `PluginError` if another process has it."""
-    _environments().mkdir(parents=True, exist_ok=True)
-    with (_environments() / f".{distribution}.lock").open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise PluginError(f"another process is installing or removing {distribution}; wait for it") from error
-        yield
-
-
-@contextmanager
-def _remove_on_failure(folder: Path) -> Iterator[None]:
-    """On failure, ends installers that were started inside, and removes their files.
-
-    A watchdog process does the same if this program is killed.
-    """
-    watchdog = RayWatchdog(str(folder))
-    os.environ[MARK] = str(folder)
-    try:
-        yield
-    except BaseException:
-        watchdog.end(_CLEAR_TIMEOUT_S)
-        remove_tree(_environments(), folder)
-        raise
-    else:
-        watchdog.release(_CLEAR_TIMEOUT_S)
-    finally:
-        del os.environ[MARK]
-
-
-def _clear_leftovers(distribution: str) -> None:
-    """Removes environments of this plugin that no record names and no process uses."""
-    previous = _previous(distribution)
-    kept = Path(previous.environment) if previous else None
-    for folder in _environments().glob(f"{distribution}-????????"):
-        if folder != kept and folder.is_dir() and not folder.is_symlink() and not users_of(folder):
-            remove_tree(_environments(), folder)
-
-
-def _num_bytes(folder: Path) -> int:
-    """Returns the total size of the files in a folder."""
-    return sum(os.lstat(os.path.join(path, name)).st_size for path, _, names in os.walk(folder) for name in names)

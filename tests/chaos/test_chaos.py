@@ -20,9 +20,10 @@ import pytest
 
 from rlsdk.chaos import run as chaos_runs
 from rlsdk.chaos.account import Outcome, account, changed_metrics, differences, promises_equal_numbers
+from rlsdk.chaos.campaign import earlier, least_struck, save, undisturbed
 from rlsdk.chaos.faults import Fault, strike
 from rlsdk.chaos.run import ChaosRun, JournalTail
-from rlsdk.cli.training.chaos import check_files, earlier, least_struck, save, table_of, undisturbed
+from rlsdk.cli.training.chaos import check_files, table_of
 from rlsdk.config import RunConfig, dump_config
 from rlsdk.config.derived.roles import with_dtype
 from rlsdk.interfaces import ConfigError
@@ -259,12 +260,13 @@ def test_a_table_grows_by_what_was_struck_least(tmp_path: Path) -> None:
 CUT = """
 import subprocess, sys, time
 from pathlib import Path
+from rlsdk.chaos import campaign
 from rlsdk.chaos import run as chaos_run
-from rlsdk.cli.training import chaos
+from rlsdk.cli.training.chaos import end_on_signals
 
 chaos_run.LEAVE_S = 2.0
 
-class Run(chaos.ChaosRun):
+class Run(campaign.ChaosRun):
     def __init__(self, *args):
         super().__init__(*args)
         self._command = [sys.executable, "-c", sys.argv[2], str(self.run_dir)]
@@ -277,11 +279,11 @@ class Slow(subprocess.Popen):  # as on a busy machine, where the run is on its w
         time.sleep(0.3)
 
 chaos_run.subprocess.Popen = Slow
-chaos.ChaosRun = Run
+campaign.ChaosRun = Run
 folder = Path(sys.argv[1])
-assert chaos.earlier([], folder) == []
-chaos.end_on_signals()
-chaos.undisturbed([], folder, {})
+assert campaign.earlier([], folder) == []
+end_on_signals()
+campaign.undisturbed([], folder, {})
 """
 LONG = """
 import os, pathlib, subprocess, sys, time

@@ -18,8 +18,9 @@ from rlsdk.diagnosis import Health
 from rlsdk.diagnosis.plugins import plugins
 from rlsdk.interfaces import ConfigError, PluginError
 from rlsdk.registry import Registry, read_record
-from rlsdk.virtualenvs.install import Choices, check_requirement, distribution_of, install, install_isolated
+from rlsdk.virtualenvs.install import Choices, install, install_isolated
 from rlsdk.virtualenvs.installer import Pip, Wanted
+from rlsdk.virtualenvs.requirement import check_requirement, distribution_of
 
 PLUGIN = """
 from rlsdk.interfaces import BackendKind, BackendSpec, hookimpl
