@@ -81,7 +81,7 @@ class Weights:
     last_report: None = None
     published: list[int] = field(default_factory=list)
 
-    def hold(self) -> None:
+    def snapshot(self) -> None:
         self.kept = self.trained
 
     def publish(self, done: Done) -> None:
@@ -120,7 +120,7 @@ class HeldUp(Weights):
     begun: threading.Event = field(default_factory=threading.Event)
     others_began: bool = False
 
-    def hold(self) -> None:
+    def snapshot(self) -> None:
         if not self.begun.is_set():
             self.begun.set()
             end = time.monotonic() + 5.0
@@ -128,7 +128,7 @@ class HeldUp(Weights):
                 asked = sum(request.n for replica in self.replicas for request in list(replica.requests))
                 self.others_began = asked > 2 * GROUPS * SAMPLES
                 time.sleep(0.001)
-        super().hold()
+        super().snapshot()
 
 
 class Waiting(Replica):

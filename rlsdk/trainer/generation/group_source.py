@@ -299,7 +299,7 @@ class GroupSource:
     def snapshot_weights(self, step: int) -> None:
         self._times.note("hold", step)
         with self.timeline.holding():
-            self._publisher.hold()
+            self._publisher.snapshot()
 
     def snapshot_ready(self, step: int) -> None:
         self._times.note("held", step)

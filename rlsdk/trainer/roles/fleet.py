@@ -83,21 +83,21 @@ class Fleet(ServedWeights):
         self._waiting: dict[int, list[Future[None]]] = {}
         self._source: int | None = None
         """Version of the actor's weights if the replicas serve the same version; None: they serve another one."""
-        self._is_held = False
+        self._has_snapshot = False
         self._closed = False
 
     # Of `ServedWeights`:
 
-    def hold(self) -> None:
+    def snapshot(self) -> None:
         with self._sync_lock:
             self._source = None
-            super().hold()
-            self._is_held = True
+            super().snapshot()
+            self._has_snapshot = True
 
     def release(self) -> None:
         """Keeps the copy: a replica that is restarted may need it."""
 
-    def leave(self) -> None:
+    def invalidate(self) -> None:
         if not self._keeps_copy:
             with self._sync_lock:
                 self._source = None
@@ -107,9 +107,9 @@ class Fleet(ServedWeights):
         all are unavailable, waits for the first one that is back."""
         with self._sync_lock:
             self._source = None
-            if self._keeps_copy and not self._is_held:
-                super().hold()
-            self._is_held = False
+            if self._keeps_copy and not self._has_snapshot:
+                super().snapshot()
+            self._has_snapshot = False
             while True:
                 ranks = self._running_ranks()
                 report = self._sync_ranks(ranks, version, expect_change)

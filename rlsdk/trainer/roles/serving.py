@@ -22,7 +22,7 @@ class ServedWeights:
         self._session = session
         self._timeout_s = timeout_s
 
-    def hold(self) -> None:
+    def snapshot(self) -> None:
         """Copies the current weights for the next `sync`; later training does not change the copy. Blocks until the
         copy is complete."""
         self._session.actor.run("hold_weights", timeout_s=self._timeout_s)
@@ -40,7 +40,7 @@ class ServedWeights:
         """
         return self._session.weights().sync(version, expect_change=expect_change)
 
-    def leave(self) -> None:
+    def invalidate(self) -> None:
         """Called when the actor's weights may begin to differ from the served ones."""
 
     def close(self) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlsdk.config import RunConfig, choose_old_log_probs, comparable_log_probs
 from rlsdk.config.sections.role_kinds import reward_role
 from rlsdk.data import PromptStream, special_ids
-from rlsdk.interfaces import Algorithm, BackendKind, SyncReport, Trajectory
+from rlsdk.interfaces import Algorithm, BackendKind, Trajectory
 from rlsdk.kit.model.hf import model_vocabulary
 from rlsdk.registry import Registry
 from rlsdk.rollouts import RolloutStream
@@ -18,8 +17,7 @@ from rlsdk.rollouts.groups.rollouter import without_stop
 from rlsdk.rollouts.journal.journal import FOLDER
 from rlsdk.trainer.generation.group_source import GroupSource
 from rlsdk.trainer.generation.history import History
-from rlsdk.trainer.generation.phases import RolloutPhase
-from rlsdk.trainer.generation.publishing import OverlappedPublisher, Publisher, TurnsPublisher
+from rlsdk.trainer.generation.publishing import BlockingPublisher, OverlappedPublisher, Publisher
 from rlsdk.trainer.generation.sampler import Draw, scores_of
 from rlsdk.trainer.inputs.codec import TokenCodec
 from rlsdk.trainer.inputs.grading import CorrectRule
@@ -48,7 +46,7 @@ if TYPE_CHECKING:
 
 def rl_stage(config: RunConfig, registry: Registry, run_inputs: RunInputs, session: Session) -> RlStage:
     """Builds the reinforcement learning stage on a running session."""
-    view, exact = run_inputs.output.view, session.actor.role.model.dtype == "float32"
+    view = run_inputs.output.view
     fleet = _fleet(config, registry, session, view)
     weights = fleet or ServedWeights(session, timeout_s=config.deadlines.sync_s)
     stream = open_stream(
@@ -56,12 +54,11 @@ def rl_stage(config: RunConfig, registry: Registry, run_inputs: RunInputs, sessi
     )
     connect_judges(run_inputs.rewards.judges, session, config.deadlines.rollout_s)
     state = TrainerState()
-    phase = RolloutPhase(_sampling(session, weights, state, expects_change=exact), stream, view)
     if repeated := repeated_notice(config.trainer, len(run_inputs.train_prompts)):
         view.notice(repeated)
     for notice in setting_notices(config, registry):
         view.notice(notice)
-    publisher = _publisher(config, weights, stream, state, phase, view, expects_change=exact)
+    publisher = _publisher(config, session, weights, stream, state, view)
     algorithm = algorithm_of(config, registry, run_inputs)
     evaluate = evaluation_of(
         config, run_inputs.eval_prompts, run_inputs.sampling, stream, session.rollout.spec.log_prob_kind
@@ -69,7 +66,6 @@ def rl_stage(config: RunConfig, registry: Registry, run_inputs: RunInputs, sessi
     return RlStage(
         _source(config, registry, run_inputs, stream, publisher, algorithm, session),
         PolicyLearner(session, algorithm, learner_options(config), state, view),
-        phase,
         publisher,
         evaluate,
         run_inputs.output,
@@ -78,29 +74,7 @@ def rl_stage(config: RunConfig, registry: Registry, run_inputs: RunInputs, sessi
         state,
         eval_options(config),
         _average(config, session),
-        weights,
     )
-
-
-def _sampling(
-    session: Session, weights: ServedWeights, state: TrainerState, *, expects_change: bool
-) -> Callable[[], AbstractContextManager[SyncReport]]:
-    """Returns the context for sampling: inside, the rollout engine has the devices and serves the newest weights."""
-
-    def sync() -> SyncReport:
-        report = weights.sync(state.policy_version, expect_change=expects_change and state.expects_change)
-        state.expects_change = False
-        return report
-
-    @contextmanager
-    def enter() -> Iterator[SyncReport]:
-        with session.turns.rollout(sync) as report:
-            try:
-                yield report
-            finally:
-                weights.leave()
-
-    return enter
 
 
 def _source(
@@ -238,25 +212,25 @@ def _history(config: RunConfig, registry: Registry, run_inputs: RunInputs, vocab
 
 def _publisher(
     config: RunConfig,
+    session: Session,
     weights: ServedWeights,
     stream: RolloutStream,
     state: TrainerState,
-    phase: RolloutPhase,
     view: RunView,
-    *,
-    expects_change: bool,
 ) -> Publisher:
     """Builds what publishes weights to the replicas: between steps, or while the next step trains."""
+    exact = session.actor.role.model.dtype == "float32"
     if not config.schedule.overlaps:
-        return TurnsPublisher(phase)
+        return BlockingPublisher(weights, session.turns, stream, state, view, expects_change=exact)
     return OverlappedPublisher(
         weights,
+        session.turns,
         stream,
         state,
+        view,
+        expects_change=exact,
         on_new_weights=config.schedule.on_new_weights,
-        expects_change=expects_change,
         timeout_s=config.deadlines.sync_s,
-        synced=view.synced,
     )
 
 

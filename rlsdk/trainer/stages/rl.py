@@ -13,7 +13,6 @@ from rlsdk.config.sections.role_kinds import ACTOR, kind_of
 from rlsdk.interfaces import Batch, SyncReport
 from rlsdk.rollouts import Group, make_batch
 from rlsdk.trainer.generation.group_source import GroupSource
-from rlsdk.trainer.generation.phases import RolloutPhase
 from rlsdk.trainer.generation.publishing import Publisher
 from rlsdk.trainer.generation.timeline import staleness_metrics
 from rlsdk.trainer.inputs.grading import CorrectRule, GradeSummary, check_failures
@@ -28,7 +27,6 @@ from rlsdk.trainer.learner.metrics import (
 from rlsdk.trainer.learner.state import TrainerState
 from rlsdk.trainer.learner.watch import ADVANTAGES, LearningWatch, quantized_notice
 from rlsdk.trainer.roles.policy_average import PolicyAverage
-from rlsdk.trainer.roles.serving import ServedWeights
 from rlsdk.trainer.stages.evaluation.run import Evaluated, Evaluation, rollout_info
 from rlsdk.trainer.stages.evaluation.schedule import Evaluations
 from rlsdk.trainer.stages.evaluation.settings import EvalOptions
@@ -70,7 +68,6 @@ class RlStage(Stage):
         self,
         source: GroupSource,
         learner: PolicyLearner,
-        phase: RolloutPhase,
         publisher: Publisher,
         evaluation: Evaluation | None,
         output: RunOutput,
@@ -79,13 +76,11 @@ class RlStage(Stage):
         state: TrainerState,
         when: EvalOptions | None = None,
         average: PolicyAverage | None = None,
-        weights: ServedWeights | None = None,
     ) -> None:
-        """`state` is shared with `phase` and `publisher`, which sync its policy version to the replicas through
-        `weights`; `when` schedules `evaluation`."""
+        """`state` is shared with `publisher`, which syncs its policy version to the replicas; `when` schedules
+        `evaluation`."""
         self.source = source
         self.learner = learner
-        self.phase = phase
         self.publisher = publisher
         self.output = output
         self._rules = {} if evaluation is None else {part.name: part.rule for part in evaluation.sets}
@@ -96,7 +91,6 @@ class RlStage(Stage):
         self.settings = settings
         self.state = state
         self.average = average
-        self.weights = weights
         self._step_of = {state.policy_version: 0}
         self._halted = self._settled = self._quantized_noted = False
         self._watch = LearningWatch()
@@ -137,7 +131,7 @@ class RlStage(Stage):
         if self.options.max_staleness:
             with self.output.view.phase("rollout"), clock.measure("rollout"):
                 return self.source.next()
-        with self.output.view.phase("rollout"), self.phase.clocked(clock):
+        with self.output.view.phase("rollout"), self.publisher.clocked(clock):
             try:
                 return self.source.next()
             except PreemptedError:
@@ -194,15 +188,14 @@ class RlStage(Stage):
             self.average.load(checkpoint)
 
     def close(self) -> None:
-        if self.weights is not None:
-            self.weights.close()
+        self.publisher.weights.close()
         self.source.close()
 
     def _evaluate(self, evaluation: Evaluation) -> Evaluated:
         """Evaluates the current weights on held-out prompts."""
         with ExitStack() as stack:
             if not self.source.serve():
-                stack.enter_context(self.phase.serving())
+                stack.enter_context(self.publisher.serving())
             return evaluation.run(self.evaluations.stop)
 
     def _metrics(
@@ -225,7 +218,7 @@ class RlStage(Stage):
             "policy/version": float(self.state.policy_version),
             "data/epoch": float(self.source.epoch),
             **synced,
-            **({"faults/replica_restarts": float(lost)} if self.weights and (lost := self.weights.restarts) else {}),
+            **({"faults/replica_restarts": float(lost)} if (lost := self.publisher.weights.restarts) else {}),
             **({REUSED: float(self.source.num_reused)} if self.source.num_reused else {}),
             **self.source.timeline.metrics(self.publisher.seconds),
             **clock.metrics(),
