@@ -278,7 +278,7 @@ def test_the_resume_names_the_setting_with_both_values_unless_nothing_is_lost(
     lenient = load_config([], [*task, "--reward_limits.on_failure", "-1.0"], registry)
     view, _, _ = resumed(lenient, registry, tmp_path / "run")
     [notice] = [notice for notice in view.notices if "not used" in notice]
-    assert "changed: reward_limits.on_failure (none -> -1.0); what was not trained is made again" in notice
+    assert "changed: reward_limits.on_failure (none -> -1.0); what was not trained on is generated again" in notice
     more = load_config([], [*task, "--trainer.steps", "3", "--reward_limits.on_failure", "-2.0"], registry)
     view, _, _ = resumed(more, registry, tmp_path / "run")
     assert not [notice for notice in view.notices if "not used" in notice], "every sample was trained on"

@@ -157,4 +157,4 @@ def test_samples_of_quantized_weights_are_named_and_what_corrects_them() -> None
     assert "--algorithm" not in corrected
     accounted = quantized_notice(7, 9, {"parity/log_prob_diff_mean": 0.0123}, accounted=True)
     assert accounted is not None
-    assert accounted.endswith("; it stands in the ratio")
+    assert accounted.endswith("; it is in the ratio")

@@ -66,7 +66,7 @@ class GenerationClient:
         """Whether all decoding is paused or about to be."""
         self._halted = False
         self._kept: list[Kept] = []
-        self._begun: dict[SampleSeed, GenerationOutput] = {}
+        self._partial: dict[SampleSeed, GenerationOutput] = {}
 
     def busy_s(self) -> float:
         """Seconds in which replicas had samples to generate, summed over replicas. Thread-safe."""
@@ -94,7 +94,7 @@ class GenerationClient:
         """Resumes what `interrupt` paused; `keep_cache`: keep the KV cache of the older weights."""
         await asyncio.gather(*(self._resume(at, keep_cache) for at in range(len(self._states))))
         for state in self._states:
-            state.moved = time.monotonic()
+            state.progress_at = time.monotonic()
         self.is_interrupted = self._halted
         self._flush_soon()
 
@@ -115,11 +115,11 @@ class GenerationClient:
                     with contextlib.suppress(Exception):  # its own poller detects this
                         await asyncio.wait_for(state.replica.abort(names), end - time.monotonic())
             await asyncio.sleep(LOOK_S / 10)
-        return [*self._kept, *self._flights.begun()]
+        return [*self._kept, *self._flights.partial()]
 
-    def begin_with(self, begun: Mapping[SampleSeed, GenerationOutput]) -> None:
+    def continue_from(self, partial: Mapping[SampleSeed, GenerationOutput]) -> None:
         """Sets partial outputs of an earlier process, which samples of later requests continue."""
-        self._begun.update(begun)
+        self._partial.update(partial)
 
     async def _resume(self, at: int, keep_cache: bool) -> None:
         state = self._states[at]
@@ -165,8 +165,8 @@ class GenerationClient:
         """As `generate`, with a given waiter for each sample, by index."""
         indices = sorted(samples)
         flight = Flight(request, priority, dict(samples))
-        if self._begun and (begun := self._begun_of(request, indices)):
-            for index, output in begun.items():
+        if self._partial and (partial := self._partial_of(request, indices)):
+            for index, output in partial.items():
                 self._continue(flight, output, flight.samples.pop(index))
             flights = reissued(flight)
         else:
@@ -174,9 +174,9 @@ class GenerationClient:
         for one in flights:
             self._enqueue(one)
 
-    def _begun_of(self, request: GenerationRequest, indices: Sequence[int]) -> dict[int, GenerationOutput]:
+    def _partial_of(self, request: GenerationRequest, indices: Sequence[int]) -> dict[int, GenerationOutput]:
         seeds = {index: (request.sampling.seed, index) for index in indices}
-        found = {index: self._begun.pop(seed) for index, seed in seeds.items() if seed in self._begun}
+        found = {index: self._partial.pop(seed) for index, seed in seeds.items() if seed in self._partial}
         return {index: output for index, output in found.items() if len(output.token_ids) < request.sampling.max_tokens}
 
     async def cancel(self, source: str, timeout_s: float) -> bool:
@@ -253,7 +253,7 @@ class GenerationClient:
     def _assign(self, flight: Flight, at: int) -> None:
         state = self._states[at]
         if not state.samples:
-            state.moved, state.life = time.monotonic(), state.health.life
+            state.progress_at, state.life = time.monotonic(), state.health.life
         flight.replica = at
         flight.attempts += 1
         state.count(len(flight.samples))
@@ -277,9 +277,9 @@ class GenerationClient:
             for name in lost.request_ids:
                 self._request_lost(at, name, lost.error)
         state.measure(collected, waiting=self._flights.are_waiting and not self.is_interrupted)
-        progress = (collected.num_decoded, state.seen[1] + len(collected.outputs))
-        if progress != state.seen or collected.lost:
-            state.seen, state.moved = progress, time.monotonic()
+        progress = (collected.num_decoded, state.last_progress[1] + len(collected.outputs))
+        if progress != state.last_progress or collected.lost:
+            state.last_progress, state.progress_at = progress, time.monotonic()
             state.health.handle(Event.ANSWERED, state.life)
         else:
             self._pollers[at].check_progress()
@@ -319,8 +319,8 @@ class GenerationClient:
         if not flight.samples:
             state.tokens -= len(flight.request.prompt_ids)
             self._flights.remove(output.request_id)
-        if (begun := flight.begun.get(output.sample_index)) is not None:
-            output = joined(begun, output)
+        if (partial := flight.partial.get(output.sample_index)) is not None:
+            output = joined(partial, output)
         if self._halted and output.finish_reason is FinishReason.ABORT:
             if len(output.token_ids):
                 self._kept.append((flight.request, output))
@@ -336,7 +336,7 @@ class GenerationClient:
         request = replace(unfinished(flight.request, output), request_id=name)
         again = Flight(request, flight.priority, {index: waiter}, attempts=flight.attempts)
         if len(output.token_ids):
-            again.begun[index] = output
+            again.partial[index] = output
         self._enqueue(again)
 
     def _request_lost(self, at: int, name: str, error: BaseException) -> None:

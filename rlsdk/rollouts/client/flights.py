@@ -70,7 +70,7 @@ class Flight:
     """Waiters of unfinished samples, by sample index."""
     replica: int | None = None
     attempts: int = 0
-    begun: dict[int, GenerationOutput] = field(default_factory=dict)
+    partial: dict[int, GenerationOutput] = field(default_factory=dict)
     """By sample index: partial output from before an interruption, which the request repeats as `response_ids`."""
 
     @property
@@ -95,7 +95,7 @@ def reissued(flight: Flight) -> list[Flight]:
             flight.priority,
             {index: flight.samples[index] for index in run},
             attempts=flight.attempts,
-            begun=flight.begun,
+            partial=flight.partial,
         )
         for run in runs
     ]
@@ -149,12 +149,12 @@ class Flights:
         """Removes and returns the requests that this replica has."""
         return [self._by_name.pop(name) for name in self.names_at(replica)]
 
-    def begun(self) -> list[Kept]:
+    def partial(self) -> list[Kept]:
         """Partial outputs of interrupted samples that are not finished."""
         return [
             (flight.request, output)
             for flight in self._by_name.values()
-            for index, output in flight.begun.items()
+            for index, output in flight.partial.items()
             if index in flight.samples
         ]
 

@@ -19,13 +19,13 @@ def unfinished(request: GenerationRequest, output: GenerationOutput) -> Generati
     )
 
 
-def joined(begun: GenerationOutput, rest: GenerationOutput) -> GenerationOutput:
+def joined(partial: GenerationOutput, rest: GenerationOutput) -> GenerationOutput:
     """Joins the two parts of one sample: tokens, log-probs and versions of both, and the end of the second."""
     return replace(
         rest,
-        token_ids=np.concatenate([begun.token_ids, rest.token_ids]),
-        log_probs=np.concatenate([begun.log_probs, rest.log_probs]),
-        versions=_runs(begun.versions, rest.versions),
+        token_ids=np.concatenate([partial.token_ids, rest.token_ids]),
+        log_probs=np.concatenate([partial.log_probs, rest.log_probs]),
+        versions=_runs(partial.versions, rest.versions),
     )
 
 

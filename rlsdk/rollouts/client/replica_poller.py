@@ -99,8 +99,8 @@ class ReplicaPoller:
         except Exception as error:
             state.error = error
         else:
-            state.error, state.paused, state.seen = None, False, (None, 0)
-            state.life, state.moved = state.health.life, time.monotonic()
+            state.error, state.paused, state.last_progress = None, False, (None, 0)
+            state.life, state.progress_at = state.health.life, time.monotonic()
             if state.meter is not None:
                 state.meter = ConcurrencyMeter(state.replica.max_running)
         self._callbacks.revived(self._at)
@@ -113,7 +113,7 @@ class ReplicaPoller:
             DeadlineError: there was no progress for `progress_s`.
         """
         state = self._state
-        silent_s = time.monotonic() - state.moved
+        silent_s = time.monotonic() - state.progress_at
         if not state.samples or self._callbacks.is_interrupted:
             return
         if silent_s > self._progress_s:

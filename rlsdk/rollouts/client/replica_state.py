@@ -88,9 +88,9 @@ class ReplicaState:
     samples: int = 0
     tokens: int = 0
     to_send: list[GenerationRequest] = field(default_factory=list)
-    seen: tuple[int | None, int] = (None, 0)
+    last_progress: tuple[int | None, int] = (None, 0)
     """Progress: tokens decoded, samples finished."""
-    moved: float = 0.0
+    progress_at: float = 0.0
     """Time when `seen` last changed."""
     error: BaseException | None = None
     """Error by which it was lost; None: it serves."""
@@ -101,7 +101,7 @@ class ReplicaState:
     """Time at which it got work after being idle; None: it is idle."""
     meter: ConcurrencyMeter | None = None
     """Adapts the number of its concurrent samples; None: as many as it decodes at once."""
-    made: int = 0
+    num_tokens: int = 0
     """Number of tokens in its finished samples."""
 
     @property
@@ -111,11 +111,11 @@ class ReplicaState:
 
     def measure(self, collected: Collected, *, waiting: bool) -> None:
         """Updates the limit from an answer."""
-        self.made += len(collected.outputs.token_ids)
+        self.num_tokens += len(collected.outputs.token_ids)
         if self.meter is not None:
             self.meter.report(
                 time.monotonic(),
-                tokens=self.made if collected.num_decoded is None else collected.num_decoded,
+                tokens=self.num_tokens if collected.num_decoded is None else collected.num_decoded,
                 samples=len(collected.outputs),
                 running=self.samples,
                 waiting=waiting,

@@ -135,9 +135,9 @@ class RolloutStream:
         """
         self._wait(self._client.resume(keep_cache=keep_cache), timeout_s, "resume")
 
-    def begin_with(self, begun: Mapping[SampleSeed, GenerationOutput]) -> None:
+    def continue_from(self, partial: Mapping[SampleSeed, GenerationOutput]) -> None:
         """Sets partial outputs of an earlier process, by seed and index, from which samples continue."""
-        self._loop.call_soon_threadsafe(self._client.begin_with, dict(begun))
+        self._loop.call_soon_threadsafe(self._client.continue_from, dict(partial))
 
     def cancel(self, source: str, timeout_s: float) -> bool:
         """Cancels the groups of a source that are being sampled; they are not delivered. Waits until no replica decodes

@@ -230,7 +230,8 @@ def _checked() -> Iterator[None]:
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, RlsdkError) as error:
         raise CheckpointError(
             f"a sample of the journal cannot be read ({type(error).__name__}: {error}): it is damaged, or of another "
-            "version of rlsdk. `--schedule.journal none` goes on without it: what was not trained is made again"
+            "version of rlsdk. `--schedule.journal none` continues without it: what was not trained on is "
+            "generated again"
         ) from error
 
 

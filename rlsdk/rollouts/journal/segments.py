@@ -203,9 +203,9 @@ def lines(folder: Path) -> Iterator[Mapping[str, Any]]:
 def damaged(folder: Path, problem: str) -> CheckpointError:
     """The error of a journal in `folder` that cannot be trusted, with the way out."""
     return CheckpointError(
-        f"{problem}. Restore the journal from a copy; or a resume goes on without it, after "
+        f"{problem}. Restore the journal from a copy; or a resume continues without it, after "
         f"`mv {shlex.quote(str(folder))} {shlex.quote(f'{folder}.damaged')}` or with `--schedule.journal none`: what "
-        "was not trained is made again"
+        "was not trained on is generated again"
     )
 
 

@@ -33,8 +33,8 @@ __all__ = [
     "MANIFEST",
     "MODEL_FOLDER",
     "BestRecord",
+    "CheckpointFolder",
     "CheckpointStore",
-    "Found",
     "damage",
     "faults",
     "is_checkpoint_name",
@@ -53,7 +53,7 @@ _REPLACED = re.compile(r"\.(step_\d{8,16})\.old")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class CheckpointFolder:
     """A folder with a checkpoint's name, whole or damaged."""
 
     path: Path
@@ -176,7 +176,7 @@ class CheckpointStore:
         """Path of the folder for the checkpoint of a step."""
         return self.folder / _name(step)
 
-    def find(self) -> list[Found]:
+    def find(self) -> list[CheckpointFolder]:
         """Every folder with a checkpoint's name, damaged ones included, in the order of writing (by step where the
         manifest cannot be read). Reads manifests and sizes, no content."""
         if not self.folder.is_dir():
@@ -214,13 +214,13 @@ class CheckpointStore:
             problems = item.problems or tuple(damage(item.path, part))
             if not problems:
                 for line in refused:
-                    notice(f"warning: skipped the damaged checkpoint {line}; going on from {item.path}")
+                    notice(f"warning: skipped the damaged checkpoint {line}; resuming from {item.path}")
                 return item.path
             refused.append(f"{item.path} ({'; '.join(problems[:3])})")
         if refused:
             raise CheckpointError(
                 f"every checkpoint in {self.folder} is damaged: {', '.join(refused)}. Restore one from a copy, or "
-                "start anew with --trainer.resume never"
+                "start from scratch with --trainer.resume never"
             )
         return None
 
@@ -306,15 +306,15 @@ def _name(step: int) -> str:
     return f"step_{step:08d}"
 
 
-def _look(path: Path, step: int) -> Found:
+def _look(path: Path, step: int) -> CheckpointFolder:
     try:
         manifest = read_manifest(path)
     except CheckpointError as error:
-        return Found(path=path, step=step, order=-1, problems=(str(error),))
+        return CheckpointFolder(path=path, step=step, order=-1, problems=(str(error),))
     problems = wrong_sizes(path, manifest)
     if manifest.step != step:
         problems.insert(0, f"{MANIFEST} is of step {manifest.step}")
-    return Found(path=path, step=step, order=manifest.order, problems=tuple(problems))
+    return CheckpointFolder(path=path, step=step, order=manifest.order, problems=tuple(problems))
 
 
 def _order_before(step: int, order_of: Mapping[int, int]) -> float:

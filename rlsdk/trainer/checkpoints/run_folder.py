@@ -309,7 +309,7 @@ def _set_aside(run_dir: Path, checkpoint: Path | None, notice: Notice) -> None:
         target = _new_folder(run_dir)
         for name in found:
             os.replace(run_dir / name, target / name)
-        notice(f"the folder held an earlier attempt that this run does not go on from: moved to {target}")
+        notice(f"the folder held an earlier attempt that this run does not continue: moved to {target}")
         return
     store = CheckpointStore(checkpoint.parent, 1)
     ranks = {item.path.name: rank for rank, item in enumerate(store.find())}

@@ -216,13 +216,13 @@ class GroupSource:
         self._ledger.load_state_dict(state)
         # If groups are replaced, the order of replacement depends on timing: a sample may end up in an earlier step.
         refills = self._max_groups_per_step is not None and not self._drains
-        begun = self._history.resume(
+        partial = self._history.resume(
             step,
             run=state.get("journal"),
             needed=lambda group: group in self._ledger.open or group >= self._ledger.next_group,
             newest_version=version if refills else None,
         )
-        self._stream.begin_with(begun)
+        self._stream.continue_from(partial)
         self._driver.schedule = self._schedule_from(step)
         self._state = self._ledger.state_dict()
 

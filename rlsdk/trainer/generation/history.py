@@ -167,7 +167,7 @@ class History:
 
 def unused_notice(folder: Path, found: Recorded) -> str:
     """Says why a journal's records are not used; empty if they are."""
-    again = "what was not trained is made again"
+    again = "what was not trained on is generated again"
     if found.is_foreign:
         return f"the samples in {folder} are not used: they are not of the run that wrote the checkpoint; {again}"
     if not found.differs:

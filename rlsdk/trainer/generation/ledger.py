@@ -63,7 +63,7 @@ class Ledger:
         if not {"prompts", "next_group", "until", "open"} <= state.keys():
             raise CheckpointError(
                 f"the checkpoint's account of the data has {sorted(state)}; expected also until and open: it was "
-                "written by another version of rlsdk. Start anew with --trainer.resume never"
+                "written by another version of rlsdk. Start from scratch with --trainer.resume never"
             )
         self._prompts.load_state_dict(state["prompts"])
         self.next_group = int(state["next_group"])

@@ -97,7 +97,7 @@ def recorded_groups(
         raise CheckpointError(f"{folder} has no journal of a step; a run writes one with `--schedule.journal all`")
     if steps != list(range(1, len(steps) + 1)):
         raise CheckpointError(
-            f"the journal in {folder} begins with step {steps[0]}: what is older was let go. Only a run with "
+            f"the journal in {folder} begins with step {steps[0]}: older records were removed. Only a run with "
             "`--schedule.journal all` can be replayed"
         )
     return found

@@ -26,8 +26,8 @@ class Symptom:
     """A problem that shows in a step's metrics."""
 
     name: str
-    shows: Callable[[Mapping[str, float]], bool]
-    says: Callable[[Mapping[str, float]], str]
+    is_shown: Callable[[Mapping[str, float]], bool]
+    describe: Callable[[Mapping[str, float]], str]
     patience: int = PATIENCE
     """Consecutive steps before a warning."""
 
@@ -85,32 +85,34 @@ def _describe_dead(metrics: Mapping[str, float]) -> str:
         "algorithm.correction, entropy_share), or the policy no longer depends on its weights, because an update made "
         f"them so large that its probabilities are 0, 1 or all equal (policy/entropy "
         f"{metrics.get('policy/entropy', math.nan):.4g} nats). The learning rate is too high then (policy/lr "
-        f"{metrics.get('policy/lr', math.nan):.3g}, train.optim.lr), and these weights do not recover: start anew with "
-        "a lower one, such as `--train.optim.lr 1e-6`, or resume a checkpoint of before"
+        f"{metrics.get('policy/lr', math.nan):.3g}, train.optim.lr), and these weights do not recover: start from "
+        "scratch with a lower one, such as `--train.optim.lr 1e-6`, or resume a checkpoint of before"
     )
 
 
 SYMPTOMS = (
     Symptom(
         name="saturated",
-        shows=_is_saturated,
-        says=lambda _: "every sample is correct, so there is nothing left to learn here. Stop, or take harder data",
+        is_shown=_is_saturated,
+        describe=lambda _: "every sample is correct, so there is nothing left to learn here. Stop, or take harder data",
     ),
-    Symptom(name="no_signal", shows=lambda m: _has_no_signal(m) and not _is_saturated(m), says=_describe_no_signal),
+    Symptom(
+        name="no_signal", is_shown=lambda m: _has_no_signal(m) and not _is_saturated(m), describe=_describe_no_signal
+    ),
     Symptom(
         name="not_finite",
-        shows=_is_not_finite,
-        says=lambda m: (
+        is_shown=_is_not_finite,
+        describe=lambda m: (
             "gradients are not finite, and such updates are left out. The learning rate may be too high "
             f"(train.optim.lr), rewards too large (reward/mean {m.get('reward/mean', 0.0):.3g}), or float16 too narrow "
             "(model.dtype bfloat16)"
         ),
     ),
-    Symptom(name="dead", shows=_is_dead, says=_describe_dead, patience=1),
+    Symptom(name="dead", is_shown=_is_dead, describe=_describe_dead, patience=1),
     Symptom(
         name="truncated",
-        shows=lambda m: m.get("response/truncated_share") == 1.0,
-        says=lambda m: (
+        is_shown=lambda m: m.get("response/truncated_share") == 1.0,
+        describe=lambda m: (
             f"every response was cut at its limit ({m.get('response/tokens_max', 0.0):.0f} tokens), so none has ended. "
             f"Raise rollout.max_response_tokens, or check that the model knows how to end: {SAMPLES}"
         ),
@@ -127,11 +129,11 @@ class LearningWatch:
     def step(self, step: int, metrics: Mapping[str, float]) -> Iterator[str]:
         """Processes a step's metrics; yields warnings."""
         for symptom in SYMPTOMS:
-            count = self._shown.get(symptom.name, 0) + 1 if symptom.shows(metrics) else 0
+            count = self._shown.get(symptom.name, 0) + 1 if symptom.is_shown(metrics) else 0
             self._shown[symptom.name] = count
             if count == symptom.patience:
                 steps = f"in step {step}" if count == 1 else f"for {count} steps in a row, up to step {step}"
-                yield f"warning: {steps}, {symptom.says(metrics)}"
+                yield f"warning: {steps}, {symptom.describe(metrics)}"
 
 
 LEARNING_RATES = (1e-10, 0.05)
@@ -232,7 +234,7 @@ def quantized_notice(
         quantized: number of tensors that are served as float8.
         total: number of tensors that are served.
         metrics: metrics of the step.
-        accounted: whether the policy that sampled stands in the ratio, or in a weight of it.
+        accounted: whether the policy that sampled is in the ratio, or in a weight of it.
     """
     if not quantized:
         return None
@@ -244,7 +246,7 @@ def quantized_notice(
     if "mismatch/kl_k1" in metrics:
         return f"{text}; mismatch/* shows how far apart they are"
     if accounted:
-        return f"{text}; it stands in the ratio"
+        return f"{text}; it is in the ratio"
     return (
         f"{text}, and nothing corrects that. Give --algorithm.correction.mode truncate, which also measures mismatch/*"
     )

@@ -115,6 +115,6 @@ class _Parts:
         if values.isnan().any():
             raise CheckpointError(
                 f"{str(self._folder)!r}: the average of {name!r} at {box} is not whole: a file of a rank is missing, "
-                "or the weights were not finite; set train.ema_decay null to go on without the average"
+                "or the weights were not finite; set train.ema_decay null to continue without the average"
             )
         return values

@@ -54,7 +54,7 @@ class RlOptions:
     has_entropy: bool = True
     """Whether the samples' log-probs estimate the policy's entropy."""
     accounts_for_sampler: bool = False
-    """Whether the policy that sampled stands in the ratio or in a weight, so that its difference is corrected."""
+    """Whether the policy that sampled is in the ratio or in a weight, so that its difference is corrected."""
     max_staleness: int = 0
     """Largest staleness in steps; above 0, groups are made while a step trains."""
     preempt_s: float = 60.0
