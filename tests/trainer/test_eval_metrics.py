@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlsdk.config.sections.evaluation import MAX_VOTES, powers_of_two
 from rlsdk.trainer.stages.evaluation.metrics import (
-    MAX_VOTES,
     Vote,
     clustered_error,
     majority_at_k,
     pass_at_k,
-    powers_of_two,
 )
 
 VOTES = st.lists(

@@ -12,6 +12,7 @@ import pytest
 from test_loop import HERE, TASK, Recorder, run, trainer_of
 
 from rlsdk.config import RunConfig, load_config
+from rlsdk.config.checks.watched import reported_in_rl
 from rlsdk.interfaces import ConfigError, LogProbKind, SamplingParams
 from rlsdk.registry import Registry
 from rlsdk.testing.process.models import write_tiny_model
@@ -64,6 +65,12 @@ def test_sets_have_their_own_rows_sampling_and_rewards(model: str, registry: Reg
     view = run(config_of(model, registry, 0, *sets, *EVERY_STEP), registry, tmp_path / "none")
     (found,) = run(config_of(model, registry, 1, *sets, *EVERY_STEP), registry, tmp_path / "run").evals[:1]
     assert view.evals == [found]  # seeds are those of the set: an evaluation is the same wherever it is made
+    names = {name for name in found if not name.startswith("time/")}
+    known = set(reported_in_rl(config_of(model, registry, 1, *sets, *EVERY_STEP)).metrics)
+    assert names <= known
+    # Nothing failed, no response marks an answer, and `top_k` or greedy samples have no entropy.
+    absent = ("invalid_share", "answered_share", "maj@", "entropy")
+    assert [name for name in known - names if not any(part in name for part in absent)] == []
     held, doubles = read_samples(tmp_path / "run", 0, "held"), read_samples(tmp_path / "run", 0, "doubles")
     assert len(held) == 3
     assert len(doubles) == 30
@@ -150,6 +157,23 @@ def test_an_evaluation_that_fails_later_ends_the_run_after_a_save(
         (["--checkpoint.best.metric", "eval/accuracy"], "never measured"),
         (["--checkpoint.best.metric", "eval/accuracy_gredy", "--eval.every_steps", "1"], "eval/accuracy_greedy"),
         (["--eval.early_stopping.metric", "reward/mean", "--eval.every_steps", "1"], "is not a metric of the eval"),
+        (["--eval.early_stopping.metric", "eval/reward/other_greedy", "--eval.every_steps", "1"], "is not a metric"),
+        (["--checkpoint.best.metric", "eval/rollout/turns_greedy", "--eval.every_steps", "1"], "is not a metric"),
+        (
+            ["--checkpoint.best.metric", "eval/maj@4_sampled", "--eval.every_steps", "1"],
+            "it needs several samples of a prompt, but eval.samples_per_prompt is 1",
+        ),
+        (
+            [
+                "--checkpoint.best.metric",
+                "eval/a/pass@16",
+                "--eval.every_steps",
+                "1",
+                "--eval.sets",
+                "{a: {samples_per_prompt: 6}}",
+            ],
+            "eval.sets.a.samples_per_prompt is 6, so there are eval/a/pass@1, eval/a/maj@1, eval/a/pass@2, ",
+        ),
     ],
 )
 def test_a_metric_that_is_never_measured_is_refused(

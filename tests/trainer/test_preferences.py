@@ -24,6 +24,7 @@ from rlsdk.config import (
     check_run,
     load_config,
 )
+from rlsdk.config.checks.watched import reported_on_pairs, watch_problems
 from rlsdk.interfaces import Batch, BatchError, ConfigError, DataError
 from rlsdk.registry import Registry
 from rlsdk.testing.process.models import write_tiny_model
@@ -179,6 +180,7 @@ def test_dpo_raises_margin_accuracy_and_what_greedy_answers_hold(
     )
     done = run(config, PairTraining.DPO, registry, tmp_path / "run", export=tmp_path / "after")
     before, after = done.view.evals[0], done.view.evals[-1]
+    assert set(after) == set(reported_on_pairs(config, PairTraining.DPO).metrics)
     # The policy begins as the reference: no pair is ahead, and the loss is what it is at a ratio of 1.
     assert before["eval/reward_margin_pairs"] == pytest.approx(0.0, abs=1e-5)
     assert before["eval/loss_pairs"] == pytest.approx({"sigmoid": 0.693147, "ipo": 25.0}[loss], rel=1e-4)
@@ -196,6 +198,10 @@ def test_a_reward_model_learns_pairs_and_reinforcement_learning_follows_it(
     config = config_of(model, rows, registry, "--preferences.steps", "20", "--preferences.center_coef", "0.01")
     done = run(config, PairTraining.REWARD_MODEL, registry, tmp_path / "rm", export=tmp_path / "scores")
     before, after = done.view.evals[0], done.view.evals[-1]
+    assert set(after) == set(reported_on_pairs(config, PairTraining.REWARD_MODEL).metrics)
+    watch = load_config([], ["--checkpoint.best.metric", "eval/acuracy_pairs"], registry)
+    (problem,) = watch_problems(watch, reported_on_pairs(watch, PairTraining.REWARD_MODEL))
+    assert "did you mean 'eval/accuracy_pairs'" in str(problem)
     assert before["eval/accuracy_pairs"] < 0.95
     assert after["eval/accuracy_pairs"] == 1.0
     assert after["eval/score_margin_pairs"] > before["eval/score_margin_pairs"] + 1.0

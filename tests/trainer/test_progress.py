@@ -8,8 +8,8 @@ import math
 import pytest
 
 from rlsdk.config import EarlyStoppingConfig, WatchConfig
-from rlsdk.interfaces import CheckpointError, ConfigError
-from rlsdk.trainer.stages.evaluation.progress import Best, Progress, after_evaluation, why_ended
+from rlsdk.interfaces import CheckpointError
+from rlsdk.trainer.stages.evaluation.progress import Best, Progress, after_evaluation, unmeasured, why_ended
 
 OFF = WatchConfig()
 HIGH = WatchConfig(metric="eval/a/accuracy")
@@ -88,8 +88,14 @@ def test_what_is_kept_in_a_checkpoint_reads_back_and_forgets_other_metrics() -> 
             Progress.load(spoilt, HIGH, LOW)
 
 
-def test_a_metric_that_was_not_measured_is_an_error_that_names_the_nearest() -> None:
-    with pytest.raises(
-        ConfigError, match=r"checkpoint\.best\.metric: 'eval/a/acuracy' .* did you mean 'eval/a/accuracy'"
-    ):
-        after([1.0, 2.0], WatchConfig(metric="eval/a/acuracy"), EarlyStoppingConfig())
+def test_an_evaluation_without_the_metric_is_said_and_counts_for_nothing() -> None:
+    watch = EarlyStoppingConfig(metric="eval/maj@4_sampled", patience=1)
+    before = after_evaluation(Progress(), 1, {"eval/maj@4_sampled": 0.5}, HIGH, watch)
+    assert after_evaluation(before, 2, {"eval/accuracy_sampled": 1.0}, HIGH, watch) == before
+    assert list(unmeasured({"eval/accuracy_sampled": 1.0}, HIGH, watch)) == [
+        "checkpoint.best.metric 'eval/a/accuracy' is not among the figures of this evaluation, so no checkpoint of "
+        "this step can be the best",
+        "eval.early_stopping.metric 'eval/maj@4_sampled' is not among the figures of this evaluation, so it does not "
+        "count for early stopping (no response marks an answer)",
+    ]
+    assert list(unmeasured({"eval/a/accuracy": 1.0}, HIGH, OFF)) == []

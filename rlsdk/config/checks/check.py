@@ -10,17 +10,17 @@ from typing import Any
 
 from rlsdk.config.checks.context import context_problems
 from rlsdk.config.checks.requirements import device_of, devices_of, role_requirements
+from rlsdk.config.checks.watched import reported_in_rl, watch_problems
 from rlsdk.config.derived.roles import Role, needed_roles, roles, with_dtype
 from rlsdk.config.introspection.options import backend_options, options_problems
 from rlsdk.config.introspection.validation_errors import shown, unknown_key
 from rlsdk.config.problem import Problem
 from rlsdk.config.sections.algorithm import POLICY_GRADIENT
 from rlsdk.config.sections.base import Options
-from rlsdk.config.sections.evaluation import is_measured, measured_figures, metric_names
 from rlsdk.config.sections.old_log_probs import OldLogProbs, choose_old_log_probs, differing_settings
 from rlsdk.config.sections.role_kinds import ACTOR, OPTIONAL_ROLES, ROLLOUT
 from rlsdk.config.sections.schema import RunConfig
-from rlsdk.interfaces import Algorithm, BackendKind, Capability, ChecksPlace, Head, LogProbKind, RlsdkError, nearest
+from rlsdk.interfaces import Algorithm, BackendKind, Capability, ChecksPlace, Head, LogProbKind, RlsdkError
 from rlsdk.registry import ComponentKind, Registry, Requirements, explain_lack, lacks
 
 SCORING = ("ForSequenceClassification", "ForTokenClassification")
@@ -76,7 +76,7 @@ def check_run(
             *_log_prob_kind(config, registry),
             *_components(config, registry),
             *_schedule(config, registry),
-            *_watched(config),
+            *watch_problems(config, reported_in_rl(config)),
         ]
     return list(dict.fromkeys(found))  # Roles that share a section share its problems.
 
@@ -148,28 +148,6 @@ def _missing_data(config: RunConfig) -> Iterator[Problem]:
 def _missing_rewards(config: RunConfig) -> Iterator[Problem]:
     if not config.rewards and not config.reward_models:
         yield Problem("rewards", "at least one is required: --reward NAME, or file.py:function")
-
-
-def _watched(config: RunConfig) -> Iterator[Problem]:
-    """Problems of metrics that something depends on but no evaluation reports."""
-    measures = config.eval.measures()
-    own = any(part.rewards for part in config.eval.sets.values())
-    figures = measured_figures(
-        has_rewards=own or bool(config.rewards), has_reward_models=bool(config.reward_models) and not own
-    )
-    for path, metric in watched(config):
-        if config.eval.every_steps is None:
-            yield Problem(path, f"{metric!r} is never measured: eval.every_steps is null")
-        elif not is_measured(metric, measures, figures):
-            known = metric_names(measures, figures)
-            near = nearest(metric, known)
-            yield Problem(path, f"{metric!r} is not a metric of the evaluations{near or f'; they have {known}'}")
-
-
-def watched(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Field and metric of everything that depends on the value of a metric."""
-    fields = {"checkpoint.best": config.checkpoint.best, "eval.early_stopping": config.eval.early_stopping}
-    return ((f"{path}.metric", watch.metric) for path, watch in fields.items() if watch.metric is not None)
 
 
 def _transport(config: RunConfig, device: str | None) -> Iterator[Problem]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,8 +21,10 @@ SAMPLED, GREEDY = "sampled", "greedy"
 FIGURES = ("accuracy", "accuracy_se", "reward", "reward_se", "tokens", "tokens_max", "truncated_share", "log_prob",
            "entropy", "invalid_share")  # fmt: skip
 """Metrics of every set; pass@k, maj@k, reward/NAME and rollout/NAME are added to them."""
-_AT_K = re.compile(r"(pass|maj)@[1-9]\d*")
-_NAMED = re.compile(r"(reward|rollout)/.+")
+AT_K = re.compile(r"(pass|maj)@[1-9]\d*")
+"""Pattern of metrics of several samples of a prompt."""
+MAX_VOTES = 256
+"""Largest n for which maj@k with k < n is computed: beyond it, binomials overflow float64."""
 
 
 class EvalSetConfig(Section):
@@ -206,28 +208,7 @@ class EvalConfig(Section):
         ]
 
 
-def is_measured(metric: str, measures: Sequence[Measure], figures: Collection[str] = FIGURES) -> bool:
-    """Whether evaluations report a metric of this name, as far as the name shows before the first evaluation.
-
-    `figures`: those of the run, see `measured_figures`.
-    """
-    for measure in measures:
-        before, _, after = measure.pattern.partition("{}")
-        if metric.startswith(before) and metric.endswith(after):
-            figure = metric[len(before) : len(metric) - len(after)]
-            if figure in figures or _AT_K.fullmatch(figure) or _NAMED.fullmatch(figure):
-                return True
-    return False
-
-
-def metric_names(measures: Sequence[Measure], figures: Collection[str] = FIGURES) -> Collection[str]:
-    """Names of the metrics that every measure has."""
-    return [measure.metric(figure) for measure in measures for figure in figures]
-
-
-def measured_figures(*, has_rewards: bool, has_reward_models: bool) -> Collection[str]:
-    """Those of `FIGURES` that the evaluations of a run report. Reward models do not score evaluations, so with them
-    there is no score to report; without rewards nothing is graded."""
-    missing = {"reward", "reward_se"} if has_reward_models else set()
-    missing |= set() if has_rewards else {"accuracy", "accuracy_se"}
-    return [figure for figure in FIGURES if figure not in missing]
+def powers_of_two(count: int) -> list[int]:
+    """1, 2, 4, ... up to `count`, and `count` itself."""
+    powers = [1 << at for at in range(count.bit_length()) if 1 << at <= count]
+    return sorted({*powers, count}) if count else []

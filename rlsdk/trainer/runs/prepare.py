@@ -11,6 +11,7 @@ from rlsdk.cluster import PlacementSpec
 from rlsdk.config import Problem, Role, RunConfig, check_run, with_dtype
 from rlsdk.config.checks.findings import Findings
 from rlsdk.config.checks.training import Training, table_of
+from rlsdk.config.checks.watched import reported_in_sft, reported_on_pairs, watch_problems
 from rlsdk.config.loading.other_names import RATES
 from rlsdk.registry import Registry
 from rlsdk.trainer.inputs.model_config import file_problems, model_fields, other_models
@@ -201,6 +202,9 @@ class _Checks:
 
         found.add(found.look(problems, []))
         if not samples:
+            kind = self.training.pairs
+            reported = reported_in_sft() if kind is None else reported_on_pairs(self.config, kind)
+            found.add(watch_problems(self.config, reported))
             return ()
         refused, notices = inspect_rewards(self.config.rewards)
         found.add(refused)

@@ -13,9 +13,6 @@ from functools import cache
 
 import numpy as np
 
-MAX_VOTES = 256
-"""Largest n for which maj@k with k < n is computed: beyond it, binomials overflow float64."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Vote:
@@ -24,12 +21,6 @@ class Vote:
     correct: bool
     answer: str | None
     """Key of the final answer: samples with equal keys agree. None: no final answer was found."""
-
-
-def powers_of_two(count: int) -> list[int]:
-    """1, 2, 4, ... up to `count`, and `count` itself."""
-    powers = [1 << at for at in range(count.bit_length()) if 1 << at <= count]
-    return sorted({*powers, count}) if count else []
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rlsdk.config import EarlyStoppingConfig, WatchConfig
-from rlsdk.interfaces import CheckpointError, ConfigError, nearest
+from rlsdk.interfaces import CheckpointError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,22 +56,39 @@ def after_evaluation(
 ) -> Progress:
     """Returns the progress updated with one more evaluation.
 
-    NaN is never better. Before the first step there is no checkpoint that could be the best one.
-
-    Raises:
-        ConfigError: a metric that is watched was not measured.
+    NaN is never better, and an evaluation without the metric counts for nothing. Before the first step there is no
+    checkpoint that could be the best one.
     """
-    if best.metric is not None and step > 0:
-        found = _measured(best.metric, metrics, "checkpoint.best.metric")
-        if _is_better(found, progress.best, best.mode, 0.0):
-            progress = replace(progress, best=Best(metric=best.metric, mode=best.mode, value=found, step=step))
-    if stopping.metric is None:
+    found = None if best.metric is None else metrics.get(best.metric)
+    if found is not None and step > 0 and _is_better(found, progress.best, best.mode, 0.0):
+        progress = replace(progress, best=Best(metric=str(best.metric), mode=best.mode, value=found, step=step))
+    found = None if stopping.metric is None else metrics.get(stopping.metric)
+    if found is None:
         return progress
-    found = _measured(stopping.metric, metrics, "eval.early_stopping.metric")
     if _is_better(found, progress.leader, stopping.mode, stopping.min_delta):
-        leader = Best(metric=stopping.metric, mode=stopping.mode, value=found, step=step)
+        leader = Best(metric=str(stopping.metric), mode=stopping.mode, value=found, step=step)
         return replace(progress, leader=leader, waited=0)
     return replace(progress, waited=progress.waited + 1)
+
+
+def unmeasured(metrics: Mapping[str, float], best: WatchConfig, stopping: WatchConfig) -> Iterator[str]:
+    """What is said of metrics that something depends on and an evaluation did not report."""
+    effects = {
+        "checkpoint.best.metric": (best.metric, "no checkpoint of this step can be the best"),
+        "eval.early_stopping.metric": (stopping.metric, "it does not count for early stopping"),
+    }
+    for field, (metric, effect) in effects.items():
+        if metric is not None and metric not in metrics:
+            yield f"{field} {metric!r} is not among the figures of this evaluation, so {effect}{_why_absent(metric)}"
+
+
+def _why_absent(metric: str) -> str:
+    """Why a metric that other evaluations may report is absent."""
+    if "maj@" in metric or "answered_share" in metric:
+        return " (no response marks an answer)"
+    if "pass@" in metric:
+        return " (no prompt has so many graded samples)"
+    return " (no sample was without a grade)" if "invalid_share" in metric else ""
 
 
 def why_ended(progress: Progress, stopping: EarlyStoppingConfig) -> str | None:
@@ -93,14 +110,6 @@ def _is_better(value: float, best: Best | None, mode: str, min_delta: float) -> 
     if best is None:
         return True
     return value > best.value + min_delta if mode == "max" else value < best.value - min_delta
-
-
-def _measured(metric: str, metrics: Mapping[str, float], field: str) -> float:
-    if metric not in metrics:
-        known = sorted(name for name in metrics if not name.startswith("time/"))
-        near = nearest(metric, known) or f"; there are {known}"
-        raise ConfigError(f"{field}: {metric!r} was not measured{near}")
-    return metrics[metric]
 
 
 def _kept(data: Any, watch: WatchConfig) -> Best | None:

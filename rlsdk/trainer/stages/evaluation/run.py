@@ -9,6 +9,7 @@ from typing import Any
 
 from rlsdk.algorithms import reaches
 from rlsdk.config import Measure
+from rlsdk.config.sections.evaluation import MAX_VOTES, powers_of_two
 from rlsdk.data import Prompt
 from rlsdk.interfaces import FinishReason, SamplingParams
 from rlsdk.rewards.text.answer import final_answer, parse_number
@@ -16,12 +17,10 @@ from rlsdk.rollouts import Group, RolloutStream, Sample, request_seed
 from rlsdk.trainer.generation.sampler import Draw, sample_all
 from rlsdk.trainer.inputs.grading import GradeSummary
 from rlsdk.trainer.stages.evaluation.metrics import (
-    MAX_VOTES,
     Vote,
     clustered_error,
     majority_at_k,
     pass_at_k,
-    powers_of_two,
 )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlsdk.interfaces import BatchError, CheckpointError
-from rlsdk.trainer.stages.evaluation.progress import Progress, after_evaluation, why_ended
+from rlsdk.trainer.stages.evaluation.progress import Progress, after_evaluation, unmeasured, why_ended
 from rlsdk.trainer.stages.evaluation.run import Evaluated
 from rlsdk.trainer.stages.evaluation.settings import EvalOptions
 from rlsdk.trainer.tracking.run_output import RunOutput
@@ -61,7 +61,6 @@ class Evaluations:
 
         Raises:
             EvaluationError: too many samples have no grade; the metrics are logged all the same.
-            ConfigError: a metric that is watched was not measured.
             EvaluationStoppedError: the run was asked to end; `missed` is set to this step.
         """
         if self._evaluate is None:
@@ -84,6 +83,8 @@ class Evaluations:
             self.first = metrics
         if found.failure is not None:
             raise EvaluationError(found.failure)
+        for text in unmeasured(metrics, self.options.best, self.options.stopping):
+            view.notice(text)
         self.progress = after_evaluation(self.progress, step, metrics, self.options.best, self.options.stopping)
 
     def check_stop(self) -> None:
