@@ -173,7 +173,10 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerContext:
-    """What a tracker is built from: `Tracker(context)`."""
+    """What a tracker is built from: `Tracker(context)`.
+
+    A tracker with an attribute `option_names` reads no other options: they are refused before the run.
+    """
 
     run_dir: str
     run_name: str

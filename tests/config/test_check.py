@@ -192,9 +192,9 @@ def test_components_that_are_not_there_are_refused_with_the_nearest_name(registr
         "algorithm.advantage",
         "algorithm.loss",
         "rewards.1.name",
+        "sharding.manager",
         "tracking.trackers",
         "trainer.callbacks",
-        "sharding.manager",
     ]
     assert "did you mean 'grpo'" in found[0]
 
@@ -220,6 +220,50 @@ def test_functions_of_a_file_are_loaded_and_their_signatures_checked(registry: R
 def test_an_option_that_a_function_does_not_take_is_refused(registry: Registry) -> None:
     found = problems(registry, "--algorithm.loss_options", "{clip_hihg: 0.3, clip_low: 0.1}")
     assert found == ["algorithm.loss_options.clip_hihg: 0.3: unknown key; did you mean 'clip_high'?"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            ["--algorithm.loss_options", "{clip_low: '0.2'}"],
+            "algorithm.loss_options.clip_low: '0.2': expected a number",
+        ),
+        (
+            ["--algorithm.loss_options", "{dual_clip: [3]}"],
+            "algorithm.loss_options.dual_clip: [3]: expected a number",
+        ),
+        (["--algorithm.advantage_options", "{scale: 3}"], "algorithm.advantage_options.scale: 3: expected a text"),
+        (
+            ["--rewards", "[{name: format, options: {tags: think}}]"],
+            "rewards.0.options.tags: 'think': expected a list",
+        ),
+        (
+            ["--rewards", "[{name: fuzzy, options: {by: f2}}]"],
+            "rewards.0.options.by: 'f2': expected one of 'f1' or 'edit'",
+        ),
+        (
+            ["--algorithm.loss", f"{OWN}:reinforce", "--algorithm.loss_options", "{limit: far}"],
+            "algorithm.loss_options.limit: 'far': expected a number",
+        ),
+        (
+            ["--rollout.rollouter_options", "{turns: 3}"],
+            "rollout.rollouter_options: {'turns': 3}: rollouter 'single_turn' has no options",
+        ),
+        (
+            ["--tracking.options", "{jsonl: {every: 3}}"],
+            "tracking.options.jsonl.every: 3: tracker 'jsonl' has no options",
+        ),
+        (
+            ["--tracking.trackers", "[mlflow]", "--tracking.options", "{mlflow: {experment: a}}"],
+            "tracking.options.mlflow.experment: 'a': unknown key; did you mean 'experiment'?",
+        ),
+    ],
+)
+def test_a_value_that_only_a_function_reads_is_checked_by_its_type(
+    flags: list[str], said: str, registry: Registry
+) -> None:
+    assert problems(registry, *flags) == [said]
 
 
 def test_the_devices_that_a_preset_deals_out_are_checked(registry: Registry) -> None:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlsdk.interfaces import ConfigError
 from rlsdk.rewards.text.texts import answer_text, edit_distance, exact, format, fuzzy, language
 
 from .conftest import sample
@@ -131,7 +132,7 @@ def test_the_language_has_options_and_names_an_unknown_script() -> None:
     assert language(sample("ab\u4f60\u597d"), min_share=0.5) == 1.0
     assert language(sample("ab\u4f60\u597d"), min_share=0.6) == 0.0
     assert language(sample("`x` \u0430"), ignore_code=False) == 0.5
-    with pytest.raises(ValueError, match=r"no such script.*ENGLISH"):
+    with pytest.raises(ConfigError, match=r"scripts has unknown names.*ENGLISH"):
         language(sample("a"), scripts=["english"])
 
 

@@ -83,8 +83,9 @@ def grpo(batch: Batch, *, normalize_std: bool = True, scale: str = "group", eps:
         The batch with `advantages`.
 
     Raises:
-        ConfigError: `scale` is unknown.
+        ConfigError: `scale` is unknown, or `eps` is below 0.
     """
+    _check_eps(eps)
     if scale not in SCALES:
         raise ConfigError(f"scale is {scale!r}{nearest(scale, SCALES)}; choose one of {list(SCALES)}")
     outcomes = _outcomes(batch)
@@ -93,6 +94,11 @@ def grpo(batch: Batch, *, normalize_std: bool = True, scale: str = "group", eps:
         deviation = _group_deviation(outcomes) if scale == "group" else _batch_deviation(outcomes)
         advantages = advantages / (deviation + eps)
     return with_advantages(batch, torch.where(outcomes.comparable, advantages, 0.0))
+
+
+def _check_eps(eps: float) -> None:
+    if not 0 <= eps < torch.inf:
+        raise ConfigError(f"eps is {eps!r}: expected a number of at least 0, such as 1e-6")
 
 
 @reads("uid", "valid")
@@ -124,7 +130,11 @@ def grpo_passk(batch: Batch, *, normalize_std: bool = True, eps: float = 1e-6) -
 
     Returns:
         The batch with `advantages`.
+
+    Raises:
+        ConfigError: `eps` is below 0.
     """
+    _check_eps(eps)
     outcomes = _outcomes(batch)
     groups, rewards = outcomes.groups, torch.where(outcomes.valid, outcomes.reward, -torch.inf)
     best = groups.largest(rewards)[groups.index]
@@ -133,7 +143,8 @@ def grpo_passk(batch: Batch, *, normalize_std: bool = True, eps: float = 1e-6) -
     second = groups.largest(torch.where(is_best, -torch.inf, rewards))[groups.index]
     advantages = torch.where(is_single, outcomes.reward - second, 0.0)
     if normalize_std:
-        advantages = advantages / (_group_deviation(outcomes) + eps)
+        # A single best row differs from another one, so its group has a deviation, also where eps is 0.
+        advantages = torch.where(is_single, advantages / (_group_deviation(outcomes) + eps), 0.0)
     return with_advantages(batch, advantages)
 
 

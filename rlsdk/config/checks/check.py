@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -13,13 +12,14 @@ from rlsdk.config.checks.requirements import device_of, devices_of, role_require
 from rlsdk.config.checks.watched import reported_in_rl, watch_problems
 from rlsdk.config.derived.roles import Role, needed_roles, roles, with_dtype
 from rlsdk.config.introspection.options import backend_options, options_problems
+from rlsdk.config.introspection.parameters import option_problems
 from rlsdk.config.introspection.validation_errors import shown, unknown_key
 from rlsdk.config.problem import Problem
 from rlsdk.config.sections.algorithm import POLICY_GRADIENT
 from rlsdk.config.sections.base import Options
 from rlsdk.config.sections.old_log_probs import OldLogProbs, choose_old_log_probs, differing_settings
 from rlsdk.config.sections.role_kinds import ACTOR, OPTIONAL_ROLES, ROLLOUT
-from rlsdk.config.sections.schema import RunConfig
+from rlsdk.config.sections.schema import SINGLE_TURN, RunConfig
 from rlsdk.interfaces import Algorithm, BackendKind, Capability, ChecksPlace, Head, LogProbKind, RlsdkError
 from rlsdk.registry import ComponentKind, Registry, Requirements, explain_lack, lacks
 
@@ -78,6 +78,7 @@ def check_run(
             *_schedule(config, registry),
             *watch_problems(config, reported_in_rl(config)),
         ]
+    found += _listeners(config, registry)
     return list(dict.fromkeys(found))  # Roles that share a section share its problems.
 
 
@@ -241,20 +242,37 @@ def _components(config: RunConfig, registry: Registry) -> Iterator[Problem]:
             if ":" not in reward.name and reward.judge is None:
                 path = f"eval.sets.{name}.rewards.{index}.name"
                 yield from _function(registry, ComponentKind.REWARD, path, reward.name, reward.options)
-    named = {
-        ComponentKind.TRACKER: ("tracking.trackers", config.tracking.trackers),
-    }
-    for kind, (path, names) in named.items():
-        for name in names:
-            yield from _registered(registry, kind, path, name)
-    for name in config.trainer.callbacks:
-        yield from _function(registry, ComponentKind.CALLBACK, "trainer.callbacks", name, {})
     rollout = config.rollout
     yield from _function(
         registry, ComponentKind.ROLLOUTER, "rollout.rollouter", rollout.rollouter, rollout.rollouter_options
     )
+    if rollout.rollouter == SINGLE_TURN and rollout.rollouter_options:
+        options = shown(dict(rollout.rollouter_options))
+        yield Problem("rollout.rollouter_options", f"{options}: rollouter {SINGLE_TURN!r} has no options")
     if config.sharding.manager != "auto":
         yield from _registered(registry, ComponentKind.SHARDING_MANAGER, "sharding.manager", config.sharding.manager)
+
+
+def _listeners(config: RunConfig, registry: Registry) -> Iterator[Problem]:
+    """Problems of trackers and callbacks, which every kind of training has."""
+    for name in config.tracking.trackers:
+        yield from _registered(registry, ComponentKind.TRACKER, "tracking.trackers", name)
+    for name, options in config.tracking.options.items():
+        yield from _of_tracker(registry, name, options)
+    for name in config.trainer.callbacks:
+        yield from _function(registry, ComponentKind.CALLBACK, "trainer.callbacks", name, {})
+
+
+def _of_tracker(registry: Registry, name: str, options: Options) -> Iterator[Problem]:
+    """Options that a tracker does not read, if it says which it reads."""
+    try:
+        known = getattr(registry.component(ComponentKind.TRACKER, name), "option_names", None)
+    except RlsdkError:
+        return  # Reported by `_registered`.
+    for option, value in options.items():
+        if known is not None and option not in known:
+            message = unknown_key(option, known) if known else f"tracker {name!r} has no options"
+            yield Problem(f"tracking.options.{name}.{option}", f"{shown(value)}: {message}")
 
 
 def _algorithm(registry: Registry, name: str, options: Options) -> Iterator[Problem]:
@@ -351,27 +369,14 @@ def _registered(registry: Registry, kind: ComponentKind, path: str, name: str) -
 
 
 def _function(registry: Registry, kind: ComponentKind, path: str, name: str, options: Options) -> Iterator[Problem]:
-    """Problems of a function and its options: options must be keyword parameters of it. Rewards are always imported, as
-    some need packages of their own."""
+    """Problems of a function and its options: options must be keyword parameters of it, of their types. Rewards are
+    always imported, as some need packages of their own."""
     if not options and kind is not ComponentKind.REWARD and registry.is_own(kind, name):
         return
     try:
-        known = keyword_parameters(registry.function(kind, name))
+        function = registry.function(kind, name)
     except RlsdkError as error:
         yield Problem(path, str(error))
         return
     prefix = path.removesuffix(".name") + ("_options" if kind is not ComponentKind.REWARD else ".options")
-    for option, value in options.items():
-        if known is not None and option not in known:
-            yield Problem(f"{prefix}.{option}", f"{shown(value)}: {unknown_key(option, sorted(known))}")
-
-
-def keyword_parameters(function: Any) -> dict[str, inspect.Parameter] | None:
-    """Keyword parameters after the first, positional one; None if it accepts any, or has no signature."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return None
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    return {p.name: p for p in parameters[1:] if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+    yield from (Problem(f"{prefix}.{problem.path}", problem.message) for problem in option_problems(function, options))

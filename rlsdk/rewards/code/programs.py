@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from rlsdk.confinement.sandbox import Limits, run_io, run_tests
-from rlsdk.interfaces import RewardSample
+from rlsdk.interfaces import ConfigError, RewardSample
 from rlsdk.rewards.code.program_tests import Case, comparable, read_tests
 from rlsdk.rewards.functions.load import checks_rows
 from rlsdk.rewards.text.answer import final_answer, without_thoughts
@@ -62,9 +62,13 @@ def code(
             code that you would run yourself.
 
     Raises:
+        ConfigError: `timeout_s` or `memory_mb` is not above 0.
         ValueError: the row has no tests, or their form is unknown; the message names the key.
         RuntimeError: this machine does not allow confinement.
     """
+    for name, value in {"timeout_s": timeout_s, "memory_mb": memory_mb}.items():
+        if not value > 0:
+            raise ConfigError(f"{name} is {value!r}: expected a number above 0")
     tests = read_tests(sample.row, field)
     program = program_of(sample.response)
     if program is None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from rlsdk.interfaces import RewardSample
+from rlsdk.interfaces import ConfigError, RewardSample
 from rlsdk.rewards.functions.load import checks_rows, prepared_by
 from rlsdk.rewards.text.answer import without_thoughts
 from rlsdk.rewards.text.texts import answer_text
@@ -38,11 +38,12 @@ def json_schema(sample: RewardSample, *, schema: Mapping[str, Any] | None = None
         field: field of the row with the schema, as an object or as JSON text.
 
     Raises:
-        ValueError: there is no schema, it is not valid, or it has a reference to outside of itself.
+        ValueError: the row has no schema, it is not valid, or it has a reference to outside of itself.
+        ConfigError: `schema` is not valid.
     """
     from referencing.exceptions import Unresolvable
 
-    validator = _validator(json.dumps(schema if schema is not None else _schema_of(sample, field)))
+    validator = _validator(json.dumps(_schema_of(sample, field))) if schema is None else _given(schema)
     text = _json_text(sample.response)
     if len(text) > MAX_CHARS:
         return 0.0
@@ -53,6 +54,13 @@ def json_schema(sample: RewardSample, *, schema: Mapping[str, Any] | None = None
         return 0.0
     except Unresolvable as error:
         raise ValueError(f"the schema has a reference to outside of itself, and nothing is fetched: {error}") from error
+
+
+def _given(schema: Mapping[str, Any]) -> Any:
+    try:
+        return _validator(json.dumps(schema))
+    except ValueError as error:
+        raise ConfigError(f"schema is {error}") from error
 
 
 def _schema_of(sample: RewardSample, field: str) -> Any:

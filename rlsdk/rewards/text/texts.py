@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from rlsdk.interfaces import RewardSample
+from rlsdk.interfaces import ConfigError, RewardSample
 from rlsdk.rewards.functions.load import checks_rows
 from rlsdk.rewards.text.answer import NO_ANSWER, final_answer, has_mark, without_thoughts
 
@@ -61,16 +61,19 @@ def fuzzy(
         threshold: return 1 if the similarity is at least this, else 0; None: return the similarity itself.
 
     Raises:
-        ValueError: the row has no reference, or `by` is neither `f1` nor `edit`.
+        ValueError: the row has no reference.
+        ConfigError: `by` is neither `f1` nor `edit`, or `threshold` is not from 0 to 1.
     """
     if by not in ("f1", "edit"):
-        raise ValueError(f"by is {by!r}; expected 'f1' or 'edit'")
+        raise ConfigError(f"by is {by!r}: expected 'f1' or 'edit'")
+    _check_share("threshold", threshold)
     similarity = _word_f1 if by == "f1" else _edit_similarity
     given = simple_words(answer_text(sample.response))
     best = max(similarity(given, simple_words(wanted)) for wanted in references(sample, field))
     return best if threshold is None else float(best >= threshold)
 
 
+@checks_rows
 def format(
     sample: RewardSample, *, tags: Sequence[str] = ("think", "answer"), opened: bool = False, only: bool = True
 ) -> float:
@@ -81,7 +84,12 @@ def format(
         tags: tag names without brackets.
         opened: the prompt ends with the first opening tag, so the response only closes it.
         only: allow only whitespace outside of the tags.
+
+    Raises:
+        ConfigError: there are no tags.
     """
+    if not tags:
+        raise ConfigError("tags is empty: expected at least one name, such as 'answer'")
     text = f"<{tags[0]}>{sample.response}" if opened and tags else sample.response
     at = 0
     for tag in tags:
@@ -96,6 +104,7 @@ def format(
     return float(not (only and text[at:].strip()))
 
 
+@checks_rows
 def language(
     sample: RewardSample,
     *,
@@ -113,17 +122,25 @@ def language(
         ignore_code: do not count letters in code between backticks.
 
     Raises:
-        ValueError: an entry of `scripts` is not the first word of any character's name.
+        ConfigError: there are no `scripts`, one is not the first word of any character's name, or `min_share` is not
+            from 0 to 1.
     """
+    _check_share("min_share", min_share)
     wanted = frozenset(script.upper() for script in scripts)
     unknown = wanted - _known_scripts()
-    if unknown:
-        raise ValueError(f"no such script: {sorted(unknown)}; use names such as 'LATIN', 'CYRILLIC' or 'CJK'")
+    if unknown or not wanted:
+        what = f"has unknown names {sorted(unknown)}" if unknown else "is empty"
+        raise ConfigError(f"scripts {what}: expected names such as 'LATIN', 'CYRILLIC' or 'CJK'")
     text = _CODE.sub(" ", sample.response) if ignore_code else sample.response
     letters = Counter(filter(str.isalpha, text))
     total = sum(letters.values())
     share = sum(count for letter, count in letters.items() if _script(letter) in wanted) / total if total else 0.0
     return share if min_share is None else float(share >= min_share)
+
+
+def _check_share(name: str, value: float | None) -> None:
+    if value is not None and not 0 <= value <= 1:
+        raise ConfigError(f"{name} is {value!r}: expected a number from 0 to 1, such as 0.5, or None")
 
 
 def answer_text(response: str) -> str:

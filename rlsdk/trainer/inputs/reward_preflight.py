@@ -99,6 +99,8 @@ def _fault(function: Any, row: DataRow) -> str | None:
     prompt = row.prompt if isinstance(row.prompt, str) else ""
     try:
         function(RewardSample(prompt=prompt, response="", answer=row.answer, row=row.row, truncated=False))
+    except ConfigError:  # of the options: `refused_options` reports it
+        return None
     except ValueError as error:
         return str(error)
     except Exception:  # Another kind of error, perhaps of the options; the grading process reports it with a traceback.

@@ -44,8 +44,14 @@ if TYPE_CHECKING:
     from rlsdk.trainer.tracking.events import RunView
 
 
-def rl_stage(config: RunConfig, registry: Registry, run_inputs: RunInputs, session: Session) -> RlStage:
-    """Builds the reinforcement learning stage on a running session."""
+def rl_stage(
+    config: RunConfig,
+    registry: Registry,
+    run_inputs: RunInputs,
+    session: Session,
+    algorithm: Algorithm | None = None,
+) -> RlStage:
+    """Builds the reinforcement learning stage on a running session; `algorithm`: None: built now."""
     view = run_inputs.output.view
     fleet = _fleet(config, registry, session, view)
     weights = fleet or ServedWeights(session, timeout_s=config.deadlines.sync_s)
@@ -59,7 +65,7 @@ def rl_stage(config: RunConfig, registry: Registry, run_inputs: RunInputs, sessi
     for notice in setting_notices(config, registry):
         view.notice(notice)
     publisher = _publisher(config, session, weights, stream, state, view)
-    algorithm = algorithm_of(config, registry, run_inputs)
+    algorithm = algorithm or algorithm_of(config, registry, run_inputs)
     evaluate = evaluation_of(
         config, run_inputs.eval_prompts, run_inputs.sampling, stream, session.rollout.spec.log_prob_kind
     )

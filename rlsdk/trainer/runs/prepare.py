@@ -15,6 +15,7 @@ from rlsdk.config.checks.watched import reported_in_sft, reported_on_pairs, watc
 from rlsdk.config.loading.other_names import RATES
 from rlsdk.registry import Registry
 from rlsdk.trainer.inputs.model_config import file_problems, model_fields, other_models
+from rlsdk.trainer.inputs.option_trials import refused_options
 from rlsdk.trainer.inputs.reward_preflight import inspect_rewards
 from rlsdk.trainer.inputs.sources import check_rows, source_checks
 from rlsdk.trainer.learner.watch import rate_notices
@@ -206,6 +207,7 @@ class _Checks:
             reported = reported_in_sft() if kind is None else reported_on_pairs(self.config, kind)
             found.add(watch_problems(self.config, reported))
             return ()
+        found.add(found.look(lambda: list(refused_options(self.config, self.registry)), []))
         refused, notices = inspect_rewards(self.config.rewards)
         found.add(refused)
         return notices

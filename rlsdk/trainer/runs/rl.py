@@ -14,7 +14,7 @@ from rlsdk.trainer.checkpoints.checkpoint import read_state
 from rlsdk.trainer.checkpoints.reference import FOLDER, find_reference, seal_reference
 from rlsdk.trainer.checkpoints.run_folder import CHECKPOINTS
 from rlsdk.trainer.roles.session import Session, sharding_manager, start_roles
-from rlsdk.trainer.runs.build_rl import rl_stage
+from rlsdk.trainer.runs.build_rl import algorithm_of, rl_stage
 from rlsdk.trainer.runs.run_inputs import RunInputs
 from rlsdk.trainer.runs.start import (
     RunResult,
@@ -37,11 +37,13 @@ if TYPE_CHECKING:
 def train_rl(start: Start, run_inputs: RunInputs, cluster: Cluster) -> RunResult:
     """One session of reinforcement learning, after the warm start if one is configured and not done."""
     view, checkpoint = start.view, start.resume.within(CHECKPOINTS)
+    # Options that the algorithm refuses are refused before a device is taken.
+    algorithm = algorithm_of(start.config, start.registry, run_inputs)
     warmed = _warm_start(start, cluster, run_inputs)
     if warmed is not None and start.stop():
         return _ended_in_warm_start(start, warmed.trainer)
     session = _rl_session(start, cluster, warmed)
-    stage = rl_stage(start.config, start.registry, run_inputs, session)
+    stage = rl_stage(start.config, start.registry, run_inputs, session, algorithm)
     with closing(stage):
         trainer = trainer_of(start, run_inputs, stage, session)
         if checkpoint is not None:

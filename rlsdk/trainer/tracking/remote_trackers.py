@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -99,6 +99,7 @@ class MlflowTracker:
     there.
     """
 
+    option_names: Collection[str] = ("tracking_uri", "experiment")
     FOLDER = "rlsdk.run_dir"
     """Tag of an MLflow run that holds the run's folder."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -39,6 +39,8 @@ class JsonlTracker:
     A resumed run drops the lines after the step that it continues from, because it writes them again. The files stay
     unchanged until the first line is logged: until then the run may still be refused.
     """
+
+    option_names: Collection[str] = ()
 
     def __init__(self, context: TrackerContext) -> None:
         self._folder = Path(context.run_dir)
@@ -138,6 +140,8 @@ class TensorBoardTracker:
 
     A resumed run tells TensorBoard to forget the steps that it repeats (the `purge_step` of its writers).
     """
+
+    option_names: Collection[str] = ()
 
     def __init__(self, context: TrackerContext) -> None:
         self._folder = Path(context.run_dir) / "tensorboard"
