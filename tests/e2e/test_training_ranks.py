@@ -26,7 +26,8 @@ from rlsdk.api.settings import Settings
 from rlsdk.chaos.account import CLOCK
 from rlsdk.cluster import PlacementSpec, PoolSpec
 from rlsdk.cluster.ray_cluster.local import LocalRay
-from rlsdk.rollouts.journal.journal import account, lines
+from rlsdk.rollouts.journal.recorded import account
+from rlsdk.rollouts.journal.segments import lines
 from rlsdk.trainer.runs.launch import launch
 from rlsdk.trainer.tracking.stopping import StopFlag
 from rlsdk.trainer.tracking.trackers import read_metrics
