@@ -84,7 +84,7 @@ def test_two_files_take_turns_and_are_used_again() -> None:
     before = descriptors()
     again = move("shared_file", shards_of(seed=3), ["float32"] * 5, (source, target))
     assert again[0].data_ptr() == early[0].data_ptr() != late[0].data_ptr()
-    assert descriptors() == before
+    assert descriptors() <= before  # fewer where garbage of an earlier test went meanwhile
 
 
 @pytest.mark.parametrize("name", ["shared_memory", "shared_file"])
