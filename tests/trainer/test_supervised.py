@@ -15,6 +15,7 @@ from test_loop import HERE, Recorder, config_of, model, registry
 from rlsdk.config import Role, sft_optim_spec
 from rlsdk.interfaces import TrainEngine, UnsupportedCapabilityError
 from rlsdk.registry import Registry
+from rlsdk.trainer.checkpoints.run_folder import ResumePoint
 from rlsdk.trainer.roles.device_turns import DeviceTurns
 from rlsdk.trainer.roles.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.roles.placement import roles
@@ -193,7 +194,7 @@ def test_an_engine_that_cannot_begin_anew_is_refused_before_supervised_training(
 
     table = roles(config, "cpu", needed=["actor"])
     start: Any = SimpleNamespace(  # all that is read before supervised training
-        config=config, checkpoint=None, table=table, turns=DeviceTurns, start_role=started
+        config=config, resume=ResumePoint(), table=table, turns=DeviceTurns, start_role=started
     )
     cluster: Any = InProcessStore()
     with (

@@ -176,14 +176,14 @@ def slow_engine(stage: RlStage) -> None:
 
 def slow_hold(stage: RlStage) -> None:
     """The copy of the weights takes as long as an update."""
-    weights = cast(Any, stage.publisher)._weights
-    hold = weights.hold
+    weights = cast(Any, stage.publisher).weights
+    snapshot = weights.snapshot
 
     def slow() -> None:
         time.sleep(0.2)
-        hold()
+        snapshot()
 
-    weights.hold = slow
+    weights.snapshot = slow
 
 
 @pytest.mark.parametrize(
