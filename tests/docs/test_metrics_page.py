@@ -40,7 +40,7 @@ def literals(file: Path) -> Iterator[str]:
 
 def test_every_name_in_the_trainer_s_source_is_on_the_page() -> None:
     patterns = explained()
-    found = {(name, file.name) for file in (ROOT / "rlsdk" / "trainer").glob("*.py") for name in literals(file)}
+    found = {(name, file.name) for file in (ROOT / "rlsdk" / "trainer").rglob("*.py") for name in literals(file)}
     assert len({name for name, _ in found}) > 40
     assert sorted(one for one in found if not any(p.fullmatch(one[0]) for p in patterns)) == []
 
