@@ -41,7 +41,7 @@ class Run:
 
     @property
     def metrics(self) -> Table:
-        """One row per step, with metrics by name (`reward/mean`, ...); see docs/running.md for their meaning."""
+        """One row per step, with metrics by name (`reward/mean`, ...); see docs/metrics.md for their meaning."""
         from rlsdk.trainer.tracking.trackers import read_metrics
 
         return Table(read_metrics(self.path))

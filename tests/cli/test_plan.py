@@ -532,7 +532,7 @@ SCHEMA = {
     ],
     "memory": ["known_bytes", "parts", "phase", "place"],
 }  # fmt: skip
-"""Of what `--json` prints: docs/running.md says what it means. Another one is another `schema`."""
+"""Of what `--json` prints: docs/planning.md says what it means. Another one is another `schema`."""
 
 
 def first(value: Any) -> Any:

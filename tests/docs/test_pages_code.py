@@ -24,7 +24,7 @@ from rlsdk.interfaces import INTERFACE_VERSION, BackendSpec, Batch, RewardSample
 from rlsdk.registry import ComponentKind, Registry
 
 DOCS = Path(__file__).parents[2] / "docs"
-NAMED = ("tutorial", "plugin_tutorial", "plugins", "running", "python", "evaluation", "extending", "rewards", "agents",
+NAMED = ("tutorial", "plugin_tutorial", "plugins", "running", "data", "pairs", "planning", "devices", "stopping", "run_page", "python", "evaluation", "extending", "rewards", "agents",
          "schedules", "reliability", "concepts", "metrics", "index")  # fmt: skip
 PAGES = [DOCS.parent / "README.md", *(DOCS / f"{name}.md" for name in NAMED), *sorted((DOCS / "readers").glob("*.md"))]
 PLACEHOLDERS = re.compile(r"\$\w+|\b[A-Z]+\b(?!:)")

@@ -75,7 +75,7 @@ def connect(
     if not is_authenticated():
         _log.warning(
             "the Ray cluster at %s asks for no token: anyone who reaches its ports can run code as its user. Start it, "
-            "and this program, with RAY_AUTH_MODE=token; see 'Several nodes' in docs/running.md",
+            "and this program, with RAY_AUTH_MODE=token; see 'Several nodes' in docs/devices.md",
             address,
         )
     return None
