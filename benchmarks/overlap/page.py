@@ -1,4 +1,4 @@
-"""Rows as a table of the terminal, and of docs/schedules.md."""
+"""Rows as a table of the terminal, and of docs/schedule_figures.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.table import Table
 from benchmarks.overlap.rows import Measured
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE, TABLE = ROOT / "docs" / "schedules.md", ROOT / "docs" / "overlap.json"
+PAGE, TABLE = ROOT / "docs" / "schedule_figures.md", ROOT / "docs" / "overlap.json"
 BEGIN, END = "<!-- overlap: begin -->", "<!-- overlap: end -->"
 """Around what is written into the page."""
 HEADINGS = (

@@ -113,7 +113,7 @@ DPO = (
     "0.2",
 )
 """The two answers of a pair have most letters in common, so with the default beta of 0.1 the right one becomes less
-likely together with the wrong one, and even then the supervised term is what holds it: docs/algorithms.md."""
+likely together with the wrong one, and even then the supervised term is what holds it: docs/algorithm_figures.md."""
 
 
 def train_dpo(task: Task, seed: int, folder: Path) -> Outcome:

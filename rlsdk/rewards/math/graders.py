@@ -33,7 +33,7 @@ def gsm8k(sample: RewardSample) -> float:
 
     The number must stand alone after the last `####`, in the last `\boxed{}`, or between the last answer tags. A unit,
     bold type, a currency sign or a name (`x = 18`) is allowed. A response without such a mark scores 0, so it does not
-    pay to repeat the question or to list candidates. docs/rewards.md has the rules for numbers and units.
+    pay to repeat the question or to list candidates. docs/graders.md has the rules for numbers and units.
 
     Raises:
         ValueError: the reference answer is not a number.

@@ -36,7 +36,7 @@ def math(sample: RewardSample, *, ordered: bool = False) -> float:
     r"""Returns 1 if the response's final answer equals the reference, else 0.
 
     The final answer is the text after the last `####`, in the last `\boxed{}`, or between answer tags. If the response
-    is one short line without a mark, the whole line is the answer. docs/rewards.md defines equality:
+    is one short line without a mark, the whole line is the answer. docs/graders.md defines equality:
 
     - Numbers must be exact and fully evaluated (0.333333 is not 1/3, `6*7` is not 42).
     - Lists match in any order; tuples and intervals match with their brackets.
