@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from rlsdk.interfaces.algorithm import Algorithm, AlgorithmContext, Example, Models, Update
 from rlsdk.interfaces.backend import INTERFACE_VERSION, BackendKind, BackendSpec, ChecksPlace, ComponentSpec
-from rlsdk.interfaces.batch import SCHEMA, Batch, FieldSpec, Per, check_batch, concat, rejoin
+from rlsdk.interfaces.batch import Batch, check_batch, check_samples, concat, rejoin
+from rlsdk.interfaces.batch_schema import SCHEMA, FieldSpec, Per
 from rlsdk.interfaces.capability import Capability, LogProbKind
 from rlsdk.interfaces.errors import (
     BatchError,
@@ -189,6 +190,7 @@ __all__ = [
     "WorkerReceipt",
     "Workload",
     "check_batch",
+    "check_samples",
     "concat",
     "fingerprint",
     "hookimpl",

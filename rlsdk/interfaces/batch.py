@@ -1,8 +1,8 @@
 """The one batch layout: its schema, and the packed container that carries it.
 
 Shape legend, used in every docstring of the project:
-`B` rows (one row is one prompt with one response), `N` tokens of all rows together, `T` longest row,
-`G` responses per prompt, `V` vocabulary.
+`B` rows (one row is the tokens of a prompt and a response), `S` samples (each of one row, or of several where a
+history was cut), `N` tokens of all rows together, `T` longest row, `G` samples per prompt, `V` vocabulary.
 
 Batches are stored and sent packed: one flat `[N]` tensor per field, rows end to end, and `lengths [B]`. Their size
 depends on the real tokens, not on the longest row. Right-padded `[B, T]` tensors are made on demand (`Batch.padded`).
@@ -15,9 +15,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from rlsdk.interfaces.batch_schema import SCHEMA, Per
 from rlsdk.interfaces.errors import BatchError, nearest
 
 if TYPE_CHECKING:
@@ -27,70 +27,6 @@ if TYPE_CHECKING:
 
 _LONG_ROW = 256
 """Tokens."""
-
-
-class Per(StrEnum):
-    """What one element of a field belongs to."""
-
-    TOKEN = "token"
-    """Flat `[N]`, or `[N, ...]`."""
-    ROW = "row"
-    """`[B]`, or `[B, ...]`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FieldSpec:
-    """One known field of a batch."""
-
-    per: Per
-    dtype: str
-    doc: str
-
-
-def _token(dtype: str, doc: str) -> FieldSpec:
-    return FieldSpec(per=Per.TOKEN, dtype=dtype, doc=doc)
-
-
-def _row(dtype: str, doc: str) -> FieldSpec:
-    return FieldSpec(per=Per.ROW, dtype=dtype, doc=doc)
-
-
-SCHEMA: Mapping[str, FieldSpec] = {
-    "input_ids": _token("int64", "Prompt, response and tool tokens."),
-    "response_mask": _token("bool", "True on tokens that the policy sampled; prompt and tool tokens are False."),
-    "rollout_log_probs": _token("float32", "As the rollout engine returned them at sampling; 0 off the mask."),
-    "old_log_probs": _token("float32", "Recomputed by the train engine with the weights before this update."),
-    "ref_log_probs": _token("float32", "Under the frozen reference policy."),
-    "values": _token("float32", "Of the critic, before this update."),
-    "token_level_rewards": _token("float64", "Reward of each token, KL penalty included where one is set."),
-    "advantages": _token("float32", "Weight of each token in the policy gradient; 0 off the mask."),
-    "returns": _token("float32", "Target of the critic."),
-    "token_scores": _token("float64", "Reward of single tokens, where a reward gives them; beside `scores`."),
-    "entropy": _token("float32", "Of the policy before this update, in nats."),
-    "rollout_weight": _token(
-        "float32", "Importance weight of the train policy against the rollout policy; no gradient."
-    ),
-    "loss_weight": _token(
-        "float32",
-        "Share of each token in the mini-batch loss, 0 off the mask. Normalised over the whole mini-batch, so a loss "
-        "is sum(loss_weight * per-token loss) however rows are cut.",
-    ),
-    "row_id": _row("int64", "Identity of the row within its step; unique, and kept by every operation."),
-    "uid": _row(
-        "int64",
-        "Which prompt the row answers; equal within a group. Rows of a group may differ in their prompt tokens.",
-    ),
-    "scores": _row("float64", "Reward of the whole row, before any KL penalty. Equal scores may differ by rounding."),
-    "policy_version": _row("int64", "Version of the policy that sampled the row's first token."),
-    "truncated": _row("bool", "True where the response hit its token limit."),
-    "valid": _row("bool", "False where the reward failed: the row is counted and carries no gradient."),
-    "trained": _row("bool", "False where the row's score counts for its group, but its tokens carry no loss."),
-    "baseline_scores": _row("float64", "Score of a greedy response to the same prompt; NaN where it has none."),
-    "chosen": _row("bool", "Preference pairs: True on the better row of a `uid`."),
-    "margin": _row("float32", "Preference pairs: by how much the better row is to win; read on that row."),
-    "row_weight": _row("float32", "Share of the row's pair in the mini-batch loss; equal on both rows."),
-}
-"""Every field that the core reads or writes. Other names are allowed; only their length is checked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +85,30 @@ class Batch:
 
         start = torch.repeat_interleave(self.offsets[:-1], self.lengths)
         return torch.arange(self.num_tokens, device=self.lengths.device) - start
+
+    @property
+    def sample_of_row(self) -> Tensor:
+        """`[B]` int64: the sample that each row belongs to, numbered from 0 in the order of their first rows.
+
+        Raises:
+            BatchError: the rows name samples, but not the prompt that each is of.
+        """
+        import torch
+
+        rows = torch.arange(self.num_rows, device=self.lengths.device)
+        if "sample" not in self.rows:
+            return rows
+        if "uid" not in self.rows:
+            raise BatchError(
+                "sample: counts the samples of a prompt, and the batch has no uid that says which prompt; keep `uid` "
+                f"with it, or neither. The batch has {sorted([*self.tokens, *self.rows])}"
+            )
+        uids, samples = (torch.unique(self.rows[name], return_inverse=True) for name in ("uid", "sample"))
+        known, index = torch.unique(uids[1] * len(samples[0]) + samples[1], return_inverse=True)
+        if len(known) == self.num_rows:
+            return rows
+        first = torch.full_like(known, self.num_rows).scatter_reduce(0, index, rows, "amin")
+        return first.argsort().argsort()[index]
 
     @property
     def num_bytes(self) -> int:
@@ -333,7 +293,7 @@ def check_batch(batch: Batch, requires: Iterable[str] = ()) -> None:
     for fields, per, size in ((batch.tokens, Per.TOKEN, num_tokens), (batch.rows, Per.ROW, num_rows)):
         for name, tensor in fields.items():
             known = SCHEMA.get(name)
-            if known and known.per is not per:
+            if known and (known.per is Per.TOKEN) is not (per is Per.TOKEN):
                 raise BatchError(f"{name}: is a per-{known.per} field, but was given per {per}")
             if tensor.dim() == 0 or tensor.shape[0] != size:
                 unit = "N tokens" if per is Per.TOKEN else "B rows"
@@ -347,6 +307,31 @@ def check_batch(batch: Batch, requires: Iterable[str] = ()) -> None:
     distinct = len(set(batch.rows["row_id"].tolist()))
     if distinct != num_rows:
         raise BatchError(f"row_id: {num_rows} rows but {distinct} distinct identities")
+    check_samples(batch)
+
+
+def check_samples(batch: Batch) -> None:
+    """Raises `BatchError` where a field of samples differs between the rows of one."""
+    import torch
+
+    index = batch.sample_of_row
+    count = int(index.max()) + 1 if batch.num_rows else 0
+    if count == batch.num_rows:
+        return
+    rows = torch.arange(batch.num_rows, device=index.device)
+    first = torch.full_like(index[:count], batch.num_rows).scatter_reduce(0, index, rows, "amin")[index]
+    for name, values in batch.rows.items():
+        if name not in SCHEMA or SCHEMA[name].per is not Per.SAMPLE:
+            continue
+        differs = (values != values[first]) & ~(values.isnan() & values[first].isnan())
+        if differs.any():
+            row = int(differs.nonzero()[0])
+            one, other = (int(batch.rows["row_id"][at]) for at in (int(first[row]), row))
+            raise BatchError(
+                f"{name}: rows of equal uid and sample are one sample, with one value; sample "
+                f"{int(batch['sample'][row])} of uid {int(batch['uid'][row])} has {values[first][row].item()} in "
+                f"row_id {one} and {values[row].item()} in row_id {other}. Number the samples of a uid"
+            )
 
 
 def _to_array(tensor: Tensor) -> Any:

@@ -56,7 +56,7 @@ def joined_ids(spans: Sequence[Span]) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Trajectory:
-    """One sample: its spans in order, the prompt first."""
+    """One row of a sample: its spans in order, the prompt first."""
 
     spans: tuple[Span, ...]
     finish_reason: FinishReason
