@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from rlsdk.interfaces.capability import Capability, LogProbKind
 
-INTERFACE_VERSION = (2, 0)
+INTERFACE_VERSION = (2, 1)
 """Version of everything in `rlsdk.interfaces`. A plugin fits when its major number is equal and its minor is not
 newer."""
 

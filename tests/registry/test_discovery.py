@@ -65,6 +65,15 @@ def test_a_failed_import_is_a_loud_error_with_its_own_message_when_asked_for_by_
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
+@pytest.mark.parametrize("interface", ["(2, 0)", str(INTERFACE_VERSION)])
+def test_a_plugin_of_this_or_an_older_minor_version_is_usable(install: Install, interface: str) -> None:
+    install("rlsdk-acme", backend_source("acme", more=f"interface={interface}"))
+    registry = Registry.discover()
+    (row,) = rows_of(registry, "rlsdk-acme")
+    assert row.state is State.READY
+    assert registry.backend(BackendKind.TRAIN, "acme").name == "acme"
+
+
 @pytest.mark.parametrize("interface", ["(3, 0)", "(2, 99)", "(0, 9)"])
 def test_a_plugin_written_for_another_interface_is_refused_with_both_versions(install: Install, interface: str) -> None:
     install("rlsdk-acme", backend_source("acme", more=f"interface={interface}"))

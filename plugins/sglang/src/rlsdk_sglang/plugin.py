@@ -10,7 +10,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
     register(
         BackendSpec(
             name="sglang",
-            interface=(2, 0),
+            interface=(2, 1),
             kind=BackendKind.ROLLOUT,
             engine="rlsdk_sglang.engine:SglangRolloutEngine",
             options="rlsdk_sglang.config:SglangOptions",

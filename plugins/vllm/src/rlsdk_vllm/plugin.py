@@ -11,7 +11,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
         BackendSpec(
             name="vllm",
             kind=BackendKind.ROLLOUT,
-            interface=(2, 0),
+            interface=(2, 1),
             engine="rlsdk_vllm.engine:VllmRolloutEngine",
             options="rlsdk_vllm.config:VllmOptions",
             forecast="rlsdk_vllm.forecast:forecast",
