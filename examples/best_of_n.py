@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from rlsdk.algorithms import SftObjective, has_signal, loss_weights, reaches
+from rlsdk.algorithms import Samples, SftObjective, has_signal, loss_weights, reaches
 from rlsdk.interfaces import Algorithm, AlgorithmContext, Batch, ConfigError, Models, Update
 
 
@@ -30,13 +30,17 @@ class BestOfN(Algorithm):
 
     def advantages(self, batch: Batch) -> tuple[Batch, Mapping[str, float]]:
         """1 on the tokens of the first best sample of each prompt, 0 on all others."""
-        chosen = torch.zeros(batch.num_rows)
-        for uid in torch.unique(batch["uid"]):
-            rows = ((batch["uid"] == uid) & batch["valid"]).nonzero()[:, 0]
-            scores = batch["scores"][rows]
-            if has_signal(scores) and reaches(float(scores.max()), self.min_score):
-                chosen[rows[scores.argmax()]] = 1.0
-        advantages = chosen[batch.row_of_token] * batch["response_mask"]
+        samples = Samples.of(batch)
+        uids, scores, chosen = (
+            samples.of_rows(batch["uid"]),
+            samples.of_rows(batch["scores"]),
+            torch.zeros(samples.count),
+        )
+        for uid in torch.unique(uids):
+            group = ((uids == uid) & samples.valid).nonzero()[:, 0]
+            if has_signal(scores[group]) and reaches(float(scores[group].max()), self.min_score):
+                chosen[group[scores[group].argmax()]] = 1.0
+        advantages = chosen[samples.of_token] * batch["response_mask"]
         return batch.with_tokens(advantages=advantages), {"best_of_n/rows": float(chosen.sum())}
 
     def updates(self, batch: Batch, *, step: int) -> Sequence[Update]:

@@ -39,6 +39,7 @@ from rlsdk.algorithms.objectives import (
     pair_weights,
 )
 from rlsdk.algorithms.objectives.value import explained_variance
+from rlsdk.algorithms.reductions import Samples
 from rlsdk.algorithms.signal import GroupSignal, group_signal, has_signal, reaches, score_dtype, scores_differ
 from rlsdk.algorithms.token_rewards import token_level_rewards
 from rlsdk.algorithms.versions import count_stale
@@ -55,6 +56,7 @@ __all__ = [
     "Mismatch",
     "PolicyObjective",
     "RewardModelObjective",
+    "Samples",
     "SftObjective",
     "ValueObjective",
     "cispo",

@@ -6,7 +6,7 @@ policy (recomputed by the train engine before the update). The policy loss of ea
 ratio old / rollout, without gradient. With a PPO loss, whose ratio is current / old, this is the decoupled objective
 with three policies (Hilton et al. 2021, arXiv 2110.00641; AReaL, Fu et al. 2025, arXiv 2505.24298).
 
-The two parts are independent: `correct_rollout` weights tokens, `reject_rows` removes rows from the loss.
+The two parts are independent: `correct_rollout` weights tokens, `reject_rows` removes samples from the loss.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.algorithms.kl import MAX_LOG_RATIO
-from rlsdk.algorithms.reductions import row_mean
+from rlsdk.algorithms.reductions import Samples
 from rlsdk.interfaces import Batch, ConfigError, nearest
 
 LEVELS = ("token", "sequence", "geometric")
@@ -38,10 +38,10 @@ def engine_log_ratio(batch: Batch, level: str) -> Tensor:
         raise ConfigError(f"correction level {level!r}{nearest(level, LEVELS)}; choose one of {list(LEVELS)}")
     mask = batch["response_mask"]
     ratio = torch.where(mask, batch["old_log_probs"] - batch["rollout_log_probs"], 0.0)
-    if level == "sequence":
-        ratio = batch.row_sum(ratio)[batch.row_of_token]
-    elif level == "geometric":
-        ratio = row_mean(ratio, mask, batch)[batch.row_of_token]
+    if level != "token":
+        samples = Samples.of(batch)
+        of_sample = samples.token_sum(ratio) if level == "sequence" else samples.token_mean(ratio, mask)
+        ratio = of_sample[samples.of_token]
     return torch.where(mask, ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO), 0.0).float()
 
 
@@ -79,11 +79,11 @@ def correct_rollout(
 
 @torch.no_grad()
 def reject_rows(batch: Batch, *, level: str = "geometric", upper: float = 1.001, lower: float = 0.999) -> Batch:
-    """Removes rows from the loss whose ratio old / rollout is outside the bounds.
+    """Removes samples from the loss whose ratio old / rollout is outside the bounds, with all their rows.
 
     It sets `trained` to False on them, so no aggregation counts them; their score still counts for their group.
     Sequence rejection (Liu et al. 2025, "When speed kills stability"; in verl `rollout_rs`). With `level` token, one
-    token outside the bounds rejects its row ("veto").
+    token outside the bounds rejects its sample ("veto").
 
     Args:
         batch: with `old_log_probs` for all rows, and `rollout_log_probs`.
@@ -98,7 +98,8 @@ def reject_rows(batch: Batch, *, level: str = "geometric", upper: float = 1.001,
     _check_bounds(lower, upper)
     ratio = engine_log_ratio(batch, level).exp()
     outside = batch["response_mask"] & ((ratio < lower) | (ratio > upper))
-    kept = batch.row_sum(outside.long()) == 0
+    samples = Samples.of(batch)
+    kept = (samples.token_sum(outside.long()) == 0)[samples.index]
     return batch.with_rows(trained=kept & batch["trained"] if "trained" in batch else kept)
 
 

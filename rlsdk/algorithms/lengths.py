@@ -1,6 +1,6 @@
 """Length penalties on scores, and the filter for truncated responses.
 
-Lengths are numbers of response tokens: those that the policy sampled, without tool tokens.
+Lengths are numbers of response tokens of a sample: those that the policy sampled, in all its rows, without tool tokens.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlsdk.algorithms.reductions import Groups, response_lengths, valid_rows
+from rlsdk.algorithms.reductions import Samples
 from rlsdk.algorithms.signal import scores_differ
 from rlsdk.interfaces import Batch, ConfigError
 
@@ -32,8 +32,9 @@ def overlong_punishment(batch: Batch, *, max_tokens: int, cache_tokens: int, fac
         raise ConfigError(f"cache_tokens is {cache_tokens!r}: expected from 1 to max_tokens, which is {max_tokens!r}")
     if factor < 0:
         raise ConfigError(f"factor is {factor!r}: expected a penalty of at least 0, such as 1.0")
-    excess = response_lengths(batch).double() - (max_tokens - cache_tokens)
-    return _add_to_scores(batch, -factor * (excess / cache_tokens).clamp(0.0, 1.0))
+    samples = Samples.of(batch)
+    excess = samples.lengths.double() - (max_tokens - cache_tokens)
+    return _add_to_scores(samples, -factor * (excess / cache_tokens).clamp(0.0, 1.0))
 
 
 def length_penalty(batch: Batch, *, coef: float, free_tokens: int = 0, max_penalty: float | None = None) -> Batch:
@@ -51,8 +52,9 @@ def length_penalty(batch: Batch, *, coef: float, free_tokens: int = 0, max_penal
     for name, value in (("coef", coef), ("free_tokens", free_tokens), ("max_penalty", max_penalty or 0)):
         if value < 0:
             raise ConfigError(f"{name} is {value!r}: expected a number of at least 0")
-    penalty = coef * (response_lengths(batch) - free_tokens).clamp(min=0).double()
-    return _add_to_scores(batch, -penalty if max_penalty is None else -penalty.clamp(max=max_penalty))
+    samples = Samples.of(batch)
+    penalty = coef * (samples.lengths - free_tokens).clamp(min=0).double()
+    return _add_to_scores(samples, -penalty if max_penalty is None else -penalty.clamp(max=max_penalty))
 
 
 def relative_length_reward(batch: Batch, *, coef: float = 1.0, right_from: float = 1.0) -> Batch:
@@ -60,26 +62,26 @@ def relative_length_reward(batch: Batch, *, coef: float = 1.0, right_from: float
 
     It is `l = 0.5 - (length - shortest) / (longest - shortest)` for correct answers, and `min(0, l)` for wrong ones, so
     that a short wrong answer gains nothing. Kimi k1.5 (Kimi team 2025, arXiv 2501.12599), section 2.3.3. `shortest` and
-    `longest` are over the valid rows of the group; if all have the same length, the term is 0.
+    `longest` are over the valid samples of the group; if all have the same length, the term is 0.
 
     Args:
         batch: a whole step with `scores`, `uid`, `response_mask`.
         coef: weight of the term; the paper warms it up.
         right_from: minimum score of a correct answer.
     """
-    groups, valid = Groups.of(batch), valid_rows(batch)
-    length = response_lengths(batch).double()
+    samples = Samples.of(batch)
+    groups, valid, length = samples.groups, samples.valid, samples.lengths.double()
     longest = groups.largest(torch.where(valid, length, -torch.inf))[groups.index]
     shortest = groups.smallest(torch.where(valid, length, torch.inf))[groups.index]
     spread = longest - shortest
     relative = torch.where(valid & (spread > 0), 0.5 - (length - shortest) / spread, 0.0)
-    scores = batch["scores"].double()
+    scores = samples.of_rows(batch["scores"]).double()
     is_right = ~scores_differ(torch.full_like(scores, right_from), scores)
-    return _add_to_scores(batch, coef * torch.where(is_right, relative, relative.clamp(max=0)))
+    return _add_to_scores(samples, coef * torch.where(is_right, relative, relative.clamp(max=0)))
 
 
 def overlong_filter(batch: Batch) -> Batch:
-    """Removes truncated rows from the loss, by setting `trained` to False.
+    """Removes truncated samples from the loss, by setting `trained` to False.
 
     Their score still counts for the group; their tokens have no loss, and no aggregation counts them. DAPO (arXiv
     2503.14476), section 3.4, "overlong filtering".
@@ -91,5 +93,7 @@ def overlong_filter(batch: Batch) -> Batch:
     return batch.with_rows(trained=kept & batch["trained"] if "trained" in batch else kept)
 
 
-def _add_to_scores(batch: Batch, change: Tensor) -> Batch:
-    return batch.with_rows(scores=batch["scores"] + change.to(batch["scores"].dtype))
+def _add_to_scores(samples: Samples, change: Tensor) -> Batch:
+    """`change` `[S]` is added to the score of each sample, on all its rows."""
+    scores = samples.batch["scores"]
+    return samples.batch.with_rows(scores=scores + change.to(scores.dtype)[samples.index])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.algorithms.kl import MAX_LOG_RATIO, k3
+from rlsdk.algorithms.reductions import Samples
 from rlsdk.interfaces import Batch
 
 
@@ -43,7 +44,7 @@ def mismatch(batch: Batch, train: Tensor, rollout: Tensor) -> Mismatch:
     """Compares the log-probs of two policies for the same tokens.
 
     Args:
-        batch: with `response_mask`; rows whose reward failed also count.
+        batch: with `response_mask`; samples whose reward failed also count.
         train: `[N]`, from the train engine.
         rollout: `[N]`, as returned at sampling.
     """
@@ -52,13 +53,14 @@ def mismatch(batch: Batch, train: Tensor, rollout: Tensor) -> Mismatch:
         return Mismatch()
     ours, theirs = train[mask].double(), rollout[mask].double()
     log_ratio = (ours - theirs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    of_row = batch.row_sum(torch.where(mask, train.double() - rollout.double(), 0.0))
-    sampled = batch.row_sum(mask.long()) > 0
+    samples = Samples.of(batch)
+    of_sample = samples.token_sum(torch.where(mask, train.double() - rollout.double(), 0.0))
+    sampled = samples.lengths > 0
     return Mismatch(
         kl_k1=float((theirs - ours).mean()),
         kl_k3=float(k3(theirs, ours).mean()),
         ess_token=_effective_share(log_ratio),
-        ess_sequence=_effective_share(of_row[sampled]),
+        ess_sequence=_effective_share(of_sample[sampled]),
         perplexity_train=float((-ours.mean()).exp()),
         perplexity_rollout=float((-theirs.mean()).exp()),
         ratio_max=float(log_ratio.max().exp()),

@@ -1,13 +1,14 @@
-"""Reductions over rows, groups and masks of the packed batch, for estimators, corrections and metrics."""
+"""Reductions over rows, samples, groups and masks of the packed batch, for estimators, corrections and metrics."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from rlsdk.interfaces import Batch
+from rlsdk.interfaces import Batch, check_samples
 
 
 def valid_rows(batch: Batch) -> Tensor:
@@ -27,33 +28,116 @@ def response_lengths(batch: Batch) -> Tensor:
     return batch.row_sum(batch["response_mask"].long())
 
 
-def total_scores(batch: Batch, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Returns `[B]` float64: `scores` plus the row's `token_scores`, if the batch has them, each rounded to `dtype`."""
-    scores: Tensor = batch["scores"].to(dtype).double()
-    if "token_scores" in batch:
-        scores = scores + batch.row_sum(batch["token_scores"].to(dtype).double())
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """The samples of a batch, in the order of their first rows, and reductions over their rows and tokens.
+
+    A sample has one row or several (`Batch.sample_of_row`). Its rows and tokens are in the order of `row_id`, wherever
+    they are in the batch.
+    """
+
+    batch: Batch
+    index: Tensor
+    """`[B]` int64: sample of each row, 0..count-1."""
+    count: int
+
+    @classmethod
+    def of(cls, batch: Batch) -> Samples:
+        """The samples of a batch.
+
+        Raises:
+            BatchError: rows of one sample differ in what a sample has once: its score, whether it is valid.
+        """
+        index = batch.sample_of_row
+        samples = cls(batch=batch, index=index, count=int(index.max()) + 1 if len(index) else 0)
+        if samples.has_several_rows:
+            check_samples(batch)
+        return samples
+
+    @property
+    def has_several_rows(self) -> bool:
+        """Whether a sample has more than one row."""
+        return self.count < self.batch.num_rows
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """`[B]` int64: the rows sample by sample, each in the order of `row_id`."""
+        if not self.has_several_rows:
+            return self.index
+        by_id = self.batch["row_id"].argsort()
+        return by_id[self.index[by_id].argsort(stable=True)]
+
+    @property
+    def tokens(self) -> Tensor:
+        """`[N]` int64: the positions of all tokens sample by sample, each in the order in which it was written."""
+        return self.batch.token_index(self.rows)
+
+    @cached_property
+    def of_token(self) -> Tensor:
+        """`[N]` int64: sample of each token."""
+        return self.index[self.batch.row_of_token]
+
+    @cached_property
+    def last(self) -> Tensor:
+        """`[S]` int64: the last row of each sample."""
+        return self.rows[self.sum(torch.ones_like(self.index)).cumsum(0) - 1]
+
+    def of_rows(self, per_row: Tensor) -> Tensor:
+        """Returns `[S]`: a value that all rows of a sample have in common, from `[B]`."""
+        return per_row[self.last]
+
+    def sum(self, per_row: Tensor) -> Tensor:
+        """Returns `[S]`: the sum of a `[B]` tensor over each sample's rows, in its dtype."""
+        return per_row.new_zeros(self.count).index_add(0, self.index, per_row)
+
+    def token_sum(self, flat: Tensor) -> Tensor:
+        """Returns `[S]`: the sum of a flat `[N]` tensor over each sample's tokens, in its dtype; differentiable."""
+        return flat.new_zeros(self.count).index_add(0, self.of_token, flat)
+
+    def token_mean(self, flat: Tensor, mask: Tensor) -> Tensor:
+        """Returns `[S]`: mean of a flat `[N]` tensor over each sample's tokens under `mask`; 0 if it has none.
+
+        Differentiable.
+        """
+        count = self.token_sum(mask.to(flat.dtype)).clamp(min=1)
+        return self.token_sum(torch.where(mask, flat, 0.0)) / count
+
+    @property
+    def valid(self) -> Tensor:
+        """`[S]` bool: samples whose reward can be used."""
+        return self.of_rows(valid_rows(self.batch))
+
+    @property
+    def lengths(self) -> Tensor:
+        """`[S]` int64: number of tokens of each sample that the policy sampled; tool tokens do not count."""
+        return self.token_sum(self.batch["response_mask"].long())
+
+    @property
+    def groups(self) -> Groups:
+        """The samples of each prompt: groups over `[S]` values."""
+        return Groups.by(self.of_rows(self.batch["uid"]))
+
+
+def total_scores(samples: Samples, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Returns `[S]` float64: `scores` plus the sample's `token_scores`, if the batch has them, each rounded to
+    `dtype`."""
+    scores: Tensor = samples.of_rows(samples.batch["scores"]).to(dtype).double()
+    if "token_scores" in samples.batch:
+        scores = scores + samples.token_sum(samples.batch["token_scores"].to(dtype).double())
     return scores
 
 
-def outcome_rewards(batch: Batch) -> Tensor:
-    """Returns `[B]` float64: sum of each row's `token_level_rewards` over its response; 0 on invalid rows."""
+def outcome_rewards(samples: Samples) -> Tensor:
+    """Returns `[S]` float64: sum of each sample's `token_level_rewards` over its response; 0 for invalid samples."""
+    batch = samples.batch
     rewards = torch.where(batch["response_mask"], batch["token_level_rewards"], 0.0)
-    return torch.where(valid_rows(batch), batch.row_sum(rewards.double()), 0.0)
+    return torch.where(samples.valid, samples.token_sum(rewards.double()), 0.0)
 
 
-def with_advantages(batch: Batch, per_row: Tensor) -> Batch:
-    """Adds `advantages`, flat `[N]` float32: the value of each row (`per_row`, `[B]`) on all its response tokens."""
-    spread = per_row.float()[batch.row_of_token]
-    return batch.with_tokens(advantages=torch.where(batch["response_mask"], spread, 0.0))
-
-
-def row_mean(values: Tensor, mask: Tensor, batch: Batch) -> Tensor:
-    """Returns `[B]`: mean of a flat `[N]` tensor over each row's tokens under `mask`; 0 if a row has none.
-
-    Differentiable.
-    """
-    count = batch.row_sum(mask.to(values.dtype)).clamp(min=1)
-    return batch.row_sum(torch.where(mask, values, 0.0)) / count
+def with_advantages(samples: Samples, per_sample: Tensor) -> Batch:
+    """Adds `advantages`, flat `[N]` float32: the value of each sample (`[S]`) on all its response tokens."""
+    spread = per_sample.float()[samples.of_token]
+    return samples.batch.with_tokens(advantages=torch.where(samples.batch["response_mask"], spread, 0.0))
 
 
 def standardize(values: Tensor, where: Tensor, *, eps: float = 1e-8) -> Tensor:
@@ -71,27 +155,32 @@ def standardize(values: Tensor, where: Tensor, *, eps: float = 1e-8) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Groups:
-    """Groups of rows with equal `uid` (any int64), and reductions over them."""
+    """Groups of rows or of samples with equal `uid` (any int64), and reductions over them."""
 
     index: Tensor
-    """`[B]` int64: group of each row, 0..count-1."""
+    """`[B]` or `[S]` int64: group of each row or sample, 0..count-1, in ascending order of `uid`."""
     count: int
 
     @classmethod
     def of(cls, batch: Batch) -> Groups:
-        """Groups the rows of a batch by the field `uid`."""
-        uids, index = torch.unique(batch["uid"], return_inverse=True)
+        """Groups the rows of a batch by the field `uid`. `Samples.groups` groups its samples."""
+        return cls.by(batch["uid"])
+
+    @classmethod
+    def by(cls, uid: Tensor) -> Groups:
+        """Groups whatever has these `uid`s."""
+        uids, index = torch.unique(uid, return_inverse=True)
         return cls(index=index, count=len(uids))
 
     def sum(self, values: Tensor) -> Tensor:
-        """Returns `[groups]`: sum of `values` (`[B]`) over each group, in their dtype; differentiable."""
+        """Returns `[groups]`: sum of `values` over each group, in their dtype; differentiable."""
         return values.new_zeros(self.count).index_add(0, self.index, values)
 
     def largest(self, values: Tensor) -> Tensor:
-        """Returns `[groups]`: maximum of `values` (`[B]`) in each group."""
+        """Returns `[groups]`: maximum of `values` in each group."""
         start = values.new_full((self.count,), -torch.inf)
         return start.scatter_reduce(0, self.index, values, "amax")
 
     def smallest(self, values: Tensor) -> Tensor:
-        """Returns `[groups]`: minimum of `values` (`[B]`) in each group."""
+        """Returns `[groups]`: minimum of `values` in each group."""
         return -self.largest(-values)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlsdk.algorithms.reductions import Groups, total_scores, valid_rows
+from rlsdk.algorithms.reductions import Samples, total_scores
 from rlsdk.interfaces import Batch
 
 ROUNDING = 2.0**-44
@@ -20,7 +20,7 @@ NEGLIGIBLE = 2.0**-50
 LOST = 2.0**-8
 """Share of a difference that may be lost in float32."""
 BEST = "best"
-"""Value of an estimator's attribute `compares`: it gives an advantage to a group's only best row, and to no other."""
+"""Value of an estimator's attribute `compares`: it gives an advantage to the only best sample of a group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class GroupSignal:
     uid: Tensor
     """`[groups]` int64."""
     num_valid: Tensor
-    """`[groups]` int64: rows with a usable score."""
+    """`[groups]` int64: samples with a usable score."""
     has_signal: Tensor
     """`[groups]` bool."""
 
@@ -64,12 +64,12 @@ def has_signal(
     """Whether the scores of one group differ.
 
     DAPO (Yu et al. 2025, arXiv 2503.14476), section 3.2, dynamic sampling: if all responses to a prompt are correct, or
-    all are wrong, their advantages are 0, and other prompts are sampled instead. An invalid row has no score and is
-    ignored; a group with fewer than two valid rows has no signal.
+    all are wrong, their advantages are 0, and other prompts are sampled instead. An invalid sample has no score and is
+    ignored; a group with fewer than two valid samples has no signal.
 
     Args:
-        scores: `[rows]` of one group.
-        valid: `[rows]` bool; None: all rows.
+        scores: `[samples]` of one group.
+        valid: `[samples]` bool; None: all samples.
         min_spread: the maximum minus the minimum score must exceed this.
         compares: see `group_signal`.
     """
@@ -85,13 +85,13 @@ def group_signal(batch: Batch, *, min_spread: float = 0.0, compares: str | None 
 
     Args:
         batch: whole groups, with `scores`, `uid` and, if rewards can fail, `valid`. `token_scores` are added to the
-            scores of their rows.
+            scores of their samples.
         min_spread: see `has_signal`.
         compares: the attribute of that name of the advantage estimator: None: all scores of a group; `best`: the best
             one with the second best.
     """
-    uid = torch.unique(batch["uid"])
-    groups, valid, scores = Groups.of(batch), valid_rows(batch), total_scores(batch)
+    uid, samples = torch.unique(batch["uid"]), Samples.of(batch)
+    groups, valid, scores = samples.groups, samples.valid, total_scores(samples)
     num_valid = groups.sum(valid.long())
     competing = torch.where(valid, scores, -torch.inf)
     largest = groups.largest(competing)
@@ -115,11 +115,12 @@ def score_dtype(batch: Batch) -> torch.dtype:
     Args:
         batch: with `scores`, and, where they are in use, `uid`, `valid`, `token_scores`, `baseline_scores`.
     """
-    valid = valid_rows(batch)
-    exact, rounded = total_scores(batch)[valid], total_scores(batch, torch.float32)[valid]
-    index = Groups.of(batch).index[valid] if "uid" in batch else torch.zeros(len(exact), dtype=torch.int64)
+    samples = Samples.of(batch)
+    valid = samples.valid
+    exact, rounded = total_scores(samples)[valid], total_scores(samples, torch.float32)[valid]
+    index = samples.groups.index[valid] if "uid" in batch else torch.zeros(len(exact), dtype=torch.int64)
     if "baseline_scores" in batch:
-        baseline = batch["baseline_scores"][valid].double()
+        baseline = samples.of_rows(batch["baseline_scores"])[valid].double()
         known = baseline.isfinite()
         exact, index = torch.cat([exact, baseline[known]]), torch.cat([index, index[known]])
         rounded = torch.cat([rounded, baseline[known].float().double()])

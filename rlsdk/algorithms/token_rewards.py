@@ -1,4 +1,4 @@
-"""Converts one score per row to a reward per token."""
+"""Converts one score per sample to a reward per token."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.algorithms.kl import REWARD_ESTIMATOR, kl_estimator
-from rlsdk.algorithms.reductions import valid_rows
+from rlsdk.algorithms.reductions import Samples
 from rlsdk.algorithms.signal import score_dtype
 from rlsdk.interfaces import Batch, BatchError, KlEstimator
 
@@ -18,10 +18,10 @@ def token_level_rewards(
     *,
     log_probs: Tensor | None = None,
 ) -> Batch:
-    """Puts each row's score on its last response token, and subtracts a KL penalty from every response token.
+    """Puts each sample's score on its last response token, and subtracts a KL penalty from every response token.
 
     Ziegler et al. 2019 (arXiv 1909.08593), equation 2, applied per token. If the batch has `token_scores`, they are
-    added on response tokens. Invalid rows get 0 everywhere. The score of a row without response tokens is dropped.
+    added on response tokens. Invalid samples get 0 everywhere. Without a response token the score is dropped.
 
     Args:
         batch: needs `scores [B]`, `response_mask`; with `kl_coef` also `ref_log_probs`.
@@ -38,13 +38,15 @@ def token_level_rewards(
         BatchError: a penalty has no log-probs, or some are not finite on a response token; the message names rows.
     """
     mask = batch["response_mask"]
-    position = torch.arange(batch.num_tokens, device=mask.device)
-    last = torch.full_like(batch.lengths, -1).scatter_reduce(0, batch.row_of_token, position.where(mask, -1), "amax")
-    usable = valid_rows(batch) & (last >= 0)
-    counted = mask & usable[batch.row_of_token]
+    samples = Samples.of(batch)
+    tokens, place = samples.tokens, torch.arange(batch.num_tokens, device=mask.device)
+    none = place.new_full((samples.count,), -1)
+    last = none.scatter_reduce(0, samples.of_token[tokens], place.where(mask[tokens], -1), "amax")
+    usable = samples.valid & (last >= 0)
+    counted = mask & usable[samples.of_token]
     dtype = score_dtype(batch)
     rewards = batch["scores"].new_zeros(batch.num_tokens, dtype=dtype)
-    rewards[last[usable]] = batch["scores"][usable].to(dtype)
+    rewards[tokens[last[usable]]] = samples.of_rows(batch["scores"])[usable].to(dtype)
     if "token_scores" in batch:
         rewards = rewards + torch.where(counted, batch["token_scores"].to(dtype), 0.0)
     if kl_coef:

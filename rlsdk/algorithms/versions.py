@@ -1,15 +1,17 @@
-"""Policy versions of the rows of a step."""
+"""Policy versions of the samples of a step."""
 
 from __future__ import annotations
 
+from rlsdk.algorithms.reductions import Samples
 from rlsdk.interfaces import Batch, BatchError
 
 
 def count_stale(batch: Batch, current_version: int) -> int:
-    """Number of rows of which a token was sampled with weights older than the current ones.
+    """Number of samples of which a token was sampled with weights older than the current ones.
 
     Args:
-        batch: with `policy_version` and `last_policy_version`: versions of each row's first and last sampled token.
+        batch: with `policy_version` and `last_policy_version`: versions of each row's first and last sampled token,
+            -1 where the policy sampled none.
         current_version: version of the weights before the step's first update.
 
     Raises:
@@ -27,4 +29,5 @@ def count_stale(batch: Batch, current_version: int) -> int:
             f"policy_version: row {at} begins at version {int(first[at])} and ends at {int(last[at])}; versions must "
             "not decrease within a row"
         )
-    return int((first < current_version).sum())
+    stale = (first >= 0) & (first < current_version)
+    return int((Samples.of(batch).sum(stale.long()) > 0).sum())

@@ -13,12 +13,13 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from rlsdk.algorithms.reductions import Groups, trained_rows
+from rlsdk.algorithms.reductions import Groups, Samples, trained_rows
 from rlsdk.interfaces import Batch, ConfigError, LossAggregation, nearest
 
 
 class Aggregation(StrEnum):
-    """Names of the built-in aggregations. Rows without loss, and rows without a response, never count."""
+    """Names of the built-in aggregations. A sequence is a sample, with all its rows. Rows without loss, and samples
+    without a token that has loss, never count."""
 
     TOKEN_MEAN = "token_mean"
     SEQUENCE_MEAN = "sequence_mean"
@@ -34,29 +35,30 @@ def token_mean(batch: Batch, counted: Tensor, max_tokens: int | None) -> Tensor:
 
 
 def sequence_mean(batch: Batch, counted: Tensor, max_tokens: int | None) -> Tensor:
-    """Gives every row the same weight: 1 / (rows * tokens of the row). GRPO (arXiv 2402.03300), equation 3; verl's
-    `seq-mean-token-mean`."""
-    row_tokens = batch.row_sum(counted.double())
-    return (1 / (row_tokens * _rows(batch, counted)))[batch.row_of_token]
+    """Gives every sample the same weight: 1 / (samples * tokens of the sample). GRPO (arXiv 2402.03300), equation 3;
+    verl's `seq-mean-token-mean`."""
+    samples = Samples.of(batch)
+    tokens = samples.token_sum(counted.double())
+    return (1 / (tokens * _count(samples, counted)))[samples.of_token]
 
 
 def sequence_sum(batch: Batch, counted: Tensor, max_tokens: int | None) -> Tensor:
-    """Gives every token the constant weight 1 / (rows * max_tokens). Dr. GRPO (arXiv 2503.20783), as in the authors'
+    """Gives every token the constant weight 1 / (samples * max_tokens). Dr. GRPO (arXiv 2503.20783), as in the authors'
     code and TRL."""
     constant = _constant("sequence_sum", max_tokens)
-    return (1 / (_rows(batch, counted) * constant)).expand(batch.num_tokens)
+    return (1 / (_count(Samples.of(batch), counted) * constant)).expand(batch.num_tokens)
 
 
 def sequence_token_sum(batch: Batch, counted: Tensor, max_tokens: int | None) -> Tensor:
-    """Sums over a row's tokens, and averages over rows: 1 / rows. The plain policy gradient; verl's
+    """Sums over a sample's tokens, and averages over samples: 1 / samples. The plain policy gradient; verl's
     `seq-mean-token-sum`. The scale grows with the length of responses: lower the learning rate, or clip the gradient.
     """
-    return (1 / _rows(batch, counted)).expand(batch.num_tokens)
+    return (1 / _count(Samples.of(batch), counted)).expand(batch.num_tokens)
 
 
 def token_sum_norm(batch: Batch, counted: Tensor, max_tokens: int | None) -> Tensor:
-    """Gives every token the weight 1 / max_tokens, so it also sums over rows. verl's `seq-mean-token-sum-norm`, whose
-    scale grows with the number of rows; `sequence_sum` also divides by the number of rows."""
+    """Gives every token the weight 1 / max_tokens, so it also sums over samples. verl's `seq-mean-token-sum-norm`,
+    whose scale grows with the number of samples; `sequence_sum` also divides by it."""
     return counted.new_full((), 1 / _constant("token_sum_norm", max_tokens), dtype=torch.float64).expand(len(counted))
 
 
@@ -88,7 +90,8 @@ def loss_weights(
         batch: one whole mini-batch: all rows of one optimizer step, over all ranks. Needs `response_mask`; if the batch
             has the fields `valid` and `trained` (see `SCHEMA`), rows where one is False have no loss.
         aggregation: a value of `Aggregation`, or a function.
-        max_tokens: the constant of `sequence_sum` and `token_sum_norm`: the maximum number of response tokens of a row.
+        max_tokens: the constant of `sequence_sum` and `token_sum_norm`: the maximum number of response tokens of a
+            sample.
 
     Returns:
         `[N]` float32, 0 outside of the mask. The weights of a mean add up to 1, or to 0 if no row has loss.
@@ -131,9 +134,9 @@ def keep_top_entropy(batch: Batch, share: float) -> Batch:
     return batch.with_tokens(loss_weight=torch.where(counted & (batch["entropy"] >= threshold), weight, 0.0))
 
 
-def _rows(batch: Batch, counted: Tensor) -> Tensor:
-    """Returns the number of rows with loss, float64."""
-    return (batch.row_sum(counted.long()) > 0).sum().double()
+def _count(samples: Samples, counted: Tensor) -> Tensor:
+    """Returns the number of samples with loss, float64."""
+    return (samples.token_sum(counted.long()) > 0).sum().double()
 
 
 def _aggregation(name: str | LossAggregation) -> LossAggregation:
@@ -149,6 +152,6 @@ def _constant(name: str, max_tokens: int | None) -> int:
     if max_tokens is None or max_tokens < 1:
         raise ConfigError(
             f"loss aggregation {name!r} divides by max_tokens, which is {max_tokens!r}: "
-            "give the maximum number of response tokens of a row"
+            "give the maximum number of response tokens of a sample"
         )
     return max_tokens

@@ -130,6 +130,7 @@ class PolicyLoss(Protocol):
         zero_without_advantage: True promises that tokens with advantage 0 have no gradient. Rows with no other tokens
             are then left out of updates, and metrics are means over the remaining rows.
         whole_groups: True keeps rows of equal `uid` together in mini- and micro-batches.
+        whole_samples: True keeps the rows of a sample together in micro-batches (in mini-batches they always are).
         on_policy_only: True says that the gradient has no ratio to `old_log_probs`. It is then correct only for the
             first update of a step, and a run with several updates per step prints a warning.
     """

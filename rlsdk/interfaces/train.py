@@ -46,7 +46,8 @@ class Objective(Protocol):
 
     An optional attribute `whole_groups = True` keeps rows of equal `uid` together, for objectives that compare them.
     The controller sends them to one data-parallel rank, and the engine puts them into one micro-batch
-    (`rlsdk.kit.model.microbatch.groups_to_keep`).
+    (`rlsdk.kit.model.microbatch.groups_to_keep`). With `whole_samples = True` beside it, it is enough to keep together
+    the rows of each sample (equal `uid` and `sample`); an engine may ignore this and keep whole groups.
     """
 
     @property

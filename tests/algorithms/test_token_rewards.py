@@ -7,9 +7,9 @@ from algorithm_cases import make_batch, poison, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlsdk.algorithms import log_prob_difference, token_level_rewards
-from rlsdk.algorithms.advantages import outcome_rewards
+from rlsdk.algorithms import Samples, log_prob_difference, token_level_rewards
 from rlsdk.algorithms.kl import KL_ESTIMATORS
+from rlsdk.algorithms.reductions import outcome_rewards
 from rlsdk.interfaces import Batch, BatchError
 
 
@@ -40,7 +40,7 @@ def test_a_rows_rewards_add_up_to_its_score_less_its_penalty(batch: Batch, kl_co
     penalty = batch.row_sum(torch.where(batch["response_mask"], kl, 0.0))
     answered = batch.row_sum(batch["response_mask"].long()) > 0
     expected = torch.where(batch["valid"] & answered, batch["scores"].double() - kl_coef * penalty, 0.0)
-    torch.testing.assert_close(outcome_rewards(made), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(outcome_rewards(Samples.of(made)), expected, rtol=1e-4, atol=1e-4)
     assert not made["token_level_rewards"][~batch["response_mask"]].any()
     made.validate(["token_level_rewards"])
 

@@ -12,12 +12,12 @@ from rlsdk.trainer.learner.mini_batches import cut_mini_batches, make_sft_batch,
 
 @given(st.integers(1, 50), st.integers(1, 8), st.integers(0, 5))
 def test_mini_batches_hold_every_row_once_and_differ_by_one_row_at_most(rows: int, parts: int, seed: int) -> None:
-    cut = cut_mini_batches(rows, parts, seed=(seed,))
+    cut = cut_mini_batches(torch.arange(rows), parts, seed=(seed,))
     assert sorted(torch.cat(cut).tolist()) == list(range(rows))
     sizes = [len(part) for part in cut]
     assert len(cut) == parts
     assert max(sizes) - min(sizes) <= 1
-    again = cut_mini_batches(rows, parts, seed=(seed,))
+    again = cut_mini_batches(torch.arange(rows), parts, seed=(seed,))
     assert all(torch.equal(a, b) for a, b in zip(cut, again, strict=True))
 
 
@@ -44,6 +44,6 @@ def test_supervised_rows_learn_the_answer_alone() -> None:
 def test_loss_weights_stand_with_their_own_rows(lengths: list[int], parts: int) -> None:
     prompts = [[row] for row in range(len(lengths))]
     batch = make_sft_batch(prompts, [[0] * length for length in lengths])
-    cut = cut_mini_batches(len(lengths), parts, seed=(0,))
+    cut = cut_mini_batches(torch.arange(len(lengths)), parts, seed=(0,))
     weights = [batch.select(rows)["input_ids"].float() + 1 for rows in cut]
     assert torch.equal(scatter_loss_weights(batch, cut, weights)["loss_weight"], batch["input_ids"].float() + 1)

@@ -1,7 +1,8 @@
-"""Outcome estimators that compare the responses to one prompt: one advantage per row, on all tokens of its response.
+"""Outcome estimators that compare the responses to one prompt: one advantage a sample, on all tokens of its response.
 
-In all of them, invalid rows are ignored and get 0. The only valid row of a group, and the rows of a group with equal
-rewards (`rlsdk.algorithms.signal`), get exactly 0. (Some other implementations give a single row its plain reward.)
+In all of them, invalid samples are ignored and get 0. The only valid sample of a group, and the samples of a group with
+equal rewards (`rlsdk.algorithms.signal`), get exactly 0. (Some other implementations give a single one its plain
+reward.) A sample of several rows is one entry of its group.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlsdk.algorithms.reductions import Groups, outcome_rewards, response_lengths, valid_rows, with_advantages
+from rlsdk.algorithms.reductions import Groups, Samples, outcome_rewards, with_advantages
 from rlsdk.algorithms.signal import BEST, scores_differ
 from rlsdk.interfaces import Batch, ConfigError, nearest, reads
 
@@ -20,41 +21,47 @@ SCALES = ("group", "batch")
 
 @dataclass(frozen=True)
 class _Outcomes:
-    """Rewards, and statistics over the valid rows of each row's group: all `[B]`, float64 unless noted."""
+    """Rewards, and statistics over the valid samples of each sample's group: all `[S]`, float64 unless noted."""
 
+    samples: Samples
     reward: Tensor
     valid: Tensor
     """Bool."""
     groups: Groups
     size: Tensor
-    """Number of valid rows in the group."""
+    """Number of valid samples in the group."""
     centred: Tensor
-    """Reward minus the group's mean; exactly 0 if all rewards of a group are equal, and on invalid rows."""
+    """Reward minus the group's mean; exactly 0 if all rewards of a group are equal, and for invalid samples."""
 
     @property
     def comparable(self) -> Tensor:
-        """Bool: valid rows of groups with at least two valid rows."""
+        """Bool: valid samples of groups with at least two valid samples."""
         return self.valid & (self.size > 1)
 
     def group_sum(self, values: Tensor) -> Tensor:
-        """Returns `[B]`: the sum over each row's group."""
+        """Returns `[S]`: the sum over each sample's group."""
         return self.groups.sum(values)[self.groups.index]
+
+    def on_tokens(self, advantages: Tensor) -> Batch:
+        """Returns the batch with the advantage of each sample, `[S]`; 0 where it cannot be compared."""
+        return with_advantages(self.samples, torch.where(self.comparable, advantages, 0.0))
 
 
 def _outcomes(batch: Batch) -> _Outcomes:
     """Computes the statistics."""
-    reward, valid, groups = outcome_rewards(batch), valid_rows(batch), Groups.of(batch)
+    samples = Samples.of(batch)
+    reward, valid, groups = outcome_rewards(samples), samples.valid, samples.groups
     size = groups.sum(valid.double())[groups.index]
     mean = groups.sum(reward)[groups.index] / size.clamp(min=1)
     largest = groups.largest(torch.where(valid, reward, -torch.inf))
     smallest = groups.smallest(torch.where(valid, reward, torch.inf))
     differs = scores_differ(largest, smallest)[groups.index]
     centred = torch.where(valid & differs, reward - mean, 0.0)
-    return _Outcomes(reward=reward, valid=valid, groups=groups, size=size, centred=centred)
+    return _Outcomes(samples=samples, reward=reward, valid=valid, groups=groups, size=size, centred=centred)
 
 
 def _group_deviation(outcomes: _Outcomes) -> Tensor:
-    """Returns `[B]`: sample standard deviation (divisor n - 1) of each row's group."""
+    """Returns `[S]`: sample standard deviation (divisor n - 1) of each sample's group."""
     return (outcomes.group_sum(outcomes.centred.square()) / (outcomes.size - 1).clamp(min=1)).sqrt()
 
 
@@ -93,7 +100,7 @@ def grpo(batch: Batch, *, normalize_std: bool = True, scale: str = "group", eps:
     if normalize_std:
         deviation = _group_deviation(outcomes) if scale == "group" else _batch_deviation(outcomes)
         advantages = advantages / (deviation + eps)
-    return with_advantages(batch, torch.where(outcomes.comparable, advantages, 0.0))
+    return outcomes.on_tokens(advantages)
 
 
 def _check_eps(eps: float) -> None:
@@ -118,10 +125,10 @@ def dr_grpo(batch: Batch) -> Batch:
 
 @reads("uid", "valid")
 def grpo_passk(batch: Batch, *, normalize_std: bool = True, eps: float = 1e-6) -> Batch:
-    """Computes advantages for pass@k: a group's best row gets `r_max - r_second`, every other row 0.
+    """Computes advantages for pass@k: a group's best sample gets `r_max - r_second`, every other one 0.
 
     Tang et al. 2025 (arXiv 2503.19595): for the objective "maximum reward of k samples", the leave-one-out baseline of
-    a row is the maximum reward of the others. So only a unique best row has an advantage; tied best rows get 0.
+    a sample is the maximum reward of the others. So only a unique best sample has an advantage; tied best ones get 0.
 
     Args:
         batch: a whole step with complete groups.
@@ -143,9 +150,9 @@ def grpo_passk(batch: Batch, *, normalize_std: bool = True, eps: float = 1e-6) -
     second = groups.largest(torch.where(is_best, -torch.inf, rewards))[groups.index]
     advantages = torch.where(is_single, outcomes.reward - second, 0.0)
     if normalize_std:
-        # A single best row differs from another one, so its group has a deviation, also where eps is 0.
+        # A single best sample differs from another one, so its group has a deviation, also where eps is 0.
         advantages = torch.where(is_single, advantages / (_group_deviation(outcomes) + eps), 0.0)
-    return with_advantages(batch, advantages)
+    return with_advantages(outcomes.samples, advantages)
 
 
 grpo_passk.compares = BEST  # type: ignore[attr-defined]
@@ -153,7 +160,7 @@ grpo_passk.compares = BEST  # type: ignore[attr-defined]
 
 @reads("uid", "valid")
 def rloo(batch: Batch) -> Batch:
-    """Computes leave-one-out advantages: reward minus the mean reward of the group's other valid rows.
+    """Computes leave-one-out advantages: reward minus the mean reward of the group's other valid samples.
 
     Ahmadian et al. 2024 (arXiv 2402.14740), equation 8, in the equivalent form `n / (n - 1) * (r - mean(group))`.
 
@@ -165,7 +172,7 @@ def rloo(batch: Batch) -> Batch:
     """
     outcomes = _outcomes(batch)
     advantages = outcomes.centred * outcomes.size / (outcomes.size - 1).clamp(min=1)
-    return with_advantages(batch, torch.where(outcomes.comparable, advantages, 0.0))
+    return outcomes.on_tokens(advantages)
 
 
 @reads("uid", "valid")
@@ -182,19 +189,19 @@ def opo(batch: Batch) -> Batch:
         The batch with `advantages`; exactly 0 in a group of equal rewards.
     """
     outcomes = _outcomes(batch)
-    length = torch.where(outcomes.valid, response_lengths(batch).double(), 0.0)
+    length = torch.where(outcomes.valid, outcomes.samples.lengths.double(), 0.0)
     # Uses centred rewards, so that equal rewards give exactly 0; subtracting the mean does not change the result.
     shift = outcomes.group_sum(length * outcomes.centred) / outcomes.group_sum(length).clamp(min=1)
-    return with_advantages(batch, torch.where(outcomes.comparable, outcomes.centred - shift, 0.0))
+    return outcomes.on_tokens(outcomes.centred - shift)
 
 
 @reads("uid", "valid")
 def gpg(batch: Batch, *, f_norm: float = 1.0) -> Batch:
-    """Computes `alpha * (r - mean(group)) / f_norm`, with `alpha = rows / rows in groups whose rewards differ`.
+    """Computes `alpha * (r - mean(group)) / f_norm`, with `alpha = samples / samples in groups whose rewards differ`.
 
-    Group policy gradient (Chu et al. 2025, arXiv 2504.02546): alpha makes up for rows without gradient, whose group has
-    equal rewards. It counts valid rows of groups with at least two of them. (verl counts nonzero rewards instead, which
-    agrees with the paper only by chance.) Use it with the loss `gpg`.
+    Group policy gradient (Chu et al. 2025, arXiv 2504.02546): alpha makes up for samples without gradient, whose group
+    has equal rewards. It counts valid samples of groups with at least two of them. (verl counts nonzero rewards
+    instead, which agrees with the paper only by chance.) Use it with the loss `gpg`.
 
     Args:
         batch: a whole step with complete groups.
@@ -211,4 +218,4 @@ def gpg(batch: Batch, *, f_norm: float = 1.0) -> Batch:
     outcomes = _outcomes(batch)
     differs = outcomes.comparable & (outcomes.group_sum(outcomes.centred.abs()) > 0)
     alpha = outcomes.comparable.sum() / differs.sum().clamp(min=1)
-    return with_advantages(batch, torch.where(differs, alpha * outcomes.centred / f_norm, 0.0))
+    return with_advantages(outcomes.samples, torch.where(differs, alpha * outcomes.centred / f_norm, 0.0))

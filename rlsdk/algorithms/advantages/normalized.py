@@ -6,7 +6,7 @@ import torch
 
 from rlsdk.algorithms.advantages.group import dr_grpo
 from rlsdk.algorithms.advantages.temporal import discounted_returns
-from rlsdk.algorithms.reductions import Groups, standardize, valid_rows
+from rlsdk.algorithms.reductions import Samples, standardize, valid_rows
 from rlsdk.interfaces import Batch, reads
 
 
@@ -37,8 +37,8 @@ def reinforce_plus_plus_baseline(batch: Batch) -> Batch:
     """Normalises `r - mean(group)` on response tokens to mean 0 and variance 1 over the step's response tokens.
 
     REINFORCE++-baseline (Hu et al. 2025, arXiv 2501.03262): like GRPO, with the deviation of the step instead of the
-    group's. The only valid row of a group gets 0 and is not counted. All rows of a group with equal rewards get the
-    same small number, which is not 0, because the mean is over tokens and not over rows.
+    group's. The only valid sample of a group gets 0 and is not counted. All samples of a group with equal rewards get
+    the same small number, which is not 0, because the mean is over tokens and not over samples.
 
     Args:
         batch: a whole step with complete groups.
@@ -46,8 +46,9 @@ def reinforce_plus_plus_baseline(batch: Batch) -> Batch:
     Returns:
         The batch with `advantages`.
     """
-    groups, valid = Groups.of(batch), valid_rows(batch)
+    samples = Samples.of(batch)
+    groups, valid = samples.groups, samples.valid
     comparable = valid & (groups.sum(valid.long())[groups.index] > 1)
-    counted = batch["response_mask"] & comparable[batch.row_of_token]
+    counted = batch["response_mask"] & comparable[samples.of_token]
     centred = dr_grpo(batch)["advantages"]
     return batch.with_tokens(advantages=torch.where(counted, standardize(centred, counted), 0.0))

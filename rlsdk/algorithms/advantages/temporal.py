@@ -1,6 +1,7 @@
 """Estimators over time: a token gets credit for later rewards.
 
-A time step goes from one response token to the next; tool tokens between them neither discount nor end a return.
+A time step goes from one response token to the next; tool tokens between them neither discount nor end a return. Nor
+does the end of a row: the time of a sample goes through all of its rows, in their order.
 """
 
 from __future__ import annotations
@@ -8,39 +9,48 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlsdk.algorithms.reductions import standardize, valid_rows
+from rlsdk.algorithms.reductions import Samples, standardize, valid_rows
 from rlsdk.interfaces import Batch, ConfigError, reads
 
 
 def returns_to_go(batch: Batch, values: Tensor, discount: float) -> Tensor:
-    """Returns `[N]` float64: `sum_k discount^k * values` over this and all later response tokens of the row.
+    """Returns `[N]` float64: `sum_k discount^k * values` over this and all later response tokens of the
+    sample.
 
-    It is 0 outside of the mask and on invalid rows. Computed by doubling: after pass j, each token has the discounted
-    sum of 2^j tokens, so log2(longest row) passes over flat tensors replace a loop over tokens.
+    It is 0 outside of the mask and on invalid samples. Computed by doubling: after pass j, each token has the
+    discounted sum of 2^j tokens, so log2(longest sample) passes over flat tensors replace a loop over tokens.
 
     Args:
-        batch: complete rows, with `response_mask`.
+        batch: complete samples, with `response_mask`.
         values: `[N]`; ignored outside of the mask.
         discount: factor per response token, in [0, 1].
     """
     counted = batch["response_mask"] & valid_rows(batch)[batch.row_of_token]
-    tokens = counted.nonzero()[:, 0]
-    row, total = batch.row_of_token[tokens], values[tokens].double()
-    longest = int(batch.lengths.max()) if batch.num_rows else 0
+    samples = Samples.of(batch)
+    tokens = _in_time(samples, counted)
+    sample, total = samples.of_token[tokens], values[tokens].double()
+    longest = int(samples.sum(batch.lengths).max()) if batch.num_rows else 0
     step = 1
     while step < min(longest, len(tokens)):
-        later = torch.where(row[:-step] == row[step:], total[step:] * discount**step, 0.0)
+        later = torch.where(sample[:-step] == sample[step:], total[step:] * discount**step, 0.0)
         total = torch.cat([total[:-step] + later, total[-step:]])
         step *= 2
     return total.new_zeros(batch.num_tokens).index_put((tokens,), total)
 
 
+def _in_time(samples: Samples, counted: Tensor) -> Tensor:
+    """Returns the positions of the counted tokens, sample by sample, in the order in which they were sampled."""
+    tokens = samples.tokens
+    return tokens[counted[tokens]]
+
+
 def _next_value(batch: Batch, values: Tensor, counted: Tensor) -> Tensor:
-    """Returns `[N]`: the value at the row's next counted token; 0 at its last one."""
-    tokens = counted.nonzero()[:, 0]
-    row = batch.row_of_token[tokens]
+    """Returns `[N]`: the value at the sample's next counted token; 0 at its last one."""
+    samples = Samples.of(batch)
+    tokens = _in_time(samples, counted)
+    sample = samples.of_token[tokens]
     following = torch.zeros_like(values[tokens])
-    following[:-1] = torch.where(row[:-1] == row[1:], values[tokens][1:], 0.0)
+    following[:-1] = torch.where(sample[:-1] == sample[1:], values[tokens][1:], 0.0)
     return torch.zeros_like(values).index_put((tokens,), following)
 
 
@@ -87,7 +97,7 @@ def remax(batch: Batch) -> Batch:
 
     Args:
         batch: a whole step, with `baseline_scores [B]` float32: the score of the greedy response, NaN if its reward
-            failed. Such rows get 0.
+            failed. Such samples get 0.
 
     Returns:
         The batch with `advantages` and `returns` (before the baseline).
@@ -107,7 +117,8 @@ def gae(
     """Generalized advantage estimation: `A_t = sum_k (gamma lam)^k d_(t+k)`, `d_t = r_t + gamma V_(t+1) - V_t`.
 
     Schulman et al. 2015 (arXiv 1506.02438), equation 16. The value after the last response token is 0, also for
-    truncated responses. Gaps of the mask are skipped: V_(t+1) is the value at the next response token.
+    truncated responses. Gaps of the mask are skipped: V_(t+1) is the value at the next response token. It may be in the
+    sample's next row: a history that was rewritten is a transition like any other.
 
     Args:
         batch: a whole step, with `values [N]` of the critic before this update.

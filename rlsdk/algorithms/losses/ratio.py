@@ -19,7 +19,7 @@ def token_log_ratio(inputs: PolicyLossInputs) -> Tensor:
 
 @torch.no_grad()
 def ratio_metrics(log_ratio: Tensor, ratio: Tensor, is_cut: Tensor) -> Mapping[str, Tensor]:
-    """Returns metrics `[N]` of a ratio loss. `log_ratio` is per token, even if the loss uses one ratio per row."""
+    """Returns metrics `[N]` of a ratio loss. `log_ratio` is per token, even if the loss uses one ratio per sample."""
     log_ratio = log_ratio.detach()
     return {
         "ratio": ratio.detach(),

@@ -9,7 +9,7 @@ from torch import Tensor
 from rlsdk.algorithms.kl import MAX_LOG_RATIO
 from rlsdk.algorithms.losses.clip import clipped_surrogate
 from rlsdk.algorithms.losses.ratio import check_clips, ratio_metrics, token_log_ratio
-from rlsdk.algorithms.reductions import row_mean
+from rlsdk.algorithms.reductions import Samples
 from rlsdk.interfaces import PolicyLossInputs
 
 
@@ -35,11 +35,13 @@ def gspo(
     """
     check_clips(clip_low, clip_high)
     log_ratio = token_log_ratio(inputs)
-    of_row = row_mean(log_ratio.detach(), inputs.mask, inputs.batch)[inputs.batch.row_of_token]
-    # It has the value of the row's ratio, and the gradient of the token's log-prob.
-    ratio = (of_row + inputs.log_probs - inputs.log_probs.detach()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    samples = Samples.of(inputs.batch)
+    of_sample = samples.token_mean(log_ratio.detach(), inputs.mask)[samples.of_token]
+    # It has the value of the sample's ratio, and the gradient of the token's log-prob.
+    ratio = (of_sample + inputs.log_probs - inputs.log_probs.detach()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     loss, is_cut = clipped_surrogate(ratio, inputs.advantages, clip_low, clip_high)
     return loss, ratio_metrics(log_ratio, ratio, is_cut)
 
 
 gspo.zero_without_advantage = True  # type: ignore[attr-defined]
+gspo.whole_samples = True  # type: ignore[attr-defined]

@@ -2,7 +2,8 @@
 
 They can be pickled, do not depend on the engine, and are additive over every split of the rows. Each has `outputs` (the
 model outputs that it needs), `fields` (the batch fields that it reads; the engine itself also needs `input_ids`), and
-`whole_groups`: True if rows of equal `uid` must stay in one mini-batch and one micro-batch.
+`whole_groups`: True if rows of equal `uid` must stay in one mini-batch and one micro-batch, or only those of a sample
+(`whole_samples`).
 """
 
 from __future__ import annotations

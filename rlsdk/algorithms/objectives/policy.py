@@ -29,8 +29,9 @@ class PolicyObjective:
 
     `sums`: `policy_loss`, `kl_loss` and `entropy_loss` add up to the loss. All other metrics are weighted sums; divide
     by `metric_weight` for the mean (as `rlsdk.algorithms.update_means` does). The weight of a metric is `loss_weight`.
-    If rows without advantage may be left out of the update (`zero_without_advantage`), it is 0 on them, so that the
-    means do not depend on whether they were left out. `maxima` are over the same tokens.
+    If samples without advantage may be left out of the update (`zero_without_advantage`), it is 0 on them, so that the
+    means do not depend on whether they were left out. `maxima` are over the same tokens. Where samples have several
+    rows, `has_advantage` says which ones these are.
     """
 
     loss: str | PolicyLoss = "rlsdk.algorithms.losses:ppo_clip"
@@ -47,6 +48,9 @@ class PolicyObjective:
     on_policy: bool = False
     """The current weights are those of `old_log_probs`: the current log-probs replace them, and the batch may lack
     them. True for the first update of a step."""
+    several_rows: bool = False
+    """Samples of the batch have several rows. It then reads `has_advantage`, and keeps the rows of a sample in one
+    micro-batch if the loss asks for it (`PolicyLoss.whole_samples`)."""
 
     def __post_init__(self) -> None:
         if self.kl_coef:
@@ -64,12 +68,19 @@ class PolicyObjective:
         base = ("response_mask", "loss_weight", "advantages", "old_log_probs", "rollout_log_probs", "rollout_weight")
         ref = ("ref_log_probs",) if self.kl_coef else ()
         group = ("uid",) if self.whole_groups else ()
-        return tuple(dict.fromkeys((*base, *ref, *group, *self._reads.fields)))
+        sample = ("sample", "has_advantage") if self.several_rows else ()
+        return tuple(dict.fromkeys((*base, *ref, *group, *sample, *self._reads.fields)))
 
     @property
     def whole_groups(self) -> bool:
-        """Whether the loss needs all rows of a `uid` in one micro-batch."""
-        return bool(getattr(self._loss_fn, "whole_groups", False))
+        """Whether all rows of a `uid` must be in one micro-batch. With `whole_samples`, those of a sample suffice."""
+        return self.whole_samples or self._compares_samples
+
+    @property
+    def whole_samples(self) -> bool:
+        """Whether it is enough that all rows of a sample are in one micro-batch."""
+        needs = self.several_rows and bool(getattr(self._loss_fn, "whole_samples", False))
+        return needs and not self._compares_samples
 
     @property
     def zero_without_advantage(self) -> bool:
@@ -130,8 +141,16 @@ class PolicyObjective:
         if not self.zero_without_advantage:
             return weight
         batch = inputs.batch
-        has_signal = batch.row_sum((inputs.advantages != 0).float()) > 0
-        return torch.where(has_signal[batch.row_of_token], weight, 0.0)
+        if self.several_rows:
+            has_advantage = batch["has_advantage"]
+        else:
+            has_advantage = batch.row_sum((inputs.advantages != 0).float()) > 0
+        return torch.where(has_advantage[batch.row_of_token], weight, 0.0)
+
+    @property
+    def _compares_samples(self) -> bool:
+        """Whether the loss compares the samples of a prompt."""
+        return bool(getattr(self._loss_fn, "whole_groups", False))
 
     @property
     def _loss_fn(self) -> PolicyLoss:

@@ -62,9 +62,11 @@ def rows_that_belong_together(batch: Batch) -> Tensor | None:
 
 
 def groups_to_keep(batch: Batch, objective: Objective | None) -> Tensor | None:
-    """The argument `groups` of `micro_batches`: by `uid` if the objective needs whole groups; None for a forward
-    pass."""
-    return batch["uid"] if getattr(objective, "whole_groups", False) else None
+    """The argument `groups` of `micro_batches`: by `uid` if the objective needs whole groups, by sample if it is enough
+    to keep those whole; None for a forward pass."""
+    if not getattr(objective, "whole_groups", False):
+        return None
+    return batch.sample_of_row if getattr(objective, "whole_samples", False) else batch["uid"]
 
 
 def _of_whole_groups(cost: Tensor, limit: int, min_count: int, groups: Tensor) -> list[Tensor]:

@@ -105,6 +105,11 @@ class LossOfFile:
         return bool(getattr(self._function, "whole_groups", False))
 
     @property
+    def whole_samples(self) -> bool:
+        """The function's own attribute."""
+        return bool(getattr(self._function, "whole_samples", False))
+
+    @property
     def reads(self) -> Reads:
         """The function's own declaration."""
         return reads_of(self._function)

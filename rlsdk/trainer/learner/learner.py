@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from rlsdk.trainer.roles.session import Session
     from rlsdk.trainer.tracking.events import RunView
 
+IDENTITY = ("uid", "sample")
+"""Fields that say which sample a row is of; a row keeps them wherever it goes, beside its `row_id`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerOptions:
@@ -94,7 +97,7 @@ class PolicyLearner:
     def forward(self, role: str, batch: Batch, output: str) -> Tensor:
         """See `Models`."""
         group = self._group(role)
-        needed = self.session.put(batch.keep(("input_ids", "response_mask", "uid")))
+        needed = self.session.put(batch.keep(("input_ids", "response_mask", *IDENTITY)))
         with self.session.turns.using(role):
             answer: Batch = group.run("forward", needed, {output: output}, timeout_s=self.options.update_timeout_s)
         return answer[output]
@@ -148,7 +151,7 @@ class PolicyLearner:
             for step in updates:
                 key = (id(step.batch), tuple(step.fields))
                 if key not in stored:
-                    stored[key] = self.session.put(step.batch.keep(("input_ids", "uid", *step.fields)))
+                    stored[key] = self.session.put(step.batch.keep(("input_ids", *IDENTITY, *step.fields)))
                 method = "add_gradient" if step.adds else "update"
                 waiting.append(group.submit(method, stored[key].select(step.rows), step.objective))
             added: list[ForwardBackwardResult] = []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rlsdk.algorithms import explained_variance, group_signal, score_dtype, update_means
+from rlsdk.algorithms import Samples, explained_variance, group_signal, score_dtype, update_means
 from rlsdk.interfaces import Batch, Head
 
 if TYPE_CHECKING:
@@ -57,13 +57,12 @@ def batch_metrics(batch: Batch, summary: GradeSummary, *, has_entropy: bool = Tr
         has_entropy: whether minus the mean log-prob of the sampled tokens, in nats, estimates the entropy: see
             `samples_whole_distribution`. Otherwise it is `policy/sample_nll`.
     """
-    dtype = score_dtype(batch)
-    totals = batch["scores"].to(dtype)
+    dtype, samples = score_dtype(batch), Samples.of(batch)
+    totals = samples.of_rows(batch["scores"]).to(dtype)
     if "token_scores" in batch:
-        totals = totals + batch.row_sum(batch["token_scores"].to(dtype))
-    scores = totals[batch["valid"]]
-    mask = batch["response_mask"]
-    lengths = batch.row_sum(mask.long()).float()
+        totals = totals + samples.token_sum(batch["token_scores"].to(dtype))
+    scores = totals[samples.valid]
+    lengths = samples.lengths.float()
     return {
         "reward/mean": _mean(scores),
         "reward/std": float(scores.std(correction=0)) if len(scores) else 0.0,
@@ -72,16 +71,18 @@ def batch_metrics(batch: Batch, summary: GradeSummary, *, has_entropy: bool = Tr
         "reward/invalid_share": summary.num_failed / summary.num_samples if summary.num_samples else 0.0,
         "response/tokens_mean": _mean(lengths),
         "response/tokens_max": float(lengths.max()) if len(lengths) else 0.0,
-        "response/truncated_share": _mean(batch["truncated"].float()),
+        "response/truncated_share": _mean(samples.of_rows(batch["truncated"]).float()),
         "reward/groups_with_signal": group_signal(batch).share,
-        "policy/entropy" if has_entropy else "policy/sample_nll": _mean(-batch["rollout_log_probs"][mask]),
+        "policy/entropy" if has_entropy else "policy/sample_nll": _mean(
+            -batch["rollout_log_probs"][batch["response_mask"]]
+        ),
     }
 
 
 def special_share(batch: Batch, special: Collection[int]) -> float:
-    """Share of the rows in which the policy sampled one of these tokens."""
+    """Share of the samples in which the policy sampled one of these tokens."""
     found = torch.isin(batch["input_ids"], torch.tensor(sorted(special), dtype=torch.int64)) & batch["response_mask"]
-    return _mean((batch.row_sum(found.long()) > 0).float())
+    return _mean((Samples.of(batch).token_sum(found.long()) > 0).float())
 
 
 def actor_metrics(results: Sequence[MiniBatchResult]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rlsdk.algorithms import length_penalty, overlong_punishment, relative_length_reward
+from rlsdk.algorithms import Samples, length_penalty, overlong_punishment, relative_length_reward
 from rlsdk.config import LengthConfig
 from rlsdk.interfaces import Batch
 from rlsdk.rollouts import request_seed
@@ -20,19 +20,18 @@ def make_sft_batch(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[
     return batch.with_tokens(response_mask=batch.position_ids >= torch.repeat_interleave(starts, batch.lengths))
 
 
-def cut_mini_batches(
-    num_rows: int, num_parts: int, *, seed: Sequence[int | str], groups: Tensor | None = None
-) -> list[Tensor]:
+def cut_mini_batches(whole: Tensor, num_parts: int, *, seed: Sequence[int | str]) -> list[Tensor]:
     """Row indices of each mini-batch: a random cut into parts whose sizes differ by one at most. Every row once.
 
-    With `groups` `[num_rows]` rows of one group stay together, and parts differ by one group at most.
+    Args:
+        whole: `[B]` int64: rows with an equal number stay together and are counted as one: their sample, or their
+            group for a loss that compares the samples of a group.
+        num_parts: number of mini-batches.
+        seed: of the cut.
     """
     generator = torch.Generator().manual_seed(request_seed(*seed))
-    if groups is None:
-        order = torch.randperm(num_rows, generator=generator)
-        return [part.sort().values for part in order.tensor_split(num_parts)]
-    _, of_row = torch.unique(groups, return_inverse=True)
-    order = torch.randperm(int(of_row.max()) + 1 if num_rows else 0, generator=generator)
+    numbers, of_row = torch.unique(whole, return_inverse=True)
+    order = torch.randperm(len(numbers), generator=generator)
     return [torch.isin(of_row, part).nonzero()[:, 0] for part in order.tensor_split(num_parts)]
 
 
@@ -68,13 +67,17 @@ def shape_scores(batch: Batch, lengths: LengthConfig, *, max_tokens: int) -> Bat
 
 
 def with_signal(batch: Batch, rows: Tensor) -> Tensor:
-    """Those of `rows` `[M]` that have a nonzero advantage on some token; the first row if none has one.
+    """Those of `rows` `[M]` whose sample has a nonzero advantage on some token; the first row if none has one.
 
     At least one row is kept, so that the optimizer step still happens: with a zero gradient its moments decay as usual.
     """
-    strength = batch.row_sum(batch["advantages"].abs())[rows]
-    kept = rows[strength > 0]
+    kept = rows[has_advantage(Samples.of(batch))[rows]]
     return kept if len(kept) else rows[:1]
+
+
+def has_advantage(samples: Samples) -> Tensor:
+    """`[B]` bool: rows whose sample has a nonzero advantage on some token."""
+    return (samples.token_sum(samples.batch["advantages"].abs()) > 0)[samples.index]
 
 
 def scatter_loss_weights(batch: Batch, parts: Sequence[Tensor], weights: Sequence[Tensor]) -> Batch:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rlsdk.algorithms import (
     KlController,
+    Samples,
     SftObjective,
     ValueObjective,
     correct_rollout,
@@ -34,6 +35,7 @@ from rlsdk.interfaces import Algorithm, AlgorithmContext, Batch, ConfigError, Mo
 from rlsdk.trainer.learner.algorithm import build_objective
 from rlsdk.trainer.learner.mini_batches import (
     cut_mini_batches,
+    has_advantage,
     make_sft_batch,
     rows_in_turn,
     scatter_loss_weights,
@@ -84,8 +86,10 @@ class PolicyGradient(Algorithm):
         for each in made.passes:
             given = models.forward(each.role, batch, each.output)
             if each.output == "scores":
-                weight = models.reward_weights[each.role]
-                batch = batch.with_rows(scores=batch["scores"] + weight * given.double())
+                # A sample's score is that of its last row, which has how it ended.
+                samples = Samples.of(batch)
+                given, weight = samples.of_rows(given), models.reward_weights[each.role]
+                batch = batch.with_rows(scores=batch["scores"] + weight * given.double()[samples.index])
                 metrics[f"reward/{each.role}"] = float(given.mean()) if len(given) else 0.0
             else:
                 batch = batch.with_tokens(**{each.field: given})
@@ -103,7 +107,7 @@ class PolicyGradient(Algorithm):
             kl = self.kl_in_reward(policy[mask], batch["ref_log_probs"][mask])
             metrics = {"policy/kl": float(kl.mean()) if len(kl) else 0.0, "policy/kl_coef": penalty}
             steered = KlController(coef=penalty, target=self.config.kl_target, horizon=self.config.kl_horizon)
-            self.kl_coef = steered.after(metrics["policy/kl"], batch.num_rows).coef
+            self.kl_coef = steered.after(metrics["policy/kl"], Samples.of(batch).count).coef
         batch = token_level_rewards(batch, kl_coef=penalty, estimator=self.kl_in_reward, log_probs=policy)
         if self._compares is not None:
             metrics["reward/groups_with_signal"] = group_signal(batch, compares=self._compares).share
@@ -112,6 +116,9 @@ class PolicyGradient(Algorithm):
         return batch, metrics
 
     def updates(self, batch: Batch, *, step: int) -> Sequence[Update]:
+        samples = Samples.of(batch)
+        if samples.has_several_rows:
+            batch = batch.with_rows(has_advantage=has_advantage(samples))
         plans = self._plans(batch, step)
         has_critic = "values" in batch
         warming_up = has_critic and step < self.run.critic.warmup_steps
@@ -128,7 +135,7 @@ class PolicyGradient(Algorithm):
         """Plans the actor's updates. The first one runs at the weights of `old_log_probs`, unless these are the
         sampler's. Rows without signal are left out if they have no gradient; the other rows' loss weights still count
         them."""
-        later = self.objective
+        later = replace(self.objective, several_rows="has_advantage" in plans[0][0])
         first = replace(later, on_policy=self._on_policy_first)
         skips = self.config.skip_zero_advantage and later.zero_without_advantage
         cuts = [(weighed, rows) for weighed, cut in plans for rows in cut]
@@ -212,12 +219,8 @@ class PolicyGradient(Algorithm):
         plans = []
         for epoch in range(self.run.trainer.epochs_per_step):
             seed = (self.run.trainer.seed, "cut", step) if epoch == 0 else (self.run.trainer.seed, "cut", step, epoch)
-            cut = cut_mini_batches(
-                batch.num_rows,
-                self.run.trainer.updates_per_step,
-                seed=seed,
-                groups=batch["uid"] if self.objective.whole_groups else None,
-            )
+            whole = batch["uid"] if self.objective.whole_groups else batch.sample_of_row
+            cut = cut_mini_batches(whole, self.run.trainer.updates_per_step, seed=seed)
             plans.append((self._weigh(batch, cut), cut))
         return plans
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from rlsdk.algorithms import Samples
 from rlsdk.interfaces import Batch, CheckpointError, OptimStepResult
 
 
@@ -41,7 +42,7 @@ class TrainerState:
 
     def count_batch(self, batch: Batch) -> None:
         """Counts the samples and tokens of a step."""
-        self.samples += batch.num_rows
+        self.samples += Samples.of(batch).count
         self.tokens += batch.num_tokens
 
     def count_failures(self, failures: Mapping[str, int]) -> None:
