@@ -15,7 +15,7 @@ import numpy as np
 from rlsdk.interfaces import ConfigError
 from rlsdk.planning.rates import FORWARD_SPEEDUP, Rates
 from rlsdk.rollouts.journal.journal import FOLDER
-from rlsdk.rollouts.journal.records import trajectory_from
+from rlsdk.rollouts.journal.records import rows_from
 from rlsdk.rollouts.journal.segments import lines
 from rlsdk.trainer.tracking.step_times import has_own_time
 
@@ -184,8 +184,7 @@ def read_steps(folder: Path) -> tuple[dict[int, StepSamples], dict[int, float]]:
 
 
 def _length(line: Mapping[str, Any]) -> int:
-    trajectory = trajectory_from(line, (0,))
-    return 0 if trajectory is None else sum(len(span) for span in trajectory.spans if span.sampled)
+    return sum(row.num_sampled for row in rows_from(line, (0,)))
 
 
 def fit_decoding(

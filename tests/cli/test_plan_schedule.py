@@ -218,7 +218,7 @@ def sample_of(length: int) -> Sample:
         token_ids=np.ones(length, np.int64), log_probs=np.zeros(length, np.float32), versions=(VersionRun(0, length),)
     )
     trajectory = Trajectory(spans=(Span.given((0,)), made), finish_reason=FinishReason.STOP)
-    return Sample(trajectory=trajectory, text="", grade=Grade())
+    return Sample(rows=(trajectory,), text="", grade=Grade())
 
 
 def written_run(

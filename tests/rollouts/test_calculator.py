@@ -162,11 +162,11 @@ def test_an_episode_goes_on_until_the_model_answers(
     groups: list[Group], question: str, text: str, turns: int, calls: int, errors: int, given: str | None
 ) -> None:
     sample = first_of(groups, question)
-    assert sample.trajectory is not None
+    (row,) = sample.rows
     assert sample.text == text
-    assert sample.trajectory.info == {"turns": turns, "tool_calls": calls, "tool_errors": errors}
-    assert sample.trajectory.extra == {"given_answer": given}
-    assert sample.trajectory.finish_reason is FinishReason.STOP
+    assert row.info == {"turns": turns, "tool_calls": calls, "tool_errors": errors}
+    assert row.extra == {"given_answer": given}
+    assert row.finish_reason is FinishReason.STOP
     assert sample.grade.score == float(given == KNOWN[question][1])
 
 
@@ -196,10 +196,10 @@ def test_each_turn_begins_behind_the_exact_ids_of_those_before_it(
     for group in groups:
         asked = [r for r in requests if r.request_id.startswith(f"{group.task.id}#")]
         for index, sample in enumerate(group.samples):
-            assert sample.trajectory is not None
+            (row,) = sample.rows
             before: list[int] = []
             wanted = []
-            for span in sample.trajectory.spans:
+            for span in row.spans:
                 if span.sampled:
                     wanted.append(tuple(before))
                 before += span.token_ids.tolist()
@@ -269,10 +269,10 @@ def test_an_episode_ends_where_the_model_has_no_more_room(model: Path, registry:
         config = config_of(model, registry, tmp_path, *flags)
         with stage_of(config, registry, tmp_path / f"room{room}") as stage:
             sample = first_of(stage.collect(StepClock()), "1 + 1")
-        assert sample.trajectory is not None
+        (row,) = sample.rows
         assert sample.text == text
-        assert sample.trajectory.num_tokens == room
-        assert sample.trajectory.finish_reason is FinishReason.LENGTH
+        assert row.num_tokens == room
+        assert row.finish_reason is FinishReason.LENGTH
 
 
 OWN = '''

@@ -17,7 +17,7 @@ from rlsdk.interfaces import CheckpointError, FinishReason, PromptView, Sampling
 from rlsdk.rollouts import Grade, GroupId, GroupTask, Sample
 from rlsdk.rollouts.journal.journal import Journal
 from rlsdk.rollouts.journal.recorded import Recorded, read_journal
-from rlsdk.rollouts.journal.records import grade_from, record_of, trajectory_from, unfinished_from
+from rlsdk.rollouts.journal.records import grade_from, record_of, rows_from, unfinished_from
 from rlsdk.rollouts.journal.segments import Segment, body_of, chained, lines, read_segment, segments
 
 MADE_BY = {"rollout.temperature": 1.0}
@@ -34,7 +34,7 @@ def sample_of(*tokens: int) -> Sample:
     log_probs = np.array([-0.5 * token for token in tokens], np.float32)
     span = Span(token_ids=np.array(tokens, np.int64), log_probs=log_probs, versions=(VersionRun(0, len(tokens)),))
     trajectory = Trajectory(spans=(Span.given([1, 7]), span), finish_reason=FinishReason.STOP)
-    return Sample(trajectory=trajectory, text="", grade=Grade(score=0.25, terms={"r": 0.25}))
+    return Sample(rows=(trajectory,), text="", grade=Grade(score=0.25, terms={"r": 0.25}))
 
 
 def write(folder: Path, *, made_by: Mapping[str, Any] = MADE_BY, run: str = "a" * 16) -> Path:
@@ -296,14 +296,14 @@ def span_of(**changed: Any) -> dict[str, Any]:
 def test_a_sample_that_rlsdk_does_not_write_is_refused(record: Mapping[str, Any]) -> None:
     """Among them: log-probs that are not finite, negative ids, versions that do not fit."""
     with pytest.raises(CheckpointError, match=r"cannot be read .*--schedule\.journal none"):
-        trajectory_from(record, (1, 7))
+        rows_from(record, (1, 7))
 
 
 def test_ids_beyond_the_vocabulary_are_refused() -> None:
     record = record_of(sample_of(4, 12), (1, 7))
-    assert trajectory_from(record, (1, 7), 13) is not None
+    assert len(rows_from(record, (1, 7), 13)) == 1
     with pytest.raises(CheckpointError, match=r"token ids from 4 to 12; the model knows 0 to 11"):
-        trajectory_from(record, (1, 7), 12)
+        rows_from(record, (1, 7), 12)
     with pytest.raises(CheckpointError, match="the model knows 0 to 11"):
         unfinished_from({"sample": 0, "span": record["spans"][1]}, 12)
 

@@ -28,7 +28,7 @@ def big_journal(folder: Path, *, steps: int, tokens: int) -> int:
         token_ids=np.arange(tokens) % 1000, log_probs=np.zeros(tokens, np.float32), versions=(VersionRun(0, tokens),)
     )
     made = Sample(
-        trajectory=Trajectory(spans=(Span.given([1, 7]), span), finish_reason=FinishReason.STOP), text="", grade=Grade()
+        rows=(Trajectory(spans=(Span.given([1, 7]), span), finish_reason=FinishReason.STOP),), text="", grade=Grade()
     )
     journal = Journal(folder, made_by={}, keep="all")
     journal.run = "a" * 16

@@ -149,8 +149,8 @@ def test_tool_tokens_are_in_the_batch_and_off_the_mask_with_exact_ids_from_turn_
     batch = make_batch(groups, temperature=1.0).validate()
     by_sample = {r.first_sample: r for r in replica.requests if len(r.prompt_ids) > 2}
     for row, sample in enumerate(groups[0].samples):
-        assert sample.trajectory is not None
-        prompt, first, tool, second = sample.trajectory.spans
+        (trajectory,) = sample.rows
+        prompt, first, tool, second = trajectory.spans
         one = batch.select([row])
         expected = np.concatenate([prompt.token_ids, first.token_ids, tool.token_ids, second.token_ids])
         assert one["input_ids"].tolist() == expected.tolist()
@@ -171,7 +171,7 @@ async def fails_on_odd(prompt: PromptView, generate: Generate) -> Trajectory:
 
 def test_a_rollouter_that_raises_costs_its_own_samples() -> None:
     groups = run([task(0), task(1)], fails_on_odd, grader=LengthGrader())
-    assert [sample.trajectory is None for group in groups for sample in group.samples] == [True] * 3 + [False] * 3
+    assert [not sample.rows for group in groups for sample in group.samples] == [True] * 3 + [False] * 3
     failure = groups[0].samples[0].grade.failures[0]
     assert (failure.kind, failure.source, failure.message) == ("exception", "rollout", "ValueError: odd")
     assert not groups[0].samples[0].grade.valid

@@ -41,7 +41,7 @@ from rlsdk.rollouts import (
 )
 from rlsdk.rollouts.journal.journal import Journal
 from rlsdk.rollouts.journal.recorded import account, read_journal
-from rlsdk.rollouts.journal.records import grade_from, record_of, trajectory_from
+from rlsdk.rollouts.journal.records import grade_from, record_of, rows_from
 from rlsdk.rollouts.journal.segments import lines, segments
 from rlsdk.trainer.generation.group_source import GroupSource
 from rlsdk.trainer.generation.history import History
@@ -203,12 +203,12 @@ def fingerprint(group: Group) -> tuple[Any, ...]:
         group.task.ordinal,
         tuple(
             (
-                tuple(sample.trajectory.response_ids.tolist()),
-                sample.trajectory.versions,
+                tuple(tuple(row.response_ids.tolist()) for row in sample.rows),
+                tuple(row.versions for row in sample.rows),
                 sample.grade.score,
             )
             for sample in group.samples
-            if sample.trajectory is not None
+            if sample.rows
         ),
     )
 
@@ -326,10 +326,10 @@ def test_lines_of_samples_go_before_the_line_that_is_written_next(tmp_path: Path
     journal = Journal(tmp_path, made_by={}, keep="resume")
     journal.open(0)
     for index in range(2):
-        journal.sample(task, "", index, Sample(trajectory=None, text="", grade=Grade()))
+        journal.sample(task, "", index, Sample(rows=(), text="", grade=Grade()))
     assert [line["event"] for line in lines(tmp_path)] == ["open"]
     journal.write("train", step=1, groups=[4])
-    journal.sample(task, "", 2, Sample(trajectory=None, text="", grade=Grade()))
+    journal.sample(task, "", 2, Sample(rows=(), text="", grade=Grade()))
     journal.flush()
     assert [line["event"] for line in lines(tmp_path)] == ["open", "sample", "sample", "train", "sample"]
     journal.close()
@@ -364,9 +364,9 @@ def test_a_sample_comes_back_to_the_bit(
     grade = Grade(score=score, valid=False, terms={"r": 0.5}, failures=(failure,))
     import json
 
-    record = json.loads(json.dumps(record_of(Sample(trajectory=trajectory, text="", grade=grade), (5, 6))))
+    record = json.loads(json.dumps(record_of(Sample(rows=(trajectory,), text="", grade=grade), (5, 6))))
     assert grade_from(record) == grade
-    found = trajectory_from(record, (5, 6))
+    (found,) = rows_from(record, (5, 6))
     assert found is not None
     assert found.finish_reason is FinishReason.STOP
     assert found.info == info
@@ -380,7 +380,7 @@ def test_a_sample_comes_back_to_the_bit(
 
 def test_a_record_that_is_no_sample_is_told() -> None:
     with pytest.raises(CheckpointError, match="cannot be read"):
-        trajectory_from({"spans": [None, {"ids": "AAAA", "log_probs": "", "versions": []}], "reason": "stop"}, (1,))
+        rows_from({"spans": [None, {"ids": "AAAA", "log_probs": "", "versions": []}], "reason": "stop"}, (1,))
     with pytest.raises(CheckpointError, match="cannot be read"):
         grade_from({"grade": {"score": {"$array": ["|O", [1], ""]}}})
 

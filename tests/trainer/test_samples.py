@@ -26,7 +26,7 @@ def sampled(score: float, ids: list[int]) -> Sample:
     )
     tool = Span.given([7])
     trajectory = Trajectory(spans=(given, made, tool), finish_reason=FinishReason.STOP)
-    return Sample(trajectory=trajectory, text=f"text {ids}", grade=Grade(score=score, terms={"exact": score}))
+    return Sample(rows=(trajectory,), text=f"text {ids}", grade=Grade(score=score, terms={"exact": score}))
 
 
 def group(index: int, scores: list[float], epoch: int = 0, *, lost: int | None = None) -> Group:
@@ -37,7 +37,7 @@ def group(index: int, scores: list[float], epoch: int = 0, *, lost: int | None =
     )  # fmt: skip
     samples = [sampled(score, [10 + at] * (at + 1)) for at, score in enumerate(scores)]
     if lost is not None:
-        samples[lost] = Sample(trajectory=None, text="", grade=Grade(valid=False))
+        samples[lost] = Sample(rows=(), text="", grade=Grade(valid=False))
     return Group(task=task, samples=samples)
 
 

@@ -43,7 +43,7 @@ class Clock:
 
 def group(ordinal: int, *lengths: int) -> Group:
     """Samples of these lengths."""
-    samples = [SimpleNamespace(trajectory=SimpleNamespace(num_sampled=length)) for length in lengths]
+    samples = [SimpleNamespace(rows=(None,), num_sampled=length) for length in lengths]
     return cast(Group, SimpleNamespace(task=SimpleNamespace(ordinal=ordinal), samples=samples))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlsdk.interfaces import Batch, FinishReason, Trajectory, VersionRun
+from rlsdk.interfaces import Batch, BatchError, VersionRun
 from rlsdk.rollouts.groups.group import Group, Sample
 
 NO_VERSION = -1
@@ -17,52 +17,66 @@ NO_VERSION = -1
 
 
 def make_batch(groups: Sequence[Group], *, temperature: float) -> Batch:
-    """Makes a batch with a row for every finished sample, ordered by group and sample index.
+    """Makes a batch with every row of every finished sample, ordered by group, sample and row. Nothing else makes rows
+    of samples.
 
     Fields: `input_ids`, `response_mask`, `rollout_log_probs`, `token_versions`; `row_id`, `uid` (the group's ordinal),
-    `policy_version` and `last_policy_version` (of the first and the last sampled token), `truncated`, `scores`,
-    `valid`; `baseline_scores` if groups have a greedy sample; `token_scores` if a reward gave any. Given tokens
-    (prompt, tools) are False in the mask at every position.
+    `sample` (the sample's index in its group), `policy_version` and `last_policy_version` (of the row's first and last
+    sampled token), `truncated`, `scores`, `valid`; `baseline_scores` if groups have a greedy sample; `token_scores` if
+    a reward gave any. Given tokens (prompt, tools) are False in the mask at every position.
+
+    Raises:
+        BatchError: two groups have the same ordinal, so that their samples could not be told apart.
     """
-    rows = [
-        (group, sample, sample.trajectory)
-        for group in groups
-        for sample in group.samples
-        if sample.trajectory is not None
-    ]
-    spans = [span for _, _, trajectory in rows for span in trajectory.spans]
+    _check_groups(groups)
+    members = [(group, index, sample) for group in groups for index, sample in enumerate(group.samples)]
+    rows = [(group, index, sample, row) for group, index, sample in members for row in sample.rows]
+    trajectories = [row for _, _, _, row in rows]
+    spans = [span for trajectory in trajectories for span in trajectory.spans]
     span_lengths = np.array([len(span.token_ids) for span in spans], np.int64)
     mask = np.repeat(np.array([span.log_probs is not None for span in spans], np.bool_), span_lengths)
     log_probs = np.zeros(len(mask), np.float32)
     log_probs[mask] = _joined([span.log_probs for span in spans if span.log_probs is not None], np.float32)
-    row_runs = [trajectory.versions for _, _, trajectory in rows]
+    row_runs = [trajectory.versions for trajectory in trajectories]
     runs = [run for found in row_runs for run in found]
     versions = np.full(len(mask), NO_VERSION, np.int64)
     versions[mask] = np.repeat(
         np.array([run.version for run in runs], np.int64), np.array([run.num_tokens for run in runs], np.int64)
     )
-    reasons = [trajectory.finish_reason is FinishReason.LENGTH for _, _, trajectory in rows]
     return Batch(
-        lengths=torch.from_numpy(_row_lengths(span_lengths, [len(trajectory.spans) for _, _, trajectory in rows])),
+        lengths=torch.from_numpy(_row_lengths(span_lengths, [len(trajectory.spans) for trajectory in trajectories])),
         tokens={
             "input_ids": torch.from_numpy(_joined([span.token_ids for span in spans], np.int64)),
             "response_mask": torch.from_numpy(mask),
             "rollout_log_probs": torch.from_numpy(log_probs),
             "token_versions": torch.from_numpy(versions),
-            **_token_scores([(sample, trajectory) for _, sample, trajectory in rows], mask),
+            **_token_scores([sample for _, _, sample in members], mask),
         },
         rows={
             "row_id": torch.arange(len(rows)),
-            "uid": torch.tensor([group.task.ordinal for group, _, _ in rows], dtype=torch.int64),
+            "uid": torch.tensor([group.task.ordinal for group, _, _, _ in rows], dtype=torch.int64),
+            "sample": torch.tensor([index for _, index, _, _ in rows], dtype=torch.int64),
             "policy_version": _versions([found[0] if found else None for found in row_runs]),
             "last_policy_version": _versions([found[-1] if found else None for found in row_runs]),
-            "truncated": torch.tensor(reasons, dtype=torch.bool),
-            "scores": torch.tensor([sample.grade.score for _, sample, _ in rows], dtype=torch.float64),
-            "valid": torch.tensor([sample.grade.valid for _, sample, _ in rows], dtype=torch.bool),
-            **_baselines([group for group, _, _ in rows]),
+            "truncated": torch.tensor([sample.truncated for _, _, sample, _ in rows], dtype=torch.bool),
+            "scores": torch.tensor([sample.grade.score for _, _, sample, _ in rows], dtype=torch.float64),
+            "valid": torch.tensor([sample.grade.valid for _, _, sample, _ in rows], dtype=torch.bool),
+            **_baselines([group for group, _, _, _ in rows]),
         },
         meta={"temperature": temperature},
     )
+
+
+def _check_groups(groups: Sequence[Group]) -> None:
+    """Raises `BatchError` where groups share an ordinal."""
+    first: dict[int, Group] = {}
+    for group in groups:
+        other = first.setdefault(group.task.ordinal, group)
+        if other is not group:
+            raise BatchError(
+                f"groups {other.task.id} and {group.task.id} both have the ordinal {group.task.ordinal}, which is the "
+                "uid of their rows; every group of a step needs its own"
+            )
 
 
 def _row_lengths(span_lengths: NDArray[np.int64], num_spans: Sequence[int]) -> NDArray[np.int64]:
@@ -71,16 +85,19 @@ def _row_lengths(span_lengths: NDArray[np.int64], num_spans: Sequence[int]) -> N
     return np.diff(ends).astype(np.int64)
 
 
-def _token_scores(rows: Sequence[tuple[Sample, Trajectory]], mask: NDArray[np.bool_]) -> dict[str, torch.Tensor]:
-    """Token scores `[N]`: 0 in rows without any, and on tokens that the policy did not sample."""
-    if all(sample.grade.token_scores is None for sample, _ in rows):
+def _token_scores(samples: Sequence[Sample], mask: NDArray[np.bool_]) -> dict[str, torch.Tensor]:
+    """Token scores `[N]`: 0 in samples without any, and on tokens that the policy did not sample."""
+    if all(sample.grade.token_scores is None for sample in samples if sample.rows):
         return {}
     scores = np.zeros(len(mask))
     end = 0
-    for sample, trajectory in rows:
-        start, end = end, end + trajectory.num_tokens
-        if sample.grade.token_scores is not None:
-            scores[start + len(trajectory.spans[0]) : end] = sample.grade.token_scores
+    for sample in samples:
+        given = 0
+        for row in sample.rows:
+            start, end = end + len(row.spans[0]), end + row.num_tokens
+            if sample.grade.token_scores is not None:
+                scores[start:end] = sample.grade.token_scores[given : given + end - start]
+                given += end - start
     return {"token_scores": torch.from_numpy(np.where(mask, scores, 0.0))}
 
 

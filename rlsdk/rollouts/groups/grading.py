@@ -75,7 +75,7 @@ class Grading:
         if grader is None:
             self.pending -= len(waiting)
             for (_, trajectory, deliver), text in zip(waiting, texts, strict=True):
-                deliver(Sample(trajectory=trajectory, text=text, grade=Grade()))
+                deliver(Sample(rows=(trajectory,), text=text, grade=Grade()))
             return
         samples = [
             RewardSample(
@@ -110,4 +110,4 @@ def _deliver(
         if error is not None:
             deliver(error)
         else:
-            deliver(Sample(trajectory=trajectory, text=texts[at], grade=done.result()[at]))
+            deliver(Sample(rows=(trajectory,), text=texts[at], grade=done.result()[at]))

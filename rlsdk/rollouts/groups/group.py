@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsdk.interfaces import PromptView, SamplingParams, Trajectory
+from rlsdk.interfaces import FinishReason, PromptView, SamplingParams, Trajectory
 
 
 @dataclass(frozen=True, order=True, kw_only=True)
@@ -57,8 +57,8 @@ class Grade:
     terms: Mapping[str, float] = field(default_factory=dict)
     """Name of a reward -> its value before weighting; only rewards that returned a number."""
     token_scores: NDArray[np.float64] | None = None
-    """`[response tokens]`: scores of all tokens after the prompt, including tool tokens, in addition to `score`. None:
-    no reward returned any."""
+    """`[response tokens]`: scores of all tokens after the prompt, including tool tokens, in addition to `score`; of one
+    row after another. None: no reward returned any."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """`REWARD/METRIC` -> number, for rewards that returned metrics."""
     failures: tuple[Failure, ...] = ()
@@ -81,10 +81,11 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One member of a group."""
+    """One member of a group: it has one score, one place in its group and one advantage, and one row or several."""
 
-    trajectory: Trajectory | None
-    """None: its rollouter failed."""
+    rows: tuple[Trajectory, ...]
+    """Its rows of tokens, in order: one of a plain response, several where a history was cut. What the policy sampled
+    is sampled in one of them; others may repeat it as given tokens. Empty: its rollouter failed."""
     text: str
     """The text that the rewards got: the response without the token that ended it."""
     grade: Grade
@@ -93,9 +94,25 @@ class Sample:
     def total(self) -> float:
         """The score plus the token scores of sampled tokens, which group estimators compare."""
         scores = self.grade.token_scores
-        if scores is None or self.trajectory is None:
+        if scores is None or not self.rows:
             return self.grade.score
-        return self.grade.score + float(scores[self.trajectory.response_mask].sum(dtype=np.float64))
+        mask = np.concatenate([row.response_mask for row in self.rows])
+        return self.grade.score + float(scores[mask].sum(dtype=np.float64))
+
+    @property
+    def num_sampled(self) -> int:
+        """Number of tokens that the policy sampled, in all rows."""
+        return sum(row.num_sampled for row in self.rows)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether a token limit ended it: its last row says how a sample ended."""
+        return bool(self.rows) and self.rows[-1].finish_reason is FinishReason.LENGTH
+
+    @property
+    def info(self) -> Mapping[str, float]:
+        """Numbers about the episode; of a number that several rows have, the last one."""
+        return {name: value for row in self.rows for name, value in row.info.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

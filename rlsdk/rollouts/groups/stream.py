@@ -327,4 +327,4 @@ def _failed(error: BaseException) -> Sample:
     """The failed sample of a rollouter that raised; other samples are not affected."""
     message = f"{type(error).__name__}: {error}"
     failure = Failure(kind="exception", source="rollout", message=message)
-    return Sample(trajectory=None, text="", grade=Grade(valid=False, failures=(failure,)))
+    return Sample(rows=(), text="", grade=Grade(valid=False, failures=(failure,)))

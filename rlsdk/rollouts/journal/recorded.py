@@ -179,6 +179,19 @@ def _take(found: Recorded, line: Mapping[str, Any], after: int, done: set[int], 
             found.updates[int(line["step"])] = {str(name): float(value) for name, value in line["figures"].items()}
 
 
+def row_records(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The record of each row of a sample's record; none: its rollouter failed.
+
+    Raises:
+        KeyError: it is not the record of a sample.
+    """
+    if "rows" in record:
+        rows: Sequence[Mapping[str, Any]] = record["rows"]
+        return rows
+    return () if record["spans"] is None else (record,)
+
+
 def _newest(record: Mapping[str, Any]) -> int:
-    runs = [run for span in record["spans"] or () if span is not None for run in span.get("versions", ())]
+    spans = [span for row in row_records(record) for span in row["spans"] if span is not None]
+    runs = [run for span in spans for run in span.get("versions", ())]
     return max((int(version) for version, _ in runs), default=-1)

@@ -24,7 +24,7 @@ from rlsdk.interfaces import (
     VersionRun,
 )
 from rlsdk.rollouts.groups.group import Failure, Grade, Sample
-from rlsdk.rollouts.journal.recorded import SampleKey
+from rlsdk.rollouts.journal.recorded import SampleKey, row_records
 
 DTYPES = ("<i4", "<i8", "<f4", "<f8", "|b1")
 """Of arrays in records."""
@@ -38,13 +38,11 @@ def record_of(sample: Sample, prompt_ids: Sequence[int]) -> dict[str, Any]:
         sample: a graded sample.
         prompt_ids: prompt of its group: a first span with these tokens is omitted.
     """
-    trajectory = sample.trajectory
-    return {
-        "spans": None if trajectory is None else _spans(trajectory, prompt_ids),
-        "reason": None if trajectory is None else trajectory.finish_reason.value,
-        **({} if trajectory is None or not trajectory.info else {"info": dict(trajectory.info)}),
-        "grade": _grade(sample.grade),
-    }
+    rows = [_row(row, prompt_ids) for row in sample.rows]
+    if len(rows) > 1:
+        return {"rows": rows, "grade": _grade(sample.grade)}
+    # A sample of one row is written as that row.
+    return {**(rows[0] if rows else {"spans": None, "reason": None}), "grade": _grade(sample.grade)}
 
 
 def samples_from(
@@ -58,24 +56,23 @@ def samples_from(
     Args:
         records: as `Recorded.samples` has them for the group.
         prompt_ids: of the group.
-        text_of: returns the text of a trajectory as the rewards saw it.
-        vocabulary: see `trajectory_from`.
+        text_of: returns the text of a trajectory as the rewards saw it; a sample's is that of its last row.
+        vocabulary: see `rows_from`.
 
     Raises:
         CheckpointError: a record is damaged.
     """
     found = {}
     for key, record in records.items():
-        trajectory = trajectory_from(record, prompt_ids, vocabulary)
-        text = "" if trajectory is None else text_of(trajectory)
-        found[key] = Sample(trajectory=trajectory, text=text, grade=grade_from(record))
+        rows = rows_from(record, prompt_ids, vocabulary)
+        found[key] = Sample(rows=rows, text=text_of(rows[-1]) if rows else "", grade=grade_from(record))
     return found
 
 
-def trajectory_from(
+def rows_from(
     record: Mapping[str, Any], prompt_ids: Sequence[int], vocabulary: int | None = None
-) -> Trajectory | None:
-    """The trajectory of a record; None: its rollouter failed.
+) -> tuple[Trajectory, ...]:
+    """The rows of a record; none: its rollouter failed.
 
     Args:
         record: of `record_of`.
@@ -87,11 +84,7 @@ def trajectory_from(
             that is not finite.
     """
     with _checked():
-        if record["spans"] is None:
-            return None
-        spans = [Span.given(prompt_ids) if span is None else _span_from(span, vocabulary) for span in record["spans"]]
-        info = {str(name): float(value) for name, value in record.get("info", {}).items()}
-        return Trajectory(spans=tuple(spans), finish_reason=FinishReason(record["reason"]), info=info)
+        return tuple(_row_from(row, prompt_ids, vocabulary) for row in row_records(record))
 
 
 def unfinished_record(request: GenerationRequest, output: GenerationOutput) -> dict[str, Any]:
@@ -100,7 +93,7 @@ def unfinished_record(request: GenerationRequest, output: GenerationOutput) -> d
 
 
 def unfinished_from(record: Mapping[str, Any], vocabulary: int | None = None) -> GenerationOutput:
-    """The output of a record, for a request that has no id yet; see `trajectory_from`.
+    """The output of a record, for a request that has no id yet; see `rows_from`.
 
     Raises:
         CheckpointError: the record is damaged.
@@ -153,6 +146,17 @@ def _grade(grade: Grade) -> dict[str, Any]:
         if value is not empty and (isinstance(value, np.ndarray) or value != empty):
             found[name] = _plain(value)
     return found
+
+
+def _row(trajectory: Trajectory, prompt_ids: Sequence[int]) -> dict[str, Any]:
+    info = {"info": dict(trajectory.info)} if trajectory.info else {}
+    return {"spans": _spans(trajectory, prompt_ids), "reason": trajectory.finish_reason.value, **info}
+
+
+def _row_from(record: Mapping[str, Any], prompt_ids: Sequence[int], vocabulary: int | None) -> Trajectory:
+    spans = [Span.given(prompt_ids) if span is None else _span_from(span, vocabulary) for span in record["spans"]]
+    info = {str(name): float(value) for name, value in record.get("info", {}).items()}
+    return Trajectory(spans=tuple(spans), finish_reason=FinishReason(record["reason"]), info=info)
 
 
 def _spans(trajectory: Trajectory, prompt_ids: Sequence[int]) -> list[dict[str, Any] | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rlsdk.algorithms import Samples
 from rlsdk.config import LengthConfig
 from rlsdk.data import Prompt
 from rlsdk.interfaces import SamplingParams
@@ -46,11 +47,12 @@ def group_task(prompt: Prompt, draw: Draw, *, epoch: int, ordinal: int, seed: tu
 def scores_of(group: Group, lengths: LengthConfig, *, max_tokens: int) -> list[float]:
     """Whole scores of a group's samples, without those whose reward failed: with the token scores, and with what the
     lengths of the responses give and cost (`shape_scores`)."""
-    if not lengths.changes_scores or all(sample.trajectory is None for sample in group.samples):
+    made = [sample for sample in group.samples if sample.rows]
+    if not lengths.changes_scores or not made:
         return [sample.total for sample in group.samples if sample.grade.valid]
-    made = [sample for sample in group.samples if sample.trajectory is not None]
     batch = make_batch([group], temperature=1.0)
-    changes = (shape_scores(batch, lengths, max_tokens=max_tokens)["scores"] - batch["scores"]).tolist()
+    shaped = shape_scores(batch, lengths, max_tokens=max_tokens)
+    changes = Samples.of(batch).of_rows(shaped["scores"] - batch["scores"]).tolist()
     return [sample.total + change for sample, change in zip(made, changes, strict=True) if sample.grade.valid]
 
 

@@ -170,7 +170,7 @@ def staleness_metrics(batch: Batch, step: int, step_of: Mapping[int, int], most:
 
 def sampled_tokens(groups: Sequence[Group]) -> Sums:
     """Sums over all samples whose rollouter did not fail."""
-    lengths = [s.trajectory.num_sampled for group in groups for s in group.samples if s.trajectory is not None]
+    lengths = [sample.num_sampled for group in groups for sample in group.samples if sample.rows]
     return sum(lengths), len(lengths)
 
 

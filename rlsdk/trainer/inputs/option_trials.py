@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlsdk.config import Problem, RewardConfig, RunConfig
 from rlsdk.config.sections.algorithm import POLICY_GRADIENT
-from rlsdk.interfaces import Batch, ConfigError, PolicyLossInputs, RewardSample, RlsdkError
-from rlsdk.interfaces.batch import SCHEMA, Per
+from rlsdk.interfaces import SCHEMA, Batch, ConfigError, Per, PolicyLossInputs, RewardSample, RlsdkError
 from rlsdk.registry import ComponentKind, Registry
 
 if TYPE_CHECKING:
@@ -72,16 +71,17 @@ def _batch() -> Batch:
     import torch
 
     batch = Batch.from_rows([[1, 2, 3]] * 4)
-    counts = {Per.TOKEN: batch.num_tokens, Per.ROW: batch.num_rows}
-    made: dict[Per, dict[str, Tensor]] = {Per.TOKEN: {}, Per.ROW: {}}
+    tokens: dict[str, Tensor] = {}
+    rows: dict[str, Tensor] = {}
     for name, spec in SCHEMA.items():
-        made[spec.per][name] = torch.ones(counts[spec.per], dtype=getattr(torch, spec.dtype))
-    made[Per.TOKEN]["response_mask"] = torch.tensor([False, True, True] * 4)
-    made[Per.TOKEN]["token_level_rewards"] = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, 0.0] * 2, dtype=torch.float64)
-    made[Per.ROW]["scores"] = torch.tensor([1.0, 0.0] * 2, dtype=torch.float64)
-    made[Per.ROW]["uid"] = torch.tensor([0, 0, 1, 1])
-    made[Per.ROW]["row_id"] = torch.arange(4)
-    return batch.with_tokens(**made[Per.TOKEN]).with_rows(**made[Per.ROW])
+        made, count = (tokens, batch.num_tokens) if spec.per is Per.TOKEN else (rows, batch.num_rows)
+        made[name] = torch.ones(count, dtype=getattr(torch, spec.dtype))
+    tokens["response_mask"] = torch.tensor([False, True, True] * 4)
+    tokens["token_level_rewards"] = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, 0.0] * 2, dtype=torch.float64)
+    rows["scores"] = torch.tensor([1.0, 0.0] * 2, dtype=torch.float64)
+    rows["uid"], rows["sample"] = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1])
+    rows["row_id"] = torch.arange(4)
+    return batch.with_tokens(**tokens).with_rows(**rows)
 
 
 def _inputs() -> PolicyLossInputs:

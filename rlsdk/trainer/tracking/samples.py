@@ -6,13 +6,14 @@ import gzip
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from rlsdk.interfaces import Batch
+from rlsdk.algorithms import Samples
+from rlsdk.interfaces import Batch, BatchError
 from rlsdk.rollouts import Group, Sample
 from rlsdk.system.atomic import atomic_write_bytes
 from rlsdk.system.printable import json_line
@@ -56,20 +57,20 @@ def shown_samples(groups: Sequence[Group], batch: Batch, log: SampleLog) -> list
 
     Args:
         groups: groups of the step.
-        batch: one row per finished sample, in the order of the groups.
+        batch: the rows of their samples.
         log: how many samples and tokens are logged.
     """
-    first = list(accumulate((_num_made(group) for group in groups), initial=0))
     order = sorted(range(len(groups)), key=lambda at: (_rank(groups[at]), at))
-    picked: list[tuple[Group, int, int]] = []
+    picked: list[tuple[Group, int]] = []
     for at in order:
-        picked += [(groups[at], index, first[at] + row) for index, row in _best_and_worst(groups[at])]
+        picked += [(groups[at], index) for index in _best_and_worst(groups[at])]
         if len(picked) >= log.count:
             break
     picked = picked[: log.count]
-    rows = batch.select([row for _, _, row in picked])
-    tokens = rows.row_sum(rows["response_mask"].long()).clamp(min=1)
-    advantages = (rows.row_sum(rows["advantages"]) / tokens).tolist()
+    parts = [_rows_of(batch, group.task.ordinal, index) for group, index in picked]
+    rows = batch.select(torch.cat([torch.empty(0, dtype=torch.int64), *parts]))
+    samples = Samples.of(rows)
+    advantages = (samples.token_sum(rows["advantages"]) / samples.lengths.clamp(min=1)).tolist()
     return [
         {
             "group": str(group.task.id),
@@ -81,9 +82,9 @@ def shown_samples(groups: Sequence[Group], batch: Batch, log: SampleLog) -> list
             **{f"reward/{name}": value for name, value in group.samples[index].grade.terms.items()},
             "advantage": advantages[at],
             "group_scores": [round(sample.total, 4) if sample.grade.valid else None for sample in group.samples],
-            **_tokens(group.samples[index], rows, at, log),
+            **_tokens(group.samples[index], rows, (samples.index == at).nonzero()[:, 0], log),
         }
-        for at, (group, index, _) in enumerate(picked)
+        for at, (group, index) in enumerate(picked)
     ]
 
 
@@ -92,8 +93,16 @@ def plain_columns(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in sample.items() if not isinstance(value, list)} for sample in samples]
 
 
-def _num_made(group: Group) -> int:
-    return sum(sample.trajectory is not None for sample in group.samples)
+def _rows_of(batch: Batch, uid: int, sample: int) -> Tensor:
+    """Rows of a sample, in their order.
+
+    Raises:
+        BatchError: the batch has none.
+    """
+    rows = ((batch["uid"] == uid) & (batch["sample"] == sample)).nonzero()[:, 0]
+    if not len(rows):
+        raise BatchError(f"the batch has no row of sample {sample} of uid {uid}; every sample that was made has one")
+    return rows[batch["row_id"][rows].argsort()]
 
 
 def _rank(group: Group) -> bytes:
@@ -101,31 +110,29 @@ def _rank(group: Group) -> bytes:
     return hashlib.blake2b(f"{group.task.id.source}/{group.task.id.index}".encode(), digest_size=8).digest()
 
 
-def _best_and_worst(group: Group) -> list[tuple[int, int]]:
-    """For the group's best and worst sample: its index in the group, and its index among the finished samples."""
-    made = [index for index, sample in enumerate(group.samples) if sample.trajectory is not None]
-    if not made:
-        return []
-    ranked = sorted(range(len(made)), key=lambda row: -group.samples[made[row]].total)
-    rows = [ranked[0], ranked[-1]] if len(made) > 1 else ranked
-    return [(made[row], row) for row in rows]
+def _best_and_worst(group: Group) -> list[int]:
+    """Index of the group's best and worst finished sample."""
+    made = [index for index, sample in enumerate(group.samples) if sample.rows]
+    ranked = sorted(made, key=lambda index: -group.samples[index].total)
+    return [ranked[0], ranked[-1]] if len(made) > 1 else ranked
 
 
-def _tokens(sample: Sample, rows: Batch, at: int, log: SampleLog) -> dict[str, Any]:
-    """The first response tokens of row `at`: their texts and log-probs (nats), null where they were not sampled."""
-    if log.pieces is None or not log.max_tokens or sample.trajectory is None:
+def _tokens(sample: Sample, batch: Batch, rows: Tensor, log: SampleLog) -> dict[str, Any]:
+    """The first response tokens of a sample, which is in these rows: their texts and log-probs (nats), null where they
+    were not sampled. Of a further row, the context that it begins with is left out."""
+    if log.pieces is None or not log.max_tokens:
         return {}
-    ids = [int(token) for token in sample.trajectory.response_ids.tolist()]
-    begin = sample.trajectory.num_tokens - len(ids)
-    where = rows.token_index(torch.tensor([at]))[begin : begin + log.max_tokens]
-    sampled = rows["response_mask"][where].tolist()
+    ids = [int(token) for row in sample.rows for token in row.response_ids.tolist()]
+    behind = [batch.token_index(row[None])[len(made.spans[0]) :] for row, made in zip(rows, sample.rows, strict=True)]
+    where = torch.cat(behind)[: log.max_tokens]
+    sampled = batch["response_mask"][where].tolist()
     pieces = log.pieces(ids)
     found: dict[str, Any] = {"tokens": pieces[: log.max_tokens]}
     if rest := "".join(pieces[log.max_tokens :]):
         found["rest"] = rest
     for name, source in (("log_probs", "rollout_log_probs"), ("train_log_probs", "old_log_probs")):
         # If the ratio is taken against the sampler's log-probs, both fields hold these: nothing was recomputed.
-        if source in rows and (name == "log_probs" or not torch.equal(rows[source], rows["rollout_log_probs"])):
-            values = rows[source][where].tolist()
+        if source in batch and (name == "log_probs" or not torch.equal(batch[source], batch["rollout_log_probs"])):
+            values = batch[source][where].tolist()
             found[name] = [round(value, 4) if own else None for value, own in zip(values, sampled, strict=True)]
     return found

@@ -11,7 +11,7 @@ from rlsdk.algorithms import reaches
 from rlsdk.config import Measure
 from rlsdk.config.sections.evaluation import MAX_VOTES, powers_of_two
 from rlsdk.data import Prompt
-from rlsdk.interfaces import FinishReason, SamplingParams
+from rlsdk.interfaces import SamplingParams
 from rlsdk.rewards.text.answer import final_answer, parse_number
 from rlsdk.rollouts import Group, RolloutStream, Sample, request_seed
 from rlsdk.trainer.generation.sampler import Draw, sample_all
@@ -151,13 +151,12 @@ def set_figures(groups: Sequence[Group], part: EvalSet) -> dict[str, float]:
 
 
 def rollout_info(groups: Sequence[Group]) -> dict[str, float]:
-    """Mean of each number in the trajectories' info, as `rollout/NAME`, over the samples that have it."""
+    """Mean of each number in the samples' info, as `rollout/NAME`, over the samples that have it."""
     values: dict[str, list[float]] = {}
     for group in groups:
         for sample in group.samples:
-            if sample.trajectory is not None:
-                for name, value in sample.trajectory.info.items():
-                    values.setdefault(name, []).append(float(value))
+            for name, value in sample.info.items():
+                values.setdefault(name, []).append(float(value))
     return {f"rollout/{name}": sum(found) / len(found) for name, found in values.items()}
 
 
@@ -180,13 +179,14 @@ def sample_rows(groups: Sequence[Group], part: EvalSet) -> list[dict[str, Any]]:
 
 
 def _sample_row(group: Group, at: int, sample: Sample, part: EvalSet) -> dict[str, Any]:
-    prompt, trajectory, grade = group.task.prompt, sample.trajectory, sample.grade
-    made = {} if trajectory is None else {
-        "tokens": trajectory.num_sampled,
-        "truncated": trajectory.finish_reason is FinishReason.LENGTH,
-        "log_prob": _total_log_prob(sample) / max(trajectory.num_sampled, 1),
-        "policy_version": trajectory.versions[-1].version if trajectory.versions else None,
-        "info": dict(trajectory.info),
+    prompt, grade = group.task.prompt, sample.grade
+    versions = [run.version for row in sample.rows for run in row.versions]
+    made = {} if not sample.rows else {
+        "tokens": sample.num_sampled,
+        "truncated": sample.truncated,
+        "log_prob": _total_log_prob(sample) / max(sample.num_sampled, 1),
+        "policy_version": versions[-1] if versions else None,
+        "info": dict(sample.info),
     }  # fmt: skip
     return {
         "set": part.name,
@@ -215,21 +215,21 @@ def _mean_and_error(name: str, groups: Sequence[Sequence[float]]) -> dict[str, f
 
 
 def _lengths(groups: Sequence[Group]) -> dict[str, float]:
-    made = [sample.trajectory for group in groups for sample in group.samples if sample.trajectory is not None]
+    made = [sample for group in groups for sample in group.samples if sample.rows]
     if not made:
         return {"tokens": math.nan}
-    lengths = [trajectory.num_sampled for trajectory in made]
+    lengths = [sample.num_sampled for sample in made]
     return {
         "tokens": sum(lengths) / len(made),
         "tokens_max": float(max(lengths)),
-        "truncated_share": sum(trajectory.finish_reason is FinishReason.LENGTH for trajectory in made) / len(made),
+        "truncated_share": sum(sample.truncated for sample in made) / len(made),
     }
 
 
 def _log_probs(groups: Sequence[Group], part: EvalSet) -> dict[str, float]:
     """Mean log-prob of a sampled token, in nats, and the entropy estimate if the log-probs allow one."""
-    samples = [sample for group in groups for sample in group.samples if sample.trajectory is not None]
-    tokens = sum(sample.trajectory.num_sampled for sample in samples if sample.trajectory is not None)
+    samples = [sample for group in groups for sample in group.samples]
+    tokens = sum(sample.num_sampled for sample in samples)
     if not tokens:
         return {}
     mean = math.fsum(_total_log_prob(sample) for sample in samples) / tokens
@@ -237,7 +237,7 @@ def _log_probs(groups: Sequence[Group], part: EvalSet) -> dict[str, float]:
 
 
 def _total_log_prob(sample: Sample) -> float:
-    spans = () if sample.trajectory is None else sample.trajectory.spans
+    spans = [span for row in sample.rows for span in row.spans]
     return math.fsum(float(span.log_probs.sum(dtype="float64")) for span in spans if span.log_probs is not None)
 
 
