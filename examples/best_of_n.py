@@ -31,11 +31,8 @@ class BestOfN(Algorithm):
     def advantages(self, batch: Batch) -> tuple[Batch, Mapping[str, float]]:
         """1 on the tokens of the first best sample of each prompt, 0 on all others."""
         samples = Samples.of(batch)
-        uids, scores, chosen = (
-            samples.of_rows(batch["uid"]),
-            samples.of_rows(batch["scores"]),
-            torch.zeros(samples.count),
-        )
+        uids, scores = samples.of_rows(batch["uid"]), samples.of_rows(batch["scores"])
+        chosen = torch.zeros(samples.count)
         for uid in torch.unique(uids):
             group = ((uids == uid) & samples.valid).nonzero()[:, 0]
             if has_signal(scores[group]) and reaches(float(scores[group].max()), self.min_score):

@@ -68,7 +68,7 @@ class PolicyObjective:
         base = ("response_mask", "loss_weight", "advantages", "old_log_probs", "rollout_log_probs", "rollout_weight")
         ref = ("ref_log_probs",) if self.kl_coef else ()
         group = ("uid",) if self.whole_groups else ()
-        sample = ("sample", "has_advantage") if self.several_rows else ()
+        sample = ("uid", "sample", "has_advantage") if self.several_rows else ()
         return tuple(dict.fromkeys((*base, *ref, *group, *sample, *self._reads.fields)))
 
     @property
