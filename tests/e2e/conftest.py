@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -35,13 +36,53 @@ ANSWERS = (
 """The same rows, for training on their answers."""
 
 
+WHOLE = (
+    "--sft.steps", "20", "--sft.lr", "1e-3", "--sft.save_every_steps", "5", "--algorithm.kl_coef", "0.1",
+    "--trainer.save_every_steps", "2", "--train.optim.lr", "1e-5",
+)  # fmt: skip
+"""A run with everything that it can be killed in: a warm start, and a reference policy that comes of it. Small steps:
+the first stay near the reference."""
+TRAP = """import os, sys
+with open({log!r}, "a") as log:
+    log.write(f"{{__file__}} by {{sys.orig_argv[:4]}}\\n")
+"""
+NOT_INSTALLED = ("sitecustomize", "usercustomize", "conftest", "flash_attn", "gmpy2", "flint", "apex", "triton", "vllm")
+"""Modules that Python or a library looks for, and does without."""
+
+
+def set_traps(folder: Path, log: Path) -> None:
+    """A module of every name that Python or an installed package has, and of some that are not installed."""
+    installed = {name for name in importlib.metadata.packages_distributions() if name.isidentifier()}
+    for name in (sys.stdlib_module_names | installed | {*NOT_INSTALLED}) - {"__main__"}:
+        (folder / f"{name}.py").write_text(TRAP.format(log=str(log)))
+
+
+@pytest.fixture(scope="session")
+def trapped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """File that names the modules of strangers' folders that were imported; it is not there while there are none."""
+    return tmp_path_factory.mktemp("trapped") / "log"
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(model: str, trapped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A warm start and six steps in one go, in the folder of its data, among traps; its own folder is full of them."""
+    folder = tmp_path_factory.mktemp("whole")
+    set_traps(folder, trapped)
+    rows = folder / SUMS.name
+    rows.write_bytes(SUMS.read_bytes())
+    rlsdk(*[str(rows) if word == str(SUMS) else word for word in train_arguments(model, "whole", 6, WHOLE)], cwd=folder)
+    set_traps(folder / "runs" / "whole", trapped)
+    return folder / "runs" / "whole"
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "rlsdk.cli", *arguments]
+    # As the installed program: `-m` alone would look for modules in the current folder before anything can prevent it.
+    return [sys.executable, "-P", "-m", "rlsdk.cli", *arguments]
 
 
 def environment() -> dict[str, str]:

@@ -13,6 +13,7 @@ import pytest
 from conftest import (
     ANSWERS,
     GENERATED,
+    WHOLE,
     assert_gone,
     command,
     descendants,
@@ -29,12 +30,6 @@ from rlsdk.trainer.tracking.trackers import read_lines, read_metrics
 
 TIMED = ("time/", "throughput/", "sft/step_s")
 OWN = Path(__file__).parents[2] / "examples" / "own_algorithm.py"
-WHOLE = [
-    "--sft.steps", "20", "--sft.lr", "1e-3", "--sft.save_every_steps", "5", "--algorithm.kl_coef", "0.1",
-    "--trainer.save_every_steps", "2", "--train.optim.lr", "1e-5",
-]  # fmt: skip
-"""A run with everything that it can be killed in: a warm start, and a reference policy that comes of it. Small steps:
-the first stay near the reference."""
 
 
 def numbers(run: Path) -> list[dict[str, Any]]:
@@ -45,14 +40,6 @@ def numbers(run: Path) -> list[dict[str, Any]]:
 def steps_of(run: Path) -> list[dict[str, Any]]:
     """Metrics of its steps of reinforcement learning."""
     return [line for line in read_metrics(run) if "reward/mean" in line]
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory, model: str) -> Path:
-    """A warm start and six steps in one go."""
-    folder = tmp_path_factory.mktemp("whole")
-    rlsdk(*train_arguments(model, "whole", 6, WHOLE), cwd=folder)
-    return folder / "runs" / "whole"
 
 
 def test_a_run_leaves_metrics_samples_a_report_and_whole_checkpoints(uninterrupted: Path) -> None:
@@ -152,12 +139,20 @@ def test_ctrl_c_in_the_warm_start_saves_it_and_starts_nothing_else(model: str, t
     assert newest.name == f"step_{done:08d}"
 
 
-def test_generate_eval_and_report_work_on_what_a_run_left(uninterrupted: Path, tmp_path: Path) -> None:
+def test_training_imports_nothing_from_the_folder_of_its_data(uninterrupted: Path, trapped: Path) -> None:
+    assert not trapped.exists(), trapped.read_text()
+
+
+def test_generate_eval_and_report_work_on_what_a_run_left(uninterrupted: Path, trapped: Path, tmp_path: Path) -> None:
+    """Eval and the next two are typed in the run's folder, of which no process of theirs imports a module."""
     lines = rlsdk("generate", str(uninterrupted), "--num-prompts", "2", "-n", "2", cwd=tmp_path).splitlines()
     answers = [json.loads(line) for line in lines if line.startswith("{")]
     assert len(answers) == 4
     assert {"prompt", "response", "answer"} <= answers[0].keys()
-    rlsdk("eval", str(uninterrupted), "--output", "figures.json", "--trust-run", cwd=tmp_path)
+    rlsdk("eval", ".", "--output", str(tmp_path / "figures.json"), "--trust-run", cwd=uninterrupted)
+    rlsdk("plan", "--config", "config.yaml", "--trust-run", cwd=uninterrupted)
+    rlsdk("plugins", "list", cwd=uninterrupted)
+    assert not trapped.exists(), trapped.read_text()
     figures = json.loads((tmp_path / "figures.json").read_text())
     last = steps_of(uninterrupted)[-1]
     assert figures["eval/accuracy_greedy"] == pytest.approx(last["eval/accuracy_greedy"])
