@@ -116,7 +116,7 @@ def test_a_suite_whose_inputs_the_parent_has_a_report_of_is_left_out_and_says_si
 @pytest.mark.parametrize("committed", [True, False])
 def test_a_changed_input_runs_the_suite_in_full(repository: Repository, file: str, committed: bool) -> None:
     parent = repository.commit(repository.report())
-    (repository.commit if committed else repository.write)({file: "changed"})  # type: ignore[operator]
+    (repository.commit if committed else repository.write)({file: "changed"})
     folder = "/".join(file.split("/")[:2])
     assert repository.why_full(parent) == f"changed since {parent[:8]}: {folder} (1 file)"
 
@@ -220,7 +220,7 @@ def test_inputs_are_all_that_a_suite_can_import() -> None:
     assert top <= named
     used = [file for file in (ROOT / "rlsdk" / "testing").rglob("*.py") if "rlsdk.config" in file.read_text()]
     assert [file.name for file in used] == ["suite.py"], "the requirement of options is basic: it always runs"
-    for paths in (suites.SHARED, *suites.INPUTS.values(), zoo.WATCHED):
+    for paths in (suites.SHARED, *suites.INPUTS.values(), *suites.UNREPORTED.values(), zoo.WATCHED):
         assert [path for path in paths if not (ROOT / path).exists()] == []
     assert {path.stem for path in (ROOT / "docs/conformance").glob("*.json")} >= suites.INPUTS.keys()
     assert {
@@ -240,6 +240,19 @@ def test_a_report_is_noted_to_be_of_what_it_was_run_on_only(repository: Reposito
         repository.write(report)
         with pytest.raises(ValueError, match="not of a whole suite that passed"):
             write_stamp(repository.root, "vllm", before)
+
+
+def test_engines_without_a_kept_report_run_in_full_where_an_input_changed(repository: Repository) -> None:
+    """As those that `rlsdk plugins new` writes: the landing that changed one ran them."""
+    template = {"rlsdk/cli/plugin_tools/templates/engine.py.in": "1"}
+    parent = Parent(commit=repository.commit(template))
+    repository.commit({"rlsdk/trainer/stages/loop.py": "1"})
+    tier = tier_of(repository.root, suites.PUBLISHED, parent)
+    assert not tier.full
+    assert tier.why.startswith("inputs unchanged since 20")
+    assert f"(commit {str(parent.commit)[:7]}" in tier.why
+    repository.write({"rlsdk/cli/plugin_tools/templates/engine.py.in": "2"})
+    assert tier_of(repository.root, suites.PUBLISHED, parent).full
 
 
 NAPS = Broken("rollout", "naps", frozenset({"sleep[deep]"}), "broken.naps")
@@ -282,6 +295,7 @@ def test_each_commit_draws_another_eighth_and_none_is_forgotten() -> None:
     assert len(frozenset().union(*eighths)) > 0.99 * len(ENGINES)
 
 
+ZOO = run_tests.APART[0]
 LEFT_OUT = "97 of 142 requirements of vllm (TestVllm)"
 
 
@@ -291,12 +305,17 @@ def test_what_was_left_out_is_named_at_the_end_with_its_reason(
     monkeypatch.setattr(run_tests, "ZOO", tmp_path / "zoo.txt")
     tier = suites.Tier(engine="vllm", full=False, why="inputs unchanged")
     broken = "730 of 834 broken engines (rollout): of all, 0 reach what changed"
-    ran = [replace(outcome(code=0), left_out=[said]) for said in (LEFT_OUT, broken)]
-    run_tests.print_end(ran, [], {"vllm": tier}, 60.0)
+    parts = {"plugins/vllm": LEFT_OUT, "tests/isolated": "126 of 180 requirements of my-train (T)", ZOO: broken}
+    ran = [
+        replace(outcome(code=0), suite=run_tests.Suite(name=name, paths=[tmp_path]), left_out=[said])
+        for name, said in parts.items()
+    ]
+    run_tests.print_end(ran, [], {"vllm": tier, "published": replace(tier, why="nothing changed")}, 60.0)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"NOT RUN: {LEFT_OUT}: inputs unchanged"
-    assert lines[1] == f"NOT RUN: {broken}: all ran never, as far as is recorded; `make zoo` runs all"
-    assert lines[2].startswith("60 s; suites that failed: none; run in part: ['tests/cluster', 'tests/cluster']")
+    assert lines[1] == "NOT RUN: 126 of 180 requirements of my-train (T): nothing changed"
+    assert lines[2] == f"NOT RUN: {broken}: all ran never, as far as is recorded; `make zoo` runs all"
+    assert lines[3] == f"60 s; suites that failed: none; run in part: ['plugins/vllm', 'tests/isolated', '{ZOO}']"
 
 
 def test_when_all_broken_engines_ran_is_noted_only_if_all_passed(tmp_path: Path) -> None:
@@ -322,8 +341,8 @@ def test_a_run_is_told_what_to_leave_out_and_reads_what_was(monkeypatch: pytest.
     assert f"LEFT OUT: {LEFT_OUT}" not in done.left_out
     engines = {suite.name: suite.engines for suite in run_tests.suites() if suite.engines}
     plugins = {f"plugins/{name}": [name] for name in ("fsdp", "megatron", "sglang", "vllm")}
-    assert engines == {"tests/testing": ["torch", "transformers"], **plugins}
-    tiers = {name: suites.Tier(engine=name, full=name != "torch", why="") for name in suites.INPUTS}
+    assert engines == {"tests/testing": ["torch", "transformers"], "tests/isolated": ["published"], **plugins}
+    tiers = {name: suites.Tier(engine=name, full=name != "torch", why="") for name in suites.INPUTS | suites.UNREPORTED}
     narrowed = [run_tests.narrowed(suite, tiers, Parent(commit="abc")) for suite in run_tests.suites()]
     parts = {suite.name: (suite.basic, suite.since) for suite in narrowed if suite.timed_as != suite.name}
     assert parts == {"tests/testing": (["torch"], ""), **{name: ([], "abc") for name in run_tests.APART}}

@@ -30,7 +30,7 @@ from datetime import date
 from pathlib import Path
 
 from landing.changes import VARIABLE, Parent, find_parent, head_of
-from landing.suites import INPUTS, Tier, tier_of
+from landing.suites import INPUTS, PUBLISHED, UNREPORTED, Tier, tier_of
 
 ROOT = Path(__file__).resolve().parent.parent
 DURATIONS = ROOT / "tests" / "durations.txt"
@@ -39,7 +39,8 @@ APART = ("tests/testing/test_broken_rollout.py", "tests/testing/test_broken_trai
 """Files that run apart from their folder, which would take too long as one."""
 JOBS = min(3, 1 + (os.cpu_count() or 1))
 """Folders at a time."""
-BUILTIN_ENGINES = ("torch", "transformers")
+ENGINES = {"tests/testing": ("torch", "transformers"), "tests/isolated": (PUBLISHED,)}
+"""Suite -> engines whose conformance suites are among its tests; a plugin's own are those of its name."""
 HOME = {"vllm": "megatron"}
 """A plugin that is tested in the environment of another, which has all that its own would have."""
 ZOO = ROOT / "tests" / "testing" / "whole_zoo.txt"
@@ -81,8 +82,7 @@ class Suite:
     @property
     def engines(self) -> list[str]:
         """Engines whose conformance suites are among these tests."""
-        own = BUILTIN_ENGINES if self.name == "tests/testing" else (self.plugin.name,) if self.plugin else ()
-        return [name for name in own if name in INPUTS]
+        return [name for name in ENGINES.get(self.name, [Path(self.name).name]) if name in INPUTS | UNREPORTED]
 
     @property
     def plugin(self) -> Path | None:
@@ -204,9 +204,10 @@ def print_end(
 def report_left_out(outcomes: Sequence[Outcome], tiers: Mapping[str, Tier]) -> list[str]:
     """What did not run, why, when it last did, and the command for it."""
     lines = []
-    for what in (line for outcome in outcomes for line in outcome.left_out):
-        why = next((tier.why for name, tier in tiers.items() if f" of {name} " in what), whole_zoo(ZOO))
-        lines.append(f"NOT RUN: {what}: {why}")
+    for outcome in outcomes:
+        for what in outcome.left_out:
+            names = [name for name in outcome.suite.engines if f" of {name} " in what] or outcome.suite.engines[:1]
+            lines.append(f"NOT RUN: {what}: {tiers[names[0]].why if names else whole_zoo(ZOO)}")
     return lines
 
 

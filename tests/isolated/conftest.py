@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+LEFT_OUT = pytest.StashKey[set[str]]()
+
 
 @pytest.fixture(scope="session")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -24,3 +26,14 @@ def environment_of() -> Callable[[str], Path]:
         return folder
 
     return find
+
+
+@pytest.fixture(scope="session")
+def left_out(pytestconfig: pytest.Config) -> set[str]:
+    """What the suites of published engines left out, as they say it."""
+    return pytestconfig.stash.setdefault(LEFT_OUT, set())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for line in sorted(config.stash.get(LEFT_OUT, set())):
+        terminalreporter.write_line(line)

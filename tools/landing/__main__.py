@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from .changes import find_parent
-from .suites import INPUTS, digest_of, tier_of, write_stamp
+from .suites import INPUTS, UNREPORTED, digest_of, tier_of, write_stamp
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,7 +30,7 @@ def main() -> None:
             write_stamp(ROOT, *args.stamp)
         else:
             parent = find_parent(ROOT, args.since)
-            for tier in (tier_of(ROOT, engine, parent) for engine in INPUTS):
+            for tier in (tier_of(ROOT, engine, parent) for engine in INPUTS | UNREPORTED):
                 print(f"{tier.engine}: {'in full' if tier.full else 'basic requirements'}: {tier.why}")
     except (OSError, ValueError) as error:
         sys.exit(str(error))

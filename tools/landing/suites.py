@@ -20,7 +20,7 @@ SHARED = (
 reads them is basic."""
 CORE_PINS = "tools/tested.txt"
 BUILTIN = ("rlsdk/reference", "tests/testing/test_own.py", CORE_PINS)
-INPUTS: Mapping[str, Sequence[str]] = {
+INPUTS: dict[str, Sequence[str]] = {
     "torch": BUILTIN,
     "transformers": BUILTIN,
     "fsdp": ("plugins/fsdp", CORE_PINS),
@@ -30,6 +30,12 @@ INPUTS: Mapping[str, Sequence[str]] = {
     "sglang": ("plugins/sglang",),
 }
 """Engine -> what its suite's result depends on besides `SHARED`: its sources, its tests and its pins."""
+PUBLISHED = "published"
+"""The engines that `tests/isolated` builds and installs: those that `rlsdk plugins new` writes, and an example."""
+UNREPORTED: dict[str, Sequence[str]] = {
+    PUBLISHED: ("rlsdk/cli/plugin_tools", "rlsdk/reference", "examples/third_party", "tests/isolated", CORE_PINS),
+}
+"""As `INPUTS`, of engines whose reports are not kept: the landing that changed an input ran their suites in full."""
 REPORTS = "docs/conformance"
 STAMP = "inputs"
 """Key in a report: of which inputs it is."""
@@ -53,6 +59,9 @@ def tier_of(root: Path, engine: str, parent: Parent) -> Tier:
     """
     if why := _why_full(root, engine, parent):
         return Tier(engine=engine, full=True, why=why)
+    if engine in UNREPORTED:
+        last = git(root, "log", "-1", "--format=%cs (commit %h)", str(parent.commit), "--", *_paths(engine))
+        return Tier(engine=engine, full=False, why=f"inputs unchanged since {last}; `make test FLAGS=--whole` runs all")
     stamp = _stamp(root, engine, parent)
     return Tier(
         engine=engine,
@@ -66,12 +75,10 @@ def _why_full(root: Path, engine: str, parent: Parent) -> str:
     """Why the suite runs in full; empty: it need not."""
     if parent.commit is None:
         return parent.why
-    paths = [*SHARED, *INPUTS[engine]]
-    now, before = blobs_now(root, paths), blobs_at(root, parent.commit, paths)
+    now, before = blobs_now(root, _paths(engine)), blobs_at(root, parent.commit, _paths(engine))
     if files := changed(before, now):
         return f"changed since {parent.short}: {summary(files)}"
-    stamp = _stamp(root, engine, parent)
-    if stamp.get("digest") != digest(now):
+    if engine not in UNREPORTED and _stamp(root, engine, parent).get("digest") != digest(now):
         return (
             f"its report in {parent.short} is of other inputs; run `make check-{engine}`, and commit "
             f"{REPORTS}/{engine}.json"
@@ -84,16 +91,25 @@ def _stamp(root: Path, engine: str, parent: Parent) -> Mapping[str, str]:
     text = git(root, "show", f"{parent.commit}:{REPORTS}/{engine}.json")
     try:
         document: Any = json.loads(text or "{}")
-        whole = bool(document["suites"]) and all(s["passed"] and not s.get("left_out") for s in document["suites"])
-        stamp = document[STAMP] if whole else {}
+        stamp = document[STAMP] if _is_whole(document) else {}
         return {key: str(stamp[key]) for key in ("digest", "date", "commit")}
     except (ValueError, KeyError, TypeError):
         return {}
 
 
+def _is_whole(document: Any) -> bool:
+    """Whether a report is of suites that passed, with nothing left out."""
+    suites = document["suites"]
+    return bool(suites) and all(suite["passed"] and not suite.get("left_out") for suite in suites)
+
+
+def _paths(engine: str) -> Sequence[str]:
+    return [*SHARED, *(INPUTS | UNREPORTED)[engine]]
+
+
 def digest_of(root: Path, engine: str) -> str:
     """Of the inputs as they are here."""
-    return digest(blobs_now(root, [*SHARED, *INPUTS[engine]]))
+    return digest(blobs_now(root, _paths(engine)))
 
 
 def write_stamp(root: Path, engine: str, before: str) -> None:
@@ -107,7 +123,7 @@ def write_stamp(root: Path, engine: str, before: str) -> None:
     """
     file = root / REPORTS / f"{engine}.json"
     document = json.loads(file.read_text(encoding="utf-8"))
-    if not all(suite["passed"] and not suite.get("left_out") for suite in document["suites"]):
+    if not _is_whole(document):
         raise ValueError(f"{file.name} is not of a whole suite that passed")
     if (now := digest_of(root, engine)) != before:
         raise ValueError(f"inputs of {engine}'s suite changed while it ran; run `make check-{engine}` once more")
