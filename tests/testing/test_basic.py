@@ -50,7 +50,7 @@ def requirements(suite: type[Any]) -> dict[str, bool]:
         (
             RolloutConformance,
             "registration close forecast sleep abort pause continue event_loop update layout log_probs distribution "
-            "greedy seed stop_tokens stop_strings company tensor_parallel unmeasured",
+            "greedy seed stop_tokens stop_strings company unmeasured",
         ),
         (
             TrainConformance,

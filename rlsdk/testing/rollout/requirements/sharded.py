@@ -83,7 +83,7 @@ class ShardedRequirements:
             if not is_sound:
                 lab.drop_split()
 
-    @requirement("tensor_parallel", needs=Capability.TENSOR_PARALLEL, basic=True)
+    @requirement("tensor_parallel", needs=Capability.TENSOR_PARALLEL)
     def test_tensor_parallel(self, lab: RolloutLab, measured: Measured) -> None:
         """With several workers the engine gives the same log-probs before and after updates, a failed update, a pause
         and sleep; its workers end with it."""
