@@ -172,7 +172,7 @@ def configured(
     )
     # What the model was trained with is not a mistake of whoever uses it.
     given = [one for one in loaded.given if one.origin.rpartition(":")[0] not in map(str, base)]
-    problems, lines = unread(given, loaded.config, reader, loaded.problems)
+    problems, lines = unread(given, loaded.config, reader, loaded.problems, loaded.idle)
     if loaded.config is None or problems:
         raise config_error(problems)
     for line in lines:

@@ -71,7 +71,7 @@ def _read(
     read = config = loaded.config
     if read is not None and training is Training.RL:
         config = found.look(lambda: with_declared_roles(read, registry), read)
-    problems, lines = unread(loaded.given, config, training.reader, loaded.problems)
+    problems, lines = unread(loaded.given, config, training.reader, loaded.problems, loaded.idle)
     found.add(problems)
     if config is None:
         found.refuse()

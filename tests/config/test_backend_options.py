@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 from config_plugins import GustOptions, Nested, Speed, TurboOptions
 
-from rlsdk.config import backend_options, load_config
+from rlsdk.config import RunConfig, backend_options, load_config
+from rlsdk.config.checks.commands import READERS
 from rlsdk.config.introspection.describe import describe_options
+from rlsdk.config.loading.load import read_config
+from rlsdk.config.loading.reads import unread
 from rlsdk.interfaces import BackendKind, ConfigError
 from rlsdk.registry import Registry
 
@@ -84,10 +87,27 @@ def test_an_option_that_nobody_reads_is_an_error(flags: list[str], message: str,
         load_config([], flags, registry)
 
 
-def test_options_of_another_backend_in_a_file_are_an_error_with_their_line(tmp_path: Path, registry: Registry) -> None:
+def test_options_of_a_backend_that_is_not_chosen_are_named_where_a_file_holds_them(
+    tmp_path: Path, registry: Registry
+) -> None:
     path = tmp_path / "run.yaml"
-    path.write_text("train:\n  turbo: {cpu_offload: true}\n")
-    with pytest.raises(ConfigError, match=rf"nobody reads: train\.backend is 'torch' \({path}:2\)"):
+    path.write_text("train:\n  turbo: {cpu_offload: true}\nref: {turbo: {ratio: text}}\n")
+    loaded = read_config([path], [], registry)
+    assert (loaded.problems, loaded.config) == ([], RunConfig())
+    assert [str(one.path) for one in loaded.idle] == ["train.turbo", "ref.turbo"]
+    assert unread(loaded.given, loaded.config, READERS["train"], (), loaded.idle) == (
+        [],
+        [
+            f"{path}: `rlsdk train` does not read train.turbo (train.backend is 'torch'), "
+            "ref.turbo (ref.backend is 'torch')"
+        ],
+    )
+    chosen = read_config([path], ["--train-backend", "turbo"], registry)
+    assert chosen.idle == []
+    with pytest.raises(ConfigError, match=r"train\.turbo: options of backend 'turbo' that nobody reads.*the call"):
+        load_config([], [], registry, values={"train": {"turbo": {"ratio": 1.0}}})
+    path.write_text("train:\n  gust: {width: 1}\n")  # a rollout backend cannot be chosen there
+    with pytest.raises(ConfigError, match=rf"'gust' that nobody reads: it is a rollout backend \({path}:2\)"):
         load_config([path], [], registry)
 
 

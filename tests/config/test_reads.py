@@ -23,7 +23,7 @@ def said(
 ) -> tuple[list[str], list[str]]:
     reader = READERS[command]
     loaded = read_config([] if file is None else [file], flags, registry, values=values, reader=reader)
-    problems, lines = unread(loaded.given, loaded.config, reader, loaded.problems)
+    problems, lines = unread(loaded.given, loaded.config, reader, loaded.problems, loaded.idle)
     return [str(problem) for problem in problems], lines
 
 

@@ -61,7 +61,7 @@ def _read(arguments: Sequence[str], registry: Registry) -> RunConfig:
         ConfigError: a field cannot be used, or a flag has no effect on a service.
     """
     loaded = read_config([], arguments, registry, sections=SECTIONS, reader=REWARD_SERVE)
-    problems, lines = unread(loaded.given, loaded.config, REWARD_SERVE, loaded.problems)
+    problems, lines = unread(loaded.given, loaded.config, REWARD_SERVE, loaded.problems, loaded.idle)
     if loaded.config is None or problems:
         raise config_error(problems)
     for line in lines:

@@ -14,7 +14,7 @@ from rlsdk.config.introspection.options import build_options
 from rlsdk.config.introspection.validation_errors import dotted, explain
 from rlsdk.config.loading.other_names import Reads, every, known_elsewhere, meant_by
 from rlsdk.config.loading.overrides import RECIPE, Override, split_arguments
-from rlsdk.config.loading.reads import Given, Reader
+from rlsdk.config.loading.reads import Given, Idle, Reader
 from rlsdk.config.loading.recipes import recipe_file
 from rlsdk.config.loading.tree import Place, Tree, TreeFile, read_tree_file
 from rlsdk.config.loading.trust import check_trust, is_of_run, take_trust_flag
@@ -76,6 +76,8 @@ class Loaded:
     problems: list[Problem]
     given: Sequence[Given]
     """The values that somebody gave, without those of recipes."""
+    idle: Sequence[Idle] = ()
+    """Options in files of backends that are not chosen."""
 
 
 def read_config(
@@ -109,7 +111,8 @@ def read_config(
     tree = _merged(read, typed, flags, values or {})
     registry = Registry.discover() if registry is None else registry
     backends = [_Backend(name, kind, _chosen(name, kind, tree, flags), registry) for name, kind in OWN_SECTIONS.items()]
-    problems = [problem for backend in backends for problem in backend.take_options(tree)]
+    idle = [one for backend in backends for one in backend.take_options(tree)]
+    problems = [problem for backend in backends for problem in backend.refuse_options(tree)]
     problems += [problem for flag in flags for problem in _apply(flag, tree, backends)]
     given = list(_given(tree, {flag.flag for flag in flags}))
     problems += [problem for flag in split_arguments(forced)[1] for problem in _apply(flag, tree, backends)]
@@ -127,7 +130,7 @@ def read_config(
             if not problems:
                 raise
             config = None
-    return Loaded(config=config, problems=problems, given=given)
+    return Loaded(config=config, problems=problems, given=given, idle=idle)
 
 
 def _given(tree: Tree, flags: Collection[str]) -> Iterator[Given]:
@@ -201,12 +204,25 @@ class _Backend:
         except PluginError as error:
             self.failure = str(error)
 
-    def take_options(self, tree: Tree) -> list[Problem]:
-        """Moves `train.BACKEND` to `train.options`; reports options of a backend that is not in use."""
+    def take_options(self, tree: Tree) -> list[Idle]:
+        """Moves `train.BACKEND` to `train.options`. Takes out options of backends of this kind that are not chosen,
+        unless they were given for this one command: a file may serve several backends."""
         section, fields = tree.section(self.section), keys_at(RunConfig, (self.section,))
         free = isinstance(section.get("options"), dict | None)
         if free and isinstance(section.get(self.name), dict) and self.name not in fields:
             tree.move((self.section, self.name), (self.section, "options"))
+        idle = []
+        for key in [key for key in section if key not in fields and self._is_backend(self.kind, key)]:
+            origins = [tree.origin_at(place) for place, _ in tree.values() if place[:2] == (self.section, key)]
+            if FROM_PYTHON not in origins:
+                why = f"{self.section}.backend is {self.name!r}"
+                idle.append(Idle(path=f"{self.section}.{key}", origin=next(iter(origins), ""), why=why))
+                del section[key]
+        return idle
+
+    def refuse_options(self, tree: Tree) -> list[Problem]:
+        """Takes out what is left of options of other backends, and reports it."""
+        section, fields = tree.section(self.section), keys_at(RunConfig, (self.section,))
         unread = [problem for key in section if key not in fields and (problem := self.not_in_use(key))]
         for problem in unread:
             del section[problem.path.partition(".")[2]]
@@ -215,11 +231,13 @@ class _Backend:
     def not_in_use(self, key: str) -> Problem | None:
         """The problem of a key with the name of another backend; None if no backend has that name."""
         for kind in BackendKind:
-            rows = self.registry.rows()
-            if key in FIRST_PARTY[kind] or any(row.kind == kind and row.name == key for row in rows):
+            if self._is_backend(kind, key):
                 why = f"{self.section}.backend is {self.name!r}" if kind is self.kind else f"it is a {kind} backend"
                 return Problem(f"{self.section}.{key}", f"options of backend {key!r} that nobody reads: {why}")
         return None
+
+    def _is_backend(self, kind: BackendKind, name: str) -> bool:
+        return name in FIRST_PARTY[kind] or any(row.kind == kind and row.name == name for row in self.registry.rows())
 
     def check_options(self, tree: Tree) -> list[Problem]:
         """Problems of the backend, or of its options."""

@@ -59,8 +59,24 @@ class Given:
     """Whether it was given for this one command: as a flag, or in a call."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Idle:
+    """A part of a file that no command reads with these values of other fields, such as options of a backend that is
+    not chosen."""
+
+    path: str
+    """Dotted."""
+    origin: str
+    """File and line."""
+    why: str
+
+
 def unread(
-    given: Sequence[Given], config: RunConfig | None, reader: Reader, problems: Sequence[Problem] = ()
+    given: Sequence[Given],
+    config: RunConfig | None,
+    reader: Reader,
+    problems: Sequence[Problem] = (),
+    idle: Sequence[Idle] = (),
 ) -> tuple[list[Problem], list[str]]:
     """What a command says of given values that it does not read.
 
@@ -72,6 +88,7 @@ def unread(
         config: the configuration with them; None if it cannot be read: then only what the command never reads is found.
         reader: the command.
         problems: found so far.
+        idle: parts of files that no command reads.
 
     Returns:
         The problems of values that were given for this command, and `problems` of other fields; one line for each file.
@@ -90,9 +107,13 @@ def unread(
     outer = [path for path in typed if not any(other != path and _covers(other, path) for other in typed)]
     refused = [_refused(found[path], path, whys[path], reader.command, same_meaning(path, acts)) for path in outer]
     others = [problem for problem in problems if not any(_covers(path, problem.path) for path in outer)]
-    read_anew = {} if config is None else _of_files([found[path] for path in whys if not found[path].typed], config)
-    lines = [f"{file}: `rlsdk {reader.command}` does not read {_summary(paths)}" for file, paths in read_anew.items()]
-    return [*refused, *others], lines
+    files = {} if config is None else _of_files([found[path] for path in whys if not found[path].typed], config)
+    lines = {file: _summary(paths) for file, paths in files.items()}
+    for one in idle:
+        file, said = one.origin.rpartition(":")[0], f"{one.path} ({one.why})"
+        lines[file] = f"{lines[file]}, {said}" if file in lines else said
+    said_of = [f"{file}: `rlsdk {reader.command}` does not read {paths}" for file, paths in lines.items()]
+    return [*refused, *others], said_of
 
 
 def _of_files(given: Sequence[Given], config: RunConfig) -> Mapping[str, Sequence[str]]:
