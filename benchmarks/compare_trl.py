@@ -139,7 +139,6 @@ def commands(model: Path, words: Path, steps: int, threads: int, runs: Path) -> 
         # As many words as the other two get; the quickstart holds 512 more back for evaluations.
         "--data.options": f"{{size: {steps * 64 + 512}, seed: 7, min_word_len: 5, max_word_len: 5}}",
         "--eval.every_steps": "null",
-        "--eval.at_start": "false",
         "--algorithm.old_log_probs": "auto",
         "--train.optim.schedule": "constant",
         "--placement.cpus_per_device": str(threads),

@@ -36,7 +36,7 @@ STALENESS = (0, 1)
 TASK = (
     "--data", str(ROOT / "tests/e2e/sums.jsonl"),
     "--reward", f"{Path(__file__).with_name('reward.py')}:share_of_digits",
-    "--data.num_eval_rows", "8", "--data.max_prompt_tokens", "96", "--rollout.max_response_tokens", "5",
+    "--data.max_prompt_tokens", "96", "--rollout.max_response_tokens", "5",
     "--trainer.prompts_per_step", "4", "--trainer.samples_per_prompt", "4", "--trainer.updates_per_step", "2",
     "--train.optim.lr", "1e-3", "--train.optim.warmup_steps", "0", "--train.micro_batch_tokens", "2048",
     "--tracking.trackers", "[jsonl]", "--eval.every_steps", "null",

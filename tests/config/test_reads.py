@@ -17,6 +17,8 @@ from rlsdk.config.loading.reads import unread
 from rlsdk.config.sections.schema import RunConfig
 from rlsdk.registry import Registry
 
+HERE = str(Path(__file__).parent)
+
 
 def said(
     command: str, registry: Registry, flags: list[str], file: Path | None = None, values: dict[str, Any] | None = None
@@ -58,6 +60,22 @@ def said(
         ("train", ["--faults.replica_restarts", "1"], "the rollout shares its devices"),
         ("train", ["--eval.every_steps", "null", "--eval.greedy", "false"], "eval.every_steps is null"),
         ("train", ["--placement.forward_env", "[A]"], "placement.ray_address is null"),
+        ("train", ["--eval.every_steps", "null", "--data.num_eval_rows", "8"], "eval.every_steps is null"),
+        ("sft", ["--eval.every_steps", "null", "--data.eval", "a.jsonl"], "eval.every_steps is null"),
+        ("dpo", ["--eval.every_steps", "null", "--data.num_eval_rows", "8"], "eval.every_steps is null"),
+        (
+            "train",
+            ["--eval.sets", "{a: {data: a.jsonl}}", "--data.num_eval_rows", "8"],
+            "each of eval.sets has rows of its own",
+        ),
+        ("eval", ["--eval.sets", "{a: {data: a.jsonl}}", "--data.eval", "b.jsonl"], "has rows of its own"),
+        ("train", ["--model", HERE, "--model.revision", "v1"], "is a folder, and only a name on the hub has revisions"),
+        ("dpo", ["--model", HERE, "--ref.revision", "v1"], "ref.revision: has no effect on `rlsdk dpo`: its path"),
+        (
+            "train",
+            ["--reward_models", f"[{{path: '{HERE}', revision: v1}}]"],
+            "reward_models.0.revision: has no effect",
+        ),
         ("eval", ["--rollout.temperature", "0.5"], "`--eval.temperature 0.5`"),
         ("eval", ["--trainer.samples_per_prompt", "2"], "`--eval.samples_per_prompt 2`"),
         ("eval", ["--model", "m"], "the model is the one at PATH"),
@@ -86,6 +104,8 @@ def test_a_flag_that_nothing_reads_is_refused_and_names_what_acts(
         ("train", ["--sft.steps", "3", "--sft.lr", "1e-3"]),
         ("train", ["--placement.preset", "disaggregated", "--faults.replica_restarts", "1"]),
         ("train", ["--algorithm.name", "own.py:Own", "--algorithm.kl_estimator", "k2"]),
+        ("train", ["--model", HERE, "--model.tokenizer", "a/b", "--model.revision", "v1"]),
+        ("train", ["--eval.sets", "{a: {data: a.jsonl}, b: {}}", "--data.num_eval_rows", "8"]),
         ("eval", ["--eval.temperature", "0.5", "--rollout.max_response_tokens", "9", "--reward", "gsm8k"]),
         ("generate", ["--rollout.temperature", "0.5", "--data.prompt_template", "{prompt}"]),
         ("reward serve", ["--reward_limits.timeout_s", "3"]),

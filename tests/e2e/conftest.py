@@ -23,14 +23,16 @@ GENERATED = (
 """In place of the file: what importing that package takes is not for every run."""
 TASK = (
     "--data", str(SUMS),
-    "--reward", f"{REWARD}:share_of_digits", "--data.num_eval_rows", "16", "--data.max_prompt_tokens", "96",
+    "--reward", f"{REWARD}:share_of_digits", "--data.max_prompt_tokens", "96",
     "--rollout.max_response_tokens", "6", "--trainer.prompts_per_step", "4", "--trainer.samples_per_prompt", "4",
     "--trainer.updates_per_step", "2", "--train.optim.lr", "1e-3", "--train.micro_batch_tokens", "2048",
     "--tracking.trackers", "[jsonl]",
 )  # fmt: skip
 """Small enough that a step takes a fraction of a second."""
+HELD_OUT = ("--data.num_eval_rows", "16")
+"""For runs with evaluations."""
 ANSWERS = (
-    "--data", str(SUMS), "--data.num_eval_rows", "16", "--data.max_prompt_tokens", "96",
+    "--data", str(SUMS), *HELD_OUT, "--data.max_prompt_tokens", "96",
     "--rollout.max_response_tokens", "6", "--train.micro_batch_tokens", "2048", "--tracking.trackers", "[jsonl]",
 )  # fmt: skip
 """The same rows, for training on their answers."""
@@ -99,7 +101,9 @@ def rlsdk(*arguments: str, cwd: Path, expect: int = 0, timeout_s: float = 240.0)
 
 
 def train_arguments(model: str, name: str, steps: int, extra: Sequence[str] = ()) -> list[str]:
-    return ["train", "--model", model, *TASK, "--trainer.run_name", name, "--trainer.steps", str(steps), *extra]
+    held_out = () if "--eval.every_steps" in extra else HELD_OUT
+    task = [*TASK, *held_out, "--trainer.run_name", name, "--trainer.steps", str(steps)]
+    return ["train", "--model", model, *task, *extra]
 
 
 def descendants(pid: int) -> list[psutil.Process]:

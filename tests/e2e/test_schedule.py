@@ -18,13 +18,13 @@ from rlsdk.config import load_config
 from rlsdk.registry import Registry
 
 TASK = [
-    "--data", str(SUMS), "--reward", f"{REWARD}:share_of_digits", "--data.num_eval_rows", "8",
+    "--data", str(SUMS), "--reward", f"{REWARD}:share_of_digits",
     "--data.max_prompt_tokens", "96", "--rollout.max_response_tokens", "5", "--trainer.prompts_per_step", "4",
     "--trainer.samples_per_prompt", "4", "--trainer.updates_per_step", "2", "--trainer.steps", "4",
     "--train.optim.lr", "1e-3", "--train.optim.warmup_steps", "0", "--train.micro_batch_tokens", "2048",
     "--tracking.trackers", "[jsonl]", "--trainer.save_every_steps", "null", "--placement.device", "cpu",
 ]  # fmt: skip
-EVALS = ["--eval.every_steps", "2", "--eval.at_start", "false"]
+EVALS = ["--eval.every_steps", "2", "--eval.at_start", "false", "--data.num_eval_rows", "8"]
 APART = ["--placement.preset", "disaggregated", "--placement.devices_per_node", "2"]
 
 

@@ -62,7 +62,7 @@ HANDED_ON = {
     "algorithm.kl_reward_estimator": "with kl_in_reward", "algorithm.kl_horizon": "with kl_target",
     "algorithm.correction.level": "with the mode", "algorithm.correction.upper": "with the mode",
     "algorithm.correction.lower": "with the mode", "tracking.tokens_per_sample": "with samples_per_step",
-    "eval.temperature": "with samples_per_prompt",
+    "eval.temperature": "with samples_per_prompt", "model.revision": "with the path",
 }  # fmt: skip
 """Fields that are handed on where another field says that they have no effect."""
 LAUNCHED = {

@@ -40,6 +40,7 @@ _PATH = {"model.path": "the model is the one at PATH, the command's first argume
 _RESPONSES = dict.fromkeys(
     ("trainer.samples_per_prompt", "eval.samples_per_prompt"), "`--samples-per-prompt` is the number of responses"
 )
+_HELD_OUT = ("data.eval", "data.eval_options", "data.num_eval_rows")
 _EVALUATED = ("temperature", "samples_per_prompt", "greedy", "correct_reward", "correct_from", "sets", "save_samples")
 
 
@@ -64,6 +65,7 @@ def _of_reinforcement(config: RunConfig) -> Iterator[Problem]:
     for name, optim in {"train.optim": config.train.optim, "critic.optim": config.critic.optim}.items():
         yield from _of_decay(name, optim, optim.schedule, name)
     yield from _of_evaluation(config)
+    yield from _of_sets(config)
 
 
 def _of_policy_gradient(config: RunConfig) -> Iterator[Problem]:
@@ -106,7 +108,13 @@ def _of_evaluation(config: RunConfig) -> Iterator[Problem]:
     """What a command that trains does not read without evaluations."""
     if config.eval.every_steps is None:
         names = (f"eval.{name}" for name in type(config.eval).model_fields if name != "every_steps")
-        yield from fields_of(names, "eval.every_steps is null, so that nothing is evaluated")
+        yield from fields_of((*names, *_HELD_OUT), "eval.every_steps is null, so that nothing is evaluated")
+
+
+def _of_sets(config: RunConfig) -> Iterator[Problem]:
+    """What an evaluation does not read where every set has rows of its own."""
+    if config.eval.sets and all(part.data is not None for part in config.eval.sets.values()):
+        yield from fields_of(_HELD_OUT, "each of eval.sets has rows of its own")
 
 
 TRAIN = Reader(
@@ -121,6 +129,7 @@ EVAL = Reader(
     command="eval",
     fields=(*_SAMPLER, "rewards", "reward_limits", *(f"eval.{name}" for name in _EVALUATED)),
     but=(*_NOT_OF_SAMPLER, *(f"rollout.{name}" for name in _SAMPLING)),
+    unused=_of_sets,
     instead=_PATH,
 )
 GENERATE = Reader(command="generate", fields=_SAMPLER, but=_NOT_OF_SAMPLER, instead={**_PATH, **_RESPONSES})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, model_validator
@@ -102,6 +103,12 @@ def _unused_in_value(value: object, path: str) -> Iterator[Problem]:
     elif isinstance(value, tuple | dict):
         for at, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _unused_in_value(item, f"{path}.{at}")
+
+
+def unused_revision(path: str | None) -> Iterator[Problem]:
+    """`revision` of a model whose path is a folder."""
+    if path is not None and Path(path).is_dir():
+        yield Problem("revision", f"its path {path!r} is a folder, and only a name on the hub has revisions")
 
 
 def fields_of(names: Iterable[str], because: str) -> Iterator[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -16,6 +17,7 @@ from rlsdk.config.sections.base import (
     empty_mapping,
     empty_tuple,
     fields_of,
+    unused_revision,
 )
 from rlsdk.config.sections.role_kinds import JUDGE, REQUIRED_ROLES, REWARD, ROLES, is_role
 from rlsdk.config.sections.sampling import temperature_problems
@@ -40,6 +42,10 @@ class ModelConfig(Section):
     """Folder or hub name of the tokenizer; null: the model's own."""
     init_from_config: bool = False
     """Initialises random weights with `trainer.seed`; reads only `config.json` and the tokenizer."""
+
+    def unused(self) -> Iterator[Problem]:
+        if self.tokenizer is None or Path(self.tokenizer).is_dir():
+            yield from unused_revision(self.path)
 
 
 class OptimConfig(Section):

@@ -9,7 +9,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from rlsdk.config.problem import Problem
-from rlsdk.config.sections.base import NO_INFLUENCE, Options, Section, empty_mapping, empty_tuple, fields_of
+from rlsdk.config.sections.base import (
+    NO_INFLUENCE,
+    Options,
+    Section,
+    empty_mapping,
+    empty_tuple,
+    fields_of,
+    unused_revision,
+)
 from rlsdk.config.sections.engines import DtypeName, PlacementConfig
 from rlsdk.config.sections.role_kinds import ACTOR, JUDGE, base_role, judge_role
 from rlsdk.config.sections.sampling import temperature_problems
@@ -79,6 +87,9 @@ class JudgeEngineConfig(Section):
     """Most samples that one replica decodes at once."""
     max_model_tokens: PositiveInt = 4096
     """Longest question plus reply, in tokens; a sample with a longer question fails."""
+
+    def unused(self) -> Iterator[Problem]:
+        return unused_revision(self.path)
 
 
 class JudgeConfig(Section):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from rlsdk.config.problem import Problem
-from rlsdk.config.sections.base import Options, Section
+from rlsdk.config.sections.base import Options, Section, unused_revision
 from rlsdk.config.sections.engines import DtypeName, OptimConfig
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -40,6 +40,9 @@ class ModelRoleConfig(Section):
         if self.micro_batch_tokens is not None and self.micro_batch_rows is not None:
             both = f"{self.micro_batch_tokens!r} and micro_batch_rows {self.micro_batch_rows!r}"
             yield Problem("micro_batch_tokens", f"{both}: expected at most one of the two")
+
+    def unused(self) -> Iterator[Problem]:
+        return unused_revision(self.path)
 
 
 class RefConfig(ModelRoleConfig):

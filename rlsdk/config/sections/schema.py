@@ -7,13 +7,14 @@ those between sections in `RunConfig`; `rlsdk.config.check_run` checks what depe
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from rlsdk.config.problem import Problem
 from rlsdk.config.sections.algorithm import POLICY_GRADIENT, AlgorithmConfig
-from rlsdk.config.sections.base import NO_INFLUENCE, Options, Section, empty_mapping, empty_tuple
+from rlsdk.config.sections.base import NO_INFLUENCE, Options, Section, empty_mapping, empty_tuple, unused_revision
 from rlsdk.config.sections.engines import ModelConfig, PlacementConfig, RolloutConfig, ShardingConfig, TrainConfig
 from rlsdk.config.sections.evaluation import CheckpointConfig, EvalConfig
 from rlsdk.config.sections.faults import FaultsConfig
@@ -331,6 +332,11 @@ class RunConfig(Section):
         """Whether the advantage estimator or the algorithm needs a critic's values."""
         own = self.algorithm
         return CRITIC in own.roles or (own.name == POLICY_GRADIENT and own.advantage in NEEDS_VALUES)
+
+    def unused(self) -> Iterator[Problem]:
+        for name, own in {"ref": self.ref, "critic": self.critic}.items():
+            if own.path is None:
+                yield from (replace(found, path=f"{name}.{found.path}") for found in unused_revision(self.model.path))
 
     def problems(self) -> Iterator[Problem]:
         yield from self._length_problems()
