@@ -16,6 +16,8 @@ from rlsdk.interfaces import WorkerError
 from rlsdk.kit.files.write_errors import DISK, OutputError, disk_errors
 from rlsdk.registry import Registry
 from rlsdk.testing.process.models import write_tiny_model
+from rlsdk.trainer.checkpoints.checkpoint import faults
+from rlsdk.trainer.stages.loop import Trainer
 from rlsdk.trainer.tracking.run_output import RunOutput
 
 JSONL = ("--tracking.trackers", "[jsonl]", "--trainer.save_every_steps", "50")
@@ -70,6 +72,39 @@ class Deleter(Recorder):
         super().step(step, steps, metrics)
         if step == 2:
             shutil.rmtree(self.folder)
+
+
+class Preempted(Recorder):
+    """The machine is reclaimed after the first step, and its journal takes nothing more."""
+
+    def __init__(self, journal: Path) -> None:
+        super().__init__()
+        self.journal = journal
+        self.trainer: Trainer | None = None
+
+    def step(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
+        super().step(step, steps, metrics)
+        assert self.trainer is not None
+        self.trainer.preempted = lambda: True
+        (segment,) = self.journal.iterdir()
+        (opened,) = (fd for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink() and fd.resolve() == segment)
+        with open("/dev/full", "wb") as full:
+            os.dup2(full.fileno(), int(opened.name))
+        self.journal.rename(self.journal.with_name("away"))
+        self.journal.write_text("a file where a folder must be")
+
+
+def test_a_preempted_run_whose_journal_cannot_be_written_still_saves_its_step(
+    model: str, registry: Registry, tmp_path: Path
+) -> None:
+    config, view = config_of(model, registry, 4, *JSONL), Preempted(tmp_path / "run" / "journal")
+    with trainer_of(config, registry, tmp_path / "run", view) as (trainer, stage, _):
+        view.trainer = trainer
+        with pytest.raises(OutputError, match="journal"):
+            trainer.fit()
+        assert stage.step == 1
+        assert trainer.last_checkpoint == trainer.store.path_of(1)
+        assert faults(trainer.last_checkpoint) == []
 
 
 def test_a_run_whose_folder_is_deleted_stops_at_the_next_step(model: str, registry: Registry, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.interfaces import Capability, ConfigError
+from rlsdk.interfaces import Capability, CheckpointError, ConfigError
 from rlsdk.kit.files.write_errors import OutputError
 from rlsdk.system.atomic import atomic_write_text
 from rlsdk.trainer.checkpoints.checkpoint import MODEL_FOLDER, BestRecord, CheckpointStore, faults, read_state
@@ -83,6 +83,7 @@ class Trainer:
             )
         self._background = BackgroundWork()
         self._saving_step = 0
+        self._is_rescuing = False
 
     def fit(self) -> None:
         """Runs steps until the stage is over or a stop is requested; saves in both cases.
@@ -170,7 +171,7 @@ class Trainer:
         self._saving_step = step
         state = {**self.stage.state_dict(), **reference_state(self.session.reference, self.store.folder)}
         best = self.best if self.stage.evaluations.is_best(step) else None
-        self.stage.saving(step)
+        self._mark_in_journal(step)
         with ExitStack() as stack:
             stack.enter_context(self.output.view.phase("save"))
             if self.in_background:
@@ -189,6 +190,14 @@ class Trainer:
             self.stage.save_parts(draft)
             atomic_write_text(draft / "config.yaml", self.config_text)
         return self._is_saved()
+
+    def _mark_in_journal(self, step: int) -> None:
+        """Begins a part of the journal, so that earlier ones can be removed. A checkpoint is whole without it."""
+        try:
+            self.stage.saving(step)
+        except OutputError:
+            if not self._is_rescuing:
+                raise
 
     @property
     def _exports(self) -> bool:
@@ -247,28 +256,44 @@ class Trainer:
 
     def _save_preempted(self) -> None:
         """Stops running samples, and saves the last complete step if it can be resumed exactly; otherwise the resume
-        uses an earlier checkpoint and the journal."""
-        step = self.stage.step
-        self._finish_save()
+        uses an earlier checkpoint and the journal.
+
+        Raises:
+            CheckpointError: the checkpoint in the background could not be written; raised after an attempt to save.
+            OutputError: the samples cannot be written; raised after an attempt to save.
+        """
+        step, failed = self.stage.step, self._halt()
         exact = self.stage.halt()
         last = step == self.stage.settings.steps
-        if (
-            not step
-            or self.last_checkpoint == self.store.path_of(step)
-            or not self._is_save_due(last=last, ending=True)
-        ):
-            return
-        if exact:
-            self.save()
-        else:
-            self.output.view.notice(
-                f"step {step} is not saved: samples under way were begun with older weights. A resumed run makes it "
-                "again from the newest checkpoint, and its samples come from the journal"
-            )
+        due = bool(step) and self.last_checkpoint != self.store.path_of(step)
+        if due and self._is_save_due(last=last, ending=True):
+            if not exact:
+                where = "its samples come from the journal" if failed is None else "its samples are lost"
+                self.output.view.notice(
+                    f"step {step} is not saved: samples under way were begun with older weights. A resumed run makes "
+                    f"it again from the newest checkpoint, and {where}"
+                )
+            elif failed is None:
+                self.save()
+            else:
+                self._rescue()
+        if failed is not None:
+            raise failed
+
+    def _halt(self) -> CheckpointError | OutputError | None:
+        """Waits for the checkpoint in the background and stops running samples; returns the last error of the two."""
+        failed: CheckpointError | OutputError | None = None
+        for act in (self._finish_save, self.stage.halt):
+            try:
+                act()
+            except (CheckpointError, OutputError) as error:
+                failed = error
+        return failed
 
     def _rescue(self) -> None:
         """Tries to save the last complete step before another error is raised. An error of this save is only
         reported."""
+        self._is_rescuing = True
         try:
             if self.output.run_dir.is_dir() and self.stage.settings.save_every is not None:
                 self.save()
