@@ -16,6 +16,7 @@ from rlsdk.interfaces import ConfigError, DataError
 from rlsdk.kit.model.hf import load_tokenizer
 from rlsdk.registry import Registry
 from rlsdk.testing.process.models import write_tiny_model
+from rlsdk.trainer.inputs.vocabulary import odd_ends
 from rlsdk.trainer.runs.build_supervised import read_pairs
 from rlsdk.trainer.runs.inference import known_ends
 from rlsdk.trainer.runs.run_inputs import build_run_inputs
@@ -104,6 +105,27 @@ def test_added_tokens_that_the_data_does_not_use_are_said(registry: Registry, tm
     build_run_inputs(config, registry, tmp_path, view).close()
     (said,) = [line for line in view.notices if "added tokens" in line]
     assert f"2 added tokens from '<new>' = {NUM_TOKENS} on are unknown to model.path" in said
+
+
+def test_first_and_last_tokens_that_do_not_exist_are_said(registry: Registry, tmp_path: Path) -> None:
+    model = model_of(tmp_path / "m", vocab_size=120)
+    fields = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(fields | {"eos_token_id": 120, "bos_token_id": -1}))
+    (model / "generation_config.json").write_text('{"eos_token_id": [2, 100, 151645]}')
+    view, config = Recorder(), config_of(model, tmp_path, registry, PLAIN)
+    build_run_inputs(config, registry, tmp_path, view).close()
+    said = [line.removeprefix(f"model.path {str(model)!r}: ") for line in view.notices if "there" in line]
+    assert said == [
+        "generation_config.json has eos_token_id [100, 151645], but the tokenizer has ids 0 to 96: no response ends "
+        "there",
+        "config.json has bos_token_id -1, but vocab_size 120: no prompt begins there",
+        "config.json has eos_token_id 120, but vocab_size 120: no response ends there",
+    ]
+    heard: list[str] = []
+    known_ends(config, load_tokenizer(str(model)), [], heard.append)
+    assert len(heard) == 3
+    own = config_of(model, tmp_path, registry, PLAIN, "--rollout.stop_token_ids", "[2]")
+    assert not any("generation_config" in line for line in odd_ends(own, load_tokenizer(str(model))))
 
 
 def test_a_model_with_more_rows_than_tokens_is_usual(registry: Registry, tmp_path: Path) -> None:

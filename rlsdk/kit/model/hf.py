@@ -116,7 +116,7 @@ def stop_token_ids(
         return tuple(dict.fromkeys(found))
     own = [int(token) for token in (turn_end, tokenizer.eos_token_id) if token is not None]
     # A generation config may list ids beyond this vocabulary (of an earlier model): they can never be sampled.
-    listed = [token for token in _generation_stops(model_path, revision) if 0 <= token < len(tokenizer)]
+    listed = [token for token in generation_stops(model_path, revision) if 0 <= token < len(tokenizer)]
     if not own and not listed:
         raise ConfigError(
             "model.tokenizer: has no end-of-sequence token, and the model's generation_config.json names none, so no "
@@ -142,8 +142,12 @@ def _token_id(tokenizer: Any, token: int | str) -> int:
     )
 
 
-def _generation_stops(model_path: str | None, revision: str | None) -> list[int]:
-    """`eos_token_id` of a model's generation config, as a list; empty if it has none."""
+def generation_stops(model_path: str | None, revision: str | None) -> list[int]:
+    """`eos_token_id` of a model's generation config, as a list; empty if it has none.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds something else there.
+    """
     from transformers import GenerationConfig
 
     file = Path(model_path or "") / "generation_config.json"

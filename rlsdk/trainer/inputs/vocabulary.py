@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlsdk.config import ModelConfig, Role
+from rlsdk.config import ModelConfig, Role, RunConfig
 from rlsdk.data import AnswerEnds, PromptDataset
 from rlsdk.interfaces import ConfigError, DataError, ModelSpec
-from rlsdk.kit.model.hf import load_model_config
+from rlsdk.kit.model.hf import generation_stops, load_model_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +88,32 @@ def read_vocabulary(model: ModelConfig, table: Sequence[Role], tokenizer: Any, e
             f"{max(tokens)}; {found.fault(unknown[0])}"
         )
     return found
+
+
+def odd_ends(config: RunConfig, tokenizer: Any) -> Iterator[str]:
+    """What is said of the first and last tokens that the files of the policy's model name, and that do not exist: its
+    responses never end there.
+
+    Raises:
+        ConfigError: a file cannot be read, or has something else than ids there.
+    """
+    model = config.model
+    stops = [] if config.rollout.stop_token_ids is not None else generation_stops(model.path, model.revision)
+    if beyond := [token for token in stops if not 0 <= token < len(tokenizer)]:
+        yield (
+            f"model.path {model.path!r}: generation_config.json has eos_token_id {beyond}, but the tokenizer has ids 0 "
+            f"to {len(tokenizer) - 1}: no response ends there"
+        )
+    spec = ModelSpec(path=model.path or "", revision=model.revision, trust_remote_code=model.trust_remote_code)
+    found = load_model_config(spec).get_text_config()
+    size = getattr(found, "vocab_size", None)
+    for name, effect in {"bos_token_id": "no prompt begins", "eos_token_id": "no response ends"}.items():
+        named = getattr(found, name, None)
+        ids = named if isinstance(named, list | tuple) else [named]
+        odd = [token for token in ids if isinstance(token, int) and isinstance(size, int) and not 0 <= token < size]
+        if odd:
+            shown = odd if isinstance(named, list | tuple) else odd[0]
+            yield f"model.path {model.path!r}: config.json has {name} {shown}, but vocab_size {size}: {effect} there"
 
 
 def _vocab_size(spec: ModelSpec, field: str) -> int | None:

@@ -22,7 +22,7 @@ from rlsdk.trainer.inputs.data import first_prompts, load_eval_prompts
 from rlsdk.trainer.inputs.prompt_formats import prompt_format
 from rlsdk.trainer.inputs.run_rewards import start_run_rewards
 from rlsdk.trainer.inputs.tokenizer import load_run_tokenizer, run_ends, sampling_params
-from rlsdk.trainer.inputs.vocabulary import read_vocabulary
+from rlsdk.trainer.inputs.vocabulary import odd_ends, read_vocabulary
 from rlsdk.trainer.roles.devices import start_cluster
 from rlsdk.trainer.roles.placement import placed, placement_of, resolve_device
 from rlsdk.trainer.roles.role_group import RoleGroup
@@ -146,8 +146,9 @@ def known_ends(config: RunConfig, tokenizer: Any, prompts: Iterable[Sequence[Pro
     vocabulary = read_vocabulary(config.model, (), tokenizer, ends)
     for part in prompts:
         vocabulary.check_rows((prompt.prompt_ids for prompt in part), [prompt.source for prompt in part])
-    if (said := vocabulary.notice()) is not None:
-        notice(said)
+    for said in (vocabulary.notice(), *odd_ends(config, tokenizer)):
+        if said is not None:
+            notice(said)
     return ends
 
 

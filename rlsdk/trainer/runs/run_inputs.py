@@ -26,7 +26,7 @@ from rlsdk.trainer.inputs.prompt_formats import prompt_format
 from rlsdk.trainer.inputs.rewards import check_rows
 from rlsdk.trainer.inputs.run_rewards import RunRewards, start_run_rewards
 from rlsdk.trainer.inputs.tokenizer import load_run_tokenizer, run_ends, sampling_params
-from rlsdk.trainer.inputs.vocabulary import Vocabulary, read_vocabulary
+from rlsdk.trainer.inputs.vocabulary import Vocabulary, odd_ends, read_vocabulary
 from rlsdk.trainer.tracking.run_output import RunOutput
 
 if TYPE_CHECKING:
@@ -98,6 +98,8 @@ def build_run_inputs(
         if of_pairs or (supervised and config.sft.is_asked) or (rewarded and config.algorithm.ptx.coef):
             _say_end(ends, tokenizer, view)
         vocabulary = read_vocabulary(config.model, table, tokenizer, ends)
+        for text in odd_ends(config, tokenizer):
+            view.notice(text)
         asked = measures if rewarded else [HELD_OUT] * bool(measures)
         prompts = load_prompts(config, registry, tokenizer, view, measures=asked, of_pairs=of_pairs)
         for part in (prompts.train, *prompts.sets.values()):
