@@ -34,6 +34,9 @@ _TIMEOUT_S = 3600.0
 _LAST_LINES = 15
 _UV_NAMES = {"UV_FIND_LINKS": "PIP_FIND_LINKS", "UV_DEFAULT_INDEX": "PIP_INDEX_URL", "UV_INDEX": "PIP_EXTRA_INDEX_URL"}
 """uv does not read pip's environment variables; we pass their values to uv too."""
+_NO_PROJECT = ("--project", "/")
+"""Keeps uv from the `uv.toml` and `pyproject.toml` of the current folder and those above, which may be another person's
+and name an index. Unlike `--no-config`, it keeps the configuration of the user and of the machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +83,7 @@ class Uv(Installer):
 
     def __init__(self, python: Path, command: Sequence[str]) -> None:
         super().__init__(python)
-        self._command = [*command, "pip"]
+        self._command = [*command, *_NO_PROJECT, "pip"]
 
     def install(self, wanted: Wanted) -> None:
         # Engines are large: to import one without byte-code takes half a minute.
@@ -154,7 +157,7 @@ class Pip(Installer):
 def make_environment(folder: Path, python: Path) -> Installer:
     """Makes a new, empty virtual environment; returns its installer."""
     if uv := find_uv():
-        run([*uv, "venv", "--python", str(python), str(folder)])
+        run([*uv, *_NO_PROJECT, "venv", "--python", str(python), str(folder)])
     else:
         run([str(python), "-m", "venv", str(folder)])
     return installer_for(folder / "bin" / "python")

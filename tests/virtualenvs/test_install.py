@@ -19,7 +19,7 @@ from rlsdk.diagnosis.plugins import plugins
 from rlsdk.interfaces import ConfigError, PluginError
 from rlsdk.registry import Registry, read_record
 from rlsdk.virtualenvs.install import Choices, install, install_isolated
-from rlsdk.virtualenvs.installer import Pip, Wanted
+from rlsdk.virtualenvs.installer import Pip, Uv, Wanted, find_uv, make_environment
 from rlsdk.virtualenvs.requirement import check_requirement, distribution_of
 
 PLUGIN = """
@@ -328,3 +328,24 @@ def test_an_install_that_is_killed_takes_its_installer_and_what_it_wrote_along(
     alive = psutil.wait_procs(family, timeout=60)[1]
     assert [member for member in alive if member.status() != psutil.STATUS_ZOMBIE] == []
     assert list((home / "environments").glob("rlsdk-acme-*")) == []
+
+
+@pytest.mark.skipif(not find_uv(), reason="uv is not installed")
+@pytest.mark.parametrize("name", ["uv.toml", "pyproject.toml"])
+def test_uv_reads_the_settings_of_the_user_and_not_those_of_the_current_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cloned" / "below").mkdir(parents=True)
+    refusal = 'required-version = "==0.0.1"\n'
+    table = "" if name == "uv.toml" else '[project]\nname = "x"\nversion = "1"\n[tool.uv]\n'
+    (tmp_path / "cloned" / name).write_text(table + refusal)
+    monkeypatch.chdir(tmp_path / "cloned" / "below")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "user"))
+    monkeypatch.delenv("UV_NO_CONFIG", raising=False)
+    installer = make_environment(tmp_path / "made", Path(sys.executable))
+    assert isinstance(installer, Uv)
+    installer._pip("list")
+    (tmp_path / "user" / "uv").mkdir(parents=True)
+    (tmp_path / "user" / "uv" / "uv.toml").write_text(refusal)
+    with pytest.raises(PluginError, match=r"0\.0\.1"):
+        installer._pip("list")
