@@ -116,7 +116,7 @@ def test_what_is_sent_is_the_model_and_its_card_and_nothing_else(model: Path, hu
 
 
 @pytest.mark.parametrize("name", ["README.md", "config.json", "model.safetensors"])
-@pytest.mark.parametrize("kind", ["link", "link to nothing", "pipe", "device"])
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "hard link", "pipe", "device"])
 def test_a_link_a_pipe_or_a_device_in_place_of_a_file_is_refused(
     model: Path, hub: type[Hub], capsys: pytest.CaptureFixture[str], name: str, kind: str
 ) -> None:
@@ -124,6 +124,8 @@ def test_a_link_a_pipe_or_a_device_in_place_of_a_file_is_refused(
     file.unlink()
     if kind == "pipe":
         os.mkfifo(file)
+    elif kind == "hard link":
+        file.hardlink_to(model / ".env")
     else:
         file.symlink_to({"link": model / ".env", "link to nothing": model / "nothing", "device": "/dev/zero"}[kind])
     assert code_of(["push", str(model), "me/model"]) == 2

@@ -82,6 +82,11 @@ def test_a_run_that_would_write_or_delete_through_a_link_is_refused(tmp_path: Pa
     with pytest.raises(ConfigError, match="neither a file nor a folder"), run_lock(run):
         pass
     (run / name).unlink()
+    (run / name).hardlink_to(precious)
+    with pytest.raises(ConfigError, match=r"one of 2 names of a file \(hard links\).*`cp -r "), run_lock(run):
+        pass
+    assert precious.read_text() == "years of work"
+    (run / name).unlink()
     (run / "latest").symlink_to("checkpoints")
     with run_lock(run):
         pass

@@ -40,7 +40,7 @@ class Upload:
     @property
     def files(self) -> list[Path]:
         """Files of the folder to upload, without the card."""
-        return [path for path in self._public() if stat.S_ISREG(os.lstat(path).st_mode)]
+        return [path for path in self._public() if not _why_not_own(path)]
 
     @property
     def left_out(self) -> list[str]:
@@ -50,13 +50,10 @@ class Upload:
             ConfigError: it is needed: weights, the configuration or the card.
         """
         card = self.folder / FILE
-        found = [path for path in self._public() if not stat.S_ISREG(os.lstat(path).st_mode)]
-        if os.path.lexists(card) and not stat.S_ISREG(os.lstat(card).st_mode):
-            found.append(card)
+        names = [*self._public(), *([card] if os.path.lexists(card) else [])]
         said = []
-        for file in found:
-            link = file.is_symlink()
-            what = f"{str(file)!r} is {f'a symbolic link (to {os.readlink(file)!r})' if link else 'no regular file'}"
+        for file, why in [(path, why) for path in names if (why := _why_not_own(path))]:
+            what = f"{str(file)!r} is {why}"
             if any(fnmatch(file.name, pattern) for pattern in NEEDED):
                 raise ConfigError(
                     f"{what}; only files that are really in the folder are uploaded. Make a copy without links: "
@@ -68,6 +65,16 @@ class Upload:
     def _public(self) -> list[Path]:
         found = sorted(path for path in self.folder.iterdir() if path.is_symlink() or not path.is_dir())
         return [path for path in found if any(fnmatch(path.name, pattern) for pattern in PUBLIC)]
+
+
+def _why_not_own(path: Path) -> str:
+    """Why the content of a file may not belong to its folder; empty if it does."""
+    found = os.lstat(path)
+    if stat.S_ISLNK(found.st_mode):
+        return f"a symbolic link (to {os.readlink(path)!r})"
+    if not stat.S_ISREG(found.st_mode):
+        return "no regular file"
+    return f"one of {found.st_nlink} names of a file (hard links)" if found.st_nlink > 1 else ""
 
 
 def run(path: Path, repo: str, *, checkpoint: str | None, licence: str | None, private: bool, dry_run: bool) -> None:

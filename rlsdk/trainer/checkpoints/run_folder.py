@@ -141,7 +141,7 @@ def _check_entries(run_dir: Path) -> None:
     of somebody else.
 
     Raises:
-        ConfigError: names the first link out of the folder, pipe or device.
+        ConfigError: names the first link out of the folder, hard link, pipe or device.
     """
     home = os.path.realpath(run_dir)
     for entry in sorted(os.scandir(run_dir), key=lambda entry: entry.name) if os.path.isdir(home) else ():
@@ -153,6 +153,11 @@ def _check_entries(run_dir: Path) -> None:
             )
         if not entry.is_symlink() and not (entry.is_dir() or entry.is_file()):
             raise ConfigError(f"{path} is neither a file nor a folder, and a run would wait on it: `rm {path}`")
+        if entry.is_file(follow_symlinks=False) and (names := entry.stat(follow_symlinks=False).st_nlink) > 1:
+            raise ConfigError(
+                f"{path} is one of {names} names of a file (hard links), and a run would also write to the others: "
+                f"give a copy of the folder (`cp -r {shlex.quote(str(run_dir))} COPY`)"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
