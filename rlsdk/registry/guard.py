@@ -10,7 +10,7 @@ import sys
 import threading
 from contextlib import suppress
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from rlsdk.system.printable import described
 from rlsdk.system.streams import stdout_aside
@@ -32,7 +32,7 @@ class Guard:
 
     What the code prints goes to standard error. The current folder, the streams, and the handlers of SIGINT and SIGTERM
     are as before afterwards. An exception that is no `Exception` leaves as `PluginExitError`, unless Ctrl-C was
-    pressed: then KeyboardInterrupt leaves, whatever the code made of it.
+    pressed: then KeyboardInterrupt leaves, whatever the code made of it. `os._exit` raises SystemExit.
     """
 
     def __init__(self, slow: str = "") -> None:
@@ -43,6 +43,7 @@ class Guard:
         """
         self._slow = slow
         self._interrupted = False
+        self._inside: tuple[int, int] | None = None
         self._handlers: dict[int, Any] = {}
         self._timer: threading.Timer | None = None
 
@@ -53,6 +54,8 @@ class Guard:
             self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
             if callable(self._handlers[signal.SIGINT]):
                 signal.signal(signal.SIGINT, self._interrupt)
+        self._inside = _here()
+        self._exit, os._exit = os._exit, self._refuse_exit
         self._aside = stdout_aside()
         self._aside.__enter__()
         if self._slow:
@@ -66,6 +69,7 @@ class Guard:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._inside, os._exit = None, self._exit
         sys.stderr = self._streams
         self._aside.__exit__(None, None, None)
         for number, handler in self._handlers.items():
@@ -79,9 +83,20 @@ class Guard:
         if error is not None and not isinstance(error, Exception):
             raise PluginExitError(f"it raised {described(error)}") from error
 
+    def _refuse_exit(self, status: int) -> NoReturn:
+        """In place of `os._exit`: processes that the code forks and other threads may still use it."""
+        if self._inside == _here():
+            raise SystemExit(f"os._exit({status})")
+        self._exit(status)
+
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self._interrupted = True
         self._handlers[signal.SIGINT](number, frame)
+
+
+def _here() -> tuple[int, int]:
+    """This process and thread."""
+    return os.getpid(), threading.get_ident()
 
 
 def _current_folder() -> str | None:

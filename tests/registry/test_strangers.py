@@ -26,6 +26,8 @@ UNSHOWABLE = "class Odd(Exception):\n    def __str__(self): raise KeyboardInterr
         ("raise KeyboardInterrupt", "KeyboardInterrupt"),
         ("raise GeneratorExit('over')", "GeneratorExit: over"),
         ("raise SystemExit(0)", "SystemExit: 0"),
+        ("import os\nos._exit(0)", "SystemExit: os._exit(0)"),
+        ("from os import _exit\ntry: _exit(3)\nexcept Exception: pass", "SystemExit: os._exit(3)"),
         ("import asyncio\nraise asyncio.CancelledError", "CancelledError"),
         ("class Own(BaseException): pass\nraise Own('mine')", "Own: mine"),
         (f"{UNSHOWABLE}raise Odd", "Odd (its text cannot be shown"),
@@ -83,6 +85,14 @@ def test_a_plugin_cannot_move_the_program(install: Install, tmp_path: Path) -> N
     install("rlsdk-mover", source + backend_source("rlsdk_mover", "mover"))
     assert "mover" in Registry.discover().usable(BackendKind.TRAIN)
     assert (os.getcwd(), signal.getsignal(signal.SIGINT), sys.stdout) == before
+
+
+def test_a_process_that_a_plugin_forks_ends_as_it_says(install: Install) -> None:
+    fork = "import os\nchild = os.fork()\nif not child: os._exit(7)\n"
+    install("rlsdk-forks", f"{fork}CODE = os.waitpid(child, 0)[1] >> 8\n" + backend_source("rlsdk_forks", "forks"))
+    assert "forks" in Registry.discover().usable(BackendKind.TRAIN)
+    assert sys.modules["rlsdk_forks"].CODE == 7
+    assert os._exit.__module__ == "posix"
 
 
 def test_what_a_plugin_prints_while_it_loads_does_not_reach_standard_output(
