@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from rlsdk.system.exit_codes import signal_name
 
 MARK = "rlsdk-doctor:"
 
@@ -39,13 +40,6 @@ def ask(code: str, *arguments: str, timeout_s: float, python: str = sys.executab
     if said:
         return Answer(facts=json.loads(said[-1]))
     if done.returncode < 0:
-        return Answer(error=f"its process died of {_signal_name(-done.returncode)}")
+        return Answer(error=f"its process died of {signal_name(-done.returncode)}")
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     return Answer(error=lines[-1] if lines else f"its process ended with code {done.returncode} and said nothing")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -117,7 +117,7 @@ def test_another_environment_answers_the_same_question(tmp_path: Path) -> None:
         ("echo hello", "asked for its packages, it answered 'hello'"),
         ("echo 3", "asked for its packages, it answered '3'"),
         ("echo 'no module named os' >&2; exit 3", "it ended with exit code 3: no module named os"),
-        ("kill -9 $$", "it ended with signal 9 and said nothing"),
+        ("kill -9 $$", "it ended with signal SIGKILL and said nothing"),
         ("exec sleep 60", "it gave no answer within 1 s"),
     ],
 )

@@ -49,9 +49,9 @@ def logged(groups: list[Group], log: SampleLog, **tokens: float) -> list[dict]: 
 
 
 def test_the_best_and_the_worst_of_a_prompt_are_logged_with_the_scores_of_all() -> None:
-    [best, worst] = logged([group(0, [0.5, 1.0, 0.0, 0.5])], SampleLog(count=2))
+    [best, worst] = logged([group(0, [0.5, 1.0, 0.0, 0.500001])], SampleLog(count=2))
     assert (best["sample"], worst["sample"]) == (1, 2)
-    assert best["group_scores"] == worst["group_scores"] == [0.5, 1.0, 0.0, 0.5]
+    assert best["group_scores"] == worst["group_scores"] == [0.5, 1.0, 0.0, 0.500001]
     assert best["group"] == "train/0/0"
     assert best["reward/exact"] == 1.0
     assert best["advantage"] == pytest.approx(0.25)

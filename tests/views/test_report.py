@@ -7,12 +7,14 @@ import hashlib
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from made_run import write_run
 
+from rlsdk.algorithms import signal
 from rlsdk.interfaces import ConfigError, TrackerContext
 from rlsdk.trainer.checkpoints.run_environment import surroundings
 from rlsdk.trainer.tracking.trackers import JsonlTracker, TensorBoardTracker, read_metrics
@@ -22,7 +24,7 @@ from rlsdk.views.report.curves import charts_of, data_of, others_of
 from rlsdk.views.report.facts import fact_rows, readable, title_of
 from rlsdk.views.report.markup import json_block, table
 from rlsdk.views.report.record import read_run
-from rlsdk.views.report.samples import sample_section
+from rlsdk.views.report.samples import NEGLIGIBLE, ROUNDING, sample_section
 from rlsdk.views.report.statistics import student
 
 
@@ -306,13 +308,17 @@ def test_a_title_says_which_model(path: str, title: str) -> None:
 
 
 def test_prompts_whose_samples_scored_differently_come_first_and_the_rest_is_folded() -> None:
-    def sample(step: int, scores: list[float]) -> dict[str, object]:
+    def sample(step: int, scores: Sequence[float | None]) -> dict[str, object]:
         return {"step": step, "prompt": f"p{step}", "response": "r", "score": scores[0], "reward/x": scores[0],
                 "advantage": 0.0, "group_scores": scores, "sample": 0}  # fmt: skip
 
     page = sample_section([sample(step, [1.0, 0.0] if step == 3 else [1.0, 1.0]) for step in range(1, 31)])
     prompts = re.findall(r'ask">(p\d+)<', page)
     assert prompts[:3] == ["p3", "p30", "p29"]
+    close = {2: [0.30001, 0.30002], 4: [0.1 + 0.2, 0.3], 6: [0.5, None]}
+    others = sample_section([sample(step, close.get(step, [1.0, 1.0])) for step in range(1, 9)])
+    assert re.findall(r'ask">(p\d+)<', others)[:2] == ["p2", "p8"], "a small difference is one, and rounding is none"
+    assert (ROUNDING, NEGLIGIBLE) == (signal.ROUNDING, signal.NEGLIGIBLE)
     assert page.index("10 more prompts") > page.index(">p12<")
     assert ">+0<" not in page
     assert "<span>x</span>" not in page  # equal to the score: it is the only term

@@ -12,6 +12,7 @@ from typing import Any
 from rlsdk.cluster.ray_cluster import installed
 from rlsdk.cluster.ray_cluster.nodes import run_on_nodes
 from rlsdk.interfaces import ConfigError
+from rlsdk.system.exit_codes import describe_exit
 from rlsdk.system.import_path import child_environment
 
 _TIMEOUT_S = 30.0
@@ -91,7 +92,7 @@ def ask_interpreter(path: str) -> Versions | str:
 
 
 def _end_of(error: subprocess.CalledProcessError) -> str:
-    how = f"exit code {error.returncode}" if error.returncode >= 0 else f"signal {-error.returncode}"
+    how = describe_exit(error.returncode)
     said = (error.stderr or "").strip().splitlines()
     return f"it ended with {how}{f': {said[-1][:_MAX_SAID]}' if said else ' and said nothing'}"
 

@@ -23,6 +23,7 @@ from rlsdk.confinement.system_calls import filter_system_calls
 from rlsdk.rewards.grading.protocol import write_all
 from rlsdk.rewards.scores.definitions import FailureKind, RewardLimits
 from rlsdk.rewards.scores.outcomes import Failed, Graded, NonsenseError, Outcome, check_graded, check_number, failed
+from rlsdk.system.exit_codes import describe_exit
 
 _MAX_BYTES = 64 << 20
 _MAX_TEXT = 400
@@ -83,9 +84,7 @@ def why_attributes_change() -> str | None:
 
 def describe_status(status: int) -> Failed:
     """Returns the failure of a sample whose process ended with this status and without a value."""
-    code = os.waitstatus_to_exitcode(status)
-    how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
-    return failed(FailureKind.CRASH, f"the process died: {how}")
+    return failed(FailureKind.CRASH, f"the process died: {describe_exit(os.waitstatus_to_exitcode(status))}")
 
 
 def _serve(

@@ -26,6 +26,7 @@ from rlsdk.rewards.grading.protocol import (
 )
 from rlsdk.rewards.grading.submission import Task
 from rlsdk.rewards.scores.definitions import FailureKind, RewardDef, RewardLimits
+from rlsdk.system.exit_codes import describe_exit
 from rlsdk.system.import_path import child_environment, import_folders
 from rlsdk.system.temporary import HeldFolder
 
@@ -195,14 +196,7 @@ def came_from_outside(code: int | None) -> bool:
 
 def describe_end(code: int | None) -> str:
     """Returns an exit code as text: `exit code 3`, `signal SIGSEGV`."""
-    if code is None:
-        return "it closed its channel"
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"signal {signal.Signals(-code).name}"
-    except ValueError:
-        return f"signal {-code}"
+    return "it closed its channel" if code is None else describe_exit(code)
 
 
 def _spawn(limits: RewardLimits) -> tuple[subprocess.Popen[bytes], int, int, int]:

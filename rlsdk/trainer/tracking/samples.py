@@ -81,7 +81,7 @@ def shown_samples(groups: Sequence[Group], batch: Batch, log: SampleLog) -> list
             "score": group.samples[index].total,
             **{f"reward/{name}": value for name, value in group.samples[index].grade.terms.items()},
             "advantage": advantages[at],
-            "group_scores": [round(sample.total, 4) if sample.grade.valid else None for sample in group.samples],
+            "group_scores": [sample.total if sample.grade.valid else None for sample in group.samples],
             **_tokens(group.samples[index], rows, (samples.index == at).nonzero()[:, 0], log),
         }
         for at, (group, index) in enumerate(picked)

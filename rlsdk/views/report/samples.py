@@ -3,6 +3,7 @@ escaped."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ OPEN_PROMPTS = 20
 """Prompts that are expanded initially."""
 MAX_IN_GROUP = 8
 """Most samples shown per prompt and step."""
+ROUNDING, NEGLIGIBLE = 2.0**-44, 2.0**-50
+"""As in `rlsdk.algorithms.signal`, which imports torch."""
 Sample = Mapping[str, Any]
 
 
@@ -149,9 +152,12 @@ def _num_steps(samples: Sequence[Sample]) -> int:
 
 
 def _differs(samples: Sequence[Sample]) -> bool:
-    """Whether one of its groups has different scores."""
+    """Whether one of its groups has different scores, beyond what rounding does to them."""
     groups = [sample["group_scores"] for sample in samples if isinstance(sample.get("group_scores"), list)]
-    return any(score != group[0] for group in groups for score in group)
+    scores = [[score for one in group if (score := number_of(one)) is not None] for group in groups]
+    return any(
+        not math.isclose(min(group), max(group), rel_tol=ROUNDING, abs_tol=NEGLIGIBLE) for group in scores if group
+    )
 
 
 def _step(sample: Sample) -> float:
