@@ -17,6 +17,7 @@ from rlsdk.trainer.learner.watch import (
     rate_notices,
     repeated_notice,
     setting_notices,
+    supervised_symptoms,
     uneven_notice,
 )
 
@@ -33,6 +34,31 @@ WELL = {
     "policy/skipped_updates": 0.0,
 }
 NOTHING = {"reward/groups_with_signal": 0.0, "policy/grad_norm": 0.0}
+
+
+SUPERVISED = {"dpo/loss": 0.69, "dpo/grad_norm": 1.0, "dpo/lr": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "steps", "text"),
+    [
+        (
+            {"dpo/grad_norm": 0.0},
+            1,
+            "warning: in step 1, the gradient is exactly 0, and the loss is not (dpo/loss 0.69)",
+        ),
+        ({"dpo/grad_norm": 0.0}, 1, "start from scratch with a lower one, such as `--preferences.lr 1e-5`"),
+        ({"dpo/grad_norm": 0.0, "dpo/loss": 0.0}, 3, "there is nothing left to learn here"),
+        ({"dpo/grad_norm": float("nan")}, 3, "loss or gradient are not finite"),
+    ],
+)
+def test_supervised_training_that_cannot_learn_says_so(metrics: dict[str, float], steps: int, text: str) -> None:
+    watch = LearningWatch(supervised_symptoms("dpo", "preferences.lr"))
+    found = [list(watch.step(step, {**SUPERVISED, **metrics})) for step in range(1, 4)]
+    (said,) = found[steps - 1]
+    assert text in said
+    assert [len(lines) for lines in found] == [int(step == steps) for step in range(1, 4)]
+    assert not list(LearningWatch(supervised_symptoms("dpo", "preferences.lr")).step(1, SUPERVISED))
 
 
 @pytest.fixture(scope="module")

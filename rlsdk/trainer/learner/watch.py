@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -120,15 +120,59 @@ SYMPTOMS = (
 )
 
 
+def supervised_symptoms(label: str, field: str) -> Sequence[Symptom]:
+    """The symptoms of training on answers, or on pairs.
+
+    Args:
+        label: prefix of its metrics.
+        field: its learning rate.
+    """
+
+    def is_finite(metrics: Mapping[str, float]) -> bool:
+        return all(math.isfinite(metrics[f"{label}/{name}"]) for name in ("grad_norm", "loss"))
+
+    def is_dead(metrics: Mapping[str, float]) -> bool:
+        return metrics[f"{label}/grad_norm"] == 0.0 and is_finite(metrics)
+
+    return (
+        Symptom(
+            name="not_finite",
+            is_shown=lambda m: not is_finite(m),
+            describe=lambda m: (
+                f"loss or gradient are not finite ({label}/loss {m[f'{label}/loss']:.3g}), and such updates are left "
+                f"out. The learning rate may be too high ({field}), or float16 too narrow (model.dtype bfloat16)"
+            ),
+        ),
+        Symptom(
+            name="learned",
+            is_shown=lambda m: is_dead(m) and m[f"{label}/loss"] == 0.0,
+            describe=lambda _: "loss and gradient are exactly 0: there is nothing left to learn here",
+        ),
+        Symptom(
+            name="dead",
+            is_shown=lambda m: is_dead(m) and m[f"{label}/loss"] != 0.0,
+            describe=lambda m: (
+                f"the gradient is exactly 0, and the loss is not ({label}/loss {m[f'{label}/loss']:.4g}): the model no "
+                "longer depends on its weights, because an update made them so large that its probabilities are 0, 1 "
+                f"or all equal. The learning rate is too high then ({label}/lr {m[f'{label}/lr']:.3g}, {field}), and "
+                f"these weights do not recover: start from scratch with a lower one, such as `--{field} 1e-5`, or "
+                "resume a checkpoint of before"
+            ),
+            patience=1,
+        ),
+    )
+
+
 class LearningWatch:
     """Counts the consecutive steps with each symptom. Warns once per symptom, and again if it reappears."""
 
-    def __init__(self) -> None:
+    def __init__(self, symptoms: Sequence[Symptom] = SYMPTOMS) -> None:
+        self._symptoms = symptoms
         self._shown: dict[str, int] = {}
 
     def step(self, step: int, metrics: Mapping[str, float]) -> Iterator[str]:
         """Processes a step's metrics; yields warnings."""
-        for symptom in SYMPTOMS:
+        for symptom in self._symptoms:
             count = self._shown.get(symptom.name, 0) + 1 if symptom.is_shown(metrics) else 0
             self._shown[symptom.name] = count
             if count == symptom.patience:

@@ -13,6 +13,7 @@ from rlsdk.config.sections.role_kinds import REF
 from rlsdk.data import PromptStream
 from rlsdk.interfaces import Batch, CheckpointError, ObjectiveResult
 from rlsdk.trainer.learner.metrics import StepClock
+from rlsdk.trainer.learner.watch import LearningWatch, supervised_symptoms
 from rlsdk.trainer.stages.evaluation.run import Evaluated
 from rlsdk.trainer.stages.evaluation.schedule import Evaluations
 from rlsdk.trainer.stages.evaluation.settings import EvalOptions
@@ -79,6 +80,7 @@ class PairStage(Stage):
         self.last: Mapping[str, float] = {}
         """Metrics of the last step."""
         self._held_batch: Batch | None = None
+        self._watch = LearningWatch(supervised_symptoms(options.label, "preferences.lr"))
 
     def begin(self) -> None:
         self._progress = self.output.view.phase(self.options.label, total=self.settings.steps)
@@ -109,6 +111,8 @@ class PairStage(Stage):
         self.output.view.advance()
         self.output.view.pairs_step(label, self.step, self.settings.steps, self.last)
         self.output.track(self.step, self.last)
+        for text in self._watch.step(self.step, self.last):
+            self.output.view.notice(text)
         return self.last
 
     def state_dict(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from rlsdk.trainer.checkpoints.run_folder import WARM_START
 from rlsdk.trainer.inputs.answers import Learned
 from rlsdk.trainer.learner.metrics import StepClock
 from rlsdk.trainer.learner.mini_batches import make_sft_batch
+from rlsdk.trainer.learner.watch import LearningWatch, supervised_symptoms
 from rlsdk.trainer.stages.evaluation.metrics import clustered_error
 from rlsdk.trainer.stages.evaluation.run import Evaluated
 from rlsdk.trainer.stages.evaluation.schedule import Evaluations
@@ -64,6 +65,7 @@ class SftStage(Stage):
         self.update_timeout_s = update_timeout_s
         self.last: Mapping[str, float] = {}
         """Metrics of the last step."""
+        self._watch = LearningWatch(supervised_symptoms("sft", "sft.lr"))
 
     def begin(self) -> None:
         self._progress = self.output.view.phase("sft", total=self.settings.steps)
@@ -92,6 +94,8 @@ class SftStage(Stage):
         self.output.view.advance()
         self.output.view.sft_step(self.step, self.settings.steps, self.last)
         self.output.track(self.step, self.last)
+        for text in self._watch.step(self.step, self.last):
+            self.output.view.notice(text)
         return self.last
 
     def state_dict(self) -> dict[str, Any]:
