@@ -19,7 +19,7 @@ from rlsdk.config.sections.base import NO_INFLUENCE, Section
 from rlsdk.config.sections.influence import influential_settings
 from rlsdk.registry import Registry
 from rlsdk.testing.process.models import write_tiny_model
-from rlsdk.trainer.inputs.contents import file_digest, model_digests
+from rlsdk.trainer.inputs.contents import WHOLE_BYTES, file_digest, model_digests
 from rlsdk.trainer.runs.made_by import made_by
 from rlsdk.trainer.runs.run_inputs import build_run_inputs
 from rlsdk.trainer.stages.stage import Stage
@@ -224,6 +224,24 @@ def test_large_weights_are_not_read_whole(tmp_path: Path) -> None:
         file.write((16).to_bytes(8, "little") + b'{"__metaDATA__":')
     assert model_digests(tmp_path) != before
     assert file_digest(tmp_path / "nothing") == "missing"
+
+
+@pytest.mark.parametrize("change", ["one tensor", "the last row", "a byte in each page"])
+def test_weights_of_equal_headers_and_size_are_told_apart(change: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    tensors = {"a": torch.zeros(1 << 20, 8), "b": torch.zeros(100, 8), "c": torch.zeros(1 << 20, 8)}
+    save_file(tensors, file)
+    assert file.stat().st_size > WHOLE_BYTES
+    before = file_digest(file)
+    assert file_digest(file) == before
+    if change == "one tensor":
+        tensors["b"] += 1
+    elif change == "the last row":
+        tensors["a"][-1] += 1
+    else:
+        tensors["c"][::128] += 1
+    save_file(tensors, file)
+    assert file_digest(file) != before
 
 
 def killed_in_its_second_step(config: RunConfig, registry: Registry, folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import marshal
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -17,8 +18,11 @@ DIGEST = "xxh3:"
 MISSING = "missing"
 """Stands for the digest of a file that cannot be read."""
 WHOLE_BYTES = 16 << 20
-"""Largest file in bytes of which every byte counts; of larger ones the size, the header and samples do."""
-SAMPLES, SAMPLE_BYTES = 16, 4096
+"""Largest file in bytes of which every byte counts; of larger ones the size, the header and pages do."""
+PAGE_BYTES, PAGE_EVERY, MAX_PAGES = 4096, 4 << 20, 2048
+"""Size of a page, distance between those that are spread over a file, and their largest number."""
+MAX_TENSORS = 10_000
+"""Most tensors of a file of which the first, the middle and the last page count."""
 MAX_FILES = 200
 """Most files of code that are followed from one file."""
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
@@ -31,7 +35,7 @@ def digest_of(data: bytes) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """Digest of a file: of all bytes, or of size, first bytes and samples of a large one."""
+    """Digest of a file: of all bytes, or of the size, the header and pages of a large one."""
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
@@ -39,14 +43,33 @@ def file_digest(path: Path) -> str:
                 return digest_of(file.read())
             found = xxhash.xxh3_64(str(size).encode())
             # A safetensors file begins with the length of its header: names, dtypes, shapes and places of the tensors.
-            header = min(int.from_bytes(file.read(8), "little"), WHOLE_BYTES)
-            found.update(file.read(header))
-            for at in range(SAMPLES):
-                file.seek((size - SAMPLE_BYTES) * at // (SAMPLES - 1))
-                found.update(file.read(SAMPLE_BYTES))
+            header = file.read(min(int.from_bytes(file.read(8), "little"), WHOLE_BYTES))
+            found.update(header)
+            for place in sorted({*_even_pages(size), *_tensor_pages(header)}):
+                found.update(os.pread(file.fileno(), PAGE_BYTES, place))
             return DIGEST + found.hexdigest()
     except OSError:
         return MISSING
+
+
+def _even_pages(size: int) -> Iterator[int]:
+    """Places of pages over a whole file, the first and the last one included."""
+    count = min(MAX_PAGES, size // PAGE_EVERY + 2)
+    return ((size - PAGE_BYTES) * at // (count - 1) for at in range(count))
+
+
+def _tensor_pages(header: bytes) -> Iterator[int]:
+    """Places of the first, the middle and the last page of each tensor of a safetensors file, so that one that was
+    replaced, or got other rows at its end, is noticed; none for another file."""
+    try:
+        fields = json.loads(header)
+        spans = [entry["data_offsets"] for name, entry in fields.items() if name != "__metadata__"]
+        begin = 8 + len(header)
+        for first, last in spans[:MAX_TENSORS]:
+            end = max(first, last - PAGE_BYTES)
+            yield from (begin + max(0, int(place)) for place in (first, (first + end) // 2, end))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+        return
 
 
 def code_digests(file: Path, root: Path | None = None) -> dict[str, str]:
