@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rlsdk.interfaces import ConfigError, DataError
-from rlsdk.rewards import RewardLimits, RewardResult
+from rlsdk.rewards import RewardDef, RewardLimits, RewardResult, RewardRunner
 from rlsdk.rewards.grading.process import GradingProcess
 from rlsdk.rewards.grading.protocol import Record
 
@@ -150,6 +151,30 @@ def test_a_sample_whose_grader_was_killed_or_stopped_is_graded_again(start: Star
     assert not result.failures
     (notice,) = [notice for notice in result.notices if "again" in notice]
     assert "sample 1 is graded again with 'dies_once' (attempt 2)" in notice
+
+
+def edits(result: RewardResult) -> list[str]:
+    return [notice for notice in result.notices if "changed while in use" in notice]
+
+
+def test_a_reward_file_that_is_edited_during_the_run_is_named_once(tmp_path: Path) -> None:
+    (tmp_path / "factor.py").write_text("FACTOR = 1.0\n")
+    file = tmp_path / "own.py"
+    file.write_text("from factor import FACTOR\ndef score(sample): return FACTOR * len(sample.response)\n")
+    reward = RewardDef(name="own", target=f"{file}:score")
+    with closing(RewardRunner([reward], RewardLimits(), num_workers=1)) as runner:
+        assert edits(runner.score([sample("ab")])) == []
+        (first,) = runner.pids
+        os.kill(first, signal.SIGKILL)
+        assert edits(runner.score([sample("ab")])) == []  # the same content
+        (tmp_path / "factor.py").write_text("FACTOR = 2.50\n")
+        (second,) = runner.pids
+        os.kill(second, signal.SIGKILL)
+        found = runner.score([sample("ab")])
+        assert found.scores.tolist() == [5.0]
+        (said,) = edits(found)
+        assert said.startswith(f"warning: {str(tmp_path / 'factor.py')!r} changed while in use")
+        assert edits(runner.score([sample("ab")])) == []
 
 
 def test_graders_that_are_killed_from_outside_change_no_number(start: Start) -> None:

@@ -30,6 +30,7 @@ from rlsdk.rewards.functions.text_evaluation import evaluates_text
 from rlsdk.rewards.grading.hints import hint
 from rlsdk.rewards.grading.isolation import call_apart, describe_status, why_attributes_change
 from rlsdk.rewards.grading.protocol import Tag, encode_graded, encode_record, encode_value, read_message, write_all
+from rlsdk.rewards.grading.sources import own_sources
 from rlsdk.rewards.scores.definitions import FailureKind, RewardLimits
 from rlsdk.rewards.scores.outcomes import Failed, NonsenseError, Outcome, failed, to_outcome, values_in_order
 from rlsdk.system.printable import described
@@ -56,6 +57,7 @@ def main(requests: int, records: int, lifeline: int) -> None:
     except ConfigError as error:
         write_all(records, encode_record(Tag.REFUSED, {"message": str(error)}))
         return
+    sources = own_sources()
     confine_after_imports(
         confinement,
         setup["scratch"],
@@ -75,6 +77,7 @@ def main(requests: int, records: int, lifeline: int) -> None:
         "apart": [reward.apart for reward in rewards],
         "held": confinement.held,
         "missing": confinement.missing,
+        "sources": sources,
     }
     write_all(records, encode_record(Tag.READY, body))
     open_fds = [requests, records]

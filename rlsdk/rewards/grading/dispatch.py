@@ -16,6 +16,7 @@ from typing import Any
 from rlsdk.interfaces import ConfigError
 from rlsdk.rewards.grading.process import GradingProcess, came_from_outside, describe_end
 from rlsdk.rewards.grading.protocol import RESULTS, ForeignRecordError, Record, Tag
+from rlsdk.rewards.grading.sources import KnownSources
 from rlsdk.rewards.grading.submission import Submission, Task
 from rlsdk.rewards.scores.definitions import FailureKind, RewardDef, RewardLimits
 from rlsdk.system.printable import encodable
@@ -45,6 +46,9 @@ class Dispatcher:
         self._seconds_per_item = 0.001
         """Running mean of the seconds per item, over all rewards."""
         self._has_reported = False
+        self._sources = KnownSources()
+        self._unsaid: list[str] = []
+        """What the next result says."""
         self._starts = 1
         """Number of times that the functions were loaded: once, and again when a process was killed while loading."""
         self._selector = selectors.DefaultSelector()
@@ -216,8 +220,11 @@ class Dispatcher:
             process.began = now
 
     def _take(self, process: GradingProcess, task: Task | None, record: Record) -> None:
-        if record.tag is Tag.READY and not self.ready.done():
-            self.ready.set_result(process.ready or {})
+        if record.tag is Tag.READY and process.ready is not None:
+            if (text := self._sources.compare(process.ready.get("sources"))) is not None:
+                self._unsaid.append(text)
+            if not self.ready.done():
+                self.ready.set_result(process.ready)
         elif record.tag is Tag.REFUSED and record.body is not None:
             self._refuse(str(record.body["message"]))
         elif task is not None and record.tag is Tag.SINGLY:
@@ -231,6 +238,8 @@ class Dispatcher:
     def _finish(self, submission: Submission) -> None:
         with suppress(ValueError):
             self._active.remove(submission)
+        submission.notices.extend(self._unsaid)
+        self._unsaid.clear()
         with suppress(InvalidStateError):  # cancelled in the meantime
             submission.future.set_result(submission.result())
 
