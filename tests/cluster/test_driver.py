@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlsdk.cluster import Cluster, PlacementSpec, PoolSpec, WorkerGroup, processors_notice
+from rlsdk.cluster.ray_cluster.access import check_tls
 from rlsdk.cluster.ray_cluster.driver import ANOTHER_CLUSTER_S, become_driver, own_cluster_variables
 from rlsdk.cluster.ray_cluster.local import temporary_parent
 from rlsdk.interfaces import PlacementError
@@ -60,6 +61,28 @@ def test_they_are_hidden_while_the_cluster_starts_and_back_afterwards(
         assert "RAY_ADDRESS" not in os.environ
     assert "so RAY_ADDRESS has no effect" in caplog.text
     assert os.environ["RAY_ADDRESS"] == "10.0.0.9:6379"
+
+
+def test_encryption_without_certificates_is_named_before_anything_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RAY_USE_TLS", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT"):
+        monkeypatch.delenv(name, raising=False)
+    check_tls()
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+    with pytest.raises(PlacementError, match=r"RAY_USE_TLS is '1'.* but RAY_TLS_SERVER_CERT is not set"):
+        check_tls()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RAY_TLS_SERVER_CERT", str(tmp_path / "file"))
+    monkeypatch.setenv("RAY_TLS_SERVER_KEY", str(tmp_path / "absent"))
+    with pytest.raises(PlacementError, match=r"RAY_TLS_SERVER_KEY is '.*absent', which is no file that can be read"):
+        check_tls()
+    monkeypatch.setenv("RAY_TLS_SERVER_KEY", str(tmp_path / "file"))
+    monkeypatch.setenv("RAY_TLS_CA_CERT", str(tmp_path / "file"))
+    check_tls()
+    monkeypatch.setenv("RAY_USE_TLS", "0")
+    monkeypatch.delenv("RAY_TLS_CA_CERT")
+    check_tls()
 
 
 def test_a_program_that_uv_run_started_uploads_no_folder_to_its_workers(

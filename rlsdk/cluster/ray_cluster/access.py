@@ -18,6 +18,7 @@ from pathlib import Path
 from rlsdk.interfaces import PlacementError
 
 LOOPBACK = "127.0.0.1"
+TLS = "RAY_USE_TLS"
 _LOOPBACK_TIMEOUT_S = 5.0
 _TOKEN_BYTES = 32
 _MODE = "RAY_AUTH_MODE"
@@ -48,6 +49,30 @@ def check_loopback() -> None:
             "its loopback interface is down or has no IPv4 address, or no port is free. As root: `ip link set "
             f"{_LOOPBACK_INTERFACE} up; ip address add {LOOPBACK}/8 dev {_LOOPBACK_INTERFACE}`; `rlsdk doctor` looks"
         ) from error
+
+
+def check_tls() -> None:
+    """Looks at the files that Ray needs with `RAY_USE_TLS=1`: without them its processes would wait for each other
+    until a timeout that does not name them.
+
+    Raises:
+        PlacementError: one is not named, or cannot be read.
+    """
+    if os.environ.get(TLS, "0").lower() not in ("1", "true"):
+        return
+    for name in ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT"):
+        file = os.environ.get(name)
+        if file is None:
+            fault = f"{name} is not set"
+        elif not os.path.isfile(file) or not os.access(file, os.R_OK):
+            fault = f"{name} is {file!r}, which is no file that can be read"
+        else:
+            continue
+        raise PlacementError(
+            f"{TLS} is {os.environ[TLS]!r}, so that Ray encrypts every connection, but {fault}. Name certificate, key "
+            f"and CA (RAY_TLS_SERVER_CERT, RAY_TLS_SERVER_KEY, RAY_TLS_CA_CERT), or unset {TLS}: a cluster of the "
+            "run's own listens on the loopback interface only"
+        )
 
 
 def write_token(folder: str) -> Path:

@@ -19,6 +19,7 @@ from rlsdk.cluster.devices.capacity import NodeCapacity, assign_nodes
 from rlsdk.cluster.devices.placement import PlacementSpec
 from rlsdk.cluster.ray_cluster.access import (
     LOOPBACK,
+    TLS,
     check_loopback,
     closed_to_strangers,
     environment,
@@ -265,6 +266,8 @@ def _cause(error: Exception) -> str:
     said = (str(error).splitlines() or [type(error).__name__])[0]
     if "timed out" not in said.lower():
         return f"{said}. `rlsdk doctor` looks at this machine"
+    if os.environ.get(TLS):
+        return f"{said} {TLS} is set: are its certificates valid for {LOOPBACK}, the address of a run's own cluster?"
     return f"{said} Is it very busy, or short of memory or processes (ulimit -u)? Then try again; `rlsdk doctor` looks"
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from rlsdk.cluster.devices.capacity import NodeCapacity, assign_nodes
 from rlsdk.cluster.devices.placement import PlacementSpec
-from rlsdk.cluster.ray_cluster.access import is_authenticated
+from rlsdk.cluster.ray_cluster.access import check_tls, is_authenticated
 from rlsdk.cluster.ray_cluster.driver import become_driver, check_no_client
 from rlsdk.cluster.ray_cluster.local import LocalRay, own_signal_handlers
 from rlsdk.interfaces import PlacementError, WorkerError
@@ -56,6 +56,7 @@ def connect(
     check_no_client()
     if ray.is_initialized():
         return None
+    check_tls()
     if address is None:
         return LocalRay(placement, environments_first=environments_first, before_connect=before_connect)
     try:
