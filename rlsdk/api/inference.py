@@ -15,7 +15,7 @@ from rlsdk.api.settings import Settings, from_keywords
 from rlsdk.api.table import Table
 from rlsdk.api.words import shown_in
 from rlsdk.config import RunConfig, config_error
-from rlsdk.config.checks.commands import EVAL, GENERATE
+from rlsdk.config.checks.commands import EVAL_FIGURES, GENERATE
 from rlsdk.config.derived.roles import rollout_role
 from rlsdk.config.loading.load import read_config
 from rlsdk.config.loading.reads import Reader, unread
@@ -61,14 +61,14 @@ def evaluate(
     from rlsdk.trainer.runs.inference import evaluate_model
     from rlsdk.trainer.stages.evaluation.schedule import EvaluationError
 
-    settings = from_keywords(fields, EVAL, config=None, trust_run=trust_run)
+    settings = from_keywords(fields, EVAL_FIGURES, config=None, trust_run=trust_run)
     with (
         written(settings, eval_data=data, reward=reward, eval_argument="data") as given,
         shown_in(given.words, view) as watching,
     ):
         for text in given.notices:
             watching.notice(text)
-        config, registry = configured(Path(model), given.settings, EVAL, checkpoint=checkpoint)
+        config, registry = configured(Path(model), given.settings, EVAL_FIGURES, checkpoint=checkpoint)
         found, _ = evaluate_model(config, registry, watching, sets=sets)
     if found.failure is not None:
         raise EvaluationError(found.failure)

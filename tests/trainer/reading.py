@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -26,8 +27,21 @@ def paths(section: type[Any] = RunConfig, prefix: str = "") -> Iterator[tuple[ty
             yield from paths(inner, f"{prefix}{name}.")
 
 
-CHECKS = ("odd_numbers", "unused", "unused_in", "_unused_in_value")
+CHECKS = ("odd_numbers", "unused", "unused_in")
+"""Functions that look at a configuration without an effect on what runs, besides those named `...problems`."""
+ASIDE = ("/config/checks/", "/config/sections/influence.py", "/runs/made_by.py")
+"""Files of such functions: checks, and the record beside the journal."""
 PATHS: Mapping[type[Any], str] = dict(paths())
+
+
+def _is_check(frame: FrameType | None) -> bool:
+    """Whether a read is made for a check: by it, or by a property that it asks."""
+    while frame is not None and ("/rlsdk/" in frame.f_code.co_filename or frame.f_code.co_filename == __file__):
+        code = frame.f_code
+        if code.co_name.endswith("problems") or code.co_name in CHECKS or any(p in code.co_filename for p in ASIDE):
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextmanager
@@ -41,9 +55,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reads]:
             frame = sys._getframe(1)
             while frame.f_code.co_name in ("<genexpr>", "<dictcomp>", "<listcomp>", "optim_spec") and frame.f_back:
                 frame = frame.f_back
-            reader = frame.f_code.co_name
-            if not reader.endswith("problems") and reader not in CHECKS:
-                found.setdefault(f"{PATHS[kind]}.{name}", set()).add(reader)
+            if not _is_check(frame):
+                found.setdefault(f"{PATHS[kind]}.{name}", set()).add(frame.f_code.co_name)
         return object.__getattribute__(self, name)
 
     with monkeypatch.context() as patched:

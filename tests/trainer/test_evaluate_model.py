@@ -80,7 +80,9 @@ def test_figures_of_one_set_and_its_samples(model: Path, tmp_path: Path, capsys:
     assert len(rows) == 2
     assert figures["eval/short/reward"] == pytest.approx(sum(row["score"] for row in rows) / 2)
     with pytest.raises(ConfigError, match=r"--set 'shrot': expected one of \['short', 'many'\]; did you mean 'short'"):
-        run_eval(model, *flags, sets=["shrot"])
+        run_eval(model, *flags, sets=["shrot"], samples=tmp_path / "all")
+    with pytest.raises(ConfigError, match=r"eval\.save_samples: has no effect .* without `--samples FOLDER`"):
+        run_eval(model, *flags)
 
 
 def test_only_what_is_used_is_tokenized(

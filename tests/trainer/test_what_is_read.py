@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pair_runs
 import pytest
@@ -12,16 +13,20 @@ import test_loop
 from reading import Reads, recorded
 from test_loop import Recorder, config_of, model, registry
 
-from rlsdk.config import PairTraining, RunConfig, sft_optim_spec
-from rlsdk.config.checks.commands import DPO, REWARD_MODEL, SFT, TRAIN
+from rlsdk.config import PairTraining, RunConfig, sft_optim_spec, with_dtype
+from rlsdk.config.checks.commands import DPO, EVAL_FIGURES, GENERATE, REWARD_MODEL, SFT, TRAIN
+from rlsdk.config.derived.roles import rollout_role
 from rlsdk.config.introspection.describe import option_paths
 from rlsdk.config.loading.reads import Reader
 from rlsdk.config.sections.base import unused_in
+from rlsdk.config.sections.role_kinds import ROLLOUT
 from rlsdk.registry import Registry
 from rlsdk.trainer.roles.device_turns import DeviceTurns
 from rlsdk.trainer.roles.in_process import InProcessStore, start_in_process
-from rlsdk.trainer.roles.placement import roles
+from rlsdk.trainer.roles.placement import placed, placement_of, roles
+from rlsdk.trainer.roles.role_group import RoleGroup
 from rlsdk.trainer.roles.session import Session, start_roles
+from rlsdk.trainer.runs import inference
 from rlsdk.trainer.runs.build_supervised import sft_stage
 from rlsdk.trainer.runs.run_inputs import build_run_inputs
 from rlsdk.trainer.stages.loop import Trainer
@@ -37,32 +42,20 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "eval_options": "no samples are saved",
     "_counted": "the steps of a stage that is not part of the command",
     "with_steps": "the same",
-    "optimizer_steps": "the same",
     "needs_values": "whether there is a critic, which is not part of the command",
-    "overlaps": "checked",
-    "max_model_tokens": "nothing is sampled",
-    "num_devices": "nothing is sampled",
     "_eval_prompts": "the name of a set",
     "build_run_inputs": "callbacks are built, and not called",
     "is_asked": "whether there is a warm start",
     "_pairs": "a field of the other command with pairs is handed on",
 }
 """Functions that read a field in supervised training without an effect, and why."""
-RECORDED: Mapping[str, str] = {
-    "optimizer_steps": "checked",
-    "max_model_tokens": "checked",
-    "_of_section": "written beside the journal: what its samples were made by",
-    "learning_rate_decays": "the same",
-    "_models": "the same",
-}
-"""Functions that read a field in reinforcement learning without an effect on the run, and why."""
+SAMPLED: Mapping[str, str] = {"sampling_params": "replaced by what the evaluation says"}
+"""Functions that read a field without an effect on samples that nothing is trained on, and why."""
 HANDED_ON = {
-    "train.optim.min_lr_ratio": "with the schedule", "critic.optim.min_lr_ratio": "with the schedule",
-    "faults.replica_restarts": "with the session", "algorithm.kl_estimator": "with kl_coef",
-    "algorithm.kl_reward_estimator": "with kl_in_reward", "algorithm.kl_horizon": "with kl_target",
-    "algorithm.correction.level": "with the mode", "algorithm.correction.upper": "with the mode",
-    "algorithm.correction.lower": "with the mode", "tracking.tokens_per_sample": "with samples_per_step",
-    "eval.temperature": "with samples_per_prompt", "model.revision": "with the path",
+    "train.optim.min_lr_ratio": "with the schedule", "faults.replica_restarts": "with the session",
+    "algorithm.kl_estimator": "with kl_coef", "algorithm.kl_reward_estimator": "with kl_in_reward",
+    "tracking.tokens_per_sample": "with samples_per_step", "model.revision": "with the path",
+    "ref.revision": "with the path", "critic.revision": "with the path", "model.path": "the argument of `eval`",
 }  # fmt: skip
 """Fields that are handed on where another field says that they have no effect."""
 LAUNCHED = {
@@ -154,6 +147,39 @@ def test_supervised_commands_read_what_they_are_said_to_read(
     check(reads, config, reader, WITHOUT_EFFECT)
 
 
+def evaluation(config: RunConfig, registry: Registry, folder: Path) -> None:
+    inference.evaluate_model(config, registry, Recorder())
+
+
+def generation(config: RunConfig, registry: Registry, folder: Path) -> None:
+    inference.sample_prompts(config, registry, [], num_prompts=2, num_samples=1)
+
+
+@pytest.mark.parametrize(
+    ("reader", "run"), [(EVAL_FIGURES, evaluation), (GENERATE, generation)], ids=["eval", "generate"]
+)
+def test_commands_that_only_sample_read_what_they_are_said_to_read(
+    reader: Reader,
+    run: Callable[[RunConfig, Registry, Path], None],
+    model: str,
+    rows: str,
+    registry: Registry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @contextmanager
+    def open_rollout(config: RunConfig, registry: Registry, **_: Any) -> Iterator[RoleGroup]:
+        pools = placement_of(config.placement, [ROLLOUT], "cpu")
+        (role,) = placed([rollout_role(with_dtype(config, "cpu")).loading_weights()], pools)
+        yield start_in_process(role, registry)
+
+    monkeypatch.setattr(inference, "open_rollout", open_rollout)  # without a cluster around it
+    config = config_of(model, registry, 1, "--data", rows)
+    with recorded(monkeypatch) as reads:
+        run(config, registry, tmp_path / "run")
+    check(reads, config, reader, SAMPLED)
+
+
 RECIPES: Mapping[str, tuple[str, ...]] = {
     "grpo": (),
     "ppo": ("--algorithm", "ppo", "--algorithm.kl_coef", "0.1", "--critic.optim.schedule", "linear"),
@@ -176,4 +202,4 @@ def test_reinforcement_learning_reads_what_its_algorithm_uses(
     config = config_of(model, registry, 1, "--data", rows, *EVALUATED, *RECIPES[recipe])
     with recorded(monkeypatch) as reads:
         train(config, registry, tmp_path / "run")
-    check(reads, config, TRAIN, RECORDED)
+    check(reads, config, TRAIN, {})

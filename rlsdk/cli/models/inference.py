@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlsdk.api.inference import configured, run_generation
 from rlsdk.api.settings import Settings
-from rlsdk.config.checks.commands import EVAL
+from rlsdk.config.checks.commands import EVAL, EVAL_FIGURES
 from rlsdk.system.atomic import atomic_write_json
 from rlsdk.system.printable import json_line, printable
 from rlsdk.system.streams import stdout_aside
@@ -39,7 +39,8 @@ def evaluate(
     Raises:
         EvaluationError: too many samples have no grade; the metrics are printed and written before.
     """
-    config, registry = configured(path, Settings(flags=args), EVAL, checkpoint=checkpoint)  # before torch is imported
+    reader = EVAL_FIGURES if samples is None else EVAL
+    config, registry = configured(path, Settings(flags=args), reader, checkpoint=checkpoint)  # before torch is imported
 
     from rlsdk.trainer.runs.inference import evaluate_model
     from rlsdk.trainer.stages.evaluation.schedule import EvaluationError

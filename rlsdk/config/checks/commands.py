@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from rlsdk.config.derived.roles import needed_roles
 from rlsdk.config.loading.reads import Reader
@@ -132,6 +133,12 @@ EVAL = Reader(
     unused=_of_sets,
     instead=_PATH,
 )
+EVAL_FIGURES = replace(
+    EVAL,
+    but=(*EVAL.but, "eval.save_samples"),
+    instead={**_PATH, "eval.save_samples": "no samples are written without `--samples FOLDER`"},
+)
+"""`rlsdk eval` without `--samples`, and a call from Python."""
 GENERATE = Reader(command="generate", fields=_SAMPLER, but=_NOT_OF_SAMPLER, instead={**_PATH, **_RESPONSES})
 REWARD_SERVE = Reader(command="reward serve", fields=("rewards", "reward_limits"))
 READERS: Mapping[str, Reader] = {
