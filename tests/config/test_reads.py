@@ -105,6 +105,7 @@ def test_a_flag_that_nothing_reads_is_refused_and_names_what_acts(
         ("train", ["--placement.preset", "disaggregated", "--faults.replica_restarts", "1"]),
         ("train", ["--algorithm.name", "own.py:Own", "--algorithm.kl_estimator", "k2"]),
         ("train", ["--model", HERE, "--model.tokenizer", "a/b", "--model.revision", "v1"]),
+        ("train", ["--model", "n" * 300, "--model.revision", "v1"]),
         ("train", ["--eval.sets", "{a: {data: a.jsonl}, b: {}}", "--data.num_eval_rows", "8"]),
         ("eval", ["--eval.temperature", "0.5", "--rollout.max_response_tokens", "9", "--reward", "gsm8k"]),
         ("generate", ["--rollout.temperature", "0.5", "--data.prompt_template", "{prompt}"]),

@@ -19,7 +19,7 @@ from rlsdk.config.sections.base import NO_INFLUENCE, Section
 from rlsdk.config.sections.influence import influential_settings
 from rlsdk.registry import Registry
 from rlsdk.testing.process.models import write_tiny_model
-from rlsdk.trainer.inputs.contents import WHOLE_BYTES, file_digest, model_digests
+from rlsdk.trainer.inputs.contents import DIGEST, WHOLE_BYTES, file_digest, model_digests
 from rlsdk.trainer.runs.made_by import made_by
 from rlsdk.trainer.runs.run_inputs import build_run_inputs
 from rlsdk.trainer.stages.stage import Stage
@@ -224,6 +224,15 @@ def test_large_weights_are_not_read_whole(tmp_path: Path) -> None:
         file.write((16).to_bytes(8, "little") + b'{"__metaDATA__":')
     assert model_digests(tmp_path) != before
     assert file_digest(tmp_path / "nothing") == "missing"
+
+
+@pytest.mark.parametrize("offsets", [[0, 10**40], [-(10**40), 3], [1e300, 2e300], ["a", "b"], [], 3])
+def test_a_header_that_is_not_true_hinders_no_digest(offsets: object, tmp_path: Path) -> None:
+    header = json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": offsets}}).encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(file, WHOLE_BYTES + 1)
+    assert file_digest(file).startswith(DIGEST)
 
 
 @pytest.mark.parametrize("change", ["one tensor", "the last row", "a byte in each page"])

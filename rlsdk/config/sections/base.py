@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, model_validator
@@ -107,7 +107,7 @@ def _unused_in_value(value: object, path: str) -> Iterator[Problem]:
 
 def unused_revision(path: str | None) -> Iterator[Problem]:
     """`revision` of a model whose path is a folder."""
-    if path is not None and Path(path).is_dir():
+    if path is not None and os.path.isdir(path):
         yield Problem("revision", f"its path {path!r} is a folder, and only a name on the hub has revisions")
 
 

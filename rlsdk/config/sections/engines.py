@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -44,7 +44,7 @@ class ModelConfig(Section):
     """Initialises random weights with `trainer.seed`; reads only `config.json` and the tokenizer."""
 
     def unused(self) -> Iterator[Problem]:
-        if self.tokenizer is None or Path(self.tokenizer).is_dir():
+        if self.tokenizer is None or os.path.isdir(self.tokenizer):
             yield from unused_revision(self.path)
 
 

@@ -45,7 +45,7 @@ def file_digest(path: Path) -> str:
             # A safetensors file begins with the length of its header: names, dtypes, shapes and places of the tensors.
             header = file.read(min(int.from_bytes(file.read(8), "little"), WHOLE_BYTES))
             found.update(header)
-            for place in sorted({*_even_pages(size), *_tensor_pages(header)}):
+            for place in sorted({*_even_pages(size), *_tensor_pages(header, size)}):
                 found.update(os.pread(file.fileno(), PAGE_BYTES, place))
             return DIGEST + found.hexdigest()
     except OSError:
@@ -58,16 +58,16 @@ def _even_pages(size: int) -> Iterator[int]:
     return ((size - PAGE_BYTES) * at // (count - 1) for at in range(count))
 
 
-def _tensor_pages(header: bytes) -> Iterator[int]:
-    """Places of the first, the middle and the last page of each tensor of a safetensors file, so that one that was
-    replaced, or got other rows at its end, is noticed; none for another file."""
+def _tensor_pages(header: bytes, size: int) -> Iterator[int]:
+    """Places of the first, the middle and the last page of each tensor of a safetensors file of `size` bytes, so that
+    one that was replaced, or got other rows at its end, is noticed; none for another file."""
     try:
         fields = json.loads(header)
         spans = [entry["data_offsets"] for name, entry in fields.items() if name != "__metadata__"]
         begin = 8 + len(header)
         for first, last in spans[:MAX_TENSORS]:
             end = max(first, last - PAGE_BYTES)
-            yield from (begin + max(0, int(place)) for place in (first, (first + end) // 2, end))
+            yield from (min(size, begin + max(0, int(place))) for place in (first, (first + end) // 2, end))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return
 
