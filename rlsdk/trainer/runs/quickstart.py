@@ -11,6 +11,8 @@ from rlsdk.system.atomic import atomic_write_json
 
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz>"
 MODEL_FOLDER = "model"
+TASK = "quickstart:spell_backward"
+"""The data whose words the tokenizer reads."""
 
 
 def make_model(config: RunConfig, run_dir: Path) -> RunConfig:
@@ -22,7 +24,7 @@ def make_model(config: RunConfig, run_dir: Path) -> RunConfig:
         ConfigError: the task contains characters that the tokenizer does not have.
     """
     task = config.data.train or ""
-    if task != "reasoning_gym:spell_backward":
+    if task != TASK:
         raise ConfigError(f"data.train {task!r}: the quickstart's model reads words only; give --model as well")
     folder = run_dir / MODEL_FOLDER
     tokenizer = write_char_tokenizer(folder, CHARACTERS, lowercase=True)
