@@ -106,9 +106,8 @@ def make_trl_environment() -> None:
 
 def make_inputs(folder: Path, steps: int) -> tuple[Path, Path]:
     """A model after the quickstart's warm start, and words of its task, one a line."""
-    import reasoning_gym
-
     from rlsdk.config import load_config
+    from rlsdk.data.quickstart import load_quickstart
     from rlsdk.registry import Registry
     from rlsdk.trainer.runs.quickstart import make_model
 
@@ -119,9 +118,9 @@ def make_inputs(folder: Path, steps: int) -> tuple[Path, Path]:
     rlsdk = str(Path(sys.executable).with_name("rlsdk"))
     subprocess.run([rlsdk, "sft", *flags, *run], check=True, stdout=subprocess.DEVNULL)
     (model,) = (found.parent for found in (folder / "warm").rglob("*.safetensors"))
-    task = reasoning_gym.create_dataset("spell_backward", size=steps * 64, seed=7, min_word_len=5, max_word_len=5)
+    task = load_quickstart("spell_backward", size=steps * 64, seed=7)
     words = folder / "words.txt"
-    words.write_text("\n".join(item["metadata"]["word"].lower() for item in task), encoding="utf-8")
+    words.write_text("\n".join(str(row["answer"])[::-1].lower() for row in task), encoding="utf-8")
     return model, words
 
 
@@ -137,7 +136,7 @@ def commands(model: Path, words: Path, steps: int, threads: int, runs: Path) -> 
         "--trainer.callbacks": "[benchmarks.marks:mark]",
         "--sft.steps": "0",
         # As many words as the other two get; the quickstart holds 512 more back for evaluations.
-        "--data.options": f"{{size: {steps * 64 + 512}, seed: 7, min_word_len: 5, max_word_len: 5}}",
+        "--data.options": f"{{size: {steps * 64 + 512}, seed: 7}}",
         "--eval.every_steps": "null",
         "--algorithm.old_log_probs": "auto",
         "--train.optim.schedule": "constant",

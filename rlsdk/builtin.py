@@ -147,7 +147,7 @@ def rlsdk_register_datasets(register: RegisterComponent) -> None:
     register("quickstart", "rlsdk.data.quickstart:load_quickstart", "The quickstart's rows: quickstart:spell_backward.")
     register(
         "reasoning_gym",
-        "rlsdk.data.sources:load_reasoning_gym",
+        "rlsdk.data.generated:load_reasoning_gym",
         "A task of reasoning-gym, by name; its rows are generated.",
     )
 

@@ -153,5 +153,5 @@ def write_untrained_model(folder: Path) -> None:
     from rlsdk.registry import Registry
     from rlsdk.trainer.runs.quickstart import make_model
 
-    config = load_config([], ["--data", "reasoning_gym:spell_backward"], Registry.discover())
+    config = load_config([], ["--data", "quickstart:spell_backward"], Registry.discover())
     make_model(config, folder)

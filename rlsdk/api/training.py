@@ -41,8 +41,8 @@ def train(
 
     Args:
         model: folder in Hugging Face format, or a name on the hub.
-        data: a name (file, folder, `org/name`, `reasoning_gym:TASK`) or rows: a list of mappings, a `datasets.Dataset`,
-            a generator. Rows are written into the run's folder.
+        data: a name (file, folder, `org/name`, `SOURCE:REST`) or rows: a list of mappings, a `datasets.Dataset`, a
+            generator. Rows are written into the run's folder.
         reward: a function of a `RewardSample`, of TRL's or verl's signature, a registered name, `file.py:fn`, or
             `{"name": any of these, "weight": 1.0, "options": {}}`; a list of them adds up. A function of a script or
             a notebook goes to the graders as source: see docs/python.md.

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from rlsdk.data.rows import DataRow, to_row
 from rlsdk.interfaces import ConfigError, nearest
 from rlsdk.registry.task_library import import_reasoning_gym, may_have_task
 
@@ -29,7 +28,7 @@ def _check_task(task: str, tasks: Collection[str]) -> None:
 
 def load_reasoning_gym(
     rest: str, *, limit: int | None = None, size: int | None = None, seed: int = 0, **parameters: Any
-) -> Iterator[DataRow]:
+) -> Iterator[Mapping[str, Any]]:
     """Rows `{question, answer, metadata}` of a reasoning-gym task, the same for the same seed and parameters.
 
     A row is the task's own item, so `score_answer(text, row)` of the task grades it; `metadata.source_dataset` names
@@ -58,4 +57,7 @@ def load_reasoning_gym(
         items = library.create_dataset(rest, **chosen)
     except (AssertionError, TypeError, ValueError) as error:
         raise ConfigError(f"reasoning_gym:{rest} refuses {chosen}: {error}") from error
-    return (to_row(items[at], f"reasoning_gym:{rest}:{at + 1}") for at in range(len(items)))
+    return (items[at] for at in range(len(items)))
+
+
+load_reasoning_gym.check = check_spelling  # type: ignore[attr-defined]  # as `DataSource` has it

@@ -10,10 +10,10 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from rlsdk.data.files import SUFFIXES, NoFileError, existing_file, load_csv, load_json, load_parquet, local_path
-from rlsdk.data.generated import check_spelling, load_reasoning_gym
 from rlsdk.data.hub import check_folder, load_folder, load_hub
 from rlsdk.data.rows import DataRow, to_row
 from rlsdk.interfaces import ConfigError, DataError, nearest
+from rlsdk.registry import FIRST_PARTY, ComponentKind
 
 __all__ = [
     "Loader",
@@ -24,14 +24,14 @@ __all__ = [
     "load_hub",
     "load_json",
     "load_parquet",
-    "load_reasoning_gym",
     "load_rows",
     "parse_source",
 ]
 
 Loader: TypeAlias = Callable[..., Iterable[object]]
-"""`load(rest, **options)` yields mappings of fields, or `DataRow`s. A loader with an argument `limit` gets the number
-of rows; of any other the first rows are used."""
+"""A `DataSource`; one of our own may yield `DataRow`s."""
+INSTALLABLE = FIRST_PARTY[ComponentKind.DATASET]
+"""Sources of plugins. The loader of one that is not installed cannot be resolved, and that error says what to run."""
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+){0,2}")
 
@@ -60,7 +60,7 @@ def parse_source(name: str, kinds: Collection[str]) -> SourceName:
     if not name.strip():
         raise ConfigError(f"data source {name!r}: is empty; expected a file, a folder, org/name or SOURCE:REST")
     kind, colon, rest = name.partition(":")
-    if colon and kind in kinds:
+    if colon and (kind in kinds or kind in INSTALLABLE):
         return SourceName(kind=kind, rest=rest)
     path = local_path(name)
     if path.suffix.lower() in SUFFIXES and not path.is_dir():
@@ -69,18 +69,24 @@ def parse_source(name: str, kinds: Collection[str]) -> SourceName:
         return SourceName(kind="folder", rest=name)
     if _HUB_NAME.fullmatch(name) and not name.startswith("."):
         return SourceName(kind="hf", rest=name)
+    near = nearest(kind, {*kinds, *INSTALLABLE})
     raise ConfigError(
-        f"data source {name!r} is neither SOURCE:REST of a registered source{nearest(kind, kinds)}, nor a file that "
+        f"data source {name!r} is neither SOURCE:REST of a registered source{near}, nor a file that "
         f"ends in {', '.join(SUFFIXES)}, nor an existing folder, nor a hub name org/name. "
         f"Registered sources: {', '.join(sorted(kinds))}"
     )
 
 
-def check_source(name: str, *, kinds: Collection[str]) -> None:
+def check_source(name: str, *, kinds: Collection[str], resolve: Callable[[str], Loader]) -> None:
     """Checks that a source exists, before anything is loaded or started.
 
+    Args:
+        name: as typed.
+        kinds: names of the registered sources.
+        resolve: the loader of a registered source.
+
     Raises:
-        ConfigError: no such source, or no such task of reasoning-gym.
+        ConfigError: no such source, or the source has nothing of this name.
         DataError: no such file, or a folder without one.
     """
     source = parse_source(name, kinds)
@@ -93,15 +99,15 @@ def check_source(name: str, *, kinds: Collection[str]) -> None:
             raise DataError(f"{error}. {_other_sources(kinds)}") from error
     elif source.kind == "folder":
         check_folder(source.rest)
-    elif source.kind == "reasoning_gym":
-        check_spelling(source.rest)
+    elif check := getattr(resolve(source.kind), "check", None):
+        check(source.rest)
 
 
 def _other_sources(kinds: Collection[str]) -> str:
     """Hint on other kinds of sources, for a missing file."""
     others = ["a folder saved by `datasets`", "a dataset of the hub (org/name)"]
-    if "reasoning_gym" in kinds:
-        others.append("a task that makes its own rows (reasoning_gym:chain_sum, with the reward reasoning_gym)")
+    if makers := sorted({*kinds} - {*SUFFIXES.values(), "folder", "hf"}):
+        others.append(f"one that makes its own rows ({', '.join(f'{kind}:...' for kind in makers)})")
     return f"Without a file, a source is {', '.join(others[:-1])} or {others[-1]}"
 
 

@@ -33,6 +33,7 @@ from rlsdk.interfaces.errors import (
 from rlsdk.interfaces.extend import (
     AdvantageEstimator,
     BatchRewardFn,
+    DataSource,
     KlEstimator,
     LossAggregation,
     PolicyLoss,
@@ -112,6 +113,7 @@ __all__ = [
     "ComponentSpec",
     "ConfigError",
     "DataError",
+    "DataSource",
     "DeadlineError",
     "Delivery",
     "DuplicatePluginError",

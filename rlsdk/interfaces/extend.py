@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -89,6 +89,17 @@ class BatchRewardFn(Protocol):
     batched: bool
 
     def __call__(self, samples: Sequence[RewardSample]) -> Sequence[float | RewardRecord | None]: ...
+
+
+class DataSource(Protocol):
+    """Yields the rows of `--data NAME:REST`: mappings of fields to values that JSON has.
+
+    The keyword arguments are the options in `data.options`. One called `limit` gets the number of rows that are used.
+    Optional attribute `check`: a function of `rest`, called before a run starts, that raises ConfigError if there is no
+    such thing in the source, with the nearest name. It is quick: it imports nothing that takes a second.
+    """
+
+    def __call__(self, rest: str, **options: Any) -> Iterable[Mapping[str, Any]]: ...
 
 
 class AdvantageEstimator(Protocol):

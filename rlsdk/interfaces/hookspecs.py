@@ -56,7 +56,7 @@ class Hooks:
 
     @hookspec
     def rlsdk_register_datasets(self, register: RegisterComponent) -> Any:
-        """Data sources: the part of `--data NAME:...` before the colon; `load(rest, **options)` yields rows."""
+        """Data sources (`DataSource`): NAME is the part of `--data NAME:REST` before the colon."""
 
     @hookspec
     def rlsdk_register_trackers(self, register: RegisterComponent) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlsdk.rewards.functions.load import checks_rows, load_function, prepared_by, target_of
+from rlsdk.rewards.functions.text_evaluation import evaluates_text
 from rlsdk.rewards.grading.runner import RewardRunner
 from rlsdk.rewards.scores.definitions import OWN_METRICS, FailureKind, RewardDef, RewardLimits
 from rlsdk.rewards.scores.results import FailureExample, RewardResult, failures_of, merge, name_inapplicable
@@ -23,6 +24,7 @@ __all__ = [
     "applies_to",
     "check_routes",
     "checks_rows",
+    "evaluates_text",
     "failures_of",
     "final_answer",
     "load_function",

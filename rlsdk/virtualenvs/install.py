@@ -27,6 +27,7 @@ from rlsdk.registry import (
     HOME,
     IsolatedPlugin,
     record_path,
+    spoken,
     version_misfit,
     versions_here,
 )
@@ -102,7 +103,7 @@ def install(name: str, choices: Choices, *, isolated: bool) -> None:
     size = f", {record.num_bytes / 1e9:.1f} GB" if record.num_bytes else ""
     print(f"{record.distribution} {record.version} works in {record.environment} ({record.seconds:.0f} s{size})")
     for row in record.rows:
-        print(f"  {row['kind']} backend {row['name']!r}: {row['state']}; see `rlsdk plugins info {row['name']}`")
+        print(f"  {spoken(row['kind'])} {row['name']!r}: {row['state']}; see `rlsdk plugins info {row['name']}`")
 
 
 def install_isolated(name: str, choices: Choices) -> IsolatedPlugin:

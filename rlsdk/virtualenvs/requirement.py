@@ -69,7 +69,7 @@ def check_requirement(text: str, *, allow_direct: bool) -> None:
 
 
 def requirement_for(name: str, *, editable: bool) -> str:
-    """Returns the requirement for the installer: keeps paths and URLs, and maps a first-party backend to its
+    """Returns the requirement for the installer: keeps paths and URLs, and maps a name of a first-party plugin to its
     distribution."""
     if "://" in name:
         return name
@@ -84,8 +84,8 @@ def requirement_for(name: str, *, editable: bool) -> str:
 
 def _checkout_folder(name: str) -> Path | None:
     """Returns the folder of a plugin in the checkout that this rlsdk runs from; None if there is none."""
-    folder = Path(version.__file__).parents[1] / "plugins" / name.removeprefix("rlsdk-")
-    return folder if name.replace("-", "").isalnum() and (folder / "pyproject.toml").is_file() else None
+    folder = Path(version.__file__).parents[1] / "plugins" / name.removeprefix("rlsdk-").replace("-", "_")
+    return folder if folder.name.replace("_", "").isalnum() and (folder / "pyproject.toml").is_file() else None
 
 
 def core_requirement() -> str:

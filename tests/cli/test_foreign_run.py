@@ -23,7 +23,7 @@ def run(tmp_path: Path) -> Path:
     code = {"AutoConfig": "evil.Config", "AutoTokenizer": ["evil.Tokenizer", None]}
     config = f"""
 model: {{path: {checkpoint / "model"}, trust_remote_code: true}}
-data: {{train: "reasoning_gym:spell_backward"}}
+data: {{train: "quickstart:spell_backward"}}
 rewards: [{{name: "{folder / "evil.py"}:fn"}}]
 """
     with CheckpointStore(folder / "checkpoints", keep=1).write(1, {}) as draft:

@@ -72,7 +72,7 @@ def main_code(arguments: list[str], code: int) -> None:
     assert (left.value.code or 0) == code
 
 
-def test_what_is_missing_is_asked_for_or_named(tmp_path: Path) -> None:
+def test_what_is_missing_is_asked_for_or_named(registry: Registry) -> None:
     typed = iter(["my/model", "", "gsm8k", "8"])
     questions: list[str] = []
 
@@ -80,23 +80,22 @@ def test_what_is_missing_is_asked_for_or_named(tmp_path: Path) -> None:
         questions.append(question)
         return next(typed)
 
-    found = asked({"algorithm": "grpo"}, ask)
+    found = asked({"algorithm": "grpo"}, ask, registry)
     assert found == Wishes(model="my/model", data="openai/gsm8k:main", reward="gsm8k", devices=8, gpu=True)
     assert len(questions) == 4
     with pytest.raises(ConfigError, match=r"add --data \.\.\. --reward \.\.\."):
-        asked({"model": "m"}, None)
+        asked({"model": "m"}, None, registry)
 
 
 def test_generated_tasks_have_their_own_reward_and_misspelt_ones_are_asked_for_again(
-    capsys: pytest.CaptureFixture[str],
+    registry: Registry, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed = iter(["my/model", "reasoning_gym:chain_sm", "reasoning_gym:chain_sum", "", "0"])
-    rewards = ("gsm8k", "reasoning_gym")
-    found = asked({}, lambda _: next(typed), rewards=rewards)
+    found = asked({}, lambda _: next(typed), registry)
     assert found == Wishes(model="my/model", data="reasoning_gym:chain_sum", reward="reasoning_gym", gpu=False)
     assert "did you mean 'chain_sum'?" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="--data: reasoning_gym:chain_sm: no such task; did you mean 'chain_sum'"):
-        asked({"model": "m", "data": "reasoning_gym:chain_sm", "reward": "gsm8k"}, None, rewards=rewards)
+        asked({"model": "m", "data": "reasoning_gym:chain_sm", "reward": "gsm8k"}, None, registry)
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)

@@ -146,7 +146,7 @@ def test_what_lies_in_the_folder_that_is_resumed_is_that_run_s(tmp_path: Path, r
 
 
 def test_a_run_without_code_needs_no_flag(run: Path, registry: Registry) -> None:
-    plain = load_config([], ["--model", "m", "--data", "reasoning_gym:spell_backward", "--reward", "gsm8k"], registry)
+    plain = load_config([], ["--model", "m", "--data", "quickstart:spell_backward", "--reward", "gsm8k"], registry)
     (run / "config.yaml").write_text(dump_config(plain))
     assert load_config([run / "config.yaml"], ["--resume", str(run)], registry).rewards == plain.rewards
     assert list(code_in(plain.model_dump())) == []

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlsdk.builtin import rlsdk_register_datasets
-from rlsdk.data import DataRow, Loader, load_rows
+from rlsdk.data import DataRow, Loader, check_source, load_rows
+from rlsdk.data.sources import load_json
 from rlsdk.rewards import load_function
 
 SLICES = Path(__file__).parent.parent / "data"
@@ -18,6 +19,11 @@ CHAT_TEMPLATE = (
     "{% if m['content'] == 'refuse me' %}{{ raise_exception('no such thing') }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
+
+
+def check(name: str, *, kinds: Collection[str]) -> None:
+    """`check_source` with loaders that check nothing themselves."""
+    check_source(name, kinds=kinds, resolve=lambda kind: load_json)
 
 
 @pytest.fixture(scope="session")

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlsdk.data import DataRow, check_source, to_json
+from rlsdk.data import DataRow, to_json
 from rlsdk.data.sources import load_csv, load_json
 from rlsdk.interfaces import ConfigError, DataError
 
-from .conftest import SLICES, write_lines
+from .conftest import SLICES, check, write_lines
 
 Load = Callable[..., list[DataRow]]
 
@@ -212,10 +212,10 @@ def test_where_no_name_is_near_the_files_of_the_folder_are_listed(load: Load, tm
 
 
 def test_a_source_whose_file_is_not_there_says_what_else_it_may_be(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"hub \(org/name\) or a task that .*reasoning_gym:chain_sum"):
-        check_source(str(tmp_path / "missing.jsonl"), kinds=["jsonl", "hf", "reasoning_gym"])
+    with pytest.raises(DataError, match=r"hub \(org/name\) or one that makes its own rows \(count:\.\.\.\)"):
+        check(str(tmp_path / "missing.jsonl"), kinds=["jsonl", "hf", "count"])
     with pytest.raises(DataError, match=r"saved by `datasets` or a dataset of the hub \(org/name\)$"):
-        check_source(str(tmp_path / "missing.jsonl"), kinds=["jsonl", "hf"])
+        check(str(tmp_path / "missing.jsonl"), kinds=["jsonl", "hf"])
 
 
 def test_a_name_that_is_no_source_lists_what_there_is(load: Load) -> None:
@@ -280,7 +280,7 @@ def test_a_name_that_no_file_has_is_a_message(name: str, load: Callable[..., lis
     assert len(str(caught.value)) < 12_000
     if not name.startswith("folder:"):
         with pytest.raises((DataError, ConfigError)):
-            check_source(name, kinds=["jsonl", "json", "csv", "parquet", "folder", "hf"])
+            check(name, kinds=["jsonl", "json", "csv", "parquet", "folder", "hf"])
 
 
 def test_a_folder_that_may_not_be_read_is_a_message(tmp_path: Path, load: Callable[..., list[DataRow]]) -> None:

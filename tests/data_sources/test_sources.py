@@ -1,18 +1,18 @@
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import datasets
 import pytest
 
+import rlsdk.builtin
 from rlsdk.data import DataRow, check_source, load_rows, parse_source
-from rlsdk.interfaces import ConfigError, DataError
+from rlsdk.interfaces import ConfigError, DataError, PluginNotFoundError
+from rlsdk.registry import ComponentKind, Registry
 
-from .conftest import write_lines
+from .conftest import check, write_lines
 
 Load = Callable[..., list[DataRow]]
 
@@ -36,7 +36,8 @@ def saved(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "kind", "rest"),
     [
-        ("reasoning_gym:chain_sum", "reasoning_gym", "chain_sum"),
+        ("quickstart:spell_backward", "quickstart", "spell_backward"),
+        ("reasoning_gym:chain_sum", "reasoning_gym", "chain_sum"),  # of a plugin
         ("a/b.jsonl", "jsonl", "a/b.jsonl"),
         ("b.JSON", "json", "b.JSON"),
         ("x.tsv", "csv", "x.tsv"),
@@ -75,11 +76,11 @@ def test_a_saved_single_data_set_needs_no_split(load: Load, tmp_path: Path) -> N
 def test_a_folder_without_a_file_is_refused_before_anything_starts(load: Load, tmp_path: Path) -> None:
     (tmp_path / "rows" / "train").mkdir(parents=True)
     (tmp_path / "rows" / ".hidden").write_text("")
-    for look in (lambda name: check_source(name, kinds=["folder"]), load):
+    for look in (lambda name: check(name, kinds=["folder"]), load):
         with pytest.raises(DataError, match=r"rows: this folder holds no file; expected one saved by `datasets`"):
             look(str(tmp_path / "rows"))
     write_lines(tmp_path / "rows" / "train" / "a.jsonl", {"question": "a"})
-    check_source(str(tmp_path / "rows"), kinds=["folder"])
+    check(str(tmp_path / "rows"), kinds=["folder"])
 
 
 def test_a_folder_of_data_files_is_loaded_without_any_script(load: Load, tmp_path: Path) -> None:
@@ -100,31 +101,6 @@ def test_a_data_set_that_cannot_be_loaded_says_what_to_do(load: Load, tmp_path: 
         load("hf:a:b:c:d")
 
 
-def test_a_generated_task_is_the_same_for_the_same_seed(load: Load) -> None:
-    first = load("reasoning_gym:chain_sum", size=20, seed=5, min_digits=2, max_digits=2)
-    again = load("reasoning_gym:chain_sum", size=20, seed=5, min_digits=2, max_digits=2)
-    other = load("reasoning_gym:chain_sum", size=20, seed=6, min_digits=2, max_digits=2)
-    assert first == again
-    assert first != other
-    assert first[3].source == "reasoning_gym:chain_sum:4"
-    assert {"question", "answer", "metadata"} <= first[0].row.keys()
-    json.dumps([row.row for row in first])
-
-
-def test_limit_is_the_number_of_generated_rows(load: Load) -> None:
-    assert len(load("reasoning_gym:gcd", limit=7)) == 7
-    assert len(load("reasoning_gym:gcd", limit=3, size=7)) == 3
-
-
-def test_a_misspelt_task_parameter_or_value_is_refused(load: Load) -> None:
-    with pytest.raises(ConfigError, match="no such task; did you mean 'chain_sum'"):
-        load("reasoning_gym:chainsum")
-    with pytest.raises(ConfigError, match="no parameter 'min_digit'; did you mean 'min_digits'"):
-        load("reasoning_gym:chain_sum", min_digit=2)
-    with pytest.raises(ConfigError, match=r"refuses .*'min_digits': -1.*: "):
-        load("reasoning_gym:chain_sum", min_digits=-1)
-
-
 def test_a_plugin_may_yield_plain_mappings() -> None:
     def countdown(rest: str, *, step: int = 1) -> Iterator[Mapping[str, object]]:
         for value in range(int(rest), 0, -step):
@@ -137,21 +113,29 @@ def test_a_plugin_may_yield_plain_mappings() -> None:
     ]
 
 
-def test_a_misspelt_task_is_seen_before_anything_is_loaded() -> None:
-    with pytest.raises(ConfigError, match="reasoning_gym:chain_sm: no such task; did you mean 'chain_sum'"):
-        check_source("reasoning_gym:chain_sm", kinds=["reasoning_gym"])
+def test_a_source_checks_its_names_before_anything_is_loaded(tmp_path: Path) -> None:
+    def countdown(rest: str) -> Iterator[Mapping[str, object]]:
+        raise AssertionError("not before the run")
+
+    def is_number(rest: str) -> None:
+        if not rest.isdecimal():
+            raise ConfigError(f"count:{rest}: expected a number")
+
+    countdown.check = is_number  # type: ignore[attr-defined]
+    resolve = {"count": countdown}.__getitem__
+    check_source("count:6", kinds=["count"], resolve=resolve)
+    with pytest.raises(ConfigError, match="count:six: expected a number"):
+        check_source("count:six", kinds=["count"], resolve=resolve)
 
 
-def test_known_tasks_are_checked_without_importing_them_or_what_draws(tmp_path: Path) -> None:
-    script = """
-import sys
-from rlsdk.data import check_source
-from rlsdk.registry.task_library import import_reasoning_gym, may_have_task
-check_source("reasoning_gym:game_of_life", kinds=["reasoning_gym"])
-print("reasoning_gym" in sys.modules)
-library = import_reasoning_gym()
-print([name for name in library.DATASETS if not may_have_task(name)], {"matplotlib", "cellpylib"} & set(sys.modules))
-print(len(library.create_dataset("game_of_life", size=1, seed=1)[0]["question"]) > 100, "cellpylib" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, cwd=tmp_path)
-    assert done.stdout.splitlines() == ["False", "[] set()", "True True"], done.stderr
+def test_a_source_of_a_plugin_that_is_not_installed_is_answered_with_the_command() -> None:
+    core = Registry()
+    core.register_module(rlsdk.builtin)
+    kinds, resolve = core.usable(ComponentKind.DATASET), partial(core.component, ComponentKind.DATASET)
+    for look in (check_source, load_rows):
+        with pytest.raises(
+            PluginNotFoundError, match=r"'reasoning_gym' is not installed; .*; run `pip install rlsdk-reasoning-gym`"
+        ):
+            look("reasoning_gym:chain_sum", kinds=kinds, resolve=resolve)
+    with pytest.raises(ConfigError, match="did you mean 'reasoning_gym'"):
+        check_source("reasoning_gim:chain_sum", kinds=kinds, resolve=resolve)

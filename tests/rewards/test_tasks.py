@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlsdk.data.sources import load_reasoning_gym
+from rlsdk.data.generated import load_reasoning_gym
 from rlsdk.interfaces import RewardSample
 from rlsdk.rewards.puzzles import tasks
 from rlsdk.rewards.puzzles.tasks import reasoning_gym
@@ -26,7 +26,7 @@ QUICK = [
 
 def items(task: str, **parameters: Any) -> list[Mapping[str, Any]]:
     rows = load_reasoning_gym(task, size=4, seed=7, **parameters)
-    return [json.loads(json.dumps(row.row)) for row in rows]  # as a grading process gets them
+    return [json.loads(json.dumps(row)) for row in rows]  # as a grading process gets them
 
 
 def grade(response: str, row: Mapping[str, Any], **options: Any) -> float:

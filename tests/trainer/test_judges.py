@@ -42,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def configured(model: Path, registry: Registry, **judge: Any) -> RunConfig:
     asked = {"engine": {"path": str(model), "max_model_tokens": 64}, "template": TEMPLATE, "max_tokens": 6, **judge}
-    flags = ["--model", str(model), "--data", "reasoning_gym:spell_backward"]
+    flags = ["--model", str(model), "--data", "quickstart:spell_backward"]
     rewards = [{"name": "judge", "label": "kind", "judge": asked}, {"name": "exact", "weight": 0.0}]
     return load_config([], [*flags, "--rewards", json.dumps(rewards), "--model.dtype", "float32"], registry)
 

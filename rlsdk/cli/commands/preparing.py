@@ -16,7 +16,7 @@ from rlsdk.cli.completion import FieldsCommand
 def init(
     file: Annotated[Path, typer.Argument(help="New file.")] = Path("run.yaml"),
     model: Annotated[str | None, typer.Option(help="Folder, or name on the hub.")] = None,
-    data: Annotated[str | None, typer.Option(help="File, folder, org/name on the hub, reasoning_gym:TASK.")] = None,
+    data: Annotated[str | None, typer.Option(help="File, folder, org/name on the hub, SOURCE:REST.")] = None,
     reward: Annotated[str | None, typer.Option(help="Name, or file.py:fn.")] = None,
     algorithm: Annotated[str, typer.Option(help="Name from `rlsdk algorithms list`.")] = "grpo",
     devices: Annotated[int | None, typer.Option(min=1, help="GPUs on each node.")] = None,

@@ -26,7 +26,7 @@ def list_plugins(*, as_json: bool) -> None:
     print(table([HEADINGS, *(cells(row) for row in rows)]))
     for kind, names in FIRST_PARTY.items():
         for name in sorted(set(names) - {row.name for row in rows}):
-            print(f"not installed: {kind} backend {name!r}; run `pip install {names[name]}`")
+            print(f"not installed: {spoken(kind)} {name!r}; run `pip install {names[name]}`")
 
 
 def show_plugin(name: str) -> None:
@@ -63,7 +63,7 @@ def _unknown(name: str, rows: list[Row]) -> PluginNotFoundError:
     for kind, installable in FIRST_PARTY.items():
         if name in installable:
             hint = f"run `pip install {installable[name]}`"
-            return PluginNotFoundError(f"{kind} backend {name!r} is not installed; {hint}")
+            return PluginNotFoundError(f"{spoken(kind)} {name!r} is not installed; {hint}")
     names = sorted({row.name for row in rows})
     absent = {other: package for kind in FIRST_PARTY.values() for other, package in kind.items() if other not in names}
     if (near := nearest(name, [*names, *absent])) and not nearest(name, names):

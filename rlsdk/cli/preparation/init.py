@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,9 @@ import yaml
 
 from rlsdk.config import RunConfig, load_config
 from rlsdk.config.introspection.describe import describe_options
-from rlsdk.data.generated import check_spelling
-from rlsdk.interfaces import BackendKind, ConfigError, nearest
+from rlsdk.data import check_source
+from rlsdk.data.sources import INSTALLABLE
+from rlsdk.interfaces import BackendKind, ConfigError, RlsdkError, nearest
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.system.atomic import atomic_write_text
 from rlsdk.system.printable import printable
@@ -29,12 +30,10 @@ TEMPLATES = {
 """Reward -> prompt template that tells the model how to mark its answer."""
 QUESTIONS = {
     "model": ("model: folder, or name on the hub", "Qwen/Qwen2.5-0.5B-Instruct"),
-    "data": ("data: file, folder, org/name on the hub, or reasoning_gym:TASK", "openai/gsm8k:main"),
+    "data": ("data: file, folder, org/name on the hub, or SOURCE:REST of a plugin", "openai/gsm8k:main"),
     "reward": ("reward: gsm8k, math, code, ..., or file.py:fn", "gsm8k"),
 }
 """Field without a default -> its question, and the value of an empty answer."""
-OWN_REWARD = "reasoning_gym"
-"""Data source whose rows are graded by the reward of the same name."""
 EXIT_INTERRUPTED = 130
 
 
@@ -81,7 +80,7 @@ def run(file: Path, given: Mapping[str, Any], *, force: bool) -> None:
 def _ask_at_terminal(given: Mapping[str, Any], registry: Registry) -> Wishes:
     """Calls `asked` with the terminal if there is one. Ctrl-C exits with 130."""
     try:
-        return asked(given, input if sys.stdin.isatty() else None, rewards=registry.usable(ComponentKind.REWARD))
+        return asked(given, input if sys.stdin.isatty() else None, registry)
     except EOFError:
         print()
         raise ConfigError(f"rlsdk init: the input ended, nothing was written; {_flags(_missing(given))}") from None
@@ -90,15 +89,13 @@ def _ask_at_terminal(given: Mapping[str, Any], registry: Registry) -> Wishes:
         sys.exit(EXIT_INTERRUPTED)
 
 
-def asked(
-    given: Mapping[str, Any], ask: Callable[[str], str] | None, *, rewards: Collection[str] = tuple(TEMPLATES)
-) -> Wishes:
+def asked(given: Mapping[str, Any], ask: Callable[[str], str] | None, registry: Registry) -> Wishes:
     """Returns the user's choices; asks for missing values, and repeats a question after an invalid answer.
 
     Args:
         given: values of flags; None if a flag is missing.
         ask: prints a question and returns the typed line; None: there is no terminal.
-        rewards: names of registered rewards.
+        registry: what is installed.
 
     Raises:
         ConfigError: a value without a default is missing and there is no terminal, or `data` or `reward` is
@@ -106,7 +103,7 @@ def asked(
     """
     known = {name: value for name, value in given.items() if value is not None}
     for name in ("data", "reward"):
-        if problem := _fault(name, rewards, known[name]) if name in known else "":
+        if problem := _fault(name, registry, known[name]) if name in known else "":
             raise ConfigError(f"--{name}: {problem}")
     missing = _missing(given)
     if missing and ask is None:
@@ -114,11 +111,11 @@ def asked(
     for name in missing:
         assert ask is not None
         question, suggested = QUESTIONS[name]
-        if name == "reward" and str(known["data"]).startswith(f"{OWN_REWARD}:"):
-            suggested = OWN_REWARD
-        known[name] = _answer(ask, question, suggested, partial(_fault, name, rewards))
+        if name == "reward" and (own := str(known["data"]).partition(":")[0]) in registry.usable(ComponentKind.REWARD):
+            suggested = own  # A source of a plugin that grades its rows, too.
+        known[name] = _answer(ask, question, suggested, partial(_fault, name, registry))
     if missing and ask is not None and "devices" not in known:
-        typed = _answer(ask, "GPUs on each machine, 0 for the CPU", "1", partial(_fault, "devices", rewards))
+        typed = _answer(ask, "GPUs on each machine, 0 for the CPU", "1", partial(_fault, "devices", registry))
         known |= {"devices": max(int(typed), 1), "gpu": int(typed) > 0}
     return Wishes(**known)
 
@@ -138,14 +135,15 @@ def _answer(ask: Callable[[str], str], question: str, suggested: str, fault: Cal
     return typed
 
 
-def _fault(name: str, rewards: Collection[str], typed: str) -> str:
+def _fault(name: str, registry: Registry, typed: str) -> str:
     """Returns what is wrong with an answer; empty if no problem is found."""
     if name == "devices" and not typed.isdecimal():
         return f"{typed!r} is not a whole number, such as 8"
-    if name == "data" and typed.startswith(f"{OWN_REWARD}:"):
+    kinds, rewards = registry.usable(ComponentKind.DATASET), registry.usable(ComponentKind.REWARD)
+    if name == "data" and ":" in typed and typed.partition(":")[0] in {*kinds, *INSTALLABLE}:
         try:
-            check_spelling(typed.partition(":")[2])
-        except ConfigError as error:
+            check_source(typed, kinds=kinds, resolve=lambda kind: registry.component(ComponentKind.DATASET, kind))
+        except RlsdkError as error:
             return str(error)
     if name == "reward" and ":" not in typed and typed not in rewards:
         return f"{typed!r} is not a reward{nearest(typed, rewards) or ';'} registered: {', '.join(sorted(rewards))}"

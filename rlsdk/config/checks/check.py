@@ -143,7 +143,7 @@ def _missing_data(config: RunConfig) -> Iterator[Problem]:
     if config.model.path is None:
         yield Problem("model.path", "is required: --model FOLDER, or a name on the hub")
     if config.data.train is None and not config.data.mixture:
-        yield Problem("data.train", "is required: --data FILE, or SOURCE:REST such as reasoning_gym:chain_sum")
+        yield Problem("data.train", "is required: --data FILE, or SOURCE:REST of a source in `rlsdk plugins list`")
 
 
 def _missing_rewards(config: RunConfig) -> Iterator[Problem]:

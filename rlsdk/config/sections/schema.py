@@ -62,14 +62,14 @@ class DataConfig(Section):
     """Where prompts come from."""
 
     train: str | None = None
-    """`SOURCE:REST` of a registered source (`reasoning_gym:chain_sum`), a file (.jsonl, .json, .parquet, .csv), or a
-    data set's folder or hub name."""
+    """`SOURCE:REST` of a source in `rlsdk plugins list`, a file (.jsonl, .json, .parquet, .csv), or a data set's folder
+    or hub name."""
     mixture: tuple[MixtureConfig, ...] = empty_tuple()
     """Several sources in place of `train`; prompts are drawn from them by weight. Each source has its own epochs."""
     eval: str | None = None
     """Source of evaluation rows, in the form of `train`; null: `num_eval_rows` rows are held out of `train`."""
     options: Options = empty_mapping()
-    """Parameters of the train source, for instance those of a reasoning-gym task, or `split` of a hub data set."""
+    """Parameters of the train source, for instance `split` of a hub data set, or those of a generated task."""
     eval_options: Options = empty_mapping()
     """Parameters of the eval source."""
     prompt_field: str = "question"

@@ -224,9 +224,7 @@ def _load_train(config: RunConfig, registry: Registry) -> list[SourceRows]:
             for at, part in enumerate(data.mixture)
         ]
     if data.train is None:
-        raise ConfigError(
-            "data.train: expected a data source; give --data FILE, FOLDER, org/name or reasoning_gym:TASK"
-        )
+        raise ConfigError("data.train: expected a data source; give --data FILE, FOLDER, org/name or SOURCE:REST")
     rows = _load(registry, "data.train", data.train, data.options, data.num_train_rows)
     return [SourceRows(field="data.train", name=data.train, weight=1.0, rows=rows)]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rlsdk.config import RunConfig
 from rlsdk.data import (
     DataRow,
+    Loader,
     check_source,
     load_rows,
     missing_field,
@@ -17,7 +18,7 @@ from rlsdk.data import (
     split_by_content,
 )
 from rlsdk.data.files import existing_file
-from rlsdk.interfaces import ConfigError, DataError
+from rlsdk.interfaces import ConfigError, DataError, PluginError
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.trainer.inputs.prompt_formats import prompt_format
 from rlsdk.trainer.inputs.reward_preflight import check_gradable
@@ -104,8 +105,8 @@ def _text_rows(
     is_small = existing_file(source.rest).stat().st_size <= SMALL_BYTES
     if not is_small and source.kind == "json":  # one array, which is read as a whole
         return [], False
-    resolve = lambda kind: registry.component(ComponentKind.DATASET, kind)  # noqa: E731
-    return load_rows(name, kinds=kinds, resolve=resolve, options=options, limit=limit if is_small else 1), is_small
+    most = limit if is_small else 1
+    return load_rows(name, kinds=kinds, resolve=_loader_of(registry), options=options, limit=most), is_small
 
 
 def _holds_out(config: RunConfig) -> bool:
@@ -116,14 +117,19 @@ def _holds_out(config: RunConfig) -> bool:
 def source_checks(config: RunConfig, registry: Registry) -> Iterator[Callable[[], bool]]:
     """Yields a check for each data source that the configuration names. A check returns True, or raises ConfigError or
     DataError if the source does not exist; the message begins with its field. Checks need no folder and no process."""
-    kinds = registry.usable(ComponentKind.DATASET)
     for field, name in source_names(config).items():
-        yield functools.partial(_check_source, field, name, kinds)
+        yield functools.partial(_check_source, field, name, registry)
 
 
-def _check_source(field: str, name: str, kinds: Collection[str]) -> bool:
+def _check_source(field: str, name: str, registry: Registry) -> bool:
     try:
-        check_source(name, kinds=kinds)
+        check_source(name, kinds=registry.usable(ComponentKind.DATASET), resolve=_loader_of(registry))
     except (ConfigError, DataError) as error:
         raise type(error)(f"{field}: {error}") from error
+    except PluginError as error:  # Its plugin is not installed, or broken.
+        raise ConfigError(f"{field}: {error}") from error
     return True
+
+
+def _loader_of(registry: Registry) -> Callable[[str], Loader]:
+    return lambda kind: registry.component(ComponentKind.DATASET, kind)
