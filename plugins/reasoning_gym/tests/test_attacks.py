@@ -15,12 +15,11 @@ from types import CodeType
 from typing import Any
 
 import pytest
+from conftest import sample
+from rlsdk_reasoning_gym.grader import _import_tasks, _scorer, reasoning_gym
+from rlsdk_reasoning_gym.scorers import SAFE_ROWS, SCORERS
 
-from rlsdk.rewards.functions.text_evaluation import evaluates_text
-from rlsdk.rewards.puzzles.task_scorers import SAFE_ROWS, SCORERS
-from rlsdk.rewards.puzzles.tasks import _import_tasks, _scorer, reasoning_gym
-
-from .conftest import sample
+from rlsdk.rewards import evaluates_text
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, TypeAlias
 
-from rlsdk.rewards.puzzles.expressions import MAX_EXPONENT, GrammarError, constant, parse_algebra
+from rlsdk_reasoning_gym.expressions import MAX_EXPONENT, GrammarError, constant, parse_algebra
 
 DIGITS = 80
 TOLERANCE = "1e-20"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-from rlsdk.rewards.puzzles.expressions import (
+from rlsdk_reasoning_gym.expressions import (
     GrammarError,
     Literal,
     parse_algebra,
@@ -22,7 +22,7 @@ from rlsdk.rewards.puzzles.expressions import (
     value_of,
     whole_numbers,
 )
-from rlsdk.rewards.puzzles.integrals import is_antiderivative
+from rlsdk_reasoning_gym.integrals import is_antiderivative
 
 Row: TypeAlias = Mapping[str, Any]
 Scorer: TypeAlias = Callable[[str, dict[str, Any]], float]

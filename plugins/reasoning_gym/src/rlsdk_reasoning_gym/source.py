@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from rlsdk.interfaces import ConfigError, nearest
-from rlsdk.registry.task_library import import_reasoning_gym, may_have_task
+from rlsdk_reasoning_gym.library import import_reasoning_gym, may_have_task
 
 
 def check_spelling(task: str) -> None:

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from conftest import sample
+from rlsdk_reasoning_gym import grader as tasks
+from rlsdk_reasoning_gym.grader import reasoning_gym
+from rlsdk_reasoning_gym.source import load_reasoning_gym
 
-from rlsdk.data.generated import load_reasoning_gym
 from rlsdk.interfaces import RewardSample
-from rlsdk.rewards.puzzles import tasks
-from rlsdk.rewards.puzzles.tasks import reasoning_gym
-
-from .conftest import sample
 
 QUICK = [
     "chain_sum", "basic_arithmetic", "products", "gcd", "lcm", "count_bits", "letter_counting", "spell_backward",

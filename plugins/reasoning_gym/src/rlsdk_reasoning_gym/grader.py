@@ -9,11 +9,9 @@ from math import isfinite
 from typing import Any
 
 from rlsdk.interfaces import RewardSample
-from rlsdk.registry.task_library import import_reasoning_gym
-from rlsdk.rewards.functions.load import prepared_by
-from rlsdk.rewards.functions.text_evaluation import evaluates_text
-from rlsdk.rewards.puzzles.task_scorers import SAFE_ROWS, SCORERS, Scorer
-from rlsdk.rewards.text.answer import final_answer, parse_number
+from rlsdk.rewards import evaluates_text, final_answer, parse_number, prepared_by
+from rlsdk_reasoning_gym.library import import_reasoning_gym
+from rlsdk_reasoning_gym.scorers import SAFE_ROWS, SCORERS, Scorer
 
 MAX_CHARS = 16_384
 """Longer responses score 0."""

@@ -9,8 +9,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from rlsdk.rewards.puzzles.expressions import (
+from rlsdk_reasoning_gym.expressions import (
     GrammarError,
     Polynomial,
     parse_algebra,
@@ -20,7 +19,7 @@ from rlsdk.rewards.puzzles.expressions import (
     value_of,
     whole_numbers,
 )
-from rlsdk.rewards.puzzles.integrals import is_antiderivative
+from rlsdk_reasoning_gym.integrals import is_antiderivative
 
 
 @pytest.mark.parametrize(

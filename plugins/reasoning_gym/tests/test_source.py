@@ -61,7 +61,7 @@ def test_known_tasks_are_checked_without_importing_them_or_what_draws(tmp_path: 
 import sys
 from rlsdk.data import check_source
 from rlsdk.registry import ComponentKind, Registry
-from rlsdk.registry.task_library import import_reasoning_gym, may_have_task
+from rlsdk_reasoning_gym.library import import_reasoning_gym, may_have_task
 registry = Registry.discover()
 resolve = lambda kind: registry.component(ComponentKind.DATASET, kind)
 check_source("reasoning_gym:game_of_life", kinds=registry.usable(ComponentKind.DATASET), resolve=resolve)
