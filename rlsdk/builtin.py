@@ -133,7 +133,6 @@ def rlsdk_register_rewards(register: RegisterComponent) -> None:
     register("format", f"{at}.text.texts:format", "1 if tags such as <think> occur once each, in order.")
     register("language", f"{at}.text.texts:language", "Share of the letters that belong to a script.")
     register("spell_backward", f"{at}.text.spelling:spell_backward", "1 if the word is right: the quickstart's reward.")
-    register("reasoning_gym", f"{at}.puzzles.tasks:reasoning_gym", "1 if the task's grader accepts the answer.")
 
 
 @hookimpl
@@ -145,11 +144,6 @@ def rlsdk_register_datasets(register: RegisterComponent) -> None:
     register("folder", "rlsdk.data.sources:load_folder", "A folder saved by `datasets`, or a folder of data files.")
     register("hf", "rlsdk.data.sources:load_hub", "A Hugging Face data set: org/name[:config][:split].")
     register("quickstart", "rlsdk.data.quickstart:load_quickstart", "The quickstart's rows: quickstart:spell_backward.")
-    register(
-        "reasoning_gym",
-        "rlsdk.data.generated:load_reasoning_gym",
-        "A task of reasoning-gym, by name; its rows are generated.",
-    )
 
 
 @hookimpl

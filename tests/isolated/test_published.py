@@ -21,6 +21,7 @@ from rlsdk.virtualenvs.installer import find_uv
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "third_party" / "rlsdk-openai"
+TASKS = ROOT / "plugins" / "reasoning_gym"
 OURS = ("PYTHONPATH", "PYTEST_ADDOPTS", "PYTHONDONTWRITEBYTECODE")
 """Variables of these tests that are not for the commands they call. A new environment is used by many of them: what
 one had to compile, the next finds compiled."""
@@ -57,10 +58,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def wheels(written: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The core's wheel as `core`, the example's as `openai`, and that of every kind."""
+    """The core's wheel as `core`, the example's as `openai`, reasoning-gym's as `tasks`, and that of every kind."""
     uv, found = find_uv(), {}
     assert uv, "uv is not there; run: make test"
-    for name, source in {"core": ROOT, "openai": EXAMPLE, **written}.items():
+    for name, source in {"core": ROOT, "openai": EXAMPLE, "tasks": TASKS, **written}.items():
         folder = tmp_path_factory.mktemp(f"wheel-{name}")
         call(*uv, "build", "--wheel", "--quiet", "--out-dir", folder, source)
         (found[name],) = folder.glob("*.whl")
@@ -112,7 +113,11 @@ def server(python: Path, model: str) -> Iterator[str]:
 def test_a_clean_environment_lists_all_of_them_as_ready(rlsdk: Callable[..., str]) -> None:
     rows = json.loads(rlsdk("plugins", "list", "--json"))
     states = {row["distribution"]: row["state"] for row in rows if row["distribution"] != "rlsdk"}
-    assert states == {**{f"rlsdk-my-{kind}": "ready" for kind in KINDS}, "rlsdk-openai": "ready"}
+    assert states == {
+        **{f"rlsdk-my-{kind}": "ready" for kind in KINDS},
+        "rlsdk-openai": "ready",
+        "rlsdk-reasoning-gym": "ready",
+    }
 
 
 def test_the_environment_that_was_made_for_one_is_known_outside(python: Path, home: Path) -> None:

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 from conftest import sample
-from rlsdk_reasoning_gym.grader import _import_tasks, _scorer, reasoning_gym
-from rlsdk_reasoning_gym.scorers import SAFE_ROWS, SCORERS
 
 from rlsdk.rewards import evaluates_text
+from rlsdk_reasoning_gym.grader import _import_tasks, _scorer, reasoning_gym
+from rlsdk_reasoning_gym.scorers import SAFE_ROWS, SCORERS
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

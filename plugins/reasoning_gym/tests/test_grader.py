@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from conftest import sample
+
+from rlsdk.interfaces import RewardSample
 from rlsdk_reasoning_gym import grader as tasks
 from rlsdk_reasoning_gym.grader import reasoning_gym
 from rlsdk_reasoning_gym.source import load_reasoning_gym
-
-from rlsdk.interfaces import RewardSample
 
 QUICK = [
     "chain_sum", "basic_arithmetic", "products", "gcd", "lcm", "count_bits", "letter_counting", "spell_backward",
