@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from rlsdk.interfaces.settings import OptimSettings, ReplicaSize, TrainPasses
+
 
 class Head(StrEnum):
     """Head of the model."""
@@ -95,39 +97,21 @@ class Parallel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimSpec:
-    """AdamW with a schedule, spelled the same for every train engine."""
+class OptimSpec(OptimSettings):
+    """The optimizer of a train engine."""
 
-    lr: float = 1e-6
-    """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    """Applied to parameters of two or more dimensions only."""
-    max_grad_norm: float | None = 1.0
-    """Clips the global 2-norm of the gradient to this, which is above 0; None never clips."""
-    schedule: str = "constant"
-    """`constant`; or `linear` or `cosine`, which decay to `min_lr_ratio` and stay there after `total_steps`."""
-    warmup_steps: int = 0
-    """Optimizer steps of linear warm-up from lr / warmup_steps."""
     total_steps: int | None = None
     """Optimizer steps, warm-up included, after which `linear` and `cosine` have decayed; they require it."""
-    min_lr_ratio: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSpec:
-    """Everything that a train engine is built from, in addition to its `RankContext`."""
+class TrainSpec(TrainPasses):
+    """Everything that a train engine is built from, in addition to its `RankContext`. Exactly one of
+    `micro_batch_tokens` and `micro_batch_rows` is set."""
 
     model: ModelSpec
     optim: OptimSpec | None = None
     """None: a frozen model (reference, reward); `forward_backward` and `optim_step` are never called."""
-    micro_batch_tokens: int | None = None
-    """Maximum number of tokens in one forward and backward pass on one rank; a longer row gets its own pass. Exactly
-    one of this and `micro_batch_rows` is set."""
-    micro_batch_rows: int | None = None
-    """Maximum number of rows in one forward and backward pass on one rank."""
-    activation_checkpointing: bool = False
     init_from_config: bool = False
     """Initialises random weights from `config.json` and `RankContext.seed` instead of loading the checkpoint; the
     result does not depend on the number of ranks."""
@@ -139,7 +123,7 @@ class TrainSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutSpec:
+class RolloutSpec(ReplicaSize):
     """Everything that a rollout engine is built from, in addition to its `RankContext`."""
 
     model: ModelSpec
@@ -147,24 +131,9 @@ class RolloutSpec:
     """Maximum length of prompt plus response."""
     max_running: int = 256
     """Maximum number of samples that the engine decodes at once, over all calls of `generate`; the others wait."""
-    tp_size: int = 1
-    """Devices over which attention and dense layers are split."""
-    pp_size: int = 1
-    """Pipeline stages."""
-    dp_size: int = 1
-    """Copies of the attention layers inside the replica, each with `tp_size` devices and its own requests; all copies
-    share the experts of a mixture-of-experts model."""
-    ep_size: int = 1
-    """Devices over which whole experts are distributed, out of the `tp_size * dp_size` devices of a stage. 1: experts
-    are split like dense layers."""
     load_weights: bool = True
     """False: start without reading the checkpoint; weights arrive through `update_weights` before the first request."""
     options: object | None = None
     """An instance of `BackendSpec.options`."""
     engine_kwargs: dict[str, object] = field(default_factory=dict)
     """As in `TrainSpec`."""
-
-    @property
-    def num_devices(self) -> int:
-        """Devices of one replica: `tp_size * pp_size * dp_size`."""
-        return self.tp_size * self.pp_size * self.dp_size

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from rlsdk.interfaces.settings import RewardLimits
 from rlsdk.rewards.functions.load import checks_rows, load_function, prepared_by, target_of
 from rlsdk.rewards.functions.text_evaluation import evaluates_text
 from rlsdk.rewards.grading.runner import RewardRunner
-from rlsdk.rewards.scores.definitions import OWN_METRICS, FailureKind, RewardDef, RewardLimits
+from rlsdk.rewards.scores.definitions import OWN_METRICS, FailureKind, RewardDef
 from rlsdk.rewards.scores.results import FailureExample, RewardResult, failures_of, merge, name_inapplicable
 from rlsdk.rewards.scores.routing import applies_to, check_routes
 from rlsdk.rewards.scores.scoring import CombinedScorer, Scorer

@@ -9,6 +9,7 @@ import pytest
 
 from rlsdk.config import RunConfig, check_run, dump_config, load_config, needed_roles, role_of, roles
 from rlsdk.interfaces import BackendKind, ConfigError, Head, TrainSpec
+from rlsdk.interfaces.settings import OptimSettings, PassLimits, ReplicaSize, TrainPasses, shared
 from rlsdk.registry import Registry
 
 TASK = ["--model", "policy", "--data", "reasoning_gym:chain_sum", "--reward", "gsm8k"]
@@ -148,3 +149,32 @@ def test_a_reward_model_is_reward_enough(registry: Registry) -> None:
     config = load_config([], ["--model", "m", "--data", "d", "--reward_models", "[{path: h}]"], registry)
     assert check_run(config, registry) == []
     assert {role.kind for role in roles(config)} == {BackendKind.TRAIN, BackendKind.ROLLOUT}
+
+
+def test_a_specification_has_every_setting_of_its_section(registry: Registry) -> None:
+    rollout = {"tp_size": 2, "pp_size": 3, "dp_size": 4, "ep_size": 8}
+    optim = {
+        "lr": 0.5, "betas": [0.1, 0.2], "eps": 0.3, "weight_decay": 0.4, "max_grad_norm": 2.0, "schedule": "linear",
+        "warmup_steps": 3, "min_lr_ratio": 0.6,
+    }  # fmt: skip
+    given = {
+        "rollout": rollout,
+        "train.optim": optim,
+        "train": {"micro_batch_rows": 5, "activation_checkpointing": True},
+        "critic": {"micro_batch_tokens": 7},
+    }
+    flags = [text for path, values in given.items() for name, value in values.items()
+             for text in (f"--{path}.{name}", str(value).lower())]  # fmt: skip
+    config = config_of(registry, *PPO, *flags)
+    actor, sampler, critic = (role_of(roles(config), name).spec for name in ("actor", "rollout", "critic"))
+    for settings, kind, specification in (
+        (config.rollout, ReplicaSize, sampler),
+        (config.train, TrainPasses, actor),
+        (config.train.optim, OptimSettings, actor.optim),
+        (config.critic, PassLimits, critic),
+    ):
+        assert shared(settings, kind) == shared(specification, kind)
+    plain = (ReplicaSize(), OptimSettings(), TrainPasses())
+    for spec, default in zip((sampler, actor.optim, actor), plain, strict=True):
+        same = [name for name, value in shared(default, type(default)).items() if getattr(spec, name) == value]
+        assert same == (["micro_batch_tokens"] if spec is actor else [])

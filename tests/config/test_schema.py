@@ -6,13 +6,17 @@ import pickle
 import subprocess
 import sys
 import typing
+from dataclasses import fields
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
 from rlsdk.config import RunConfig
+from rlsdk.config.introspection.describe import option_texts
 from rlsdk.config.introspection.fields import members, section_of
+from rlsdk.config.sections.base import Section
+from rlsdk.interfaces.settings import OptimSettings, PassLimits, ReplicaSize, RewardLimits, TrainPasses
 
 
 def sections(model: type[BaseModel]) -> list[type[BaseModel]]:
@@ -29,7 +33,31 @@ def _with_items(annotation: Any) -> list[Any]:
 def test_every_field_of_every_section_is_described() -> None:
     found = sections(RunConfig)
     assert len(found) >= 16
-    assert [f"{s.__name__}.{n}" for s in found for n, f in s.model_fields.items() if not f.description] == []
+    assert [f"{s.__name__}.{name}" for s in found for name in s.model_fields if not option_texts(s).get(name)] == []
+
+
+def test_a_setting_that_a_section_inherits_has_its_range_and_its_meaning() -> None:
+    """It is declared once, in `rlsdk.interfaces.settings`, and what is built from a section has the same value."""
+    found = RunConfig.model_json_schema()["$defs"]
+    pairs = (("OptimConfig", OptimSettings), ("TrainConfig", TrainPasses), ("RolloutConfig", ReplicaSize))
+    for name, settings in (*pairs, ("CriticConfig", PassLimits), ("RewardLimitsConfig", RewardLimits)):
+        for field in fields(settings):
+            assert found[name]["properties"][field.name]["description"], (name, field.name)
+    assert found["RewardLimitsConfig"]["properties"]["memory_mb"]["exclusiveMinimum"] == 0
+    with pytest.raises(ValidationError, match="greater than 0"):
+        RunConfig.model_validate({"rollout": {"tp_size": 0}})
+
+
+def test_a_section_has_the_fields_of_its_base_as_they_are_there() -> None:
+    """pydantic would take a default from a dataclass that the base inherits, and forget what the base made of it."""
+    bases = [(section, base) for section in sections(RunConfig) for base in section.__mro__[1:] if base is not Section]
+    for section, base in bases:
+        if issubclass(base, Section):
+            own = {name for kind in section.__mro__[: section.__mro__.index(base)] for name in kind.__annotations__}
+            for name in base.model_fields.keys() - own:
+                field, before = section.model_fields[name], base.model_fields[name]
+                same = (before.default, before.metadata, before.annotation)
+                assert (field.default, field.metadata, field.annotation) == same, (section, name)
 
 
 def test_sections_are_immutable_and_closed() -> None:

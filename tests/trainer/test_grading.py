@@ -25,9 +25,10 @@ from rlsdk.interfaces import (
     Trajectory,
     VersionRun,
 )
+from rlsdk.interfaces.settings import RewardLimits
 from rlsdk.rewards import RewardDef, RewardResult, RewardRunner
 from rlsdk.rewards.grading.protocol import encode_graded, take_records
-from rlsdk.rewards.scores.definitions import FailureKind, RewardLimits
+from rlsdk.rewards.scores.definitions import FailureKind
 from rlsdk.rewards.scores.results import ResultBuilder
 from rlsdk.rollouts import Grade, Group, GroupId, GroupTask, RolloutStream, Sample, StreamOptions, make_batch
 from rlsdk.rollouts.journal.records import grade_from, record_of

@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from test_loop import HERE, TASK, Recorder, model, registry, trainer_of
 
 from rlsdk.config import RunConfig, load_config
-from rlsdk.config.sections.base import NO_INFLUENCE, Section
+from rlsdk.config.sections.base import Section
 from rlsdk.config.sections.influence import influential_settings
+from rlsdk.interfaces.settings import NO_INFLUENCE
 from rlsdk.registry import Registry
 from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.trainer.inputs.contents import DIGEST, WHOLE_BYTES, file_digest, model_digests

@@ -9,10 +9,8 @@ from rlsdk.config.sections.engines import PlacementConfig, PoolConfig
 from rlsdk.config.sections.role_kinds import ACTOR, base_role, kind_of
 from rlsdk.config.sections.schema import RunConfig
 from rlsdk.interfaces import Capability
+from rlsdk.interfaces.settings import ReplicaSize, shared
 from rlsdk.registry import Requirements
-
-REPLICA_AXES = ("tp_size", "pp_size", "dp_size", "ep_size")
-"""Fields that split a replica. A backend claims that it can use several devices; its engine knows along which axes."""
 
 
 def role_requirements(
@@ -70,8 +68,9 @@ def _capabilities(config: RunConfig, role: Role) -> Iterator[tuple[Capability, s
                 yield Capability.MIN_P, f"{measure.field}.min_p"
         if rollout.stop_strings:
             yield Capability.STOP_STRINGS, "rollout.stop_strings"
-        for field in REPLICA_AXES:
-            if getattr(rollout, field) > 1:
+        # A backend claims that it can use several devices; its engine knows along which axes.
+        for field, size in shared(rollout, ReplicaSize).items():
+            if size > 1:
                 yield Capability.TENSOR_PARALLEL, f"rollout.{field}"
                 break
     elif role.model.head in HEAD_CAPABILITY:

@@ -22,6 +22,7 @@ from rlsdk.config.sections.role_kinds import (
 from rlsdk.config.sections.role_sections import ModelRoleConfig, TrainedRoleConfig
 from rlsdk.config.sections.schema import RunConfig
 from rlsdk.interfaces import BackendKind, Capability, Head, ModelSpec, OptimSpec, RolloutSpec, TrainSpec
+from rlsdk.interfaces.settings import OptimSettings, PassLimits, ReplicaSize, TrainPasses, shared
 
 HEAD_CAPABILITY = {Head.VALUE: Capability.VALUE_HEAD, Head.SCORE: Capability.SCORE_HEAD}
 """Capability that a backend needs for this head."""
@@ -159,10 +160,7 @@ def rollout_role(config: RunConfig) -> Role:
             model=model_spec(config),
             max_model_tokens=config.max_model_tokens,
             max_running=rollout.max_running_samples,
-            tp_size=rollout.tp_size,
-            pp_size=rollout.pp_size,
-            dp_size=rollout.dp_size,
-            ep_size=rollout.ep_size,
+            **shared(rollout, ReplicaSize),
             load_weights=False,
             engine_kwargs=dict(rollout.engine_kwargs),
         ),
@@ -241,8 +239,9 @@ def _beside(config: RunConfig, kind: RoleKind, own: ModelRoleConfig, name: str, 
         spec = replace(spec, activation_checkpointing=trained.activation_checkpointing)
     if own.path is not None:
         spec = replace(spec, init_from_config=False)
-    if own.micro_batch_tokens is not None or own.micro_batch_rows is not None:
-        spec = replace(spec, micro_batch_tokens=own.micro_batch_tokens, micro_batch_rows=own.micro_batch_rows)
+    limits = shared(own, PassLimits)
+    if any(limits.values()):
+        spec = replace(spec, **limits)
     backend = own.backend or config.train.backend
     same = backend == config.train.backend
     options = own.options if own.options is not None else config.train.options if same else {}
@@ -275,9 +274,7 @@ def _train_role(config: RunConfig, name: str, section: str, model: ModelSpec, op
         spec=TrainSpec(
             model=model,
             optim=optim,
-            micro_batch_tokens=train.micro_batch_tokens,
-            micro_batch_rows=train.micro_batch_rows,
-            activation_checkpointing=train.activation_checkpointing,
+            **shared(train, TrainPasses),
             init_from_config=config.model.init_from_config,
             engine_kwargs=dict(train.engine_kwargs),
         ),
@@ -319,17 +316,7 @@ def model_spec(config: RunConfig) -> ModelSpec:
 
 def optim_spec(optim: OptimConfig, total_steps: int) -> OptimSpec:
     """Optimizer specification whose schedule ends after `total_steps` optimizer steps."""
-    return OptimSpec(
-        lr=optim.lr,
-        betas=optim.betas,
-        eps=optim.eps,
-        weight_decay=optim.weight_decay,
-        max_grad_norm=optim.max_grad_norm,
-        schedule=optim.schedule,
-        warmup_steps=optim.warmup_steps,
-        total_steps=max(total_steps, 1),
-        min_lr_ratio=optim.min_lr_ratio,
-    )
+    return OptimSpec(**shared(optim, OptimSettings), total_steps=max(total_steps, 1))
 
 
 def sft_optim_spec(config: RunConfig) -> OptimSpec:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlsdk.config.introspection.fields import option_fields, section_of
+from rlsdk.config.introspection.fields import is_plain, option_fields, section_of
 from rlsdk.registry import DOC
 
 
@@ -82,7 +82,7 @@ def type_text(annotation: Any) -> str:
 
 def option_defaults(options: type[Any]) -> dict[str, Any]:
     """Defaults of the fields that have one."""
-    if dataclasses.is_dataclass(options):
+    if is_plain(options):
         found = {f.name: f.default for f in dataclasses.fields(options) if f.default is not dataclasses.MISSING}
         made = {f.name: f.default_factory for f in dataclasses.fields(options)}
         return found | {name: make() for name, make in made.items() if make is not dataclasses.MISSING}
@@ -106,7 +106,7 @@ def option_texts(options: type[Any]) -> dict[str, str]:
         docs |= _source_docstrings(base)
     fields: Mapping[str, Any] = getattr(options, "model_fields", {})
     docs |= {name: field.description for name, field in fields.items() if field.description}
-    if dataclasses.is_dataclass(options):
+    if is_plain(options):
         docs |= {field.name: field.metadata[DOC] for field in dataclasses.fields(options) if DOC in field.metadata}
     return {name: re.sub(r"\s+", " ", doc).strip() for name, doc in docs.items()}
 

@@ -12,12 +12,18 @@ Path = tuple[str | int, ...]
 
 
 def option_fields(options: type[Any]) -> dict[str, Any]:
-    """Name and annotation of each field of a dataclass or pydantic model."""
-    if dataclasses.is_dataclass(options):
+    """Name and annotation of each field of a dataclass or pydantic model; what a model inherits of a dataclass last."""
+    if is_plain(options):
         hints = typing.get_type_hints(options, include_extras=True)
         return {field.name: hints[field.name] for field in dataclasses.fields(options) if field.init}
     fields: Mapping[str, Any] = getattr(options, "model_fields", {})
-    return {name: field.annotation for name, field in fields.items()}
+    inherited = {field.name for field in dataclasses.fields(options)} if dataclasses.is_dataclass(options) else set()
+    return {name: fields[name].annotation for name in sorted(fields, key=lambda name: name in inherited)}
+
+
+def is_plain(options: type[Any]) -> bool:
+    """Whether it is a dataclass, and not a pydantic model that inherits one."""
+    return dataclasses.is_dataclass(options) and not hasattr(options, "model_fields")
 
 
 def is_section(annotation: Any) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlsdk.config.introspection.describe import option_defaults, option_texts
-from rlsdk.config.introspection.fields import is_section, option_fields
+from rlsdk.config.introspection.fields import is_plain, is_section, option_fields
 from rlsdk.registry import PLAIN_TYPES
 
 
@@ -51,7 +51,7 @@ def plain_type(annotation: Any) -> Any:
 
 
 def _plain_value(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if is_plain(type(value)):
         return {field.name: _plain_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, enum.Enum):
         return value.value

@@ -7,8 +7,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    JsonValue,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
+from rlsdk.config.introspection.describe import option_texts
 from rlsdk.config.problem import Problem, rejected
 
 Options = dict[str, JsonValue]
@@ -16,16 +26,6 @@ Options = dict[str, JsonValue]
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 
-class _NoInfluence:
-    """See `NO_INFLUENCE`."""
-
-    def __repr__(self) -> str:
-        return "NO_INFLUENCE"
-
-
-NO_INFLUENCE = _NoInfluence()
-"""Marks a field on which neither the samples of training nor their grades can depend: `Annotated[T, NO_INFLUENCE]`. All
-other fields count: where one changed, a resumed run does not use the samples in its journal."""
 FIELDS_ONLY = {"fields_only": True}
 """Validation context: check each field alone; `problems_in` reports problems between fields."""
 
@@ -53,6 +53,16 @@ class Section(BaseModel):
     def unused(self) -> Iterator[Problem]:
         """Yields fields that nothing reads because of the values of other fields of this section, and why."""
         return iter(())
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Adds the meaning of inherited fields, which pydantic reads from a class's own source only."""
+        schema = handler(core_schema)
+        own = handler.resolve_ref_schema(schema).get("properties", {})
+        for name, text in option_texts(cls).items():
+            if name in own and cls.model_fields[name].description is None:
+                own[name]["description"] = text
+        return schema
 
     @model_validator(mode="after")
     def _check(self, info: ValidationInfo) -> Self:

@@ -6,11 +6,10 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from rlsdk.config.problem import Problem
 from rlsdk.config.sections.base import (
-    NO_INFLUENCE,
     DeviceChoice,
     Options,
     Section,
@@ -22,6 +21,7 @@ from rlsdk.config.sections.base import (
 from rlsdk.config.sections.role_kinds import JUDGE, REQUIRED_ROLES, REWARD, ROLES, is_role
 from rlsdk.config.sections.sampling import temperature_problems
 from rlsdk.interfaces import nearest
+from rlsdk.interfaces.settings import NO_INFLUENCE, OptimSettings, ReplicaSize, TrainPasses
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
@@ -48,33 +48,15 @@ class ModelConfig(Section):
             yield from unused_revision(self.path)
 
 
-class OptimConfig(Section):
+class OptimConfig(Section, OptimSettings):
     """AdamW and its learning-rate schedule, with the same names for every train backend."""
-
-    lr: PositiveFloat = 1e-6
-    """Peak learning rate."""
-    betas: tuple[float, float] = Field(default=(0.9, 0.999), strict=False)
-    """Decay rates of the first and second moment."""
-    eps: PositiveFloat = 1e-8
-    """Added to the denominator."""
-    weight_decay: NonNegativeFloat = 0.0
-    """Decoupled weight decay, only for parameters with two or more dimensions."""
-    max_grad_norm: PositiveFloat | None = 1.0
-    """Largest global 2-norm of the gradient; larger gradients are clipped. null: no clipping."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate after the warm-up: constant, or a linear or cosine decay to `min_lr_ratio` over all optimizer steps
-    of the run."""
-    warmup_steps: NonNegativeInt = 0
-    """Optimizer steps of linear warm-up."""
-    min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Final learning rate of a decay, as a fraction of `lr`."""
 
     def problems(self) -> Iterator[Problem]:
         if not all(0 <= beta < 1 for beta in self.betas):
             yield Problem("betas", f"{self.betas!r}: expected two numbers of at least 0 and less than 1")
 
 
-class TrainConfig(Section):
+class TrainConfig(Section, TrainPasses):
     """The train engine."""
 
     backend: str = "torch"
@@ -84,10 +66,6 @@ class TrainConfig(Section):
     micro_batch_tokens: PositiveInt | None = 16384
     """Most tokens in one forward and backward pass on one device; a longer row is a pass of its own. Setting
     `micro_batch_rows` replaces this limit."""
-    micro_batch_rows: PositiveInt | None = None
-    """Most rows in one forward and backward pass on one device."""
-    activation_checkpointing: bool = False
-    """Recomputes activations in the backward pass: less memory, about a third more time."""
     ema_decay: Annotated[float | None, NO_INFLUENCE] = Field(default=None, gt=0.0, lt=1.0)
     """Decay per trainer step of an exponential moving average of the actor's weights (0.99 averages over about 100
     steps); kept in float32 in main memory, and as `model_average/` in each checkpoint. null: no average."""
@@ -109,7 +87,7 @@ class TrainConfig(Section):
             yield Problem("micro_batch_tokens", f"{both}: exactly one of the two must be set, the other null")
 
 
-class RolloutConfig(Section):
+class RolloutConfig(Section, ReplicaSize):
     """The rollout engine, and sampling settings for training."""
 
     backend: str = "transformers"
@@ -143,15 +121,6 @@ class RolloutConfig(Section):
     """Number of concurrent samples per replica. adapt: the fewest that give its best measured throughput, at most
     `max_running_samples`; fixed: `max_running_samples`; auto: adapt if the run depends on timing anyway
     (schedule.on_new_weights recompute or keep), otherwise fixed, so that repeated runs give equal numbers."""
-    tp_size: PositiveInt = 1
-    """Tensor-parallel size of one replica."""
-    pp_size: PositiveInt = 1
-    """Pipeline stages of one replica, each of `tp_size * dp_size` devices."""
-    dp_size: PositiveInt = 1
-    """Copies of the attention layers in one replica, which share the experts of a mixture (data-parallel attention)."""
-    ep_size: PositiveInt = 1
-    """Expert-parallel size: devices over which whole experts are distributed; 1: each expert is split like dense
-    layers."""
     options: Options = empty_mapping()
     """The backend's own options; also written `rollout.BACKEND.OPTION`."""
     engine_kwargs: Options = empty_mapping()
@@ -161,18 +130,8 @@ class RolloutConfig(Section):
         yield from temperature_problems(self.temperature, can_be_greedy=False)
         if "" in self.stop_strings:
             yield Problem("stop_strings", f"{self.stop_strings!r}: an empty text ends every response at once")
-        stage = self.tp_size * self.dp_size
-        if stage % self.ep_size:
-            yield Problem(
-                "ep_size",
-                f"{self.ep_size}: expected a divisor of the {stage} devices of a stage (tp_size {self.tp_size} x "
-                f"dp_size {self.dp_size})",
-            )
-
-    @property
-    def num_devices(self) -> int:
-        """Devices of one replica."""
-        return self.tp_size * self.pp_size * self.dp_size
+        if (problem := self.expert_problem()) is not None:
+            yield Problem("ep_size", f"{self.ep_size}: {problem}")
 
 
 class PoolConfig(Section):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlsdk.config.sections.base import NO_INFLUENCE, Section
+from rlsdk.config.sections.base import Section
 from rlsdk.config.sections.schema import RunConfig
+from rlsdk.interfaces.settings import NO_INFLUENCE
 
 
 def influential_settings(config: RunConfig) -> dict[str, Any]:

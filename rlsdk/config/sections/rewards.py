@@ -6,21 +6,14 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from rlsdk.config.problem import Problem
-from rlsdk.config.sections.base import (
-    NO_INFLUENCE,
-    Options,
-    Section,
-    empty_mapping,
-    empty_tuple,
-    fields_of,
-    unused_revision,
-)
+from rlsdk.config.sections.base import Options, Section, empty_mapping, fields_of, unused_revision
 from rlsdk.config.sections.engines import DtypeName, PlacementConfig
 from rlsdk.config.sections.role_kinds import ACTOR, JUDGE, base_role, judge_role
 from rlsdk.config.sections.sampling import temperature_problems
+from rlsdk.interfaces.settings import NO_INFLUENCE, RequestSettings, RewardLimits
 
 RowValues = Annotated[tuple[str | int | float | bool | None, ...], Field(strict=False)]
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -29,25 +22,9 @@ TAKEN = frozenset({"accuracy", "groups_with_signal", "invalid_share", "mean", "s
 """Names under `reward/` that every run logs."""
 
 
-class RemoteRewardConfig(Section):
+class RemoteRewardConfig(Section, RequestSettings):
     """Requests to a reward service, for a reward named by a URL. Redirects are not followed and proxies not used."""
 
-    batch_size: PositiveInt = 64
-    """Most samples in one request."""
-    batch_wait_s: NonNegativeFloat = 0.02
-    """Seconds that a sample waits to be batched with others."""
-    max_concurrent: PositiveInt = 4
-    """Most concurrent requests."""
-    timeout_s: PositiveFloat = 60.0
-    """Seconds per attempt, from connecting to the last byte."""
-    retries: NonNegativeInt = 3
-    """Retries after a connection error or a status that may pass: 408, 425, 429, 500 and above (but 501 and 505)."""
-    retry_wait_s: NonNegativeFloat = 0.5
-    """Seconds before the first retry; doubled for each further one. The service's `Retry-After` counts if longer."""
-    max_response_bytes: PositiveInt = 8 << 20
-    """Largest size of one response in bytes."""
-    send_tokens: bool = False
-    """Also sends the token ids of responses, for services that score tokens."""
     token_env: str | None = None
     """Environment variable whose value is sent as `Authorization: Bearer VALUE`."""
     headers_from_env: dict[str, str] = empty_mapping()
@@ -204,7 +181,7 @@ class RewardConfig(Section):
         return {"name": data} if isinstance(data, str) else data
 
 
-class RewardLimitsConfig(Section):
+class RewardLimitsConfig(Section, RewardLimits):
     """Resource limits of rewards. A sample that exceeds a limit has failed: it is counted, and `on_failure` sets its
     score."""
 
@@ -213,41 +190,8 @@ class RewardLimitsConfig(Section):
     gradient; a number: this score, with which it is trained on. In both cases it counts as failed."""
     max_failure_share: Annotated[float, NO_INFLUENCE] = Field(default=0.5, ge=0.0, le=1.0)
     """If a larger share of a step's samples fails, the run stops and reports the counts by kind."""
-    timeout_s: PositiveFloat = 10.0
-    """Seconds for grading one sample."""
-    memory_mb: PositiveInt = 1024
-    """MiB of address space that grading may add to a grading process."""
     num_workers: Annotated[PositiveInt | None, NO_INFLUENCE] = None
     """Number of grading processes; null: depends on the number of processors."""
-    start_timeout_s: Annotated[PositiveFloat, NO_INFLUENCE] = 120.0
-    """Seconds to start a grading process, including imports of reward modules and their `prepare`."""
-    batched_timeout_s: PositiveFloat = 60.0
-    """Seconds for one call of a batched reward; after that its samples are graded one by one."""
-    batch_timeout_s: PositiveFloat = 600.0
-    """Seconds for all samples of one submission; samples not graded by then count as timed out."""
-    max_batch_samples: PositiveInt | None = None
-    """Most samples in one call of a batched reward; null: all that finished together."""
-    max_losses_in_a_row: PositiveInt = 5
-    """Grading processes lost in a row without grading a sample; after that the remaining samples count as crashed."""
-    max_attempts: PositiveInt = 3
-    """Attempts at grading a sample if its grading process is killed or stopped from outside."""
-    max_value: PositiveFloat = 1e30
-    """Largest absolute value of a score, a token score or a metric."""
-    max_record_bytes: PositiveInt = 1 << 21
-    """Most bytes that a reward may return for one sample: 8 per token score, plus the metrics."""
-    max_metrics: PositiveInt = 32
-    """Most metrics that a reward may return for one sample."""
-    log_mb: Annotated[PositiveFloat, NO_INFLUENCE] = 4.0
-    """Largest size in MiB of `logs/rewards.log`, the output of rewards; later output is dropped, with a note."""
-    allow_network: bool = False
-    """Allows rewards to open sockets, for instance to call a judge. False: the system refuses it if it can."""
-    allow_writes: bool = False
-    """Allows rewards to write files outside their temporary folder. False: the system refuses it if it can."""
-    isolation: Literal["auto", "always", "never"] = "auto"
-    """Grades every sample in its own forked process. auto: for rewards that evaluate text as Python; always: for all
-    rewards, which costs milliseconds per sample, and rewards cannot keep state between calls."""
-    environment: tuple[str, ...] = empty_tuple()
-    """Environment variables that rewards get in addition to the standard ones (an API key, for instance)."""
 
 
 def own_engine_problems(rewards: tuple[RewardConfig, ...]) -> Iterator[Problem]:

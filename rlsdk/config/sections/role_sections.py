@@ -6,16 +6,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeInt, PositiveFloat
 
 from rlsdk.config.problem import Problem
 from rlsdk.config.sections.base import Options, Section, unused_revision
 from rlsdk.config.sections.engines import DtypeName, OptimConfig
+from rlsdk.interfaces.settings import PassLimits
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
-class ModelRoleConfig(Section):
+class ModelRoleConfig(Section, PassLimits):
     """Fields of every model besides the actor."""
 
     path: str | None = None
@@ -27,10 +28,6 @@ class ModelRoleConfig(Section):
     """Dtype of the parameters in computation; null: as `model.dtype`."""
     backend: str | None = None
     """Registered train backend; null: as `train.backend`."""
-    micro_batch_tokens: PositiveInt | None = None
-    """Most tokens in one pass on one device; if this and `micro_batch_rows` are null, both are as in `train`."""
-    micro_batch_rows: PositiveInt | None = None
-    """Most rows in one pass on one device."""
     options: Options | None = None
     """The backend's own options; null: those of `train` if the backend is the same."""
     engine_kwargs: Options | None = None

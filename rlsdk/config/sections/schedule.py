@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import NonNegativeInt
 
 from rlsdk.config.problem import Problem
-from rlsdk.config.sections.base import NO_INFLUENCE, Section
+from rlsdk.config.sections.base import Section
 from rlsdk.config.sections.old_log_probs import choose_old_log_probs
 from rlsdk.config.sections.role_kinds import ROLLOUT
+from rlsdk.interfaces.settings import NO_INFLUENCE
 
 if TYPE_CHECKING:
     from rlsdk.config.sections.algorithm import AlgorithmConfig

@@ -14,7 +14,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from rlsdk.config.problem import Problem
 from rlsdk.config.sections.algorithm import POLICY_GRADIENT, AlgorithmConfig
-from rlsdk.config.sections.base import NO_INFLUENCE, Options, Section, empty_mapping, empty_tuple, unused_revision
+from rlsdk.config.sections.base import Options, Section, empty_mapping, empty_tuple, unused_revision
 from rlsdk.config.sections.engines import ModelConfig, PlacementConfig, RolloutConfig, ShardingConfig, TrainConfig
 from rlsdk.config.sections.evaluation import CheckpointConfig, EvalConfig
 from rlsdk.config.sections.faults import FaultsConfig
@@ -30,6 +30,7 @@ from rlsdk.config.sections.role_sections import (
     reward_model_problems,
 )
 from rlsdk.config.sections.schedule import ScheduleConfig, schedule_problems
+from rlsdk.interfaces.settings import NO_INFLUENCE
 
 NEEDS_GROUP = frozenset({"grpo", "dr_grpo", "grpo_passk", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline"})
 """Built-in estimators that compare the samples of one prompt, and need at least two."""

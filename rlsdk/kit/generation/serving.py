@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from rlsdk.interfaces import (
     VersionRun,
     WeightLayout,
 )
+from rlsdk.interfaces.settings import ReplicaSize
 from rlsdk.kit.weights.block_scales import DTYPE_NAME
 
 
@@ -44,21 +45,12 @@ def check_rollout_spec(spec: RolloutSpec, options: type | None = None) -> None:
         raise ConfigError(
             f"RolloutSpec.options is a {type(spec.options).__name__}; expected {options.__name__}, or None"
         )
-    for name, value, least in (
-        ("tp_size", spec.tp_size, 1),
-        ("pp_size", spec.pp_size, 1),
-        ("dp_size", spec.dp_size, 1),
-        ("ep_size", spec.ep_size, 1),
-        ("max_running", spec.max_running, 1),
-        ("max_model_tokens", spec.max_model_tokens, 2),
-    ):
-        if value < least:
+    sizes = dict.fromkeys((size.name for size in fields(ReplicaSize)), 1)
+    for name, least in {**sizes, "max_running": 1, "max_model_tokens": 2}.items():
+        if (value := getattr(spec, name)) < least:
             raise ConfigError(f"{name} {value}: expected {least} or more")
-    if (spec.tp_size * spec.dp_size) % spec.ep_size:
-        raise ConfigError(
-            f"ep_size {spec.ep_size}: expected a divisor of the {spec.tp_size * spec.dp_size} devices of a stage "
-            f"(tp_size {spec.tp_size} x dp_size {spec.dp_size})"
-        )
+    if (problem := spec.expert_problem()) is not None:
+        raise ConfigError(f"ep_size {spec.ep_size}: {problem}")
 
 
 def tensor_metas(

@@ -25,13 +25,14 @@ from typing import Any
 
 from rlsdk.confinement.measures import confine_after_imports, confine_before_imports, limit_memory
 from rlsdk.interfaces import ConfigError, RewardSample
+from rlsdk.interfaces.settings import RewardLimits
 from rlsdk.rewards.functions.load import load_function
 from rlsdk.rewards.functions.text_evaluation import evaluates_text
 from rlsdk.rewards.grading.hints import hint
 from rlsdk.rewards.grading.isolation import call_apart, describe_status, why_attributes_change
 from rlsdk.rewards.grading.protocol import Tag, encode_graded, encode_record, encode_value, read_message, write_all
 from rlsdk.rewards.grading.sources import own_sources
-from rlsdk.rewards.scores.definitions import FailureKind, RewardLimits
+from rlsdk.rewards.scores.definitions import FailureKind
 from rlsdk.rewards.scores.outcomes import Failed, NonsenseError, Outcome, failed, to_outcome, values_in_order
 from rlsdk.system.printable import described
 

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.interfaces import ConfigError
+from rlsdk.interfaces.settings import RewardLimits
 from rlsdk.rewards.grading.process import GradingProcess, came_from_outside, describe_end
 from rlsdk.rewards.grading.protocol import RESULTS, ForeignRecordError, Record, Tag
 from rlsdk.rewards.grading.sources import KnownSources
 from rlsdk.rewards.grading.submission import Submission, Task
-from rlsdk.rewards.scores.definitions import FailureKind, RewardDef, RewardLimits
+from rlsdk.rewards.scores.definitions import FailureKind, RewardDef
 from rlsdk.system.printable import encodable
 
 _POLL_S = 0.1

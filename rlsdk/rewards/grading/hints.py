@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 
-from rlsdk.rewards.scores.definitions import RewardLimits
+from rlsdk.interfaces.settings import RewardLimits
 
 
 def hint(error: BaseException, limits: RewardLimits) -> str:

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.confinement.system_calls import filter_system_calls
+from rlsdk.interfaces.settings import RewardLimits
 from rlsdk.rewards.grading.protocol import write_all
-from rlsdk.rewards.scores.definitions import FailureKind, RewardLimits
+from rlsdk.rewards.scores.definitions import FailureKind
 from rlsdk.rewards.scores.outcomes import Failed, Graded, NonsenseError, Outcome, check_graded, check_number, failed
 from rlsdk.system.exit_codes import describe_exit
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.confinement.environment import allowed_environment
+from rlsdk.interfaces.settings import RewardLimits, shared
 from rlsdk.rewards.grading.protocol import (
     MAX_RECORD_BYTES,
     NO_NONCE,
@@ -25,7 +26,7 @@ from rlsdk.rewards.grading.protocol import (
     take_records,
 )
 from rlsdk.rewards.grading.submission import Task
-from rlsdk.rewards.scores.definitions import FailureKind, RewardDef, RewardLimits
+from rlsdk.rewards.scores.definitions import FailureKind, RewardDef
 from rlsdk.system.exit_codes import describe_exit
 from rlsdk.system.import_path import child_environment, import_folders
 from rlsdk.system.temporary import HeldFolder
@@ -56,7 +57,7 @@ class GradingProcess:
         self._popen, self._requests, self._records, self._lifeline = _spawn(limits)
         setup = {
             "rewards": [{"target": reward.target, "options": dict(reward.options)} for reward in rewards],
-            "limits": limits.for_process(),
+            "limits": shared(limits, RewardLimits),
             "log_path": None if log_path is None else str(log_path),
             "scratch": self._scratch,
         }

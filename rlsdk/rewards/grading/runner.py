@@ -11,9 +11,10 @@ from types import TracebackType
 from typing import Any
 
 from rlsdk.interfaces import ConfigError, RewardSample
+from rlsdk.interfaces.settings import RewardLimits
 from rlsdk.rewards.grading.dispatch import Dispatcher
 from rlsdk.rewards.grading.submission import Submission
-from rlsdk.rewards.scores.definitions import RewardDef, RewardLimits
+from rlsdk.rewards.scores.definitions import RewardDef
 from rlsdk.rewards.scores.results import RewardResult
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlsdk.interfaces import DataError, RewardSample
+from rlsdk.interfaces.settings import RewardLimits
 from rlsdk.rewards.grading.protocol import NONCE_BYTES, Record, Tag, encode_message
-from rlsdk.rewards.scores.definitions import FailureKind, RewardDef, RewardLimits
+from rlsdk.rewards.scores.definitions import FailureKind, RewardDef
 from rlsdk.rewards.scores.results import ResultBuilder, RewardResult, name_inapplicable
 from rlsdk.rewards.scores.routing import applies_to
 

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlsdk.interfaces import RewardRecord
-from rlsdk.rewards.scores.definitions import OWN_METRICS, FailureKind, RewardLimits
+from rlsdk.interfaces.settings import RewardLimits
+from rlsdk.rewards.scores.definitions import OWN_METRICS, FailureKind
 
 _METRIC = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}")
 _EXPECTED = "expected a number, a RewardRecord, or None where the reward does not apply"

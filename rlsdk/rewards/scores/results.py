@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlsdk.interfaces import RewardSample
-from rlsdk.rewards.scores.definitions import FailureKind, RewardDef, RewardLimits
+from rlsdk.interfaces.settings import RewardLimits
+from rlsdk.rewards.scores.definitions import FailureKind, RewardDef
 from rlsdk.rewards.scores.outcomes import NonsenseError, check_graded, check_length, check_number
 from rlsdk.rewards.scores.routing import applies_to
 from rlsdk.system.printable import encodable

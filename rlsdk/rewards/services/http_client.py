@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from rlsdk.interfaces import ConfigError
+from rlsdk.interfaces.settings import RequestSettings
 from rlsdk.rewards.scores.definitions import FailureKind
 
 if TYPE_CHECKING:
@@ -26,24 +27,9 @@ _SHOWN = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoteOptions:
-    """Settings of requests to a service."""
+class RemoteOptions(RequestSettings):
+    """Settings of requests to a service, with its secrets."""
 
-    batch_size: int = 64
-    """Maximum number of samples in one request."""
-    batch_wait_s: float = 0.02
-    """Maximum seconds that a sample waits to be batched with others."""
-    max_concurrent: int = 4
-    """Maximum number of concurrent requests."""
-    timeout_s: float = 60.0
-    """Seconds per attempt, from connecting to the last byte."""
-    retries: int = 3
-    """Retries after a connection error or a status of `RETRIED`; other errors are not retried."""
-    retry_wait_s: float = 0.5
-    """Seconds before the first retry; doubled for each further one. The service's `Retry-After` counts if longer."""
-    max_response_bytes: int = 8 << 20
-    send_tokens: bool = False
-    """Send `response_ids`."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Headers of every request. They may contain secrets, and are never shown."""
 

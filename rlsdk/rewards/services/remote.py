@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlsdk.interfaces import ConfigError, DataError, RewardSample
-from rlsdk.rewards.scores.definitions import FailureKind, RewardDef, RewardLimits
+from rlsdk.interfaces.settings import RewardLimits
+from rlsdk.rewards.scores.definitions import FailureKind, RewardDef
 from rlsdk.rewards.scores.results import ResultBuilder, RewardResult
 from rlsdk.rewards.scores.routing import applies_to
 from rlsdk.rewards.services.http_client import HttpClient, RemoteError, RemoteOptions, check_url

@@ -14,8 +14,9 @@ from rlsdk.config import JudgeConfig, Measure, RemoteRewardConfig, RewardConfig,
 from rlsdk.config.sections.role_kinds import judge_role
 from rlsdk.data import PromptDataset
 from rlsdk.interfaces import ConfigError
+from rlsdk.interfaces.settings import RequestSettings, shared
 from rlsdk.registry import ComponentKind, Registry
-from rlsdk.rewards import CombinedScorer, RewardDef, RewardLimits, RewardRunner, Scorer, check_routes
+from rlsdk.rewards import CombinedScorer, RewardDef, RewardRunner, Scorer, check_routes
 from rlsdk.rewards.services.http_client import RemoteOptions
 from rlsdk.rewards.services.judge import PATTERN, JudgeClient, JudgeOptions
 from rlsdk.rewards.services.remote import RemoteScorer
@@ -113,25 +114,16 @@ def start_remote(
                 "do not have; name a service in judge.url"
             )
         options = RemoteOptions(batch_size=32, max_concurrent=1024)  # The client of the replicas has the queue.
-        return RemoteScorer(reward_def(reward, judge.name), options, grading_limits(limits), lambda url, given: judge)
+        return RemoteScorer(reward_def(reward, judge.name), options, limits, lambda url, given: judge)
     asked = reward.remote or RemoteRewardConfig()
-    options = RemoteOptions(
-        batch_size=asked.batch_size,
-        batch_wait_s=asked.batch_wait_s,
-        max_concurrent=asked.max_concurrent,
-        timeout_s=asked.timeout_s,
-        retries=asked.retries,
-        retry_wait_s=asked.retry_wait_s,
-        max_response_bytes=asked.max_response_bytes,
-        send_tokens=asked.send_tokens,
-        headers=secret_headers(asked.token_env, asked.headers_from_env),
-    )
+    headers = secret_headers(asked.token_env, asked.headers_from_env)
+    options = RemoteOptions(**shared(asked, RequestSettings), headers=headers)
     if reward.judge is None or reward.judge.url is None:
-        scorer = RemoteScorer(reward_def(reward, reward.name), options, grading_limits(limits))
+        scorer = RemoteScorer(reward_def(reward, reward.name), options, limits)
     else:
         make = functools.partial(JudgeClient, judge=judge_options(reward.judge))
         alone = replace(options, batch_size=1, batch_wait_s=0.0)  # One question is one request.
-        scorer = RemoteScorer(reward_def(reward, reward.judge.url), alone, grading_limits(limits), make)
+        scorer = RemoteScorer(reward_def(reward, reward.judge.url), alone, limits, make)
     if asked.check_at_start:
         try:
             scorer.check()
@@ -209,7 +201,7 @@ def start_runner(
         log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     runner = RewardRunner(
         resolve_rewards(rewards, registry),
-        grading_limits(limits),
+        limits,
         num_workers=limits.num_workers or max(1, min(8, (os.cpu_count() or 1) // 2)),
         log_path=None if log_dir is None else log_dir / "rewards.log",
         is_whole=is_whole,
@@ -249,28 +241,6 @@ def _defs(rewards: Sequence[RewardConfig]) -> list[RewardDef]:
 
 def _rows(datasets: Sequence[PromptDataset]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     return ((row.source, row.row) for dataset in datasets for row in dataset.rows)
-
-
-def grading_limits(asked: RewardLimitsConfig) -> RewardLimits:
-    """Limits of the grading processes."""
-    return RewardLimits(
-        timeout_s=asked.timeout_s,
-        memory_mb=asked.memory_mb,
-        start_timeout_s=asked.start_timeout_s,
-        batched_timeout_s=asked.batched_timeout_s,
-        batch_timeout_s=asked.batch_timeout_s,
-        max_batch_samples=asked.max_batch_samples,
-        max_losses_in_a_row=asked.max_losses_in_a_row,
-        max_attempts=asked.max_attempts,
-        max_value=asked.max_value,
-        max_record_bytes=asked.max_record_bytes,
-        max_metrics=asked.max_metrics,
-        log_mb=asked.log_mb,
-        allow_network=asked.allow_network,
-        allow_writes=asked.allow_writes,
-        isolation=asked.isolation,
-        environment=asked.environment,
-    )
 
 
 def reward_grader(config: RunConfig, scorer: Scorer, notice: Callable[[str], None]) -> RewardGrader:

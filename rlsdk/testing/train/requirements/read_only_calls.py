@@ -44,7 +44,7 @@ from rlsdk.testing.train.requirements.settings import EVERYTHING, three_batches
 SPARE_HANDLES = 3
 """Number of threads or files that a library may open once, late."""
 ROUNDS = 8
-UNKNOWN = replace(EVERYTHING, schedule="cosign")
+UNKNOWN = replace(EVERYTHING, schedule="cosign")  # type: ignore[arg-type]
 
 
 class ReadOnlyRequirements:

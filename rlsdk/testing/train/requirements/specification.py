@@ -243,7 +243,7 @@ def contradictions(seat: Seat, case: Case, missing: Sequence[Head]) -> list[str]
         "micro_batch_rows 0": replace(spec, micro_batch_rows=0, micro_batch_tokens=None),
         "micro_batch_tokens 0": replace(spec, micro_batch_rows=None, micro_batch_tokens=0),
         "micro_batch_tokens -1": replace(spec, micro_batch_rows=None, micro_batch_tokens=-1),
-        "a schedule that does not exist": replace(spec, optim=replace(optim, schedule="cosign", total_steps=5)),
+        "a schedule that does not exist": replace(spec, optim=replace(optim, schedule="cosign", total_steps=5)),  # type: ignore[arg-type]
         "linear without total_steps": replace(spec, optim=replace(optim, schedule="linear")),
         "cosine without total_steps": replace(spec, optim=replace(optim, schedule="cosine")),
         "a warm-up before it": replace(spec, optim=replace(optim, schedule="cosine", warmup_steps=2)),
