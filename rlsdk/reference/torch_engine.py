@@ -34,7 +34,7 @@ from rlsdk.kit.files.atomic_files import atomic_write_json, atomic_write_tensors
 from rlsdk.kit.files.export import ExportedTensor, in_dtype, write_model
 from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
 from rlsdk.kit.model.hf import build_model, canonical_parameters, persistent_buffers
-from rlsdk.kit.model.microbatch import groups_to_keep, micro_batches, rows_that_belong_together
+from rlsdk.kit.model.microbatch import check_limits, cut_passes, groups_to_keep, rows_that_belong_together
 from rlsdk.kit.model.optim import build_optimizer, learning_rate, set_learning_rate
 from rlsdk.kit.model.outputs import OutputModel
 from rlsdk.kit.ranks.shared_memory import share
@@ -225,14 +225,8 @@ class TorchTrainEngine(TrainEngine):
         """Rows of each micro-batch."""
         if batch.num_rows == 0:
             return []
-        limits, groups = self.spec, groups_to_keep(batch, objective)
-        return micro_batches(
-            batch.lengths,
-            max_tokens=limits.micro_batch_tokens,
-            max_rows=limits.micro_batch_rows,
-            groups=groups,
-            near=rows_that_belong_together(batch),
-        )
+        groups, near = groups_to_keep(batch, objective), rows_that_belong_together(batch)
+        return cut_passes(self.spec, batch.lengths, groups=groups, near=near)
 
     def _split_precision(self) -> dict[str, torch.nn.Parameter]:
         """The trained parameters: the model's own, or float32 masters of which the model's become a rounded copy."""
@@ -335,4 +329,4 @@ def _check_spec(ctx: RankContext, spec: TrainSpec) -> None:
             f"backend 'torch' has no constructor of its own to pass {sorted(spec.engine_kwargs)} to; leave "
             "engine_kwargs empty"
         )
-    micro_batches(torch.ones(1, dtype=torch.int64), max_tokens=spec.micro_batch_tokens, max_rows=spec.micro_batch_rows)
+    check_limits(spec)

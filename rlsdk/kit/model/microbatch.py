@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import Batch, ConfigError, Objective
+from rlsdk.interfaces.settings import PassLimits
 
 
 def micro_batches(
@@ -54,6 +55,24 @@ def micro_batches(
         _halve_longest(cut)
     passes = [order[start:stop] for start, stop in cut]
     return passes + [order[:0]] * (min_count - len(passes))
+
+
+def cut_passes(
+    spec: PassLimits,
+    lengths: Tensor,
+    *,
+    min_count: int = 1,
+    groups: Tensor | None = None,
+    near: Tensor | None = None,
+) -> list[Tensor]:
+    """`micro_batches` within the limits of a specification."""
+    limits = {"max_tokens": spec.micro_batch_tokens, "max_rows": spec.micro_batch_rows}
+    return micro_batches(lengths, min_count=min_count, groups=groups, near=near, **limits)
+
+
+def check_limits(spec: PassLimits) -> None:
+    """Raises `ConfigError` where not exactly one limit is set, or one is below 1."""
+    cut_passes(spec, torch.ones(1, dtype=torch.int64))
 
 
 def rows_that_belong_together(batch: Batch) -> Tensor | None:

@@ -35,7 +35,7 @@ from rlsdk.kit.files.export import ExportedTensor, in_dtype, write_model
 from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
 from rlsdk.kit.memory.offload import HostOffload
 from rlsdk.kit.model.hf import build_model, canonical_parameters, dtype_names, persistent_buffers
-from rlsdk.kit.model.microbatch import groups_to_keep, micro_batches, rows_that_belong_together
+from rlsdk.kit.model.microbatch import check_limits, cut_passes, groups_to_keep, rows_that_belong_together
 from rlsdk.kit.model.optim import build_optimizer, learning_rate, set_learning_rate
 from rlsdk.kit.model.outputs import OutputModel
 from rlsdk.kit.ranks.error_agreement import raise_objective_errors, raise_on_all_ranks
@@ -72,7 +72,7 @@ class FsdpTrainEngine(TrainEngine):
         self.options = _options_of(spec)
         check_sizes(ctx, self.options)
         dtype, _ = dtypes_of(spec, self.options)
-        micro_batches(torch.ones(1), max_tokens=spec.micro_batch_tokens, max_rows=spec.micro_batch_rows)
+        check_limits(spec)
         self.device = torch.device(ctx.device)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -244,12 +244,10 @@ class FsdpTrainEngine(TrainEngine):
 
     def _cut(self, batch: Batch, objective: Objective | None = None) -> list[Tensor]:
         """Rows of each micro-batch; the same number of micro-batches on every rank, at least one."""
-        tokens, rows = self.spec.micro_batch_tokens, self.spec.micro_batch_rows
         cut = functools.partial(
-            micro_batches,
+            cut_passes,
+            self.spec,
             batch.lengths,
-            max_tokens=tokens,
-            max_rows=rows,
             groups=groups_to_keep(batch, objective),
             near=rows_that_belong_together(batch),
         )

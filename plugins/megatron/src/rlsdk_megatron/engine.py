@@ -33,7 +33,7 @@ from rlsdk.kit.files.export import in_dtype, write_model
 from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
 from rlsdk.kit.memory.offload import HostOffload
 from rlsdk.kit.model.hf import build_model, canonical_parameters, load_model_config
-from rlsdk.kit.model.microbatch import groups_to_keep, micro_batches
+from rlsdk.kit.model.microbatch import check_limits, cut_passes, groups_to_keep
 from rlsdk.kit.model.optim import learning_rate
 from rlsdk.kit.ranks.error_agreement import raise_objective_errors, raise_on_all_ranks
 from rlsdk.kit.ranks.metric_sums import MetricSums
@@ -293,16 +293,15 @@ class MegatronTrainEngine(TrainEngine):
     def _cut(self, batch: Batch, objective: Objective | None = None) -> list[Tensor]:
         """Rows of each micro-batch. All ranks get the same number of micro-batches: at least one, and a multiple of the
         stages if these are interleaved."""
-        tokens, rows = self.spec.micro_batch_tokens, self.spec.micro_batch_rows
         groups = groups_to_keep(batch, objective)
-        mine = micro_batches(batch.lengths, max_tokens=tokens, max_rows=rows, groups=groups)
+        mine = cut_passes(self.spec, batch.lengths, groups=groups)
         most = torch.tensor(len(mine))
         dist.all_reduce(most, dist.ReduceOp.MAX)
         round_size = self.place.pp_size if self.options.virtual_stages > 1 else 1
         count = -(-int(most) // round_size) * round_size
         if len(mine) == count:
             return mine
-        return micro_batches(batch.lengths, max_tokens=tokens, max_rows=rows, min_count=count, groups=groups)
+        return cut_passes(self.spec, batch.lengths, min_count=count, groups=groups)
 
     def _parts(self, batch: Batch, cut: Sequence[Tensor]) -> list[Batch]:
         """Micro-batches on the device; one without rows gets a placeholder row."""
@@ -397,4 +396,4 @@ def _check(ctx: RankContext, spec: TrainSpec, options: MegatronOptions, model: M
             f"model.dtype {spec.model.dtype!r}: backend 'megatron' trains in 'float32' or 'bfloat16'; float16 "
             "gradients underflow without loss scaling"
         )
-    micro_batches(torch.ones(1), max_tokens=spec.micro_batch_tokens, max_rows=spec.micro_batch_rows)
+    check_limits(spec)
