@@ -43,8 +43,6 @@ def run_here(training: Training, settings: Settings, view: RunView | None, **giv
             stop_on_interrupt(stop.set, watching.notice, stop.preempt, lambda: stop.has_begun),
             _threads(),
         ):
-            for text in brought.notices:
-                watching.notice(text)
             return launch(run, watching, stop, stage_files=brought.moved)
 
 

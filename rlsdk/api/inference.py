@@ -66,8 +66,6 @@ def evaluate(
         written(settings, eval_data=data, reward=reward, eval_argument="data") as given,
         shown_in(given.words, view) as watching,
     ):
-        for text in given.notices:
-            watching.notice(text)
         config, registry = configured(Path(model), given.settings, EVAL_FIGURES, checkpoint=checkpoint)
         found, _ = evaluate_model(config, registry, watching, sets=sets)
     if found.failure is not None:

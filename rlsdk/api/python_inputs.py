@@ -25,10 +25,6 @@ from rlsdk.system.atomic import atomic_path
 from rlsdk.system.temporary import held_folder
 from rlsdk.trainer.checkpoints.run_folder import INPUTS
 
-PROMPT_FIELDS = ("question", "prompt", "problem", "instruction", "input")
-ANSWER_FIELDS = ("answer", "solution", "ground_truth", "reward_model.ground_truth", "label", "target", "output")
-"""Fields of rows that are tried for the prompt and the answer, in this order, if the call does not name them."""
-
 Rows: TypeAlias = "str | os.PathLike[str] | Iterable[Mapping[str, Any]]"
 """A data source by name, or rows: a list of mappings, a `datasets.Dataset`, a generator."""
 Term: TypeAlias = "str | Callable[..., Any] | Mapping[str, Any]"
@@ -44,7 +40,6 @@ class PythonInputs:
     settings: Settings
     folder: Path | None = None
     """Folder of these files; None: there are none."""
-    notices: Sequence[str] = field(default_factory=tuple)
     words: Words = field(default_factory=Words)
     """For what is said about these objects."""
 
@@ -92,7 +87,7 @@ def written(
         DataError: a row is not a mapping, or is not JSON; or there are no rows.
         ConfigError: a reward cannot be used in another process; gives the reason.
     """
-    values, notices = plain(settings.values), list[str]()
+    values = plain(settings.values)
     with held_folder("given") as made:
         folder = Path(os.path.realpath(made))
         words = Words(places=[folder], eval_data=eval_argument)
@@ -101,14 +96,11 @@ def written(
             if rows is not None:
                 section[name] = os.fspath(rows) if _is_name(rows) else str(write_rows(rows, folder, name, argument))
                 words.names[os.path.basename(section[name])] = argument
-        rows, name = (eval_data, "eval") if data is None else (data, "train")
-        if rows is not None and not _is_name(rows) and not settings.files:
-            notices += name_fields(section, Path(section[name]))
         if reward is not None:
             values["rewards"] = [_term(term, folder, words) for term in _terms(reward)]
         given = Settings(files=settings.files, values=values, flags=settings.flags)
         try:
-            yield PythonInputs(settings=given, folder=folder, notices=notices, words=words)
+            yield PythonInputs(settings=given, folder=folder, words=words)
         except RlsdkError as error:
             words.put_into(error)
             raise
@@ -143,27 +135,6 @@ def write_rows(rows: Any, folder: Path, name: str, argument: str) -> Path:
         raise DataError(f"{argument}: has no rows; expected at least one mapping of fields")
     path = folder / f"{name}-{digest.hexdigest()}.jsonl"
     return draft.rename(path)
-
-
-def name_fields(section: dict[str, Any], path: Path) -> Iterator[str]:
-    """Sets `prompt_field` and `answer_field` by the first row if the call names neither; yields notices of the
-    choice."""
-    from rlsdk.data.rows import lookup
-
-    with path.open(encoding="utf-8") as file:
-        row = json.loads(file.readline())
-
-    def holds(name: str) -> bool:
-        try:
-            return lookup(row, name) is not None
-        except KeyError:
-            return False
-
-    for setting, names in (("prompt_field", PROMPT_FIELDS), ("answer_field", ANSWER_FIELDS)):
-        found = next(filter(holds, names), None)
-        if setting not in section and found not in (None, names[0]):
-            section[setting] = found
-            yield f"data.{setting} {found!r}, since rows have no field {names[0]!r}; they have {sorted(row)}"
 
 
 def _terms(reward: Any) -> list[Any]:

@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import re
 import sys
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
+from rlsdk.data.messages import holds_messages
 from rlsdk.data.rows import DataRow, to_row
 from rlsdk.interfaces import DataError, nearest
 from rlsdk.interfaces.errors import nearest_file
 from rlsdk.system.files import UnfitFileError, open_regular
 
 MAX_CSV_FIELD_CHARS = 1 << 27
-SUFFIXES: Mapping[str, str] = {".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
-"""Suffix of a file -> registered source that reads it."""
+SUFFIXES: Mapping[str, str] = {
+    ".jsonl": "jsonl", ".ndjson": "jsonl", ".jsonl.gz": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv",
+    ".parquet": "parquet",
+}  # fmt: skip
+"""End of a file's name -> registered source that reads it."""
 MOST_SHOWN, LONGEST_SHOWN = 20, 60
 """Column names that a message lists, and characters of each."""
 _BOM = b"\xef\xbb\xbf"
 
 
 def load_json(rest: str, *, field: str | None = None) -> Iterator[DataRow]:
-    """Rows of a `.jsonl` file (one object per line; blank lines are skipped) or a `.json` file (one array).
+    """Rows of a `.jsonl`, `.ndjson` or `.jsonl.gz` file (one object per line; blank lines are skipped), or of a `.json`
+    file (one array).
 
     Args:
         rest: path of the file.
-        field: of a `.json` file whose top level is an object: the field that holds the array.
+        field: of a `.json` file whose top level is an object: the field that holds the array; None: the only one that
+            holds an array of objects.
 
     Raises:
         DataError: not UTF-8, not JSON, or not an object, with file and line.
@@ -126,6 +134,12 @@ def existing_file(name: str) -> Path:
     raise NoFileError(f"{path}: no such file{wrong}", is_named=is_named)
 
 
+def kind_of_file(path: Path) -> str | None:
+    """Registered source that reads files of this name; None: none does."""
+    name = path.name.lower()
+    return next((kind for suffix, kind in SUFFIXES.items() if name.endswith(suffix)), None)
+
+
 def local_path(name: str) -> Path:
     """The path as typed, with `~` expanded.
 
@@ -153,6 +167,7 @@ def _one_line(error: Exception) -> str:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
+    """The file's bytes, unpacked if its name ends in `.gz`."""
     try:
         stream = open_regular(path)
     except UnfitFileError as error:
@@ -161,7 +176,9 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         raise DataError(f"{path}: cannot be opened: {error.strerror}; check its permissions") from error
     with stream:
         try:
-            yield stream
+            yield cast(BinaryIO, gzip.GzipFile(fileobj=stream)) if path.suffix.lower() == ".gz" else stream
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise DataError(f"{path}: not gzip, or cut short: {error}; copy the file again") from error
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror}; check the disk, or copy the file") from error
 
@@ -227,8 +244,29 @@ def _json_line(text: str, error: Exception) -> int:
 
 def _looks_like_lines(head: bytes) -> bool:
     """Whether the text starts with an object that ends on its first line: JSON lines in a `.json` file."""
-    first = head.split(b"\n", 1)[0].strip()
-    return first.startswith(b"{") and first.endswith(b"}") and len(first) > 2
+    first, _, more = head.strip().partition(b"\n")
+    first = first.strip()
+    if not first.startswith(b"{") or not first.endswith(b"}") or len(first) <= 2:
+        return False
+    return bool(more) or not _holds_rows(first)
+
+
+def _holds_rows(line: bytes) -> bool:
+    """Whether the only line of a file is an object around an array of rows."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and len(_lists_of_objects(value)) == 1
+
+
+def _lists_of_objects(value: Mapping[str, Any]) -> list[str]:
+    """Names of the fields that hold an array of objects other than a conversation."""
+    return [
+        name
+        for name, item in value.items()
+        if isinstance(item, list) and item and all(isinstance(one, dict) for one in item) and not holds_messages(item)
+    ]
 
 
 def _json_array(path: Path, field: str | None) -> Iterator[DataRow]:
@@ -246,6 +284,9 @@ def _json_array(path: Path, field: str | None) -> Iterator[DataRow]:
 
 def _rows_of_field(path: Path, value: Mapping[str, Any], field: str | None) -> Iterator[DataRow]:
     lists = sorted(name for name, item in value.items() if isinstance(item, list))
+    if field is None:
+        of_objects = _lists_of_objects(value)
+        field = of_objects[0] if len(of_objects) == 1 else None
     if field is None or field not in lists:
         asked = "" if field is None else f" and field={field!r} is none of them{nearest(field, lists)}"
         raise DataError(

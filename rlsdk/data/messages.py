@@ -14,18 +14,42 @@ PLAIN = frozenset({"role", "content"})
 PLAIN_OR_CALLS = frozenset({"content", "tool_calls"})
 """A message has at least one of these."""
 ASSISTANT = "assistant"
+SHAREGPT_ROLES = {
+    "human": "user", "user": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bing": ASSISTANT, "bard": ASSISTANT,
+    "model": ASSISTANT, "assistant": ASSISTANT, "system": "system", "tool": "tool", "observation": "tool",
+}  # fmt: skip
+"""Who speaks in a ShareGPT turn (`{"from": ..., "value": ...}`) -> role of the message."""
+
+
+def as_messages(value: JsonValue) -> Messages | None:
+    """The turns of a conversation with role and content; ShareGPT's `from` and `value` are renamed, other fields kept.
+    None: it is no list of turns, or a turn is said by somebody of an unknown name."""
+    if not isinstance(value, list | tuple) or not value:
+        return None
+    found: list[Mapping[str, JsonValue]] = []
+    for turn in value:
+        if not isinstance(turn, Mapping):
+            return None
+        if "role" not in turn and isinstance(turn.get("value"), str):
+            role = SHAREGPT_ROLES.get(str(turn.get("from")))
+            if role is None:
+                return None
+            own = {name: item for name, item in turn.items() if name not in ("from", "value")}
+            turn = {"role": role, "content": turn["value"], **own}
+        found.append(turn)
+    return found
 
 
 def holds_messages(value: JsonValue) -> bool:
     """Whether a field holds a list of messages, rather than a list of other objects."""
-    return isinstance(value, list | tuple) and bool(value) and all(
-        isinstance(turn, Mapping) and isinstance(turn.get("role"), str) and not PLAIN_OR_CALLS.isdisjoint(turn)
-        for turn in value
-    )  # fmt: skip
+    turns = as_messages(value)
+    return turns is not None and all(
+        isinstance(turn.get("role"), str) and not PLAIN_OR_CALLS.isdisjoint(turn) for turn in turns
+    )
 
 
 def check_messages(value: JsonValue, source: str, what: str) -> Messages:
-    """The messages of a field, unchanged.
+    """The messages of a field; ShareGPT's turns with role and content.
 
     Args:
         value: of the field.
@@ -35,11 +59,12 @@ def check_messages(value: JsonValue, source: str, what: str) -> Messages:
     Raises:
         DataError: it is no list of messages, a message has neither text nor another field, or a part is not text.
     """
-    turns = [turn for turn in value if isinstance(turn, Mapping)] if isinstance(value, list | tuple) else []
-    if not turns or len(turns) != len(value) or not all(map(_is_message, turns)):  # type: ignore[arg-type]
+    turns = as_messages(value)
+    if turns is None or not all(map(_is_message, turns)):
         raise DataError(
             f"{source}: {what} must be a non-empty list of messages "
-            f'{{"role": text, "content": text}}, got {str(value)[:80]!r}'
+            f'{{"role": text, "content": text}}, or of turns {{"from": human or gpt, "value": text}}, '
+            f"got {str(value)[:80]!r}"
         )
     for number, turn in enumerate(turns, 1):
         _check_parts(turn.get("content"), f"{source}: {what}: message {number}")

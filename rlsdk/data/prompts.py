@@ -17,7 +17,7 @@ from rlsdk.data.control_tokens import LiteralEncoder
 from rlsdk.data.messages import ASSISTANT, content_text
 from rlsdk.data.mixture import MixturePart, exact_weight
 from rlsdk.data.render import PromptFormat, render, unread_fields
-from rlsdk.data.rows import DataRow
+from rlsdk.data.rows import DataRow, Fields
 from rlsdk.interfaces import DataError, PromptView
 
 TOKENIZER_BATCH = 2048
@@ -70,6 +70,8 @@ class FilterReport:
     `file:line`."""
     examples: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Reason -> the first few rows that were dropped or counted for it, as `file:line`."""
+    found: Fields | None = None
+    """The fields that were chosen for want of a name in the configuration, if they are not the usual ones."""
 
     def line(self) -> str:
         """The report on one line."""
@@ -79,6 +81,9 @@ class FilterReport:
                 f"{self.num_too_long:,} longer than {self.max_prompt_tokens:,} tokens "
                 f"(up to {self.longest:,}; first {self.examples['too_long'][0]})"
             )
+        if self.found is not None:
+            answers = "" if self.found.answer == Fields.answer else f", answers in {self.found.answer!r}"
+            parts.append(f"prompts found in field {self.found.prompt!r}{answers}")
         if self.num_empty:
             parts.append(f"{self.num_empty:,} empty (first {self.examples['empty'][0]})")
         if self.num_without_answer:
@@ -132,12 +137,13 @@ class PromptDataset(Sequence[Prompt]):
         texts = render(selected, tokenizer, form)
         ids, special = _encode(selected, texts, tokenizer, form, max_prompt_tokens)
         kept, report = _filter(selected, texts, ids, max_prompt_tokens, special, form.allow_special_tokens)
-        self.report = replace(report, unread=unread_fields([selected[at] for at in kept], tokenizer, form))
+        found = form.chosen_fields(selected)
+        self.report = replace(report, found=found, unread=unread_fields([selected[at] for at in kept], tokenizer, form))
         if not kept:
             shortest = min((len(x) for x in ids if len(x)), default=0)
             raise NoPromptError(
                 f"{name}: no prompt is left: {self.report.line()}. The shortest has {shortest} tokens; raise "
-                f"max_prompt_tokens, or check prompt_field {form.prompt_field!r}"
+                f"max_prompt_tokens, or check prompt_field {form.prompt_name(rows[0])!r}"
             )
         self._rows = [selected[at] for at in kept]
         self._texts = [texts[at] for at in kept]

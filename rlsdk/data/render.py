@@ -12,7 +12,7 @@ from rlsdk.data.chat import ChatTemplate, Tokenizer
 from rlsdk.data.control_tokens import LiteralEncoder
 from rlsdk.data.messages import ASSISTANT, check_messages, content_text, holds_messages, own_fields, tool_schemas
 from rlsdk.data.pairs import PairFields, read_pair, with_context
-from rlsdk.data.rows import DataRow, JsonValue, Messages, lookup, missing_field
+from rlsdk.data.rows import DataRow, Fields, JsonValue, Messages, lookup, missing_field
 from rlsdk.interfaces import ConfigError, DataError
 
 TOOLS = "tools"
@@ -76,11 +76,12 @@ def as_text(value: JsonValue) -> str:
 class PromptFormat:
     """The fields of a row for prompt and answer, and the templates of the prompt."""
 
-    prompt_field: str = "question"
+    prompt_field: str | None = None
     """Field with a text, or a list of chat messages. A dot reads nested objects. If the messages end in the
-    assistant's, that one is the answer."""
-    answer_field: str = "answer"
-    """Field with the reference answer, a text or one message of the assistant; it may be missing."""
+    assistant's, that one is the answer. None: the one that was found in the row's source."""
+    answer_field: str | None = None
+    """Field with the reference answer, a text or one message of the assistant; it may be missing. None: the one that
+    was found in the row's source."""
     prompt_template: str = "{prompt}"
     """Text of the user message: `{prompt}` is the text of the prompt field, any other name a field of the row."""
     system_prompt: str | None = None
@@ -100,11 +101,31 @@ class PromptFormat:
         Raises:
             DataError: a row without its prompt, or with one of the wrong type, with file and line; or an
                 `answer_field` that was named and that no row has.
+            ConfigError: `prompt_template` takes no field.
         """
+        if rows and not Template(self.prompt_template).fields:
+            raise ConfigError(
+                f"prompt_template {self.prompt_template[:40]!r} holds no field of a row, so all prompts would be the "
+                f"same: write {{prompt}} where the prompt belongs, or {{FIELD}}, one of {sorted(rows[0].row)}"
+            )
         selected = [self._selected(row) for row in rows]
-        if selected and self.answer_field != "answer" and all(row.answer is None for row in selected):
+        if selected and self.answer_field is not None and all(row.answer is None for row in selected):
             raise missing_field(self.answer_field, selected[0], "answer_field; no row has it", flag="data.answer_field")
         return selected
+
+    def prompt_name(self, row: DataRow) -> str:
+        """The field of a row that holds its prompt."""
+        return row.fields.prompt if self.prompt_field is None else self.prompt_field
+
+    def answer_name(self, row: DataRow) -> str:
+        """The field of a row that holds its answer."""
+        return row.fields.answer if self.answer_field is None else self.answer_field
+
+    def chosen_fields(self, rows: Sequence[DataRow]) -> Fields | None:
+        """The fields of rows of one source, if they were found by themselves and are not the usual ones."""
+        if not rows or (self.prompt_field, self.answer_field) != (None, None) or rows[0].fields == Fields():
+            return None
+        return rows[0].fields
 
     def uses_chat_template(self, tokenizer: Tokenizer) -> bool:
         """Whether prompts go through the tokenizer's chat template.
@@ -152,7 +173,7 @@ class PromptFormat:
         if not isinstance(row.prompt, str):
             return replace(row, prompt=literal.hide(row.prompt))
         template = Template(self.prompt_template)
-        value = str(lookup(row.row, self.prompt_field)) if self._reads_prompt else ""
+        value = str(lookup(row.row, self.prompt_name(row))) if self._reads_prompt else ""
         return replace(row, prompt=literal.hide_parts(template.parts(row, prompt=value)))
 
     def _selected(self, row: DataRow) -> DataRow:
@@ -163,7 +184,7 @@ class PromptFormat:
             if pair.context:
                 prompt = self._with_context(row, prompt, pair.context)
         if prompt is None:
-            raise missing_field(self.prompt_field, row, "prompt_field", flag="data.prompt_field")
+            raise missing_field(self.prompt_name(row), row, "prompt_field", flag="data.prompt_field")
         reply = None if isinstance(answer, str) else answer
         is_split = not isinstance(prompt, str) and prompt[-1]["role"] == ASSISTANT
         if not isinstance(prompt, str) and is_split:
@@ -176,7 +197,7 @@ class PromptFormat:
     def _prompt(self, row: DataRow) -> str | Messages | None:
         """The row's own prompt; None: it has none."""
         try:
-            value = lookup(row.row, self.prompt_field) if self._reads_prompt else ""
+            value = lookup(row.row, self.prompt_name(row)) if self._reads_prompt else ""
         except KeyError:
             return None
         if isinstance(value, list):
@@ -184,14 +205,14 @@ class PromptFormat:
         if not isinstance(value, str):
             shown = "null" if value is None else f"{type(value).__name__}: {str(value)[:60]!r}"
             raise DataError(
-                f"{row.source}: prompt field {self.prompt_field!r} must be a text or a list of chat messages, got "
+                f"{row.source}: prompt field {self.prompt_name(row)!r} must be a text or a list of chat messages, got "
                 f"{shown}; fix the row, or name another field (`--data.prompt_field FIELD`)"
             )
         return Template(self.prompt_template).fill(row, prompt=value)
 
     def _with_context(self, row: DataRow, prompt: str | Messages | None, context: Messages) -> str | Messages:
         """The prompt of a pair whose answers are the last turns of conversations."""
-        asked = lookup(row.row, self.prompt_field) if isinstance(prompt, str) and self._reads_prompt else ""
+        asked = lookup(row.row, self.prompt_name(row)) if isinstance(prompt, str) and self._reads_prompt else ""
         found = with_context(row, prompt, str(asked), context)
         return found if isinstance(found, str) else self._checked_messages(found, row)
 
@@ -202,27 +223,27 @@ class PromptFormat:
     def _checked_messages(self, value: Sequence[JsonValue], row: DataRow) -> Messages:
         if self.prompt_template != "{prompt}":
             raise DataError(
-                f"{row.source}: prompt field {self.prompt_field!r} holds chat messages, which prompt_template "
+                f"{row.source}: prompt field {self.prompt_name(row)!r} holds chat messages, which prompt_template "
                 f"{self.prompt_template[:40]!r} cannot take in; leave prompt_template at '{{prompt}}'"
             )
-        return check_messages(value, row.source, f"prompt field {self.prompt_field!r}")
+        return check_messages(value, row.source, f"prompt field {self.prompt_name(row)!r}")
 
     def _ends_in_answer(self, row: DataRow, prompt: Messages) -> DataError:
         why = "and nothing stands before it" if len(prompt) == 1 else "but the row has its answer in another field"
         return DataError(
-            f"{row.source}: prompt field {self.prompt_field!r} ends in a turn of the assistant, {why}. The model "
+            f"{row.source}: prompt field {self.prompt_name(row)!r} ends in a turn of the assistant, {why}. The model "
             "answers a prompt in a turn of its own: end the prompt with the user's turn"
         )
 
     def _answer(self, row: DataRow) -> str | Messages | None:
         try:
-            value = lookup(row.row, self.answer_field)
+            value = lookup(row.row, self.answer_name(row))
         except KeyError:
             return None
         if value is None:
             return None
         if holds_messages(value):
-            return check_messages(value, row.source, f"answer field {self.answer_field!r}")
+            return check_messages(value, row.source, f"answer field {self.answer_name(row)!r}")
         return as_text(value)
 
 

@@ -26,6 +26,14 @@ Reply: TypeAlias = "str | Mapping[str, JsonValue]"
 
 
 @dataclass(frozen=True, kw_only=True)
+class Fields:
+    """Names of the fields of a source that hold prompt and answer."""
+
+    prompt: str = "question"
+    answer: str = "answer"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pair:
     """The two answers of a preference pair."""
 
@@ -37,11 +45,13 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class DataRow:
-    """A row as loaded; `PromptFormat.select` fills in the fields below `source`."""
+    """A row as loaded; `PromptFormat.select` fills in what stands below `fields`."""
 
     row: Mapping[str, JsonValue]
     source: str
     """`file:line`, or the data set's name and 1-based row number, for error messages."""
+    fields: Fields = Fields()
+    """Where prompt and answer are read, unless the configuration names the fields."""
     prompt: str | Messages = field(default="")
     answer: str | None = None
     reply: Messages | None = None

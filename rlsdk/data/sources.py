@@ -5,13 +5,23 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeAlias
 
-from rlsdk.data.files import SUFFIXES, NoFileError, existing_file, load_csv, load_json, load_parquet, local_path
+from rlsdk.data.fields import find_fields
+from rlsdk.data.files import (
+    SUFFIXES,
+    NoFileError,
+    existing_file,
+    kind_of_file,
+    load_csv,
+    load_json,
+    load_parquet,
+    local_path,
+)
 from rlsdk.data.hub import check_folder, load_folder, load_hub
-from rlsdk.data.rows import DataRow, to_row
+from rlsdk.data.rows import DataRow, Fields, to_row
 from rlsdk.interfaces import ConfigError, DataError, nearest
 from rlsdk.registry import FIRST_PARTY, ComponentKind
 
@@ -63,8 +73,8 @@ def parse_source(name: str, kinds: Collection[str]) -> SourceName:
     if colon and (kind in kinds or kind in INSTALLABLE):
         return SourceName(kind=kind, rest=rest)
     path = local_path(name)
-    if path.suffix.lower() in SUFFIXES and not path.is_dir():
-        return SourceName(kind=SUFFIXES[path.suffix.lower()], rest=name)
+    if (reader := kind_of_file(path)) is not None and not path.is_dir():
+        return SourceName(kind=reader, rest=name)
     if path.is_dir() or local_path(name.rpartition(":")[0] or "?").is_dir():
         return SourceName(kind="folder", rest=name)
     if _HUB_NAME.fullmatch(name) and not name.startswith("."):
@@ -143,7 +153,8 @@ def load_rows(
     rows = [to_row(value, f"{name}:{number}") for number, value in islice(loaded, limit)]
     if not rows:
         raise DataError(f"{name}: has no rows")
-    return rows
+    fields = find_fields(rows[0].row)
+    return rows if fields == Fields() else [replace(row, fields=fields) for row in rows]
 
 
 def _parameters(loader: Loader) -> Mapping[str, inspect.Parameter]:

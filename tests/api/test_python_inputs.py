@@ -72,16 +72,6 @@ def test_rows_that_cannot_be_used_say_which(rows: Any, error: type[Exception], s
         pass
 
 
-def test_fields_of_prompt_and_answer_are_found_and_said() -> None:
-    rows = [{"prompt": "1+1=", "reward_model": {"ground_truth": "2"}}]
-    with written(Settings(), data=rows) as given:
-        data = given.settings.values["data"]
-        assert (data["prompt_field"], data["answer_field"]) == ("prompt", "reward_model.ground_truth")
-        assert "data.prompt_field 'prompt', since rows have no field 'question'" in given.notices[0]
-    with written(Settings(values={"data": {"prompt_field": "other"}}), data=rows) as given:
-        assert given.settings.values["data"]["prompt_field"] == "other"
-
-
 def test_a_run_has_its_inputs_in_its_own_folder(tmp_path: Path) -> None:
     reward = [functools.partial(of_this_module, scale=2.0), {"name": "gsm8k", "weight": 0.5}]
     with written(Settings(), data=iter(ROWS), eval_data=ROWS[:2], reward=reward) as given:

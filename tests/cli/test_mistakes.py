@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "typo.jsonl").write_text('{"promt": "1+1", "answer": "2"}\n' * 8)
     (made / "broken.jsonl").write_text('{"question": "1+1"}\n{"question": oops\n')
     (made / "one.jsonl").write_text('{"question": "1+1", "answer": "2"}\n' * 8)
-    (made / "unsolved.jsonl").write_text("".join(f'{{"question": "{n}", "solution": "B"}}\n' for n in range(9)))
+    (made / "unsolved.jsonl").write_text("".join(f'{{"question": "{n}", "letter": "B"}}\n' for n in range(9)))
     (made / "pairs.jsonl").write_text(
         "".join(json.dumps({"question": f"{n}", "chosen": "a", "rejected": "b"}) + "\n" for n in range(20))
     )
@@ -65,7 +65,7 @@ def main_exits_with(code: int, arguments: list[str]) -> None:
         (["--data", "one.jsonl"], ["8 rows with 1 distinct question;"]),
         (
             ["--data", "unsolved.jsonl", "--reward", "choice"],
-            ["(choice): none of the 9 rows", "unsolved.jsonl:1", "--data.answer_field FIELD", "'solution'"],
+            ["(choice): none of the 9 rows", "unsolved.jsonl:1", "--data.answer_field FIELD", "'letter'"],
         ),
         (
             ["--reward", "choice"],

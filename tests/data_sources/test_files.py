@@ -100,7 +100,8 @@ def test_a_bad_line_is_reported_with_file_and_line(load: Load, tmp_path: Path, c
     [
         ('[{"q": 1},\n 7]', "a.json:2: expected an object with named fields, got int"),
         ('[{"q": 1},\n {"q": ]', "a.json:2: not JSON"),
-        ('{"data": [{"q": 1}],\n "n": 1}', r"name the field that holds the array .* one of \['data'\]"),
+        ('{"a": [{"q": 1}],\n "b": [{"q": 2}]}', r"name the field that holds the array .* one of \['a', 'b'\]"),
+        ('{"a": [1, 2],\n "n": 1}', r"name the field that holds the array .* one of \['a'\]"),
         ("7", "a.json:1: expected an array of objects, got int"),
     ],
 )
@@ -201,7 +202,8 @@ def test_a_missing_file_names_the_nearest_one(load: Load, tmp_path: Path) -> Non
 
 def test_where_no_name_is_near_the_files_of_the_folder_are_listed(load: Load, tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=r"missing.jsonl: no such file; '.*' has no file that ends in .jsonl or .json or "
+        DataError,
+        match=r"missing.jsonl: no such file; '.*' has no file that ends in .jsonl or .ndjson or .jsonl.gz or .json or ",
     ):
         load(tmp_path / "missing.jsonl")
     for at in range(7):

@@ -63,8 +63,8 @@ class DataConfig(Section):
     """Where prompts come from."""
 
     train: str | None = None
-    """`SOURCE:REST` of a source in `rlsdk plugins list`, a file (.jsonl, .json, .parquet, .csv), or a data set's folder
-    or hub name."""
+    """`SOURCE:REST` of a source in `rlsdk plugins list`, a file (.jsonl, .jsonl.gz, .ndjson, .json, .parquet, .csv,
+    .tsv), or a data set's folder or hub name."""
     mixture: tuple[MixtureConfig, ...] = empty_tuple()
     """Several sources in place of `train`; prompts are drawn from them by weight. Each source has its own epochs."""
     eval: str | None = None
@@ -73,11 +73,14 @@ class DataConfig(Section):
     """Parameters of the train source, for instance `split` of a hub data set, or those of a generated task."""
     eval_options: Options = empty_mapping()
     """Parameters of the eval source."""
-    prompt_field: str = "question"
+    prompt_field: str | None = None
     """Field of a row that holds the prompt: a text, or a list of chat messages. If they end in the assistant's
-    turn, that one is the answer."""
-    answer_field: str = "answer"
-    """Field of a row that holds the reference answer, a text or one message of the assistant; it may be missing."""
+    turn, that one is the answer. null: the first of `question`, `prompt`, `problem`, `instruction`, `input`, `query`,
+    `messages` and `conversations` that the first row of a source has; the run says which."""
+    answer_field: str | None = None
+    """Field of a row that holds the reference answer, a text or one message of the assistant; it may be missing. null:
+    the first of `answer`, `solution`, `completion`, `response`, `ground_truth`, `reward_model.ground_truth`, `label`,
+    `target` and `output` that the first row has."""
     system_prompt: str | None = None
     """Text of the system message; used with a chat template only."""
     prompt_template: str = "{prompt}"

@@ -66,7 +66,7 @@ def learned_answers(
 
 def _reply(row: DataRow, form: PromptFormat) -> Reply:
     """What is learned after a prompt."""
-    reply = learned_reply(row, form.answer_field)
+    reply = learned_reply(row, form.answer_name(row))
     if reply is None:
         raise DataError(
             f"{row.source}: has no answer to learn from; name its field in data.answer_field, or do without "

@@ -79,7 +79,7 @@ def check_rows(
             found = form.select(found)
             if learned and found and all(row.answer is None for row in found):
                 raise missing_field(
-                    data.answer_field, found[0], "answer_field; no row has it", flag="data.answer_field"
+                    form.answer_name(found[0]), found[0], "answer_field; no row has it", flag="data.answer_field"
                 )
         except (ConfigError, DataError) as error:
             raise type(error)(f"{field}: {error}") from error

@@ -14,6 +14,7 @@ from rlsdk.config.introspection.validation_errors import shown
 from rlsdk.config.sections.role_kinds import ROLLOUT
 from rlsdk.data import AnswerEnds, DataRow, Prompt, PromptDataset, PromptFormat
 from rlsdk.data.render import Template
+from rlsdk.data.rows import Fields
 from rlsdk.interfaces import ConfigError, nearest
 from rlsdk.system.temporary import held_folder
 from rlsdk.trainer.checkpoints.run_folder import Notice, silent
@@ -165,14 +166,14 @@ def typed_format(form: PromptFormat, notice: Notice) -> tuple[PromptFormat, str]
     form = replace(form, answer_field=PromptFormat.answer_field)  # typed texts have no answer
     fields = list(dict.fromkeys(Template(form.prompt_template).fields))
     if fields == ["prompt"]:
-        return form, form.prompt_field
+        return form, form.prompt_field or Fields.prompt
     template = shown(form.prompt_template, 60)
     if len(fields) == 1:
         notice(f"prompt: the text is put in for {fields[0]!r} of data.prompt_template {template}")
         return form, fields[0]
     needs = f"asks for {fields} of a row" if fields else "takes no field"
     notice(f"prompt: the text is the whole user message, because data.prompt_template {template} {needs}")
-    return replace(form, prompt_template=PromptFormat.prompt_template), form.prompt_field
+    return replace(form, prompt_template=PromptFormat.prompt_template), form.prompt_field or Fields.prompt
 
 
 @contextmanager
