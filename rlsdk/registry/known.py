@@ -1,4 +1,5 @@
-"""First-party plugins, name -> distribution: used only for install hints when a name is not found."""
+"""First-party plugins, name -> distribution: for install hints when a name is not found, and for what
+`rlsdk init` chooses: the first of a row that is installed."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from rlsdk.registry.row import ComponentKind, Kind
 
 FIRST_PARTY: Mapping[Kind, Mapping[str, str]] = {
     BackendKind.TRAIN: {"fsdp": "rlsdk-fsdp", "megatron": "rlsdk-megatron"},
-    BackendKind.ROLLOUT: {"sglang": "rlsdk-sglang", "vllm": "rlsdk-vllm"},
+    BackendKind.ROLLOUT: {"vllm": "rlsdk-vllm", "sglang": "rlsdk-sglang"},
     ComponentKind.DATASET: {"reasoning_gym": "rlsdk-reasoning-gym"},
     ComponentKind.REWARD: {"reasoning_gym": "rlsdk-reasoning-gym"},
 }

@@ -17,7 +17,7 @@ from rlsdk.config.introspection.describe import describe_options
 from rlsdk.data import check_source
 from rlsdk.data.sources import INSTALLABLE
 from rlsdk.interfaces import BackendKind, ConfigError, RlsdkError, nearest
-from rlsdk.registry import ComponentKind, Registry
+from rlsdk.registry import FIRST_PARTY, ComponentKind, Registry
 from rlsdk.system.atomic import atomic_write_text
 from rlsdk.system.printable import printable
 
@@ -215,10 +215,11 @@ def refused(text: str, registry: Registry) -> str:
 
 
 def _first(kind: BackendKind, registry: Registry, usable: set[str]) -> str:
-    """Returns the first usable backend of an installed plugin, else a built-in one."""
+    """Returns the first usable backend of rlsdk's own plugins, else of another's, else a built-in one."""
     found = [row for row in registry.rows() if row.kind == kind and row.name in usable]
     outside = [row.name for row in found if row.source.distribution != "rlsdk"]
-    return (outside or [row.name for row in found])[0]
+    known = [name for name in FIRST_PARTY[kind] if name in outside]
+    return (known or outside or [row.name for row in found])[0]
 
 
 def _lines(fields: Mapping[str, Any], path: str, texts: Mapping[str, str]) -> Iterator[str]:

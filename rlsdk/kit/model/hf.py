@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rlsdk.interfaces import ConfigError, Head, ModelSpec, nearest
 from rlsdk.kit.model.packed import ATTENTION, can_pack, register_attention
+from rlsdk.kit.model.shapes import is_shape, shape_fields
 from rlsdk.kit.weights.weight_fit import check_fits, check_unused, tie_error
 
 if TYPE_CHECKING:
@@ -20,13 +21,16 @@ if TYPE_CHECKING:
 
 
 def load_model_config(spec: ModelSpec) -> PretrainedConfig:
-    """Loads `config.json` of a model.
+    """Loads `config.json` of a model, or makes that of a known shape.
 
     Raises:
         ConfigError: it is missing or cannot be read; the message says where it was looked for.
     """
     from transformers import AutoConfig
 
+    if is_shape(spec.path):
+        fields = shape_fields(spec.path)
+        return AutoConfig.for_model(fields.pop("model_type"), **fields)
     try:
         return AutoConfig.from_pretrained(spec.path, revision=spec.revision, trust_remote_code=spec.trust_remote_code)
     except (OSError, ValueError, KeyError) as error:

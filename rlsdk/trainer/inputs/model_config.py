@@ -11,6 +11,7 @@ from typing import Any
 from rlsdk.config import Problem, Role, RunConfig
 from rlsdk.interfaces import ConfigError, RolloutSpec, nearest
 from rlsdk.kit.files.model_files import tokenizer_fault, weights_fault
+from rlsdk.kit.model.shapes import is_shape, shape_fields
 from rlsdk.system.files import read_regular
 
 SHAPE = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -42,7 +43,7 @@ def other_models(config: RunConfig, table: Sequence[Role]) -> Mapping[str, Mappi
 
 
 def fields_of(path: str, revision: str | None, field: str) -> Mapping[str, Any]:
-    """`config.json` of a model, from a folder or the hub; errors begin with the name of the field.
+    """`config.json` of a model, from a folder, the hub or the table of shapes; errors begin with the name of the field.
 
     Raises:
         ConfigError: the folder holds no model; or there is none, and the hub has no model of this name either.
@@ -50,6 +51,8 @@ def fields_of(path: str, revision: str | None, field: str) -> Mapping[str, Any]:
     folder = Path(path)
     if not path.strip():
         raise ConfigError(f"{field} {path!r}: is empty; expected a folder, or a name on the hub")
+    if is_shape(path):
+        return shape_fields(path)
     if not folder.is_dir():
         near = nearest_folder(folder)
         if not HUB_NAME.fullmatch(path):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rlsdk.config import RunConfig
 from rlsdk.config.checks.training import Training
 from rlsdk.interfaces import ConfigError, RlsdkError, WorkerError
+from rlsdk.kit.model.shapes import is_shape
 from rlsdk.trainer.checkpoints.checkpoint import MANIFEST
 from rlsdk.trainer.checkpoints.run_folder import HISTORY_FILE, choose_resume, make_run_dir, run_lock
 from rlsdk.trainer.inputs.model_config import check_same_model
@@ -44,6 +45,7 @@ def launch(
         RlsdkError: the run cannot start or continue. A run that did not start leaves no folder, unless a process
             died, whose log is in it.
     """
+    refuse_shapes(run)
     run = run.with_config(in_its_own_folder(run.config))
     with _folder(run.config) as run_dir, run_lock(run_dir):
         resume = choose_resume(run.config, run_dir, run.training.checkpoints, view.notice)
@@ -58,6 +60,20 @@ def launch(
 
             run = run.with_config(_filled(run, run_dir, stage_files))
             return _train(Start.of(run, view, run_dir=run_dir, stop=stop, resume=resume, ahead=ahead))
+
+
+def refuse_shapes(run: PreparedRun) -> None:
+    """Refuses models of which only the shape is given: they have no weights and no tokenizer.
+
+    Raises:
+        ConfigError: names the field of the first of them.
+    """
+    for role in run.table:
+        if is_shape(role.model.path):
+            raise ConfigError(
+                f"{role.fields['path']} {role.model.path!r}: is a shape, without weights or a tokenizer, and for "
+                "`rlsdk plan` only; expected a folder, or a name on the hub"
+            )
 
 
 def check_devices(run: PreparedRun) -> None:
