@@ -102,7 +102,11 @@ def test_a_function_that_cannot_be_sent_is_called_by_its_kind() -> None:
 CASES: list[tuple[dict[str, Any], type[RlsdkError], str]] = [
     ({"data": [*ROWS[:2], {"answer": "1"}, *ROWS]}, DataError, r"^row 3 of data: row has no field 'question'"),
     ({"data": [*ROWS[:4], {"question": 7}]}, DataError, r"^row 5 of data: prompt field 'question' must be a text"),
-    ({"data": ROWS}, DataError, r"^data: cannot hold out 256 .*`\*\*\{'data.num_eval_rows': 2\}`.*`eval_data='FILE'`"),
+    (
+        {"data": ROWS, "data.num_eval_rows": 20},
+        DataError,
+        r"^data: cannot hold out 20 .*`\*\*\{'data.num_eval_rows': 2\}`.*`eval_data='FILE'`",
+    ),
     ({"data": [*ROWS, object()]}, DataError, r"^row 21 of data: expected an object with named fields"),
     ({"data": ROWS, "eval_data": [3]}, DataError, r"^row 1 of eval_data: expected an object"),
     (

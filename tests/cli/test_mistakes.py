@@ -59,8 +59,8 @@ def main_exits_with(code: int, arguments: list[str]) -> None:
         ),
         (["--data", "broken.jsonl"], ["data.train", "broken.jsonl:2", "not JSON"]),
         (
-            ["--data.num_eval_rows", "256"],
-            ["cannot hold out 256", "20 distinct", "`--data.num_eval_rows 2`"],
+            ["--data.num_eval_rows", "200"],
+            ["cannot hold out 200", "20 distinct", "`--data.num_eval_rows 2`"],
         ),
         (["--data", "one.jsonl"], ["8 rows with 1 distinct question;"]),
         (
@@ -195,8 +195,9 @@ def test_nothing_to_learn_is_said_before_a_run_has_a_folder(
     ("more", "said"),
     [
         ([], ["rows.jsonl:1", "no field 'chosen'", "`--preferences.chosen_field FIELD`"]),
-        (["--preferences.chosen_field", "answer", "--preferences.rejected_field", "question"],
-         ["cannot hold out 256", "`--data.num_eval_rows 2`"]),
+        (["--preferences.chosen_field", "answer", "--preferences.rejected_field", "question",
+          "--data.num_eval_rows", "200"],
+         ["cannot hold out 200", "`--data.num_eval_rows 2`"]),
     ],
     ids=["field", "hold-out"],
 )  # fmt: skip

@@ -11,6 +11,7 @@ from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings
 from rlsdk.cli.preparation import plan
 from rlsdk.config.checks.context import context_tokens
+from rlsdk.config.checks.training import Training
 from rlsdk.interfaces import ConfigError
 from rlsdk.testing.process.models import write_tiny_model
 
@@ -95,3 +96,28 @@ def test_a_reward_model_of_fewer_positions_is_named(model: str, tmp_path: Path) 
     sizes = ["--data.max_prompt_tokens", "64", "--rollout.max_response_tokens", "8"]
     with pytest.raises(ConfigError, match=rf"'reward\.judge' \(.*{folder}.*has positions for"):
         resolve(Settings(flags=arguments(model, *sizes, "--reward_models", f"[{{path: {folder}, name: judge}}]")))
+
+
+@pytest.mark.parametrize(
+    ("extra", "lengths"),
+    [
+        ([], (256, 256)),
+        (["--rollout.max_response_tokens", "500"], (12, 500)),
+        (["--data.max_prompt_tokens", "100"], (100, 412)),
+        (["--rollout.max_response_tokens", "64", "--data.max_prompt_tokens", "64"], (64, 64)),
+    ],
+)
+def test_default_lengths_are_lowered_to_a_short_model_and_said(
+    model: str, extra: list[str], lengths: tuple[int, int]
+) -> None:
+    given = Settings(flags=arguments(model, *extra))
+    run = resolve(given, Training.RL)
+    assert (run.config.data.max_prompt_tokens, run.config.rollout.max_response_tokens) == lengths
+    said = [line for line in run.notices if "the model has 512 positions" in line]
+    assert len(said) == (0 if len(extra) == 4 else 1)
+
+
+@pytest.mark.parametrize("extra", [["--data.max_prompt_tokens", "512"], ["--rollout.max_response_tokens", "600"]])
+def test_a_length_that_was_set_is_never_lowered(model: str, extra: list[str]) -> None:
+    with pytest.raises(ConfigError, match="has positions for"):
+        resolve(Settings(flags=arguments(model, *extra)), Training.RL)

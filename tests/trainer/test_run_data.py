@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlsdk.config import RunConfig, load_config
-from rlsdk.data import PromptDataset, PromptStream
+from rlsdk.data import DataRow, PromptDataset, PromptFormat, PromptStream
 from rlsdk.interfaces import ConfigError, DataError
 from rlsdk.kit.model.tokenizers import write_byte_tokenizer
 from rlsdk.registry import Registry
@@ -20,6 +20,7 @@ from rlsdk.trainer.inputs.data import (
     with_sft_steps,
     with_steps,
 )
+from rlsdk.trainer.inputs.prompt_formats import hold_out
 from rlsdk.trainer.inputs.sources import source_checks
 from rlsdk.trainer.tracking.events import RunView
 
@@ -196,3 +197,19 @@ def test_rows_of_a_set_are_kept_out_of_training(tmp_path: Path, registry: Regist
     assert len(held_out) == 5
     assert [prompt.text for prompt in found.sets["held"]] == held_out[:2]
     assert not trained & set(held_out)
+
+
+@pytest.mark.parametrize(("count", "held"), [(2, 1), (40, 5), (256, 32), (257, 256)])
+def test_the_default_number_of_held_out_rows_is_lowered_for_few_questions(
+    count: int, held: int, tmp_path: Path
+) -> None:
+    rows = [DataRow(row={"question": f"q{n}"}, source=f"rows:{n}") for n in range(count)]
+    found, said = hold_out(RunConfig(), rows, PromptFormat())
+    assert len(found) == held
+    assert said == ("" if held == 256 else f"data.num_eval_rows {held}: there are {count} questions")
+
+
+def test_a_number_of_held_out_rows_that_was_set_is_never_lowered() -> None:
+    rows = [DataRow(row={"question": f"q{n}"}, source=f"rows:{n}") for n in range(40)]
+    with pytest.raises(DataError, match="cannot hold out 40"):
+        hold_out(RunConfig.model_validate({"data": {"num_eval_rows": 40}}), rows, PromptFormat())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlsdk.config.derived.roles import Role
@@ -49,6 +49,38 @@ def _stretched(length: int, scaling: Any) -> int:
 
 def _is_length(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def fitted_lengths(config: RunConfig, context: int | None) -> tuple[RunConfig, Sequence[str]]:
+    """The configuration with default limits of tokens lowered to a model's context length, and a line about it.
+
+    A limit that was set to another value is never changed: what does not fit then is left to `context_problems`.
+
+    Args:
+        config: the run.
+        context: tokens that the policy has positions for; None: unknown.
+    """
+    rollout, prompt, response = config.rollout, config.data.max_prompt_tokens, config.rollout.max_response_tokens
+    if context is None or config.max_model_tokens <= context or rollout.max_model_tokens is not None:
+        return config, ()
+    usual_prompt = prompt == type(config.data).model_fields["max_prompt_tokens"].default
+    usual_response = response == type(rollout).model_fields["max_response_tokens"].default
+    if usual_prompt and usual_response:
+        prompt, response = context // 2, context - context // 2
+    elif usual_prompt:
+        prompt = context - response
+    elif usual_response:
+        response = context - prompt
+    if min(prompt, response) < 1 or prompt + response > context:
+        return config, ()
+    lowered = {
+        "data": config.data.model_copy(update={"max_prompt_tokens": prompt}),
+        "rollout": rollout.model_copy(update={"max_response_tokens": response}),
+    }
+    said = (
+        f"data.max_prompt_tokens {prompt} and rollout.max_response_tokens {response}: the model has {context} positions"
+    )
+    return config.model_copy(update=lowered), [said]
 
 
 def context_problems(config: RunConfig, role: Role, fields: Mapping[str, Any]) -> Iterator[Problem]:

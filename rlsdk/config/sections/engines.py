@@ -102,7 +102,7 @@ class RolloutConfig(Section, ReplicaSize):
     """Samples from tokens whose probability is at least `min_p` times that of the most probable one; 0: all."""
     max_response_tokens: PositiveInt = 1024
     """Most tokens of a response, including the stop token; longer responses are truncated and marked as such. With a
-    multi-turn rollouter: of one turn."""
+    multi-turn rollouter: of one turn. 1024 is lowered where the model has fewer positions."""
     rollouter: str = "single_turn"
     """Generates each sample from its prompt: a registered rollouter, `pkg.mod:fn`, or `file.py:fn`."""
     rollouter_options: Options = empty_mapping()

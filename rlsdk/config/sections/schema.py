@@ -93,14 +93,16 @@ class DataConfig(Section):
     """True: special tokens in the text of a row act as control tokens, so a row can end its turn and open another.
     False: they are encoded as plain text, and counted. Those in `system_prompt` and `prompt_template` always act."""
     max_prompt_tokens: PositiveInt = 1024
-    """Most tokens of a prompt; longer prompts are dropped, and their number is reported."""
+    """Most tokens of a prompt; longer prompts are dropped, and their number is reported. 1024 is lowered where the model
+    has fewer positions."""
     shuffle: bool = True
     """Shuffles rows with `trainer.seed`, anew in each epoch."""
     num_train_rows: PositiveInt | None = None
     """Number of training rows: the first ones, or as many generated ones; null: all (if rows are generated, the
     source's own default)."""
     num_eval_rows: PositiveInt | None = 256
-    """Number of evaluation rows; null: all."""
+    """Number of evaluation rows; null: all. Where 256 would leave no question to train on, an eighth of the questions
+    is held out."""
 
     def problems(self) -> Iterator[Problem]:
         if self.system_prompt is not None and self.chat_template == "never":

@@ -20,12 +20,11 @@ from rlsdk.data import (
     distinct,
     drop_seen,
     load_rows,
-    split_by_content,
 )
 from rlsdk.interfaces import ConfigError, DataError, Example
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.trainer.inputs.answers import AnswerSettings, learned_answers
-from rlsdk.trainer.inputs.prompt_formats import prompt_format, set_format
+from rlsdk.trainer.inputs.prompt_formats import hold_out, prompt_format, set_format
 
 if TYPE_CHECKING:
     from rlsdk.trainer.tracking.events import RunView
@@ -254,8 +253,7 @@ def _held_out(
         ]
     sources = _load_train(config, registry) if sources is None else sources
     rows = [row for source in sources for row in source.rows]
-    _, held = split_by_content(rows, form=form, num_eval=data.num_eval_rows, seed=config.trainer.seed)
-    return held
+    return hold_out(config, rows, form)[0]
 
 
 def _eval_rows(

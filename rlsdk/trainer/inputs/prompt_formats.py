@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from rlsdk.config import EvalSetConfig, RunConfig
-from rlsdk.data import PairFields, PromptFormat
+from rlsdk.data import DataRow, PairFields, PromptFormat, question_key, split_by_content
 
 
 def prompt_format(config: RunConfig, *, of_pairs: bool = False) -> PromptFormat:
@@ -23,6 +24,29 @@ def prompt_format(config: RunConfig, *, of_pairs: bool = False) -> PromptFormat:
         allow_special_tokens=data.allow_special_tokens,
         pair=PairFields(chosen=own.chosen_field, rejected=own.rejected_field) if of_pairs else None,
     )
+
+
+def hold_out(config: RunConfig, rows: Sequence[DataRow], form: PromptFormat) -> tuple[list[DataRow], str]:
+    """The rows that are held out for evaluation, and a line about their number if it is not `data.num_eval_rows`.
+
+    The default number is lowered to an eighth of the questions where it would leave none to train on.
+
+    Args:
+        config: of the run.
+        rows: of all its training sources.
+        form: of the prompts.
+
+    Raises:
+        DataError: too few questions.
+    """
+    asked, said = config.data.num_eval_rows, ""
+    if asked == type(config.data).model_fields["num_eval_rows"].default:
+        count = len({question_key(row) for row in form.select(rows)})
+        if 2 <= count <= asked:
+            said = f"data.num_eval_rows {max(count // 8, 1)}: there are {count} questions"
+            asked = max(count // 8, 1)
+    _, held = split_by_content(rows, form=form, num_eval=asked, seed=config.trainer.seed)
+    return held, said
 
 
 def set_format(form: PromptFormat, part: EvalSetConfig) -> PromptFormat:

@@ -15,12 +15,11 @@ from rlsdk.data import (
     load_rows,
     missing_field,
     parse_source,
-    split_by_content,
 )
 from rlsdk.data.files import existing_file
 from rlsdk.interfaces import ConfigError, DataError, PluginError
 from rlsdk.registry import ComponentKind, Registry
-from rlsdk.trainer.inputs.prompt_formats import prompt_format
+from rlsdk.trainer.inputs.prompt_formats import hold_out, prompt_format
 from rlsdk.trainer.inputs.reward_preflight import check_gradable
 
 SMALL_BYTES = 4 << 20
@@ -84,14 +83,17 @@ def check_rows(
         except (ConfigError, DataError) as error:
             raise type(error)(f"{field}: {error}") from error
         rows, is_whole = [*rows, *found], is_whole and all_of_it
+    said = ""
     if rows and is_whole and _holds_out(config):
         try:
-            split_by_content(rows, form=form, num_eval=data.num_eval_rows, seed=config.trainer.seed)
+            _, said = hold_out(config, rows, form)
         except DataError as error:
             raise DataError(f"{'data.mixture' if data.mixture else 'data.train'}: {error}") from error
+    notices = [said] if said else []
     if not (rewarded and rows and is_whole):
-        return ()
-    return check_gradable(config.rewards, rows, registry, only=lambda name: registry.is_own(ComponentKind.REWARD, name))
+        return notices
+    own = check_gradable(config.rewards, rows, registry, only=lambda name: registry.is_own(ComponentKind.REWARD, name))
+    return [*notices, *own]
 
 
 def _text_rows(

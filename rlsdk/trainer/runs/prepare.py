@@ -9,6 +9,7 @@ from typing import Any
 
 from rlsdk.cluster import PlacementSpec
 from rlsdk.config import Problem, Role, RunConfig, check_run, with_dtype
+from rlsdk.config.checks.context import context_tokens, fitted_lengths
 from rlsdk.config.checks.findings import Findings
 from rlsdk.config.checks.training import Training, table_of
 from rlsdk.config.checks.watched import reported_in_sft, reported_on_pairs, watch_problems
@@ -119,10 +120,13 @@ def prepare(
     config = with_dtype(config, device)
     checks = _Checks(with_model_path(config, MADE) if makes_model else config, registry, training, found, device)
     model = {"model_type": "llama"} if makes_model else checks.model()
+    fitted, said = fitted_lengths(config, context_tokens(model))
+    if said:
+        config, checks = fitted, _Checks(fitted, registry, training, found, device)
     if loads_models and not makes_model and model:
         checks.files()
     rates = [path for path in RATES if training.reader.reads(path, config)]
-    notices = [*notices, *rate_notices(config, rates), *checks.data()]
+    notices = [*notices, *said, *rate_notices(config, rates), *checks.data()]
     placement = checks.placement()
     notices = [*notices, *checks.engines(model, placement)]
     if found or placement is None:
