@@ -93,8 +93,8 @@ class DataConfig(Section):
     """True: special tokens in the text of a row act as control tokens, so a row can end its turn and open another.
     False: they are encoded as plain text, and counted. Those in `system_prompt` and `prompt_template` always act."""
     max_prompt_tokens: PositiveInt = 1024
-    """Most tokens of a prompt; longer prompts are dropped, and their number is reported. 1024 is lowered where the model
-    has fewer positions."""
+    """Most tokens of a prompt; longer prompts are dropped, and their number is reported. 1024 is lowered where the
+    model has fewer positions."""
     shuffle: bool = True
     """Shuffles rows with `trainer.seed`, anew in each epoch."""
     num_train_rows: PositiveInt | None = None
