@@ -42,7 +42,7 @@ def hold_out(config: RunConfig, rows: Sequence[DataRow], form: PromptFormat) -> 
     asked, said = config.data.num_eval_rows, ""
     if asked == type(config.data).model_fields["num_eval_rows"].default:
         count = len({question_key(row) for row in form.select(rows)})
-        if 2 <= count <= asked:
+        if asked is not None and 2 <= count <= asked:
             said = f"data.num_eval_rows {max(count // 8, 1)}: there are {count} questions"
             asked = max(count // 8, 1)
     _, held = split_by_content(rows, form=form, num_eval=asked, seed=config.trainer.seed)
