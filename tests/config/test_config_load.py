@@ -165,7 +165,7 @@ def test_an_argument_that_is_no_flag_is_refused(arguments: list[str], registry: 
     ("text", "message"),
     [
         ("trainer: {steps: 1", r":1: .*expected YAML"),
-        ("trainer:\n  steps: 1\n  steps: 2\n", r":3: key 'steps' stands twice"),
+        ("trainer:\n  steps: 1\n  steps: 2\n", r":3: duplicate key 'steps'"),
         ("5: 1", r":1: key '5': expected a text"),
         ("- a", "expected a mapping of sections"),
         ("model: {path: !!python/object/apply:os.system ['true']}", "expected plain data"),

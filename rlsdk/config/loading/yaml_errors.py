@@ -8,19 +8,19 @@ import yaml
 
 _WORDS = (
     (r"mapping values are not allowed", "a second ': ' on one line, or a line that is indented too far; "
-                                        "a text that holds ': ' stands in quotes"),
+                                        "put a text that contains ': ' in quotes"),
     (r"could not find expected ':'", "a line without ': ' where 'name: value' is expected"),
     (r"found character '\\t'", "a tab; lines are indented with spaces"),
-    (r"found character '(.)' that cannot start", "a value that begins with {0}; such a text stands in quotes"),
+    (r"found character '(.)' that cannot start", "a plain value cannot start with {0}; put it in quotes"),
     (r"expected <block end>", "a line that is indented otherwise than those it belongs to, or a bracket without its "
                               "partner"),
     (r"expected ',' or '([]}])'", "a list or mapping in brackets that is not closed: ',' or '{0}' is missing"),
     (r"unexpected end of stream", "a quote or bracket that is not closed"),
-    (r"undefined alias '([^']*)'", "'*{0}' refers to '&{0}', which is nowhere; a text that begins with '*' stands in "
-                                   "quotes"),
-    (r"scanning an alias", "a text that begins with '*' stands in quotes"),
-    (r"scanning an anchor", "a text that begins with '&' stands in quotes"),
-    (r"unknown escape character", "a backslash in double quotes that means nothing; use single quotes"),
+    (r"undefined alias '([^']*)'", "'*{0}' refers to '&{0}', which is not defined; put a text that starts with '*' "
+                                   "in quotes"),
+    (r"scanning an alias", "a plain value cannot start with '*'; put it in quotes"),
+    (r"scanning an anchor", "a plain value cannot start with '&'; put it in quotes"),
+    (r"unknown escape character", "an unknown escape in double quotes; use single quotes"),
     (r"expected a single document", "more than one document: '---' may stand at the top only"),
 )  # fmt: skip
 """Message of PyYAML -> the most frequent cause."""

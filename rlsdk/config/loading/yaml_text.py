@@ -79,7 +79,7 @@ def read_yaml(text: str, name: str) -> tuple[Any, dict[Path, int]]:
         The data, and the 1-based line on which each key's value stands.
 
     Raises:
-        ConfigError: not YAML, a key that stands twice or is no text, or a tag that is not plain data.
+        ConfigError: not YAML, a duplicate key or one that is no text, or a tag that is not plain data.
     """
     try:
         loader = _Loader(text)
@@ -152,6 +152,6 @@ def _lines(node: yaml.Node, path: Path, name: str, above: set[int]) -> Iterator[
             if not _is_text(key.value):
                 raise ConfigError(f"{name}:{line}: key {key.value!r}: half a surrogate pair is no text")
             if key.value in seen:
-                raise ConfigError(f"{name}:{line}: key {key.value!r} stands twice")
+                raise ConfigError(f"{name}:{line}: duplicate key {key.value!r}")
             seen.add(key.value)
             yield from _lines(value, (*path, key.value), name, above)
