@@ -29,8 +29,8 @@ def run_here(training: Training, settings: Settings, view: RunView | None, **giv
     """
     from rlsdk.api.resolve import resolve
     from rlsdk.api.signals import stop_on_interrupt
-    from rlsdk.api.words import shown_in
     from rlsdk.trainer.runs.launch import launch
+    from rlsdk.views import shown
 
     with written(settings, **given) as brought:
         run = resolve(brought.settings, training)
@@ -39,7 +39,7 @@ def run_here(training: Training, settings: Settings, view: RunView | None, **giv
 
         stop = StopFlag()
         with (
-            shown_in(brought.words, view) as watching,
+            shown(view) as watching,
             stop_on_interrupt(stop.set, watching.notice, stop.preempt, lambda: stop.has_begun),
             _threads(),
         ):

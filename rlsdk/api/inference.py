@@ -13,7 +13,6 @@ from rlsdk.api.paths import with_absolute_paths
 from rlsdk.api.python_inputs import Reward, Rows, written
 from rlsdk.api.settings import Settings, from_keywords
 from rlsdk.api.table import Table
-from rlsdk.api.words import shown_in
 from rlsdk.config import RunConfig, config_error
 from rlsdk.config.checks.commands import EVAL_FIGURES, GENERATE
 from rlsdk.config.derived.roles import rollout_role
@@ -60,11 +59,12 @@ def evaluate(
     """
     from rlsdk.trainer.runs.inference import evaluate_model
     from rlsdk.trainer.stages.evaluation.schedule import EvaluationError
+    from rlsdk.views import shown
 
     settings = from_keywords(fields, EVAL_FIGURES, config=None, trust_run=trust_run)
     with (
         written(settings, eval_data=data, reward=reward, eval_argument="data") as given,
-        shown_in(given.words, view) as watching,
+        shown(view) as watching,
     ):
         config, registry = configured(Path(model), given.settings, EVAL_FIGURES, checkpoint=checkpoint)
         found, _ = evaluate_model(config, registry, watching, sets=sets)

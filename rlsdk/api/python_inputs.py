@@ -18,9 +18,9 @@ from typing import Any, TypeAlias, TypeGuard
 
 from rlsdk.api.functions import standalone_source
 from rlsdk.api.settings import Settings, plain
-from rlsdk.api.words import Words
 from rlsdk.config import RunConfig
-from rlsdk.interfaces import ConfigError, DataError, RlsdkError
+from rlsdk.interfaces import ConfigError, DataError
+from rlsdk.interfaces.spelling import PythonCall, spelled_for
 from rlsdk.system.atomic import atomic_path
 from rlsdk.system.temporary import held_folder
 from rlsdk.trainer.checkpoints.run_folder import INPUTS
@@ -40,8 +40,8 @@ class PythonInputs:
     settings: Settings
     folder: Path | None = None
     """Folder of these files; None: there are none."""
-    words: Words = field(default_factory=Words)
-    """For what is said about these objects."""
+    call: PythonCall = field(default_factory=PythonCall)
+    """How messages call these objects."""
 
     def moved(self, config: RunConfig, run_dir: Path) -> RunConfig:
         """Copies the files into the run's folder atomically; returns the configuration that names them."""
@@ -51,8 +51,8 @@ class PythonInputs:
                 draft.write_bytes(file.read_bytes())
         if self.folder is None or not files:
             return config
-        self.words.places.append(run_dir / INPUTS)
         old, new = f"{self.folder}{os.sep}", f"{run_dir / INPUTS}{os.sep}"
+        self.call.names.update({_replaced(file, old, new): name for file, name in self.call.names.items()})
         return RunConfig.model_validate(_replaced(config.model_dump(), old, new))
 
 
@@ -74,7 +74,7 @@ def written(
     eval_argument: str = "eval_data",
 ) -> Iterator[PythonInputs]:
     """Yields the settings with data and rewards; objects are written to a temporary folder that exists during the
-    block. Errors inside name rows and fields as the caller did (`Words`).
+    block. Messages inside name rows and fields as the caller did.
 
     Args:
         settings: of the call.
@@ -90,20 +90,17 @@ def written(
     values = plain(settings.values)
     with held_folder("given") as made:
         folder = Path(os.path.realpath(made))
-        words = Words(places=[folder], eval_data=eval_argument)
+        call = PythonCall(eval_data=eval_argument)
         section = values.setdefault("data", {})
         for name, rows, argument in (("train", data, "data"), ("eval", eval_data, eval_argument)):
             if rows is not None:
                 section[name] = os.fspath(rows) if _is_name(rows) else str(write_rows(rows, folder, name, argument))
-                words.names[os.path.basename(section[name])] = argument
+                call.names[section[name]] = argument
         if reward is not None:
-            values["rewards"] = [_term(term, folder, words) for term in _terms(reward)]
+            values["rewards"] = [_term(term, folder, call.names) for term in _terms(reward)]
         given = Settings(files=settings.files, values=values, flags=settings.flags)
-        try:
-            yield PythonInputs(settings=given, folder=folder, words=words)
-        except RlsdkError as error:
-            words.put_into(error)
-            raise
+        with spelled_for(call):
+            yield PythonInputs(settings=given, folder=folder, call=call)
 
 
 def _is_name(rows: Any) -> TypeGuard[str | os.PathLike[str]]:
@@ -141,8 +138,8 @@ def _terms(reward: Any) -> list[Any]:
     return list(reward) if isinstance(reward, Sequence) and not isinstance(reward, str) else [reward]
 
 
-def _term(term: Any, folder: Path, words: Words) -> dict[str, Any]:
-    """One term of the reward, in the form of the configuration."""
+def _term(term: Any, folder: Path, names: dict[str, str]) -> dict[str, Any]:
+    """One term of the reward, in the form of the configuration; `names` receives the function."""
     fields = {**term} if isinstance(term, Mapping) else {"name": term}
     function = fields.get("name")
     options = dict(fields.get("options") or {})
@@ -152,7 +149,7 @@ def _term(term: Any, folder: Path, words: Words) -> dict[str, Any]:
         options, function = {**function.keywords, **options}, function.func
     if callable(function):
         fields["name"] = target = target_of(function, folder)
-        words.names[os.path.basename(target.rpartition(":")[0])] = function.__name__
+        names[target] = function.__name__
     elif not isinstance(function, str | os.PathLike):
         raise ConfigError(
             f"reward: {function!r}, a {type(function).__name__}; expected a function, a registered name, 'file.py:fn', "

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rlsdk.api.words import keyword
 from rlsdk.config import RunConfig
 from rlsdk.config.loading.load import Loaded, read_config
 from rlsdk.config.loading.other_names import every, known_elsewhere, meant_by
@@ -17,6 +16,7 @@ from rlsdk.config.loading.overrides import ALIASES
 from rlsdk.config.loading.reads import Reader
 from rlsdk.config.loading.trust import TRUST_FLAG
 from rlsdk.interfaces import ConfigError, nearest
+from rlsdk.interfaces.spelling import Setting
 from rlsdk.registry import Registry
 
 
@@ -133,10 +133,10 @@ def _unknown(name: str, value: Any, reader: Reader | None) -> str:
         return f"{name}: has no effect on `rlsdk {reader.command}`, which does not read it; leave it out"
     meant = meant_by(name, reads)
     if meant and all(path.rpartition(".")[2] == name for path in meant) and not known_elsewhere(name):
-        called = " or ".join(keyword(path, value) for path in meant[:3])
+        called = " or ".join(Setting(path, value).as_keyword() for path in meant[:3])
         return f"{name}: is no section of the configuration, but a field of one; write {called}"
     if meant:
-        called = " or ".join(keyword(path, value) for path in meant[:2])
+        called = " or ".join(Setting(path, value).as_keyword() for path in meant[:2])
         return f"{name}: unknown keyword; did you mean {called}?"
     sections = [section for section in RunConfig.model_fields if reads(section)]
     return f"{name}: unknown keyword{nearest(name, sections)}; the sections are {', '.join(sections)}"

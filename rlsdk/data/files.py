@@ -18,6 +18,7 @@ from rlsdk.data.messages import holds_messages
 from rlsdk.data.rows import DataRow, to_row
 from rlsdk.interfaces import DataError, nearest
 from rlsdk.interfaces.errors import nearest_file
+from rlsdk.interfaces.spelling import row_of
 from rlsdk.system.files import UnfitFileError, open_regular
 
 MAX_CSV_FIELD_CHARS = 1 << 27
@@ -223,7 +224,7 @@ def _json_lines(path: Path) -> Iterator[DataRow]:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path}:{number}: not JSON: {_json_problem(error)}: {line.strip()[:60]!r}") from error
-        yield to_row(value, f"{path}:{number}")
+        yield to_row(value, row_of(path, number))
 
 
 def _json_problem(error: Exception) -> str:

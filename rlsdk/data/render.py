@@ -14,6 +14,7 @@ from rlsdk.data.messages import ASSISTANT, check_messages, content_text, holds_m
 from rlsdk.data.pairs import PairFields, read_pair, with_context
 from rlsdk.data.rows import DataRow, Fields, JsonValue, Messages, lookup, missing_field
 from rlsdk.interfaces import ConfigError, DataError
+from rlsdk.interfaces.spelling import Setting
 
 TOOLS = "tools"
 """Column with the JSON schemas of a row's tools, under the name of the template's variable."""
@@ -206,7 +207,7 @@ class PromptFormat:
             shown = "null" if value is None else f"{type(value).__name__}: {str(value)[:60]!r}"
             raise DataError(
                 f"{row.source}: prompt field {self.prompt_name(row)!r} must be a text or a list of chat messages, got "
-                f"{shown}; fix the row, or name another field (`--data.prompt_field FIELD`)"
+                f"{shown}; fix the row, or name another field (`{Setting('data.prompt_field', 'FIELD')}`)"
             )
         return Template(self.prompt_template).fill(row, prompt=value)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from rlsdk.interfaces import DataError, nearest
+from rlsdk.interfaces.spelling import Setting
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 """Values that a row may contain. Rows are sent to grading processes as JSON."""
@@ -92,7 +93,7 @@ def missing_field(
         flag: of the configuration, to name another field.
         others: further valid names that are not fields.
     """
-    name = f"Name the field that holds it (`--{flag} FIELD`)" if flag else "Name another field"
+    name = f"Name the field that holds it (`{Setting(flag, 'FIELD')}`)" if flag else "Name another field"
     have = sorted(row.row)
     return DataError(
         f"{row.source}: row has no field {path!r}{nearest(path, [*others, *have])} ({asked_by}); it has {have}. "

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from rlsdk.data.render import PromptFormat
 from rlsdk.data.rows import DataRow
 from rlsdk.interfaces import ConfigError, DataError
+from rlsdk.interfaces.spelling import Setting, source_of
 
 
 def question_key(row: DataRow) -> str:
@@ -60,14 +61,15 @@ def split_by_content(
 
 
 def _too_few(rows: Sequence[DataRow], num_questions: int, asked: float) -> DataError:
-    where = rows[0].source.rpartition(":")[0] or rows[0].source if rows else "data"
+    where = source_of(rows[0].source) if rows else "data"
     have = f"{len(rows)} row{'' if len(rows) == 1 else 's'} with {num_questions} distinct question"
     have += "" if num_questions == 1 else "s"
     if num_questions < 2:
         return DataError(f"{where}: has {have}; expected at least one to train on and another for evaluation")
     return DataError(
         f"{where}: cannot hold out {asked:g} for evaluation: it has {have}, and one must be left to train on. Hold out "
-        f"fewer (`--data.num_eval_rows {max(num_questions // 8, 1)}`), or name other rows (`--data.eval FILE`)"
+        f"fewer (`{Setting('data.num_eval_rows', max(num_questions // 8, 1))}`), or name other rows "
+        f"(`{Setting('data.eval', 'FILE')}`)"
     )
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rlsdk.data.mixture import next_part
 from rlsdk.data.prompts import Prompt, PromptDataset
 from rlsdk.interfaces import CheckpointError, ConfigError
+from rlsdk.interfaces.spelling import Setting, spell
 
 
 def epoch_order(size: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
@@ -149,7 +150,8 @@ class PromptStream:
             raise CheckpointError(
                 f"the data is not what the checkpoint was made with: {'; '.join(differences)}. A resumed run would see "
                 "other prompts: restore the data and settings, or train the checkpoint's weights on the new data in a "
-                "run of their own, --model RUN/checkpoints/STEP/model --trainer.run_name NAME"
+                "run of their own, "
+                f"{spell(Setting('model.path', 'RUN/checkpoints/STEP/model'), Setting('trainer.run_name', 'NAME'))}"
             )
         places = _checked_places(state)
         if len(places) != len(self._cursors):

@@ -10,6 +10,7 @@ from statistics import median
 from rlsdk.config import RunConfig, StepPasses, comparable_log_probs, load_config, roles, step_passes
 from rlsdk.config.checks.declared import declared_fields
 from rlsdk.interfaces import BackendKind, ConfigError
+from rlsdk.interfaces.spelling import as_given
 from rlsdk.planning.rates import FORWARD_SPEEDUP
 from rlsdk.registry import Registry
 from rlsdk.trainer.tracking.step_times import has_own_time, phase_names
@@ -90,8 +91,9 @@ def read_calibration(run_dir: Path, registry: Registry) -> Calibration:
     steps = [line for line in read_metrics(run_dir) if "time/step_s" in line and has_own_time(line)]
     if not config_file.is_file() or len(steps) < 2:
         raise ConfigError(
-            f"--calibration {str(run_dir)!r}: expected a run's folder with config.yaml and metrics.jsonl of two "
-            f"steps or more (found {len(steps)}); make one with `rlsdk train --trainer.steps 5 ...`"
+            f"{as_given('calibration', str(run_dir))}: expected a run's folder with config.yaml and "
+            f"metrics.jsonl of two steps or more (found {len(steps)}); make one with "
+            "`rlsdk train --trainer.steps 5 ...`"
         )
     steady = steps[1:]
     names = sorted({key for line in steady for key in phase_names(line)})

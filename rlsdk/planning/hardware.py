@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from rlsdk.cluster import PlacementSpec
 from rlsdk.interfaces import ConfigError, nearest
+from rlsdk.interfaces.spelling import as_given
 
 MIB, GIB = 1 << 20, 1 << 30
 MEASURED = "https://thundergolfer.com/blog/nvidia-gpu-memory-capacity"
@@ -69,11 +70,13 @@ def parse_hardware(text: str) -> Hardware:
     """
     form = _FORM.fullmatch(text.strip())
     if form is None:
-        raise ConfigError(f"--hardware {text!r}: expected NAME or BYTES, then :NODESxDEVICES, such as h100:8x8")
+        raise ConfigError(
+            f"{as_given('hardware', text)}: expected NAME or BYTES, then :NODESxDEVICES, such as h100:8x8"
+        )
     what = form["what"].lower()
     nodes, devices = (int(form[key]) if form[key] else None for key in ("nodes", "devices"))
     if nodes == 0 or devices == 0:
-        raise ConfigError(f"--hardware {text!r}: expected at least one node with one device")
+        raise ConfigError(f"{as_given('hardware', text)}: expected at least one node with one device")
     if what == "cpu":
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return Hardware(name="cpu", device="cpu", device_bytes=memory, num_nodes=nodes, devices_per_node=devices)
@@ -83,7 +86,8 @@ def parse_hardware(text: str) -> Hardware:
     if (amount := _BYTES.fullmatch(what)) is None:
         known = ["cpu", *GPU_MIB]
         raise ConfigError(
-            f"--hardware {text!r}: expected one of {known}, or bytes of a device, such as 80GiB{nearest(what, known)}"
+            f"{as_given('hardware', text)}: expected one of {known}, or bytes of a device, such as "
+            f"80GiB{nearest(what, known)}"
         )
     size = int(float(amount["number"]) * _UNITS[amount["unit"].lower().removesuffix("b")])
     return Hardware(name=what, device="cuda", device_bytes=size, num_nodes=nodes, devices_per_node=devices)

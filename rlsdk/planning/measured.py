@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlsdk.interfaces import ConfigError
+from rlsdk.interfaces.spelling import Setting
 from rlsdk.planning.rates import FORWARD_SPEEDUP, Rates
 from rlsdk.rollouts.journal.journal import FOLDER
 from rlsdk.rollouts.journal.records import rows_from
@@ -73,13 +74,13 @@ def measured_rates(
     if any(m.get("schedule/staleness_max", 0) > 0 for m in timed.values()):
         raise ConfigError(
             f"{str(run_dir)!r} trained on stale samples: its steps overlap, so that they say nothing of each half. "
-            "Measure a run with --schedule.max_staleness 0"
+            f"Measure a run with {Setting('schedule.max_staleness', 0)}"
         )
     both = sorted(set(steps) & set(timed))
     later = both[int(SKIPPED * len(both)) :]
     if not later:
         raise ConfigError(
-            f"{str(run_dir)!r}: no step is in its journal and in its metrics; give --schedule.journal all"
+            f"{str(run_dir)!r}: no step is in its journal and in its metrics; give {Setting('schedule.journal', 'all')}"
         )
     others = [_later(read_steps(folder / FOLDER)[0]) for folder in beside]
     own = [steps[step] for step in later]

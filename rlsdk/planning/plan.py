@@ -12,6 +12,7 @@ from rlsdk.config.checks.declared import own_functions
 from rlsdk.config.sections.algorithm import POLICY_GRADIENT
 from rlsdk.config.sections.role_kinds import ACTOR, ROLLOUT
 from rlsdk.interfaces import BackendSpec, ConfigError, Forecast, LayoutError, RankContext, WeightLayout, Workload
+from rlsdk.interfaces.spelling import as_given
 from rlsdk.planning.batches import batch_sizes, running_rows, update_rows
 from rlsdk.planning.calibration import Calibration, Prediction, Work, planned_passes, predict
 from rlsdk.planning.contents import PlanContents, PlannedRole
@@ -69,8 +70,8 @@ def make_plan(run: PreparedRun, *, hardware: Hardware | None = None, calibration
     kind = "cuda" if any(pool.device == "cuda" for pool in placement.pools) else "cpu"
     if kind != hardware.device:
         raise ConfigError(
-            f"--hardware {hardware.name!r} is {hardware.device!r}, but placement.device puts the run on {kind!r}; give "
-            "hardware of that kind, or leave placement.device at 'auto'"
+            f"{as_given('hardware', hardware.name)} is {hardware.device!r}, but placement.device puts the run "
+            f"on {kind!r}; give hardware of that kind, or leave placement.device at 'auto'"
         )
     num_nodes, per_node = nodes_of(hardware, placement)
     found = _roles(run, (num_nodes, per_node), hardware)

@@ -140,7 +140,7 @@ def test_processes_of_a_replica_see_its_devices_and_this_one_its_own(monkeypatch
         (on_gpus("0", "1"), {"tp_size": 4}, r"takes 4 devices; it was given 2: 0, 1"),
         (RankContext(role="rollout"), {"tp_size": 2, "ep_size": 2}, r"rollout.ep_size 2: vLLM on a CPU .* give 1"),
         (on_gpus("0", "1", "2", "3"), {"tp_size": 4, "ep_size": 2}, r"rollout.ep_size 2: .* give 4 .*, or 1"),
-        (on_gpus("0", "1"), {"dp_size": 2}, r"rollout.dp_size 2: .*--rollout.vllm.asynchronous true"),
+        (on_gpus("0", "1"), {"dp_size": 2}, r"rollout.dp_size 2: .*rollout.vllm.asynchronous true"),
     ],
 )
 def test_what_vllm_cannot_split_is_refused(ctx: RankContext, sizes: dict[str, int], fault: str) -> None:

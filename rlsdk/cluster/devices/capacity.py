@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rlsdk.cluster.devices.placement import PlacementSpec, PoolSpec
 from rlsdk.interfaces import PlacementError
+from rlsdk.interfaces.spelling import Setting
 from rlsdk.system.quantities import counted
 
 _MAX_TRIES = 20_000
@@ -60,7 +61,7 @@ def processors_notice(placement: PlacementSpec, usable: int) -> str | None:
     return (
         f"warning: placement.cpus_per_device {threads}: the {devices} devices of {names} ask for {asked} processors, "
         f"and {usable} can be used here, so they wait for one another. Add "
-        f"`--placement.cpus_per_device {max(usable // devices, 1)}`"
+        f"`{Setting('placement.cpus_per_device', max(usable // devices, 1))}`"
     )
 
 
@@ -159,7 +160,7 @@ def _refusal(placement: PlacementSpec, nodes: Sequence[NodeCapacity], demands: S
             "available:",
             *_table(("node", "GPUs free", "CPUs free"), available),
             *(
-                ["There is no GPU here: `--placement.device cpu` runs on processors."]
+                [f"There is no GPU here: `{Setting('placement.device', 'cpu')}` runs on processors."]
                 if gpus and not any(node.total_gpus for node in nodes)
                 else []
             ),

@@ -15,6 +15,7 @@ from typing import Any
 
 from rlsdk.cluster.ray_cluster.access import environment
 from rlsdk.interfaces import PlacementError
+from rlsdk.interfaces.spelling import Setting
 from rlsdk.system.import_path import PYTHON_PATH, SAFE_PATH, clean_python_path
 
 _log = logging.getLogger(__name__)
@@ -35,10 +36,10 @@ def own_cluster_variables() -> Iterator[None]:
     given = [name for name in ANOTHER_CLUSTER_S if os.environ.get(name)]
     if given:
         _log.warning(
-            "this run starts its own Ray cluster, so %s %s no effect; `--placement.ray_address auto` joins a running "
-            "cluster",
+            "this run starts its own Ray cluster, so %s %s no effect; `%s` joins a running cluster",
             ", ".join(given),
             "has" if len(given) == 1 else "have",
+            Setting("placement.ray_address", "auto"),
         )
     own: dict[str, str | None] = {PYTHON_PATH: clean_python_path() or None, SAFE_PATH: "1"}
     with environment(dict.fromkeys(ANOTHER_CLUSTER_S) | own):

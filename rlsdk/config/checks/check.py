@@ -21,6 +21,7 @@ from rlsdk.config.sections.old_log_probs import OldLogProbs, choose_old_log_prob
 from rlsdk.config.sections.role_kinds import ACTOR, OPTIONAL_ROLES, ROLLOUT
 from rlsdk.config.sections.schema import SINGLE_TURN, RunConfig
 from rlsdk.interfaces import Algorithm, BackendKind, Capability, ChecksPlace, Head, LogProbKind, RlsdkError
+from rlsdk.interfaces.spelling import Setting
 from rlsdk.registry import ComponentKind, Registry, Requirements, explain_lack, lacks
 
 SCORING = ("ForSequenceClassification", "ForTokenClassification")
@@ -141,14 +142,17 @@ def check_backend(needed: Requirements, name: str, registry: Registry, *, field:
 
 def _missing_data(config: RunConfig) -> Iterator[Problem]:
     if config.model.path is None:
-        yield Problem("model.path", "is required: --model FOLDER, or a name on the hub")
+        yield Problem("model.path", f"is required: {Setting('model.path', 'FOLDER')}, or a name on the hub")
     if config.data.train is None and not config.data.mixture:
-        yield Problem("data.train", "is required: --data FILE, or SOURCE:REST of a source in `rlsdk plugins list`")
+        yield Problem(
+            "data.train",
+            f"is required: {Setting('data.train', 'FILE')}, or SOURCE:REST of a source in `rlsdk plugins list`",
+        )
 
 
 def _missing_rewards(config: RunConfig) -> Iterator[Problem]:
     if not config.rewards and not config.reward_models:
-        yield Problem("rewards", "at least one is required: --reward NAME, or file.py:function")
+        yield Problem("rewards", f"at least one is required: {Setting('rewards', 'NAME')}, or file.py:function")
 
 
 def _transport(config: RunConfig, device: str | None) -> Iterator[Problem]:
@@ -205,7 +209,7 @@ def _log_prob_kind(config: RunConfig, registry: Registry) -> Iterator[Problem]:
     said = f"rollout backend {spec.name!r} gives log-probs {spec.log_prob_kind.value!r}, which differ with {why}"
     choice, correction = config.algorithm.old_log_probs, config.algorithm.correction
     compared = _old_log_probs(config, comparable=False).compared
-    stale = " with `--schedule.uncorrected true`" if config.schedule.overlaps else ""
+    stale = f" with `{Setting('schedule.uncorrected', True)}`" if config.schedule.overlaps else ""
     if "old_log_probs" in compared:
         yield Problem("algorithm.old_log_probs", f"{choice!r}: {said}; change that, or use 'always'{stale}")
     if "correction" in compared:
@@ -335,13 +339,13 @@ def _stale_samples(config: RunConfig, registry: Registry, kind: LogProbKind) -> 
             "schedule.max_staleness",
             f"{schedule.max_staleness} needs a correction of stale samples, but rollout backend "
             f"{config.rollout.backend!r} gives log-probs {kind.value!r}, which differ with {differs}; change that, or "
-            "say `--schedule.uncorrected true`",
+            f"say `{Setting('schedule.uncorrected', True)}`",
         )
     if has_no_ratio and not schedule.uncorrected:
         yield Problem(
             "algorithm.old_log_probs",
             f"'rollout' corrects nothing {at}: algorithm.loss {algorithm.loss!r} has no ratio. Choose 'auto' or "
-            "'decoupled', or say `--schedule.uncorrected true`",
+            f"'decoupled', or say `{Setting('schedule.uncorrected', True)}`",
         )
     naive = not old.accounts_for_sampler or has_no_ratio
     if schedule.uncorrected and not naive and not algorithm.correction.is_on and algorithm.name == POLICY_GRADIENT:
@@ -349,7 +353,7 @@ def _stale_samples(config: RunConfig, registry: Registry, kind: LogProbKind) -> 
         yield Problem(
             "schedule.uncorrected",
             f"True has no effect, because algorithm.old_log_probs {choice!r} {how}. Leave it out; to train without a "
-            "correction, add `--algorithm.old_log_probs always`",
+            f"correction, add `{Setting('algorithm.old_log_probs', 'always')}`",
         )
 
 

@@ -15,6 +15,7 @@ from rlsdk.config.sections.old_log_probs import choose_old_log_probs
 from rlsdk.config.sections.role_kinds import ROLE_KINDS
 from rlsdk.config.sections.schedule import beside_rollout
 from rlsdk.config.sections.schema import RunConfig, SftConfig
+from rlsdk.interfaces.spelling import Setting
 
 _ENGINE = ("model", "placement", "deadlines.start_s", "deadlines.collective_s", "trainer.seed")
 _ACTOR = (
@@ -75,9 +76,13 @@ def _of_policy_gradient(config: RunConfig) -> Iterator[Problem]:
         names = ("kl_estimator", "kl_reward_estimator", "kl_horizon")
         yield from fields_of((f"algorithm.{name}" for name in names), "algorithm.kl_coef is 0")
     elif own.kl_in_reward:
-        yield Problem("algorithm.kl_estimator", "algorithm.kl_in_reward is true: `--algorithm.kl_reward_estimator`")
+        yield Problem(
+            "algorithm.kl_estimator", f"algorithm.kl_in_reward is true: `{Setting('algorithm.kl_reward_estimator')}`"
+        )
     else:
-        yield Problem("algorithm.kl_reward_estimator", "algorithm.kl_in_reward is false: `--algorithm.kl_estimator`")
+        yield Problem(
+            "algorithm.kl_reward_estimator", f"algorithm.kl_in_reward is false: `{Setting('algorithm.kl_estimator')}`"
+        )
     if not own.kl_in_reward:
         yield Problem("algorithm.kl_target", "algorithm.kl_in_reward is false")
     if own.kl_target is None:

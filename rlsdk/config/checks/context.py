@@ -8,6 +8,7 @@ from typing import Any
 from rlsdk.config.derived.roles import Role
 from rlsdk.config.problem import Problem
 from rlsdk.config.sections.schema import RunConfig
+from rlsdk.interfaces.spelling import Setting, spell
 
 _LENGTHS = ("max_position_embeddings", "n_positions")
 _STRETCHED = ("linear", "dynamic", "yarn")
@@ -99,15 +100,15 @@ def context_problems(config: RunConfig, role: Role, fields: Mapping[str, Any]) -
     rollout, prompt = config.rollout, config.data.max_prompt_tokens
     if rollout.max_model_tokens is not None:
         field, what = "rollout.max_model_tokens", f"{rollout.max_model_tokens}"
-        fix = f"`--rollout.max_model_tokens {context}`"
+        fix = f"`{Setting(field, context)}`"
     else:
         field = "rollout.max_response_tokens"
         what = f"{rollout.max_response_tokens}: with data.max_prompt_tokens {prompt} that is {config.max_model_tokens}"
         room = context - prompt
         fix = (
-            f"`--rollout.max_response_tokens {room}`"
+            f"`{Setting(field, room)}`"
             if room >= 1
-            else f"`--data.max_prompt_tokens {context // 2} --rollout.max_response_tokens {context - context // 2}`"
+            else f"`{spell(Setting('data.max_prompt_tokens', context // 2), Setting(field, context - context // 2))}`"
         )
     yield Problem(
         field,

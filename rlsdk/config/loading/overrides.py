@@ -7,17 +7,13 @@ from dataclasses import dataclass
 
 from rlsdk.config.problem import Problem, config_error
 from rlsdk.interfaces import nearest
+from rlsdk.interfaces.spelling import SHORT_FLAGS
 
 FILE_FLAG = "config"
 RECIPE = ("algorithm", "recipe")
 """Where `--algorithm NAME` goes."""
 ALIASES: Mapping[str, str] = {
-    "model": "model.path",
-    "data": "data.train",
-    "reward": "rewards",
-    "train-backend": "train.backend",
-    "rollout-backend": "rollout.backend",
-    "algorithm": "algorithm.recipe",
+    **{flag: path for path, flag in SHORT_FLAGS.items()},
     "steps": "trainer.steps",
     "seed": "trainer.seed",
     "resume": "trainer.resume",

@@ -12,6 +12,7 @@ from rlsdk.config.loading.tree import Place
 from rlsdk.config.problem import Problem
 from rlsdk.config.sections.base import unused_in
 from rlsdk.config.sections.schema import RunConfig
+from rlsdk.interfaces.spelling import Setting
 
 
 def all_used(config: RunConfig) -> Iterator[Problem]:
@@ -139,16 +140,14 @@ def _refused(one: Given, path: str, why: str, command: str, acting: Sequence[str
         return Problem(path, f"{what}: {why}; leave it out", one.origin)
     if not acting:
         return Problem(path, f"{what}, which does not read it; leave it out", one.origin)
-    flags = " or ".join(f"`--{other}{_shown(one.value)}`" for other in acting)
+    flags = " or ".join(f"`{Setting(other, _shown(one.value))}`" for other in acting)
     return Problem(path, f"{what}, which reads {acting[0]}: {flags}", one.origin)
 
 
-def _shown(value: Any) -> str:
-    """A number or a word as it is typed behind a flag; nothing for other values."""
-    if isinstance(value, bool | None):
-        return f" {str(value).lower()}" if value is not None else ""
-    is_plain = isinstance(value, int | float) or (isinstance(value, str) and value.isidentifier())
-    return f" {value}" if is_plain else ""
+def _shown(value: Any) -> Any:
+    """A number or a word, which can be typed as it is; `...` for other values."""
+    is_plain = isinstance(value, bool | int | float) or (isinstance(value, str) and value.isidentifier())
+    return value if is_plain else ...
 
 
 def _summary(paths: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from rlsdk.config.loading.yaml_text import read_yaml
 from rlsdk.config.problem import Problem
 from rlsdk.interfaces import ConfigError
 from rlsdk.interfaces.errors import nearest_file
+from rlsdk.interfaces.spelling import as_given
 from rlsdk.system.files import as_text, read_regular, read_regular_or_pipe
 
 Place = tuple[str | int, ...]
@@ -45,10 +46,10 @@ def read_tree_file(file: Path, *, may_be_pipe: bool = False) -> TreeFile:
         close = _near(file)
         if VARIABLE.search(str(file)):
             close = "; the shell replaces variables outside of single quotes only: write the name in double quotes"
-        raise ConfigError(f"--config {str(file)[:200]!r}: no such file{close}") from error
+        raise ConfigError(f"{as_given('config', str(file)[:200])}: no such file{close}") from error
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"--config {str(file)[:200]!r}: cannot be read: {why}") from error
+        raise ConfigError(f"{as_given('config', str(file)[:200])}: cannot be read: {why}") from error
     data, lines = read_yaml(text, str(file))
     if not isinstance(data, dict | None):
         raise ConfigError(f"{file}: {shown(data)}: expected a mapping of sections such as model, data, trainer")

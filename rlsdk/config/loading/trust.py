@@ -17,6 +17,7 @@ from rlsdk.config.introspection.validation_errors import dotted, shown
 from rlsdk.config.loading.tree import Place
 from rlsdk.config.problem import Problem
 from rlsdk.interfaces import ConfigError
+from rlsdk.interfaces.spelling import Setting
 
 TRUST_FLAG = "--trust-run"
 FUNCTION_FIELDS = ("rewards.*.name", "algorithm.name", "algorithm.advantage", "algorithm.loss",
@@ -74,7 +75,7 @@ def check_trust(
         raise ConfigError(
             "the configuration comes from a run's folder, and it makes this command run code, or send data elsewhere:"
             f"{lines}\n"
-            f"If you trust where the run comes from, add {TRUST_FLAG}; or give these fields yourself"
+            f"If you trust where the run comes from, add {Setting('trust_run', True)}; or give these fields yourself"
         )
 
 

@@ -11,6 +11,7 @@ from rlsdk.config.problem import Problem
 from rlsdk.config.sections.base import Options, Section, empty_mapping, empty_tuple, fields_of
 from rlsdk.config.sections.old_log_probs import choose_old_log_probs
 from rlsdk.config.sections.role_kinds import OptionalRole
+from rlsdk.interfaces.spelling import Setting
 
 POLICY_GRADIENT = "policy_gradient"
 """Name of the algorithm that is composed of the fields of this section."""
@@ -197,8 +198,8 @@ class AlgorithmConfig(Section):
             yield Problem(
                 "dynamic_sampling.enabled",
                 "true cannot be combined with algorithm.kl_in_reward: a group is judged when it is graded, before its "
-                "KL is known; give the KL in the loss (`--algorithm.kl_in_reward false`), or do not replace groups "
-                "(`--algorithm.dynamic_sampling.enabled false`)",
+                f"KL is known; give the KL in the loss (`{Setting('algorithm.kl_in_reward', False)}`), or do "
+                f"not replace groups (`{Setting('algorithm.dynamic_sampling.enabled', False)}`)",
             )
         if self.kl_target is not None and not self.kl_in_reward:
             yield Problem(

@@ -12,6 +12,7 @@ from rlsdk.config.problem import Problem
 from rlsdk.config.sections.base import Options, Section, unused_revision
 from rlsdk.config.sections.engines import DtypeName, OptimConfig
 from rlsdk.interfaces.settings import PassLimits
+from rlsdk.interfaces.spelling import Setting
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
@@ -114,14 +115,15 @@ def dynamic_sampling_problems(models: tuple[RewardModelConfig, ...], num_samples
         models: the run's reward models.
         num_samples: samples of each prompt.
     """
-    field, off = "algorithm.dynamic_sampling.enabled", "`--algorithm.dynamic_sampling.enabled false`"
+    field = "algorithm.dynamic_sampling.enabled"
+    off = f"`{Setting(field, False)}`"
     scoring = [f"reward_models.{at} ({model.path})" for at, model in enumerate(models) if model.weight]
     if scoring:
         yield Problem(
             field,
             f"true cannot be combined with {', '.join(scoring)}: a group is judged when it is graded, before a reward "
             f"model scores it, so it would be judged by a part of its score; do not replace groups ({off}), or serve "
-            "the model as a reward (`rlsdk reward serve`, `--reward URL`)",
+            f"the model as a reward (`rlsdk reward serve`, `{Setting('rewards', 'URL')}`)",
         )
     if num_samples < 2:
         yield Problem(
@@ -143,5 +145,6 @@ def critic_warmup_problems(critic: CriticConfig, steps: int, updates: int) -> It
         yield Problem(
             "critic.optim.warmup_steps",
             f"{optim.warmup_steps}: expected fewer than the run's {steps * updates} optimizer steps, because "
-            f"critic.optim.schedule is {optim.schedule!r}; for a short run add `--critic.optim.warmup_steps 0`",
+            f"critic.optim.schedule is {optim.schedule!r}; for a short run add "
+            f"`{Setting('critic.optim.warmup_steps', 0)}`",
         )

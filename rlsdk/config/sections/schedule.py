@@ -12,6 +12,7 @@ from rlsdk.config.sections.base import Section
 from rlsdk.config.sections.old_log_probs import choose_old_log_probs
 from rlsdk.config.sections.role_kinds import ROLLOUT
 from rlsdk.interfaces.settings import NO_INFLUENCE
+from rlsdk.interfaces.spelling import Setting
 
 if TYPE_CHECKING:
     from rlsdk.config.sections.algorithm import AlgorithmConfig
@@ -68,7 +69,7 @@ class ScheduleConfig(Section):
             yield Problem(
                 "on_new_weights",
                 f"{self.on_new_weights!r} has no effect, {because} no sample runs when weights come; use 'drain', or "
-                "`--schedule.max_staleness 1`",
+                f"`{Setting('schedule.max_staleness', 1)}`",
             )
         if self.uncorrected:
             yield Problem("uncorrected", f"True has no effect, {because} no sample is stale; leave it out")
@@ -85,16 +86,18 @@ def schedule_problems(
         yield Problem(
             "schedule.max_staleness",
             f"{schedule.max_staleness} generates samples while a step trains, but placement gives the rollout the "
-            f"devices of {sharing}, which take turns; expected 0, or devices of its own: `--placement.preset "
-            "colocate_actor_ref` with `--placement.devices '{rollout: N}'`",
+            f"devices of {sharing}, which take turns; expected 0, or devices of its own: "
+            f"`{Setting('placement.preset', 'colocate_actor_ref')}` with "
+            f"`{Setting('placement.devices', {'rollout': 'N'})}`",
         )
     naive = not choose_old_log_probs(algorithm, stale=True, num_updates=1).accounts_for_sampler
     if naive and not schedule.uncorrected:
         yield Problem(
             "algorithm.old_log_probs",
             f"'always' without a correction, at schedule.max_staleness {schedule.max_staleness}: the ratio forgets "
-            "which weights sampled. Choose 'auto' or 'decoupled', give `--algorithm.correction.mode truncate`, or say "
-            "`--schedule.uncorrected true`",
+            "which weights sampled. Choose 'auto' or 'decoupled', give "
+            f"`{Setting('algorithm.correction.mode', 'truncate')}`, or say "
+            f"`{Setting('schedule.uncorrected', True)}`",
         )
     if schedule.uncorrected and not naive and algorithm.correction.is_on:
         yield Problem("schedule.uncorrected", "True contradicts algorithm.correction, which is on; leave one out")

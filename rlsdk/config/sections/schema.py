@@ -31,6 +31,7 @@ from rlsdk.config.sections.role_sections import (
 )
 from rlsdk.config.sections.schedule import ScheduleConfig, schedule_problems
 from rlsdk.interfaces.settings import NO_INFLUENCE
+from rlsdk.interfaces.spelling import Setting
 
 NEEDS_GROUP = frozenset({"grpo", "dr_grpo", "grpo_passk", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline"})
 """Built-in estimators that compare the samples of one prompt, and need at least two."""
@@ -370,7 +371,8 @@ class RunConfig(Section):
                 "rollout.max_model_tokens",
                 f"null makes room for a prompt and one response ({needed} tokens), but rollout.rollouter is "
                 f"{self.rollout.rollouter!r}: give the most tokens of a whole episode, all turns and tool answers "
-                f"included, for instance `--rollout.max_model_tokens {needed + 3 * self.rollout.max_response_tokens}`",
+                "included, for instance "
+                f"`{Setting('rollout.max_model_tokens', needed + 3 * self.rollout.max_response_tokens)}`",
             )
 
     def _evaluation_problems(self) -> Iterator[Problem]:
@@ -388,7 +390,8 @@ class RunConfig(Section):
                 yield Problem(
                     f"{field}.{longer}",
                     f"{response or prompt}: prompt and response come to {needed} tokens, more than the "
-                    f"{self.max_model_tokens} that the run makes room for; add `--rollout.max_model_tokens {needed}`",
+                    f"{self.max_model_tokens} that the run makes room for; add "
+                    f"`{Setting('rollout.max_model_tokens', needed)}`",
                 )
 
     def _group_problems(self) -> Iterator[Problem]:
@@ -410,5 +413,6 @@ class RunConfig(Section):
             yield Problem(
                 "train.optim.warmup_steps",
                 f"{optim.warmup_steps}: expected fewer than the run's {total} optimizer steps, because "
-                f"train.optim.schedule is {optim.schedule!r}; for a short run add `--train.optim.warmup_steps 0`",
+                f"train.optim.schedule is {optim.schedule!r}; for a short run add "
+                f"`{Setting('train.optim.warmup_steps', 0)}`",
             )

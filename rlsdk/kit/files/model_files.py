@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlsdk.interfaces.spelling import Setting
 from rlsdk.system.files import foreign_reason, read_regular
 
 WEIGHTS = "model.safetensors"
@@ -36,7 +37,7 @@ def weights_fault(folder: Path) -> str:
     have = f"; it has {', '.join(others[:3])}" if others else ""
     return (
         f"holds neither {WEIGHTS} nor {INDEX}{have}. Save the model with save_pretrained, or start from random "
-        "weights: --model.init_from_config true"
+        f"weights: {Setting('model.init_from_config', True)}"
     )
 
 
@@ -52,7 +53,7 @@ def tokenizer_fault(folder: Path) -> str:
         if not any(map(_OF_TOKENIZER.search, names)):
             return (
                 "holds no tokenizer (tokenizer.json, tokenizer.model or vocab.json). Copy these files from the model "
-                "that it was made from, or name that one's folder: --model.tokenizer FOLDER"
+                f"that it was made from, or name that one's folder: {Setting('model.tokenizer', 'FOLDER')}"
             )
         file = folder / "tokenizer.json"
         return _json_fault(file) if file.is_file() else ""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.interfaces import ConfigError, nearest
+from rlsdk.interfaces.spelling import called
 from rlsdk.registry import python_file
 from rlsdk.rewards.functions.signatures import Form, check_form, form_of, parameters_of
 
@@ -30,7 +31,7 @@ def inspect_target(target: str, options: Mapping[str, Any] | None = None) -> For
         ConfigError: the file, module or function does not exist (the message gives the nearest name), the source is not
             valid Python, or the signature does not accept the call.
     """
-    said = f"reward {target!r}"
+    said = f"reward {called(target)!r}"
     where, colon, name = target.rpartition(":")
     if not colon or not where or not name:
         raise ConfigError(f"{said}: expected pkg.mod:function or path/file.py:function")

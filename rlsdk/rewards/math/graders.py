@@ -10,7 +10,7 @@ from rlsdk.rewards.functions.load import checks_rows
 from rlsdk.rewards.math.normalization import plain, unwrap
 from rlsdk.rewards.math.quantity import Quantity, parse_quantity
 from rlsdk.rewards.math.structure import split_name
-from rlsdk.rewards.text.answer import NO_ANSWER, announced, final_answer, has_mark, parse_number, without_thoughts
+from rlsdk.rewards.text.answer import announced, final_answer, has_mark, no_answer, parse_number, without_thoughts
 
 MAX_CHARS = 256
 """Maximum length of an answer in characters; longer texts are sentences around an answer."""
@@ -68,7 +68,7 @@ def choice(sample: RewardSample) -> float:
 def _reference(sample: RewardSample) -> str:
     """Returns the final answer of the reference, which may be a worked solution."""
     if sample.answer is None:
-        raise ValueError(NO_ANSWER)
+        raise ValueError(no_answer())
     marked = final_answer(sample.answer)
     return sample.answer.strip() if marked is None else marked
 

@@ -12,7 +12,7 @@ from rlsdk.rewards.math.algebra import MAX_CHARS, MAX_DEPTH, depth, equal, impor
 from rlsdk.rewards.math.normalization import plain
 from rlsdk.rewards.math.quantity import Quantity, parse_based, parse_quantity, same_unit, split_unit
 from rlsdk.rewards.math.structure import Answer, Part, is_relation, read
-from rlsdk.rewards.text.answer import NO_ANSWER, announced, final_answer, has_mark, parse_number, without_thoughts
+from rlsdk.rewards.text.answer import announced, final_answer, has_mark, no_answer, parse_number, without_thoughts
 
 _WORDS = re.compile(r"(?=.*[A-Za-z]{2})[A-Za-z][A-Za-z' -]*")
 _LETTER = re.compile(r"[A-Za-z]")
@@ -53,7 +53,7 @@ def math(sample: RewardSample, *, ordered: bool = False) -> float:
         ValueError: the data row has no reference answer.
     """
     if not sample.answer:
-        raise ValueError(NO_ANSWER)
+        raise ValueError(no_answer())
     given = _candidate(sample.response)
     if not given:
         return 0.0

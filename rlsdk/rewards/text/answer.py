@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from rlsdk.interfaces.spelling import Setting
+
 MAX_NUMBER_CHARS = 64
 """Maximum length of a number in characters: longer ones are never answers, and parsing is quadratic."""
-NO_ANSWER = "the data row has no reference answer; name the field that holds it (`--data.answer_field FIELD`)"
 _ANNOUNCED = re.compile(
     r"(?:so|thus|therefore|hence)?,?\s*+(?:the )?(?:final |correct )?answer\s*+(?:is|:|=)\s*+:?\s*+(.+)", re.I
 )
@@ -16,6 +17,12 @@ MARKS = ("####", r"\boxed", r"\fbox", "<answer>")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|[+-]?\.[0-9]+")
 _CURRENCY = re.compile(r"\\?\$\s?(?=[0-9.+-])")
 _BARE_BOX = re.compile(r"\s++([+-]?[0-9][0-9,]*+(?:\.[0-9]++)?+|[A-Za-z])(?![\w.,/^({\\]*[\w/^({\\])")
+
+
+def no_answer() -> str:
+    """Why a row without a reference answer has no score."""
+    named = Setting("data.answer_field", "FIELD")
+    return f"the data row has no reference answer; name the field that holds it (`{named}`)"
 
 
 def final_answer(text: str) -> str | None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from rlsdk.interfaces import ConfigError, RewardSample
 from rlsdk.rewards.functions.load import checks_rows
-from rlsdk.rewards.text.answer import NO_ANSWER, final_answer, has_mark, without_thoughts
+from rlsdk.rewards.text.answer import final_answer, has_mark, no_answer, without_thoughts
 
 MAX_CHARS = 4_096
 """Maximum length of the texts in an edit distance; the cost is quadratic."""
@@ -158,7 +158,7 @@ def references(sample: RewardSample, field: str | None) -> list[str]:
     found = sample.answer if field is None else sample.row.get(field)
     texts = [found] if isinstance(found, str) else found
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-        raise ValueError(NO_ANSWER if field is None else f"the data row has no text or list of texts in {field!r}")
+        raise ValueError(no_answer() if field is None else f"the data row has no text or list of texts in {field!r}")
     return texts
 
 

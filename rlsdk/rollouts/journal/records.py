@@ -23,6 +23,7 @@ from rlsdk.interfaces import (
     Trajectory,
     VersionRun,
 )
+from rlsdk.interfaces.spelling import Setting
 from rlsdk.rollouts.groups.group import Failure, Grade, Sample
 from rlsdk.rollouts.journal.recorded import SampleKey, row_records
 
@@ -234,8 +235,8 @@ def _checked() -> Iterator[None]:
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, RlsdkError) as error:
         raise CheckpointError(
             f"a sample of the journal cannot be read ({type(error).__name__}: {error}): it is damaged, or of another "
-            "version of rlsdk. `--schedule.journal none` continues without it: what was not trained on is "
-            "generated again"
+            f"version of rlsdk. `{Setting('schedule.journal', 'none')}` continues without it: what was not "
+            "trained on is generated again"
         ) from error
 
 

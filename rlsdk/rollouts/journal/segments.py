@@ -18,6 +18,7 @@ from typing import Any
 import xxhash
 
 from rlsdk.interfaces import CheckpointError
+from rlsdk.interfaces.spelling import Setting
 
 FORMAT = 2
 MAX_LINE_BYTES = 1 << 28
@@ -204,8 +205,8 @@ def damaged(folder: Path, problem: str) -> CheckpointError:
     """The error of a journal in `folder` that cannot be trusted, with the way out."""
     return CheckpointError(
         f"{problem}. Restore the journal from a copy; or a resume continues without it, after "
-        f"`mv {shlex.quote(str(folder))} {shlex.quote(f'{folder}.damaged')}` or with `--schedule.journal none`: what "
-        "was not trained on is generated again"
+        f"`mv {shlex.quote(str(folder))} {shlex.quote(f'{folder}.damaged')}` or with "
+        f"`{Setting('schedule.journal', 'none')}`: what was not trained on is generated again"
     )
 
 

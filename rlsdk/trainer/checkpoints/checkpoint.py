@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from rlsdk.interfaces import CheckpointError
+from rlsdk.interfaces.spelling import Setting
 from rlsdk.kit.files.write_errors import AGAIN, way_out
 from rlsdk.system.atomic import atomic_write_bytes
 from rlsdk.system.files import read_regular
@@ -220,7 +221,7 @@ class CheckpointStore:
         if refused:
             raise CheckpointError(
                 f"every checkpoint in {self.folder} is damaged: {', '.join(refused)}. Restore one from a copy, or "
-                "start from scratch with --trainer.resume never"
+                f"start from scratch with {Setting('trainer.resume', 'never')}"
             )
         return None
 
@@ -299,7 +300,7 @@ def older_whole(path: Path) -> str:
     if not others:
         return "; there is no other complete checkpoint in this folder"
     listed = ", ".join(reversed(others[-3:]))
-    return f"; complete checkpoints in this folder: {listed} (take one with --trainer.resume PATH)"
+    return f"; complete checkpoints in this folder: {listed} (take one with {Setting('trainer.resume', 'PATH')})"
 
 
 def _name(step: int) -> str:

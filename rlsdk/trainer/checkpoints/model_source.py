@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlsdk.interfaces import CheckpointError, ConfigError
+from rlsdk.interfaces.spelling import as_given
 from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore, damage, faults, holds_model, older_whole
 from rlsdk.trainer.checkpoints.run_folder import CHECKPOINTS, CONFIG_FILE, Notice, silent
 
@@ -90,5 +91,5 @@ def _chosen(run: Path, name: str) -> Path:
         wrong = f"expected {BEST!r}, {NEWEST!r} or a step"
     steps = [str(step) for step, _ in store.whole()]
     raise ConfigError(
-        f"--checkpoint {name!r}: {wrong}; {str(run)!r} has checkpoints of steps {', '.join(steps) or '(none)'}"
+        f"{as_given('checkpoint', name)}: {wrong}; {str(run)!r} has checkpoints of steps {', '.join(steps) or '(none)'}"
     )

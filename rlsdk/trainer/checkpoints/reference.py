@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.interfaces import CheckpointError
+from rlsdk.interfaces.spelling import Setting
 from rlsdk.trainer.checkpoints.checkpoint import MANIFEST, damage
 from rlsdk.trainer.checkpoints.manifest import seal
 
@@ -41,7 +42,7 @@ def _check_seal(folder: Path) -> None:
     if (folder / MANIFEST).exists() and (problems := damage(folder)):
         raise CheckpointError(
             f"the reference policy in {str(folder)!r} is damaged: {'; '.join(problems[:3])}. Restore it from a copy, "
-            "or name a policy's folder: --ref.path FOLDER"
+            f"or name a policy's folder: {Setting('ref.path', 'FOLDER')}"
         )
 
 
@@ -75,5 +76,5 @@ def find_reference(state: dict[str, Any], checkpoint: Path, *, warmed_up: bool) 
     looked = " nor ".join(dict.fromkeys(repr(str(place.resolve())) for place in places))
     raise CheckpointError(
         f"the reference policy that {str(checkpoint)!r} was trained against is not at {looked}: its run's folder was "
-        "moved or deleted. Put it back, or name the policy's folder: --ref.path FOLDER"
+        f"moved or deleted. Put it back, or name the policy's folder: {Setting('ref.path', 'FOLDER')}"
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlsdk.data import Prompt, PromptStream
 from rlsdk.interfaces import CheckpointError
+from rlsdk.interfaces.spelling import Setting
 
 
 class Ledger:
@@ -63,7 +64,7 @@ class Ledger:
         if not {"prompts", "next_group", "until", "open"} <= state.keys():
             raise CheckpointError(
                 f"the checkpoint's account of the data has {sorted(state)}; expected also until and open: it was "
-                "written by another version of rlsdk. Start from scratch with --trainer.resume never"
+                f"written by another version of rlsdk. Start from scratch with {Setting('trainer.resume', 'never')}"
             )
         self._prompts.load_state_dict(state["prompts"])
         self.next_group = int(state["next_group"])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlsdk.data import Prompt, PromptStream
 from rlsdk.interfaces import CheckpointError, Trajectory
+from rlsdk.interfaces.spelling import Setting
 from rlsdk.rollouts import Group
 from rlsdk.rollouts.groups.group_assembly import GREEDY
 from rlsdk.rollouts.journal.recorded import Recorded, read_journal
@@ -65,7 +66,7 @@ class RecordedGroups:
         if missing:
             raise CheckpointError(
                 f"step {step} trained on group {ordinal}, of which the journal lacks samples {missing}: the run kept "
-                "what a resume needs. `--schedule.journal all` keeps all of it"
+                f"what a resume needs. `{Setting('schedule.journal', 'all')}` keeps all of it"
             )
         samples = [made["", at] for at in range(self.draw.num_samples)]
         return Group(task=task, samples=samples, baseline=made.get((GREEDY, 0)))
@@ -94,11 +95,13 @@ def recorded_groups(
     found = RecordedGroups(prompts=prompts, draw=draw, recorded=recorded, text_of=text_of, vocabulary=vocabulary)
     steps = found.steps
     if not steps:
-        raise CheckpointError(f"{folder} has no journal of a step; a run writes one with `--schedule.journal all`")
+        raise CheckpointError(
+            f"{folder} has no journal of a step; a run writes one with `{Setting('schedule.journal', 'all')}`"
+        )
     if steps != list(range(1, len(steps) + 1)):
         raise CheckpointError(
             f"the journal in {folder} begins with step {steps[0]}: older records were removed. Only a run with "
-            "`--schedule.journal all` can be replayed"
+            f"`{Setting('schedule.journal', 'all')}` can be replayed"
         )
     return found
 

@@ -22,6 +22,7 @@ from rlsdk.data import (
     load_rows,
 )
 from rlsdk.interfaces import ConfigError, DataError, Example
+from rlsdk.interfaces.spelling import Setting, called, under
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.trainer.inputs.answers import AnswerSettings, learned_answers
 from rlsdk.trainer.inputs.prompt_formats import hold_out, prompt_format, set_format
@@ -223,7 +224,9 @@ def _load_train(config: RunConfig, registry: Registry) -> list[SourceRows]:
             for at, part in enumerate(data.mixture)
         ]
     if data.train is None:
-        raise ConfigError("data.train: expected a data source; give --data FILE, FOLDER, org/name or SOURCE:REST")
+        raise ConfigError(
+            f"data.train: expected a data source; give {Setting('data.train', 'FILE')}, FOLDER, org/name or SOURCE:REST"
+        )
     rows = _load(registry, "data.train", data.train, data.options, data.num_train_rows)
     return [SourceRows(field="data.train", name=data.train, weight=1.0, rows=rows)]
 
@@ -239,7 +242,7 @@ def _load(registry: Registry, field: str, name: str, options: Mapping[str, Any],
             limit=limit,
         )
     except (ConfigError, DataError) as error:
-        raise type(error)(f"{field}: {error}") from error
+        raise type(error)(f"{under(field, name)}{error}") from error
 
 
 def _held_out(
@@ -317,8 +320,8 @@ def _without(
         num_dropped += dropped
         if not rows:
             raise DataError(
-                f"{source.field}: all {len(source.rows)} rows of {source.name!r} are also in the evaluation rows; "
-                "lower data.num_eval_rows, or name other rows in data.eval"
+                f"{source.field}: all {len(source.rows)} rows of {called(source.name)!r} are also in the "
+                "evaluation rows; lower data.num_eval_rows, or name other rows in data.eval"
             )
         left.append(replace(source, rows=rows))
     if num_dropped and view is not None:

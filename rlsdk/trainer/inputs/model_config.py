@@ -10,6 +10,7 @@ from typing import Any
 
 from rlsdk.config import Problem, Role, RunConfig
 from rlsdk.interfaces import ConfigError, RolloutSpec, nearest
+from rlsdk.interfaces.spelling import Setting
 from rlsdk.kit.files.model_files import tokenizer_fault, weights_fault
 from rlsdk.kit.model.shapes import is_shape, shape_fields
 from rlsdk.system.files import read_regular
@@ -132,5 +133,5 @@ def check_same_model(config: RunConfig, checkpoint: Path) -> None:
         raise ConfigError(
             f"model.path {config.model.path!r}: {str(checkpoint)!r} was saved from another model "
             f"({', '.join(differ)}); resume with the model that it was saved from, or start anew: "
-            "--trainer.resume never, or another --trainer.run_name"
+            f"{Setting('trainer.resume', 'never')}, or another {Setting('trainer.run_name')}"
         )

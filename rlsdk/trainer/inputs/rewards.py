@@ -15,6 +15,7 @@ from rlsdk.config.sections.role_kinds import judge_role
 from rlsdk.data import PromptDataset
 from rlsdk.interfaces import ConfigError
 from rlsdk.interfaces.settings import RequestSettings, shared
+from rlsdk.interfaces.spelling import Setting
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rewards import CombinedScorer, RewardDef, RewardRunner, Scorer, check_routes
 from rlsdk.rewards.services.http_client import RemoteOptions
@@ -80,7 +81,8 @@ def start_rewards(
     if not rewards:
         names = registry.usable(ComponentKind.REWARD)
         raise ConfigError(
-            f"rewards: expected at least one; give --reward NAME with one of {names}, or file.py:function"
+            f"rewards: expected at least one; give {Setting('rewards', 'NAME')} with one of {names}, or "
+            "file.py:function"
         )
     local = [reward for reward in rewards if not reward.is_remote]
     remote = [reward for reward in rewards if reward.is_remote]

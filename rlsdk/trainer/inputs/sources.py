@@ -18,6 +18,7 @@ from rlsdk.data import (
 )
 from rlsdk.data.files import existing_file
 from rlsdk.interfaces import ConfigError, DataError, PluginError
+from rlsdk.interfaces.spelling import under
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.trainer.inputs.prompt_formats import hold_out, prompt_format
 from rlsdk.trainer.inputs.reward_preflight import check_gradable
@@ -81,14 +82,15 @@ def check_rows(
                     form.answer_name(found[0]), found[0], "answer_field; no row has it", flag="data.answer_field"
                 )
         except (ConfigError, DataError) as error:
-            raise type(error)(f"{field}: {error}") from error
+            raise type(error)(f"{under(field, name)}{error}") from error
         rows, is_whole = [*rows, *found], is_whole and all_of_it
     said = ""
     if rows and is_whole and _holds_out(config):
         try:
             _, said = hold_out(config, rows, form)
         except DataError as error:
-            raise DataError(f"{'data.mixture' if data.mixture else 'data.train'}: {error}") from error
+            prefix = "data.mixture: " if data.train is None else under("data.train", data.train)
+            raise DataError(f"{prefix}{error}") from error
     notices = [said] if said else []
     if not (rewarded and rows and is_whole):
         return notices

@@ -9,6 +9,7 @@ from typing import Any
 from rlsdk.config import ModelConfig, Role, RunConfig
 from rlsdk.data import AnswerEnds, PromptDataset
 from rlsdk.interfaces import ConfigError, DataError, ModelSpec
+from rlsdk.interfaces.spelling import Setting
 from rlsdk.kit.model.hf import generation_stops, load_model_config
 
 
@@ -42,8 +43,9 @@ class Vocabulary:
         """What is wrong with a token that a model lacks, and what to do."""
         return (
             f"the tokenizer reads {self.beyond.get(token, '?')!r} as token {token}, but {self.where} has vocab_size "
-            f"{self.size}: ids 0 to {self.size - 1}. Name the tokenizer that belongs to the model (--model.tokenizer "
-            "FOLDER), or give the model rows for the new tokens (resize_token_embeddings, then save_pretrained)"
+            f"{self.size}: ids 0 to {self.size - 1}. Name the tokenizer that belongs to the model "
+            f"({Setting('model.tokenizer', 'FOLDER')}), or give the model rows for the new tokens "
+            "(resize_token_embeddings, then save_pretrained)"
         )
 
     def notice(self) -> str | None:

@@ -18,6 +18,7 @@ from rlsdk.interfaces import (
     Reads,
     reads_of,
 )
+from rlsdk.interfaces.spelling import Setting
 from rlsdk.registry import ComponentKind, Registry, absolute, load_function
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def build_algorithm(
         raise ConfigError(
             f"algorithm.name {config.algorithm.name!r} replaces groups by their scores, and cannot be combined with "
             f"reward_models {scoring}, whose scores are not known when a group is judged; let `max_groups` be None, or "
-            "serve the model as a reward (`rlsdk reward serve`, `--reward URL`)"
+            f"serve the model as a reward (`rlsdk reward serve`, `{Setting('rewards', 'URL')}`)"
         )
     return algorithm
 

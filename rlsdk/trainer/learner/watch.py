@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rlsdk.config.sections.algorithm import POLICY_GRADIENT
 from rlsdk.config.sections.old_log_probs import cuts_of
+from rlsdk.interfaces.spelling import Setting, spell
 from rlsdk.registry import ComponentKind
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _describe_dead(metrics: Mapping[str, float]) -> str:
         f"them so large that its probabilities are 0, 1 or all equal (policy/entropy "
         f"{metrics.get('policy/entropy', math.nan):.4g} nats). The learning rate is too high then (policy/lr "
         f"{metrics.get('policy/lr', math.nan):.3g}, train.optim.lr), and these weights do not recover: start from "
-        "scratch with a lower one, such as `--train.optim.lr 1e-6`, or resume a checkpoint of before"
+        f"scratch with a lower one, such as `{Setting('train.optim.lr', 1e-6)}`, or resume a checkpoint of before"
     )
 
 
@@ -199,7 +200,7 @@ def rate_notices(config: RunConfig, fields: Iterable[str]) -> Iterator[str]:
             yield (
                 f"warning: {field} {rate:g}: AdamW changes every weight by about this much in an update, and most "
                 f"weights are smaller than 0.1, so that the first update destroys the model; usual are 1e-6 to 1e-3: "
-                f"`--{field} 1e-5`"
+                f"`{Setting(field, 1e-5)}`"
             )
         elif rate < least:
             yield f"warning: {field} {rate:g}: too small to change a weight of usual size, so that nothing is learned"
@@ -232,8 +233,8 @@ def uneven_notice(trainer: TrainerConfig) -> str | None:
     return (
         f"trainer.updates_per_step {updates}: {samples} samples a step (trainer.prompts_per_step "
         f"{trainer.prompts_per_step} x trainer.samples_per_prompt {trainer.samples_per_prompt}) are not a multiple of "
-        f"it, so updates differ in size; each averages over its own samples. `--trainer.updates_per_step {even}` makes "
-        "them equal"
+        "it, so updates differ in size; each averages over its own samples. "
+        f"`{Setting('trainer.updates_per_step', even)}` makes them equal"
     )
 
 
@@ -245,7 +246,7 @@ def repeated_notice(trainer: TrainerConfig, num_rows: int) -> str | None:
     return (
         f"warning: trainer.prompts_per_step {asked} is more than the {num_rows} training rows, so every step takes "
         f"each row about {asked / num_rows:.2g} times, and an epoch is less than a step. For one group a row add "
-        f"`--trainer.prompts_per_step {num_rows}`; for more samples of each, raise trainer.samples_per_prompt"
+        f"`{Setting('trainer.prompts_per_step', num_rows)}`; for more samples of each, raise trainer.samples_per_prompt"
     )
 
 
@@ -260,11 +261,11 @@ def off_policy_warning(name: str, loss: object, trainer: TrainerConfig) -> str |
         return None
     fields = {"updates_per_step": trainer.updates_per_step, "epochs_per_step": trainer.epochs_per_step}
     asked = " and ".join(f"trainer.{field} {value}" for field, value in fields.items() if value > 1)
-    wanted = " ".join(f"--trainer.{field} 1" for field, value in fields.items() if value > 1)
+    wanted = spell(*(Setting(f"trainer.{field}", 1) for field, value in fields.items() if value > 1))
     return (
         f"warning: algorithm.loss {name!r} has no ratio and no clip, but {asked} makes {updates} updates of a step's "
         f"samples: from the second update on they are samples of an older policy, and nothing corrects that. "
-        f"Use {wanted}, or a loss with a ratio: --algorithm.loss ppo_clip"
+        f"Use {wanted}, or a loss with a ratio: {Setting('algorithm.loss', 'ppo_clip')}"
     )
 
 
@@ -292,5 +293,6 @@ def quantized_notice(
     if accounted:
         return f"{text}; it is in the ratio"
     return (
-        f"{text}, and nothing corrects that. Give --algorithm.correction.mode truncate, which also measures mismatch/*"
+        f"{text}, and nothing corrects that. Give {Setting('algorithm.correction.mode', 'truncate')}, which also "
+        "measures mismatch/*"
     )

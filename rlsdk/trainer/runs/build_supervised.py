@@ -12,6 +12,7 @@ from rlsdk.data import PromptDataset, PromptStream
 from rlsdk.interfaces import (
     ConfigError,
 )
+from rlsdk.interfaces.spelling import Setting
 from rlsdk.rollouts import request_seed
 from rlsdk.trainer.inputs.answers import AnswerSettings, Learned
 from rlsdk.trainer.inputs.data import with_pair_steps
@@ -32,7 +33,9 @@ def sft_stage(config: RunConfig, run_inputs: RunInputs, session: Session, *, mea
     """Builds the stage of supervised training on a running session whose actor has the optimizer for it. `measured`:
     also evaluate the loss on held-out answers, if there are any."""
     if run_inputs.learned is None:
-        raise ConfigError("sft.steps: 0 trains nothing; give --sft.steps N or --sft.epochs N")
+        raise ConfigError(
+            f"sft.steps: 0 trains nothing; give {Setting('sft.steps', 'N')} or {Setting('sft.epochs', 'N')}"
+        )
     prompts, answers = run_inputs.learned
     return SftStage(
         session,

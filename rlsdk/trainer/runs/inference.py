@@ -16,6 +16,7 @@ from rlsdk.data import AnswerEnds, DataRow, Prompt, PromptDataset, PromptFormat
 from rlsdk.data.render import Template
 from rlsdk.data.rows import Fields
 from rlsdk.interfaces import ConfigError, nearest
+from rlsdk.interfaces.spelling import Setting, as_given, number_of
 from rlsdk.system.temporary import held_folder
 from rlsdk.trainer.checkpoints.run_folder import Notice, silent
 from rlsdk.trainer.generation.sampler import Draw, sample_all
@@ -73,7 +74,9 @@ def evaluate_model(
         stack.enter_context(closing(stream))
         evaluation = evaluation_of(config, prompts, sampling, stream, group.spec.log_prob_kind)
         if evaluation is None:
-            raise ConfigError("data.num_eval_rows: no evaluation prompts are left; give --data.eval SOURCE")
+            raise ConfigError(
+                f"data.num_eval_rows: no evaluation prompts are left; give {Setting('data.eval', 'SOURCE')}"
+            )
         found = evaluation.run()
     for text in found.notices:
         view.notice(text)
@@ -89,10 +92,11 @@ def chosen_measures(config: RunConfig, sets: Sequence[str]) -> list[Measure]:
     measures = {measure.name: measure for measure in config.eval.measures()}
     for name in sets:
         if name not in measures:
-            raise ConfigError(f"--set {name!r}: expected one of {list(measures)}{nearest(name, measures)}")
+            raise ConfigError(f"{as_given('set', name)}: expected one of {list(measures)}{nearest(name, measures)}")
     if not measures:
         raise ConfigError(
-            "eval.samples_per_prompt: 0 with eval.greedy false leaves nothing to measure; add --eval.greedy true"
+            "eval.samples_per_prompt: 0 with eval.greedy false leaves nothing to measure; add "
+            f"{Setting('eval.greedy', True)}"
         )
     return [measures[name] for name in dict.fromkeys(sets)] or list(measures.values())
 
@@ -124,10 +128,13 @@ def sample_prompts(
     prompts: Sequence[Prompt]
     if texts:
         form, field = typed_format(prompt_format(config), notice)
-        rows = [DataRow(row={field: text}, source=f"--prompt {at}") for at, text in enumerate(texts, 1)]
+        rows = [DataRow(row={field: text}, source=number_of("prompt", at)) for at, text in enumerate(texts, 1)]
         prompts = PromptDataset(rows, tokenizer, form, name="prompts")
     elif config.data.train is None and config.data.eval is None and not config.data.mixture:
-        raise ConfigError("generate: expected prompts; give --prompt TEXT (repeatable) or --data SOURCE")
+        raise ConfigError(
+            f"generate: expected prompts; give {Setting('prompt', 'TEXT')} (repeatable) or "
+            f"{Setting('data.train', 'SOURCE')}"
+        )
     else:
         prompts = first_prompts(config, registry, tokenizer, num_prompts)
     sampling = sampling_params(config.rollout, known_ends(config, tokenizer, [prompts], notice))

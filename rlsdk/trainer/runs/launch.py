@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rlsdk.config import RunConfig
 from rlsdk.config.checks.training import Training
 from rlsdk.interfaces import ConfigError, RlsdkError, WorkerError
+from rlsdk.interfaces.spelling import Setting
 from rlsdk.kit.model.shapes import is_shape
 from rlsdk.trainer.checkpoints.checkpoint import MANIFEST
 from rlsdk.trainer.checkpoints.run_folder import HISTORY_FILE, choose_resume, make_run_dir, run_lock
@@ -107,7 +108,7 @@ def notes_on_environment(config: RunConfig) -> Iterator[str]:
     if (address := os.environ.get("RAY_ADDRESS")) and config.placement.ray_address is None:
         yield (
             f"RAY_ADDRESS={address} is not used: this run starts a Ray of its own on this machine. To join that "
-            f"cluster add --placement.ray_address {address}"
+            f"cluster add {Setting('placement.ray_address', address)}"
         )
 
 

@@ -14,6 +14,7 @@ from rlsdk.config.checks.findings import Findings
 from rlsdk.config.checks.training import Training, table_of
 from rlsdk.config.checks.watched import reported_in_sft, reported_on_pairs, watch_problems
 from rlsdk.config.loading.other_names import RATES
+from rlsdk.interfaces.spelling import Setting
 from rlsdk.registry import Registry
 from rlsdk.trainer.inputs.model_config import file_problems, model_fields, other_models
 from rlsdk.trainer.inputs.option_trials import refused_options
@@ -188,7 +189,14 @@ class _Checks:
         """Engines and functions, with rewards and algorithm where samples are made; returns notices."""
         samples, found = self.training is Training.RL, self.found
         if self.training is Training.SFT and not self.config.sft.is_asked:
-            found.add([Problem("sft.steps", "0: trains nothing; give --sft.steps N or --sft.epochs N")])
+            found.add(
+                [
+                    Problem(
+                        "sft.steps",
+                        f"0: trains nothing; give {Setting('sft.steps', 'N')} or {Setting('sft.epochs', 'N')}",
+                    )
+                ]
+            )
         nothing: Mapping[str, Mapping[str, Any]] = {}
         models = found.look(lambda: other_models(self.config, self.table), nothing) if samples else nothing
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rlsdk.config import RunConfig
 from rlsdk.interfaces import ConfigError
+from rlsdk.interfaces.spelling import Setting
 from rlsdk.kit.model.tokenizers import write_char_tokenizer
 from rlsdk.system.atomic import atomic_write_json
 
@@ -25,7 +26,9 @@ def make_model(config: RunConfig, run_dir: Path) -> RunConfig:
     """
     task = config.data.train or ""
     if task != TASK:
-        raise ConfigError(f"data.train {task!r}: the quickstart's model reads words only; give --model as well")
+        raise ConfigError(
+            f"data.train {task!r}: the quickstart's model reads words only; give {Setting('model.path')} as well"
+        )
     folder = run_dir / MODEL_FOLDER
     tokenizer = write_char_tokenizer(folder, CHARACTERS, lowercase=True)
     # Written by hand: importing the class from transformers would take this process two seconds.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rlsdk.config import Role, RunConfig, dump_config
 from rlsdk.config.checks.training import Training
 from rlsdk.interfaces import RlsdkError
+from rlsdk.interfaces.spelling import Setting
 from rlsdk.kit.files.write_errors import disk_errors
 from rlsdk.system import interrupts
 from rlsdk.trainer.checkpoints.checkpoint import BestRecord
@@ -253,7 +254,7 @@ def resumed_line(checkpoint: Path, step: int, steps: int, *, field: str = "train
     line = f"resumed from {checkpoint} at step {step}"
     if step < steps:
         return line
-    return f"{line}: all {steps} steps were made before, so nothing is trained; `--{field} {2 * step}` continues"
+    return f"{line}: all {steps} steps were made before, so nothing is trained; `{Setting(field, 2 * step)}` continues"
 
 
 def train_stage(

@@ -67,7 +67,7 @@ class SglangRolloutEngine(RolloutEngine):
             raise ConfigError(
                 f"model.path {spec.model.path!r}: its attention has a sliding window of {text.sliding_window} tokens, "
                 f"which SGLang does not apply to {text.model_type!r}: log-probs would be wrong. Run it with another "
-                "rollout backend: --rollout-backend vllm"
+                "rollout backend: rollout.backend vllm"
             )
         tensors, self.tied = canonical_tensors(skeleton)
         self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}

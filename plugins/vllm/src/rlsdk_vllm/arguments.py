@@ -34,7 +34,7 @@ def check_split(ctx: RankContext, spec: RolloutSpec, options: VllmOptions) -> No
     if ctx.device == "cpu" and spec.pp_size > 1:
         raise ConfigError(
             f"rollout.pp_size {spec.pp_size}: vLLM on a CPU serves one stage (0.32 with two loses requests); give "
-            "rollout.tp_size, or --rollout-backend sglang"
+            "rollout.tp_size, or another rollout.backend"
         )
     if ctx.device == "cpu" and spec.ep_size > 1:
         raise ConfigError(
@@ -50,7 +50,7 @@ def check_split(ctx: RankContext, spec: RolloutSpec, options: VllmOptions) -> No
     if spec.dp_size > 1 and not options.asynchronous:
         raise ConfigError(
             f"rollout.dp_size {spec.dp_size}: vLLM runs each copy of attention in its own process; give "
-            "--rollout.vllm.asynchronous true"
+            "rollout.vllm.asynchronous true"
         )
     if has_copies_apart(ctx, spec):
         check_copies(ctx, spec)
@@ -69,13 +69,13 @@ def check_cpu_attention(spec: RolloutSpec) -> None:
         raise ConfigError(
             f"model.path {spec.model.path!r}: vLLM on a CPU (0.32) rotates latent attention wrongly where rope_type is "
             "'default' (log-probs off by up to 2); DeepSeek's own files have 'yarn', which is correct. Use another "
-            "model, a GPU, or --rollout-backend transformers"
+            "model, a GPU, or rollout.backend transformers"
         )
     size, sizes = head_size(config), CPUAttentionBackend.get_supported_head_sizes()
     if size not in sizes:
         raise ConfigError(
             f"model.path {spec.model.path!r}: its attention heads have {size} dimensions; vLLM on a CPU takes {sizes}. "
-            "Use another model, a GPU, or --rollout-backend transformers"
+            "Use another model, a GPU, or rollout.backend transformers"
         )
 
 

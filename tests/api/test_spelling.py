@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,20 @@ from typing import Any
 import pytest
 
 import rlsdk
-from rlsdk.api.words import Words, keyword
+from rlsdk.config import RunConfig
 from rlsdk.interfaces import ConfigError, DataError, RlsdkError
+from rlsdk.interfaces.spelling import (
+    PythonCall,
+    Setting,
+    as_given,
+    called,
+    number_of,
+    row_of,
+    source_of,
+    spell,
+    spelled_for,
+    under,
+)
 from rlsdk.testing.process.models import write_tiny_model
 
 ROWS = [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(20)]
@@ -32,40 +45,72 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("setting", "flag", "keyword"),
     [
-        ("fewer (`--data.num_eval_rows 2`), or", "fewer (`**{'data.num_eval_rows': 2}`), or"),
-        ("or name other rows (`--data.eval FILE`)", "or name other rows (`eval_data='FILE'`)"),
-        ("add `--schedule.uncorrected true`", "add `schedule={'uncorrected': True}`"),
-        ("steps; `--trainer.steps 200` continues", "steps; `steps=200` continues"),
-        ("give --sft.steps N or --sft.epochs N", "give sft={'steps': 'N'} or sft={'epochs': 'N'}"),
-        ("is required: --model FOLDER, or a name", "is required: model='FOLDER', or a name"),
-        ("required: --reward NAME, or file.py:fn", "required: reward='NAME', or file.py:fn"),
-        ("Give --algorithm.correction.mode truncate, which", "Give **{'algorithm.correction.mode': 'truncate'}, which"),
-        ("`--placement.devices '{rollout: 2}'`", "`placement={'devices': {'rollout': 2}}`"),
+        (Setting("data.num_eval_rows", 2), "--data.num_eval_rows 2", "**{'data.num_eval_rows': 2}"),
+        (Setting("data.eval", "FILE"), "--data.eval FILE", "eval_data='FILE'"),
+        (Setting("schedule.uncorrected", True), "--schedule.uncorrected true", "schedule={'uncorrected': True}"),
+        (Setting("trainer.steps", 200), "--trainer.steps 200", "steps=200"),
+        (Setting("sft.steps", "N"), "--sft.steps N", "sft={'steps': 'N'}"),
+        (Setting("model.path", "FOLDER"), "--model FOLDER", "model='FOLDER'"),
+        (Setting("rewards", "NAME"), "--reward NAME", "reward='NAME'"),
+        (Setting("algorithm.loss", "ppo_clip"), "--algorithm.loss ppo_clip", "**{'algorithm.loss': 'ppo_clip'}"),
         (
-            "`--data.max_prompt_tokens 4 --rollout.max_response_tokens 8`",
-            "`**{'data.max_prompt_tokens': 4}, rollout={'max_response_tokens': 8}`",
+            Setting("placement.devices", {"rollout": 2}),
+            "--placement.devices '{rollout: 2}'",
+            "placement={'devices': {'rollout': 2}}",
         ),
-        ("--trainer.resume never, or another --trainer.run_name", "trainer={'resume': 'never'}, or another run_name"),
-        ("--set 'gredy': expected one", "sets='gredy': expected one"),
-        ("--checkpoint '7': no", "checkpoint='7': no"),
-        ("`--train-backend fsdp`", "`train={'backend': 'fsdp'}`"),
-        ("--trust-run accepts them", "trust_run=True accepts them"),
-        ("--prompt 2: is empty", "prompts[2]: is empty"),
-        ("make it with `rlsdk train --trainer.steps 5 ...`", "make it with `rlsdk train --trainer.steps 5 ...`"),
-        ("see `ray start --head`; --port 5: taken", "see `ray start --head`; --port 5: taken"),
-        ("give --model as well", "give model as well"),
+        (Setting("train.optim.lr", 1e-6), "--train.optim.lr 1e-6", "train={'optim': {'lr': 1e-06}}"),
+        (Setting("train.optim.betas", [0.9, 0.95]), "--train.optim.betas '[0.9, 0.95]'",
+         "train={'optim': {'betas': [0.9, 0.95]}}"),
+        (Setting("rollout.max_model_tokens", None), "--rollout.max_model_tokens null",
+         "rollout={'max_model_tokens': None}"),
+        (Setting("trainer.resume", "never"), "--trainer.resume never", "trainer={'resume': 'never'}"),
+        (Setting("trainer.run_name"), "--trainer.run_name", "run_name"),
+        (Setting("train.backend", "torch"), "--train-backend torch", "train={'backend': 'torch'}"),
+        (Setting("trust_run", True), "--trust-run", "trust_run=True"),
+        (Setting("model.path"), "--model", "model"),
+        (Setting("algorithm.kl_estimator"), "--algorithm.kl_estimator", "algorithm.kl_estimator"),
     ],
-)
-def test_flags_become_keywords(text: str, said: str) -> None:
-    assert Words()(text) == said
+)  # fmt: skip
+def test_a_setting_is_a_flag_or_a_keyword(setting: Setting, flag: str, keyword: str) -> None:
+    assert str(setting) == setting.as_flag() == flag
+    with spelled_for(PythonCall()):
+        assert str(setting) == setting.as_keyword() == keyword
+    assert str(setting) == flag
+
+
+@pytest.mark.parametrize(
+    ("make", "flags", "keywords"),
+    [
+        (lambda: spell(Setting("data.max_prompt_tokens", 4), Setting("rollout.max_response_tokens", 8)),
+         "--data.max_prompt_tokens 4 --rollout.max_response_tokens 8",
+         "**{'data.max_prompt_tokens': 4}, rollout={'max_response_tokens': 8}"),
+        (lambda: as_given("set", "gredy"), "--set 'gredy'", "sets='gredy'"),
+        (lambda: as_given("checkpoint", "7"), "--checkpoint '7'", "checkpoint='7'"),
+        (lambda: number_of("prompt", 2), "--prompt 2", "prompts[1]"),
+        (lambda: row_of("/tmp/train-0.jsonl", 3), "/tmp/train-0.jsonl:3", "row 3 of data"),
+        (lambda: source_of(row_of("/tmp/train-0.jsonl", 3)), "/tmp/train-0.jsonl", "data"),
+        (lambda: row_of("b.jsonl", 3), "b.jsonl:3", "b.jsonl:3"),
+        (lambda: source_of("b.jsonl:3"), "b.jsonl", "b.jsonl"),
+        (lambda: called("/tmp/own_1.py:score"), "/tmp/own_1.py:score", "score"),
+        (lambda: under("data.train", "/tmp/train-0.jsonl"), "data.train: ", ""),
+        (lambda: under("data.train", "b.jsonl"), "data.train: ", "data.train: "),
+    ],
+)  # fmt: skip
+def test_arguments_and_rows_are_called_as_they_were_given(make: Callable[[], str], flags: str, keywords: str) -> None:
+    assert make() == flags
+    with spelled_for(PythonCall(names={"/tmp/train-0.jsonl": "data", "/tmp/own_1.py:score": "score"})):
+        assert make() == keywords
+
+
+def test_rows_of_an_evaluation_have_the_name_of_its_argument() -> None:
+    with spelled_for(PythonCall(eval_data="data")):
+        assert str(Setting("data.eval", "FILE")) == "data='FILE'"
 
 
 def test_fields_are_given_so_that_they_reach_their_section() -> None:
     """`data=` is the rows and `model=` the folder: their fields need dotted names."""
-    assert keyword("rollout.max_response_tokens", 6) == "rollout={'max_response_tokens': 6}"
-    assert keyword("data.num_eval_rows", 2) == "**{'data.num_eval_rows': 2}"
     with pytest.raises(ConfigError, match=r"write \*\*\{'data.max_prompt_tokens': 5\}"):
         rlsdk.plan(max_prompt_tokens=5)
 
@@ -170,3 +215,24 @@ def test_rows_of_an_evaluation_are_called_data(model: Path) -> None:
         rlsdk.sft(model, [{"question": str(n)} for n in range(20)], steps=1, **{"data.num_eval_rows": 2})
     with pytest.raises(ConfigError, match=r"give prompts='TEXT' \(repeatable\) or data='SOURCE'"):
         rlsdk.generate(model)
+
+
+TYPED = ("cli/", "chaos/", "api/inference.py", "api/settings.py", "config/loading/overrides.py")
+"""Below `rlsdk`: what reads or makes a command line."""
+
+
+def test_no_message_writes_a_field_out_as_a_flag() -> None:
+    """A `Setting` is spelled for its reader; a whole command, `rlsdk train --trainer.steps 5`, is one for everybody."""
+    flag = re.compile(rf"(?<!rlsdk )--(?:{'|'.join(RunConfig.model_fields)})\.\w")
+    root = Path(rlsdk.__file__).parent
+    found = []
+    for file in sorted(root.rglob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        documented = (node.value for node in ast.walk(tree) if isinstance(node, ast.Expr))
+        docstrings = {id(value) for value in documented if isinstance(value, ast.Constant)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+                text = re.sub(r"rlsdk [a-z-]+ .*", "", node.value)
+                if flag.search(text) and not str(file.relative_to(root)).startswith(TYPED):
+                    found.append(f"{file.relative_to(root)}:{node.lineno}: {node.value!r}")
+    assert found == []
