@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.api.python_inputs import written
+from rlsdk.api.python_inputs import stage_inputs
 
 if TYPE_CHECKING:
     from rlsdk.api.settings import Settings
@@ -32,8 +32,8 @@ def run_here(training: Training, settings: Settings, view: RunView | None, **giv
     from rlsdk.trainer.runs.launch import launch
     from rlsdk.views import shown
 
-    with written(settings, **given) as brought:
-        run = resolve(brought.settings, training)
+    with stage_inputs(settings, **given) as staged:
+        run = resolve(staged.settings, training)
 
         from rlsdk.trainer.tracking.stopping import StopFlag
 
@@ -43,7 +43,7 @@ def run_here(training: Training, settings: Settings, view: RunView | None, **giv
             stop_on_interrupt(stop.set, watching.notice, stop.preempt, lambda: stop.has_begun),
             _threads(),
         ):
-            return launch(run, watching, stop, stage_files=brought.moved)
+            return launch(run, watching, stop, stage_files=staged.moved)
 
 
 @contextmanager

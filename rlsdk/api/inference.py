@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.api.paths import with_absolute_paths
-from rlsdk.api.python_inputs import Reward, Rows, written
+from rlsdk.api.python_inputs import Reward, Rows, stage_inputs
 from rlsdk.api.settings import Settings, from_keywords
 from rlsdk.api.table import Table
 from rlsdk.config import RunConfig, config_error
@@ -63,7 +63,7 @@ def evaluate(
 
     settings = from_keywords(fields, EVAL_FIGURES, config=None, trust_run=trust_run)
     with (
-        written(settings, eval_data=data, reward=reward, eval_argument="data") as given,
+        stage_inputs(settings, eval_data=data, reward=reward, eval_argument="data") as given,
         shown(view) as watching,
     ):
         config, registry = configured(Path(model), given.settings, EVAL_FIGURES, checkpoint=checkpoint)
@@ -106,7 +106,7 @@ def generate(
     texts = [prompts] if isinstance(prompts, str) or not isinstance(prompts, Iterable) else list(prompts)
     if odd := [text for text in texts if not isinstance(text, str)]:
         raise ConfigError(f"prompts: {odd[0]!r}: expected a text, or a list of texts")
-    with written(settings, eval_data=data, eval_argument="data") as given:
+    with stage_inputs(settings, eval_data=data, eval_argument="data") as given:
         return run_generation(
             Path(model),
             given.settings,

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.api.python_inputs import Reward, Rows, written
+from rlsdk.api.python_inputs import Reward, Rows, stage_inputs
 from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings, from_keywords
 from rlsdk.api.table import Table
@@ -61,7 +61,7 @@ def plan(
         algorithm__recipe=algorithm,
         trainer__steps=steps,
     )
-    with written(settings, data=data, reward=reward) as given:
+    with stage_inputs(settings, data=data, reward=reward) as given:
         return run_plan(
             given.settings, hardware=hardware, calibration=None if calibration is None else Path(calibration)
         )

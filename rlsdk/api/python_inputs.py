@@ -65,7 +65,7 @@ def _replaced(value: Any, old: str, new: str) -> Any:
 
 
 @contextmanager
-def written(
+def stage_inputs(
     settings: Settings,
     *,
     data: Rows | None = None,
@@ -112,7 +112,7 @@ def write_rows(rows: Any, folder: Path, name: str, argument: str) -> Path:
     `argument`.
 
     Raises:
-        DataError: as `written`.
+        DataError: as `stage_inputs`.
     """
     from rlsdk.data.rows import to_row
 

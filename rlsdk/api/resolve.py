@@ -70,7 +70,7 @@ def _read(
         loaded = _shortened(settings, registry, training.reader, base, loaded)
     read = config = loaded.config
     if read is not None and training is Training.RL:
-        config = found.look(lambda: with_declared_roles(read, registry), read)
+        config = found.run_check(lambda: with_declared_roles(read, registry), read)
     problems, lines = unread(loaded.given, config, training.reader, loaded.problems, loaded.idle)
     found.add(problems)
     if config is None:

@@ -59,7 +59,7 @@ def strike(
     chance: random.Random,
     *,
     most: int = 0,
-    goes_on: Callable[[], bool] = lambda: True,
+    has_time: Callable[[], bool] = lambda: True,
     report: Callable[[Sequence[Outcome]], None] = lambda outcomes: None,
 ) -> list[Outcome]:
     """Starts a run, kills a process of it at the moment of each fault, has it come to its end, and compares it with
@@ -72,7 +72,7 @@ def strike(
         whole: the undisturbed run, which has come to its end.
         chance: draws steps and processes.
         most: faults of this run; 0: as many as its steps give time for.
-        goes_on: False: nothing strikes any more.
+        has_time: False: nothing strikes any more.
         report: receives the faults of this run as soon as one is over, the newest last, held against the undisturbed
             run as far as this one has come.
     """
@@ -82,7 +82,7 @@ def strike(
     outcomes: list[Outcome] = []
     try:
         run.start()
-        while faults and len(outcomes) < most and (goes_on() or not outcomes):
+        while faults and len(outcomes) < most and (has_time() or not outcomes):
             step = max(run.updates(), default=0) + chance.randint(1, gap)
             if step > max(1, steps - LAST_STEPS) or not _is_there(run, step):
                 break

@@ -108,7 +108,7 @@ class Simulation:
                 case _Kind.UPDATED:
                     self.updated(what, stamp)
                 case _Kind.PUBLISHED:
-                    self.go_on(what)
+                    self.resume(what)
             if self.rates.cores:
                 self.share_cores()
         return self.result()
@@ -284,7 +284,7 @@ class Simulation:
             replica.stamp += 1
         self.clock.plan(self.now + seconds, _Kind.PUBLISHED, step)
 
-    def go_on(self, step: int) -> None:
+    def resume(self, step: int) -> None:
         for replica in self.replicas:
             replica.advance(self.now, paused=True)
         self.paused, self.served = False, step

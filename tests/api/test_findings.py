@@ -24,7 +24,7 @@ def test_a_defect_of_a_check_is_raised_with_what_was_found_before() -> None:
     found = Findings()
     found.add([Problem("trainer.steps", "0: expected at least 1")])
     with pytest.raises(ZeroDivisionError) as caught:
-        found.look(raising(ZeroDivisionError("steps")), 0)
+        found.run_check(raising(ZeroDivisionError("steps")), 0)
     assert caught.value.__notes__ == ["found before: trainer.steps: 0: expected at least 1"]
 
 
@@ -32,19 +32,19 @@ def test_a_defect_of_a_check_is_raised_with_what_was_found_before() -> None:
 def test_what_follows_from_a_refused_value_is_not_said_beside_it(error: RlsdkError) -> None:
     found = Findings()
     with pytest.raises(type(error)):
-        found.look(raising(error), 0)
+        found.run_check(raising(error), 0)
     assert not found
     found.add([Problem("placement.roles", "'x' is no role")])
-    assert found.look(raising(error), 7) == 7
+    assert found.run_check(raising(error), 7) == 7
     with pytest.raises(ConfigError, match=r"^placement.roles: 'x' is no role$"):
         found.refuse()
 
 
 def test_refusals_are_all_said() -> None:
     found = Findings()
-    assert found.look(raising(ConfigError("a")), 1) == 1
-    assert found.look(raising(ConfigError("b")), 2) == 2
-    assert found.look(lambda: 3, 4) == 3
+    assert found.run_check(raising(ConfigError("a")), 1) == 1
+    assert found.run_check(raising(ConfigError("b")), 2) == 2
+    assert found.run_check(lambda: 3, 4) == 3
     with pytest.raises(ConfigError, match="2 problems in the configuration:\n  a\n  b"):
         found.refuse()
 

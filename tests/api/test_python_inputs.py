@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlsdk.api.python_inputs import written
+from rlsdk.api.python_inputs import stage_inputs
 from rlsdk.api.settings import Settings, from_keywords
 from rlsdk.config import load_config
 from rlsdk.interfaces import ConfigError, DataError, RewardSample
@@ -36,7 +36,7 @@ def test_a_list_a_generator_and_a_data_set_give_the_same_file() -> None:
 
     names = []
     for rows in (ROWS, (row for row in ROWS), Dataset.from_list(ROWS)):
-        with written(Settings(), data=rows) as given:
+        with stage_inputs(Settings(), data=rows) as given:
             path = given.settings.values["data"]["train"]
             assert lines(path) == ROWS
             names.append(Path(path).name)
@@ -45,7 +45,7 @@ def test_a_list_a_generator_and_a_data_set_give_the_same_file() -> None:
 
 
 def test_names_stay_names() -> None:
-    with written(Settings(), data="reasoning_gym:chain_sum", eval_data=Path("a.jsonl"), reward=["gsm8k"]) as given:
+    with stage_inputs(Settings(), data="reasoning_gym:chain_sum", eval_data=Path("a.jsonl"), reward=["gsm8k"]) as given:
         assert given.settings.values["data"] == {"train": "reasoning_gym:chain_sum", "eval": "a.jsonl"}
         assert given.settings.values["rewards"] == [{"name": "gsm8k"}]
 
@@ -68,13 +68,13 @@ def broken() -> Iterator[dict[str, str]]:
     ids=["none", "mapping", "numbers", "bytes", "number", "generator"],
 )
 def test_rows_that_cannot_be_used_say_which(rows: Any, error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said), written(Settings(), data=rows):
+    with pytest.raises(error, match=said), stage_inputs(Settings(), data=rows):
         pass
 
 
 def test_a_run_has_its_inputs_in_its_own_folder(tmp_path: Path) -> None:
     reward = [functools.partial(of_this_module, scale=2.0), {"name": "gsm8k", "weight": 0.5}]
-    with written(Settings(), data=iter(ROWS), eval_data=ROWS[:2], reward=reward) as given:
+    with stage_inputs(Settings(), data=iter(ROWS), eval_data=ROWS[:2], reward=reward) as given:
         config = load_config([], [], Registry.discover(), values=given.settings.values)
         moved = given.moved(config, tmp_path)
     assert moved.data.train is not None
@@ -92,14 +92,14 @@ def test_a_run_has_its_inputs_in_its_own_folder(tmp_path: Path) -> None:
 def test_a_function_of_a_module_is_named_by_its_file() -> None:
     from own_rewards import length
 
-    with written(Settings(), reward=length) as given:
+    with stage_inputs(Settings(), reward=length) as given:
         assert given.settings.values["rewards"] == [{"name": f"{Path(__file__).with_name('own_rewards.py')}:length"}]
 
 
 def test_values_that_are_bound_by_place_are_refused() -> None:
     with (
         pytest.raises(ConfigError, match="hand values over by name"),
-        written(Settings(), reward=functools.partial(of_this_module, None)),
+        stage_inputs(Settings(), reward=functools.partial(of_this_module, None)),
     ):
         pass
 
@@ -147,5 +147,5 @@ def test_values_of_a_call_lie_over_files_and_are_named_in_errors(tmp_path: Path)
 def test_a_reward_of_another_type_is_refused_by_what_is_expected() -> None:
     empty = from_keywords({}, config=None, trust_run=False)
     refused = pytest.raises(ConfigError, match="reward: 3, a int; expected a function")
-    with refused, written(empty, reward=3):  # type: ignore[arg-type]
+    with refused, stage_inputs(empty, reward=3):  # type: ignore[arg-type]
         pass

@@ -61,9 +61,9 @@ class Recorded(Simulation):
             begin, end, version = self.made[group]
             self.groups[group] = Bar(f"{group}", step, begin, end, version)
 
-    def go_on(self, step: int) -> None:
+    def resume(self, step: int) -> None:
         self.served_at[step] = self.now
-        super().go_on(step)
+        super().resume(step)
 
 
 def record(max_staleness: int) -> Recorded:

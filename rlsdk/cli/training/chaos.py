@@ -67,7 +67,7 @@ def run(
             whole,
             chance,
             most=per_run,
-            goes_on=lambda: not minutes or time.monotonic() < deadline,
+            has_time=lambda: not minutes or time.monotonic() < deadline,
             report=keep,
         )
         save(args, folder, outcomes)

@@ -31,7 +31,7 @@ class Findings:
         known = {problem.path for problem in self._found if isinstance(problem, Problem) and problem.path}
         self._found += [problem for problem in problems if problem.path not in known]
 
-    def look(self, check: Callable[[], T], otherwise: T) -> T:
+    def run_check(self, check: Callable[[], T], otherwise: T) -> T:
         """Returns the result of a check; if it raises an `RlsdkError`, records that and returns `otherwise`.
 
         Raises:

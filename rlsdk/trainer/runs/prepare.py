@@ -154,36 +154,38 @@ class _Checks:
         self.found = found
         self.device = device
         nothing: Sequence[Role] = ()
-        self.table = found.look(lambda: table_of(training, config), nothing)
+        self.table = found.run_check(lambda: table_of(training, config), nothing)
 
     def model(self) -> Mapping[str, Any]:
         """`config.json` of the policy; empty: refused, or not named."""
         nothing: Mapping[str, Any] = {}
         return (
-            nothing if self.found.names("model.path") else self.found.look(lambda: model_fields(self.config), nothing)
+            nothing
+            if self.found.names("model.path")
+            else self.found.run_check(lambda: model_fields(self.config), nothing)
         )
 
     def files(self) -> None:
         """Weights and tokenizers."""
-        self.found.add(self.found.look(lambda: list(file_problems(self.config, self.table)), []))
+        self.found.add(self.found.run_check(lambda: list(file_problems(self.config, self.table)), []))
 
     def data(self) -> Sequence[str]:
         """The data; returns notices on the rows."""
         if self.found.names("data.train"):
             return ()
-        are_there = [self.found.look(check, False) for check in source_checks(self.config, self.registry)]
+        are_there = [self.found.run_check(check, False) for check in source_checks(self.config, self.registry)]
         if not all(are_there):
             return ()
         kinds = {"of_pairs": self.training.pairs is not None, "rewarded": self.training is Training.RL}
         learned = self.training is Training.SFT
-        return self.found.look(lambda: check_rows(self.config, self.registry, **kinds, learned=learned), ())
+        return self.found.run_check(lambda: check_rows(self.config, self.registry, **kinds, learned=learned), ())
 
     def placement(self) -> PlacementSpec | None:
         """The pools of the roles; None: refused."""
         if self.found.names("placement"):
             return None
         names = [role.name for role in self.table]
-        return self.found.look(lambda: placement_of(self.config.placement, names, self.device), None)
+        return self.found.run_check(lambda: placement_of(self.config.placement, names, self.device), None)
 
     def engines(self, model: Mapping[str, Any], placement: PlacementSpec | None) -> Sequence[str]:
         """Engines and functions, with rewards and algorithm where samples are made; returns notices."""
@@ -198,7 +200,7 @@ class _Checks:
                 ]
             )
         nothing: Mapping[str, Mapping[str, Any]] = {}
-        models = found.look(lambda: other_models(self.config, self.table), nothing) if samples else nothing
+        models = found.run_check(lambda: other_models(self.config, self.table), nothing) if samples else nothing
 
         def problems() -> list[Problem]:
             return check_run(
@@ -213,13 +215,13 @@ class _Checks:
                 table=self.table,
             )
 
-        found.add(found.look(problems, []))
+        found.add(found.run_check(problems, []))
         if not samples:
             kind = self.training.pairs
             reported = reported_in_sft() if kind is None else reported_on_pairs(self.config, kind)
             found.add(watch_problems(self.config, reported))
             return ()
-        found.add(found.look(lambda: list(refused_options(self.config, self.registry)), []))
+        found.add(found.run_check(lambda: list(refused_options(self.config, self.registry)), []))
         refused, notices = inspect_rewards(self.config.rewards)
         found.add(refused)
         return notices
