@@ -52,7 +52,7 @@ class Setting:
     """A placeholder is a text in capitals: `FOLDER`. `...`: none."""
 
     def __str__(self) -> str:
-        return self.as_flag() if _call is None else self.as_keyword()
+        return self.as_flag() if reader() is None else self.as_keyword()
 
     def as_flag(self) -> str:
         """`--trainer.steps 5`, as typed in a shell."""
@@ -65,8 +65,8 @@ class Setting:
     def as_keyword(self) -> str:
         """`trainer={'steps': 5}`, or `**{'data.num_eval_rows': 5}`, as written in a call."""
         name = ARGUMENTS.get(self.path)
-        if self.path == "data.eval" and _call is not None:
-            name = _call.eval_data
+        if self.path == "data.eval" and (call := reader()) is not None:
+            name = call.eval_data
         if self.value is ...:
             return name or self.path
         section, *inside = self.path.split(".")
@@ -93,15 +93,15 @@ def _flow(value: object) -> str:
 
 def spell(*settings: Setting) -> str:
     """Several settings in a row, as they are typed together."""
-    return (" " if _call is None else ", ").join(map(str, settings))
+    return (" " if reader() is None else ", ").join(map(str, settings))
 
 
 def as_given(path: str, value: object) -> str:
     """An argument with the value that was given for it, at the beginning of a message."""
-    return f"{Setting(path)}{' ' if _call is None else '='}{value!r}"
+    return f"{Setting(path)}{' ' if reader() is None else '='}{value!r}"
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class PythonCall:
     """What a call from Python gave as objects, which were written to files."""
 
@@ -111,30 +111,34 @@ class PythonCall:
     """The argument with evaluation rows."""
 
 
-_call: PythonCall | None = None
-"""None: the command line. Of the whole process, since a run makes messages in many threads."""
+_calls: list[PythonCall] = []
+"""The newest one counts; empty: the command line. Of the whole process, since a run makes messages in many threads."""
 
 
 @contextmanager
 def spelled_for(call: PythonCall) -> Iterator[None]:
     """Messages that are made in the block, in any thread, are for the author of this call."""
-    global _call
-    before, _call = _call, call
+    _calls.append(call)
     try:
         yield
     finally:
-        _call = before
+        _calls.remove(call)
 
 
-def is_call() -> bool:
-    """Whether messages are for the author of a call from Python."""
-    return _call is not None
+def reader() -> PythonCall | None:
+    """The call whose author messages are for; None: the command line. Child processes are given it."""
+    return _calls[-1] if _calls else None
+
+
+def set_reader(call: PythonCall) -> None:
+    """All messages of this process are for the author of this call."""
+    _calls.append(call)
 
 
 def called(name: str | os.PathLike[str]) -> str:
     """What the reader calls a file or a function: its name, or the argument by which it was given."""
-    name = os.fspath(name)
-    return name if _call is None else _call.names.get(name, name)
+    name, call = os.fspath(name), reader()
+    return name if call is None else call.names.get(name, name)
 
 
 def row_of(file: str | os.PathLike[str], line: int | str) -> str:
@@ -145,8 +149,8 @@ def row_of(file: str | os.PathLike[str], line: int | str) -> str:
 
 def source_of(row: str) -> str:
     """The file, or the argument, of a name that `row_of` gave."""
-    argument = row.partition(" of ")[2]
-    is_object = _call is not None and argument in _call.names.values()
+    argument, call = row.partition(" of ")[2], reader()
+    is_object = call is not None and argument in call.names.values()
     return argument if is_object else row.rpartition(":")[0] or row
 
 
@@ -158,4 +162,4 @@ def under(path: str, name: str) -> str:
 
 def number_of(path: str, number: int) -> str:
     """What the reader calls the value of this number, from 1, of an argument that may be repeated."""
-    return f"--{path} {number}" if _call is None else f"{ARGUMENTS[path]}[{number - 1}]"
+    return f"--{path} {number}" if reader() is None else f"{ARGUMENTS[path]}[{number - 1}]"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from rlsdk.config.introspection.validation_errors import dotted, shown
 from rlsdk.config.problem import Problem
-from rlsdk.interfaces.spelling import is_call
+from rlsdk.interfaces.spelling import reader
 
 VARIABLE = re.compile(r"\$\{\w+\}|\$[A-Z_][A-Z0-9_]*\b")
 """Variables in shell syntax; `$x` in a formula is not one."""
@@ -32,7 +32,7 @@ def variable_hint(path: str, value: object) -> str:
     if not isinstance(value, str) or not VARIABLE.search(value):
         return ""
     how = f'leave the field out, and let the shell do it: --{path} "{value}"'
-    return f"environment variables are not replaced; {'give os.path.expandvars(...)' if is_call() else how}"
+    return f"environment variables are not replaced; {how if reader() is None else 'give os.path.expandvars(...)'}"
 
 
 def _texts(value: object, place: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:

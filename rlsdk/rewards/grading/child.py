@@ -26,6 +26,7 @@ from typing import Any
 from rlsdk.confinement.measures import confine_after_imports, confine_before_imports, limit_memory
 from rlsdk.interfaces import ConfigError, RewardSample
 from rlsdk.interfaces.settings import RewardLimits
+from rlsdk.interfaces.spelling import PythonCall, set_reader
 from rlsdk.rewards.functions.load import load_function
 from rlsdk.rewards.functions.text_evaluation import evaluates_text
 from rlsdk.rewards.grading.hints import hint
@@ -47,6 +48,8 @@ def main(requests: int, records: int, lifeline: int) -> None:
     if first is None:
         return
     setup, _ = first
+    if setup["reader"] is not None:
+        set_reader(PythonCall(**setup["reader"]))
     limits = RewardLimits(**setup["limits"])
     _use_scratch(setup["scratch"])
     output = _Output(setup["log_path"], int(limits.log_mb * (1 << 20)))

@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rlsdk.confinement.environment import allowed_environment
 from rlsdk.interfaces.settings import RewardLimits, shared
+from rlsdk.interfaces.spelling import reader
 from rlsdk.rewards.grading.protocol import (
     MAX_RECORD_BYTES,
     NO_NONCE,
@@ -60,6 +62,7 @@ class GradingProcess:
             "limits": shared(limits, RewardLimits),
             "log_path": None if log_path is None else str(log_path),
             "scratch": self._scratch,
+            "reader": None if (call := reader()) is None else asdict(call),
         }
         with contextlib.suppress(OSError):  # it died immediately; `read` will notice
             self._write(encode_message(setup))

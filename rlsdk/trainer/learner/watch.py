@@ -156,8 +156,8 @@ def supervised_symptoms(label: str, field: str) -> Sequence[Symptom]:
                 f"the gradient is exactly 0, and the loss is not ({label}/loss {m[f'{label}/loss']:.4g}): the model no "
                 "longer depends on its weights, because an update made them so large that its probabilities are 0, 1 "
                 f"or all equal. The learning rate is too high then ({label}/lr {m[f'{label}/lr']:.3g}, {field}), and "
-                f"these weights do not recover: start from scratch with a lower one, such as `--{field} 1e-5`, or "
-                "resume a checkpoint of before"
+                f"these weights do not recover: start from scratch with a lower one, such as `{Setting(field, 1e-5)}`, "
+                "or resume a checkpoint of before"
             ),
             patience=1,
         ),
