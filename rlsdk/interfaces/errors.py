@@ -7,8 +7,9 @@ not know rlsdk would catch.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 MOST_NAMES = 5
 """Of files that a message lists."""
@@ -20,6 +21,9 @@ class RlsdkError(Exception):
 
 class ConfigError(RlsdkError, ValueError):
     """A field of the configuration cannot be used: names its path, its value and what was expected."""
+
+    problems: Sequence[Any] = ()
+    """The fields as data (`rlsdk.config.Problem`), where the error is about fields."""
 
 
 class PluginError(RlsdkError):
@@ -84,10 +88,16 @@ class ParityError(RlsdkError, RuntimeError):
 
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Returns ``"; did you mean 'x'?"`` for the closest of `valid`, or an empty string when none is close."""
+    close = closest(name, valid)
+    return f"; did you mean {close!r}?" if close else ""
+
+
+def closest(name: str, valid: Iterable[str]) -> str | None:
+    """The closest of `valid`; None when none is close."""
     matches = difflib.get_close_matches(name, list(valid), n=3, cutoff=0.6)
     # Among equally close names, prefer one with the same letters: two of them were swapped.
     matches.sort(key=lambda other: sorted(other) != sorted(name))
-    return f"; did you mean {matches[0]!r}?" if matches else ""
+    return matches[0] if matches else None
 
 
 def nearest_file(path: Path, suffixes: Collection[str]) -> tuple[str, bool]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 import rlsdk
 from rlsdk.config import RunConfig
-from rlsdk.interfaces import ConfigError, DataError, RlsdkError
+from rlsdk.interfaces import ConfigError, DataError, RewardSample, RlsdkError
 from rlsdk.interfaces.spelling import (
     PythonCall,
     Setting,
@@ -25,6 +26,7 @@ from rlsdk.interfaces.spelling import (
     spelled_for,
     under,
 )
+from rlsdk.rewards import RewardDef, RewardLimits, RewardRunner
 from rlsdk.testing.process.models import write_tiny_model
 
 ROWS = [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(20)]
@@ -102,6 +104,29 @@ def test_arguments_and_rows_are_called_as_they_were_given(make: Callable[[], str
     assert make() == flags
     with spelled_for(PythonCall(names={"/tmp/train-0.jsonl": "data", "/tmp/own_1.py:score": "score"})):
         assert make() == keywords
+
+
+def test_calls_beside_each_other_end_in_any_order() -> None:
+    first, second = spelled_for(PythonCall(eval_data="one")), spelled_for(PythonCall(eval_data="two"))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert str(Setting("data.eval", "FILE")) == "two='FILE'"
+    second.__exit__(None, None, None)
+    assert str(Setting("data.eval", "FILE")) == "--data.eval FILE"
+
+
+@pytest.mark.parametrize(
+    ("reader", "said"),
+    [(nullcontext(), "`--data.answer_field FIELD`"), (spelled_for(PythonCall()), "`**{'data.answer_field': 'FIELD'}`")],
+    ids=["command line", "call"],
+)
+def test_messages_of_grading_processes_are_for_the_same_reader(reader: AbstractContextManager[None], said: str) -> None:
+    sample = RewardSample(prompt="1+1=", response="2", answer=None, row={}, truncated=False)
+    definition = RewardDef(name="gsm8k", target="rlsdk.rewards.math.graders:gsm8k")
+    with reader, closing(RewardRunner([definition], RewardLimits(), num_workers=1)) as runner:
+        (example,) = runner.score([sample]).examples
+    assert said in example.message
 
 
 def test_rows_of_an_evaluation_have_the_name_of_its_argument() -> None:

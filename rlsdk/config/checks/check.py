@@ -13,8 +13,7 @@ from rlsdk.config.checks.watched import reported_in_rl, watch_problems
 from rlsdk.config.derived.roles import Role, needed_roles, roles, with_dtype
 from rlsdk.config.introspection.options import backend_options, options_problems
 from rlsdk.config.introspection.parameters import option_problems
-from rlsdk.config.introspection.validation_errors import shown, unknown_key
-from rlsdk.config.problem import Problem
+from rlsdk.config.problem import Problem, shown, unknown_key
 from rlsdk.config.sections.algorithm import POLICY_GRADIENT
 from rlsdk.config.sections.base import Options
 from rlsdk.config.sections.old_log_probs import OldLogProbs, choose_old_log_probs, differing_settings
@@ -275,14 +274,15 @@ def _of_tracker(registry: Registry, name: str, options: Options) -> Iterator[Pro
         return  # Reported by `_registered`.
     for option, value in options.items():
         if known is not None and option not in known:
-            message = unknown_key(option, known) if known else f"tracker {name!r} has no options"
-            yield Problem(f"tracking.options.{name}.{option}", f"{shown(value)}: {message}")
+            path = f"tracking.options.{name}.{option}"
+            none = Problem(path, f"tracker {name!r} has no options", value=value)
+            yield unknown_key(path, option, known, value) if known else none
 
 
 def _algorithm(registry: Registry, name: str, options: Options) -> Iterator[Problem]:
     """Problems of the algorithm: it must be a complete subclass of `Algorithm`; only your own can have options."""
     if options and name == POLICY_GRADIENT:
-        yield Problem("algorithm.options", f"{shown(options)}: {name!r} has none; its parts are the fields beside it")
+        yield Problem("algorithm.options", f"{name!r} has none; its parts are the fields beside it", value=options)
     if registry.is_own(ComponentKind.ALGORITHM, name):
         return
     try:
@@ -383,4 +383,5 @@ def _function(registry: Registry, kind: ComponentKind, path: str, name: str, opt
         yield Problem(path, str(error))
         return
     prefix = path.removesuffix(".name") + ("_options" if kind is not ComponentKind.REWARD else ".options")
-    yield from (Problem(f"{prefix}.{problem.path}", problem.message) for problem in option_problems(function, options))
+    for problem in option_problems(function, options):
+        yield replace(problem, path=f"{prefix}.{problem.path}")

@@ -76,13 +76,11 @@ def _of_policy_gradient(config: RunConfig) -> Iterator[Problem]:
         names = ("kl_estimator", "kl_reward_estimator", "kl_horizon")
         yield from fields_of((f"algorithm.{name}" for name in names), "algorithm.kl_coef is 0")
     elif own.kl_in_reward:
-        yield Problem(
-            "algorithm.kl_estimator", f"algorithm.kl_in_reward is true: `{Setting('algorithm.kl_reward_estimator')}`"
-        )
+        instead = (Setting("algorithm.kl_reward_estimator"),)
+        yield Problem("algorithm.kl_estimator", "algorithm.kl_in_reward is true:", commands=instead)
     else:
-        yield Problem(
-            "algorithm.kl_reward_estimator", f"algorithm.kl_in_reward is false: `{Setting('algorithm.kl_estimator')}`"
-        )
+        instead = (Setting("algorithm.kl_estimator"),)
+        yield Problem("algorithm.kl_reward_estimator", "algorithm.kl_in_reward is false:", commands=instead)
     if not own.kl_in_reward:
         yield Problem("algorithm.kl_target", "algorithm.kl_in_reward is false")
     if own.kl_target is None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rlsdk.config.introspection.fields import option_fields, section_of
-from rlsdk.config.introspection.validation_errors import dotted, explain, shown, unknown_key
-from rlsdk.config.problem import Problem, config_error
+from rlsdk.config.introspection.validation_errors import dotted, explain
+from rlsdk.config.problem import Problem, config_error, unknown_key
 from rlsdk.interfaces import BackendSpec, PluginLoadError
 from rlsdk.registry import Registry
 
@@ -29,9 +30,9 @@ def options_problems(
     prefix = prefix or f"{spec.kind}.{spec.name}"
     if options is None:
         message = f"backend {spec.name!r} has no options of its own"
-        return [Problem(f"{prefix}.{key}", f"{shown(value)}: {message}") for key, value in raw.items()]
+        return [Problem(f"{prefix}.{key}", message, value=value) for key, value in raw.items()]
     _, found = build_options(options, raw)
-    return [Problem(f"{prefix}.{problem.path}", problem.message) for problem in found]
+    return [replace(problem, path=f"{prefix}.{problem.path}") for problem in found]
 
 
 def build_options(options: type[Any], raw: Mapping[str, Any]) -> tuple[object | None, list[Problem]]:
@@ -57,7 +58,7 @@ def _unknown(options: type[Any], raw: Mapping[str, Any], path: tuple[str, ...]) 
     fields = option_fields(options)
     for key, value in raw.items():
         if key not in fields:
-            yield Problem(dotted((*path, key)), unknown_key(key, sorted(fields)))
+            yield unknown_key(dotted((*path, key)), key, sorted(fields))
             continue
         nested = section_of(fields[key])
         if nested is not None and isinstance(value, Mapping):

@@ -8,8 +8,8 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlsdk.config.introspection.validation_errors import explain, shown, unknown_key
-from rlsdk.config.problem import Problem
+from rlsdk.config.introspection.validation_errors import explain
+from rlsdk.config.problem import Problem, unknown_key
 
 
 def keyword_parameters(function: Any) -> dict[str, inspect.Parameter] | None:
@@ -33,7 +33,7 @@ def option_problems(function: Any, options: Mapping[str, Any]) -> Iterator[Probl
         if option in known:
             yield from _of_type(function, known[option], value)
         else:
-            yield Problem(option, f"{shown(value)}: {unknown_key(option, sorted(known))}")
+            yield unknown_key(option, option, sorted(known), value)
 
 
 def _of_type(function: Any, parameter: inspect.Parameter, value: Any) -> Iterator[Problem]:

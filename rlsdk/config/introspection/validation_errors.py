@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.config.problem import PROBLEMS, Problem
-from rlsdk.interfaces import nearest
+from rlsdk.config.problem import PROBLEMS, Problem, unknown_key
+from rlsdk.interfaces.errors import closest
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -56,9 +57,9 @@ def explain(error: ValidationError, tree: Any, keys: Callable[[Path], Sequence[s
         path = _real_path(detail["loc"], tree)
         if detail["type"] == PROBLEMS:
             for problem in detail["ctx"]["problems"]:
-                yield Problem(dotted((*path, problem.path)), problem.message)
+                yield replace(problem, path=dotted((*path, problem.path)))
         else:
-            yield Problem(dotted(path), _message(detail, path, keys))
+            yield _problem(detail, path, keys)
 
 
 def dotted(path: Iterable[str | int]) -> str:
@@ -66,32 +67,20 @@ def dotted(path: Iterable[str | int]) -> str:
     return ".".join(str(part) for part in path if part != "")
 
 
-def unknown_key(key: str, valid: Sequence[str]) -> str:
-    """Message for a key that does not exist."""
-    near = nearest(key, valid)
-    return f"unknown key{near}" if near else f"unknown key; expected one of {', '.join(sorted(valid)) or 'none'}"
-
-
-def _message(detail: ErrorDetails, path: Path, keys: Callable[[Path], Sequence[str]]) -> str:
-    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
+def _problem(detail: ErrorDetails, path: Path, keys: Callable[[Path], Sequence[str]]) -> Problem:
+    kind, value, context, name = detail["type"], detail["input"], detail.get("ctx", {}), dotted(path)
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        return unknown_key(str(path[-1]), keys(path[:-1]))
+        return unknown_key(name, str(path[-1]), keys(path[:-1]))
     if kind in ("missing", "missing_argument"):
-        return "is required"
-    if kind in _EXPECTED:
-        expected = _EXPECTED[kind].format(**context)
-        choices = context.get("expected", "").replace(" or ", ", ").replace("'", "").split(", ")
-        near = nearest(value, choices) if kind in ("literal_error", "enum") and isinstance(value, str) else ""
-        known = keys(path) if expected == MAPPING else ()
-        fields = f" with the keys {', '.join(known)}" if known else ""
-        return f"{shown(value)}: expected {expected}{fields}{near}"
-    return f"{shown(value)}: {detail['msg']}"
-
-
-def shown(value: object, limit: int = 120) -> str:
-    """A value as a message shows it."""
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+        return Problem(name, "is required")
+    if kind not in _EXPECTED:
+        return Problem(name, detail["msg"], value=value)
+    expected = _EXPECTED[kind].format(**context)
+    choices = context.get("expected", "").replace(" or ", ", ").replace("'", "").split(", ")
+    near = closest(value, choices) if kind in ("literal_error", "enum") and isinstance(value, str) else None
+    known = keys(path) if expected == MAPPING else ()
+    fields = f" with the keys {', '.join(known)}" if known else ""
+    return Problem(name, value=value, expected=f"{expected}{fields}", suggestions=(near,) if near else ())
 
 
 def _real_path(location: Sequence[str | int], tree: Any) -> Path:

@@ -254,7 +254,7 @@ class _Backend:
             _, found = build_options(self.options, raw)
         except PluginError as error:
             return [Problem(f"{self.section}.backend", str(error))]
-        return [Problem(f"{self.section}.options.{problem.path}", problem.message) for problem in found]
+        return [replace(problem, path=f"{self.section}.options.{problem.path}") for problem in found]
 
 
 def _chosen(section: str, kind: BackendKind, tree: Tree, flags: Sequence[Override]) -> str:
@@ -334,16 +334,15 @@ def _as_written(problem: Problem, tree: Tree, backends: Sequence[_Backend], read
     }
     for prefix, written in names.items():
         path = written + path.removeprefix(prefix) if path.startswith(prefix) else path
-    message = problem.message
-    if message.startswith("unknown key"):
+    if problem.is_unknown_key:
         key = path.rpartition(".")[2]
-        elsewhere = meant_by(path, reads)
+        elsewhere = tuple(meant_by(path, reads))
         # A field of this very name in another section is likelier than a similar one here.
-        if elsewhere and (known_elsewhere(path) or "; expected" in message or elsewhere[0].endswith(f".{key}")):
-            message = f"unknown key; did you mean {' or '.join(elsewhere)}?"
-    if (hint := variable_hint(problem.path, tree.value(problem.path))) and hint not in message:
-        message += f"; {hint}"
-    return replace(problem, path=path, message=message, origin=_of_recipe(origin))
+        if elsewhere and (known_elsewhere(path) or not problem.suggestions or elsewhere[0].endswith(f".{key}")):
+            problem = replace(problem, expected="", suggestions=elsewhere)
+    hint = variable_hint(problem.path, tree.value(problem.path))
+    hint = "" if hint == problem.message else hint
+    return replace(problem, path=path, origin=_of_recipe(origin), hint=hint)
 
 
 def _of_recipe(origin: str) -> str:

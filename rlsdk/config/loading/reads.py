@@ -96,10 +96,10 @@ def unread(
     """
     unused: dict[str, str] = {}
     if config is not None:
-        unused = {problem.path: problem.message for problem in (*unused_in(config), *reader.unused(config))}
+        unused = {problem.path: problem.text for problem in (*unused_in(config), *reader.unused(config))}
     found = {dotted(one.place): one for one in given}
     whys = {path: why for path in found if (why := _why_unread(path, unused, reader)) is not None}
-    unknown = {problem.path for problem in problems if problem.message.startswith("unknown key")}
+    unknown = {problem.path for problem in problems if problem.is_unknown_key}
 
     def acts(path: str) -> bool:
         return reader.may_read(path) and not any(_covers(known, path) for known in unused)
@@ -140,8 +140,8 @@ def _refused(one: Given, path: str, why: str, command: str, acting: Sequence[str
         return Problem(path, f"{what}: {why}; leave it out", one.origin)
     if not acting:
         return Problem(path, f"{what}, which does not read it; leave it out", one.origin)
-    flags = " or ".join(f"`{Setting(other, _shown(one.value))}`" for other in acting)
-    return Problem(path, f"{what}, which reads {acting[0]}: {flags}", one.origin)
+    commands = tuple(Setting(other, _shown(one.value)) for other in acting)
+    return Problem(path, f"{what}, which reads {acting[0]}:", one.origin, commands=commands)
 
 
 def _shown(value: Any) -> Any:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlsdk.config.introspection.validation_errors import dotted, shown
+from rlsdk.config.introspection.validation_errors import dotted
 from rlsdk.config.loading.variables import VARIABLE
 from rlsdk.config.loading.yaml_text import read_yaml
-from rlsdk.config.problem import Problem
+from rlsdk.config.problem import Problem, shown
 from rlsdk.interfaces import ConfigError
 from rlsdk.interfaces.errors import nearest_file
 from rlsdk.interfaces.spelling import as_given

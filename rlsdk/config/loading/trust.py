@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlsdk.config.introspection.validation_errors import dotted, shown
+from rlsdk.config.introspection.validation_errors import dotted
 from rlsdk.config.loading.tree import Place
 from rlsdk.config.problem import Problem
 from rlsdk.interfaces import ConfigError
@@ -69,7 +69,7 @@ def check_trust(
     for place, value in code_in(fields):
         came_from = origin(place)
         if (sections is None or place[0] in sections) and not own(came_from):
-            found.append(Problem(dotted(place), shown(value), came_from))
+            found.append(Problem(dotted(place), origin=came_from, value=value))
     if found:
         lines = "".join(f"\n  {problem}" for problem in found)
         raise ConfigError(

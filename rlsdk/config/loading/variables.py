@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from rlsdk.config.introspection.validation_errors import dotted, shown
+from rlsdk.config.introspection.validation_errors import dotted
 from rlsdk.config.problem import Problem
 from rlsdk.interfaces.spelling import reader
 
@@ -24,7 +24,7 @@ def variable_problems(data: Mapping[str, object]) -> Iterator[Problem]:
     for place, value in _texts(data, ()):
         named = [part for part in place if isinstance(part, str)]
         if named and named[-1] in NAMES and (hint := variable_hint(dotted(place), value)):
-            yield Problem(dotted(place), f"{shown(value)}: {hint}")
+            yield Problem(dotted(place), hint, value=value)
 
 
 def variable_hint(path: str, value: object) -> str:

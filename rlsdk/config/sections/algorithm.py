@@ -44,9 +44,11 @@ class CorrectionConfig(Section):
 
     def problems(self) -> Iterator[Problem]:
         if self.lower >= self.upper:
-            yield Problem("lower", f"{self.lower}: expected less than upper {self.upper}")
+            yield Problem("lower", value=self.lower, expected=f"less than upper {self.upper}")
         if self.reject_lower >= self.reject_upper:
-            yield Problem("reject_lower", f"{self.reject_lower}: expected less than reject_upper {self.reject_upper}")
+            yield Problem(
+                "reject_lower", value=self.reject_lower, expected=f"less than reject_upper {self.reject_upper}"
+            )
 
     def unused(self) -> Iterator[Problem]:
         if self.reject == "none":
@@ -198,8 +200,11 @@ class AlgorithmConfig(Section):
             yield Problem(
                 "dynamic_sampling.enabled",
                 "true cannot be combined with algorithm.kl_in_reward: a group is judged when it is graded, before its "
-                f"KL is known; give the KL in the loss (`{Setting('algorithm.kl_in_reward', False)}`), or do "
-                f"not replace groups (`{Setting('algorithm.dynamic_sampling.enabled', False)}`)",
+                "KL is known",
+                commands=(
+                    Setting("algorithm.kl_in_reward", False),
+                    Setting("algorithm.dynamic_sampling.enabled", False),
+                ),
             )
         if self.kl_target is not None and not self.kl_in_reward:
             yield Problem(

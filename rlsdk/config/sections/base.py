@@ -93,7 +93,7 @@ def odd_numbers(section: Section) -> Iterator[Problem]:
 
 def _odd_numbers(value: object, path: str) -> Iterator[Problem]:
     if isinstance(value, float) and value and not FLOAT32[0] <= abs(value) <= FLOAT32[1]:
-        yield Problem(path, f"{value!r}: expected 0, or a size from {FLOAT32[0]:.2g} to {FLOAT32[1]:.2g}: float32")
+        yield Problem(path, value=value, expected=f"0, or a size from {FLOAT32[0]:.2g} to {FLOAT32[1]:.2g}: float32")
     elif isinstance(value, tuple | dict):
         for at, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _odd_numbers(item, f"{path}.{at}")

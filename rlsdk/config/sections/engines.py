@@ -53,7 +53,7 @@ class OptimConfig(Section, OptimSettings):
 
     def problems(self) -> Iterator[Problem]:
         if not all(0 <= beta < 1 for beta in self.betas):
-            yield Problem("betas", f"{self.betas!r}: expected two numbers of at least 0 and less than 1")
+            yield Problem("betas", value=self.betas, expected="two numbers of at least 0 and less than 1")
 
 
 class TrainConfig(Section, TrainPasses):
@@ -131,7 +131,7 @@ class RolloutConfig(Section, ReplicaSize):
         if "" in self.stop_strings:
             yield Problem("stop_strings", f"{self.stop_strings!r}: an empty text ends every response at once")
         if (problem := self.expert_problem()) is not None:
-            yield Problem("ep_size", f"{self.ep_size}: {problem}")
+            yield Problem("ep_size", problem, value=self.ep_size)
 
 
 class PoolConfig(Section):
@@ -188,11 +188,11 @@ class PlacementConfig(Section):
 
     def problems(self) -> Iterator[Problem]:
         if self.preset is not None and (self.pools or self.roles):
-            yield Problem("preset", f"{self.preset!r}: expected null, because pools or roles are given")
+            yield Problem("preset", value=self.preset, expected="null, because pools or roles are given")
         if self.devices and self.preset in (None, "colocate_all"):
             yield Problem("devices", f"{self.devices!r} has no effect where placement.preset is {self.preset!r}")
         if self.preset is None and not self.pools:
-            yield Problem("pools", "expected at least one pool, because placement.preset is null")
+            yield Problem("pools", expected="at least one pool, because placement.preset is null")
         if self.preset is None:
             for role in REQUIRED_ROLES:
                 if role not in self.roles:

@@ -74,7 +74,8 @@ class EvalSetConfig(Section):
         if self.temperature == 0 and self.samples_per_prompt > 1:
             yield Problem(
                 "samples_per_prompt",
-                f"{self.samples_per_prompt}: expected 1, because temperature 0 gives the same response every time",
+                value=self.samples_per_prompt,
+                expected="1, because temperature 0 gives the same response every time",
             )
         if self.options and self.data is None:
             yield Problem("options", f"{self.options!r} has no effect without a source of the set's own in data")
@@ -82,7 +83,7 @@ class EvalSetConfig(Section):
         yield from own_engine_problems(self.rewards)
         names = [reward.title for reward in self.rewards]
         if self.correct_reward is not None and names and self.correct_reward not in names:
-            yield Problem("correct_reward", f"{self.correct_reward!r}: expected one of {names}")
+            yield Problem("correct_reward", value=self.correct_reward, expected=f"one of {names}")
 
     def unused(self) -> Iterator[Problem]:
         if self.temperature == 0:

@@ -56,7 +56,9 @@ class PreferencesConfig(Section):
     def problems(self) -> Iterator[Problem]:
         known = self.epochs is None  # otherwise the steps depend on the data; checked again once it is read
         if known and self.schedule != "constant" and self.warmup_steps >= self.steps:
-            yield Problem("warmup_steps", f"{self.warmup_steps}: expected fewer than preferences.steps {self.steps}")
+            yield Problem(
+                "warmup_steps", value=self.warmup_steps, expected=f"fewer than preferences.steps {self.steps}"
+            )
         if self.label_smoothing and self.loss != "sigmoid":
             yield Problem("label_smoothing", f"{self.label_smoothing} needs loss 'sigmoid', but it is {self.loss!r}")
         if self.chosen_field == self.rejected_field:

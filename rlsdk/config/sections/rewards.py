@@ -35,7 +35,7 @@ class RemoteRewardConfig(Section, RequestSettings):
     def problems(self) -> Iterator[Problem]:
         for header in self.headers_from_env:
             if not _HEADER.fullmatch(header):
-                yield Problem(f"headers_from_env.{header}", "expected the name of a header, such as 'X-Api-Key'")
+                yield Problem(f"headers_from_env.{header}", expected="the name of a header, such as 'X-Api-Key'")
 
     def unused(self) -> Iterator[Problem]:
         if not self.retries:
@@ -102,22 +102,22 @@ class JudgeConfig(Section):
     def problems(self) -> Iterator[Problem]:
         yield from temperature_problems(self.temperature, can_be_greedy=True)
         if "{response}" not in self.template:
-            yield Problem("template", "expected the placeholder {response}, the text to judge")
+            yield Problem("template", expected="the placeholder {response}, the text to judge")
         if (self.engine is None) == (self.url is None):
-            yield Problem("engine", "expected one of `engine` (a model of the run) and `url` (of a service)")
+            yield Problem("engine", expected="one of `engine` (a model of the run) and `url` (of a service)")
         if (self.url is None) != (self.model is None):
-            yield Problem("model", f"{self.model!r}: expected together with `url`, as the service names it")
+            yield Problem("model", value=self.model, expected="together with `url`, as the service names it")
         if self.url is not None and not self.url.startswith(("http://", "https://")):
-            yield Problem("url", f"{self.url!r}: expected a URL such as http://127.0.0.1:8000/v1")
+            yield Problem("url", value=self.url, expected="a URL such as http://127.0.0.1:8000/v1")
         if not self.choices and self.highest <= self.lowest:
-            yield Problem("highest", f"{self.highest!r}: expected more than lowest, which is {self.lowest!r}")
+            yield Problem("highest", value=self.highest, expected=f"more than lowest, which is {self.lowest!r}")
         try:
             groups = 1 if self.pattern is None else re.compile(self.pattern).groups
         except re.error as error:
-            yield Problem("pattern", f"{self.pattern!r}: expected a regular expression: {error}")
+            yield Problem("pattern", value=self.pattern, expected=f"a regular expression: {error}")
             return
         if groups != 1:
-            yield Problem("pattern", f"{self.pattern!r}: expected one group, the verdict, and it has {groups}")
+            yield Problem("pattern", value=self.pattern, expected=f"one group, the verdict, and it has {groups}")
 
     def unused(self) -> Iterator[Problem]:
         if self.choices:
@@ -160,7 +160,8 @@ class RewardConfig(Section):
         if self.label is not None and (not _LABEL.fullmatch(self.label) or self.label in TAKEN):
             yield Problem(
                 "label",
-                f"{self.label!r}: expected letters, digits, '-', '_' and '.', and none of {sorted(TAKEN)}, which are "
+                value=self.label,
+                expected=f"letters, digits, '-', '_' and '.', and none of {sorted(TAKEN)}, which are "
                 "metrics of every run",
             )
         if self.remote is not None and not self.is_remote:
@@ -219,7 +220,8 @@ def judge_pool_problems(
         if reward.judge is not None and reward.judge.engine is not None and beside:
             yield Problem(
                 f"placement.roles.{role}",
-                f"{pool!r}: expected a pool of its own, because at schedule.max_staleness {max_staleness} samples are "
+                value=pool,
+                expected=f"a pool of its own, because at schedule.max_staleness {max_staleness} samples are "
                 f"judged while {', '.join(beside)} may have the devices of this one",
             )
 
@@ -231,6 +233,6 @@ def reward_problems(rewards: tuple[RewardConfig, ...]) -> Iterator[Problem]:
         if first.setdefault(reward.title, at) != at:
             yield Problem(
                 f"rewards.{at}.label",
-                f"{reward.label!r}: expected a label of its own, because rewards.{first[reward.title]} is "
-                f"{reward.title!r}, too",
+                value=reward.label,
+                expected=f"a label of its own, because rewards.{first[reward.title]} is {reward.title!r}, too",
             )

@@ -37,7 +37,7 @@ class ModelRoleConfig(Section, PassLimits):
     def problems(self) -> Iterator[Problem]:
         if self.micro_batch_tokens is not None and self.micro_batch_rows is not None:
             both = f"{self.micro_batch_tokens!r} and micro_batch_rows {self.micro_batch_rows!r}"
-            yield Problem("micro_batch_tokens", f"{both}: expected at most one of the two")
+            yield Problem("micro_batch_tokens", both, expected="at most one of the two")
 
     def unused(self) -> Iterator[Problem]:
         return unused_revision(self.path)
@@ -94,7 +94,7 @@ class RewardModelConfig(ModelRoleConfig):
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         if self.name is not None and not _NAME.fullmatch(self.name):
-            yield Problem("name", f"{self.name!r}: expected letters, digits, '-' and '_', such as 'helpful'")
+            yield Problem("name", value=self.name, expected="letters, digits, '-' and '_', such as 'helpful'")
 
 
 def reward_model_problems(models: tuple[RewardModelConfig, ...]) -> Iterator[Problem]:
@@ -105,7 +105,7 @@ def reward_model_problems(models: tuple[RewardModelConfig, ...]) -> Iterator[Pro
             yield Problem(f"reward_models.{at}.name", f"is required where there are {len(models)} reward models")
         if model.name is not None and seen.setdefault(model.name, at) != at:
             first = f"reward_models.{seen[model.name]}"
-            yield Problem(f"reward_models.{at}.name", f"{model.name!r}: expected another, because {first} has it")
+            yield Problem(f"reward_models.{at}.name", value=model.name, expected=f"another, because {first} has it")
 
 
 def dynamic_sampling_problems(models: tuple[RewardModelConfig, ...], num_samples: int) -> Iterator[Problem]:
@@ -138,13 +138,14 @@ def critic_warmup_problems(critic: CriticConfig, steps: int, updates: int) -> It
     optim = critic.optim
     if critic.warmup_steps >= steps > 0:
         yield Problem(
-            "critic.warmup_steps", f"{critic.warmup_steps}: expected fewer than trainer.steps {steps}, because the "
+            "critic.warmup_steps", value=critic.warmup_steps,expected=f"fewer than trainer.steps {steps}, because the "
             "actor is not updated in them"
         )  # fmt: skip
     if optim.schedule != "constant" and optim.warmup_steps >= steps * updates > 0:
         yield Problem(
             "critic.optim.warmup_steps",
-            f"{optim.warmup_steps}: expected fewer than the run's {steps * updates} optimizer steps, because "
-            f"critic.optim.schedule is {optim.schedule!r}; for a short run add "
-            f"`{Setting('critic.optim.warmup_steps', 0)}`",
+            value=optim.warmup_steps,
+            expected=f"fewer than the run's {steps * updates} optimizer steps, because "
+            f"critic.optim.schedule is {optim.schedule!r}",
+            commands=(Setting("critic.optim.warmup_steps", 0),),
         )

@@ -17,6 +17,7 @@ def temperature_problems(temperature: float, *, can_be_greedy: bool) -> Iterator
     nearest = lowest if temperature < lowest else highest
     yield Problem(
         "temperature",
-        f"{temperature!r}: expected {zero}{lowest:g} to {highest:g}, because logits are divided by it in float32; the "
+        value=temperature,
+        expected=f"{zero}{lowest:g} to {highest:g}, because logits are divided by it in float32; the "
         f"nearest is {nearest:g}, and 0.01 already takes the most probable token nearly always",
     )

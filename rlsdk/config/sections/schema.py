@@ -381,7 +381,7 @@ class RunConfig(Section):
             part, field = measure.config, measure.field
             if part.correct_reward is not None and names and not part.rewards and part.correct_reward not in names:
                 yield Problem(
-                    f"{field}.correct_reward", f"{part.correct_reward!r}: expected one of the rewards {names}"
+                    f"{field}.correct_reward", value=part.correct_reward, expected=f"one of the rewards {names}"
                 )
             prompt, response = part.max_prompt_tokens, part.max_response_tokens
             needed = (prompt or self.data.max_prompt_tokens) + (response or self.rollout.max_response_tokens)
@@ -389,9 +389,10 @@ class RunConfig(Section):
                 longer = "max_response_tokens" if response else "max_prompt_tokens"
                 yield Problem(
                     f"{field}.{longer}",
-                    f"{response or prompt}: prompt and response come to {needed} tokens, more than the "
-                    f"{self.max_model_tokens} that the run makes room for; add "
-                    f"`{Setting('rollout.max_model_tokens', needed)}`",
+                    f"prompt and response come to {needed} tokens, more than the {self.max_model_tokens} that the run "
+                    "makes room for",
+                    value=response or prompt,
+                    commands=(Setting("rollout.max_model_tokens", needed),),
                 )
 
     def _group_problems(self) -> Iterator[Problem]:
@@ -399,7 +400,8 @@ class RunConfig(Section):
         if compares and self.trainer.samples_per_prompt < 2:
             yield Problem(
                 "trainer.samples_per_prompt",
-                f"{self.trainer.samples_per_prompt}: expected at least 2, because algorithm.advantage "
+                value=self.trainer.samples_per_prompt,
+                expected="at least 2, because algorithm.advantage "
                 f"{self.algorithm.advantage!r} compares the samples of a prompt",
             )
         if self.algorithm.name == POLICY_GRADIENT and self.algorithm.dynamic_sampling.enabled:
@@ -412,7 +414,8 @@ class RunConfig(Section):
         if optim.schedule != "constant" and optim.warmup_steps >= total > 0:
             yield Problem(
                 "train.optim.warmup_steps",
-                f"{optim.warmup_steps}: expected fewer than the run's {total} optimizer steps, because "
-                f"train.optim.schedule is {optim.schedule!r}; for a short run add "
-                f"`{Setting('train.optim.warmup_steps', 0)}`",
+                value=optim.warmup_steps,
+                expected=f"fewer than the run's {total} optimizer steps, because "
+                f"train.optim.schedule is {optim.schedule!r}",
+                commands=(Setting("train.optim.warmup_steps", 0),),
             )

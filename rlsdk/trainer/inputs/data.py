@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.config import Measure, Problem, RunConfig, config_error
+from rlsdk.config import Measure, RunConfig, config_error
 from rlsdk.config.sections.base import Section
 from rlsdk.data import (
     AnswerEnds,
@@ -202,7 +202,7 @@ def _counted(config: RunConfig, name: str, num_rows: int, rows_per_step: int) ->
     steps = math.ceil(Fraction(repr(epochs)) * num_rows / rows_per_step)
     counted = section.model_copy(update={"steps": steps, "epochs": None})
     resolved = config.model_copy(update={name: counted})
-    own = [Problem(f"{name}.{problem.path}", problem.message) for problem in counted.problems()]
+    own = [replace(problem, path=f"{name}.{problem.path}") for problem in counted.problems()]
     if problems := [*own, *resolved.problems()]:
         raise config_error(problems)
     return resolved

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlsdk.config import Measure, RunConfig, with_dtype
 from rlsdk.config.derived.roles import rollout_role
-from rlsdk.config.introspection.validation_errors import shown
+from rlsdk.config.problem import shown
 from rlsdk.config.sections.role_kinds import ROLLOUT
 from rlsdk.data import AnswerEnds, DataRow, Prompt, PromptDataset, PromptFormat
 from rlsdk.data.render import Template
