@@ -209,8 +209,8 @@ class EngineGroup(Protocol):
         ...
 
     def peers(self) -> Sequence[Peer]:
-        """One handle per rank; handles can be sent to other workers. Request them for every sync: the handle of a rank
-        that was started anew is another one."""
+        """One handle per rank; handles can be sent to other workers. Request them for every sync: a restarted rank has
+        a new handle."""
         ...
 
 

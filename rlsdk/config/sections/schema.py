@@ -97,7 +97,7 @@ class DataConfig(Section):
     """Most tokens of a prompt; longer prompts are dropped, and their number is reported. 1024 is lowered where the
     model has fewer positions."""
     shuffle: bool = True
-    """Shuffles rows with `trainer.seed`, anew in each epoch."""
+    """Shuffles rows with `trainer.seed`, in another order in each epoch."""
     num_train_rows: PositiveInt | None = None
     """Number of training rows: the first ones, or as many generated ones; null: all (if rows are generated, the
     source's own default)."""

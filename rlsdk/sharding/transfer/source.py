@@ -196,7 +196,7 @@ class WeightSource:
             )
 
     def _take(self, places: Iterable[int]) -> dict[int, WeightShard]:
-        """The engine's shards at these positions. Requested anew each time: an engine may move its memory between
+        """The engine's shards at these positions. Requested every time: an engine may move its memory between
         syncs, and a view kept here would keep offloaded memory alive."""
         wanted = set(places)
         last = max(wanted, default=-1)

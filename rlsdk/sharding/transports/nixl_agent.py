@@ -112,7 +112,7 @@ class Agent:
             if known is not None and known.version >= version:
                 return
             if known is not None and known.dropped != dropped:
-                # Memory may have been reused for something else: the other agent is added anew.
+                # Memory may have been reused for something else: the other agent is added again.
                 if not self._changed.wait_for(lambda: not known.reads, timeout_s):
                     raise WeightSyncError(f"a read from the agent {name} did not end in {timeout_s:g} s")
                 self._agent.remove_remote_agent(name)

@@ -132,6 +132,6 @@ def check_same_model(config: RunConfig, checkpoint: Path) -> None:
     if differ:
         raise ConfigError(
             f"model.path {config.model.path!r}: {str(checkpoint)!r} was saved from another model "
-            f"({', '.join(differ)}); resume with the model that it was saved from, or start anew: "
+            f"({', '.join(differ)}); resume with the model that it was saved from, or start from scratch: "
             f"{Setting('trainer.resume', 'never')}, or another {Setting('trainer.run_name')}"
         )

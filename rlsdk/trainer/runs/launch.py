@@ -22,7 +22,7 @@ from rlsdk.trainer.inputs.model_config import check_same_model
 if TYPE_CHECKING:
     from rlsdk.cluster import BackgroundCluster, Cluster
     from rlsdk.trainer.runs.prepare import PreparedRun
-    from rlsdk.trainer.runs.start import RunResult, Start
+    from rlsdk.trainer.runs.start import RunResult, SessionStart
     from rlsdk.trainer.tracking.events import RunView
     from rlsdk.trainer.tracking.stopping import StopFlag
 
@@ -57,10 +57,10 @@ def launch(
             view.notice(text)
         view.notice(f"run {run_dir}")
         with _cluster_ahead(run, run_dir, view) as ahead:
-            from rlsdk.trainer.runs.start import Start
+            from rlsdk.trainer.runs.start import SessionStart
 
             run = run.with_config(_filled(run, run_dir, stage_files))
-            return _train(Start.of(run, view, run_dir=run_dir, stop=stop, resume=resume, ahead=ahead))
+            return _train(SessionStart.of(run, view, run_dir=run_dir, stop=stop, resume=resume, ahead=ahead))
 
 
 def refuse_shapes(run: PreparedRun) -> None:
@@ -159,7 +159,7 @@ def _cluster_ahead(run: PreparedRun, run_dir: Path, view: RunView) -> Iterator[B
         yield ahead
 
 
-def _train(start: Start) -> RunResult:
+def _train(start: SessionStart) -> RunResult:
     """Trains in sessions, until one of them ends without losing a process."""
     from rlsdk.trainer.runs.rl import say_recipe, train_rl
     from rlsdk.trainer.runs.start import opened, with_restarts
@@ -167,7 +167,7 @@ def _train(start: Start) -> RunResult:
 
     training = start.run.training
 
-    def session(start: Start) -> RunResult:
+    def session(start: SessionStart) -> RunResult:
         with opened(start, rewarded=training is Training.RL) as (run_inputs, cluster):
             start = start.with_config(run_inputs.config)
             if training.pairs is not None:

@@ -25,7 +25,7 @@ from rlsdk.trainer.roles.session import Session, start_roles
 from rlsdk.trainer.runs.build_rl import algorithm_of, draw_of, learner_options, prompts_of, text_of, vocabulary_of
 from rlsdk.trainer.runs.prepare import PreparedRun
 from rlsdk.trainer.runs.run_inputs import RunInputs
-from rlsdk.trainer.runs.start import Start, opened
+from rlsdk.trainer.runs.start import SessionStart, opened
 from rlsdk.trainer.stages.rl import learn_from, update_figures
 from rlsdk.trainer.tracking.stopping import StopFlag
 
@@ -51,7 +51,7 @@ def run_replay(run: PreparedRun, view: RunView, *, run_dir: Path) -> Iterator[tu
     config = config.model_copy(update={"tracking": config.tracking.model_copy(update={"trackers": ()})})
     run = run.without([ROLLOUT]).with_config(config)
     with run_lock(run_dir):
-        start = Start.of(run, view, run_dir=run_dir, stop=StopFlag())
+        start = SessionStart.of(run, view, run_dir=run_dir, stop=StopFlag())
         # The supervised loss term (ptx) trains on answers, which are read only if samples are graded.
         with opened(start, rewarded=config.algorithm.ptx.coef > 0) as (run_inputs, cluster):
             turns = start.turns()

@@ -18,7 +18,7 @@ from rlsdk.trainer.runs.build_rl import algorithm_of, rl_stage
 from rlsdk.trainer.runs.run_inputs import RunInputs
 from rlsdk.trainer.runs.start import (
     RunResult,
-    Start,
+    SessionStart,
     export_model,
     fit,
     result_of,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rlsdk.trainer.stages.loop import Trainer
 
 
-def train_rl(start: Start, run_inputs: RunInputs, cluster: Cluster) -> RunResult:
+def train_rl(start: SessionStart, run_inputs: RunInputs, cluster: Cluster) -> RunResult:
     """One session of reinforcement learning, after the warm start if one is configured and not done."""
     view, checkpoint = start.view, start.resume.within(CHECKPOINTS)
     # Options that the algorithm refuses are refused before a device is taken.
@@ -56,7 +56,7 @@ def train_rl(start: Start, run_inputs: RunInputs, cluster: Cluster) -> RunResult
         return result_of(start, trainer, stage.evaluations.last, trainer.last_checkpoint)
 
 
-def say_recipe(start: Start) -> None:
+def say_recipe(start: SessionStart) -> None:
     """Reports the dtype and the algorithm."""
     config, view = start.config, start.view
     view.notice(f"dtype {config.model.dtype} on {start.run.device}, float32 weights in the optimizer")
@@ -73,24 +73,24 @@ class _WarmStart:
     trainer: Trainer
 
 
-def _warm_start(start: Start, cluster: Cluster, run_inputs: RunInputs) -> _WarmStart | None:
+def _warm_start(start: SessionStart, cluster: Cluster, run_inputs: RunInputs) -> _WarmStart | None:
     """Trains the actor with supervision; None if this is not configured or already done."""
     if not start.config.sft.is_asked or start.resume.within(CHECKPOINTS) is not None:
         return None
     actor, turns = role_of(start.table, ACTOR).with_optim(sft_optim_spec(start.config)), start.turns()
     groups = start_roles([actor], functools.partial(start.start_role, cluster=cluster), turns)
     session = Session(roles=groups, turns=turns, cluster=cluster)
-    _begin_anew(start, session, actor.optim)  # An engine that cannot do this fails here, before hours of training.
+    _reset_optimizer(start, session, actor.optim)  # An engine that cannot do this fails here, before hours of training.
     return _WarmStart(session=session, trainer=supervise(start, run_inputs, session)[1])
 
 
-def _begin_anew(start: Start, session: Session, optim: OptimSpec | None) -> None:
+def _reset_optimizer(start: SessionStart, session: Session, optim: OptimSpec | None) -> None:
     """Gives the actor a new optimizer for reinforcement learning."""
     with session.turns.using(ACTOR, training=True):
         session.actor.run("reset_optimizer", optim, timeout_s=start.config.deadlines.update_s)
 
 
-def _ended_in_warm_start(start: Start, trainer: Trainer) -> RunResult:
+def _ended_in_warm_start(start: SessionStart, trainer: Trainer) -> RunResult:
     """Result of a run that was stopped during its warm start: nothing else is started or evaluated."""
     _keep(trainer)
     stage = trainer.stage
@@ -105,7 +105,7 @@ def _keep(trainer: Trainer) -> None:
         trainer.save()
 
 
-def _rl_session(start: Start, cluster: Cluster, warmed: _WarmStart | None) -> Session:
+def _rl_session(start: SessionStart, cluster: Cluster, warmed: _WarmStart | None) -> Session:
     """Starts the roles. The reference policy is the one that RL starts from, so it is loaded after the warm start."""
     config, checkpoint = start.config, start.resume.within(CHECKPOINTS)
     make = functools.partial(start.start_role, cluster=cluster)
@@ -115,7 +115,7 @@ def _rl_session(start: Start, cluster: Cluster, warmed: _WarmStart | None) -> Se
     if warmed is not None:
         groups, turns = dict(warmed.session.roles), warmed.session.turns
         rest = [role for role in rest if role.name != ACTOR]
-        _begin_anew(start, warmed.session, role_of(start.table, ACTOR).optim)
+        _reset_optimizer(start, warmed.session, role_of(start.table, ACTOR).optim)
         if any(role.starts_as_policy for role in rest):
             tokenizer, timeout_s = warmed.trainer.tokenizer, config.deadlines.save_s
             export_model(warmed.session, tokenizer, start.run_dir / FOLDER, timeout_s=timeout_s)
@@ -133,7 +133,7 @@ def _rl_session(start: Start, cluster: Cluster, warmed: _WarmStart | None) -> Se
     return replace(session, manager=manager, reference=reference)
 
 
-def reference_of(start: Start, checkpoint: Path | None) -> Path | None:
+def reference_of(start: SessionStart, checkpoint: Path | None) -> Path | None:
     """Folder of the reference policy: the model after the warm start of this run or of the run that is resumed. None if
     it is the configured model.
 

@@ -61,7 +61,7 @@ class RunResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
+class SessionStart:
     """Inputs of a run's start."""
 
     run: PreparedRun
@@ -84,18 +84,18 @@ class Start:
         stop: StopFlag,
         resume: ResumePoint | None = None,
         ahead: BackgroundCluster | None = None,
-    ) -> Start:
+    ) -> SessionStart:
         """The first start of a run in its folder."""
         restarts = SessionRestarts(run.config, run_dir, view, stop)
         resume = resume or ResumePoint()
         return cls(run=run, run_dir=run_dir, view=view, stop=stop, restarts=restarts, resume=resume, ahead=ahead)
 
-    def again(self, config: RunConfig) -> Start:
+    def again(self, config: RunConfig) -> SessionStart:
         """The start of a session after one that was lost, from the newest whole checkpoint."""
         resume = choose_resume(config, self.run_dir, self.run.training.checkpoints, self.view.notice)
         return replace(self.with_config(config), resume=resume)
 
-    def with_config(self, config: RunConfig) -> Start:
+    def with_config(self, config: RunConfig) -> SessionStart:
         """The same start with other values of the configuration."""
         return replace(self, run=self.run.with_config(config))
 
@@ -142,7 +142,7 @@ class Start:
         return start_cluster(self.table, self.registry, self.config, self.run.placement, run_dir=self.run_dir)
 
 
-def with_restarts(start: Start, session: Callable[[Start], RunResult]) -> RunResult:
+def with_restarts(start: SessionStart, session: Callable[[SessionStart], RunResult]) -> RunResult:
     """Calls `session` until it ends without losing a process; after a loss, with the start that resumes the run."""
     began = time.perf_counter()
     with disk_errors(start.run_dir):
@@ -152,7 +152,7 @@ def with_restarts(start: Start, session: Callable[[Start], RunResult]) -> RunRes
 
 
 @contextmanager
-def opened(start: Start, *, rewarded: bool) -> Iterator[tuple[RunInputs, Cluster]]:
+def opened(start: SessionStart, *, rewarded: bool) -> Iterator[tuple[RunInputs, Cluster]]:
     """Yields the inputs and the cluster. The run's own cluster starts while the inputs are built, since both take
     seconds; a shared cluster is asked for devices only once nothing else can fail. `rewarded`: start the grading
     processes."""
@@ -196,7 +196,7 @@ def _close_built(building: Future[RunInputs]) -> None:
         building.result().close()
 
 
-def trainer_of(start: Start, run_inputs: RunInputs, stage: Stage, session: Session) -> Trainer:
+def trainer_of(start: SessionStart, run_inputs: RunInputs, stage: Stage, session: Session) -> Trainer:
     """The loop over one stage of the run."""
     start.restarts.has_begun = True
     return Trainer(
@@ -212,13 +212,13 @@ def trainer_of(start: Start, run_inputs: RunInputs, stage: Stage, session: Sessi
     )
 
 
-def fit(start: Start, trainer: Trainer) -> None:
+def fit(start: SessionStart, trainer: Trainer) -> None:
     """Trains until the stage is finished, or the run is asked to stop."""
     with start.stop.interrupting(trainer.stage.preempt, start.config.faults.preempt_s):
         trainer.fit()
 
 
-def result_of(start: Start, trainer: Trainer, last: Mapping[str, float], checkpoint: Path | None) -> RunResult:
+def result_of(start: SessionStart, trainer: Trainer, last: Mapping[str, float], checkpoint: Path | None) -> RunResult:
     """Result of a stage; `with_restarts` adds the seconds.
 
     Args:
@@ -258,7 +258,7 @@ def resumed_line(checkpoint: Path, step: int, steps: int, *, field: str = "train
 
 
 def train_stage(
-    start: Start, run_inputs: RunInputs, stage: Stage, session: Session, *, field: str, said: str = ""
+    start: SessionStart, run_inputs: RunInputs, stage: Stage, session: Session, *, field: str, said: str = ""
 ) -> Trainer:
     """Runs a stage to its end, from the run's checkpoint if that is one of this stage. The actor ends with the best
     weights if a metric selects them.
@@ -282,14 +282,14 @@ def train_stage(
     return trainer
 
 
-def export_final_model(start: Start, trainer: Trainer) -> Path:
+def export_final_model(start: SessionStart, trainer: Trainer) -> Path:
     """Writes `model/` in the run's folder, with its card; returns it."""
     folder, timeout_s = start.run_dir / "model", start.config.deadlines.save_s
     export_model(trainer.session, trainer.tokenizer, folder, trainer.card(), timeout_s=timeout_s)
     return folder
 
 
-def load_best(start: Start, trainer: Trainer) -> None:
+def load_best(start: SessionStart, trainer: Trainer) -> None:
     """Loads the best weights into the actor, if a metric selects them."""
     if (best := trainer.load_best()) is not None:
         start.view.notice(f"model/ is that of the best checkpoint: {best.line()}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rlsdk.config import PairTraining
 from rlsdk.trainer.runs.build_supervised import pair_stage, read_pairs, sft_stage
-from rlsdk.trainer.runs.start import RunResult, Start, export_final_model, result_of, train_stage
+from rlsdk.trainer.runs.start import RunResult, SessionStart, export_final_model, result_of, train_stage
 
 if TYPE_CHECKING:
     from rlsdk.cluster import Cluster
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rlsdk.trainer.stages.sft import SftStage
 
 
-def train_sft(start: Start, run_inputs: RunInputs, cluster: Cluster) -> RunResult:
+def train_sft(start: SessionStart, run_inputs: RunInputs, cluster: Cluster) -> RunResult:
     """Supervised training alone; writes the Hugging Face folder `model/` into the run's folder."""
     stage, trainer = supervise(start, run_inputs, start.start_all(cluster), measured=True)
     model = export_final_model(start, trainer)
@@ -24,7 +24,7 @@ def train_sft(start: Start, run_inputs: RunInputs, cluster: Cluster) -> RunResul
 
 
 def supervise(
-    start: Start, run_inputs: RunInputs, session: Session, *, measured: bool = False
+    start: SessionStart, run_inputs: RunInputs, session: Session, *, measured: bool = False
 ) -> tuple[SftStage, Trainer]:
     """Runs supervised training, resumed from its checkpoint if there is one. The actor ends with the best weights if
     `measured` and a metric selects them."""
@@ -32,7 +32,7 @@ def supervise(
     return stage, train_stage(start, run_inputs, stage, session, field="sft.steps", said="supervised training ")
 
 
-def train_pairs(kind: PairTraining, start: Start, run_inputs: RunInputs, cluster: Cluster) -> RunResult:
+def train_pairs(kind: PairTraining, start: SessionStart, run_inputs: RunInputs, cluster: Cluster) -> RunResult:
     """Trains on pairs; writes the Hugging Face folder `model/` of the run."""
     pairs = read_pairs(run_inputs)
     start = start.with_config(pairs.config)
