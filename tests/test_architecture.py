@@ -38,9 +38,9 @@ ROOMS: dict[str, set[str]] = {
     "sharding": {"interfaces", "kit"},
     "reference": {"interfaces", "kit"},
     "cluster": {"interfaces", "kit"},
-    "testing": {"interfaces", "kit", "registry", "config", "sharding"},
 }
-ROOMS["trainer"] = {room for room in ROOMS if room not in ("builtin", "reference", "testing", "diagnosis")}
+ROOMS["trainer"] = {room for room in ROOMS if room not in ("builtin", "reference", "diagnosis")}
+ROOMS["testing"] = {"interfaces", "kit", "registry", "config", "sharding", "cluster", "trainer"}
 ROOMS["planning"] = {*ROOMS["trainer"], "trainer"} - {"algorithms", "data", "rewards"}
 ROOMS["chaos"] = {"interfaces", "rollouts", "trainer"}
 ROOMS["virtualenvs"] = {"interfaces", "registry", "config", "cluster", "diagnosis"}
@@ -81,6 +81,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "rollout/requirements",
         "train",
         "train/requirements",
+        "roles",
     ),
     "views": (".", "report"),
 }

@@ -19,8 +19,8 @@ from rlsdk.config import dump_config
 from rlsdk.config.checks.training import Training
 from rlsdk.config.sections.role_kinds import ACTOR, ROLLOUT
 from rlsdk.registry import Registry
+from rlsdk.testing.roles.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.roles.device_turns import DeviceTurns, shared_pools
-from rlsdk.trainer.roles.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.roles.session import Session, sharding_manager, start_roles
 from rlsdk.trainer.runs.build_rl import rl_stage
 from rlsdk.trainer.runs.build_supervised import pair_stage, read_pairs, sft_stage

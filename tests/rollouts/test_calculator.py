@@ -19,9 +19,9 @@ from rlsdk.interfaces import Batch, FinishReason, GenerationRequest
 from rlsdk.kit.model.hf import load_tokenizer
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rollouts import Group, Sample, make_batch
+from rlsdk.testing.roles.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.learner.metrics import StepClock
 from rlsdk.trainer.roles.device_turns import DeviceTurns, shared_pools
-from rlsdk.trainer.roles.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.roles.placement import placement_of, roles
 from rlsdk.trainer.roles.session import Session, sharding_manager, start_roles
 from rlsdk.trainer.runs.build_rl import rl_stage

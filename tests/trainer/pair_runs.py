@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rlsdk.config import PairTraining, RunConfig, pair_roles
 from rlsdk.registry import Registry
+from rlsdk.testing.roles.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.roles.device_turns import DeviceTurns
-from rlsdk.trainer.roles.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.roles.placement import roles
 from rlsdk.trainer.roles.session import Session, start_roles
 from rlsdk.trainer.runs.build_supervised import pair_stage, read_pairs

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from test_loop import Recorder, config_of, model, registry, trainer_of
 
-from rlsdk.cluster.in_process import InProcessGroup
 from rlsdk.registry import Registry
+from rlsdk.testing.roles.in_process_group import InProcessGroup
 
 __all__ = ["model", "registry"]
 

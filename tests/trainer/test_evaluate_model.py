@@ -18,9 +18,9 @@ from rlsdk.data import PromptDataset
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
 from rlsdk.testing.process.models import write_tiny_model
+from rlsdk.testing.roles.in_process import start_in_process
 from rlsdk.trainer.checkpoints.checkpoint import BestRecord, CheckpointStore
 from rlsdk.trainer.checkpoints.model_source import find_model
-from rlsdk.trainer.roles.in_process import start_in_process
 from rlsdk.trainer.roles.placement import roles
 from rlsdk.trainer.roles.role_group import RoleGroup
 from rlsdk.trainer.runs import inference

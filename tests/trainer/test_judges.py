@@ -17,11 +17,11 @@ from rlsdk.config import RunConfig, check_run, dump_config, load_config, needed_
 from rlsdk.interfaces import ConfigError, RewardSample
 from rlsdk.registry import Registry
 from rlsdk.rewards import RewardResult
+from rlsdk.testing.roles.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.generation.replicas import replicas_of
 from rlsdk.trainer.inputs.judges import EngineJudge
 from rlsdk.trainer.inputs.rewards import load_judges, start_remote
 from rlsdk.trainer.roles.device_turns import DeviceTurns
-from rlsdk.trainer.roles.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.roles.memory_moves import CACHE, WEIGHTS, RoleMemory, moves
 from rlsdk.trainer.roles.placement import roles as placed_roles
 from rlsdk.trainer.roles.session import Session, sharding_manager, start_roles

@@ -15,10 +15,10 @@ from rlsdk.config.loading.recipes import recipe_names
 from rlsdk.interfaces import BatchError, ConfigError, ParityError, WeightSyncError
 from rlsdk.registry import Registry
 from rlsdk.testing.process.models import write_tiny_model
+from rlsdk.testing.roles.in_process import InProcessStore, close_in_process, start_in_process
 from rlsdk.trainer.checkpoints.checkpoint import holds_model
 from rlsdk.trainer.checkpoints.model_source import find_model
 from rlsdk.trainer.roles.device_turns import DeviceTurns, shared_pools
-from rlsdk.trainer.roles.in_process import InProcessStore, close_in_process, start_in_process
 from rlsdk.trainer.roles.placement import placement_of, roles
 from rlsdk.trainer.roles.session import Session, sharding_manager, start_roles
 from rlsdk.trainer.runs.build_rl import rl_stage

@@ -28,8 +28,8 @@ from rlsdk.config.checks.watched import reported_on_pairs, watch_problems
 from rlsdk.interfaces import Batch, BatchError, ConfigError, DataError
 from rlsdk.registry import Registry
 from rlsdk.testing.process.models import write_tiny_model
+from rlsdk.testing.roles.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.roles.device_turns import DeviceTurns, shared_pools
-from rlsdk.trainer.roles.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.roles.placement import placement_of, roles
 from rlsdk.trainer.roles.session import Session, sharding_manager, start_roles
 from rlsdk.trainer.runs.build_rl import rl_stage

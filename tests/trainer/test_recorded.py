@@ -14,8 +14,8 @@ from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings
 from rlsdk.config import dump_config, role_of, sft_optim_spec
 from rlsdk.config.sections.role_kinds import ACTOR
+from rlsdk.testing.roles.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.roles.device_turns import DeviceTurns
-from rlsdk.trainer.roles.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.roles.placement import roles
 from rlsdk.trainer.roles.session import Session, sharding_manager, start_roles
 from rlsdk.trainer.runs.build_rl import rl_stage

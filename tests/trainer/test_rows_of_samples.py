@@ -24,6 +24,7 @@ from rlsdk.rollouts import Grade, Group, GroupId, GroupTask, Sample, make_batch
 from rlsdk.rollouts.journal.journal import Journal
 from rlsdk.rollouts.journal.recorded import read_journal
 from rlsdk.rollouts.journal.records import record_of, samples_from
+from rlsdk.testing.roles.in_process import close_in_process
 from rlsdk.trainer.generation.sampler import scores_of
 from rlsdk.trainer.generation.timeline import sampled_tokens
 from rlsdk.trainer.inputs.grading import GradeSummary
@@ -31,7 +32,6 @@ from rlsdk.trainer.learner.algorithm import build_algorithm
 from rlsdk.trainer.learner.learner import LearnerOptions, PolicyLearner
 from rlsdk.trainer.learner.metrics import StepClock, batch_metrics, special_share
 from rlsdk.trainer.learner.state import TrainerState
-from rlsdk.trainer.roles.in_process import close_in_process
 from rlsdk.trainer.roles.session import Session
 from rlsdk.trainer.stages.evaluation.run import EvalSet, sample_rows, set_figures
 from rlsdk.trainer.stages.rl import learn_from, update_figures

@@ -13,10 +13,10 @@ from rlsdk.config import Role, RunConfig, load_config
 from rlsdk.interfaces import Batch, CheckpointError, ConfigError, ObjectiveResult, RlsdkError
 from rlsdk.registry import Registry
 from rlsdk.testing.process.models import write_tiny_model
+from rlsdk.testing.roles.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore
 from rlsdk.trainer.learner.mini_batches import make_sft_batch
 from rlsdk.trainer.roles.device_turns import DeviceTurns, shared_pools
-from rlsdk.trainer.roles.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.roles.placement import placement_of, roles
 from rlsdk.trainer.roles.role_group import RoleGroup
 from rlsdk.trainer.roles.session import Session, sharding_manager, start_roles

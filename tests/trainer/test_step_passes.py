@@ -13,16 +13,16 @@ import pytest
 import torch
 from test_loop import Recorder, config_of, model, session_of
 
-from rlsdk.cluster.in_process import InProcessGroup
 from rlsdk.config import RunConfig, check_run, comparable_log_probs, needed_roles
 from rlsdk.interfaces import BackendKind, Batch, ConfigError, LogProbKind, PolicyLossInputs, reads
 from rlsdk.planning.calibration import planned_passes
 from rlsdk.registry import Registry
 from rlsdk.testing.process.models import random_batch
+from rlsdk.testing.roles.in_process import close_in_process
+from rlsdk.testing.roles.in_process_group import InProcessGroup
 from rlsdk.trainer.learner.algorithm import build_algorithm
 from rlsdk.trainer.learner.learner import LearnerOptions, PolicyLearner
 from rlsdk.trainer.learner.state import TrainerState
-from rlsdk.trainer.roles.in_process import close_in_process
 from rlsdk.trainer.roles.session import Session
 
 __all__ = ["model"]

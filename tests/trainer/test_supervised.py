@@ -15,9 +15,9 @@ from test_loop import HERE, Recorder, config_of, model, registry
 from rlsdk.config import Role, sft_optim_spec
 from rlsdk.interfaces import TrainEngine, UnsupportedCapabilityError
 from rlsdk.registry import Registry
+from rlsdk.testing.roles.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.checkpoints.run_folder import ResumePoint
 from rlsdk.trainer.roles.device_turns import DeviceTurns
-from rlsdk.trainer.roles.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.roles.placement import roles
 from rlsdk.trainer.roles.role_group import RoleGroup
 from rlsdk.trainer.roles.session import Session, start_roles

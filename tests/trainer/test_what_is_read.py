@@ -21,8 +21,8 @@ from rlsdk.config.loading.reads import Reader
 from rlsdk.config.sections.base import unused_in
 from rlsdk.config.sections.role_kinds import ROLLOUT
 from rlsdk.registry import Registry
+from rlsdk.testing.roles.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.roles.device_turns import DeviceTurns
-from rlsdk.trainer.roles.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.roles.placement import placed, placement_of, roles
 from rlsdk.trainer.roles.role_group import RoleGroup
 from rlsdk.trainer.roles.session import Session, start_roles

@@ -6,9 +6,9 @@ import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from rlsdk.cluster.in_process import InProcessGroup
 from rlsdk.config import Role
 from rlsdk.interfaces import Batch, RankContext
+from rlsdk.testing.roles.in_process_group import InProcessGroup
 from rlsdk.trainer.roles.hosts import EngineOptions, RolloutHost, TrainHost
 from rlsdk.trainer.roles.role_group import RoleGroup
 

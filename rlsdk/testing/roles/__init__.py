@@ -1,0 +1,1 @@
+"""Roles of a run in one process: real engines without a cluster."""
