@@ -28,7 +28,7 @@ from rlsdk.kit.files.hub import fetch_model_config
 
 name, _, revision = sys.argv[1].partition("@")
 try:
-    print(fetch_model_config(name, revision or None))
+    print(fetch_model_config(name, revision or None, field=sys.argv[2]))
 except ConfigError as error:
     print(error)
 """
@@ -80,19 +80,20 @@ def ask(endpoint: str, home: Path, command: list[str]) -> subprocess.CompletedPr
         ("org/none", "no such model on the hub"),
         ("org/gated", "hf auth login"),
         ("org/bare", "without a config.json"),
-        ("org/good@v9", "model.revision 'v9'"),
+        ("org/good@v9", "ref.revision 'v9'"),
         ("org/odd", "has no model_type"),
     ],
 )
 def test_what_the_hub_does_not_give_is_said(hub: str, tmp_path: Path, model: str, said: str) -> None:
-    done = ask(hub, tmp_path, ["-c", ASK, model])
+    done = ask(hub, tmp_path, ["-c", ASK, model, "ref.path"])
     assert said in done.stdout, done.stderr
+    assert done.stdout.startswith("ref.")
     assert model.partition("@")[0] in done.stdout
 
 
 def test_a_config_is_read_once_and_then_found_without_the_hub(hub: str, tmp_path: Path) -> None:
     for endpoint in (hub, "http://127.0.0.1:9"):
-        done = ask(endpoint, tmp_path, ["-c", ASK, "org/good"])
+        done = ask(endpoint, tmp_path, ["-c", ASK, "org/good", "model.path"])
         assert "'num_attention_heads': 14" in done.stdout, done.stderr
 
 

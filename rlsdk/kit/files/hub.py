@@ -14,12 +14,13 @@ TIMEOUT_S = 10.0
 """Seconds for the hub's first answer."""
 
 
-def fetch_model_config(name: str, revision: str | None = None) -> Mapping[str, Any]:
+def fetch_model_config(name: str, revision: str | None = None, *, field: str = "model.path") -> Mapping[str, Any]:
     """Fetches `config.json` of a model on the hub: from the local cache, or downloaded into it.
 
     Args:
         name: `org/name`, or `name`.
         revision: branch, tag or commit; None: the main branch.
+        field: which names the model, and with which errors begin.
 
     Raises:
         ConfigError: there is no such model, revision or file, it is gated, or the hub cannot be reached.
@@ -36,26 +37,27 @@ def fetch_model_config(name: str, revision: str | None = None) -> Mapping[str, A
         fields = json.loads(read_regular(path))
     except hub_errors.GatedRepoError as error:
         raise ConfigError(
-            f"model.path {name!r}: the hub gives it only to whom its owners have let in; ask on its page, then run: "
+            f"{field} {name!r}: the hub gives it only to whom its owners have let in; ask on its page, then run: "
             "hf auth login"
         ) from error
     except hub_errors.RepositoryNotFoundError as error:
         raise ConfigError(
-            f"model.path {name!r}: no such folder here, and no such model on the hub (or it is private: hf auth login)"
+            f"{field} {name!r}: no such folder here, and no such model on the hub (or it is private: hf auth login)"
         ) from error
     except hub_errors.RevisionNotFoundError as error:
-        raise ConfigError(f"model.revision {revision!r}: model {name!r} on the hub has no such revision") from error
+        revised = f"{field.removesuffix('path')}revision {revision!r}"
+        raise ConfigError(f"{revised}: model {name!r} on the hub has no such revision") from error
     except (ConnectionError, hub_errors.LocalEntryNotFoundError) as error:
         raise ConfigError(
-            f"model.path {name!r}{at}: no such folder here, not in the local cache, and the hub cannot be reached; "
+            f"{field} {name!r}{at}: no such folder here, not in the local cache, and the hub cannot be reached; "
             "give a folder, or fix the network (HF_ENDPOINT names a mirror, HF_HOME the cache)"
         ) from error
     except hub_errors.EntryNotFoundError as error:
-        raise ConfigError(f"model.path {name!r}{at}: the hub has it, without a config.json") from error
+        raise ConfigError(f"{field} {name!r}{at}: the hub has it, without a config.json") from error
     except (hub_errors.HfHubHTTPError, OSError, ValueError) as error:
-        raise ConfigError(f"model.path {name!r}{at}: its config.json could not be had from the hub: {error}") from error
+        raise ConfigError(f"{field} {name!r}{at}: its config.json could not be had from the hub: {error}") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):
-        raise ConfigError(f"model.path {name!r}{at}: its config.json on the hub has no model_type")
+        raise ConfigError(f"{field} {name!r}{at}: its config.json on the hub has no model_type")
     return fields
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlsdk.config import Problem, Role, RunConfig
+from rlsdk.config.problem import shown
 from rlsdk.interfaces import ConfigError, RolloutSpec, nearest
 from rlsdk.interfaces.spelling import Setting
 from rlsdk.kit.files.model_files import tokenizer_fault, weights_fault
@@ -18,7 +20,7 @@ from rlsdk.system.files import read_regular
 SHAPE = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
          "num_key_value_heads", "head_dim", "vocab_size")  # fmt: skip
 """Fields of a `config.json` that determine the shapes of tensors."""
-HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+HUB_NAME = re.compile(r"(?=.{1,96}$)\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def model_fields(config: RunConfig) -> Mapping[str, Any]:
@@ -54,17 +56,17 @@ def fields_of(path: str, revision: str | None, field: str) -> Mapping[str, Any]:
         raise ConfigError(f"{field} {path!r}: is empty; expected a folder, or a name on the hub")
     if is_shape(path):
         return shape_fields(path)
-    if not folder.is_dir():
+    if not os.path.isdir(path):  # unlike `Path.is_dir`, no error for a name that is too long
         near = nearest_folder(folder)
         if not HUB_NAME.fullmatch(path):
             raise ConfigError(
-                f"{field} {path!r}: no such folder{near}, and not the name of a model on the hub, which is name or "
-                "org/name"
+                f"{field} {shown(path)}: no such folder{near}, and not the name of a model on the hub, which is name "
+                "or org/name"
             )
         from rlsdk.kit.files.hub import fetch_model_config
 
         try:
-            return fetch_model_config(path, revision)
+            return fetch_model_config(path, revision, field=field)
         except ConfigError as error:
             raise ConfigError(f"{error}{near}") from error.__cause__
     try:
@@ -100,19 +102,19 @@ def file_problems(config: RunConfig, table: Sequence[Role]) -> Iterator[Problem]
     for role in table:
         spec, folder = role.spec, Path(role.model.path)
         loads = spec.load_weights if isinstance(spec, RolloutSpec) else not spec.init_from_config
-        if loads and str(folder) not in seen and folder.is_dir():
+        if loads and str(folder) not in seen and os.path.isdir(folder):
             seen.add(str(folder))
             if fault := weights_fault(folder):
                 yield Problem(role.fields["path"], f"{str(folder)!r}: {fault}")
     name = config.model.tokenizer or config.model.path or ""
     field = "model.path" if config.model.tokenizer is None else "model.tokenizer"
-    if Path(name).is_dir():
+    if os.path.isdir(name):
         # Code that comes with a model may make its tokenizer of anything.
         if not config.model.trust_remote_code and (fault := tokenizer_fault(Path(name))):
             yield Problem(field, f"{name!r}: {fault}")
     elif config.model.tokenizer is not None and not HUB_NAME.fullmatch(name):
         near = nearest_folder(Path(name))
-        yield Problem(field, f"{name!r}: no such folder{near}, and not the name of a model on the hub")
+        yield Problem(field, f"no such folder{near}, and not the name of a model on the hub", value=name)
 
 
 def check_same_model(config: RunConfig, checkpoint: Path) -> None:
