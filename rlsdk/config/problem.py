@@ -97,6 +97,6 @@ def rejected(problems: Iterable[Problem]) -> PydanticCustomError:
     """The exception with which a pydantic validator reports several problems; paths are relative to its model."""
     from pydantic_core import PydanticCustomError
 
-    found = tuple(problems)
-    message = "; ".join(map(str, found)).replace("{", "{{").replace("}", "}}")
-    return PydanticCustomError(PROBLEMS, message, {"problems": found})
+    listed = tuple(problems)
+    message = "; ".join(map(str, listed)).replace("{", "{{").replace("}", "}}")
+    return PydanticCustomError(PROBLEMS, message, {"problems": listed})

@@ -100,8 +100,8 @@ class AnswerEncoder:
         most = (self._max_tokens + 1) * self._longest_token
         ids = self._ids([text[:most] for text in texts], sources)
         return [
-            self._cut([*found, self._ends.learned], special=self._special.found_in(text), whole=len(text) <= most)
-            for text, found in zip(texts, ids, strict=True)
+            self._cut([*tokens, self._ends.learned], special=self._special.found_in(text), whole=len(text) <= most)
+            for text, tokens in zip(texts, ids, strict=True)
         ]
 
     def encode_replies(self, rows: Sequence[DataRow], replies: Sequence[Reply], template: str) -> list[Answer]:
@@ -120,11 +120,11 @@ class AnswerEncoder:
         """
         filled = [_filled(reply, row, template) for row, reply in zip(rows, replies, strict=True)]
         texts = {at: reply for at, reply in enumerate(filled) if isinstance(reply, str)}
-        found = dict(zip(texts, self.encode([*texts.values()], [rows[at].source for at in texts]), strict=True))
+        encoded = dict(zip(texts, self.encode([*texts.values()], [rows[at].source for at in texts]), strict=True))
         for at, reply in enumerate(filled):
             if not isinstance(reply, str):
-                found[at] = self._encode_message(rows[at], reply)
-        return [found[at] for at in range(len(rows))]
+                encoded[at] = self._encode_message(rows[at], reply)
+        return [encoded[at] for at in range(len(rows))]
 
     def _encode_message(self, row: DataRow, message: Mapping[str, JsonValue]) -> Answer:
         special = self._special.found_in(message)
@@ -170,17 +170,17 @@ class AnswerEncoder:
         return Answer(token_ids=tuple(kept), cut=not whole, special=special)
 
     def _ids(self, texts: Sequence[str], sources: Sequence[str]) -> list[list[int]]:
-        found: dict[int, list[int]] = {}
+        ids_of: dict[int, list[int]] = {}
         if (literal := self._literal) is not None:
             for at, (text, source) in enumerate(zip(texts, sources, strict=True)):
                 if literal.found_in(text):
-                    found[at] = literal.encode(literal.hide(text), add_special_tokens=False, where=source)
-        plain = [at for at in range(len(texts)) if at not in found]
+                    ids_of[at] = literal.encode(literal.hide(text), add_special_tokens=False, where=source)
+        plain = [at for at in range(len(texts)) if at not in ids_of]
         for start in range(0, len(plain), TOKENIZER_BATCH):
             part = plain[start : start + TOKENIZER_BATCH]
             encoded = self._tokenizer([texts[at] for at in part], add_special_tokens=False)["input_ids"]
-            found |= {at: [int(token) for token in ids] for at, ids in zip(part, encoded, strict=True)}
-        return [found[at] for at in range(len(texts))]
+            ids_of |= {at: [int(token) for token in ids] for at, ids in zip(part, encoded, strict=True)}
+        return [ids_of[at] for at in range(len(texts))]
 
 
 def _filled(reply: Reply, row: DataRow, template: str) -> Reply:

@@ -76,15 +76,15 @@ class ChatTemplate:
             except DataError:  # it needs the field
                 return False
 
-        found = [name for name in names if is_unread([name], tools)]
+        unread = [name for name in names if is_unread([name], tools)]
         for number, turn in enumerate(turns[since:], since + 1):
             own = own_fields(turn)
-            if own and not content_text(turn).strip() and set(own) <= set(found):
+            if own and not content_text(turn).strip() and set(own) <= set(unread):
                 raise DataError(
                     f"{source}: message {number} has no content, and the chat template does not read its {own}; take a "
                     "tokenizer whose template does, or leave the row out"
                 )
-        return [*found, *(["tools"] if since == 0 and tools is not None and is_unread([], None) else [])]
+        return [*unread, *(["tools"] if since == 0 and tools is not None and is_unread([], None) else [])]
 
     @cached_property
     def ending(self) -> str:

@@ -186,7 +186,7 @@ def _special_tokens(tokenizer: Any) -> dict[str, Any]:
     """Content -> token of everything that the tokenizer reads as a control token; longest first."""
     inner = getattr(tokenizer, "backend_tokenizer", None)
     if inner is not None and hasattr(inner, "get_added_tokens_decoder"):
-        found = {token.content: token for token in inner.get_added_tokens_decoder().values() if token.special}
+        special = {token.content: token for token in inner.get_added_tokens_decoder().values() if token.special}
     else:
-        found = {str(token): token for token in getattr(tokenizer, "all_special_tokens", ())}
-    return {content: found[content] for content in sorted(found, key=len, reverse=True) if content}
+        special = {str(token): token for token in getattr(tokenizer, "all_special_tokens", ())}
+    return {content: special[content] for content in sorted(special, key=len, reverse=True) if content}

@@ -54,14 +54,14 @@ class _Cursor:
 
     def take(self, count: int) -> list[int]:
         """Returns the next indices of the data set, and advances."""
-        found: list[int] = []
-        while len(found) < count:
+        indices: list[int] = []
+        while len(indices) < count:
             if self.position == self.size:
                 self.go_to(self.epoch + 1, 0)
-            taken = self._order[self.position : self.position + count - len(found)]
-            found.extend(taken.tolist())
+            taken = self._order[self.position : self.position + count - len(indices)]
+            indices.extend(taken.tolist())
             self.position += len(taken)
-        return found
+        return indices
 
     @property
     def taken(self) -> int:
@@ -162,12 +162,14 @@ class PromptStream:
     def _differences(self, state: Mapping[str, Any]) -> list[str]:
         words = {"num_prompts": "number of prompts", "seed": "seed", "shuffle": "shuffling"}
         now = self.state_dict()
-        found = [f"{text} {state[key]} then, {now[key]} now" for key, text in words.items() if state[key] != now[key]]
+        differences = [
+            f"{text} {state[key]} then, {now[key]} now" for key, text in words.items() if state[key] != now[key]
+        ]
         if state.get("weights") != now.get("weights"):
-            found.append(f"weights of the mixture {state.get('weights')} then, {now.get('weights')} now")
+            differences.append(f"weights of the mixture {state.get('weights')} then, {now.get('weights')} now")
         if state["fingerprint"] != now["fingerprint"]:
-            found.append("content (prompts, answers, tokenizer or their order)")
-        return found
+            differences.append("content (prompts, answers, tokenizer or their order)")
+        return differences
 
 
 def _checked_places(state: Mapping[str, Any]) -> list[tuple[int, int]]:

@@ -84,7 +84,7 @@ def measured_rates(
         )
     others = [_later(read_steps(folder / FOLDER)[0]) for folder in beside]
     own = [steps[step] for step in later]
-    further = fit_decoding([step for found in (own, *others) for step in found], devices)[2] if others else None
+    further = fit_decoding([step for run in (own, *others) for step in run], devices)[2] if others else None
     latency, decode, per_sample = fit_decoding(own, devices, per_sample=further)
     # Time after the last token of a step that is spent waiting for grades.
     graded = min(median(timed[step].get("time/reward_s", 0.0) for step in later), latency)
@@ -141,17 +141,17 @@ def prompt_tokens(samples: StepSamples, metrics: Mapping[str, float]) -> float:
 
 def training_s(step: int, timed: Mapping[int, Mapping[str, float]], updates: Mapping[int, float]) -> float:
     """Seconds of a step in which the rollout pool is idle: log-probs, updates, and gaps between steps."""
-    found = timed[step]
-    beside = sum(found.get(f"time/{name}_s", 0.0) for name in ("rollout", "reward", "sync"))
+    metrics = timed[step]
+    beside = sum(metrics.get(f"time/{name}_s", 0.0) for name in ("rollout", "reward", "sync"))
     between = 0.0
     if step in updates and step - 1 in updates:
-        between = max(updates[step] - updates[step - 1] - found["time/step_s"], 0.0)
+        between = max(updates[step] - updates[step - 1] - metrics["time/step_s"], 0.0)
     pauses = [
         max(updates[at] - updates[at - 1] - m["time/step_s"], 0.0)
         for at, m in timed.items()
         if at in updates and at - 1 in updates
     ]
-    return found["time/step_s"] - beside + min(between, median(pauses) if pauses else 0.0)
+    return metrics["time/step_s"] - beside + min(between, median(pauses) if pauses else 0.0)
 
 
 def read_steps(folder: Path) -> tuple[dict[int, StepSamples], dict[int, float]]:
@@ -161,7 +161,7 @@ def read_steps(folder: Path) -> tuple[dict[int, StepSamples], dict[int, float]]:
     starts: dict[int, float] = {}
     torn = set[int]()
     step_of: dict[int, int] = {}
-    found: dict[int, list[tuple[float, int]]] = {}
+    lengths: dict[int, list[tuple[float, int]]] = {}
     updates: dict[int, float] = {}
     for line in lines(folder):
         match line["event"]:
@@ -173,12 +173,12 @@ def read_steps(folder: Path) -> tuple[dict[int, StepSamples], dict[int, float]]:
                 starts.setdefault(step, float(line.get("at", 0.0)))
                 step_of |= {int(group): step for group in line["groups"]}
             case "sample" if int(line["group"]) in step_of:
-                found.setdefault(step_of[int(line["group"])], []).append((float(line.get("at", 0.0)), _length(line)))
+                lengths.setdefault(step_of[int(line["group"])], []).append((float(line.get("at", 0.0)), _length(line)))
             case "update":
                 updates[int(line["step"])] = float(line.get("at", 0.0))
     steps = {
         step: StepSamples(start=starts[step], ends=[at for at, _ in samples], lengths=[length for _, length in samples])
-        for step, samples in found.items()
+        for step, samples in lengths.items()
         if step not in torn
     }
     return steps, {step: at for step, at in updates.items() if at}
@@ -208,11 +208,11 @@ def fit_decoding(
         for end, length in zip(step.ends, step.lengths, strict=True):
             ends.setdefault(length, []).append(end - step.start)
         decoded = _decoded(lengths, devices.replicas)
-        for length, found in ends.items():
+        for length, steps_of_length in ends.items():
             # All samples have equal weight: most have the lengths that determine the seconds of a step.
-            weight = math.sqrt(len(found))
+            weight = math.sqrt(len(steps_of_length))
             rows.append((weight, weight * length, weight * decoded[length]))
-            seconds.append(weight * median(found))
+            seconds.append(weight * median(steps_of_length))
     table, took = np.asarray(rows), np.asarray(seconds)
     if per_sample is None:
         latency, fixed, per_sample = _least_squares(table, took)

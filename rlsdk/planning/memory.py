@@ -114,7 +114,7 @@ def phases_of(roles: Mapping[str, CountedRole], source: str) -> list[Phase]:
     arriving = dict.fromkeys(synced, weights)
     if all(roles[name].pool != roles[source].pool for name in serving):
         arriving[source] = frozenset(roles[source].role_memory.parts)  # No other role needs its memory.
-    found = [
+    phases = [
         Phase(name="sync", works=frozenset(synced), wanted=arriving),
         Phase(name="rollout", works=serving, wanted=dict.fromkeys(serving, frozenset((WEIGHTS, CACHE)))),
     ]
@@ -125,13 +125,13 @@ def phases_of(roles: Mapping[str, CountedRole], source: str) -> list[Phase]:
     )
     for role in training:
         name = role.passes if role.name == source else f"{role.name} {role.passes}"
-        found.append(Phase(name=name, works=frozenset((role.name,)), wanted={role.name: weights}))
+        phases.append(Phase(name=name, works=frozenset((role.name,)), wanted={role.name: weights}))
     for role in training:
         if role.role_memory.is_trained:
             name = "update" if role.name == source else f"{role.name} update"
             whole = {role.name: frozenset(role.role_memory.parts)}
-            found.append(Phase(name=name, works=frozenset((role.name,)), wanted=whole, steps=True))
-    return found
+            phases.append(Phase(name=name, works=frozenset((role.name,)), wanted=whole, steps=True))
+    return phases
 
 
 def on_device(device: PlannedDevice, phase: Phase, roles: Mapping[str, CountedRole]) -> list[Part]:
@@ -212,7 +212,7 @@ def by_phase(
             for phase in phases
             if phase.works & {role for device in devices if device.pool == pool for role in device.ranks}
         ]
-    found = []
+    rows = []
     for phase in phases:
         nodes: dict[int, list[Part]] = {}
         for device in devices:
@@ -226,8 +226,8 @@ def by_phase(
             if node == 0:
                 parts.append(Part(role="", what="processes", num_bytes=CONTROLLER_BYTES))
         node = max(nodes, key=lambda node: sum(part.num_bytes or 0 for part in nodes[node]))
-        found.append(PhaseMemory(place=f"node {node}", phase=phase.name, parts=tuple(_added_up(nodes[node]))))
-    return found
+        rows.append(PhaseMemory(place=f"node {node}", phase=phase.name, parts=tuple(_added_up(nodes[node]))))
+    return rows
 
 
 def _fullest(devices: Sequence[PlannedDevice], pool: str, phase: Phase, roles: Mapping[str, CountedRole]) -> list[Part]:

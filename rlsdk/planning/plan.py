@@ -178,8 +178,8 @@ def _planned(role: Role, found: _Roles) -> PlannedRole:
 
 
 def _largest(sizes: Iterable[int | None]) -> int | None:
-    found = list(sizes)
-    return None if None in found else max((size for size in found if size is not None), default=0)
+    ordered = list(sizes)
+    return None if None in ordered else max((size for size in ordered if size is not None), default=0)
 
 
 def _forecast(

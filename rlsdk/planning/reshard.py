@@ -150,11 +150,11 @@ def largest_buckets(part: Sequence[Bucket]) -> dict[int, int]:
     """Bytes of the largest bucket that each source sends to another process."""
     if isinstance(part, PackedBuckets):
         return part.largest_by_source(InProcessTransport.name)
-    found: dict[int, int] = {}
+    largest: dict[int, int] = {}
     for bucket in part:
         if bucket.transport != InProcessTransport.name:
-            found[bucket.source] = max(found.get(bucket.source, 0), bucket.num_bytes)
-    return found
+            largest[bucket.source] = max(largest.get(bucket.source, 0), bucket.num_bytes)
+    return largest
 
 
 def num_parameters(plan: ReshardPlan) -> int:

@@ -73,9 +73,9 @@ def compare(work: Workload, rates: Rates, *, staleness: Sequence[int] = (1, 2, 4
     for partial in (False, True):
         share: float | None = None
         for most in staleness:
-            setting, found = best_split(work, rates, most, partial=partial, steps=steps, start=share)
+            setting, best = best_split(work, rates, most, partial=partial, steps=steps, start=share)
             share = setting.rollout_devices / work.devices
-            rows.append(Row(setting=setting, found=found, gain=plain.step_s / found.step_s))
+            rows.append(Row(setting=setting, found=best, gain=plain.step_s / best.step_s))
     return rows
 
 
@@ -108,9 +108,9 @@ def best_split(
         return replace(base, rollout_devices=replicas * unit, train_devices=work.devices - replicas * unit)
 
     while len(tried) < TRIES and replicas not in tried:
-        tried[replicas] = found = simulate(at(replicas), rates, work.lengths, steps=steps)
+        tried[replicas] = result = simulate(at(replicas), rates, work.lengths, steps=steps)
         training = work.devices - replicas * unit
-        needed = training * (1 - found.train_idle) * SPARE if found.train_idle > 0.02 else training * 1.5
+        needed = training * (1 - result.train_idle) * SPARE if result.train_idle > 0.02 else training * 1.5
         replicas = min(max(math.floor((work.devices - needed) / unit), 1), high)
     best = min(tried, key=lambda replicas: tried[replicas].step_s)
     return at(best), tried[best]

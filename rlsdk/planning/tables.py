@@ -77,10 +77,10 @@ def _placement(plan: PlanContents) -> Table:
 
 
 def _by_node(plan: PlanContents) -> dict[tuple[int, str], list[dict[str, int]]]:
-    found: dict[tuple[int, str], list[dict[str, int]]] = {}
+    rows: dict[tuple[int, str], list[dict[str, int]]] = {}
     for device in sorted(plan.places.devices, key=lambda device: (device.node, device.pool, device.index)):
-        found.setdefault((device.node, device.pool), []).append(dict(device.ranks))
-    return found
+        rows.setdefault((device.node, device.pool), []).append(dict(device.ranks))
+    return rows
 
 
 def _spans(ranks: Sequence[dict[str, int]]) -> Iterator[str]:
@@ -99,36 +99,35 @@ def _batches(plan: PlanContents) -> Table:
 
 
 def _reshard(plan: PlanContents) -> Table | None:
-    found = plan.reshard
-    if found is None:
+    reshard = plan.reshard
+    if reshard is None:
         return None
     table = _table("Weights, each sync", ("", ""), ("", "right"), ("", ""))
-    what = "target" if not found.workers else "worker" if found.workers == found.targets else "place"
-    targets = f"{found.num_tensors} tensors, {found.targets} {what}{'' if found.targets == 1 else 's'}"
-    table.add_row("to all targets", gb(found.num_bytes), targets)
-    bound = f"bound {gb(found.lower_bound_bytes)}"
-    if found.lower_bound_bytes:
-        bound += f": {found.moved_bytes / found.lower_bound_bytes:.4f} x"
-    if found.workers:
-        least, most = map(gb, found.place_bytes)
+    what = "target" if not reshard.workers else "worker" if reshard.workers == reshard.targets else "place"
+    targets = f"{reshard.num_tensors} tensors, {reshard.targets} {what}{'' if reshard.targets == 1 else 's'}"
+    table.add_row("to all targets", gb(reshard.num_bytes), targets)
+    bound = f"bound {gb(reshard.lower_bound_bytes)}"
+    if reshard.lower_bound_bytes:
+        bound += f": {reshard.moved_bytes / reshard.lower_bound_bytes:.4f} x"
+    if reshard.workers:
+        least, most = map(gb, reshard.place_bytes)
         table.add_row(f"to each {what}", most, "" if least == most else f"at least {least}")
-    table.add_row("between processes", gb(found.moved_bytes), bound)
-    if found.quantized_tensors:
-        held = f"{found.quantized_tensors} tensors to float8 where they arrive, each scale of a whole block"
-        table.add_row("quantizing, a target", gb(found.quantizing_bytes), held)
+    table.add_row("between processes", gb(reshard.moved_bytes), bound)
+    if reshard.quantized_tensors:
+        held = f"{reshard.quantized_tensors} tensors to float8 where they arrive, each scale of a whole block"
+        table.add_row("quantizing, a target", gb(reshard.quantizing_bytes), held)
     if plan.num_nodes > 1:
-        table.add_row("between nodes", gb(found.between_nodes_bytes), "")
-    for name, num_bytes in found.by_transport.items():
+        table.add_row("between nodes", gb(reshard.between_nodes_bytes), "")
+    for name, num_bytes in reshard.by_transport.items():
         table.add_row(f"by {name}", gb(num_bytes), "")
-    if found.moved_bytes:
-        table.add_row("busiest source", gb(found.busiest_source_bytes), "")
-        if plan.hardware.device != "cpu" and found.predicted_s is not None:
+    if reshard.moved_bytes:
+        table.add_row("busiest source", gb(reshard.busiest_source_bytes), "")
+        if plan.hardware.device != "cpu" and reshard.predicted_s is not None:
             links = "the busiest link kept full: " + ", ".join(f"{n:g} GB/s {where}" for where, n in LINKS_GB_S.items())
-            table.add_row("at best", f"{found.predicted_s:.2f} s", links)
-        blocks = (
-            f"in blocks of at most {found.bucket_bytes >> 20} MiB; a target reads {gb(found.receiving_bytes)} of them"
-        )
-        table.add_row("peak, a source", gb(found.sending_bytes), blocks)
+            table.add_row("at best", f"{reshard.predicted_s:.2f} s", links)
+        received = gb(reshard.receiving_bytes)
+        blocks = f"in blocks of at most {reshard.bucket_bytes >> 20} MiB; a target reads {received} of them"
+        table.add_row("peak, a source", gb(reshard.sending_bytes), blocks)
     return table
 
 
@@ -168,13 +167,13 @@ def _parts(phase: PhaseMemory) -> str:
 
 
 def _times(plan: PlanContents) -> Table | None:
-    found = plan.prediction
-    if found is None:
+    prediction = plan.prediction
+    if prediction is None:
         return None
     table = _table("Seconds of a step, at the rates of the calibrating run", ("phase", ""), ("s", "right"))
-    for phase, seconds in found.seconds.items():
+    for phase, seconds in prediction.seconds.items():
         table.add_row(phase, f"{seconds:,.2f}")
-    table.add_row("[bold]step[/]", f"[bold]{found.step_s:,.2f}[/]")
+    table.add_row("[bold]step[/]", f"[bold]{prediction.step_s:,.2f}[/]")
     return table
 
 

@@ -31,8 +31,8 @@ def options_problems(
     if options is None:
         message = f"backend {spec.name!r} has no options of its own"
         return [Problem(f"{prefix}.{key}", message, value=value) for key, value in raw.items()]
-    _, found = build_options(options, raw)
-    return [replace(problem, path=f"{prefix}.{problem.path}") for problem in found]
+    _, problems = build_options(options, raw)
+    return [replace(problem, path=f"{prefix}.{problem.path}") for problem in problems]
 
 
 def build_options(options: type[Any], raw: Mapping[str, Any]) -> tuple[object | None, list[Problem]]:

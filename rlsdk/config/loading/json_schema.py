@@ -29,8 +29,11 @@ def config_schema(registry: Registry) -> dict[str, Any]:
         for spec in _backends(registry, kind):
             options = _options(spec, registry, definitions)
             for section in sections:
-                if options is not None and (found := definitions.get(getattr(section, "__name__", ""))) is not None:
-                    found["properties"].setdefault(spec.name, options)
+                if (
+                    options is not None
+                    and (definition := definitions.get(getattr(section, "__name__", ""))) is not None
+                ):
+                    definition["properties"].setdefault(spec.name, options)
     rewards = schema["properties"]["rewards"]
     rewards["items"] = {"anyOf": [rewards["items"], {"type": "string", "description": "Its name, or file.py:fn."}]}
     return {"$schema": DIALECT, "$id": "rlsdk-run", **schema, "title": "A run of rlsdk"}
@@ -50,11 +53,11 @@ def _options(spec: BackendSpec, registry: Registry, definitions: dict[str, Any])
         if options is None:
             return None
         prefix = f"{spec.kind.value}.{spec.name}."
-        found = TypeAdapter(options).json_schema(ref_template=f"#/$defs/{prefix}{{model}}")
+        schema = TypeAdapter(options).json_schema(ref_template=f"#/$defs/{prefix}{{model}}")
     except (PluginError, TypeError, NameError):
         return None
-    definitions |= {f"{prefix}{name}": one for name, one in found.pop("$defs", {}).items()}
+    definitions |= {f"{prefix}{name}": one for name, one in schema.pop("$defs", {}).items()}
     for name, text in option_texts(options).items():
-        if name in found.get("properties", {}):
-            found["properties"][name].setdefault("description", text)
-    return {**found, "additionalProperties": False, "description": f"Options of the backend {spec.name}."}
+        if name in schema.get("properties", {}):
+            schema["properties"][name].setdefault("description", text)
+    return {**schema, "additionalProperties": False, "description": f"Options of the backend {spec.name}."}

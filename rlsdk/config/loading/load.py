@@ -251,10 +251,10 @@ class _Backend:
         if self.options is None:
             return [Problem(f"{self.section}.options.{key}", f"backend {self.name!r} has no options") for key in raw]
         try:
-            _, found = build_options(self.options, raw)
+            _, problems = build_options(self.options, raw)
         except PluginError as error:
             return [Problem(f"{self.section}.backend", str(error))]
-        return [replace(problem, path=f"{self.section}.options.{problem.path}") for problem in found]
+        return [replace(problem, path=f"{self.section}.options.{problem.path}") for problem in problems]
 
 
 def _chosen(section: str, kind: BackendKind, tree: Tree, flags: Sequence[Override]) -> str:

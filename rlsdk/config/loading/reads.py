@@ -97,18 +97,18 @@ def unread(
     unused: dict[str, str] = {}
     if config is not None:
         unused = {problem.path: problem.text for problem in (*unused_in(config), *reader.unused(config))}
-    found = {dotted(one.place): one for one in given}
-    whys = {path: why for path in found if (why := _why_unread(path, unused, reader)) is not None}
+    by_path = {dotted(one.place): one for one in given}
+    whys = {path: why for path in by_path if (why := _why_unread(path, unused, reader)) is not None}
     unknown = {problem.path for problem in problems if problem.is_unknown_key}
 
     def acts(path: str) -> bool:
         return reader.may_read(path) and not any(_covers(known, path) for known in unused)
 
-    typed = [path for path in whys if found[path].typed and not any(_covers(wrong, path) for wrong in unknown)]
+    typed = [path for path in whys if by_path[path].typed and not any(_covers(wrong, path) for wrong in unknown)]
     outer = [path for path in typed if not any(other != path and _covers(other, path) for other in typed)]
-    refused = [_refused(found[path], path, whys[path], reader.command, same_meaning(path, acts)) for path in outer]
+    refused = [_refused(by_path[path], path, whys[path], reader.command, same_meaning(path, acts)) for path in outer]
     others = [problem for problem in problems if not any(_covers(path, problem.path) for path in outer)]
-    files = {} if config is None else _of_files([found[path] for path in whys if not found[path].typed], config)
+    files = {} if config is None else _of_files([by_path[path] for path in whys if not by_path[path].typed], config)
     lines = {file: _summary(paths) for file, paths in files.items()}
     for one in idle:
         file, said = one.origin.rpartition(":")[0], f"{one.path} ({one.why})"
@@ -156,7 +156,7 @@ def _summary(paths: Sequence[str]) -> str:
     for path in paths:
         sections.setdefault(path.partition(".")[0], []).append(path)
     return ", ".join(
-        name if len(found) > MOST_NAMED or name in found else ", ".join(found) for name, found in sections.items()
+        name if len(fields) > MOST_NAMED or name in fields else ", ".join(fields) for name, fields in sections.items()
     )
 
 

@@ -65,13 +65,13 @@ def check_trust(
     Raises:
         ConfigError: lists every such field, and the flag.
     """
-    found = []
+    problems = []
     for place, value in code_in(fields):
         came_from = origin(place)
         if (sections is None or place[0] in sections) and not own(came_from):
-            found.append(Problem(dotted(place), origin=came_from, value=value))
-    if found:
-        lines = "".join(f"\n  {problem}" for problem in found)
+            problems.append(Problem(dotted(place), origin=came_from, value=value))
+    if problems:
+        lines = "".join(f"\n  {problem}" for problem in problems)
         raise ConfigError(
             "the configuration comes from a run's folder, and it makes this command run code, or send data elsewhere:"
             f"{lines}\n"

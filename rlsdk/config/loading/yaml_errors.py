@@ -40,8 +40,8 @@ def explain_syntax(error: yaml.MarkedYAMLError, text: str) -> str:
     lines = text.splitlines()
     shown = lines[mark.line].strip()[:_SHOWN] if mark is not None and mark.line < len(lines) else ""
     for pattern, words in _WORDS:
-        if found := re.search(pattern, said):
-            message = words.format(*found.groups())
+        if match := re.search(pattern, said):
+            message = words.format(*match.groups())
             if VARIABLE.search(shown):
                 message += "; environment variables such as ${NAME} are not replaced: give such a value as a flag"
             return f"{message}: {shown!r}" if shown else message

@@ -176,8 +176,10 @@ class GenerationClient:
 
     def _partial_of(self, request: GenerationRequest, indices: Sequence[int]) -> dict[int, GenerationOutput]:
         seeds = {index: (request.sampling.seed, index) for index in indices}
-        found = {index: self._partial.pop(seed) for index, seed in seeds.items() if seed in self._partial}
-        return {index: output for index, output in found.items() if len(output.token_ids) < request.sampling.max_tokens}
+        partial = {index: self._partial.pop(seed) for index, seed in seeds.items() if seed in self._partial}
+        return {
+            index: output for index, output in partial.items() if len(output.token_ids) < request.sampling.max_tokens
+        }
 
     async def cancel(self, source: str, timeout_s: float) -> bool:
         """Cancels the requests of a source, and waits until no replica works on them. May be called again.

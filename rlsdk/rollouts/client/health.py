@@ -70,12 +70,12 @@ def after(state: State, event: Event) -> State:
     Raises:
         ValueError: the event is impossible in this state: a bug in the driver.
     """
-    found = _NEXT.get((state, event))
-    if found is None and event in _STRAY:
+    next_state = _NEXT.get((state, event))
+    if next_state is None and event in _STRAY:
         return state
-    if found is None:
+    if next_state is None:
         raise ValueError(f"{event} cannot come while a replica is {state}")
-    return found
+    return next_state
 
 
 class Health:

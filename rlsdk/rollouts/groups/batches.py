@@ -38,7 +38,7 @@ def make_batch(groups: Sequence[Group], *, temperature: float) -> Batch:
     log_probs = np.zeros(len(mask), np.float32)
     log_probs[mask] = _joined([span.log_probs for span in spans if span.log_probs is not None], np.float32)
     row_runs = [trajectory.versions for trajectory in trajectories]
-    runs = [run for found in row_runs for run in found]
+    runs = [run for of_row in row_runs for run in of_row]
     versions = np.full(len(mask), NO_VERSION, np.int64)
     versions[mask] = np.repeat(
         np.array([run.version for run in runs], np.int64), np.array([run.num_tokens for run in runs], np.int64)
@@ -56,8 +56,8 @@ def make_batch(groups: Sequence[Group], *, temperature: float) -> Batch:
             "row_id": torch.arange(len(rows)),
             "uid": torch.tensor([group.task.ordinal for group, _, _, _ in rows], dtype=torch.int64),
             "sample": torch.tensor([index for _, index, _, _ in rows], dtype=torch.int64),
-            "policy_version": _versions([found[0] if found else None for found in row_runs]),
-            "last_policy_version": _versions([found[-1] if found else None for found in row_runs]),
+            "policy_version": _versions([of_row[0] if of_row else None for of_row in row_runs]),
+            "last_policy_version": _versions([of_row[-1] if of_row else None for of_row in row_runs]),
             "truncated": torch.tensor([sample.truncated for _, _, sample, _ in rows], dtype=torch.bool),
             "scores": torch.tensor([sample.grade.score for _, _, sample, _ in rows], dtype=torch.float64),
             "valid": torch.tensor([sample.grade.valid for _, _, sample, _ in rows], dtype=torch.bool),
@@ -105,8 +105,8 @@ def _baselines(groups: Sequence[Group]) -> dict[str, torch.Tensor]:
     """Score of each row's greedy baseline sample; NaN if that sample failed."""
     if not any(group.task.greedy_baseline for group in groups):
         return {}
-    found = [group.baseline for group in groups]
-    scores = [one.total if one is not None and one.grade.valid else float("nan") for one in found]
+    baselines = [group.baseline for group in groups]
+    scores = [one.total if one is not None and one.grade.valid else float("nan") for one in baselines]
     return {"baseline_scores": torch.tensor(scores, dtype=torch.float64)}
 
 

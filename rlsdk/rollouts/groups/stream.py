@@ -154,8 +154,8 @@ class RolloutStream:
     def halt(self, timeout_s: float) -> Sequence[Kept]:
         """Stops all decoding permanently, and waits for grades of finished samples; returns the tokens of unfinished
         samples. Nothing is delivered afterwards."""
-        found = asyncio.run_coroutine_threadsafe(self._halt(timeout_s), self._loop)
-        return found.result(timeout_s + _HALT_GRACE_S)
+        halting = asyncio.run_coroutine_threadsafe(self._halt(timeout_s), self._loop)
+        return halting.result(timeout_s + _HALT_GRACE_S)
 
     async def _halt(self, timeout_s: float) -> Sequence[Kept]:
         end = time.monotonic() + timeout_s
@@ -187,9 +187,9 @@ class RolloutStream:
             DeadlineError: no group finished within `timeout_s`.
             RlsdkError: the error that ended the rollout: every replica was lost, or a request was refused.
         """
-        if (found := self.poll(timeout_s)) is None:
+        if (group := self.poll(timeout_s)) is None:
             raise DeadlineError(f"no group was finished within {timeout_s:g} s")
-        return found
+        return group
 
     def poll(self, timeout_s: float | None) -> Group | None:
         """As `take`; returns None if no group finished within `timeout_s`.
@@ -198,12 +198,12 @@ class RolloutStream:
             RlsdkError: the error that ended the rollout: every replica was lost, or a request was refused.
         """
         try:
-            found: Group | BaseException = self._done.get(timeout=timeout_s)
+            done: Group | BaseException = self._done.get(timeout=timeout_s)
         except queue.Empty:
             return None
-        if isinstance(found, BaseException):
-            raise found
-        return found
+        if isinstance(done, BaseException):
+            raise done
+        return done
 
     def close(self) -> None:
         """Cancels all work and ends the thread. Safe to call twice."""

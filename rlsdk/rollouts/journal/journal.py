@@ -133,8 +133,8 @@ class Journal:
         if self._keep == "all":
             return
         with contextlib.suppress(CheckpointError, OSError):  # stays for the next resume to report
-            found = [(segment, read_header(segment)) for segment in segments(self._folder)]
-            for segment, _ in found[: first_needed(found, since)]:
+            headers = [(segment, read_header(segment)) for segment in segments(self._folder)]
+            for segment, _ in headers[: first_needed(headers, since)]:
                 segment.path.unlink(missing_ok=True)
 
     def clear(self) -> None:

@@ -82,30 +82,30 @@ def read_journal(
     Raises:
         CheckpointError: a line or segment is damaged, missing or of another run.
     """
-    found = Recorded(reached=after)
+    recorded = Recorded(reached=after)
     chosen: Chosen = read_headers(folder)
     if run is not None:
-        found.is_foreign = _is_foreign(folder, chosen, run)
-        if found.is_foreign:
-            return found
+        recorded.is_foreign = _is_foreign(folder, chosen, run)
+        if recorded.is_foreign:
+            return recorded
     if since is not None:
         chosen = chosen[first_needed(chosen, since) :]
     if made_by is not None:
-        chosen, found.differs = _made_by(chosen, made_by)
+        chosen, recorded.differs = _made_by(chosen, made_by)
     done = set[int]()
     for header, number, line, own in read_all(chosen):
         if number == 1 and header.begins and header.newest is not None and made_by is not None:
-            found = found.no_newer(header.newest)
+            recorded = recorded.no_newer(header.newest)
         try:
-            _take(found, line, after, done, needed)
+            _take(recorded, line, after, done, needed)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise unreadable(header.segment.path, number, error) from error
-        found.reached = max(found.reached, header.reached)
-        found.end = header.segment.order, own
-    again = {group for groups in found.trained.values() for group in groups}
+        recorded.reached = max(recorded.reached, header.reached)
+        recorded.end = header.segment.order, own
+    again = {group for groups in recorded.trained.values() for group in groups}
     for ordinal in done - again:
-        found.samples.pop(ordinal, None)
-    return found
+        recorded.samples.pop(ordinal, None)
+    return recorded
 
 
 def account(folder: Path) -> dict[int, str]:

@@ -63,11 +63,11 @@ def samples_from(
     Raises:
         CheckpointError: a record is damaged.
     """
-    found = {}
+    samples = {}
     for key, record in records.items():
         rows = rows_from(record, prompt_ids, vocabulary)
-        found[key] = Sample(rows=rows, text=text_of(rows[-1]) if rows else "", grade=grade_from(record))
-    return found
+        samples[key] = Sample(rows=rows, text=text_of(rows[-1]) if rows else "", grade=grade_from(record))
+    return samples
 
 
 def rows_from(

@@ -68,12 +68,12 @@ class Header:
 
 def segments(folder: Path) -> list[Segment]:
     """Segments of a journal, in the order of writing."""
-    found = []
+    listed = []
     for path in folder.glob("segment_*_step_*.jsonl"):
         order, _, step = path.stem.removeprefix("segment_").partition("_step_")
         if order.isdecimal() and step.isdecimal():
-            found.append(Segment(path=path, order=int(order), step=int(step)))
-    return sorted(found, key=lambda segment: (segment.order, segment.step))
+            listed.append(Segment(path=path, order=int(order), step=int(step)))
+    return sorted(listed, key=lambda segment: (segment.order, segment.step))
 
 
 def whole_segments(folder: Path) -> list[Segment]:
@@ -82,15 +82,15 @@ def whole_segments(folder: Path) -> list[Segment]:
     Raises:
         CheckpointError: a segment is missing, or there are two of one number.
     """
-    found = segments(folder)
-    for before, after in pairwise(found):
+    listed = segments(folder)
+    for before, after in pairwise(listed):
         if after.order == before.order:
             raise damaged(folder, f"{folder} has two segments {after.order}: {before.path.name}, {after.path.name}")
         if after.order != before.order + 1:
             raise damaged(
                 folder, f"{folder} lacks segment {before.order + 1}, between {before.path.name} and {after.path.name}"
             )
-    return found
+    return listed
 
 
 def body_of(line: Mapping[str, Any]) -> bytes:
@@ -165,12 +165,12 @@ def read_headers(folder: Path) -> list[tuple[Segment, Header | None]]:
     Raises:
         CheckpointError: a segment is missing, or a first line is damaged or missing.
     """
-    found = [(segment, read_header(segment)) for segment in whole_segments(folder)]
-    empty = {segment.order: segment.path for segment, header in found if header is None}
-    for _, header in found:
+    headers = [(segment, read_header(segment)) for segment in whole_segments(folder)]
+    empty = {segment.order: segment.path for segment, header in headers if header is None}
+    for _, header in headers:
         if header is not None and header.follows is not None and header.follows[0] in empty:
             raise damaged(folder, f"{empty[header.follows[0]]} lost its lines, which a later segment goes on from")
-    return found
+    return headers
 
 
 def read_all(chosen: Sequence[tuple[Segment, Header | None]]) -> Iterator[tuple[Header, int, Mapping[str, Any], str]]:

@@ -114,7 +114,7 @@ class CheckpointStore:
             draft.mkdir()
             try:
                 yield draft
-                order = 1 + max((found.order for found in self.find()), default=0)
+                order = 1 + max((checkpoint.order for checkpoint in self.find()), default=0)
                 seal(draft, step=step, order=order, state=state)
                 if final.exists():
                     os.replace(final, self.folder / f".{final.name}.old")
@@ -185,9 +185,11 @@ class CheckpointStore:
         paths = {path.name: path for path in self.folder.iterdir() if path.is_dir()}
         replaced = {match[1]: path for name, path in paths.items() if (match := _REPLACED.fullmatch(name))}
         named = {**replaced, **{name: path for name, path in paths.items() if _NAME.fullmatch(name)}}
-        found = [_look(path, int(name.removeprefix("step_"))) for name, path in named.items()]
-        order_of = {item.step: item.order for item in found if not item.problems}
-        return sorted(found, key=lambda item: (order_of.get(item.step, _order_before(item.step, order_of)), item.step))
+        checkpoints = [_look(path, int(name.removeprefix("step_"))) for name, path in named.items()]
+        order_of = {item.step: item.order for item in checkpoints if not item.problems}
+        return sorted(
+            checkpoints, key=lambda item: (order_of.get(item.step, _order_before(item.step, order_of)), item.step)
+        )
 
     def whole(self) -> list[tuple[int, Path]]:
         """Step and folder of every whole checkpoint, the oldest first, by manifest and sizes."""

@@ -65,7 +65,7 @@ def seal(draft: Path, *, step: int, order: int, state: Mapping[str, Any]) -> Non
     paths = sorted(path for path in draft.rglob("*") if path.is_file())
     with ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="rlsdk-seal") as pool:
         seals = list(pool.map(_sync_and_hash, paths))
-    files = {path.relative_to(draft).as_posix(): found.model_dump() for path, found in zip(paths, seals, strict=True)}
+    files = {path.relative_to(draft).as_posix(): sealed.model_dump() for path, sealed in zip(paths, seals, strict=True)}
     content = {"format": FORMAT, "step": step, "order": order, "files": files, "state": dict(state)}
     with (draft / MANIFEST).open("wb") as handle:
         handle.write(_with_checksum(json.dumps(content, indent=1).encode()))
@@ -93,8 +93,8 @@ def read_manifest(path: Path) -> Manifest:
         raise CheckpointError(f"no readable {MANIFEST} ({type(error).__name__})") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{MANIFEST} holds a {type(content).__name__}, expected an object")
-    if (found := content.get("format")) != FORMAT:
-        raise CheckpointError(f"{MANIFEST} has format {str(found)[:40]!r}; this rlsdk reads format {FORMAT}")
+    if (version := content.get("format")) != FORMAT:
+        raise CheckpointError(f"{MANIFEST} has format {str(version)[:40]!r}; this rlsdk reads format {FORMAT}")
     content.pop("checksum", None)
     try:
         manifest = Manifest.model_validate(content)
@@ -129,8 +129,8 @@ def wrong_contents(path: Path, manifest: Manifest, part: str | None = None) -> l
     """Files whose checksum differs; reads all, or those under the folder `part`."""
     names = [name for name in manifest.files if part is None or PurePosixPath(name).is_relative_to(part)]
     with ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="rlsdk-verify") as pool:
-        found = list(pool.map(lambda name: _content_problem(path / name, name, manifest.files[name]), names))
-    return [problem for problem in found if problem is not None]
+        problems = list(pool.map(lambda name: _content_problem(path / name, name, manifest.files[name]), names))
+    return [problem for problem in problems if problem is not None]
 
 
 def sync_folder(folder: Path) -> None:

@@ -40,11 +40,11 @@ def find_model(path: Path, notice: Notice = silent, *, checkpoint: str | None = 
         return _of_checkpoint(_chosen(path, str(checkpoint)))
     try:
         store = CheckpointStore(path / CHECKPOINTS, 1)
-        found = path if not faults(path) else store.newest_intact(notice, "model")
+        intact = path if not faults(path) else store.newest_intact(notice, "model")
     except CheckpointError as error:
         raise ConfigError(str(error)) from None
-    if found is not None:
-        return _of_checkpoint(found)
+    if intact is not None:
+        return _of_checkpoint(intact)
     if (path / "config.json").is_file():
         return ModelSource(model=path, config=None)
     if (path / CONFIG_FILE).is_file():

@@ -39,14 +39,14 @@ def _machine() -> str:
 
 def _gpus() -> list[str]:
     """Names of this node's GPUs."""
-    found = []
+    gpus = []
     for file in sorted(GPUS.glob("*/information")):
         try:
             lines = file.read_text(errors="replace").splitlines()
         except OSError:
             continue
-        found += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
-    return found
+        gpus += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    return gpus
 
 
 def _versions() -> str:

@@ -308,11 +308,11 @@ def _set_aside(run_dir: Path, checkpoint: Path | None, notice: Notice) -> None:
     own = checkpoint is not None and checkpoint.resolve().parent.parent == run_dir.resolve()
     if checkpoint is None or not own:
         # `config.yaml` alone does not count as an attempt: a start that failed early leaves it.
-        found = [name for name in OWN_FILES if (run_dir / name).exists()]
-        if not any(_holds_work(run_dir / name) for name in found if name != CONFIG_FILE):
+        names = [name for name in OWN_FILES if (run_dir / name).exists()]
+        if not any(_holds_work(run_dir / name) for name in names if name != CONFIG_FILE):
             return
         target = _new_folder(run_dir)
-        for name in found:
+        for name in names:
             os.replace(run_dir / name, target / name)
         notice(f"the folder held an earlier attempt that this run does not continue: moved to {target}")
         return

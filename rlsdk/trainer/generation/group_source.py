@@ -118,12 +118,12 @@ class GroupSource:
             self._driver.inbox.put(event)
         self._due.clear()
         with self.timeline.waiting():
-            found = self._ready.get()
-        if isinstance(found, BaseException):
-            raise found
-        self._current = found
-        self._times.note("train", found.step)
-        return found.groups
+            group = self._ready.get()
+        if isinstance(group, BaseException):
+            raise group
+        self._current = group
+        self._times.note("train", group.step)
+        return group.groups
 
     def updated(self, figures: Mapping[str, float] | None = None, *, pause: bool = False) -> None:
         """Reports that the update on the groups of the last `next` is done.
@@ -281,8 +281,8 @@ class GroupSource:
         self._times.note("start", step, len(groups))
         self._history.started(step, groups)
         tasks = [self._task(ordinal, step) for ordinal in groups]
-        made = {task.ordinal: found for task in tasks if (found := self._history.made(task)) is not None}
-        self._reused |= {ordinal: len(found) for ordinal, found in made.items()}
+        made = {task.ordinal: samples for task in tasks if (samples := self._history.made(task)) is not None}
+        self._reused |= {ordinal: len(samples) for ordinal, samples in made.items()}
         reports_sampled = self._config.overlaps and self._drains
         self._stream.start(
             tasks, self._driver.inbox, record=self._history.record, made=made, reports_sampled=reports_sampled

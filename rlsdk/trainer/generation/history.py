@@ -93,13 +93,15 @@ class History:
         self.is_resumed = True
         if self._folder is None or self._journal is None:
             return {}
-        found = read_journal(self._folder, after=step, made_by=self._made_by, run=run or "", since=step, needed=needed)
+        recorded = read_journal(
+            self._folder, after=step, made_by=self._made_by, run=run or "", since=step, needed=needed
+        )
         self._journal.run = run or self._journal.run
-        self._is_stale = found.is_foreign
-        if text := unused_notice(self._folder, found):
+        self._is_stale = recorded.is_foreign
+        if text := unused_notice(self._folder, recorded):
             self._notice(text)
-        self._recorded = found if newest_version is None else found.no_newer(newest_version)
-        self._journal.follow(found, newest_version)
+        self._recorded = recorded if newest_version is None else recorded.no_newer(newest_version)
+        self._journal.follow(recorded, newest_version)
         return {key: unfinished_from(one, self._vocabulary) for key, one in self._recorded.unfinished.items()}
 
     def begin(self, step: int) -> None:
@@ -139,7 +141,7 @@ class History:
         """Records a finished step, synced to the disk so that it survives a machine failure."""
         if self._journal is None:
             return
-        trained, let_go = ([group.task.ordinal for group in found] for found in (groups, rejected))
+        trained, let_go = ([group.task.ordinal for group in some] for some in (groups, rejected))
         self._journal.write("update", step=step, groups=trained, rejected=let_go, figures=dict(figures))
         self._journal.sync()
 

@@ -40,10 +40,10 @@ class Ledger:
 
     def open_by_step(self) -> dict[int, list[int]]:
         """Groups that must be generated again, by step."""
-        found: dict[int, list[int]] = {}
+        by_step: dict[int, list[int]] = {}
         for ordinal in sorted(self._again):
-            found.setdefault(self.open[ordinal], []).append(ordinal)
-        return found
+            by_step.setdefault(self.open[ordinal], []).append(ordinal)
+        return by_step
 
     def state_dict(self) -> dict[str, Any]:
         """State of the data before the oldest open group, and all open groups."""

@@ -180,9 +180,9 @@ class OverlappedPublisher(Publisher):
 
     def _take_version(self) -> tuple[int, bool]:
         """As `_version`, for a sync that follows while the next step trains."""
-        found = self._version()
+        version = self._version()
         self._state.expects_change = False
-        return found
+        return version
 
     def _publish(self, version: int, changed: bool, copied: bool, done: Done) -> None:
         running, start = self._on_new_weights != "drain", time.perf_counter()

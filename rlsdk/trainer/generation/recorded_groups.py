@@ -92,8 +92,8 @@ def recorded_groups(
         CheckpointError: there is no journal, or it does not begin with the first step.
     """
     recorded = read_journal(folder, after=0)
-    found = RecordedGroups(prompts=prompts, draw=draw, recorded=recorded, text_of=text_of, vocabulary=vocabulary)
-    steps = found.steps
+    groups = RecordedGroups(prompts=prompts, draw=draw, recorded=recorded, text_of=text_of, vocabulary=vocabulary)
+    steps = groups.steps
     if not steps:
         raise CheckpointError(
             f"{folder} has no journal of a step; a run writes one with `{Setting('schedule.journal', 'all')}`"
@@ -103,7 +103,7 @@ def recorded_groups(
             f"the journal in {folder} begins with step {steps[0]}: older records were removed. Only a run with "
             f"`{Setting('schedule.journal', 'all')}` can be replayed"
         )
-    return found
+    return groups
 
 
 def replay(found: RecordedGroups, learn: Callable[[Sequence[Group]], Mapping[str, float]]) -> Iterator[ReplayedStep]:

@@ -35,8 +35,8 @@ class GroupReplica:
         await self._call("submit_requests", requests)
 
     async def collect(self, wait_s: float) -> Collected:
-        found: Collected = await self._call("collect", wait_s)
-        return found
+        collected: Collected = await self._call("collect", wait_s)
+        return collected
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         await self._call("abort", request_ids)

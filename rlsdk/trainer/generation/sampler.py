@@ -71,14 +71,14 @@ def sample_all(
         EvaluationStoppedError: `stop` returned True before all were finished; no replica decodes for them any longer.
     """
     stream.start([group_task(prompt, draw, epoch=0, ordinal=at, seed=(*seed, at)) for at, prompt in enumerate(prompts)])
-    found: dict[int, Group] = {}
-    while len(found) < len(prompts):
+    finished: dict[int, Group] = {}
+    while len(finished) < len(prompts):
         if stop():
             # A replica that still decodes could not sleep, but its devices are needed to save the step. A hanging
             # replica is detected by its lack of progress.
             while not stream.cancel(draw.source, CANCEL_S):
                 pass
-            raise EvaluationStoppedError(f"stopped: {len(found)} of {len(prompts)} prompts were sampled")
+            raise EvaluationStoppedError(f"stopped: {len(finished)} of {len(prompts)} prompts were sampled")
         if (group := stream.poll(LOOK_S)) is not None:
-            found[group.task.ordinal] = group
-    return [found[at] for at in range(len(prompts))]
+            finished[group.task.ordinal] = group
+    return [finished[at] for at in range(len(prompts))]

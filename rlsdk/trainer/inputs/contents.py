@@ -41,13 +41,13 @@ def file_digest(path: Path) -> str:
             size = path.stat().st_size
             if size <= WHOLE_BYTES:
                 return digest_of(file.read())
-            found = xxhash.xxh3_64(str(size).encode())
+            hashed = xxhash.xxh3_64(str(size).encode())
             # A safetensors file begins with the length of its header: names, dtypes, shapes and places of the tensors.
             header = file.read(min(int.from_bytes(file.read(8), "little"), WHOLE_BYTES))
-            found.update(header)
+            hashed.update(header)
             for place in sorted({*_even_pages(size), *_tensor_pages(header, size)}):
-                found.update(os.pread(file.fileno(), PAGE_BYTES, place))
-            return DIGEST + found.hexdigest()
+                hashed.update(os.pread(file.fileno(), PAGE_BYTES, place))
+            return DIGEST + hashed.hexdigest()
     except OSError:
         return MISSING
 
@@ -78,15 +78,15 @@ def code_digests(file: Path, root: Path | None = None) -> dict[str, str]:
     `root`: the folder from which they are imported; None: that of the file.
     """
     root = root or file.parent
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     waiting = [file]
-    while waiting and len(found) < MAX_FILES:
+    while waiting and len(digests) < MAX_FILES:
         path = waiting.pop()
         name = path.relative_to(root).as_posix()
-        if name not in found:
-            found[name] = file_digest(path)
+        if name not in digests:
+            digests[name] = file_digest(path)
             waiting += _imported(path, root)
-    return found
+    return digests
 
 
 def path_digests(path: Path) -> dict[str, str]:
@@ -146,10 +146,10 @@ def joined(found: Mapping[str, str]) -> str:
 
 def rows_digest(rows: Iterable[Any]) -> str:
     """Digest of values of JSON types, in order."""
-    found = xxhash.xxh3_64()
+    hashed = xxhash.xxh3_64()
     for row in rows:
         try:
-            found.update(marshal.dumps(row, 2))  # version 2 has no references to objects: equal values, equal bytes
+            hashed.update(marshal.dumps(row, 2))  # version 2 has no references to objects: equal values, equal bytes
         except ValueError:  # of a type that only behaves like one of JSON
-            found.update(json.dumps(row, default=str).encode())
-    return DIGEST + found.hexdigest()
+            hashed.update(json.dumps(row, default=str).encode())
+    return DIGEST + hashed.hexdigest()

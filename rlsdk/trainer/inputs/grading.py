@@ -171,12 +171,12 @@ class GradeSummary:
 
     def metrics(self) -> dict[str, float]:
         """For each reward: `NAME` (its mean), `NAME/applied_share`, `NAME/failed_share`, and `NAME/METRIC`."""
-        found: dict[str, float] = dict(self.terms)
+        metrics: dict[str, float] = dict(self.terms)
         for name, term in self.by_reward.items():
             shares = (term.applied_share, term.failed_share)
-            found |= {f"{name}/{which}": share for which, share in zip(OWN_METRICS, shares, strict=True)}
-            found |= {f"{name}/{metric}": value for metric, value in term.metrics.items()}
-        return found
+            metrics |= {f"{name}/{which}": share for which, share in zip(OWN_METRICS, shares, strict=True)}
+            metrics |= {f"{name}/{metric}": value for metric, value in term.metrics.items()}
+        return metrics
 
     def text(self, what: str) -> str | None:
         """Text about the failures; None if there are none."""
@@ -202,8 +202,8 @@ def _term(grades: Sequence[Grade], name: str) -> TermSummary:
     """Summary of one reward; a sample that its rollouter could not make counts for no reward."""
     values = [grade.terms[name] for grade in grades if name in grade.terms]
     sources = [{failure.source for failure in grade.failures} for grade in grades if grade.failures]
-    num_failed = sum(name in found for found in sources)
-    made = len(grades) - sum(ROLLOUT in found for found in sources) or 1
+    num_failed = sum(name in failed for failed in sources)
+    made = len(grades) - sum(ROLLOUT in failed for failed in sources) or 1
     metrics: dict[str, list[float]] = {}
     for grade in grades:
         for key, value in grade.metrics.items():
@@ -214,7 +214,7 @@ def _term(grades: Sequence[Grade], name: str) -> TermSummary:
         mean=float(np.mean(values)) if values else None,
         applied_share=(len(values) + num_failed) / made,
         failed_share=num_failed / made,
-        metrics={metric: float(np.mean(found)) for metric, found in metrics.items()},
+        metrics={metric: float(np.mean(failed)) for metric, failed in metrics.items()},
     )
 
 

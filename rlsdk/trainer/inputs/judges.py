@@ -90,10 +90,10 @@ class EngineJudge:
         for at in questions.keys() - prompts.keys():
             results[at] = SentScore(error=f"the question has more than {self._room} tokens, for which there is room")
         try:
-            found = await asyncio.gather(*(self._one(prompt) for prompt in prompts.values()))
+            verdicts = await asyncio.gather(*(self._one(prompt) for prompt in prompts.values()))
         except RlsdkError as error:
             raise RemoteError(f"{self.name}: {error}") from error
-        results |= dict(zip(prompts, found, strict=True))
+        results |= dict(zip(prompts, verdicts, strict=True))
         return [results[at] for at in range(len(samples))]
 
     async def check(self) -> None:

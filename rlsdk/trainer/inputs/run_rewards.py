@@ -74,9 +74,9 @@ def start_run_rewards(
                 own.append((rewards, runner))
             sets[measure.name] = runner
         judges = load_judges(config) if train else {}
-        found = _of_training(config, registry, log_dir, judges) if train else None
+        training = _of_training(config, registry, log_dir, judges) if train else None
         started.pop_all()
-    return RunRewards(train=found, sets=sets, judges=judges)
+    return RunRewards(train=training, sets=sets, judges=judges)
 
 
 def _of_training(

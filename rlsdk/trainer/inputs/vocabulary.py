@@ -80,16 +80,16 @@ def read_vocabulary(model: ModelConfig, table: Sequence[Role], tokenizer: Any, e
         return Vocabulary(size=0)
     size, where = min(sizes)
     tokens = {int(token): str(name) for name, token in tokenizer.get_vocab().items()}
-    found = Vocabulary(size=size, where=where, beyond={at: name for at, name in tokens.items() if at >= size})
+    vocabulary = Vocabulary(size=size, where=where, beyond={at: name for at, name in tokens.items() if at >= size})
     # Models of some families ship a tokenizer with added tokens that a smaller model never reads; others do not fit.
     added = set(tokenizer.get_added_vocab().values())
-    unknown = sorted(token for token in found.beyond if token not in added or token == ends.learned)
+    unknown = sorted(token for token in vocabulary.beyond if token not in added or token == ends.learned)
     if unknown:
         raise ConfigError(
             f"model.tokenizer {model.tokenizer or model.path!r}: has {len(tokens):,} tokens with ids up to "
-            f"{max(tokens)}; {found.fault(unknown[0])}"
+            f"{max(tokens)}; {vocabulary.fault(unknown[0])}"
         )
-    return found
+    return vocabulary
 
 
 def odd_ends(config: RunConfig, tokenizer: Any) -> Iterator[str]:
@@ -107,10 +107,10 @@ def odd_ends(config: RunConfig, tokenizer: Any) -> Iterator[str]:
             f"to {len(tokenizer) - 1}: no response ends there"
         )
     spec = ModelSpec(path=model.path or "", revision=model.revision, trust_remote_code=model.trust_remote_code)
-    found = load_model_config(spec).get_text_config()
-    size = getattr(found, "vocab_size", None)
+    fields = load_model_config(spec).get_text_config()
+    size = getattr(fields, "vocab_size", None)
     for name, effect in {"bos_token_id": "no prompt begins", "eos_token_id": "no response ends"}.items():
-        named = getattr(found, name, None)
+        named = getattr(fields, name, None)
         ids = named if isinstance(named, list | tuple) else [named]
         odd = [token for token in ids if isinstance(token, int) and isinstance(size, int) and not 0 <= token < size]
         if odd:

@@ -172,5 +172,5 @@ class PolicyLearner:
         """
         self._parity_checked = True
         trained = self.forward(ACTOR, batch, "log_probs")
-        found = log_prob_difference(trained, batch["rollout_log_probs"], batch["response_mask"])
-        self.check_difference(found.mean_abs, found.max_abs)
+        difference = log_prob_difference(trained, batch["rollout_log_probs"], batch["response_mask"])
+        self.check_difference(difference.mean_abs, difference.max_abs)

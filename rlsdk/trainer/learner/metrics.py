@@ -81,8 +81,10 @@ def batch_metrics(batch: Batch, summary: GradeSummary, *, has_entropy: bool = Tr
 
 def special_share(batch: Batch, special: Collection[int]) -> float:
     """Share of the samples in which the policy sampled one of these tokens."""
-    found = torch.isin(batch["input_ids"], torch.tensor(sorted(special), dtype=torch.int64)) & batch["response_mask"]
-    return _mean((Samples.of(batch).token_sum(found.long()) > 0).float())
+    is_special = (
+        torch.isin(batch["input_ids"], torch.tensor(sorted(special), dtype=torch.int64)) & batch["response_mask"]
+    )
+    return _mean((Samples.of(batch).token_sum(is_special.long()) > 0).float())
 
 
 def actor_metrics(results: Sequence[MiniBatchResult]) -> dict[str, float]:

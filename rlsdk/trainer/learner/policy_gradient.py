@@ -94,8 +94,8 @@ class PolicyGradient(Algorithm):
             else:
                 batch = batch.with_tokens(**{each.field: given})
         if made.old.source == "recomputed":
-            found = mismatch(batch, batch["old_log_probs"], batch["rollout_log_probs"])
-            metrics |= {f"mismatch/{name}": value for name, value in found.metrics().items()}
+            metrics_of_mismatch = mismatch(batch, batch["old_log_probs"], batch["rollout_log_probs"])
+            metrics |= {f"mismatch/{name}": value for name, value in metrics_of_mismatch.metrics().items()}
         return self._corrected(batch, made.old), metrics
 
     def advantages(self, batch: Batch) -> tuple[Batch, Mapping[str, float]]:

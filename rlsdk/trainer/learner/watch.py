@@ -69,9 +69,9 @@ def _describe_no_signal(metrics: Mapping[str, float]) -> str:
 
 
 def _is_not_finite(metrics: Mapping[str, float]) -> bool:
-    found = [metrics.get(f"{area}/{name}", 0.0) for area in ("policy", "critic") for name in ("grad_norm", "loss")]
+    values = [metrics.get(f"{area}/{name}", 0.0) for area in ("policy", "critic") for name in ("grad_norm", "loss")]
     skipped = metrics.get("policy/skipped_updates", 0.0) + metrics.get("critic/skipped_updates", 0.0)
-    return skipped > 0 or not all(map(math.isfinite, found))
+    return skipped > 0 or not all(map(math.isfinite, values))
 
 
 def _is_dead(metrics: Mapping[str, float]) -> bool:

@@ -51,7 +51,7 @@ def start_cluster(
         log_dir=run_dir / "logs",
         seed=config.trainer.seed,
         preload=[HOSTS[BackendKind.TRAIN].partition(":")[0], *engines, *PRELOAD],
-        interpreters={name: found.python for name, found in isolated.items() if found is not None},
+        interpreters={name: environment.python for name, environment in isolated.items() if environment is not None},
         forward_env=placement.forward_env,
         network_interface=placement.network_interface,
         shared_folder=run_dir,

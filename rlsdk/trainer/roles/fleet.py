@@ -131,10 +131,10 @@ class Fleet(ServedWeights):
     # Of `Restarts`:
 
     async def revive(self, at: int, life: int, error: BaseException) -> None:
-        found: Future[None] = Future()
-        found.set_running_or_notify_cancel()
-        self._lost(at, life, error, found)
-        waiting = asyncio.wrap_future(found)
+        revived: Future[None] = Future()
+        revived.set_running_or_notify_cancel()
+        self._lost(at, life, error, revived)
+        waiting = asyncio.wrap_future(revived)
         while not (await asyncio.wait({waiting}, timeout=LOOK_S))[0]:
             if (dead := self._dead_daemon()) is not None:
                 with self._changed:

@@ -55,11 +55,11 @@ class SomeRanks:
         limit = timeout_s or self.timeout_s
         futures = [self.group.future(rank, method, *args) for rank, args in zip(self.ranks, arguments, strict=True)]
         wait_for_futures(futures, timeout=limit)
-        found: list[Any] = []
+        results: list[Any] = []
         errors: list[RlsdkError] = []
         for rank, future in zip(self.ranks, futures, strict=True):
             try:
-                found.append(future.result(timeout=0))
+                results.append(future.result(timeout=0))
             except RlsdkError as error:
                 errors.append(error)
             except FutureTimeoutError:
@@ -68,7 +68,7 @@ class SomeRanks:
         if errors:
             self._find_dead(errors[0])
             raise errors[0]
-        return found
+        return results
 
     def future(self, rank: int, method: str, *args: Any) -> Future[Any]:
         return self.group.future(self.ranks[rank], method, *args)

@@ -45,18 +45,18 @@ def made_by(config: RunConfig, registry: Registry, run_inputs: RunInputs) -> dic
     Reads files of code whole and little of weights: a few milliseconds.
     """
     settings = influential_settings(config)
-    found: dict[str, Any] = {**settings, **_versions(config, registry)}
+    made: dict[str, Any] = {**settings, **_versions(config, registry)}
     models = _models(config)
     for field, text in _texts(settings):
         if field not in models:
-            found |= {f"content of {field} ({name})": digest for name, digest in _files(field, text).items()}
+            made |= {f"content of {field} ({name})": digest for name, digest in _files(field, text).items()}
     for field, (path, revision) in models.items():
-        found |= {f"content of {field} ({name})": digest for name, digest in _model(path, revision).items()}
-    found |= _rows(config, run_inputs.train_prompts)
+        made |= {f"content of {field} ({name})": digest for name, digest in _model(path, revision).items()}
+    made |= _rows(config, run_inputs.train_prompts)
     if run_inputs.examples:
         examples = ((list(each.prompt_ids), list(each.answer_ids)) for each in run_inputs.examples)
-        found["content of algorithm.ptx"] = rows_digest(examples)
-    plain: dict[str, Any] = json.loads(json.dumps(found))
+        made["content of algorithm.ptx"] = rows_digest(examples)
+    plain: dict[str, Any] = json.loads(json.dumps(made))
     return plain
 
 
@@ -87,8 +87,8 @@ def _files(field: str, text: str) -> Mapping[str, str]:
 def _within(read: Any, path: Path) -> Mapping[str, str]:
     """What `read` gives for a path, which may be none."""
     try:
-        found: Mapping[str, str] = read(path.expanduser().resolve())
-        return found
+        digests: Mapping[str, str] = read(path.expanduser().resolve())
+        return digests
     except (OSError, ValueError, RuntimeError):
         return {}
 
@@ -139,25 +139,25 @@ def _model(path: str, revision: str | None) -> Mapping[str, str]:
 def _rows(config: RunConfig, prompts: PromptDataset) -> dict[str, str]:
     """Digests of the rows of each source of prompts, and of the tokens that they became."""
     names = [part.source for part in config.data.mixture] or [config.data.train or "train"]
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     start = 0
     for at, part in enumerate(prompts.parts):
         rows = prompts.rows[start : start + part.size]
         field = f"data.mixture.{at}" if config.data.mixture else "data.train"
         name = part.name if part.name in names else names[0]
-        found[f"content of {field} ({name})"] = rows_digest((row.row, row.answer) for row in rows)
+        digests[f"content of {field} ({name})"] = rows_digest((row.row, row.answer) for row in rows)
         start += part.size
-    return found | {"tokens of the prompts": f"xxh3:{prompts.fingerprint():016x}"}
+    return digests | {"tokens of the prompts": f"xxh3:{prompts.fingerprint():016x}"}
 
 
 def _versions(config: RunConfig, registry: Registry) -> dict[str, str]:
     """Versions of rlsdk, of the plugins whose backends and components the configuration names, and of their engines."""
     named = {text for _, text in _texts(config.model_dump(mode="json"))}
-    found = {"rlsdk": __version__, **{name: metadata.version(name) for name in PACKAGES if _is_installed(name)}}
+    versions = {"rlsdk": __version__, **{name: metadata.version(name) for name in PACKAGES if _is_installed(name)}}
     for row in registry.rows():
         if row.name in named:
-            found |= _of_row(row)
-    return {f"version of {name}": version for name, version in found.items()}
+            versions |= _of_row(row)
+    return {f"version of {name}": version for name, version in versions.items()}
 
 
 def _of_row(row: Row) -> dict[str, str]:

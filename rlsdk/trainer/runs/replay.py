@@ -57,8 +57,8 @@ def run_replay(run: PreparedRun, view: RunView, *, run_dir: Path) -> Iterator[tu
             turns = start.turns()
             make = functools.partial(start.start_role, cluster=cluster)
             session = Session(roles=start_roles(start.table, make, turns), turns=turns, cluster=cluster)
-            found, learn = replay_parts(run_inputs.config, run.registry, run_inputs, session)
-            yield len(found.steps), replay(found, learn)
+            groups, learn = replay_parts(run_inputs.config, run.registry, run_inputs, session)
+            yield len(groups.steps), replay(groups, learn)
 
 
 def replay_parts(

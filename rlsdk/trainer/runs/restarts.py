@@ -108,4 +108,6 @@ class SessionRestarts:
     def _newest(self) -> tuple[int, ...]:
         """For each kind of checkpoint, the one written last."""
         folders = sorted(path for path in self._run_dir.glob("*checkpoints") if path.is_dir())
-        return tuple(max((found.order for found in CheckpointStore(path, 1).find()), default=0) for path in folders)
+        return tuple(
+            max((checkpoint.order for checkpoint in CheckpointStore(path, 1).find()), default=0) for path in folders
+        )

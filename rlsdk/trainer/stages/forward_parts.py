@@ -42,11 +42,11 @@ def forward_in_parts(
     Returns:
         The same as one `forward` over all rows: flat `[N]`, or `[B]` for `scores`.
     """
-    found = []
+    parts = []
     with session.turns.using(role.name):
         for first in range(0, max(batch.num_rows, 1), ROWS_A_CALL):
             look()
             part = batch.select(slice(first, first + ROWS_A_CALL))
             answer: Batch = role.run("forward", session.put(part), {output: output}, timeout_s=timeout_s)
-            found.append(answer[output])
-    return torch.cat(found)
+            parts.append(answer[output])
+    return torch.cat(parts)

@@ -147,8 +147,8 @@ class Trainer:
     @property
     def best(self) -> BestRecord | None:
         """The best checkpoint, if a metric for it is configured."""
-        found = self.stage.evaluations.progress.best
-        return None if found is None else BestRecord.model_validate(asdict(found))
+        best = self.stage.evaluations.progress.best
+        return None if best is None else BestRecord.model_validate(asdict(best))
 
     @property
     def best_checkpoint(self) -> Path | None:

@@ -160,5 +160,5 @@ def means(sums: Mapping[str, Tensor | float]) -> dict[str, float]:
     """Divides a pair objective's sums by the number of pairs; its loss becomes `loss`."""
     weight = float(sums["metric_weight"])
     names = [name for name in sums if not name.endswith("_weight")]
-    found = {name: float(sums[name]) / weight if weight else 0.0 for name in names}
-    return {"loss": found.pop("preference_loss"), **found}
+    averages = {name: float(sums[name]) / weight if weight else 0.0 for name in names}
+    return {"loss": averages.pop("preference_loss"), **averages}

@@ -81,8 +81,8 @@ class PoolTimes:
             moments, self._moments = self._moments, []
             now = time.time()
             self._step_s, self._last = now - self._last, now
-        found = [[round(moment.at, 4), moment.kind, moment.step, moment.count] for moment in moments]
-        line = json.dumps({"step": step, "moments": found}, separators=(",", ":")) + "\n"
+        rows = [[round(moment.at, 4), moment.kind, moment.step, moment.count] for moment in moments]
+        line = json.dumps({"step": step, "moments": rows}, separators=(",", ":")) + "\n"
         with contextlib.suppress(OSError):
             file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             try:
@@ -95,8 +95,8 @@ def read_times(path: Path, *, last_steps: int) -> list[Moment]:
     """Reads the events of the last steps, ordered by time, without those before the last resume: the time between two
     processes belongs to no step. Invalid lines are skipped."""
     lines: dict[int, Sequence[Moment]] = {}
-    for found in read_lines(path):
-        step, moments = found.get("step"), _moments(found)
+    for line in read_lines(path):
+        step, moments = line.get("step"), _moments(line)
         if isinstance(step, int) and moments:
             begins = any(moment.kind == "begin" for moment in moments)
             lines = {} if begins else {before: kept for before, kept in lines.items() if before < step}

@@ -66,9 +66,9 @@ class WandbTracker:
     def _read_file(self) -> Mapping[str, float]:
         """The last steps that were logged to this wandb run; empty if the file belongs to another run."""
         try:
-            found = json.loads(read_regular(self._file))
-            known = found["run"] == self._name()
-            return {str(mark): int(step) for mark, step in found["steps"].items()} if known else {}
+            content = json.loads(read_regular(self._file))
+            known = content["run"] == self._name()
+            return {str(mark): int(step) for mark, step in content["steps"].items()} if known else {}
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return {}
 

@@ -127,12 +127,12 @@ def _tokens(sample: Sample, batch: Batch, rows: Tensor, log: SampleLog) -> dict[
     where = torch.cat(behind)[: log.max_tokens]
     sampled = batch["response_mask"][where].tolist()
     pieces = log.pieces(ids)
-    found: dict[str, Any] = {"tokens": pieces[: log.max_tokens]}
+    fields: dict[str, Any] = {"tokens": pieces[: log.max_tokens]}
     if rest := "".join(pieces[log.max_tokens :]):
-        found["rest"] = rest
+        fields["rest"] = rest
     for name, source in (("log_probs", "rollout_log_probs"), ("train_log_probs", "old_log_probs")):
         # If the ratio is taken against the sampler's log-probs, both fields hold these: nothing was recomputed.
         if source in batch and (name == "log_probs" or not torch.equal(batch[source], batch["rollout_log_probs"])):
             values = batch[source][where].tolist()
-            found[name] = [round(value, 4) if own else None for value, own in zip(values, sampled, strict=True)]
-    return found
+            fields[name] = [round(value, 4) if own else None for value, own in zip(values, sampled, strict=True)]
+    return fields

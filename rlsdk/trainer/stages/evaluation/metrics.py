@@ -51,12 +51,12 @@ def majority_at_k(votes: Sequence[Vote], k: int) -> float:
     """
     counts = Counter(vote.answer for vote in votes if vote.answer is not None)
     correct = Counter(vote.answer for vote in votes if vote.answer is not None and vote.correct)
-    found = 0.0
+    share = 0.0
     for answer, num_correct in correct.items():
         others = counts.copy()
         own = others.pop(answer)
-        found += _wins(own, tuple(sorted(others.values())), len(votes), k) * num_correct / own
-    return found
+        share += _wins(own, tuple(sorted(others.values())), len(votes), k) * num_correct / own
+    return share
 
 
 @cache
@@ -83,15 +83,15 @@ def _wins(own: int, others: tuple[int, ...], num_samples: int, k: int) -> float:
 
 def _with_answer(ways: np.ndarray, count: int, mine: int) -> np.ndarray:
     """`ways` extended by another answer with `count` samples, of which at most `mine` are taken."""
-    found = ways.copy()
+    ways_with = ways.copy()
     width = ways.shape[1]
     for taken in range(1, min(count, mine, width - 1) + 1):
         part = math.comb(count, taken) * ways[:, : width - taken]
         if taken == mine:
-            found[1:, taken:] += part[:-1]
+            ways_with[1:, taken:] += part[:-1]
         else:
-            found[:, taken:] += part
-    return found
+            ways_with[:, taken:] += part
+    return ways_with
 
 
 def clustered_error(groups: Sequence[Sequence[float]]) -> float | None:

@@ -59,14 +59,14 @@ def after_evaluation(
     NaN is never better, and an evaluation without the metric counts for nothing. Before the first step there is no
     checkpoint that could be the best one.
     """
-    found = None if best.metric is None else metrics.get(best.metric)
-    if found is not None and step > 0 and _is_better(found, progress.best, best.mode, 0.0):
-        progress = replace(progress, best=Best(metric=str(best.metric), mode=best.mode, value=found, step=step))
-    found = None if stopping.metric is None else metrics.get(stopping.metric)
-    if found is None:
+    value = None if best.metric is None else metrics.get(best.metric)
+    if value is not None and step > 0 and _is_better(value, progress.best, best.mode, 0.0):
+        progress = replace(progress, best=Best(metric=str(best.metric), mode=best.mode, value=value, step=step))
+    value = None if stopping.metric is None else metrics.get(stopping.metric)
+    if value is None:
         return progress
-    if _is_better(found, progress.leader, stopping.mode, stopping.min_delta):
-        leader = Best(metric=str(stopping.metric), mode=stopping.mode, value=found, step=step)
+    if _is_better(value, progress.leader, stopping.mode, stopping.min_delta):
+        leader = Best(metric=str(stopping.metric), mode=stopping.mode, value=value, step=step)
         return replace(progress, leader=leader, waited=0)
     return replace(progress, waited=progress.waited + 1)
 
@@ -115,5 +115,5 @@ def _is_better(value: float, best: Best | None, mode: str, min_delta: float) -> 
 def _kept(data: Any, watch: WatchConfig) -> Best | None:
     if data is None:
         return None
-    found = Best(metric=str(data["metric"]), mode=str(data["mode"]), value=float(data["value"]), step=int(data["step"]))
-    return found if (found.metric, found.mode) == (watch.metric, watch.mode) else None
+    best = Best(metric=str(data["metric"]), mode=str(data["mode"]), value=float(data["value"]), step=int(data["step"]))
+    return best if (best.metric, best.mode) == (watch.metric, watch.mode) else None

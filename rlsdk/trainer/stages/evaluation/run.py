@@ -157,7 +157,7 @@ def rollout_info(groups: Sequence[Group]) -> dict[str, float]:
         for sample in group.samples:
             for name, value in sample.info.items():
                 values.setdefault(name, []).append(float(value))
-    return {f"rollout/{name}": sum(found) / len(found) for name, found in values.items()}
+    return {f"rollout/{name}": sum(numbers) / len(numbers) for name, numbers in values.items()}
 
 
 def answer_key(response: str) -> str | None:

@@ -69,20 +69,20 @@ class Evaluations:
         self.missed = step
         self.check_stop()
         with view.phase("eval"):
-            found = self._evaluate()
+            evaluated = self._evaluate()
         self.missed = None
-        for text in found.notices:
+        for text in evaluated.notices:
             view.notice(text)
-        metrics = {**found.metrics, "time/eval_s": time.perf_counter() - start}
+        metrics = {**evaluated.metrics, "time/eval_s": time.perf_counter() - start}
         self._output.track(step, metrics)
-        if found.samples and self.options.save_samples != "never":
-            self._output.save_samples(step, found.samples, compress=self.options.save_samples == "gzip")
+        if evaluated.samples and self.options.save_samples != "never":
+            self._output.save_samples(step, evaluated.samples, compress=self.options.save_samples == "gzip")
         view.evaluated(step, metrics)
         self.last = metrics
         if self.first is None:
             self.first = metrics
-        if found.failure is not None:
-            raise EvaluationError(found.failure)
+        if evaluated.failure is not None:
+            raise EvaluationError(evaluated.failure)
         for text in unmeasured(metrics, self.options.best, self.options.stopping):
             view.notice(text)
         self.progress = after_evaluation(self.progress, step, metrics, self.options.best, self.options.stopping)
