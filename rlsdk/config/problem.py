@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from rlsdk.interfaces import ConfigError
@@ -30,13 +30,13 @@ class Problem:
     origin: str = ""
     """File or flag that the value came from; empty for a default."""
     _: KW_ONLY
-    value: object = ...
+    value: object = field(default=..., hash=False)
     """What was given; `...` if its value does not matter."""
     expected: str = ""
     """What is accepted."""
     suggestions: tuple[str, ...] = ()
     """Names that were probably meant: of a key or a value, or dotted paths of fields."""
-    commands: tuple[Setting, ...] = ()
+    commands: tuple[Setting, ...] = field(default=(), hash=False)
     """Settings, each of which solves it."""
     hint: str = ""
     """What else may be the cause."""

@@ -63,6 +63,11 @@ def test_a_short_run_is_told_the_setting_that_solves_it() -> None:
     assert problem.commands == (Setting("train.optim.warmup_steps", 0),)
 
 
+def test_equal_problems_of_any_value_are_one() -> None:
+    made = [Problem("a", value=[3], commands=(Setting("b", {"c": 1}),)) for _ in range(2)]
+    assert list(dict.fromkeys([*made, Problem("a", value=[4])])) == [made[0], Problem("a", value=[4])]
+
+
 def test_one_problem_is_the_whole_message() -> None:
     error = config_error([Problem("a", "b")])
     assert str(error) == "a: b"

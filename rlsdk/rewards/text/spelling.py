@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlsdk.interfaces import RewardSample
 from rlsdk.rewards.functions.load import checks_rows
-from rlsdk.rewards.text.answer import NO_ANSWER, final_answer
+from rlsdk.rewards.text.answer import final_answer, no_answer
 
 OVERLONG = 0.8
 """Share of a response that begins with the right word and goes on."""
@@ -25,7 +25,7 @@ def spell_backward(sample: RewardSample, *, partial: float = 0.0) -> float:
         ValueError: the row has no answer.
     """
     if sample.answer is None:
-        raise ValueError(NO_ANSWER)
+        raise ValueError(no_answer())
     marked = final_answer(sample.response)
     given = sample.response.strip() if marked is None else marked
     if given == sample.answer:
