@@ -31,6 +31,8 @@ CHECKS = ("odd_numbers", "unused", "unused_in")
 """Functions that look at a configuration without an effect on what runs, besides those named `...problems`."""
 ASIDE = ("/config/checks/", "/config/sections/influence.py", "/runs/made_by.py")
 """Files of such functions: checks, and the record beside the journal."""
+HANDED_ON = ("<genexpr>", "<dictcomp>", "<listcomp>", "optim_spec", "shared")
+"""Functions whose reads are those of their caller."""
 PATHS: Mapping[type[Any], str] = dict(paths())
 
 
@@ -53,7 +55,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reads]:
         kind = type(self)
         if kind in PATHS and name in kind.__pydantic_fields__:
             frame = sys._getframe(1)
-            while frame.f_code.co_name in ("<genexpr>", "<dictcomp>", "<listcomp>", "optim_spec") and frame.f_back:
+            while frame.f_code.co_name in HANDED_ON and frame.f_back:
                 frame = frame.f_back
             if not _is_check(frame):
                 found.setdefault(f"{PATHS[kind]}.{name}", set()).add(frame.f_code.co_name)
