@@ -56,10 +56,19 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Imports the API when it is used: plugins and commands import this package, too, and must stay light."""
     if name.startswith("_") or name not in __all__:
-        raise AttributeError(f"module 'rlsdk' has no attribute {name!r}")
+        raise AttributeError(f"module 'rlsdk' has no attribute {name!r}{_instead(name)}")
     from rlsdk import api
 
     return getattr(api, name)
+
+
+def _instead(name: str) -> str:
+    """What a class of another trainer is here."""
+    if not name.endswith(("Trainer", "Config")):
+        return ""
+    from rlsdk.config.loading.foreign_names import CLASSES
+
+    return f"; here: {CLASSES[name]}" if name in CLASSES else ""
 
 
 def __dir__() -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.config import RunConfig
+from rlsdk.config.loading.foreign_names import answer
 from rlsdk.config.loading.load import Loaded, read_config
 from rlsdk.config.loading.other_names import every, known_elsewhere, meant_by
 from rlsdk.config.loading.overrides import ALIASES
@@ -80,9 +81,10 @@ def from_keywords(
         ConfigError: a keyword is no section and no dotted name; names the field that was probably meant.
     """
     values: dict[str, Any] = {}
+    unknown = {name: value for name, value in fields.items() if "." not in name and name not in RunConfig.model_fields}
+    if unknown:
+        raise ConfigError(_all_unknown(unknown, reader))
     for name, value in fields.items():
-        if "." not in name and name not in RunConfig.model_fields:
-            raise ConfigError(_unknown(name, value, reader))
         _put(values, name.split("."), plain(value), name)
     flags = [TRUST_FLAG] if trust_run else []
     for name, value in named.items():
@@ -126,12 +128,25 @@ def _put(values: dict[str, Any], path: Sequence[str], value: Any, name: str) -> 
         inside[last] = value
 
 
+def _all_unknown(unknown: Mapping[str, Any], reader: Reader | None) -> str:
+    """Message on all keywords that are no sections; the list of sections is in it once."""
+    lines: list[str] = []
+    for name, value in unknown.items():
+        line = _unknown(name, value, reader)
+        sections = line.partition("; the sections are ")[2]
+        is_listed = bool(sections) and any(sections in other for other in lines)
+        lines.append(line.partition("; the sections are ")[0] if is_listed else line)
+    return lines[0] if len(lines) == 1 else f"{len(lines)} unknown keywords:" + "".join(f"\n  {line}" for line in lines)
+
+
 def _unknown(name: str, value: Any, reader: Reader | None) -> str:
     """Message on a keyword that is no section, with the fields that this command reads."""
     reads = every if reader is None else reader.may_read
     if reader is not None and name in ALIASES and not reads(ALIASES[name]):
         return f"{name}: has no effect on `rlsdk {reader.command}`, which does not read it; leave it out"
     meant = meant_by(name, reads)
+    if instead := answer(name):
+        return f"{name}: unknown keyword; {instead}"
     if meant and all(path.rpartition(".")[2] == name for path in meant) and not known_elsewhere(name):
         called = " or ".join(Setting(path, value).as_keyword() for path in meant[:3])
         return f"{name}: is no section of the configuration, but a field of one; write {called}"

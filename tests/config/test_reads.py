@@ -11,8 +11,8 @@ import pytest
 
 from rlsdk.config.checks.commands import READERS
 from rlsdk.config.introspection.describe import option_paths
+from rlsdk.config.loading.foreign_names import FOREIGN_NAMES
 from rlsdk.config.loading.load import PACKAGE, read_config
-from rlsdk.config.loading.other_names import FOREIGN_NAMES
 from rlsdk.config.loading.reads import unread
 from rlsdk.config.sections.schema import RunConfig
 from rlsdk.registry import Registry

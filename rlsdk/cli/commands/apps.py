@@ -24,7 +24,20 @@ def group(hint: str) -> typer.Typer:
     return typer.Typer(rich_markup_mode=None, no_args_is_help=True, cls=Hinted)
 
 
+class Answering(TyperGroup):
+    """The program's commands; one that another trainer has is answered with ours."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands:
+            from rlsdk.config.loading.foreign_names import COMMANDS
+
+            if args[0] in COMMANDS:
+                ctx.fail(f"No such command {args[0]!r}. Here: {COMMANDS[args[0]]}.")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
+    cls=Answering,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help=rlsdk.__doc__,

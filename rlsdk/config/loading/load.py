@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from rlsdk.config.introspection.fields import annotation_at, keys_at, members
 from rlsdk.config.introspection.options import build_options
 from rlsdk.config.introspection.validation_errors import dotted, explain
+from rlsdk.config.loading.foreign_names import NOT_FIELDS, answer
 from rlsdk.config.loading.other_names import Reads, every, known_elsewhere, meant_by
 from rlsdk.config.loading.overrides import RECIPE, Override, split_arguments
 from rlsdk.config.loading.reads import Given, Idle, Reader
@@ -122,6 +123,7 @@ def read_config(
     found += [problem for problem in variable_problems(tree.data) if problem.path not in known]
     reads = every if reader is None else reader.may_read
     problems = [_as_written(problem, tree, backends, reads) for problem in (*problems, *found)]
+    problems = list(_lists_once(problems))
     problems.sort(key=lambda problem: problem.origin.startswith(SHIPPED))  # Values that the user gave come first.
     if config is not None and not trusted:
         try:
@@ -337,12 +339,26 @@ def _as_written(problem: Problem, tree: Tree, backends: Sequence[_Backend], read
     if problem.is_unknown_key:
         key = path.rpartition(".")[2]
         elsewhere = tuple(meant_by(path, reads))
+        instead = "" if elsewhere and key not in NOT_FIELDS else answer(path)
+        if instead:
+            return replace(
+                problem, path=path, expected="", suggestions=(), hint=instead, origin=_of_recipe(origin)
+            )
         # A field of this very name in another section is likelier than a similar one here.
         if elsewhere and (known_elsewhere(path) or not problem.suggestions or elsewhere[0].endswith(f".{key}")):
             problem = replace(problem, expected="", suggestions=elsewhere)
     hint = variable_hint(problem.path, tree.value(problem.path))
     hint = "" if hint == problem.message else hint
     return replace(problem, path=path, origin=_of_recipe(origin), hint=hint)
+
+
+def _lists_once(problems: Sequence[Problem]) -> Iterator[Problem]:
+    """The problems; a list of all valid keys is printed with the first key that is unknown."""
+    seen: set[str] = set()
+    for problem in problems:
+        is_list = problem.is_unknown_key and bool(problem.expected)
+        yield replace(problem, expected="") if is_list and problem.expected in seen else problem
+        seen |= {problem.expected} if is_list else set()
 
 
 def _of_recipe(origin: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ from rlsdk.interfaces import nearest
 from rlsdk.interfaces.spelling import SHORT_FLAGS
 
 FILE_FLAG = "config"
+_ASSIGNMENT = re.compile(r"(\+{0,2}|~)[A-Za-z_][\w]*(\.\w+)+=")
+"""Hydra's `key=value`."""
 RECIPE = ("algorithm", "recipe")
 """Where `--algorithm NAME` goes."""
 ALIASES: Mapping[str, str] = {
@@ -47,7 +50,9 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[Override]
     files: list[str] = []
     overrides: list[Override] = []
     problems: list[Problem] = []
-    rest = list(arguments)
+    rest, assigned_words = _without_assignments(arguments)
+    if assigned_words:
+        problems.append(Problem("", _assignments(assigned_words)))
     while rest:
         argument = rest.pop(0)
         name, assigned, text = argument.removeprefix("--").partition("=")
@@ -68,6 +73,23 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[Override]
     if problems:
         raise config_error(problems)
     return files, overrides
+
+
+def _without_assignments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments, and apart from them those that are written `key=value`, if there are several."""
+    words = [word for at, word in enumerate(arguments) if _ASSIGNMENT.match(word)
+             and (not at or "=" in arguments[at - 1] or not arguments[at - 1].startswith("--"))]  # fmt: skip
+    if len(words) < 2:
+        return list(arguments), []
+    return [word for word in arguments if word not in words], words
+
+
+def _assignments(words: Sequence[str]) -> str:
+    first = words[0].lstrip("+~").partition("=")
+    return (
+        f"{len(words)} arguments as {words[0]!r}: fields are flags here, such as `--trainer.steps 100`; `rlsdk migrate "
+        f"run.sh` turns a command of verl into a run file, and says what {first[0]} is called"
+    )
 
 
 def _expected(argument: str) -> str:

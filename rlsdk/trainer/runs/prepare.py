@@ -13,7 +13,7 @@ from rlsdk.config.checks.context import context_tokens, fitted_lengths
 from rlsdk.config.checks.findings import Findings
 from rlsdk.config.checks.training import Training, table_of
 from rlsdk.config.checks.watched import reported_in_sft, reported_on_pairs, watch_problems
-from rlsdk.config.loading.other_names import RATES
+from rlsdk.config.loading.foreign_names import RATES
 from rlsdk.interfaces.spelling import Setting
 from rlsdk.registry import Registry
 from rlsdk.trainer.inputs.model_config import file_problems, model_fields, other_models
