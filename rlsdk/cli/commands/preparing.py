@@ -36,6 +36,22 @@ def init(
     run(file, given, force=force)
 
 
+@app.command(help="Turn a script, command or recipe of TRL, verl or OpenRLHF into a run file; nothing is run.")
+def migrate(
+    script: Annotated[Path, typer.Argument(metavar="FILE", help="train.py, run.sh or config.yaml.")],
+    to: Annotated[Path, typer.Option(metavar="FILE", help="Run file to write.")] = Path("run.yaml"),
+    plans: Annotated[bool, typer.Option("--plan", help="Also plan the run, with the file as it was written.")] = False,
+    devices: Annotated[int | None, typer.Option(min=1, help="Number of devices, if the script does not say.")] = None,
+    hardware: Annotated[
+        str | None, typer.Option(metavar="NAME[:NODESxDEVICES]", help="For --plan; default: h100 for several devices.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    from rlsdk.cli.preparation.migrate import run
+
+    run(script, to, plans=plans, devices=devices, hardware=hardware, force=force)
+
+
 @app.command(
     cls=FieldsCommand,
     context_settings=FIELDS,

@@ -1,0 +1,386 @@
+"""TRL: its trainers' arguments as fields of a run."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from rlsdk.migrate.common import (
+    SHARDED,
+    counted_in_steps,
+    put_devices,
+    put_rewards,
+    put_schedule,
+    put_trackers,
+    put_warmup,
+)
+from rlsdk.migrate.draft import Draft, Fate, Script, here
+from rlsdk.migrate.trl_objective import put_engine, put_objective
+from rlsdk.migrate.trl_tables import DECIDED, DEFAULTS, REFUSED, SAME, TAKEN, TAKEN_SAMPLED
+
+PEER = "TRL"
+SAMPLING = ("GRPOTrainer", "RLOOTrainer")
+DTYPES = ("dtype", "torch_dtype", "bf16", "fp16")
+
+
+def draft_of(script: Script) -> Draft:
+    """The run file of a script's settings, with a row for each."""
+    draft = Draft(script=script, defaults=DEFAULTS[script.trainer])
+    _model_and_data(draft)
+    draft.take(TAKEN)
+    if script.trainer in SAMPLING:
+        _sampled(draft)
+    else:
+        _pairs_or_answers(draft)
+    _optimizer(draft)
+    _saving(draft)
+    draft.same(SAME)
+    draft.decide(DECIDED)
+    draft.refuse(REFUSED)
+    draft.done()
+    return draft
+
+
+def _model_and_data(draft: Draft) -> None:
+    model = draft.gives("trainer.model", "model_name_or_path")
+    for name in ("trainer.model", "model_name_or_path"):
+        if name in draft.script.settings:
+            value = draft.value(name)
+            known = isinstance(value, str)
+            draft.put("model.path", value if known and name == model else None, name)
+    _dtype(draft)
+    _model_kwargs(draft)
+    _data(draft, "train", ("train_dataset.path", "dataset_name"), ("train_dataset.name", "dataset_config"),
+          ("train_dataset.split", "dataset_train_split"))  # fmt: skip
+    _data(draft, "eval", ("eval_dataset.path",), ("eval_dataset.name",), ("eval_dataset.split", "dataset_test_split"))
+    for name in ("train_dataset", "eval_dataset"):
+        if name in draft.script.settings:
+            field = "data.train" if name == "train_dataset" else "data.eval"
+            draft.row(Fate.REFUSED, name, f"made by the script: write its rows with `.to_json('rows.jsonl')` and name "
+                      f"that file in {field}", stops=name == "train_dataset")  # fmt: skip
+    for name, setting in draft.script.settings.items():
+        if ": user message" in name:
+            draft.put("data.prompt_field", setting.value, name)
+        elif ": system message" in name:
+            draft.put("data.system_prompt", setting.value, name)
+        elif ": " in name and not name.startswith("data: "):
+            draft.put("data.answer_field", setting.value, name)
+    if draft.script.trainer in SAMPLING and "data.prompt_field" not in draft.fields:
+        draft.put("data.prompt_field", "prompt", note="TRL's prompts are in the column `prompt`")
+
+
+def _dtype(draft: Draft) -> None:
+    for name in DTYPES:
+        if name not in draft.script.settings:
+            continue
+        value = str(draft.value(name)).rpartition(".")[2].lower()
+        found = {
+            "bfloat16": "bfloat16",
+            "float32": "float32",
+            "auto": "auto",
+            "none": "auto",
+            "float16": "float16",
+        }.get(value)
+        if name in ("bf16", "fp16"):
+            found = {"bf16": "bfloat16", "fp16": "float16"}[name] if value == "true" else "auto"
+        if found == "float16":
+            draft.row(Fate.REFUSED, name, "no loss scaling: bfloat16 is used on a GPU", ["model.dtype"])
+        else:
+            draft.put("model.dtype", None if found == "auto" else found, name, fate=Fate.OTHERWISE,
+                      why="weights have a float32 copy in the optimizer, passes compute in this dtype")  # fmt: skip
+
+
+def _model_kwargs(draft: Draft) -> None:
+    """What the model is built with."""
+    name = "model_init_kwargs"
+    given = draft.value(name)
+    if name not in draft.script.settings:
+        return
+    kinds = {str(key): value for key, value in given.items()} if isinstance(given, dict) else {"": given}
+    if set(kinds) - {"dtype", "torch_dtype", "attn_implementation", "revision", "use_cache", "trust_remote_code"}:
+        return
+    dtype = str(kinds.get("dtype", kinds.get("torch_dtype")))
+    if dtype in ("bfloat16", "float32"):
+        draft.put("model.dtype", dtype, name, fate=Fate.OTHERWISE, why="the optimizer has a float32 copy")
+    else:
+        draft.row(Fate.DECIDED, name, "its parts come from settings of their own, or are the engine's choice")
+
+
+def _data(draft: Draft, which: str, paths: tuple[str, ...], configs: tuple[str, ...], splits: tuple[str, ...]) -> None:
+    """A data set of the hub or of files."""
+    field, options = f"data.{which}", "data.options" if which == "train" else "data.eval_options"
+    name = draft.gives(*paths)
+    config, split = draft.gives(*configs), draft.gives(*splits)
+    for other in (*paths, *configs, *splits):
+        if other in draft.script.settings and other not in (name, config, split):
+            draft.row(Fate.DECIDED, other, f"the script loads {draft.value(name) if name else 'its data'} itself")
+    source = draft.value(name) if name else None
+    if not isinstance(source, str):
+        for other in filter(None, (name, config, split)):
+            why = f"says nothing without a data set: set {field}"
+            draft.row(Fate.REFUSED if which == "train" else Fate.DECIDED, other, why, stops=other == name)
+        return
+    file = _file(draft, source, which)
+    draft.put(field, file or source, *filter(None, (name,)))
+    values = {}
+    for key, given in (("config", config), ("split", split)):
+        value = draft.value(given) if given else None
+        if given and (file or (isinstance(value, str) and "[" in value) or not isinstance(value, str)):
+            _part(draft, given, value, which, is_file=bool(file))
+        elif given:
+            values[key] = value
+    if values:
+        draft.fields[options] = values
+        for given in filter(None, (config, split)):
+            if draft.value(given) in values.values():
+                draft.row(Fate.TAKEN, given, "", [options])
+
+
+def _file(draft: Draft, source: str, which: str) -> str | None:
+    """The file in `load_dataset("json", data_files="rows.jsonl")`."""
+    name = f"{'train' if which == 'train' else 'eval'}_dataset.data_files"
+    value = draft.value(name)
+    if isinstance(value, dict):
+        value = value.get("train") or value.get("test")
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if source in ("json", "csv", "parquet") and isinstance(value, str):
+        draft.row(Fate.TAKEN, name, "", [f"data.{which}: {value!r}"])
+        return value
+    return source if source.endswith((".jsonl", ".json", ".csv", ".parquet")) else None
+
+
+def _part(draft: Draft, name: str, value: Any, which: str, *, is_file: bool) -> None:
+    if is_file:
+        draft.row(Fate.DECIDED, name, "a file has all of its rows; data.num_train_rows takes the first ones")
+    elif isinstance(value, str):
+        draft.row(Fate.REFUSED, name, "no part of a split: data.num_train_rows takes the first rows" if which == "train"
+                  else "no part of a split: data.num_eval_rows takes the first rows")  # fmt: skip
+    else:
+        draft.row(Fate.DECIDED, name, "the data set has one")
+
+
+def _devices(draft: Draft) -> int:
+    name = draft.gives("devices", "accelerate.num_processes", "torchrun.nproc_per_node")
+    total = draft.value(name) if name else 1
+    nodes = draft.gives("accelerate.num_machines", "torchrun.nnodes")
+    count = int(draft.value(nodes)) if nodes and str(draft.value(nodes)).isdigit() else 1
+    each = total if name != "accelerate.num_processes" else max(int(total) // count, 1)
+    found = put_devices(draft, count, each, *filter(None, (name, nodes)))
+    if found > 1:
+        draft.put("train.backend", SHARDED, note="shards the model over the devices")
+    return found
+
+
+def _sampled(draft: Draft) -> None:
+    draft.take(TAKEN_SAMPLED)
+    _batches(draft, _devices(draft))
+    put_objective(draft)
+    put_engine(draft)
+    rewards = [(name, one.value) for name, one in draft.script.settings.items() if name.split(".")[0] == "reward_funcs"]
+    weights = draft.value("reward_weights") or []
+    put_rewards(draft, rewards, weights)
+    if "reward_weights" in draft.script.settings:
+        draft.row(Fate.TAKEN, "reward_weights", "", ["rewards.*.weight"])
+    model = draft.gives("reward_model_name_or_path")
+    if model:
+        put_rewards(draft, [(model, draft.value(model))])
+    draft.only("top_k", (0, -1, None), "", stops=False) if draft.value("top_k") in (0, -1, None) else draft.take(
+        ["top_k"]
+    )
+    draft.only("min_p", (None, 0), "") if not draft.value("min_p") else draft.take(["min_p"])
+    draft.only("repetition_penalty", (1, 1.0, None), "tokens are sampled from the policy itself")
+
+
+def _batches(draft: Draft, devices: int) -> None:
+    """Prompts of a step, and its optimizer steps, from TRL's sizes per device."""
+    rows, accumulation = (
+        int(draft.value("per_device_train_batch_size")),
+        int(draft.value("gradient_accumulation_steps")),
+    )
+    samples, epochs = int(draft.value("num_generations")), int(draft.value("num_iterations"))
+    whole = draft.value("generation_batch_size")
+    held = draft.value("steps_per_generation") or (whole // (rows * devices) if whole else accumulation)
+    held = max(int(held), 1)
+    per_step = rows * devices * max(held, accumulation)
+    updates = max(held // accumulation, 1)
+    prompts = max(per_step // samples, 1)
+    shown = (
+        f"{rows} rows x {devices} device{'s' * (devices > 1)} x {max(held, accumulation)} passes / {samples} samples"
+    )
+    names = [name for name in ("per_device_train_batch_size", "steps_per_generation", "generation_batch_size",
+                               "gradient_accumulation_steps") if name in draft.script.settings]  # fmt: skip
+    names = names or ["per_device_train_batch_size"]
+    draft.put(
+        "trainer.prompts_per_step", prompts, *names, fate=Fate.OTHERWISE, why=f"{shown} = {prompts} prompts a step"
+    )
+    counted = f"{held} passes / {accumulation} accumulated = {updates} optimizer step{'s' * (updates > 1)} a step"
+    draft.put("trainer.updates_per_step", updates, note=counted)
+    draft.put("train.micro_batch_rows", rows, note="TRL: per_device_train_batch_size, rows in one pass of a device")
+    steps = draft.value("max_steps")
+    each = updates * epochs
+    if isinstance(steps, int | float) and steps > 0:
+        count = max(math.ceil(steps / each), 1)
+        why = f"{steps} optimizer steps / {each} a step" if each > 1 else ""
+        draft.put("trainer.steps", count, "max_steps", fate=Fate.OTHERWISE if each > 1 else Fate.TAKEN, why=why)
+        if "num_train_epochs" in draft.script.settings:
+            draft.row(Fate.DECIDED, "num_train_epochs", "max_steps counts, as in TRL")
+    else:
+        draft.put("trainer.epochs", float(draft.value("num_train_epochs")), "num_train_epochs")
+        if "max_steps" in draft.script.settings:
+            draft.row(Fate.TAKEN, "max_steps", "off: the number of epochs counts")
+
+
+def _pairs_or_answers(draft: Draft) -> None:
+    """SFT, DPO and reward models."""
+    devices = _devices(draft)
+    rows, accumulation = (
+        int(draft.value("per_device_train_batch_size")),
+        int(draft.value("gradient_accumulation_steps")),
+    )
+    field = here("batch_size", draft.script.command) or ""
+    total = rows * devices * accumulation
+    names = [
+        name for name in ("per_device_train_batch_size", "gradient_accumulation_steps") if name in draft.script.settings
+    ]
+    why = f"{rows} rows x {devices} device{'s' * (devices > 1)} x {accumulation} accumulated = {total} a step"
+    draft.put(field, total, *(names or ["per_device_train_batch_size"]), fate=Fate.OTHERWISE, why=why)
+    per_row = 1 if draft.script.command == "sft" else 2
+    draft.put("train.micro_batch_rows", rows * per_row, note="TRL: per_device_train_batch_size"
+              + ("; a pair is two rows" if per_row == 2 else ""))  # fmt: skip
+    steps, epochs = draft.value("max_steps"), draft.value("num_train_epochs")
+    if isinstance(steps, int | float) and steps > 0:
+        draft.put(here("max_steps", draft.script.command) or "", int(steps), "max_steps")
+        if "num_train_epochs" in draft.script.settings:
+            draft.row(Fate.DECIDED, "num_train_epochs", "max_steps counts, as in TRL")
+    else:
+        draft.put(here("epochs", draft.script.command) or "", float(epochs), "num_train_epochs")
+        if "max_steps" in draft.script.settings:
+            draft.row(Fate.TAKEN, "max_steps", "off: the number of epochs counts")
+    _lengths(draft)
+    if draft.script.trainer == "DPOTrainer":
+        _dpo(draft)
+    draft.take(["center_rewards_coefficient"])
+    draft.only("completion_only_loss", (True, None), "the loss is over answers only")
+    draft.only("assistant_only_loss", (True,), "the loss is over what the assistant says only")
+    draft.only("truncation_mode", ("keep_start",), "long answers are dropped or cut at their end: long_answers")
+    if "eos_token" in draft.script.settings:
+        draft.put("rollout.stop_token_ids", [str(draft.value("eos_token"))], "eos_token")
+    if draft.script.trainer == "SFTTrainer":
+        draft.only("loss_type", ("nll",), "the loss is the negative log-likelihood")
+
+
+def _lengths(draft: Draft) -> None:
+    """One limit for the whole row in TRL, two here."""
+    length = draft.value("max_length")
+    name = draft.gives("max_length", "max_seq_length") or "max_length"
+    length = draft.value(name) or length
+    why = "TRL's limit is for prompt and answer together; here each of the two has it"
+    prompt, answer = draft.value("max_prompt_length"), draft.value("max_completion_length")
+    if isinstance(length, int | float):
+        draft.put("data.max_prompt_tokens", int(prompt or length), name, fate=Fate.OTHERWISE, why=why)
+        draft.put("rollout.max_response_tokens", int(answer or length), note=f"{PEER}: {name}; {why}")
+        section = "sft" if draft.script.command == "sft" else "preferences"
+        draft.put(f"{section}.long_answers", "cut", note="as TRL, which cuts rows at max_length")
+    for given, field in (
+        ("max_prompt_length", "data.max_prompt_tokens"),
+        ("max_completion_length", "rollout.max_response_tokens"),
+    ):
+        if given in draft.script.settings:
+            draft.row(Fate.TAKEN, given, "", [field])
+
+
+def _dpo(draft: Draft) -> None:
+    draft.take(["beta", "label_smoothing"])
+    given = draft.value("loss_type")
+    kinds = [str(kind) for kind in (given if isinstance(given, list | tuple) else [given])]
+    weights = draft.value("loss_weights") or [1.0] * len(kinds)
+    main = [kind for kind in kinds if kind in ("sigmoid", "ipo", "hinge")]
+    if len(main) != 1 or set(kinds) - {*main, "sft"}:
+        draft.row(
+            Fate.REFUSED,
+            "loss_type",
+            "expected sigmoid, ipo or hinge, with sft beside it: preferences.loss",
+            stops=False,
+        )
+        return
+    draft.put("preferences.loss", main[0], "loss_type")
+    if "sft" in kinds:
+        ratio = float(weights[kinds.index("sft")]) / float(weights[kinds.index(main[0])])
+        draft.put("preferences.sft_coef", ratio, "loss_weights", fate=Fate.OTHERWISE, why="relative to the first loss")
+    draft.take(["rpo_alpha"])
+    draft.only("f_divergence_type", ("reverse_kl",), "the divergence is the reverse KL")
+
+
+def _optimizer(draft: Draft) -> None:
+    put_schedule(draft, "lr_scheduler_type")
+    kwargs = draft.value("lr_scheduler_kwargs")
+    if "lr_scheduler_kwargs" in draft.script.settings:
+        least = (
+            (kwargs or {}).get("min_lr_rate", (kwargs or {}).get("min_lr_ratio")) if isinstance(kwargs, dict) else None
+        )
+        if isinstance(least, int | float) and draft.script.command != "sft":
+            draft.put("train.optim.min_lr_ratio", float(least), "lr_scheduler_kwargs")
+        else:
+            draft.row(Fate.REFUSED, "lr_scheduler_kwargs", "only min_lr_rate: train.optim.min_lr_ratio")
+    warm, ratio = draft.value("warmup_steps"), draft.value("warmup_ratio")
+    if ratio and not warm:
+        put_warmup(draft, None, "warmup_ratio", share=float(ratio))
+    elif isinstance(warm, int | float) and 0 < warm < 1:
+        put_warmup(draft, None, "warmup_steps", share=float(warm))
+    else:
+        put_warmup(draft, int(warm or 0), *[name for name in ("warmup_steps", "warmup_ratio") if draft.gives(name)])
+    norm = draft.gives("max_grad_norm")
+    if norm:
+        value = draft.value(norm)
+        draft.put("train.optim.max_grad_norm", float(value) if value else None, norm)
+    betas = [float(draft.value("adam_beta1", 0.9)), float(draft.value("adam_beta2", 0.999))]
+    if draft.gives("adam_beta1", "adam_beta2"):
+        draft.put("train.optim.betas", betas, "adam_beta1", "adam_beta2")
+    draft.only("optim", ("adamw_torch", "adamw_torch_fused", "adamw_hf"), "the optimizer is AdamW with float32 state")
+    draft.put("trainer.seed", int(draft.value("seed")), "seed")
+
+
+def _saving(draft: Draft) -> None:
+    each = draft.fields.get("trainer.updates_per_step", 1) * draft.fields.get("trainer.epochs_per_step", 1)
+    field = here("save_steps", draft.script.command) or ""
+    strategy, every = draft.value("save_strategy"), draft.value("save_steps")
+    names = [name for name in ("save_strategy", "save_steps") if name in draft.script.settings]
+    steps = counted_in_steps(every, each)
+    if strategy == "no":
+        draft.fields[field] = None
+        draft.notes[field] = "TRL: save_strategy no; the last step is always saved"
+        for name in names:
+            draft.row(Fate.TAKEN, name, "", [field])
+    elif strategy == "epoch" or steps is None:
+        for name in names:
+            draft.row(Fate.REFUSED, name, f"checkpoints are counted in steps: set {field}")
+    else:
+        why = f"{every} optimizer steps / {each} a step" if each > 1 else ""
+        draft.put(field, steps, *(names or ["save_steps"]), fate=Fate.OTHERWISE if why else Fate.TAKEN, why=why)
+    draft.take(["save_total_limit", "output_dir"])
+    _evaluation(draft, each)
+    if draft.gives("report_to"):
+        put_trackers(draft, "report_to")
+
+
+def _evaluation(draft: Draft, each: int) -> None:
+    strategy, every = draft.value("eval_strategy"), draft.value("eval_steps")
+    names = [name for name in ("eval_strategy", "evaluation_strategy", "eval_steps") if name in draft.script.settings]
+    strategy = draft.value("evaluation_strategy") or strategy
+    steps = counted_in_steps(every, each)
+    if strategy == "no" or (strategy == "steps" and steps is None and every is None):
+        draft.fields["eval.every_steps"] = None if strategy == "no" else draft.fields.get("eval.every_steps")
+        draft.notes["eval.every_steps"] = "TRL: eval_strategy no" if strategy == "no" else "TRL: as often as it logs"
+        if strategy != "no":
+            del draft.fields["eval.every_steps"]
+        for name in names:
+            draft.row(Fate.TAKEN if strategy == "no" else Fate.DECIDED, name, "", ["eval.every_steps"])
+    elif strategy == "steps" and steps is not None:
+        why = f"{every} optimizer steps / {each} a step" if each > 1 else ""
+        draft.put("eval.every_steps", steps, *names, fate=Fate.OTHERWISE if why else Fate.TAKEN, why=why)
+    else:
+        for name in names:
+            draft.row(Fate.REFUSED, name, "evaluations are counted in steps: set eval.every_steps")
+    if "eval_on_start" in draft.script.settings and draft.fields.get("eval.every_steps", 1) is None:
+        draft.fields.pop("eval.at_start", None)

@@ -1,0 +1,352 @@
+"""verl: its overrides and YAML files as fields of a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rlsdk.interfaces import BackendKind
+from rlsdk.migrate.common import (
+    SHARDED,
+    check_group,
+    counted_in_steps,
+    put_devices,
+    put_rewards,
+    put_schedule,
+    put_trackers,
+)
+from rlsdk.migrate.draft import Draft, Fate, Script
+from rlsdk.migrate.verl_objective import put_kl, put_objective, put_optimizer, put_warmup_of
+from rlsdk.migrate.verl_tables import (
+    DECIDED,
+    DEFAULTS,
+    REFUSED,
+    SAME,
+    TAKEN,
+    A,
+    R,
+)
+from rlsdk.registry import FIRST_PARTY
+
+PEER = "verl"
+
+
+def draft_of(script: Script) -> Draft:
+    """The run file of a command's settings, with a row for each."""
+    draft = Draft(script=script, defaults=DEFAULTS[script.command])
+    if script.command == "sft":
+        _answers(draft)
+    else:
+        _sampled(draft)
+    _saving(draft)
+    _as_the_policy(draft)
+    draft.same(SAME)
+    draft.decide({**DECIDED, "torchrun.*": "the run starts its own processes"})
+    draft.refuse(REFUSED)
+    draft.done()
+    return draft
+
+
+AS_POLICY: Mapping[str, str] = {
+    "actor_rollout_ref.ref.log_prob_use_dynamic_bsz": f"{A}.use_dynamic_bsz",
+    f"{R}.log_prob_use_dynamic_bsz": f"{A}.use_dynamic_bsz",
+    "critic.use_dynamic_bsz": f"{A}.use_dynamic_bsz",
+    **{
+        f"{role}.{end}": f"{A}.{theirs}"
+        for role, end in (("actor_rollout_ref.ref", "log_prob"), (R, "log_prob"), ("critic", "ppo"))
+        for end, theirs in (
+            (f"{end}_micro_batch_size_per_gpu", "ppo_micro_batch_size_per_gpu"),
+            (f"{end}_micro_batch_size", "ppo_micro_batch_size"),
+            (f"{end}_max_token_len_per_gpu", "ppo_max_token_len_per_gpu"),
+        )
+    },
+}
+"""Settings of another role -> the policy's setting that counts for it here."""
+
+
+def _as_the_policy(draft: Draft) -> None:
+    """Settings of other models that have the policy's value, which they have here by default."""
+    for name in draft.script.settings:
+        known = AS_POLICY.get(name)
+        for role in ("actor_rollout_ref.ref.", "critic."):
+            known = known or (f"{A}.{name.removeprefix(role)}" if name.startswith(role) else None)
+        theirs = draft.script.settings.get(known or "")
+        is_new = name not in {row.name for row in draft.rows}
+        if theirs is not None and theirs.value == draft.script.settings[name].value and is_new:
+            draft.row(Fate.TAKEN, name, "as the policy's, by default")
+
+
+def _data(draft: Draft) -> None:
+    for name, field in (("data.train_files", "data.train"), ("data.val_files", "data.eval")):
+        value = draft.value(name)
+        files = value if isinstance(value, list) else [value]
+        if name not in draft.script.settings or value is None:
+            continue
+        if len(files) == 1:
+            draft.put(field, str(files[0]), name)
+        elif field == "data.train":
+            draft.put("data.mixture", [{"source": str(file)} for file in files], name, fate=Fate.OTHERWISE,
+                      why="sources are drawn from evenly: data.mixture.*.weight")  # fmt: skip
+        else:
+            draft.row(Fate.REFUSED, name, "several files are sets of their own: eval.sets.NAME.data")
+    for name, field in (
+        ("data.train_max_samples", "data.num_train_rows"),
+        ("data.val_max_samples", "data.num_eval_rows"),
+    ):
+        if name in draft.script.settings:
+            count = draft.value(name)
+            draft.put(field, int(count) if isinstance(count, int) and count > 0 else None, name)
+    for name in ("data.shuffle",):
+        if name in draft.script.settings:
+            draft.put(name, bool(draft.value(name)), name)
+    for name in ("data.seed", "trainer.seed"):
+        if name in draft.script.settings and isinstance(draft.value(name), int):
+            draft.put("trainer.seed", int(draft.value(name)), name)
+
+
+def _sampled(draft: Draft) -> None:
+    draft.put("model.path", draft.value("actor_rollout_ref.model.path"), "actor_rollout_ref.model.path")
+    _data(draft)
+    draft.take(TAKEN)
+    top_k = f"{R}.top_k"
+    draft.only(top_k, (-1, 0), "") if draft.value(top_k) in (-1, 0, None) else draft.take([top_k])
+    _batches(draft)
+    _engines(draft)
+    put_objective(draft)
+    _steps(draft, "trainer")
+    put_optimizer(draft)
+    put_kl(draft)
+    _rewards(draft)
+    check_group(draft, f"{R}.n")
+    _evaluation(draft)
+
+
+def _batches(draft: Draft) -> None:
+    prompts, mini = int(draft.value("data.train_batch_size")), int(draft.value(f"{A}.ppo_mini_batch_size"))
+    draft.put("trainer.prompts_per_step", prompts, "data.train_batch_size")
+    updates = max(prompts // mini, 1)
+    why = f"{prompts} prompts / {mini} prompts in a mini-batch = {updates} optimizer step{'s' * (updates > 1)} a step"
+    draft.put("trainer.updates_per_step", updates, f"{A}.ppo_mini_batch_size", fate=Fate.OTHERWISE, why=why)
+    rows, old = f"{A}.ppo_micro_batch_size_per_gpu", f"{A}.ppo_micro_batch_size"
+    dynamic, tokens = draft.value(f"{A}.use_dynamic_bsz"), f"{A}.ppo_max_token_len_per_gpu"
+    if dynamic or not draft.gives(rows, old):
+        draft.put("train.micro_batch_tokens", int(draft.value(tokens)), tokens)
+        for name in (rows, old):
+            if name in draft.script.settings:
+                draft.row(Fate.DECIDED, name, "has no effect with use_dynamic_bsz")
+    else:
+        name = draft.gives(rows, old) or rows
+        size = int(draft.value(name) or 1)
+        total = int(draft.value("trainer.n_gpus_per_node")) if name == old else 1
+        draft.put("train.micro_batch_rows", max(size // total, 1), name)
+        if tokens in draft.script.settings:
+            draft.row(Fate.DECIDED, tokens, "has no effect without use_dynamic_bsz")
+    if f"{A}.use_dynamic_bsz" in draft.script.settings:
+        field = "train.micro_batch_tokens" if dynamic else "train.micro_batch_rows"
+        draft.row(Fate.TAKEN, f"{A}.use_dynamic_bsz", "", [field])
+
+
+def _steps(draft: Draft, section: str) -> None:
+    steps = draft.value("trainer.total_training_steps")
+    if isinstance(steps, int) and steps > 0:
+        draft.put(f"{section}.steps", steps, "trainer.total_training_steps")
+        if "trainer.total_epochs" in draft.script.settings:
+            draft.row(Fate.DECIDED, "trainer.total_epochs", "total_training_steps counts, as in verl")
+    else:
+        draft.put(f"{section}.epochs", float(draft.value("trainer.total_epochs")), "trainer.total_epochs")
+
+
+def _engines(draft: Draft) -> None:
+    """Devices, the train backend with its parallel sizes, and the rollout backend with its share of memory."""
+    put_devices(draft, draft.value("trainer.nnodes"), draft.value("trainer.n_gpus_per_node"),
+                "trainer.n_gpus_per_node", "trainer.nnodes")  # fmt: skip
+    known = FIRST_PARTY[BackendKind.TRAIN]
+    given = str(draft.value(f"{A}.strategy") or draft.value("--config-name") or "")
+    uses = next((name for name in known if name in given), None)
+    sizes = {name: theirs for name in known if (theirs := _parallel(draft, name))}
+    backend = uses or next(iter(sizes), SHARDED)
+    if f"{A}.strategy" in draft.script.settings or not sizes:
+        draft.put("train.backend", backend, f"{A}.strategy")
+    else:
+        draft.put("train.backend", backend, note=f"verl: {A}.{backend}.*")
+    for setting, option in sizes.get(backend, {}).items():
+        value = draft.value(setting)
+        draft.put(f"train.{backend}.{option}", int(value) if value else None, setting)
+    if (
+        "tensor_parallel" in sizes.get(backend, {}).values()
+        and draft.fields.get(f"train.{backend}.tensor_parallel", 1) > 1
+    ):
+        draft.put(f"train.{backend}.sequence_parallel", True, note="as verl, with tensor parallelism")
+    engine = str(draft.value(f"{R}.name") or "")
+    if engine in FIRST_PARTY[BackendKind.ROLLOUT]:
+        draft.put("rollout.backend", engine, f"{R}.name")
+        _engine_arguments(draft, engine)
+        option = next((path for path in MEMORY_SHARES if path.startswith(f"rollout.{engine}.")), None)
+        if option and draft.gives(f"{R}.gpu_memory_utilization"):
+            draft.put(option, float(draft.value(f"{R}.gpu_memory_utilization")), f"{R}.gpu_memory_utilization")
+    elif f"{R}.name" in draft.script.settings:
+        draft.row(Fate.REFUSED, f"{R}.name", "no engine of this name: `rlsdk plugins list`")
+
+
+MEMORY_SHARES = ("rollout.vllm.gpu_memory_utilization", "rollout.sglang.memory_share")
+"""Options of rollout engines for their share of a GPU's memory."""
+PARALLEL: Mapping[str, str] = {
+    "tensor_model_parallel_size": "tensor_parallel",
+    "pipeline_model_parallel_size": "pipeline_parallel",
+    "virtual_pipeline_model_parallel_size": "virtual_stages",
+    "context_parallel_size": "context_parallel",
+    "expert_model_parallel_size": "expert_parallel",
+}
+
+
+def _engine_arguments(draft: Draft, engine: str) -> None:
+    """Arguments that go to the engine's constructor unchanged."""
+    prefix = f"{R}.engine_kwargs.{engine}."
+    names = [
+        name
+        for name in draft.script.settings
+        if name.startswith(prefix) and "." not in name.removeprefix(prefix) and draft.value(name) is not None
+    ]
+    if names:
+        draft.put("rollout.engine_kwargs", {name.removeprefix(prefix): draft.value(name) for name in names}, *names)
+
+
+def _parallel(draft: Draft, backend: str) -> Mapping[str, str]:
+    """Settings of a backend's parallel sizes -> its options."""
+    return {
+        f"{A}.{backend}.{theirs}": ours for theirs, ours in PARALLEL.items() if draft.gives(f"{A}.{backend}.{theirs}")
+    }
+
+
+def _rewards(draft: Draft) -> None:
+    path, name = "custom_reward_function.path", "custom_reward_function.name"
+    model = "reward_model.model.path"
+    rewards: list[tuple[str, Any]] = []
+    if draft.value(path):
+        function = draft.value(name, "compute_score")
+        rewards.append((path, f"{draft.value(path)}:{function}"))
+        if name in draft.script.settings:
+            draft.row(Fate.TAKEN, name, "", ["rewards.0"])
+    elif not draft.value("reward_model.enable"):
+        files = f"{draft.value('data.train_files')}".lower()
+        known = next((grader for grader in ("gsm8k", "math") if grader in files), None)
+        if known:
+            draft.put("rewards", [{"name": known}], "data.train_files", fate=Fate.OTHERWISE,
+                      why="verl chooses a grader by each row's data_source")  # fmt: skip
+        else:
+            draft.row(Fate.REFUSED, "data.train_files", "verl chooses a grader by each row's data_source: name one in "
+                      "rewards (gsm8k, math, code, file.py:fn)", stops=True)  # fmt: skip
+    if model in draft.script.settings:
+        rewards.append((model, draft.value(model)))
+    put_rewards(draft, rewards)
+    buffer = "reward_model.reward_kwargs.overlong_buffer_cfg."
+    if draft.value(f"{buffer}enable"):
+        draft.put("algorithm.lengths.soft_tokens", int(draft.value(f"{buffer}len") or 1), f"{buffer}len")
+        draft.put(
+            "algorithm.lengths.soft_factor",
+            float(draft.value(f"{buffer}penalty_factor", 1.0)),
+            f"{buffer}penalty_factor",
+        )
+        draft.row(Fate.TAKEN, f"{buffer}enable", "", ["algorithm.lengths.soft_tokens"])
+    for end in ("enable", "len", "penalty_factor"):
+        if f"{buffer}{end}" in draft.script.settings and not draft.value(f"{buffer}enable"):
+            draft.row(Fate.TAKEN, f"{buffer}{end}", "off: no overlong punishment")
+    filtering = "algorithm.filter_groups."
+    for end, field in (("enable", "enabled"), ("max_num_gen_batches", "max_groups"), ("metric", "")):
+        full = f"{filtering}{end}"
+        if full in draft.script.settings:
+            value = draft.value(full)
+            is_on = bool(draft.value(f"{filtering}enable"))
+            if not field or not is_on:
+                draft.row(Fate.TAKEN if not is_on else Fate.DECIDED, full, "groups are judged by the whole score")
+            else:
+                draft.put(
+                    f"algorithm.dynamic_sampling.{field}", value if field == "enabled" else max(float(value), 1.0), full
+                )
+
+
+def _evaluation(draft: Draft) -> None:
+    prefix = f"{R}.val_kwargs."
+    samples, is_sampled = draft.value(f"{prefix}n", 1), draft.value(f"{prefix}do_sample")
+    temperature = draft.value(f"{prefix}temperature")
+    if _is_off(draft.value("trainer.test_freq")):
+        for name in (f"{prefix}{end}" for end in ("n", "do_sample", "temperature", "top_p", "top_k")):
+            if name in draft.script.settings:
+                draft.row(Fate.TAKEN, name, "has no effect: nothing is evaluated")
+        return
+    for end in ("n", "do_sample", "temperature"):
+        if f"{prefix}{end}" in draft.script.settings:
+            draft.row(Fate.TAKEN, f"{prefix}{end}", "", ["eval.samples_per_prompt", "eval.temperature", "eval.greedy"])
+    sampled = bool(is_sampled) and temperature != 0
+    draft.put(
+        "eval.samples_per_prompt", int(samples) if sampled else 0, note="verl: rollout.val_kwargs n and do_sample"
+    )
+    draft.put("eval.greedy", not sampled, note="verl: rollout.val_kwargs do_sample")
+    if sampled and temperature:
+        draft.put("eval.temperature", float(temperature), note="verl: rollout.val_kwargs.temperature")
+    for end in ("top_p", "top_k"):
+        draft.only(f"{prefix}{end}", (1, 1.0, -1, 0), f"eval.sets.NAME.{end}")
+
+
+def _is_off(value: Any) -> bool:
+    return not isinstance(value, int) or isinstance(value, bool) or value <= 0
+
+
+def _saving(draft: Draft) -> None:
+    section = "sft" if draft.script.command == "sft" else "trainer"
+    for name, field in (
+        ("trainer.save_freq", f"{section}.save_every_steps"),
+        ("trainer.test_freq", "eval.every_steps"),
+    ):
+        value = draft.value(name)
+        if _is_off(value):
+            draft.fields[field] = None
+            draft.notes[field] = f"verl: {name} off" + ("; the last step is always saved" if "save" in name else "")
+            if name in draft.script.settings:
+                draft.row(Fate.TAKEN, name, "", [field])
+        else:
+            draft.put(field, counted_in_steps(value, 1), name)
+    if draft.fields.get("eval.every_steps", 1) is None:
+        draft.fields.pop("eval.at_start", None)
+    name = "trainer.experiment_name"
+    if name in draft.script.settings:
+        text = str(draft.script.settings[name].value)
+        is_name = re.fullmatch(r"[\w.-]+", text) is not None
+        draft.put("trainer.run_name", text if is_name else None, name)
+    if "trainer.logger" in draft.script.settings:
+        put_trackers(draft, "trainer.logger")
+
+
+def _answers(draft: Draft) -> None:
+    """Supervised training."""
+    draft.put("model.path", draft.value("model.partial_pretrain") or draft.value("model.path"),
+              *[name for name in ("model.partial_pretrain", "model.path") if draft.gives(name)])  # fmt: skip
+    _data(draft)
+    for name, field in (("data.prompt_key", "data.prompt_field"), ("data.response_key", "data.answer_field"),
+                        ("model.enable_gradient_checkpointing", "train.activation_checkpointing"),
+                        ("model.trust_remote_code", "model.trust_remote_code"), ("optim.lr", "sft.lr"),
+                        ("optim.weight_decay", "train.optim.weight_decay"), ("optim.betas", "train.optim.betas"),
+                        ("optim.clip_grad", "train.optim.max_grad_norm"),
+                        ("trainer.default_local_dir", "trainer.run_dir"),
+                        ("data.train_batch_size", "sft.rows_per_step"),
+                        ("data.micro_batch_size_per_gpu", "train.micro_batch_rows"),
+                        ("data.micro_batch_size", "train.micro_batch_rows")):  # fmt: skip
+        if draft.value(name) is not None:
+            draft.put(field, draft.value(name), name)
+    length = int(draft.value("data.max_length"))
+    why = "verl's limit is for prompt and answer together; here each of the two has it"
+    draft.put("data.max_prompt_tokens", length, "data.max_length", fate=Fate.OTHERWISE, why=why)
+    draft.put("rollout.max_response_tokens", length, note=f"verl: data.max_length; {why}")
+    _steps(draft, "sft")
+    for name in ("optim.lr_scheduler",):
+        if name in draft.script.settings:
+            put_schedule(draft, name)
+    put_warmup_of(draft, "optim", "sft")
+    each = draft.gives("torchrun.nproc_per_node")
+    devices = draft.value(each) if each else draft.value("trainer.n_gpus_per_node")
+    nodes = draft.gives("torchrun.nnodes", "trainer.nnodes")
+    put_devices(draft, draft.value(nodes) if nodes else 1, devices, each or "trainer.n_gpus_per_node",
+                *([nodes] if nodes else []))  # fmt: skip
+    draft.put("train.backend", SHARDED, *(["model.strategy"] if draft.gives("model.strategy") else []),
+              note="shards the model over the devices")  # fmt: skip

@@ -1,0 +1,37 @@
+# Flags of today, behind `ray job submit`.
+ray job submit --address="http://127.0.0.1:8265" \
+   --runtime-env-json='{"working_dir": "/work"}' \
+   -- python3 -m openrlhf.cli.train_ppo_ray \
+   --actor.num_nodes 1 \
+   --actor.num_gpus_per_node 1 \
+   --train.colocate_all \
+   --actor.model_name_or_path model \
+   --reward.model_name_or_path reward \
+   --rollout.batch_size 128 \
+   --rollout.n_samples_per_prompt 8 \
+   --train.batch_size 256 \
+   --train.micro_batch_size 2 \
+   --train.num_episodes 2 \
+   --data.max_len 2048 \
+   --rollout.max_new_tokens 1024 \
+   --data.prompt_dataset rows.jsonl \
+   --data.input_key question \
+   --data.label_key answer \
+   --data.apply_chat_template \
+   --algo.advantage.estimator group_norm \
+   --algo.kl.init_coef 1e-3 \
+   --algo.kl.use_loss \
+   --algo.kl.estimator k3 \
+   --actor.eps_clip_low_high 0.2 0.27 \
+   --actor.adam.lr 5e-7 \
+   --actor.lr_warmup_ratio 0.03 \
+   --actor.gradient_checkpointing_enable \
+   --ds.zero_stage 3 \
+   --ds.param_dtype bf16 \
+   --ds.packing_samples \
+   --ds.lora.rank 8 \
+   --ckpt.output_dir out/grpo \
+   --ckpt.save_steps 20 \
+   --eval.steps -1 \
+   --logger.wandb.key "$WANDB_KEY" \
+   --a_setting_of_tomorrow 3
