@@ -95,9 +95,7 @@ DECIDED: Mapping[str, str] = {
     **dict.fromkeys(
         ("dataset_kwargs", "shuffle_dataset", "group_by_length", "pad_token", "pad_to_multiple_of"), _LOADING
     ),
-    **dict.fromkeys(
-        ("deepspeed", "fsdp", "fsdp_config", "ddp_*", "accelerator_config", "ds3_gather_for_generation"), _SHARDS
-    ),
+    **dict.fromkeys(("deepspeed", "fsdp*", "ddp_*", "accelerator_config", "ds3_gather_for_generation"), _SHARDS),
     **dict.fromkeys(("parallelism_config", "accelerate.*", "torchrun.*", "average_tokens_across_devices"), _SHARDS),
     **dict.fromkeys(("attn_implementation", "use_liger_kernel", "tf32", "torch_compile*", "trainer.attn*"), _KERNELS),
     **dict.fromkeys(("use_cache", "cache_implementation", "use_transformers_*", "vllm_model_impl"), _KERNELS),

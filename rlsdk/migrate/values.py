@@ -21,6 +21,8 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
+DTYPES_OF = frozenset({"torch", "np", "jnp"})
+"""Modules whose attributes are dtypes."""
 _CASTS: Mapping[str, Callable[[Any], Any]] = {"int": int, "float": float, "str": str, "bool": bool}
 
 
@@ -87,7 +89,7 @@ def _named(name: str, names: Mapping[str, Any]) -> Any:
 
 def _attribute(node: ast.Attribute, names: Mapping[str, Any]) -> Any:
     owner = node.value.id if isinstance(node.value, ast.Name) else ""
-    if owner == "torch":
+    if owner in DTYPES_OF:
         return node.attr  # torch.bfloat16
     found = names.get(f"{owner}.{node.attr}", names.get(f".{node.attr}", Unknown(node.attr)))
     if isinstance(found, Unknown):

@@ -216,7 +216,7 @@ NOT_FIELDS: Mapping[str, str] = {
     "micro_rollout_batch_size": "`rollout.max_running_samples` is what one replica decodes at once",
     **dict.fromkeys(("peft_config", "use_peft", "use_lora", "lora", "lora_rank", "lora_r", "lora_alpha"), _LORA),
     **dict.fromkeys(("load_in_4bit", "load_in_8bit", "lora_target_modules", "lora_dropout", "target_modules"), _LORA),
-    **dict.fromkeys(("zero_stage", "deepspeed", "fsdp", "fsdp_config", "adam_offload", "accelerate_config"), _ENGINE),
+    **dict.fromkeys(("zero_stage", "deepspeed", "fsdp_config", "adam_offload", "accelerate_config"), _ENGINE),
     **dict.fromkeys(("ds.zero_stage", "ds.adam_offload"), _ENGINE),
     **dict.fromkeys(("logging_steps", "log_completions", "logging_first_step", "logging_strategy"), _LOGS),
     **dict.fromkeys(
@@ -234,8 +234,10 @@ NOT_FIELDS: Mapping[str, str] = {
     **dict.fromkeys(
         ("attn_implementation", "flash_attn", "attn_impl"), "the engine chooses its attention kernels; see its options"
     ),
-    "gpu_memory_utilization": "an engine's own option: `--rollout.vllm.gpu_memory_utilization 0.6`",
-    "vllm_gpu_memory_utilization": "an engine's own option: `--rollout.vllm.gpu_memory_utilization 0.6`",
+    **dict.fromkeys(
+        ("gpu_memory_utilization", "vllm_gpu_memory_utilization"),
+        "an engine's own option, `rollout.vllm.gpu_memory_utilization`: `rlsdk plugins info vllm`",
+    ),
     **dict.fromkeys(
         ("num_engines", "vllm_num_engines", "vllm.num_engines"),
         "replicas are the devices of the rollout divided by `rollout.tp_size`; see `rlsdk plan`",
