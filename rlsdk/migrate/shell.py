@@ -36,7 +36,7 @@ class Shell:
 
 def read_shell(text: str, environment: Mapping[str, str] | None = None) -> Shell:
     """Reads a script's commands in order. Both branches of an `if` are read; of two assignments, the last counts."""
-    shell = Shell(variables=dict(environment or {}))
+    shell = Shell(variables={"HOME": "~", **(environment or {})})
     for line in _lines(text, shell):
         _take(line, shell)
     return shell

@@ -81,7 +81,10 @@ def _data(draft: Draft) -> None:
     for name, field in (("data.train_files", "data.train"), ("data.val_files", "data.eval")):
         value = draft.value(name)
         files = value if isinstance(value, list) else [value]
-        if name not in draft.script.settings or value is None:
+        if name not in draft.script.settings:
+            continue
+        if value is None:
+            draft.row(Fate.TAKEN, name, "", [field], stops=field == "data.train")
             continue
         if len(files) == 1:
             draft.put(field, str(files[0]), name)
