@@ -36,7 +36,7 @@ def init(
     run(file, given, force=force)
 
 
-@app.command(help="Turn a script, command or recipe of TRL, verl or OpenRLHF into a run file; nothing is run.")
+@app.command(help="Turn a script of TRL, verl or OpenRLHF into a run file.")
 def migrate(
     script: Annotated[Path, typer.Argument(metavar="FILE", help="train.py, run.sh or config.yaml.")],
     to: Annotated[Path, typer.Option(metavar="FILE", help="Run file to write.")] = Path("run.yaml"),
