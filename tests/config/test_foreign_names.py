@@ -34,7 +34,7 @@ COMMON = (
 
 def problems_of(name: str, registry: Registry) -> str:
     loaded = read_config((), [f"--{name}", "1"], registry, reader=READERS["train"])
-    return " ".join(problem.message for problem in loaded.problems if problem.path.startswith(name.partition(".")[0]))
+    return " ".join(problem.text for problem in loaded.problems if problem.path.startswith(name.partition(".")[0]))
 
 
 @pytest.mark.parametrize("name", COMMON)

@@ -341,9 +341,7 @@ def _as_written(problem: Problem, tree: Tree, backends: Sequence[_Backend], read
         elsewhere = tuple(meant_by(path, reads))
         instead = "" if elsewhere and key not in NOT_FIELDS else answer(path)
         if instead:
-            return replace(
-                problem, path=path, expected="", suggestions=(), hint=instead, origin=_of_recipe(origin)
-            )
+            return replace(problem, path=path, expected="", suggestions=(), hint=instead, origin=_of_recipe(origin))
         # A field of this very name in another section is likelier than a similar one here.
         if elsewhere and (known_elsewhere(path) or not problem.suggestions or elsewhere[0].endswith(f".{key}")):
             problem = replace(problem, expected="", suggestions=elsewhere)
