@@ -185,9 +185,9 @@ def _engines(draft: Draft) -> None:
     if engine in FIRST_PARTY[BackendKind.ROLLOUT]:
         draft.put("rollout.backend", engine, f"{R}.name")
         _engine_arguments(draft, engine)
-        option = next((path for path in MEMORY_SHARES if path.startswith(f"rollout.{engine}.")), None)
-        if option and draft.gives(f"{R}.gpu_memory_utilization"):
-            draft.put(option, float(draft.value(f"{R}.gpu_memory_utilization")), f"{R}.gpu_memory_utilization")
+        share = next((path for path in MEMORY_SHARES if path.startswith(f"rollout.{engine}.")), None)
+        if share and draft.gives(f"{R}.gpu_memory_utilization"):
+            draft.put(share, float(draft.value(f"{R}.gpu_memory_utilization")), f"{R}.gpu_memory_utilization")
     elif f"{R}.name" in draft.script.settings:
         draft.row(Fate.REFUSED, f"{R}.name", "no engine of this name: `rlsdk plugins list`")
 
