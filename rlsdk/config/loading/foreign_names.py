@@ -206,7 +206,7 @@ a command shows the first that it reads. The paths of one entry mean the same in
 
 _LORA = "adapters are not supported: all weights are trained, with a learning rate for that; see docs/coming_from.md"
 _WHOLE = "batches are whole: `trainer.prompts_per_step` (sft: `sft.rows_per_step`) is split over the devices by itself"
-_ENGINE = "the train engine does this itself: `--train.backend fsdp` shards; see `rlsdk plugins info fsdp`"
+_ENGINE = "the train engine does this itself, with options of its own: `rlsdk plugins list`, `rlsdk plugins info NAME`"
 _LOGS = "every step is logged, into the run's folder; see `tracking` in docs/metrics.md"
 _PLAN = "`rlsdk plan` with the same arguments shows the run without starting it"
 NOT_FIELDS: Mapping[str, str] = {
@@ -220,7 +220,7 @@ NOT_FIELDS: Mapping[str, str] = {
     **dict.fromkeys(("ds.zero_stage", "ds.adam_offload"), _ENGINE),
     **dict.fromkeys(("logging_steps", "log_completions", "logging_first_step", "logging_strategy"), _LOGS),
     **dict.fromkeys(
-        ("bf16", "fp16", "torch_dtype", "param_dtype"), "`--model.dtype bfloat16`; on a GPU it is the default"
+        ("bf16", "fp16", "torch_dtype", "param_dtype"), "`model.dtype`: bfloat16; on a GPU it is the default"
     ),
     **dict.fromkeys(("dry_run", "dry-run"), _PLAN),
     **dict.fromkeys(("push_to_hub", "hub_model_id"), "afterwards: `rlsdk push RUN org/name`"),
@@ -244,10 +244,9 @@ NOT_FIELDS: Mapping[str, str] = {
     ),
     "max_length": "prompt and answer have a limit each: `data.max_prompt_tokens` and `rollout.max_response_tokens`",
     "max_len": "prompt and answer have a limit each: `data.max_prompt_tokens` and `rollout.max_response_tokens`",
-    "optim": "the optimizer is AdamW with float32 state; its settings are `train.optim.*`",
     "repetition_penalty": "tokens are sampled from the policy itself, so that its log-probs are those of training",
     "sync_ref_model": "the reference stays the model at the start; `ref.path` names another",
-    "seed_everything": "`--trainer.seed`",
+    "seed_everything": "`trainer.seed`",
     "actor_rollout_ref": "`rlsdk migrate run.sh` turns a command of verl into a run file",
     "actor": "the trained model is `model`, its engine `train`, its sampling `rollout`",
 }
