@@ -215,10 +215,15 @@ def test_without_a_parent_that_can_be_told_everything_runs(
 def test_inputs_are_all_that_a_suite_can_import() -> None:
     """What they need of each other is held by the table of rooms."""
     named = {path.split("/")[1].removesuffix(".py") for path in (*suites.SHARED, *suites.BUILTIN) if "rlsdk/" in path}
-    assert {*ROOMS["testing"], *ROOMS["reference"], "testing", "reference"} - {"config"} <= named
+    of_runs = {"cluster", "trainer"}
+    assert {*ROOMS["testing"], *ROOMS["reference"], "testing", "reference"} - {"config"} - of_runs <= named
+    sources = {file: file.read_text() for file in (ROOT / "rlsdk" / "testing").rglob("*.py")}
+    reading = {file.parent.name for file, text in sources.items() if any(f"rlsdk.{room}" in text for room in of_runs)}
+    assert reading == {"roles"}, "no suite imports it: it is for tests of runs"
+    assert not [file for file, text in sources.items() if "rlsdk.testing.roles" in text and file.parent.name != "roles"]
     top = {path.stem for path in (ROOT / "rlsdk").glob("*.py")} - {"__main__"}
     assert top <= named
-    used = [file for file in (ROOT / "rlsdk" / "testing").rglob("*.py") if "rlsdk.config" in file.read_text()]
+    used = [file for file, text in sources.items() if "rlsdk.config" in text and file.parent.name != "roles"]
     assert [file.name for file in used] == ["suite.py"], "the requirement of options is basic: it always runs"
     for paths in (suites.SHARED, *suites.INPUTS.values(), *suites.UNREPORTED.values(), zoo.WATCHED):
         assert [path for path in paths if not (ROOT / path).exists()] == []
