@@ -20,7 +20,7 @@ PROBLEMS = "rlsdk_problems"
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with one field, as data. `str` is its line of an error, for whoever reads that: commands are flags,
+    """What is wrong with one field, as data. `str` is its line of an error, spelled for its reader: commands are flags,
     or keywords of a call."""
 
     path: str

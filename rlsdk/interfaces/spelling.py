@@ -1,4 +1,4 @@
-"""How messages spell settings and data: as whoever started the run would write them.
+"""How messages spell settings and data: as the user who started the run writes them.
 
 A check does not know who reads its message: somebody at a command line, or the author of a call of `rlsdk.train`. It
 names a `Setting` or the row of a file, and these become text when the message is made: `--trainer.steps 200` and

@@ -56,7 +56,7 @@ def draft_of(script: Script) -> Draft:
 
 
 def script_of(text: str, source: str) -> Script:
-    """The settings of a text, whoever it is for.
+    """The settings of a text, of any of the trainers.
 
     Raises:
         ConfigError: it is of none of the trainers that are known.

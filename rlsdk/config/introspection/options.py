@@ -45,9 +45,7 @@ def build_options(options: type[Any], raw: Mapping[str, Any]) -> tuple[object | 
         # As JSON: strict types then still accept a list for a tuple, and a string for an enum or a path.
         return TypeAdapter(options).validate_json(json.dumps(raw), strict=True), problems
     except ValidationError as error:
-        return None, problems + [
-            p for p in explain(error, raw, lambda path: ()) if not p.message.startswith("unknown key")
-        ]
+        return None, problems + [p for p in explain(error, raw, lambda path: ()) if not p.is_unknown_key]
     except (PydanticUserError, NameError, TypeError) as error:
         name = f"{options.__module__}:{options.__qualname__}"
         raise PluginLoadError(f"the types of options {name!r} cannot be read: {error}") from error
