@@ -8,6 +8,7 @@ from typing import Any
 
 from rlsdk.config import EvalSetConfig, RunConfig
 from rlsdk.data import DataRow, PairFields, PromptFormat, question_key, split_by_content
+from rlsdk.interfaces import DataError
 
 
 def prompt_format(config: RunConfig, *, of_pairs: bool = False) -> PromptFormat:
@@ -39,14 +40,16 @@ def hold_out(config: RunConfig, rows: Sequence[DataRow], form: PromptFormat) -> 
     Raises:
         DataError: too few questions.
     """
-    asked, said = config.data.num_eval_rows, ""
-    if asked == type(config.data).model_fields["num_eval_rows"].default:
+    asked, seed = config.data.num_eval_rows, config.trainer.seed
+    try:
+        return split_by_content(rows, form=form, num_eval=asked, seed=seed)[1], ""
+    except DataError:
         count = len({question_key(row) for row in form.select(rows)})
-        if asked is not None and 2 <= count <= asked:
-            said = f"data.num_eval_rows {max(count // 8, 1)}: there are {count} questions"
-            asked = max(count // 8, 1)
-    _, held = split_by_content(rows, form=form, num_eval=asked, seed=config.trainer.seed)
-    return held, said
+        if asked != type(config.data).model_fields["num_eval_rows"].default or count < 2:
+            raise
+    fewer = max(count // 8, 1)
+    held = split_by_content(rows, form=form, num_eval=fewer, seed=seed)[1]
+    return held, f"data.num_eval_rows {fewer}: there are {count} questions"
 
 
 def set_format(form: PromptFormat, part: EvalSetConfig) -> PromptFormat:
