@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -351,3 +353,25 @@ def test_a_run_is_told_what_to_leave_out_and_reads_what_was(monkeypatch: pytest.
     narrowed = [run_tests.narrowed(suite, tiers, Parent(commit="abc")) for suite in run_tests.suites()]
     parts = {suite.name: (suite.basic, suite.since) for suite in narrowed if suite.timed_as != suite.name}
     assert parts == {"tests/testing": (["torch"], ""), **{name: ([], "abc") for name in run_tests.APART}}
+
+
+def test_of_plugins_suites_two_run_at_a_time_and_the_next_suite_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, began, now, most = threading.Lock(), [], Counter[bool](), Counter[bool]()
+
+    def run(suite: run_tests.Suite, **_: object) -> run_tests.Outcome:
+        with lock:
+            began.append(suite.name)
+            now[suite.plugin is not None] += 1
+            most.update({key: max(0, count - most[key]) for key, count in now.items()})
+        time.sleep(0.05)
+        with lock:
+            now[suite.plugin is not None] -= 1
+        return replace(outcome(code=0), suite=suite)
+
+    monkeypatch.setattr(run_tests, "run", run)
+    names = ["plugins/a", "plugins/b", "plugins/c", "tests/d", "tests/e"]
+    chosen = [run_tests.Suite(name=name, paths=[Path(name)]) for name in names]
+    ended = [one.suite.name for one in run_tests.run_side_by_side(chosen, 3, covered=False)]
+    assert sorted(ended) == names
+    assert sorted(began[:3]) == ["plugins/a", "plugins/b", "tests/d"]
+    assert most[True] == run_tests.ENGINE_JOBS

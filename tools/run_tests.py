@@ -23,8 +23,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -39,6 +39,8 @@ APART = ("tests/testing/test_broken_rollout.py", "tests/testing/test_broken_trai
 """Files that run apart from their folder, which would take too long as one."""
 JOBS = min(3, 1 + (os.cpu_count() or 1))
 """Folders at a time."""
+ENGINE_JOBS = 2
+"""Plugins' suites at a time: their ranks wait by spinning, and three of them leave no core to what they wait for."""
 ENGINES = {"tests/testing": ("torch", "transformers"), "tests/isolated": (PUBLISHED,)}
 """Suite -> engines whose conformance suites are among its tests; a plugin's own are those of its name."""
 HOME = {"vllm": "megatron"}
@@ -138,9 +140,8 @@ def main() -> None:
         _ = suite.python  # Says at once when an environment is missing.
     start = time.monotonic()
     outcomes: list[Outcome] = []
-    with ThreadPoolExecutor(args.jobs) as pool:
-        for done in as_completed([pool.submit(run, suite, covered=args.coverage) for suite in chosen]):
-            outcomes.append(show(done.result()))
+    for outcome in run_side_by_side(chosen, args.jobs, covered=args.coverage):
+        outcomes.append(show(outcome))
     if args.record:
         record(DURATIONS, outcomes)
         record_zoo(ZOO, outcomes)
@@ -170,6 +171,26 @@ def read_arguments() -> argparse.Namespace:
                         "where this branch left origin's; nothing is left out where neither is known")  # fmt: skip
     parser.add_argument("--whole", action="store_true", help="leave nothing out")
     return parser.parse_args()
+
+
+def run_side_by_side(chosen: Sequence[Suite], jobs: int, *, covered: bool) -> Iterator[Outcome]:
+    """Runs the suites in this order, save that a plugin's waits while `ENGINE_JOBS` others run; as they end."""
+    waiting = list(chosen)
+    running: dict[Future[Outcome], Suite] = {}
+    with ThreadPoolExecutor(jobs) as pool:
+        while waiting or running:
+            while len(running) < jobs and (suite := next_suite(waiting, running.values())):
+                waiting.remove(suite)
+                running[pool.submit(run, suite, covered=covered)] = suite
+            for done in wait(running, return_when=FIRST_COMPLETED).done:
+                del running[done]
+                yield done.result()
+
+
+def next_suite(waiting: Sequence[Suite], running: Collection[Suite]) -> Suite | None:
+    """The first that may begin beside those that run."""
+    engines_run = sum(suite.plugin is not None for suite in running)
+    return next((suite for suite in waiting if suite.plugin is None or engines_run < ENGINE_JOBS), None)
 
 
 def run_again(outcomes: list[Outcome], listed: Collection[str], *, covered: bool, strict: bool) -> list[str]:
