@@ -74,7 +74,8 @@ class OptimSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PassLimits:
-    """How much one forward and backward pass holds. Exactly one limit is set where a model runs."""
+    """How much one forward and backward pass holds. Exactly one limit is set where a model runs; an engine that uses
+    `rlsdk.kit`'s `check_limits` refuses others."""
 
     micro_batch_tokens: PositiveInt | None = None
     """Most tokens in one pass on one device; a longer row is a pass of its own. In sections of models besides the
