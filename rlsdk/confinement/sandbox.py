@@ -48,9 +48,9 @@ class Outcome:
     """A record for each test."""
 
 
-def run_io(program: str, given: str, limits: Limits, seconds: float) -> Outcome:
+def run_io(program: str, text: str, limits: Limits, seconds: float) -> Outcome:
     """Runs a program with an input, for at most `seconds`."""
-    return _run({"mode": "io", "program": program}, given, limits, seconds)
+    return _run({"mode": "io", "program": program}, text, limits, seconds)
 
 
 def run_tests(program: str, setup: str, tests: Sequence[tuple[str, str]], nonce: str, limits: Limits) -> Outcome:
@@ -59,13 +59,13 @@ def run_tests(program: str, setup: str, tests: Sequence[tuple[str, str]], nonce:
     return _run(job, "", limits, limits.seconds)
 
 
-def _run(job: dict[str, Any], given: str, limits: Limits, seconds: float) -> Outcome:
+def _run(job: dict[str, Any], text: str, limits: Limits, seconds: float) -> Outcome:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(held_folder("code"))
         job_file, result, stdin, stdout = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(4))
         job = {**job, "folder": folder, "seconds": seconds, "memory_mb": limits.memory_mb, "confined": limits.confined}
         _fill(job_file, json.dumps(job))
-        _fill(stdin, given)
+        _fill(stdin, text)
         fds = (job_file.fileno(), result.fileno())
         flags = ["-I"] if limits.packages else ["-I", "-S"]
         command = [sys.executable, *flags, "-B", str(_CHILD), *map(str, fds)]

@@ -162,9 +162,9 @@ def load_rules(name: str) -> types.ModuleType:
 def hidden() -> list[str]:
     """Returns folders with sockets, shared memory and temporary files of other processes, except ones in use here."""
     used = [os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, __file__, *sys.path)]
-    found = {os.path.realpath(path) for path in ("/proc", "/run", "/tmp", "/var/tmp", "/dev/shm")}
-    found -= {path for path in found for name in used if f"{name}/".startswith(f"{path}/")}
-    return sorted(path for path in found if os.path.isdir(path))
+    folders = {os.path.realpath(path) for path in ("/proc", "/run", "/tmp", "/var/tmp", "/dev/shm")}
+    folders -= {path for path in folders for name in used if f"{name}/".startswith(f"{path}/")}
+    return sorted(path for path in folders if os.path.isdir(path))
 
 
 def limit(seconds: float, memory_mb: int) -> None:

@@ -47,7 +47,7 @@ def load_shards(
     if lacking:
         raise WeightSyncError(
             f"version {version}: {len(lacking)} of {len(parameters)} tensors were not covered, first {lacking[0]!r}; "
-            "an update brings every box of layout()"
+            "an update must cover every box of layout()"
         )
     return num_bytes
 
@@ -57,14 +57,14 @@ def _place(parameters: Mapping[str, Tensor], shard: WeightShard, came: Mapping[s
     parameter = parameters.get(shard.name)
     if parameter is None:
         raise WeightSyncError(
-            f"version {version}: {shard.name!r} is no tensor of this model{nearest(shard.name, parameters)}; it has "
+            f"version {version}: {shard.name!r} is not a tensor of this model{nearest(shard.name, parameters)}; it has "
             f"{len(parameters)}, those of layout()"
         )
     whole = Box.whole(tuple(parameter.shape))
     fits = len(shard.box.size) == parameter.dim() and shard.box.intersect(whole) == shard.box
     if not fits or tuple(shard.tensor.shape) != shard.box.size:
         raise WeightSyncError(
-            f"version {version}: {shard.name!r} has shape {list(parameter.shape)}; a piece came at "
+            f"version {version}: {shard.name!r} has shape {list(parameter.shape)}; a piece arrived at "
             f"{list(shard.box.offset)} of size {list(shard.box.size)}, with values of shape {list(shard.tensor.shape)}"
         )
     again = next((box for box in came[shard.name] if box.intersect(shard.box) is not None), None)

@@ -108,7 +108,8 @@ class TransformersRolloutEngine(RolloutEngine):
         with self.lock:
             if self.decoder.jobs and not self.paused:
                 raise WeightSyncError(
-                    f"version {version} came while {len(self.decoder.jobs)} requests run; end, abort or pause them"
+                    f"version {version} arrived while {len(self.decoder.jobs)} requests are running; finish, abort or "
+                    "pause them first"
                 )
             self.decoder.version = None  # keys and values are of weights that are no more, whatever their name
             taken = {name: self.parameters[name] for name in self.shapes}

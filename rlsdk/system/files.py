@@ -67,10 +67,10 @@ def read_regular(path: str | os.PathLike[str], limit: int = TEXT_BYTES) -> bytes
         OSError: as `open` does.
     """
     with open_regular(path) as file:
-        found = file.read(limit + 1)
-        if len(found) > limit:
+        data = file.read(limit + 1)
+        if len(data) > limit:
             raise UnfitFileError(path, f"has {os.fstat(file.fileno()).st_size:,} bytes, expected at most {limit:,}")
-    return found
+    return data
 
 
 def is_pipe(path: str | os.PathLike[str]) -> bool:
@@ -92,18 +92,18 @@ def read_regular_or_pipe(path: str | os.PathLike[str], limit: int = TEXT_BYTES, 
         return read_regular(path, limit)
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        found = _read_to_end(handle, path, limit, timeout_s)
+        data = _read_to_end(handle, path, limit, timeout_s)
     finally:
         os.close(handle)
-    if not found:
+    if not data:
         raise UnfitFileError(path, "is a pipe that ended without any text; its command may have failed")
-    return found
+    return data
 
 
 def _read_to_end(handle: int, path: str | os.PathLike[str], limit: int, timeout_s: float) -> bytes:
-    poll, end, found = select.poll(), time.monotonic() + timeout_s, bytearray()
+    poll, end, data = select.poll(), time.monotonic() + timeout_s, bytearray()
     poll.register(handle, select.POLLIN)
-    while len(found) <= limit:
+    while len(data) <= limit:
         left = end - time.monotonic()
         if left <= 0 or not poll.poll(1000 * left):
             raise UnfitFileError(path, f"is a pipe that nobody wrote to its end within {timeout_s:g} s")
@@ -112,8 +112,8 @@ def _read_to_end(handle: int, path: str | os.PathLike[str], limit: int, timeout_
         except BlockingIOError:  # another reader was faster
             continue
         if not part:
-            return bytes(found)
-        found += part
+            return bytes(data)
+        data += part
     raise UnfitFileError(path, f"is a pipe with more than {limit:,} bytes")
 
 

@@ -28,8 +28,8 @@ def tolerate_damaged_metadata() -> None:
         importlib.metadata.PathDistribution.read_text
     )
     for name, absent in (("entry_points", importlib.metadata.EntryPoints), ("files", lambda: None)):
-        found = getattr(importlib.metadata.Distribution, name)
-        setattr(importlib.metadata.Distribution, name, property(_tolerant(found.fget, absent), doc=found.__doc__))
+        original = getattr(importlib.metadata.Distribution, name)
+        setattr(importlib.metadata.Distribution, name, property(_tolerant(original.fget, absent), doc=original.__doc__))
 
 
 def metadata_problem(distribution: importlib.metadata.Distribution) -> str:
@@ -58,10 +58,10 @@ def _tolerant_text(read: Any) -> Any:
         if file is not None and _unfit(file):
             return None
         try:
-            found: str | None = read(self, filename)
+            text: str | None = read(self, filename)
         except UnicodeDecodeError:
             return None if file is None or filename == ENTRY_POINTS else file.read_bytes().decode("utf-8", "replace")
-        return found
+        return text
 
     return read_text
 
@@ -85,11 +85,11 @@ def _file(distribution: importlib.metadata.Distribution, name: str) -> Path | No
 def _unfit(file: Path) -> str:
     """Reason why a file is not read: opening it would block, or reading it would not end; empty if it may be read."""
     try:
-        found = os.stat(file)
+        status = os.stat(file)
     except OSError:
         return ""
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         return ""
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return "is not a regular file"
-    return f"has {found.st_size:,} bytes" if found.st_size > MAX_BYTES else ""
+    return f"has {status.st_size:,} bytes" if status.st_size > MAX_BYTES else ""

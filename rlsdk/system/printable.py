@@ -32,7 +32,7 @@ def printable(text: str, limit: int | None = None) -> str:
     """
     if limit is not None and len(text) > limit:
         text = f"{text[:limit]}... ({len(text) - limit:,} more characters)"
-    return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _UNSEEN.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def one_line(text: str, limit: int = NAME_CHARS) -> str:
@@ -64,7 +64,7 @@ def encodable(text: str) -> str:
 
 def json_line(value: object) -> str:
     """One line of JSON that is harmless in a terminal and reads back equal."""
-    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
+    return _UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(value, ensure_ascii=False))
 
 
 def _type_name(value: object) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 PREFIX = "rlsdk-held-"
 """Beginning of the names of folders. Only folders with it, made on this machine, are ever removed."""
 _NOBODY = 65_534
-"""The user to whom root gives folders of graders (`confine`)."""
+"""The user to whom root gives folders of graders (`rlsdk.confinement`)."""
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 

@@ -107,7 +107,7 @@ def breaking() -> Iterable[WeightShard]:
 def test_without_weights_nothing_is_served_until_an_update_came() -> None:
     engine, _ = guarded(load_weights=False)
     for ask in (lambda: run(engine), engine.resume):
-        with pytest.raises(WeightSyncError, match="no weights have come yet; the first update_weights brings them"):
+        with pytest.raises(WeightSyncError, match=r"no weights have arrived yet: call update_weights\(\) first"):
             ask()
     engine.update_weights([], 1)
     assert run(engine) == [0, 1, 2]
@@ -124,7 +124,9 @@ def test_an_update_that_fails_after_its_first_shard_takes_the_weights() -> None:
         engine.update_weights(breaking(), 9)
     engine.pause()
     for ask in (lambda: run(engine), engine.resume):
-        with pytest.raises(WeightSyncError, match="the update to version 9 failed half-way; a whole update is needed"):
+        with pytest.raises(
+            WeightSyncError, match="the update to version 9 failed halfway; a complete update is needed"
+        ):
             ask()
     engine.update_weights([], 10)
     engine.resume()
@@ -158,7 +160,7 @@ def test_what_may_be_of_half_an_update_is_not_given_out(paused: bool) -> None:
     if paused:
         assert asyncio.run(midway()) == [0, 1, 2]
     else:
-        with pytest.raises(WeightSyncError, match="samples ran while the update to version 9 failed half-way"):
+        with pytest.raises(WeightSyncError, match="samples ran while the update to version 9 failed halfway"):
             asyncio.run(midway())
 
 
@@ -168,7 +170,7 @@ def test_asleep_it_refuses_what_needs_what_sleeps() -> None:
     for ask in (lambda: run(engine), engine.resume):
         with pytest.raises(RlsdkError, match=r"asleep: call wake\(\['kv_cache', 'weights'\]\) first"):
             ask()
-    with pytest.raises(RlsdkError, match="update_weights came while the engine is asleep"):
+    with pytest.raises(RlsdkError, match=r"update_weights\(\) was called while the engine is asleep"):
         engine.update_weights([], 1)
     engine.wake(("weights",))
     engine.update_weights([], 1)
@@ -186,12 +188,12 @@ def test_sleep_is_passed_on_where_it_frees_more() -> None:
         engine.sleep(level)
     assert inner.asked == [("sleep", 1), ("sleep", 2)]
     engine.wake()
-    with pytest.raises(WeightSyncError, match="weights were dropped by sleep: wake it, then update them"):
+    with pytest.raises(WeightSyncError, match=r"sleep dropped the weights: call wake\(\), then update_weights\(\)"):
         run(engine)
     engine.sleep(1)
     assert inner.asked[-1] == ("sleep", 1)
     engine.wake()
-    with pytest.raises(WeightSyncError, match="dropped by sleep"):
+    with pytest.raises(WeightSyncError, match="sleep dropped the weights"):
         run(engine)
 
 
@@ -212,7 +214,7 @@ def test_sleep_is_refused_while_a_call_is_under_way_and_only_then() -> None:
 
     async def midway() -> None:
         async for _ in engine.generate(REQUESTS):
-            with pytest.raises(RlsdkError, match="sleep came while 1 calls of generate are under way"):
+            with pytest.raises(RlsdkError, match=r"sleep\(\) was called while 1 calls of generate\(\) are running"):
                 engine.sleep()
         left = engine.generate(REQUESTS)
         await anext(left)
@@ -229,7 +231,7 @@ def test_a_closed_engine_is_asked_for_nothing() -> None:
     engine.close()
     engine.close()
     for ask in (lambda: run(engine), engine.sleep, engine.wake, lambda: engine.update_weights([], 1)):
-        with pytest.raises(RlsdkError, match="came after the engine was closed"):
+        with pytest.raises(RlsdkError, match="was called after the engine was closed"):
             ask()
     for harmless in (engine.abort, engine.pause, engine.resume):
         harmless()

@@ -106,7 +106,7 @@ def test_a_closed_engine_is_asked_for_nothing(folder: Path, tmp_path: Path) -> N
     engine.close()
     engine.close()
     for name, ask in ASK.items():
-        with pytest.raises(RlsdkError, match=f"{name} came after the engine of role 'critic' was closed"):
+        with pytest.raises(RlsdkError, match=rf"{name}\(\) was called after the engine of role 'critic' was closed"):
             ask(engine, tmp_path)
 
 

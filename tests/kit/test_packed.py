@@ -187,5 +187,5 @@ def test_keys_of_a_cache_are_refused_and_not_taken_for_a_row(tmp_path: Path) -> 
     """The causal mask of one new token over many keys would let it see the first one only."""
     model = build_model(ModelSpec(path=str(write_tiny_model(tmp_path / "tiny"))))
     found = model(input_ids=torch.tensor([[5, 6, 7]]), use_cache=True)
-    with pytest.raises(ConfigError, match=r"1 new positions came with keys of 4: .*set_attn_implementation\('sdpa'\)"):
+    with pytest.raises(ConfigError, match=r"1 new positions came with 4 keys: .*set_attn_implementation\('sdpa'\)"):
         model(input_ids=torch.tensor([[8]]), past_key_values=found.past_key_values, use_cache=True)

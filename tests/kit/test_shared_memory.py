@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from rlsdk.kit.ranks.shared_memory import BlockName, attach, lent, share
+from rlsdk.kit.ranks.shared_memory import BlockName, attach, find_block, share
 
 
 def descriptors() -> int:
@@ -22,11 +22,11 @@ def test_shared_tensors_have_the_same_values_and_say_where_they_are() -> None:
         assert torch.equal(after, before)
         assert after.is_contiguous()
         assert after.untyped_storage().nbytes() == before.numel() * before.element_size()
-    place = lent(shared[1][2:])
+    place = find_block(shared[1][2:])
     assert place is not None
     name, start = place
     assert attach(name)[start : start + 40].view(torch.int64).tolist() == [2, 3, 4, 5, 6]
-    assert lent(given[0]) is None
+    assert find_block(given[0]) is None
 
 
 def test_memory_and_descriptor_go_with_the_last_tensor() -> None:
@@ -36,7 +36,7 @@ def test_memory_and_descriptor_go_with_the_last_tensor() -> None:
     part = shared[1][:3]
     del shared
     gc.collect()
-    assert lent(part) is not None
+    assert find_block(part) is not None
     assert descriptors() > before
     del part
     gc.collect()
@@ -45,7 +45,7 @@ def test_memory_and_descriptor_go_with_the_last_tensor() -> None:
 
 def test_what_a_private_view_writes_the_owner_does_not_see() -> None:
     (shared,) = share([torch.zeros(4)])
-    place = lent(shared)
+    place = find_block(shared)
     assert place is not None
     view = attach(place[0], private=True)[place[1] : place[1] + 16].view(torch.float32)
     shared.fill_(3.0)
@@ -67,7 +67,7 @@ def test_another_process_reads_what_was_written_after_it_was_started() -> None:
     try:
         (shared,) = share([torch.zeros(1000)])
         shared.fill_(0.5)
-        place = lent(shared)
+        place = find_block(shared)
         assert place is not None
         assert isinstance(place[0], BlockName)
         ours.send((*place, 1000))

@@ -49,7 +49,7 @@ def test_what_is_configured_replaces_both(tokenizer: Any, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("configured", "told"),
-    [(["<|im_ende|>"], r"did you mean '<\|im_end\|>'"), ([10**6], "no token"), ([], "is empty")],
+    [(["<|im_ende|>"], r"did you mean '<\|im_end\|>'"), ([10**6], "not a token"), ([], "is empty")],
 )
 def test_what_is_no_token_is_refused(tokenizer: Any, configured: list[Any], told: str) -> None:
     with pytest.raises(ConfigError, match=rf"rollout.stop_token_ids: .*{told}"):

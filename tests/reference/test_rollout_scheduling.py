@@ -351,7 +351,7 @@ def test_a_pause_with_a_failed_update_refuses_until_a_whole_one_came(qwen2: Path
         task = await paused_midway(engine, requests)
         with pytest.raises(WeightSyncError, match="not covered"):
             engine.update_weights(iter(pieces[1:]), 5)
-        with pytest.raises(WeightSyncError, match="version 5 failed half-way"):
+        with pytest.raises(WeightSyncError, match="version 5 failed halfway"):
             engine.resume()
         if whole:
             engine.update_weights(iter(pieces), 6)

@@ -28,7 +28,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def test_an_update_is_served_whole_and_its_receipt_is_of_what_is_served(folder: Path) -> None:
     engine = make_engine(folder, load_weights=False)
-    with pytest.raises(WeightSyncError, match="no weights have come yet"):
+    with pytest.raises(WeightSyncError, match="no weights have arrived yet"):
         run(engine, [ask("x", [5])])
     for version in (3, 4):
         state = changed(engine, version)
@@ -68,10 +68,10 @@ def test_other_dtypes_are_converted_on_arrival(qwen2: Path) -> None:
 
 DAMAGES = {
     "missing": "1 of [0-9]+ tensors were not covered, first 'model.norm.weight'",
-    "unknown": "'model.norms.weight' is no tensor of this model; did you mean 'model.norm.weight'",
-    "values": r"has shape \[128\]; a piece came at \[0\] of size \[64\], with values of shape \[3\]",
-    "beyond": r"has shape \[128\]; a piece came at \[100\] of size \[64\]",
-    "dimensions": r"has shape \[128\]; a piece came at \[0, 0\] of size \[64, 1\]",
+    "unknown": "'model.norms.weight' is not a tensor of this model; did you mean 'model.norm.weight'",
+    "values": r"has shape \[128\]; a piece arrived at \[0\] of size \[64\], with values of shape \[3\]",
+    "beyond": r"has shape \[128\]; a piece arrived at \[100\] of size \[64\]",
+    "dimensions": r"has shape \[128\]; a piece arrived at \[0, 0\] of size \[64, 1\]",
     "twice": r"the piece at \[0\] of size \[64\] overlaps the one at \[0\] of size \[64\]",
 }
 
@@ -103,7 +103,7 @@ def test_a_failed_update_serves_nothing_until_a_whole_one_comes(qwen2: Path, dam
     pieces = halves(changed(engine))
     with pytest.raises((WeightSyncError, OSError), match=DAMAGES.get(damage, "the line is dead")):
         engine.update_weights(damaged(pieces, damage), 9)
-    with pytest.raises(WeightSyncError, match="update to version 9 failed half-way; a whole update is needed"):
+    with pytest.raises(WeightSyncError, match="update to version 9 failed halfway; a complete update is needed"):
         run(engine, [ask("x", [5])])
     engine.update_weights(iter(pieces), 10)
     assert run(engine, [ask("x", [5])])[0].policy_version == 10
@@ -147,9 +147,11 @@ def test_an_update_is_refused_while_requests_run_and_changes_nothing(qwen2: Path
     async def update_midway() -> list[Any]:
         task = asyncio.create_task(collect(engine, [request]))
         await asyncio.sleep(0)
-        with pytest.raises(WeightSyncError, match="version 7 came while 1 requests run; end, abort or pause them"):
+        with pytest.raises(
+            WeightSyncError, match="version 7 arrived while 1 requests are running; finish, abort or pause them first"
+        ):
             engine.update_weights(iter(pieces), 7)
-        with pytest.raises(RlsdkError, match="sleep came while 1 calls of generate are under way"):
+        with pytest.raises(RlsdkError, match=r"sleep\(\) was called while 1 calls of generate\(\) are running"):
             engine.sleep()
         return await task
 
@@ -182,7 +184,7 @@ def test_sleep_refuses_work_and_wake_restores_it(folder: Path, level: int) -> No
             run(engine, [ask("x", [5])])
         engine.wake((asleep[-1],))
     if level == 2:
-        with pytest.raises(WeightSyncError, match="dropped by sleep: wake it, then update them"):
+        with pytest.raises(WeightSyncError, match=r"sleep dropped the weights: call wake\(\), then update_weights\(\)"):
             run(engine, [ask("x", [5])])
         engine.update_weights(iter(halves(state)), 1)
     assert tokens_of(run(engine, [ask("x", [5, 6], 3)])) == before
@@ -193,7 +195,7 @@ def test_an_update_of_sleeping_weights_is_refused(qwen2: Path) -> None:
     pieces = [replace(piece, tensor=piece.tensor.clone()) for piece in halves(changed(engine))]
     engine.sleep(2)
     engine.sleep(2)
-    with pytest.raises(RlsdkError, match=r"update_weights came while the engine is asleep: call wake"):
+    with pytest.raises(RlsdkError, match=r"update_weights\(\) was called while the engine is asleep: call wake"):
         engine.update_weights(iter(pieces), 1)
     engine.wake()
     engine.wake()

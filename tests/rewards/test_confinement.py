@@ -199,7 +199,7 @@ def test_functions_that_evaluate_text_are_found() -> None:
 def test_isolation_can_be_asked_for_and_refused(start: Start) -> None:
     for isolation, apart in (("always", True), ("never", False), ("auto", False)):
         runner = start("length", limits=RewardLimits(isolation=isolation))  # type: ignore[arg-type]
-        assert runner.confinement["apart"] == [apart]
+        assert runner.confinement["in_fork"] == [apart]
         assert runner.score([sample("ab"), sample("abc")]).scores.tolist() == [2.0, 3.0]
 
 

@@ -27,7 +27,7 @@ from rlsdk.interfaces import (
     TrainSpec,
 )
 from rlsdk.kit.ranks.rendezvous import hold_port, init_process_group
-from rlsdk.kit.ranks.shared_memory import lent
+from rlsdk.kit.ranks.shared_memory import find_block
 from rlsdk.testing.process.models import random_batch
 from rlsdk.testing.process.worlds import start_context
 from rlsdk_fsdp.config import FsdpOptions
@@ -174,7 +174,7 @@ def drive(engine: TrainEngine, case: Case, rank: int, world: int) -> dict[str, A
     if case.export:
         engine.save_pretrained(Path(case.export))
     found["shards"] = [(s.name, s.box, s.tensor.clone()) for s in engine.shards()]
-    found["private"] = [s.name for s in engine.shards() if lent(s.tensor) is None]
+    found["private"] = [s.name for s in engine.shards() if find_block(s.tensor) is None]
     found["layout"] = engine.layout()
     found["random"] = torch.rand(3)
     return found

@@ -26,7 +26,7 @@ from rlsdk.interfaces import (
     TrainSpec,
 )
 from rlsdk.kit.ranks.rendezvous import hold_port, init_process_group
-from rlsdk.kit.ranks.shared_memory import lent
+from rlsdk.kit.ranks.shared_memory import find_block
 from rlsdk.testing.process.models import random_batch
 from rlsdk.testing.process.worlds import start_context
 from rlsdk_megatron.config import MegatronOptions
@@ -165,7 +165,7 @@ def drive(engine: TrainEngine, case: Case) -> dict[str, Any]:
     found["after"] = engine.forward(mine, names)
     if case.export:
         engine.save_pretrained(Path(case.export))
-    found["lent"] = all(lent(shard.tensor) is not None for shard in engine.shards())
+    found["lent"] = all(find_block(shard.tensor) is not None for shard in engine.shards())
     found["shards"] = [(s.name, s.box, s.tensor.clone()) for s in engine.shards()]
     found["layout"] = engine.layout()
     return found

@@ -40,9 +40,11 @@ def test_an_update_is_refused_while_samples_run_and_changes_nothing(lab: Any) ->
         task = asyncio.create_task(collect(lab.engine, [request]))
         while not lab.inner.samples:
             await asyncio.sleep(0.001)
-        with pytest.raises(WeightSyncError, match="version 7 came while 3 samples run; end, abort or pause them"):
+        with pytest.raises(
+            WeightSyncError, match="version 7 arrived while 3 samples are running; finish, abort or pause them first"
+        ):
             lab.engine.update_weights(whole_shards(lab.changed(3)), 7)
-        with pytest.raises(RlsdkError, match="sleep came while 1 calls of generate are under way"):
+        with pytest.raises(RlsdkError, match=r"sleep\(\) was called while 1 calls of generate\(\) are running"):
             lab.engine.sleep()
         return await task
 

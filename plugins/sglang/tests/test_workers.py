@@ -85,7 +85,7 @@ def test_a_source_that_breaks_off_is_an_error_that_names_the_scheduler(replica: 
 
     train, rollout = row_ranks(plain.state, Breaks), LocalGroup([RolloutHost(engine)])
     manager = GenericShardingManager(train, rollout, bucket_bytes=BUCKET_BYTES, timeout_s=60.0)
-    with pytest.raises(WeightSyncError, match=r"version 7: worker '.*' did not take its weights: .*speaks version"):
+    with pytest.raises(WeightSyncError, match=r"version 7: worker '.*' did not load its weights: .*speaks version"):
         manager.sync(7)
     for host in train.hosts:
         host.broken = False

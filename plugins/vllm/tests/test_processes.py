@@ -83,7 +83,7 @@ def test_cores_without_weights_too_slow_or_hanging_are_errors_and_what_a_killed_
     assert len(processes) >= 3
     assert shared
     assert [name for name in shared if not name.endswith(" (deleted)")] == []
-    assert "no weights have come yet" in found["early"]
+    assert "no weights have arrived yet" in found["early"]
     assert found["versions"] == [4, 4]
     assert "vLLM's processes did not start within 0.05 s and were killed" in found["start"]
     assert found["left"] == []

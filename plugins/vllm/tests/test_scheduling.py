@@ -174,7 +174,7 @@ def test_a_pause_with_a_failed_update_refuses_until_a_whole_one_came(lab: Any) -
         task = await lab.paused_midway(requests)
         with pytest.raises(WeightSyncError, match="not covered"):
             lab.engine.update_weights(iter(shards[1:]), 5)
-        with pytest.raises(WeightSyncError, match="version 5 failed half-way"):
+        with pytest.raises(WeightSyncError, match="version 5 failed halfway"):
             lab.engine.resume()
         if whole:
             lab.engine.update_weights(iter(shards), 6)

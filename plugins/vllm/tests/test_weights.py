@@ -43,9 +43,11 @@ def test_an_update_is_refused_while_samples_run_and_changes_nothing(lab: Any) ->
         lab.inner.engine.pause()
         task = asyncio.create_task(collect(engine, [request]))
         await asyncio.sleep(0)
-        with pytest.raises(WeightSyncError, match="version 7 came while 3 samples run; end, abort or pause them"):
+        with pytest.raises(
+            WeightSyncError, match="version 7 arrived while 3 samples are running; finish, abort or pause them first"
+        ):
             engine.update_weights(whole_shards(lab.changed(3)), 7)
-        with pytest.raises(RlsdkError, match="sleep came while 1 calls of generate are under way"):
+        with pytest.raises(RlsdkError, match=r"sleep\(\) was called while 1 calls of generate\(\) are running"):
             engine.sleep()
         lab.inner.engine.resume()
         return await task
@@ -107,7 +109,7 @@ def test_an_engine_without_weights_serves_the_first_that_come_until_it_is_closed
     lab = in_process
     engine = lab.start(load_weights=False)
     try:
-        with pytest.raises(WeightSyncError, match="no weights have come yet"):
+        with pytest.raises(WeightSyncError, match="no weights have arrived yet"):
             lab.run([lab.ask("x", [5])], engine)
         engine.update_weights(whole_shards(lab.base), 4)
         requests = [lab.ask("x", [5, 6], 3, max_tokens=20)]

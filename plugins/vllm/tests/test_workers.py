@@ -125,10 +125,10 @@ def test_a_source_that_breaks_off_is_an_error_that_names_the_worker_and_the_next
 
     train, rollout = row_ranks(plain.state, Breaks), LocalGroup([RolloutHost(engine)])
     manager = GenericShardingManager(train, rollout, bucket_bytes=BUCKET_BYTES, timeout_s=60.0)
-    why = r"version 7: worker '.*' did not take its weights: .*speaks version None"
+    why = r"version 7: worker '.*' did not load its weights: .*speaks version None"
     with pytest.raises(WeightSyncError, match=why):
         manager.sync(7)
-    with pytest.raises(WeightSyncError, match="the update to version 7 failed half-way"):
+    with pytest.raises(WeightSyncError, match="the update to version 7 failed halfway"):
         log_probs_differ(plain, plain.state, engine)
     for host in train.hosts:
         host.broken = False

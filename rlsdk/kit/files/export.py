@@ -145,11 +145,11 @@ def write_model(
         for wave in _waves(files):
             for file, tensor in wave:
                 advance()
-                found = fetch(tensor, file.writer)
+                values = fetch(tensor, file.writer)
                 if file.writer == rank:
-                    assert found is not None
-                    writing.add(file, tensor, found)
-                del found
+                    assert values is not None
+                    writing.add(file, tensor, values)
+                del values
     if rank == 0:
         _write_rest(path, config, files, source)
 
@@ -193,9 +193,9 @@ class _Writer:
 
     def _wait(self) -> None:
         last, self._last = self._last, None
-        if last is not None and (found := last.exception()) is not None:
-            assert isinstance(found, Exception)
-            self._error = found
+        if last is not None and (failure := last.exception()) is not None:
+            assert isinstance(failure, Exception)
+            self._error = failure
 
     def _write(self, file: ExportedFile, tensor: ExportedTensor, values: Tensor) -> None:
         if self._open is None:

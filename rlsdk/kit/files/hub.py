@@ -37,7 +37,7 @@ def fetch_model_config(name: str, revision: str | None = None, *, field: str = "
         fields = json.loads(read_regular(path))
     except hub_errors.GatedRepoError as error:
         raise ConfigError(
-            f"{field} {name!r}: the hub gives it only to whom its owners have let in; ask on its page, then run: "
+            f"{field} {name!r}: access is restricted on the hub; request it on the model's page, then run: "
             "hf auth login"
         ) from error
     except hub_errors.RepositoryNotFoundError as error:
@@ -55,7 +55,9 @@ def fetch_model_config(name: str, revision: str | None = None, *, field: str = "
     except hub_errors.EntryNotFoundError as error:
         raise ConfigError(f"{field} {name!r}{at}: the hub has it, without a config.json") from error
     except (hub_errors.HfHubHTTPError, OSError, ValueError) as error:
-        raise ConfigError(f"{field} {name!r}{at}: its config.json could not be had from the hub: {error}") from error
+        raise ConfigError(
+            f"{field} {name!r}{at}: its config.json could not be fetched from the hub: {error}"
+        ) from error
     if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):
         raise ConfigError(f"{field} {name!r}{at}: its config.json on the hub has no model_type")
     return fields

@@ -51,9 +51,9 @@ def _prompt_fault(request: GenerationRequest, max_model_tokens: int, vocabulary:
     ids = request.prompt_ids
     if not 1 <= len(ids) < max_model_tokens:
         return f"a prompt of {len(ids)} tokens; expected 1 to {max_model_tokens - 1} (max_model_tokens less one)"
-    for name, given in (("prompt_ids", ids), ("response_ids", request.response_ids)):
-        if given and (min(given) < 0 or max(given) >= vocabulary):
-            return f"{name} from {min(given)} to {max(given)}; the model knows 0 to {vocabulary - 1}"
+    for name, tokens in (("prompt_ids", ids), ("response_ids", request.response_ids)):
+        if tokens and (min(tokens) < 0 or max(tokens) >= vocabulary):
+            return f"{name} from {min(tokens)} to {max(tokens)}; the model knows 0 to {vocabulary - 1}"
     if request.first_sample < 0:
         return f"first_sample {request.first_sample}; expected 0 or more"
     return f"n {request.n}; expected 1 or more" if request.n < 1 else None

@@ -184,12 +184,12 @@ def choose(weights: Tensor, noise: Tensor) -> Tensor:
         levels[-1] = _in_groups(levels[-1])
         levels.append(levels[-1].sum(-1))
     sums = levels.pop().cumsum(-1)
-    found = _below(sums, noise[:, :1])
+    index = _below(sums, noise[:, :1])
     rows = torch.arange(len(weights), device=weights.device)
     for at, groups in enumerate(reversed(levels), start=1):
-        found = found.clamp(max=groups.shape[1] - 1)  # beyond it only by comparisons with NaN
-        found = found * BRANCH + _below(groups[rows, found].cumsum(-1), noise[:, at : at + 1])
-    return found
+        index = index.clamp(max=groups.shape[1] - 1)  # beyond it only by comparisons with NaN
+        index = index * BRANCH + _below(groups[rows, index].cumsum(-1), noise[:, at : at + 1])
+    return index
 
 
 def _in_groups(weights: Tensor) -> Tensor:

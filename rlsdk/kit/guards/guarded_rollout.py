@@ -56,7 +56,7 @@ class GuardedRolloutEngine(RolloutEngine):
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         self.engine.initialize(ctx, spec)
-        self.lacking = "" if spec.load_weights else "no weights have come yet; the first update_weights brings them"
+        self.lacking = "" if spec.load_weights else "no weights have arrived yet: call update_weights() first"
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         """See `RolloutEngine`.
@@ -92,17 +92,17 @@ class GuardedRolloutEngine(RolloutEngine):
         """
         self._check_open("update_weights")
         self._check_awake("update_weights", "weights")
-        asked = False
+        has_begun = False
 
-        def noted() -> Iterator[WeightShard]:
-            nonlocal asked
-            asked = True
+        def watched() -> Iterator[WeightShard]:
+            nonlocal has_begun
+            has_begun = True
             yield from shards
 
         try:
-            receipt = self.engine.update_weights(noted(), version)
+            receipt = self.engine.update_weights(watched(), version)
         except BaseException:
-            if asked:
+            if has_begun:
                 self._lose_weights(version)
             raise
         self.lacking = ""
@@ -161,13 +161,16 @@ class GuardedRolloutEngine(RolloutEngine):
         if level not in (1, 2):
             raise ConfigError(f"sleep: level {level!r}; expected 1 (weights stay on the host) or 2 (they are dropped)")
         if self._calls:
-            raise RlsdkError(f"sleep came while {len(self._calls)} calls of generate are under way; end or abort them")
+            raise RlsdkError(
+                f"sleep() was called while {len(self._calls)} calls of generate() are running; finish or abort them "
+                "first"
+            )
         if len(self.asleep) == len(ROLLOUT_PARTS) and level <= self._level:
             return
         self.engine.sleep(level)
         self.asleep, self._level = set(ROLLOUT_PARTS), max(level, self._level)
         if level > 1:
-            self.lacking = "its weights were dropped by sleep: wake it, then update them"
+            self.lacking = "sleep dropped the weights: call wake(), then update_weights()"
 
     def wake(self, parts: Sequence[str] = ROLLOUT_PARTS) -> None:
         """See `RolloutEngine`. Parts that are already awake are skipped.
@@ -190,7 +193,7 @@ class GuardedRolloutEngine(RolloutEngine):
         self.engine.close()
 
     def _lose_weights(self, version: int) -> None:
-        self.lacking = f"the update to version {version} failed half-way; a whole update is needed"
+        self.lacking = f"the update to version {version} failed halfway; a complete update is needed"
         # Paused samples have sampled nothing since then; others may have sampled from partly updated weights.
         if not self._paused:
             with self._lock:
@@ -205,8 +208,10 @@ class GuardedRolloutEngine(RolloutEngine):
 
     def _check_awake(self, method: str, *parts: str) -> None:
         if self.asleep & set(parts):
-            raise RlsdkError(f"{method} came while the engine is asleep: call wake({sorted(self.asleep)}) first")
+            raise RlsdkError(
+                f"{method}() was called while the engine is asleep: call wake({sorted(self.asleep)}) first"
+            )
 
     def _check_open(self, method: str) -> None:
         if self.is_closed:
-            raise RlsdkError(f"{method} came after the engine was closed")
+            raise RlsdkError(f"{method}() was called after the engine was closed")

@@ -39,7 +39,7 @@ class GuardedTrainEngine(TrainEngine):
     def __init__(self, engine: TrainEngine) -> None:
         self.engine = engine
         """The wrapped engine."""
-        self.away: set[str] = set()
+        self.offloaded: set[str] = set()
         """Parts that are offloaded."""
         self.is_frozen = False
         self.is_closed = False
@@ -95,9 +95,9 @@ class GuardedTrainEngine(TrainEngine):
         """
         check_parts("offload", parts, TRAIN_PARTS)
         self._check_here("offload")
-        if leaving := [part for part in TRAIN_PARTS if part in parts and part not in self.away]:
+        if leaving := [part for part in TRAIN_PARTS if part in parts and part not in self.offloaded]:
             self.engine.offload(leaving)
-            self.away |= set(leaving)
+            self.offloaded |= set(leaving)
 
     def onload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
         """See `TrainEngine`. Parts that are already on the device are skipped.
@@ -107,9 +107,9 @@ class GuardedTrainEngine(TrainEngine):
         """
         check_parts("onload", parts, TRAIN_PARTS)
         self._check_here("onload")
-        if coming := [part for part in TRAIN_PARTS if part in parts and part in self.away]:
+        if coming := [part for part in TRAIN_PARTS if part in parts and part in self.offloaded]:
             self.engine.onload(coming)
-            self.away -= set(coming)
+            self.offloaded -= set(coming)
 
     def reset_optimizer(self, optim: OptimSpec) -> None:
         """See `TrainEngine`.
@@ -137,6 +137,6 @@ class GuardedTrainEngine(TrainEngine):
     def _check_here(self, method: str, *parts: str) -> None:
         """Raises: RlsdkError: one of the parts is offloaded, or the engine is closed."""
         if self.is_closed:
-            raise RlsdkError(f"{method} came after the engine of role {self._role!r} was closed")
-        if away := [part for part in parts if part in self.away]:
+            raise RlsdkError(f"{method}() was called after the engine of role {self._role!r} was closed")
+        if away := [part for part in parts if part in self.offloaded]:
             raise RlsdkError(f"{method}: {away} of role {self._role!r} are offloaded; call onload({away}) first")

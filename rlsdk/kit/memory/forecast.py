@@ -37,9 +37,9 @@ class ModelTensors:
     @classmethod
     def of(cls, model: nn.Module) -> ModelTensors:
         """Tensors of a transformers model, which may be on the meta device."""
-        found, tied = canonical_tensors(model)
+        tensors, tied = canonical_tensors(model)
         dtypes = dtype_names(persistent_buffers(model))
-        return cls({name: tuple(tensor.shape) for name, tensor in found.items()}, tied, dtypes)
+        return cls({name: tuple(tensor.shape) for name, tensor in tensors.items()}, tied, dtypes)
 
     @classmethod
     def read(cls, spec: TrainSpec | RolloutSpec) -> ModelTensors:
@@ -105,7 +105,7 @@ def count_passes(spec: TrainSpec, workload: Workload, *, dp_size: int, dtype: to
     mine = -(-workload.update_rows // dp_size)
     rows, count = rows_of_pass(spec, row_tokens=workload.row_tokens, num_rows=mine)
     gradients = (False, True) if spec.optim is not None else (False,)
-    found = passes_bytes(
+    peaks = passes_bytes(
         spec.model,
         dtype=dtype,
         num_rows=rows,
@@ -113,7 +113,7 @@ def count_passes(spec: TrainSpec, workload: Workload, *, dp_size: int, dtype: to
         gradients=gradients,
         activation_checkpointing=spec.activation_checkpointing,
     )
-    return Passes(rows, count, found[0], found[1] if len(found) > 1 else 0)
+    return Passes(rows, count, peaks[0], peaks[1] if len(peaks) > 1 else 0)
 
 
 def cache_bytes(

@@ -38,7 +38,7 @@ def pass_bytes(
     activation_checkpointing: bool = False,
 ) -> int | None:
     """Peak bytes of a forward pass besides weights; with `gradient`, of forward and backward. See `passes_bytes`."""
-    (found,) = passes_bytes(
+    (peak,) = passes_bytes(
         spec,
         dtype=dtype,
         num_rows=num_rows,
@@ -46,7 +46,7 @@ def pass_bytes(
         gradients=(gradient,),
         activation_checkpointing=activation_checkpointing,
     )
-    return found
+    return peak
 
 
 def passes_bytes(

@@ -49,7 +49,7 @@ def worker_layouts(
         on_their_nodes: on CPUs too, workers start on the nodes of `ctx`. False: the replica's process starts them all.
     """
     text = config.get_text_config()
-    found = []
+    layouts = []
     for worker in range(spec.num_devices):
         part = _Part(tensors.shapes, text, spec, worker, pad)
         try:
@@ -64,8 +64,8 @@ def worker_layouts(
         layout = tensors.layout(replace(ctx, device=device, node=node), spec.model.dtype, boxes)
         name = f"worker {worker}"
         process = f"{node}:{ctx.role} {ctx.rank} {name}"
-        found.append(replace(layout, rank=worker, process=process, worker=name, is_apart=node != ctx.node))
-    return tuple(found)
+        layouts.append(replace(layout, rank=worker, process=process, worker=name, is_apart=node != ctx.node))
+    return tuple(layouts)
 
 
 class _UnknownTensorError(Exception):

@@ -51,10 +51,10 @@ def torch_dtype(spec: ModelSpec) -> torch.dtype:
     Raises:
         ConfigError: torch has no such dtype, or one that no model computes in.
     """
-    found = getattr(torch, spec.dtype, None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    dtype = getattr(torch, spec.dtype, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ConfigError(f"model.dtype {spec.dtype!r}: expected 'float32', 'bfloat16' or 'float16'")
-    return found
+    return dtype
 
 
 GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -114,10 +114,10 @@ def stop_token_ids(
         ConfigError: a name or id that the tokenizer does not have; or no stop token at all.
     """
     if configured is not None:
-        found = [_token_id(tokenizer, token) for token in configured]
-        if not found:
+        ids = [_token_id(tokenizer, token) for token in configured]
+        if not ids:
             raise ConfigError("rollout.stop_token_ids: is empty, so no response could ever end by itself; give null")
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(ids))
     own = [int(token) for token in (turn_end, tokenizer.eos_token_id) if token is not None]
     # A generation config may list ids beyond this vocabulary (of an earlier model): they can never be sampled.
     listed = [token for token in generation_stops(model_path, revision) if 0 <= token < len(tokenizer)]
@@ -134,14 +134,14 @@ def _token_id(tokenizer: Any, token: int | str) -> int:
         if 0 <= token < len(tokenizer):
             return token
         raise ConfigError(
-            f"rollout.stop_token_ids: {token} is no token; the tokenizer has ids 0 to {len(tokenizer) - 1}"
+            f"rollout.stop_token_ids: {token} is not a token id; the tokenizer has ids 0 to {len(tokenizer) - 1}"
         )
     vocabulary = tokenizer.get_vocab()
     if token in vocabulary:
         return int(vocabulary[token])
     special = list(tokenizer.get_added_vocab())
     raise ConfigError(
-        f"rollout.stop_token_ids: {token!r} is no token of the tokenizer{nearest(token, special)}; it adds "
+        f"rollout.stop_token_ids: {token!r} is not a token of the tokenizer{nearest(token, special)}; it adds "
         f"{sorted(special)[:20]}. For a text of several tokens use rollout.stop_strings"
     )
 
@@ -158,14 +158,14 @@ def generation_stops(model_path: str | None, revision: str | None) -> list[int]:
     if not model_path or (file.parent.is_dir() and not file.exists()):
         return []
     try:
-        found = GenerationConfig.from_pretrained(model_path, revision=revision).eos_token_id
+        stops = GenerationConfig.from_pretrained(model_path, revision=revision).eos_token_id
     except (OSError, ValueError, TypeError, AttributeError) as error:
         if isinstance(error, OSError) and not file.exists():  # a model of the hub without one
             return []
         raise ConfigError(f"model.path {model_path!r}: generation_config.json cannot be read: {error}") from error
-    tokens = found if isinstance(found, list) else [] if found is None else [found]
+    tokens = stops if isinstance(stops, list) else [] if stops is None else [stops]
     if not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
-        raise ConfigError(f"model.path {model_path!r}: generation_config.json has eos_token_id {found!r}, expected ids")
+        raise ConfigError(f"model.path {model_path!r}: generation_config.json has eos_token_id {stops!r}, expected ids")
     return tokens
 
 

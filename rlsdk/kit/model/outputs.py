@@ -80,16 +80,16 @@ def _token_outputs(
         wanted = wanted & batch["response_mask"]
     tokens = wanted.nonzero()[:, 0]
     # Computed once per prefix, for all rows that share it.
-    asked = torch.zeros_like(prefixes.first, dtype=torch.bool).index_fill(0, prefixes.index[tokens], True)
-    ends = prefixes.first[asked]
+    needed = torch.zeros_like(prefixes.first, dtype=torch.bool).index_fill(0, prefixes.index[tokens], True)
+    ends = prefixes.first[needed]
     hidden, targets = states.at(ends - 1), batch["input_ids"][ends]
     want_entropy = "entropy" in names
     log_probs, entropy = token_log_probs(model, hidden, targets, batch.temperature, entropy=want_entropy)
-    which = (asked.cumsum(0) - 1)[prefixes.index[tokens]]
-    found = {"log_probs": _at(tokens, log_probs.index_select(0, which), batch)}
+    which = (needed.cumsum(0) - 1)[prefixes.index[tokens]]
+    results = {"log_probs": _at(tokens, log_probs.index_select(0, which), batch)}
     if want_entropy:
-        found["entropy"] = _at(tokens, entropy.index_select(0, which), batch)
-    return {name: found[name] for name in names}
+        results["entropy"] = _at(tokens, entropy.index_select(0, which), batch)
+    return {name: results[name] for name in names}
 
 
 def token_log_probs(
@@ -119,10 +119,10 @@ def _chunk_outputs(
     model: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, entropy: bool, recompute: bool
 ) -> tuple[Tensor, Tensor]:
     if recompute and torch.is_grad_enabled():
-        found: tuple[Tensor, Tensor] = checkpoint(
+        result: tuple[Tensor, Tensor] = checkpoint(
             _log_probs, model, hidden, targets, temperature, entropy, use_reentrant=False
         )
-        return found
+        return result
     return _log_probs(model, hidden, targets, temperature, entropy)
 
 
@@ -181,8 +181,8 @@ class _Found:
 def _backbone(model: nn.Module) -> tuple[str, nn.Module]:
     """The attribute with the backbone (the model below the head), and its module."""
     for name in (str(getattr(model, "base_model_prefix", "model")), "model"):
-        if isinstance(found := getattr(model, name, None), nn.Module):
-            return name, found
+        if isinstance(module := getattr(model, name, None), nn.Module):
+            return name, module
     raise ConfigError(f"{type(model).__name__} has no backbone of its own that could be run without its head")
 
 
@@ -199,8 +199,8 @@ def _of_nothing(model: nn.Module, head: Head, batch: Batch, names: Sequence[str]
     """Outputs of a batch without tokens. The model still runs, on a dummy token with no effect: collectives of a
     wrapped model then take place on every rank, and gradients are zero instead of missing."""
     stand_in = Batch.from_rows([[0]]).to(batch.lengths.device)
-    found = compute_outputs(model, head, stand_in, names)
-    return {name: values[:0].clone() for name, values in found.items()}
+    outputs = compute_outputs(model, head, stand_in, names)
+    return {name: values[:0].clone() for name, values in outputs.items()}
 
 
 def _check_names(names: Sequence[str], head: Head) -> None:

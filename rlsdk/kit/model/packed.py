@@ -185,7 +185,7 @@ def packed_attention(
         raise ConfigError(f"{type(module).__name__} passes {strange} to its attention, which rlsdk cannot compute")
     if query.shape[2] != key.shape[2]:
         raise ConfigError(
-            f"{query.shape[2]} new positions came with keys of {key.shape[2]}: this attention is for whole rows and "
+            f"{query.shape[2]} new positions came with {key.shape[2]} keys: this attention is for whole rows and "
             "knows no cache; call model.set_attn_implementation('sdpa') on a model that decodes"
         )
     sliding_window = None if attention_mask is None else int(attention_mask)

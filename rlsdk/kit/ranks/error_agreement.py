@@ -51,5 +51,5 @@ def raise_objective_errors(failures: Sequence[Exception]) -> None:
     dist.all_gather_object(messages, mine)
     if failures:
         raise failures[0]
-    if found := [(rank, text) for rank, text in enumerate(messages) if text]:
-        raise RlsdkError(f"the objective failed on rank {found[0][0]}: {found[0][1]}")
+    if failed := [(rank, text) for rank, text in enumerate(messages) if text]:
+        raise RlsdkError(f"the objective failed on rank {failed[0][0]}: {failed[0][1]}")

@@ -43,14 +43,14 @@ class MetricSums:
             {name: float(value) for name, value in self._sums.items()},
             {name: float(value) for name, value in self._maxima.items()},
         )
-        found = [mine] * dist.get_world_size()
-        dist.all_gather_object(found, mine)
-        names = dict.fromkeys(name for _, sums, _ in found for name in sums)
-        tops = dict.fromkeys(name for _, _, maxima in found for name in maxima)
+        per_rank = [mine] * dist.get_world_size()
+        dist.all_gather_object(per_rank, mine)
+        names = dict.fromkeys(name for _, sums, _ in per_rank for name in sums)
+        tops = dict.fromkeys(name for _, _, maxima in per_rank for name in maxima)
         return ForwardBackwardResult(
-            loss=math.fsum(loss for loss, _, _ in found),
-            sums={name: math.fsum(sums.get(name, 0.0) for _, sums, _ in found) for name in names},
-            maxima={name: max(maxima[name] for _, _, maxima in found if name in maxima) for name in tops},
+            loss=math.fsum(loss for loss, _, _ in per_rank),
+            sums={name: math.fsum(sums.get(name, 0.0) for _, sums, _ in per_rank) for name in names},
+            maxima={name: max(maxima[name] for _, _, maxima in per_rank if name in maxima) for name in tops},
             num_micro_batches=num_micro_batches,
         )
 

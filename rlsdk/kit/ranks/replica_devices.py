@@ -29,11 +29,11 @@ def spans_nodes(ctx: RankContext) -> bool:
 
 def check_devices(ctx: RankContext, spec: RolloutSpec) -> None:
     """Raises `ConfigError` if the replica got another number of devices than it needs."""
-    given = len(ctx.accelerators)
-    if ctx.device != "cpu" and given and given != spec.num_devices:
+    count = len(ctx.accelerators)
+    if ctx.device != "cpu" and count and count != spec.num_devices:
         raise ConfigError(
             f"a replica of tp_size {spec.tp_size} x pp_size {spec.pp_size} x dp_size {spec.dp_size} takes "
-            f"{spec.num_devices} devices; it was given {given}: {', '.join(ctx.accelerators)}"
+            f"{spec.num_devices} devices; it was given {count}: {', '.join(ctx.accelerators)}"
         )
 
 

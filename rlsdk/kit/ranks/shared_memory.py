@@ -6,7 +6,7 @@ The owner creates anonymous memory (`memfd_create`) and keeps its descriptor ope
 the owner when it ends, or another process that makes one if the owner was killed.
 
 An engine on a CPU that keeps its weights in such memory (`share`) saves a copy in every sync: other processes read them
-in place (`lent`).
+in place (`find_block`).
 """
 
 from __future__ import annotations
@@ -116,22 +116,26 @@ def share(tensors: Sequence[Tensor]) -> list[Tensor]:
     _shared[first] = first + block.name.num_bytes, block.name
     memory = block.memory()
     weakref.finalize(memory, _shared.pop, first)
-    found = []
+    shared = []
     for tensor, start in zip(tensors, starts, strict=True):
         # Each has its own storage: saving or sending one must not include the others.
         values = torch.empty(0, dtype=tensor.dtype)
         if tensor.numel():
             values = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start)
-        found.append(values.view(tensor.shape).copy_(tensor.detach()))
-    return found
+        shared.append(values.view(tensor.shape).copy_(tensor.detach()))
+    return shared
 
 
-def lent(tensor: Tensor) -> tuple[BlockName, int] | None:
+def find_block(tensor: Tensor) -> tuple[BlockName, int] | None:
     """The block that contains a tensor, and its byte offset in it; None if its memory is private."""
     if tensor.device.type != "cpu":
         return None
     at = tensor.data_ptr()
     return next(((name, at - first) for first, (end, name) in tuple(_shared.items()) if first <= at < end), None)
+
+
+lent = find_block
+"""The old name, for tests of engines; it goes with interface 2.2."""
 
 
 def attach(name: BlockName, *, private: bool = False) -> Tensor:
@@ -149,8 +153,8 @@ def attach(name: BlockName, *, private: bool = False) -> Tensor:
     except OSError as error:
         raise AttachError(f"cannot open the source's shared memory at {name.path}: {error}") from error
     try:
-        found = os.fstat(fd)
-        if found.st_ino != name.inode or found.st_size < name.num_bytes:
+        status = os.fstat(fd)
+        if status.st_ino != name.inode or status.st_size < name.num_bytes:
             raise AttachError(f"{name.path} is no longer the block of {name.num_bytes} bytes that the source announced")
         block = mmap.mmap(fd, name.num_bytes, access=mmap.ACCESS_COPY if private else mmap.ACCESS_DEFAULT)
     finally:

@@ -55,10 +55,10 @@ def shared_blocks(box: Box, block: Sequence[int], shape: Sequence[int]) -> Tenso
     """Which of the blocks that a box overlaps it does not contain completely: bool, shape `blocks_of(box,
     block).size`."""
     touched, own = blocks_of(box, block), whole_blocks(box, block, shape)
-    found = torch.ones(touched.size, dtype=torch.bool)
+    partial = torch.ones(touched.size, dtype=torch.bool)
     if own.numel:
-        found[own.slices(within=touched)] = False
-    return found
+        partial[own.slices(within=touched)] = False
+    return partial
 
 
 def block_maxima(values: Tensor, box: Box, block: Sequence[int]) -> Tensor:
@@ -72,13 +72,13 @@ def block_maxima(values: Tensor, box: Box, block: Sequence[int]) -> Tensor:
     Returns:
         float32, of shape `blocks_of(box, block).size`. NaN where a value is.
     """
-    found = values.abs().float()
+    maxima = values.abs().float()
     for axis, (offset, size, length) in enumerate(zip(box.offset, box.size, block, strict=True)):
-        found = found.movedim(axis, 0)
+        maxima = maxima.movedim(axis, 0)
         edges = [0, *range(length - offset % length, size, length), size]
-        found = torch.stack([found[a:b].amax(0) for a, b in pairwise(edges)])
-        found = found.movedim(0, axis)
-    return found.contiguous()
+        maxima = torch.stack([maxima[a:b].amax(0) for a, b in pairwise(edges)])
+        maxima = maxima.movedim(0, axis)
+    return maxima.contiguous()
 
 
 def scales_of(maxima: Tensor) -> Tensor:

@@ -80,17 +80,17 @@ def check_shards(shards: Iterator[WeightShard], pieces: Pieces) -> Iterator[Weig
         fits = any(piece.box.intersect(shard.box) == shard.box for piece in pieces.get(shard.name, ()))
         if not fits or tuple(shard.tensor.shape) != shard.box.size:
             raise WeightSyncError(
-                f"{shard.name!r} at {list(shard.box.offset)} of size {list(shard.box.size)} is no part of what this "
+                f"{shard.name!r} at {list(shard.box.offset)} of size {list(shard.box.size)} is not a part of what this "
                 "worker holds"
             )
         if any(box.intersect(shard.box) is not None for box in boxes[shard.name]):
-            raise WeightSyncError(f"{shard.name!r} at {list(shard.box.offset)} came twice")
+            raise WeightSyncError(f"{shard.name!r} at {list(shard.box.offset)} arrived twice")
         boxes[shard.name].append(shard.box)
         yield shard
     for name, parts in pieces.items():
         held = sum(box.numel for box in {piece.box for piece in parts})
         if sum(box.numel for box in boxes[name]) < held:
-            raise WeightSyncError(f"{name!r} did not come whole: an update brings every box of layout()")
+            raise WeightSyncError(f"{name!r} is incomplete: an update must cover every box of layout()")
 
 
 def worker_receipts(answers: Sequence[Mapping[str, Any]], version: int) -> tuple[WorkerReceipt, ...]:
@@ -103,7 +103,7 @@ def worker_receipts(answers: Sequence[Mapping[str, Any]], version: int) -> tuple
     failed = [answer for answer in answers if "error" in answer]
     for answer in failed:
         kind = AttachError if all(other["closed"] for other in failed) else WeightSyncError
-        raise kind(f"version {version}: worker {answer['worker']!r} did not take its weights: {answer['error']}")
+        raise kind(f"version {version}: worker {answer['worker']!r} did not load its weights: {answer['error']}")
     return tuple(
         WorkerReceipt(worker=a["worker"], num_tensors=a["num_tensors"], num_bytes=a["num_bytes"]) for a in answers
     )

@@ -33,6 +33,6 @@ def file_tensors(model: PreTrainedModel, shapes: Mapping[str, Sequence[int]]) ->
     recorder = Recorder()
     whole = [Source.whole(name, shape) for name, shape in shapes.items()]
     with torch.no_grad(), recorder:
-        found = revert_weight_conversion(model, {source.name: recorder.stand_in(source) for source in whole})
-    written = [Source(name=name, shape=tuple(t.shape), parts=recorder.parts(t)) for name, t in found.items()]
+        tensors = revert_weight_conversion(model, {source.name: recorder.stand_in(source) for source in whole})
+    written = [Source(name=name, shape=tuple(t.shape), parts=recorder.parts(t)) for name, t in tensors.items()]
     return None if set(written) == set(whole) else written

@@ -53,7 +53,7 @@ def check_fits(
     check_unused(spec, model, known, files)
 
 
-def check_unused(spec: ModelSpec, model: Any, names: Collection[str], found: Iterable[str]) -> None:
+def check_unused(spec: ModelSpec, model: Any, names: Collection[str], in_files: Iterable[str]) -> None:
     """Checks that no part of the model leaves tensors of the files out: a bias that `config.json` does not have, or
     further layers. Tensors of other parts (an image encoder, another head) are not judged.
 
@@ -61,7 +61,7 @@ def check_unused(spec: ModelSpec, model: Any, names: Collection[str], found: Ite
         spec: the model.
         model: the transformers model: says which tensors it leaves out on purpose, and whether it is quantized.
         names: of its tensors.
-        found: names in the files.
+        in_files: names in the files.
 
     Raises:
         ConfigError: names the first such tensor.
@@ -72,7 +72,7 @@ def check_unused(spec: ModelSpec, model: Any, names: Collection[str], found: Ite
     buffers = {name for name, _ in model.named_buffers()}
     left = [
         name
-        for name in sorted(set(found) - set(names) - buffers)
+        for name in sorted(set(in_files) - set(names) - buffers)
         if not _DERIVED.search(name) and not any(re.search(pattern, name) for pattern in on_purpose)
     ]
     owners = {name.rpartition(".")[0] for name in names}
@@ -99,16 +99,16 @@ def _check_shapes(spec: ModelSpec, files: Mapping[str, Path], shapes: Mapping[st
     by_file: dict[Path, list[str]] = {}
     for name in files.keys() & shapes.keys():
         by_file.setdefault(files[name], []).append(name)
-    found: dict[str, tuple[int, ...]] = {}
+    in_file: dict[str, tuple[int, ...]] = {}
     for path, names in by_file.items():
         with open_weights(path) as file:
-            found |= {name: tuple(file.get_slice(name).get_shape()) for name in names}
-    wrong = [name for name, shape in shapes.items() if name in found and found[name] != tuple(shape)]
+            in_file |= {name: tuple(file.get_slice(name).get_shape()) for name in names}
+    wrong = [name for name, shape in shapes.items() if name in in_file and in_file[name] != tuple(shape)]
     if wrong:
         name = wrong[0]
         raise ConfigError(
             f"model.path {spec.path!r}: {len(wrong)} tensors of the checkpoint do not fit config.json, first {name!r}: "
-            f"it has shape {found[name]} in {files[name].name}, but config.json makes it {tuple(shapes[name])}; the "
+            f"it has shape {in_file[name]} in {files[name].name}, but config.json makes it {tuple(shapes[name])}; the "
             "folder mixes files of two models: give the config.json that belongs to the weights"
         )
 
@@ -137,7 +137,7 @@ def _lists(names: Iterable[str]) -> Mapping[str, set[str]]:
         for part in _parts(name):
             parent, _, child = part.rpartition(".")
             children.setdefault(parent, set()).add(child)
-    return {parent: found for parent, found in children.items() if all(child.isdecimal() for child in found)}
+    return {parent: keys for parent, keys in children.items() if all(child.isdecimal() for child in keys)}
 
 
 def _is_further(part: str, lists: Mapping[str, set[str]]) -> bool:

@@ -45,9 +45,9 @@ def trace_loaders(
         be traced.
     """
     recorder = Recorder()
-    given = sources if sources is not None else [Source.whole(name, shape) for name, shape in shapes.items()]
+    loaded = sources if sources is not None else [Source.whole(name, shape) for name, shape in shapes.items()]
     with torch.no_grad(), recorder:
-        load((source.name, recorder.stand_in(source)) for source in given)
+        load((source.name, recorder.stand_in(source)) for source in loaded)
     return {name: recorder.pieces.get(name, []) for name in shapes}
 
 
@@ -85,8 +85,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # Overwritten: the values are no longer those of a canonical tensor.
             self._hold(args[0], ())
         follow = FOLLOWED.get(func)
-        if follow is not None and result.is_meta and (found := follow(self, args, kwargs or {})):
-            self._hold(result, found)
+        if follow is not None and result.is_meta and (parts := follow(self, args, kwargs or {})):
+            self._hold(result, parts)
         return result
 
     def _hold(self, tensor: Tensor, parts: tuple[Part, ...]) -> Tensor:
@@ -112,11 +112,11 @@ def _copied(recorder: Recorder, args: Sequence[Any], _: Mapping[str, Any]) -> tu
 
 def _joined(recorder: Recorder, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Part, ...]:
     """Parts of the result of `cat`."""
-    dim, found, at = (args[1] if len(args) > 1 else kwargs.get("dim", 0)), [], 0
+    dim, parts, at = (args[1] if len(args) > 1 else kwargs.get("dim", 0)), [], 0
     for tensor in args[0]:
-        found += [part.moved(dim % tensor.dim(), at) for part in recorder.parts(tensor)]
+        parts += [part.moved(dim % tensor.dim(), at) for part in recorder.parts(tensor)]
         at += tensor.shape[dim]
-    return tuple(found)
+    return tuple(parts)
 
 
 def _stacked(recorder: Recorder, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Part, ...]:

@@ -43,13 +43,13 @@ class UpdateCheck:
         shape = self.shapes.get(shard.name)
         if shape is None:
             raise WeightSyncError(
-                f"version {self.version}: {shard.name!r} is no tensor of this model"
+                f"version {self.version}: {shard.name!r} is not a tensor of this model"
                 f"{nearest(shard.name, self.shapes)}; it has {len(self.shapes)}, those of layout()"
             )
         fits = len(shard.box.size) == len(shape) and shard.box.intersect(Box.whole(shape)) == shard.box
         if not fits or tuple(shard.tensor.shape) != shard.box.size:
             raise WeightSyncError(
-                f"version {self.version}: {shard.name!r} has shape {list(shape)}; a piece came at "
+                f"version {self.version}: {shard.name!r} has shape {list(shape)}; a piece arrived at "
                 f"{list(shard.box.offset)} of size {list(shard.box.size)}, with values of shape "
                 f"{list(shard.tensor.shape)}"
             )
@@ -75,7 +75,7 @@ class UpdateCheck:
         if lacking:
             raise WeightSyncError(
                 f"version {self.version}: {len(lacking)} of {len(self.shapes)} tensors were not covered, first "
-                f"{lacking[0]!r}; an update brings every box of layout()"
+                f"{lacking[0]!r}; an update must cover every box of layout()"
             )
 
 
@@ -120,12 +120,12 @@ def make_receipt(
     Raises:
         WeightSyncError: two workers serve different values of one box.
     """
-    found = join_fingerprints(served, version)
+    fingerprints = join_fingerprints(served, version)
     return SyncReceipt(
         version=version,
-        num_tensors=len(found),
+        num_tensors=len(fingerprints),
         num_bytes=sum(map(math.prod, shapes.values())) * DTYPE_BYTES[dtype],
-        fingerprints=found,
+        fingerprints=fingerprints,
         workers=workers,
     )
 
@@ -160,14 +160,14 @@ def join_fingerprints(workers: Sequence[Fingerprints], version: int) -> dict[str
     Raises:
         WeightSyncError: two workers serve different values of one box.
     """
-    found: dict[str, dict[Box, int]] = {}
+    joined: dict[str, dict[Box, int]] = {}
     for rank, worker in enumerate(workers):
         for name, boxes in worker.items():
             for start, size, value in boxes:
                 box = Box(tuple(start), tuple(size))
-                if found.setdefault(name, {}).setdefault(box, value) != value:
+                if joined.setdefault(name, {}).setdefault(box, value) != value:
                     raise WeightSyncError(
                         f"version {version}: worker {rank} serves other values of {name!r} at {list(box.offset)} than "
-                        "a worker before it: their copies have come apart"
+                        "an earlier worker: their copies have diverged"
                     )
-    return {name: sum(boxes.values()) % FINGERPRINT_MODULUS for name, boxes in found.items()}
+    return {name: sum(boxes.values()) % FINGERPRINT_MODULUS for name, boxes in joined.items()}

@@ -39,35 +39,35 @@ def read_tests(row: Mapping[str, Any], field: str) -> list[Case]:
     Raises:
         ValueError: there are none, or their form is unknown; the message names the key.
     """
-    found = _loaded(row.get(field), field)
-    if isinstance(found, Mapping):
-        found = _items(found, field)
-    if isinstance(found, str):
-        found = [_with_check(found, row.get("entry_point"))]
-    if not isinstance(found, Sequence) or not found:
+    raw = _loaded(row.get(field), field)
+    if isinstance(raw, Mapping):
+        raw = _items(raw, field)
+    if isinstance(raw, str):
+        raw = [_with_check(raw, row.get("entry_point"))]
+    if not isinstance(raw, Sequence) or not raw:
         raise ValueError(
             f"the data row has no tests in {field!r}; set the reward's option 'field'{nearest(field, row)}"
         )
-    tests = [test for at, item in enumerate(found) for test in _read_test(item, f"{field}.{at}", row)]
+    tests = [test for at, item in enumerate(raw) for test in _read_test(item, f"{field}.{at}", row)]
     kinds = {test.kind for test in tests}
     if "io" in kinds and len(kinds) > 1:
         raise ValueError(f"the data row mixes statements or calls with inputs and outputs in {field!r}")
     return tests
 
 
-def _loaded(found: Any, field: str) -> Any:
-    if not isinstance(found, str) or found.lstrip()[:1] not in ("[", "{"):
-        return found
+def _loaded(value: Any, field: str) -> Any:
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
+        return value
     try:
-        return json.loads(found)
+        return json.loads(value)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the data row's {field!r} is not valid JSON: {error}") from error
 
 
-def _items(found: Mapping[str, Any], field: str) -> list[dict[str, Any]]:
+def _items(columns: Mapping[str, Any], field: str) -> list[dict[str, Any]]:
     """The tests of lists, one by one."""
-    _check_keys(found, _LISTS, field)
-    inputs, outputs = (found.get(name) for name in ("inputs", "outputs"))
+    _check_keys(columns, _LISTS, field)
+    inputs, outputs = (columns.get(name) for name in ("inputs", "outputs"))
     for name, values in (("inputs", inputs), ("outputs", outputs)):
         if not isinstance(values, list | tuple):
             raise ValueError(f"'{field}.{name}' is a {type(values).__name__}; expected a list")
@@ -76,7 +76,7 @@ def _items(found: Mapping[str, Any], field: str) -> list[dict[str, Any]]:
     if len(inputs) != len(outputs):
         raise ValueError(f"{field!r} has {len(inputs)} inputs and {len(outputs)} outputs; expected as many")
     pairs = zip(inputs, outputs, strict=True)
-    return [{"input": given, "output": output, "fn_name": found.get("fn_name")} for given, output in pairs]
+    return [{"input": call_input, "output": output, "fn_name": columns.get("fn_name")} for call_input, output in pairs]
 
 
 def _read_test(item: Any, where: str, row: Mapping[str, Any]) -> Iterator[Case]:
@@ -93,8 +93,8 @@ def _read_test(item: Any, where: str, row: Mapping[str, Any]) -> Iterator[Case]:
         raise ValueError(f"{where!r} is {item!r:.80}; expected a statement, or an input with its output")
 
 
-def _check_keys(found: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    for key in found:
+def _check_keys(mapping: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    for key in mapping:
         if key not in known:
             raise ValueError(
                 f"{where!r} has the key {key!r}, which is not understood{nearest(str(key), known)}; expected "
@@ -145,16 +145,16 @@ def _as_lines(value: Any) -> str:
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _read_call(name: str, given: Any, output: Any, where: str) -> Case:
+def _read_call(name: str, call_input: Any, output: Any, where: str) -> Case:
     """A call with its arguments as a list (APPS, TACO), or as text with one value a line (LiveCodeBench)."""
-    if isinstance(given, str):
-        lines = [line for line in given.splitlines() if line.strip()]
+    if isinstance(call_input, str):
+        lines = [line for line in call_input.splitlines() if line.strip()]
         arguments = [_value(line, f"{where}.input") for line in lines]
         output = _value(output, None) if isinstance(output, str) else output
-    elif given is None or isinstance(given, Mapping):
-        raise ValueError(f"'{where}.input' is {given!r:.80}; expected a list of the arguments of {name!r}")
+    elif call_input is None or isinstance(call_input, Mapping):
+        raise ValueError(f"'{where}.input' is {call_input!r:.80}; expected a list of the arguments of {name!r}")
     else:
-        arguments = list(given) if isinstance(given, list | tuple) else [given]
+        arguments = list(call_input) if isinstance(call_input, list | tuple) else [call_input]
     values = [output, output[0]] if isinstance(output, list | tuple) and len(output) == 1 else [output]
     source = json.dumps({"function": name, "arguments": arguments})
     return Case(kind="call", source=source, expected=[comparable(value) for value in values])

@@ -31,22 +31,22 @@ def inspect_target(target: str, options: Mapping[str, Any] | None = None) -> For
         ConfigError: the file, module or function does not exist (the message gives the nearest name), the source is not
             valid Python, or the signature does not accept the call.
     """
-    said = f"reward {called(target)!r}"
+    label = f"reward {called(target)!r}"
     where, colon, name = target.rpartition(":")
     if not colon or not where or not name:
-        raise ConfigError(f"{said}: expected pkg.mod:function or path/file.py:function")
-    path = python_file(Path(where), said) if where.endswith(".py") else _module(where, said)
+        raise ConfigError(f"{label}: expected pkg.mod:function or path/file.py:function")
+    path = python_file(Path(where), label) if where.endswith(".py") else _module(where, label)
     if path is None:
         return Form.OWN  # not written in Python: checked by the grading process
-    tree = _parsed(path, said)
-    node = _definition(tree, path, name, said)
-    _check_imports(tree, path, said)
+    tree = _parsed(path, label)
+    node = _definition(tree, path, name, label)
+    _check_imports(tree, path, label)
     return (
-        _form(node, options or {}, said) if isinstance(node, ast.FunctionDef) and not node.decorator_list else Form.OWN
+        _form(node, options or {}, label) if isinstance(node, ast.FunctionDef) and not node.decorator_list else Form.OWN
     )
 
 
-def _module(name: str, said: str) -> Path | None:
+def _module(name: str, label: str) -> Path | None:
     """Returns the source file of a module without importing it; None if it has none."""
     places: Sequence[str] | None = [*sys.path, str(Path.cwd())]
     spec = None
@@ -57,7 +57,7 @@ def _module(name: str, said: str) -> Path | None:
             return None
         if spec is None:
             raise ConfigError(
-                f"{said}: no module {whole!r}. Is it installed, or in the current folder? A file is given as "
+                f"{label}: no module {whole!r}. Is it installed, or in the current folder? A file is given as "
                 "path/file.py:function"
             )
         places = spec.submodule_search_locations
@@ -65,17 +65,17 @@ def _module(name: str, said: str) -> Path | None:
     return Path(origin) if origin is not None and origin.endswith(".py") else None
 
 
-def _parsed(path: Path, said: str) -> ast.Module:
+def _parsed(path: Path, label: str) -> ast.Module:
     try:
         return ast.parse(path.read_bytes(), str(path))
     except SyntaxError as error:
         line = (error.text or "").strip()
-        raise ConfigError(f"{said}: {path}:{error.lineno} is not valid Python: {error.msg}: {line[:80]}") from error
+        raise ConfigError(f"{label}: {path}:{error.lineno} is not valid Python: {error.msg}: {line[:80]}") from error
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{said}: {str(path)!r} cannot be read as Python: {error}") from error
+        raise ConfigError(f"{label}: {str(path)!r} cannot be read as Python: {error}") from error
 
 
-def _check_imports(tree: ast.Module, path: Path, said: str) -> None:
+def _check_imports(tree: ast.Module, path: Path, label: str) -> None:
     """Refuses a file whose first statements import a missing package.
 
     Only imports before any other statement are checked: later ones may depend on one, such as a change of `sys.path`.
@@ -94,7 +94,7 @@ def _check_imports(tree: ast.Module, path: Path, said: str) -> None:
             package = name.partition(".")[0]
             if not _is_there(package):
                 raise ConfigError(
-                    f"{said}: {path}:{node.lineno} imports {name!r}, but there is no module {package!r} here. Is it "
+                    f"{label}: {path}:{node.lineno} imports {name!r}, but there is no module {package!r} here. Is it "
                     f"installed in {sys.prefix}?"
                 )
 
@@ -104,11 +104,11 @@ def _is_there(package: str) -> bool:
     if package in sys.stdlib_module_names or package in sys.modules:
         return True
     here = [str(Path.cwd())]
-    found = importlib.util.find_spec(package) or importlib.machinery.PathFinder.find_spec(package, here)
-    return found is not None
+    spec = importlib.util.find_spec(package) or importlib.machinery.PathFinder.find_spec(package, here)
+    return spec is not None
 
 
-def _definition(tree: ast.Module, path: Path, name: str, said: str) -> ast.AST | None:
+def _definition(tree: ast.Module, path: Path, name: str, label: str) -> ast.AST | None:
     """Returns the definition of a top-level name in a file; None if the source does not show it."""
     defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     if name in defined:
@@ -120,27 +120,27 @@ def _definition(tree: ast.Module, path: Path, name: str, said: str) -> ast.AST |
     nested = {n.name for n in ast.walk(tree) if isinstance(n, ast.ClassDef | ast.AsyncFunctionDef | ast.FunctionDef)}
     if name in elsewhere | imported | nested or "*" in imported or "__getattr__" in defined:
         return None
-    public = sorted(found for found in defined if not found.startswith("_"))
-    raise ConfigError(f"{said}: no function {name!r}{nearest(name, public)}; {path} has {public}")
+    public = sorted(each for each in defined if not each.startswith("_"))
+    raise ConfigError(f"{label}: no function {name!r}{nearest(name, public)}; {path} has {public}")
 
 
-def _form(node: ast.FunctionDef, options: Mapping[str, Any], said: str) -> Form:
+def _form(node: ast.FunctionDef, options: Mapping[str, Any], label: str) -> Form:
     """Returns the form of a function, and checks that its signature accepts such a call."""
     signature = _signature(node)
     named, takes_any = parameters_of(signature)
     form = form_of(named)
     if form is not Form.OWN:
-        check_form(form, named, takes_any=takes_any, options=options, said=said)
+        check_form(form, named, takes_any=takes_any, options=options, label=label)
         return form
     for option in options:
         if option not in list(named)[1:] and not takes_any:
             own = list(named)[1:]
-            raise ConfigError(f"{said} has no option {option!r}{nearest(option, own)}; it has {own or 'none'}")
+            raise ConfigError(f"{label} has no option {option!r}{nearest(option, own)}; it has {own or 'none'}")
     try:
         signature.bind("sample", **options)
     except TypeError as error:
         raise ConfigError(
-            f"{said} is called as fn(sample, **options) with options {sorted(options)}, but its signature is "
+            f"{label} is called as fn(sample, **options) with options {sorted(options)}, but its signature is "
             f"{node.name}({ast.unparse(node.args)}): {error}. TRL's fn(prompts, completions, **columns) and verl's "
             "fn(data_source, solution_str, ground_truth, extra_info) are recognised, too"
         ) from error

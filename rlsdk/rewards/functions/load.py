@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from rlsdk.interfaces import ConfigError
 from rlsdk.interfaces.spelling import called
 from rlsdk.registry import check_call, find_function
-from rlsdk.rewards.functions.signatures import adapted
+from rlsdk.rewards.functions.signatures import adapt
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -68,7 +68,7 @@ def load_function(target: str, options: Mapping[str, Any] | None = None) -> Call
             does not accept the arguments.
     """
     function = find_function(target, what="reward")
-    wrapped = adapted(function, options or {}, f"reward {called(target)!r}")
+    wrapped = adapt(function, options or {}, f"reward {called(target)!r}")
     if wrapped is function:
         check_call(function, takes=("sample",), options=options or {}, said=f"reward {called(target)!r}")
     return wrapped

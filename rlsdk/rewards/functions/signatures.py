@@ -31,14 +31,14 @@ class Form(StrEnum):
 
 MARKS = {Form.TRL: "completions", Form.VERL: "solution_str"}
 """The parameter that identifies each form."""
-GIVEN = {
+AVAILABLE = {
     Form.TRL: frozenset({"prompts", "completions"}),
     Form.VERL: frozenset({"data_source", "solution_str", "ground_truth", "extra_info"}),
 }
 """Parameters of a form that are always available; further parameters of TRL functions are columns of the rows."""
 BATCH_OF = "completions"
 """What TRL functions get several of, for messages."""
-NOT_GIVEN = frozenset({"completion_ids", "trainer_state", "log_extra", "log_metric", "environments"})
+UNAVAILABLE = frozenset({"completion_ids", "trainer_state", "log_extra", "log_metric", "environments"})
 """Parameters that only TRL's own trainer can pass."""
 
 
@@ -54,7 +54,7 @@ def parameters_of(signature: inspect.Signature) -> tuple[dict[str, bool], bool]:
     return named, any(p.kind is p.VAR_KEYWORD for p in every)
 
 
-def said_of(form: Form, name: str) -> str:
+def describe_form(form: Form, name: str) -> str:
     """Returns one line for users: the recognised signature, and how the function is called."""
     how = {
         Form.TRL: "called with prompts, completions and the rows' columns as lists; None counts as 0",
@@ -63,13 +63,13 @@ def said_of(form: Form, name: str) -> str:
     return f"reward {name} has {form}'s signature; {how[form]}"
 
 
-def adapted(function: Callable[..., Any], options: Mapping[str, Any], said: str) -> Callable[..., Any]:
+def adapt(function: Callable[..., Any], options: Mapping[str, Any], label: str) -> Callable[..., Any]:
     """Returns a function that rlsdk can call: `function` itself, or a wrapper if it was written for another library.
 
     Args:
         function: the user's function.
         options: additional keyword arguments of its calls.
-        said: name of the function in messages.
+        label: name of the function in messages.
 
     Raises:
         ConfigError: it requires an argument that only the other library's trainer has, or does not accept an option.
@@ -81,12 +81,12 @@ def adapted(function: Callable[..., Any], options: Mapping[str, Any], said: str)
     form = form_of(named)
     if form is Form.OWN:
         return function
-    check_form(form, named, takes_any=takes_any, options=options, said=said)
+    check_form(form, named, takes_any=takes_any, options=options, label=label)
     return _trl(function, None if takes_any else set(named)) if form is Form.TRL else _verl(function, named, takes_any)
 
 
 def check_form(
-    form: Form, parameters: Mapping[str, bool], *, takes_any: bool, options: Mapping[str, Any], said: str
+    form: Form, parameters: Mapping[str, bool], *, takes_any: bool, options: Mapping[str, Any], label: str
 ) -> None:
     """Checks that rlsdk can pass all arguments that a function of another library requires.
 
@@ -95,19 +95,19 @@ def check_form(
         parameters: name -> whether it is required.
         takes_any: whether it has `**kwargs`.
         options: additional keyword arguments of its calls.
-        said: name of the function in messages.
+        label: name of the function in messages.
 
     Raises:
         ConfigError: a required argument is not available, or the function does not accept an option.
     """
     required = {name for name, is_required in parameters.items() if is_required}
-    lacking = required & NOT_GIVEN if form is Form.TRL else required - GIVEN[form] - set(options)
+    lacking = required & UNAVAILABLE if form is Form.TRL else required - AVAILABLE[form] - set(options)
     if lacking:
-        raise ConfigError(f"{said} has {form}'s signature and requires {sorted(lacking)}, which rlsdk does not pass")
+        raise ConfigError(f"{label} has {form}'s signature and requires {sorted(lacking)}, which rlsdk does not pass")
     for option in options:
         if option not in parameters and not takes_any:
             raise ConfigError(
-                f"{said} has no option {option!r}{nearest(option, parameters)}; it has {list(parameters)}"
+                f"{label} has no option {option!r}{nearest(option, parameters)}; it has {list(parameters)}"
             )
 
 
@@ -131,8 +131,8 @@ def _trl(function: Callable[..., Any], takes: set[str] | None) -> Callable[..., 
 
 
 def _prompt(sample: RewardSample) -> Any:
-    found = sample.row.get("prompt")
-    return sample.prompt if found is None else found
+    prompt = sample.row.get("prompt")
+    return sample.prompt if prompt is None else prompt
 
 
 def _completion(sample: RewardSample) -> Any:

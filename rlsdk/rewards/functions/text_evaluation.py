@@ -32,13 +32,13 @@ def evaluates_text(function: Callable[..., Any]) -> str | None:
         used = set(_names(at.__code__))
         sympy = any(getattr(scope.get(name), "__name__", "").startswith("sympy") for name, plain in used if plain)
         for name, plain in sorted(used):
-            found = scope.get(name) if plain else getattr(owner, name, None)
-            if plain and found is None and name in BUILTINS:
+            value = scope.get(name) if plain else getattr(owner, name, None)
+            if plain and value is None and name in BUILTINS:
                 return name
-            if name in SYMPY and (sympy if found is None else _package(found) == "sympy"):
+            if name in SYMPY and (sympy if value is None else _package(value) == "sympy"):
                 return name
-            if _package(found) == package:
-                pending += _functions(found)
+            if _package(value) == package:
+                pending += _functions(value)
     return None
 
 
@@ -52,21 +52,21 @@ def _names(code: CodeType) -> Iterator[tuple[str, bool]]:
             yield from _names(inner)
 
 
-def _package(found: object) -> str:
-    return str(getattr(found, "__module__", "")).partition(".")[0]
+def _package(value: object) -> str:
+    return str(getattr(value, "__module__", "")).partition(".")[0]
 
 
-def _functions(found: Any) -> list[Any]:
-    """Returns functions that a call of `found` may run: itself, functions it wraps or closes over, methods of a
+def _functions(value: Any) -> list[Any]:
+    """Returns functions that a call of `value` may run: itself, functions it wraps or closes over, methods of a
     class."""
-    if isinstance(found, type):
-        return [getattr(member, "__func__", member) for member in vars(found).values()]
-    function = getattr(found, "__func__", found)
+    if isinstance(value, type):
+        return [getattr(member, "__func__", member) for member in vars(value).values()]
+    function = getattr(value, "__func__", value)
     if not isinstance(function, FunctionType):
         inner = [
-            getattr(found, "func", None),
-            getattr(found, "__wrapped__", None),
-            vars(type(found)).get("__call__"),
+            getattr(value, "func", None),
+            getattr(value, "__wrapped__", None),
+            vars(type(value)).get("__call__"),
         ]
         return [part for part in inner if isinstance(part, FunctionType)]
     closed = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]

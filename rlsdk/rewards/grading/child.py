@@ -30,7 +30,7 @@ from rlsdk.interfaces.spelling import PythonCall, set_reader
 from rlsdk.rewards.functions.load import load_function
 from rlsdk.rewards.functions.text_evaluation import evaluates_text
 from rlsdk.rewards.grading.hints import hint
-from rlsdk.rewards.grading.isolation import call_apart, describe_status, why_attributes_change
+from rlsdk.rewards.grading.isolation import call_in_fork, describe_status, why_attributes_change
 from rlsdk.rewards.grading.protocol import Tag, encode_graded, encode_record, encode_value, read_message, write_all
 from rlsdk.rewards.grading.sources import own_sources
 from rlsdk.rewards.scores.definitions import FailureKind
@@ -73,12 +73,12 @@ def main(requests: int, records: int, lifeline: int) -> None:
     gc.collect()
     gc.freeze()  # loaded objects stay alive, so garbage collection during grading can skip them
     rewards = [_Reward(function, options, limits, output.fileno()) for function, options in functions]
-    if any(reward.apart for reward in rewards) and not limits.allow_writes:
+    if any(reward.in_fork for reward in rewards) and not limits.allow_writes:
         confinement.note("no changes of permissions by functions that run text", why_attributes_change())
     body = {
         "batched": [reward.batched for reward in rewards],
         "reads_tokens": [reward.reads_tokens for reward in rewards],
-        "apart": [reward.apart for reward in rewards],
+        "in_fork": [reward.in_fork for reward in rewards],
         "held": confinement.held,
         "missing": confinement.missing,
         "sources": sources,
@@ -161,7 +161,7 @@ class _Reward:
     ) -> None:
         self.batched = bool(getattr(function, "batched", False))
         self.reads_tokens = bool(getattr(function, "reads_tokens", False))
-        self.apart = limits.isolation == "always" or (
+        self.in_fork = limits.isolation == "always" or (
             limits.isolation == "auto" and evaluates_text(function) is not None
         )
         """Whether every call runs in its own fork."""
@@ -169,16 +169,16 @@ class _Reward:
 
     def one(self, sample: RewardSample) -> tuple[Outcome, bool]:
         """Returns the outcome of one sample, and whether the process may continue."""
-        if not self.apart:
+        if not self.in_fork:
             return self._one(sample)
-        outcomes, status = call_apart(lambda: [self._one(sample)[0]], 1, self._log, self._limits)
+        outcomes, status = call_in_fork(lambda: [self._one(sample)[0]], 1, self._log, self._limits)
         return (outcomes[0] if outcomes and not isinstance(outcomes, str) else describe_status(status)), True
 
     def together(self, samples: Sequence[RewardSample]) -> Sequence[Outcome] | str:
         """Returns the outcomes of all samples from one call; if the call raised, a text that says what."""
-        if not self.apart:
+        if not self.in_fork:
             return self._together(samples)
-        outcomes, status = call_apart(lambda: self._together(samples), len(samples), self._log, self._limits)
+        outcomes, status = call_in_fork(lambda: self._together(samples), len(samples), self._log, self._limits)
         return describe_status(status).message if outcomes is None else outcomes
 
     def _one(self, sample: RewardSample) -> tuple[Outcome, bool]:

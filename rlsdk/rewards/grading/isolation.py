@@ -33,7 +33,7 @@ _NOT_PROTECTED = 97
 _LENGTH = struct.Struct("<Q")
 
 
-def call_apart(
+def call_in_fork(
     call: Callable[[], Sequence[Outcome] | str], count: int, keep: int, limits: RewardLimits
 ) -> tuple[Sequence[Outcome] | str | None, int]:
     """Runs `call` in a fork; returns its outcomes or its text (None if both are invalid), and the fork's wait status.
@@ -141,26 +141,26 @@ def _to_json(outcome: Outcome) -> Any:
 
 def _decode(data: bytes, count: int, limits: RewardLimits) -> Sequence[Outcome] | str | None:
     try:
-        given = json.loads(data)
-        if isinstance(given, str):
-            return given[:_MAX_TEXT]
-        if not isinstance(given, list) or len(given) != count:
+        decoded = json.loads(data)
+        if isinstance(decoded, str):
+            return decoded[:_MAX_TEXT]
+        if not isinstance(decoded, list) or len(decoded) != count:
             return None
-        return [_from_json(outcome, limits) for outcome in given]
+        return [_from_json(outcome, limits) for outcome in decoded]
     except (KeyError, TypeError, ValueError, RecursionError):
         return None
 
 
-def _from_json(given: Any, limits: RewardLimits) -> Outcome:
+def _from_json(outcome: Any, limits: RewardLimits) -> Outcome:
     """Decodes an outcome. The fork may have written anything: raises `ValueError`, `KeyError` or `TypeError`."""
-    if isinstance(given, float):
-        return check_number(given, limits)
-    if set(given) == {"kind", "message"}:
-        return failed(FailureKind(given["kind"]), str(given["message"]))
-    if set(given) != {"score", "token_scores", "metrics"}:
+    if isinstance(outcome, float):
+        return check_number(outcome, limits)
+    if set(outcome) == {"kind", "message"}:
+        return failed(FailureKind(outcome["kind"]), str(outcome["message"]))
+    if set(outcome) != {"score", "token_scores", "metrics"}:
         raise NonsenseError(FailureKind.TYPE, "not an outcome")
-    found: Graded = check_graded(given["score"], given["token_scores"], given["metrics"], limits)
-    return found
+    graded: Graded = check_graded(outcome["score"], outcome["token_scores"], outcome["metrics"], limits)
+    return graded
 
 
 def _end(child: int) -> int:
@@ -176,8 +176,8 @@ def _end(child: int) -> int:
 
 def _children() -> set[int]:
     """Returns the children of this process, including adopted ones; empty if the system does not report them."""
-    found: set[int] = set()
+    children: set[int] = set()
     for path in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            found.update(map(int, path.read_text().split()))
-    return found
+            children.update(map(int, path.read_text().split()))
+    return children

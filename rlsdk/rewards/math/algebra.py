@@ -74,7 +74,7 @@ def objection(given: str, wanted: str) -> str | None:
         ("power", _power(given) > max(MAX_POWER, _power(wanted)) or _TOWER.search(given) is not None),
         ("power of ten", _HUGE.search(given) is not None and _HUGE.search(wanted) is None),
     )
-    return next((reason for reason, found in checks if found), None)
+    return next((reason for reason, applies in checks if applies), None)
 
 
 @lru_cache(maxsize=8192)

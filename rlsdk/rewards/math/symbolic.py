@@ -182,10 +182,10 @@ def _match(wanted: tuple[Part, ...], given: tuple[Part, ...], same: Same) -> boo
     """Whether every wanted part matches a different given part."""
     left = list(given)
     for part in wanted:
-        found = next((at for at, other in enumerate(left) if same(part, other)), None)
-        if found is None:
+        index = next((at for at, other in enumerate(left) if same(part, other)), None)
+        if index is None:
             return False
-        del left[found]
+        del left[index]
     return True
 
 

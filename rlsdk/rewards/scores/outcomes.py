@@ -66,11 +66,11 @@ def to_outcome(value: object, limits: RewardLimits) -> Outcome:
         return failed(error.kind, str(error))
 
 
-def values_in_order(given: object, count: int, what: str) -> list[object]:
+def values_in_order(returned: object, count: int, what: str) -> list[object]:
     """Returns the values that a batched function gave, one for each of its `count` samples.
 
     Args:
-        given: any iterable with an order: a list, an array, a generator.
+        returned: any iterable with an order: a list, an array, a generator.
         count: number of samples.
         what: the samples, in messages: "completions".
 
@@ -78,20 +78,20 @@ def values_in_order(given: object, count: int, what: str) -> list[object]:
         NonsenseError: it is not `count` values.
     """
     expected = f"expected {count} values, one for each of the {what}, in their order"
-    if isinstance(given, str | bytes | bytearray | Mapping | Set):
-        raise NonsenseError(FailureKind.TYPE, f"the function gave a {type(given).__name__}; {expected}")
+    if isinstance(returned, str | bytes | bytearray | Mapping | Set):
+        raise NonsenseError(FailureKind.TYPE, f"the function gave a {type(returned).__name__}; {expected}")
     try:
-        each = iter(given)  # type: ignore[call-overload]
+        each = iter(returned)  # type: ignore[call-overload]
     except TypeError:
-        raise NonsenseError(FailureKind.TYPE, f"the function gave a {type(given).__name__}; {expected}") from None
+        raise NonsenseError(FailureKind.TYPE, f"the function gave a {type(returned).__name__}; {expected}") from None
     values = list(islice(each, count + 1))
     if len(values) != count:
-        found = f"{what[:-1] if count == 1 else what}"
+        noun = f"{what[:-1] if count == 1 else what}"
         more = "more than " if len(values) > count else ""
         scores = min(len(values), count)
         raise NonsenseError(
             FailureKind.TYPE,
-            f"{count} {found}, {more}{scores} {'score' if scores == 1 else 'scores'}; {expected}",
+            f"{count} {noun}, {more}{scores} {'score' if scores == 1 else 'scores'}; {expected}",
         )
     return values
 
@@ -160,20 +160,20 @@ def _check_tokens(values: object, limits: RewardLimits) -> NDArray[np.float64]:
     try:
         if isinstance(values, str | bytes | Mapping):
             raise TypeError
-        found = np.asarray(values, dtype=np.float64)
+        array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        found = None
-    if found is None or found.ndim != 1:
+        array = None
+    if array is None or array.ndim != 1:
         raise NonsenseError(
             FailureKind.TYPE, f"the record has token_scores of {values!r:.80}; expected a flat list of numbers"
         )
-    wrong = ~np.isfinite(found) | (np.abs(found) > limits.max_value)
+    wrong = ~np.isfinite(array) | (np.abs(array) > limits.max_value)
     if wrong.any():
         at = int(wrong.argmax())
         raise NonsenseError(
-            FailureKind.NAN, f"the record has {found[at]:g} in token_scores, at position {at}; expected finite numbers"
+            FailureKind.NAN, f"the record has {array[at]:g} in token_scores, at position {at}; expected finite numbers"
         )
-    return found
+    return array
 
 
 def _check_metrics(metrics: object, limits: RewardLimits) -> dict[str, float]:

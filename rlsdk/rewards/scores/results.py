@@ -79,8 +79,8 @@ class RewardResult:
             by_reward={name: np.concatenate([result.by_reward[name] for result in results]) for name in names},
             graded={name: np.concatenate([result.graded[name] for result in results]) for name in names},
             failed={name: np.concatenate([result.failed[name] for result in results]) for name in names},
-            token_scores={start + at: found for start, r in placed for at, found in r.token_scores.items()},
-            metrics={start + at: found for start, r in placed for at, found in r.metrics.items()},
+            token_scores={start + at: values for start, r in placed for at, values in r.token_scores.items()},
+            metrics={start + at: values for start, r in placed for at, values in r.metrics.items()},
             failures=sum((result.failures for result in results), Counter[str]()),
             examples=first_of_each_kind(
                 [replace(one, sample=start + one.sample) for start, r in placed for one in r.examples]
@@ -164,7 +164,7 @@ class ResultBuilder:
         """Returns the result, with the weighted sum of all rewards."""
         names = [reward.name for reward in self.rewards]
         weights = {reward.name: reward.weight for reward in self.rewards}
-        graded, failed = (dict(zip(names, found, strict=True)) for found in (self._graded, self._failed))
+        graded, failed = (dict(zip(names, values, strict=True)) for values in (self._graded, self._failed))
         valid = usable(weights, graded, failed)
         totals = np.array(list(weights.values())) @ self._values
         return RewardResult(
@@ -174,7 +174,7 @@ class ResultBuilder:
             by_reward=dict(zip(names, self._values, strict=True)),
             graded=graded,
             failed=failed,
-            token_scores={at: found for at, found in self._token_sums().items() if valid[at]},
+            token_scores={at: values for at, values in self._token_sums().items() if valid[at]},
             metrics=self._metrics,
             failures=self._failures,
             examples=self._examples_in_order(),
@@ -190,37 +190,37 @@ class ResultBuilder:
     def _token_sums(self) -> dict[int, NDArray[np.float64]]:
         """Returns, for each sample, the weighted sum of the token scores of its rewards."""
         sums: dict[int, NDArray[np.float64]] = {}
-        for (reward, sample), found in sorted(self._tokens.items()):
+        for (reward, sample), scores in sorted(self._tokens.items()):
             if self.rewards[reward].weight == 0:
                 continue
-            weighed = self.rewards[reward].weight * found
+            weighed = self.rewards[reward].weight * scores
             sums[sample] = sums[sample] + weighed if sample in sums else weighed
         return sums
 
     def _examples_in_order(self) -> tuple[FailureExample, ...]:
-        found = sorted(
+        ordered = sorted(
             (sample, reward, kind, message)
             for (kind, reward), shown in self._examples.items()
             for sample, message in shown
         )
         return tuple(
             FailureExample(kind=kind, reward=self.rewards[reward].name, sample=sample, message=message)
-            for sample, reward, kind, message in found
+            for sample, reward, kind, message in ordered
         )
 
 
 def merge(parts: Sequence[RewardResult], names: Sequence[str]) -> RewardResult:
     """Merges results of different rewards for the same samples; the rewards come in the order of `names`."""
     weights = {name: weight for part in parts for name, weight in part.weights.items()}
-    graded = {name: found for part in parts for name, found in part.graded.items()}
-    failed = {name: found for part in parts for name, found in part.failed.items()}
-    by_reward = {name: found for part in parts for name, found in part.by_reward.items()}
+    graded = {name: values for part in parts for name, values in part.graded.items()}
+    failed = {name: values for part in parts for name, values in part.failed.items()}
+    by_reward = {name: values for part in parts for name, values in part.by_reward.items()}
     valid = usable(weights, graded, failed)
     tokens: dict[int, NDArray[np.float64]] = {}
     metrics: dict[int, dict[str, float]] = {}
     for part in parts:
-        for at, found in part.token_scores.items():
-            tokens[at] = tokens[at] + found if at in tokens else found
+        for at, values in part.token_scores.items():
+            tokens[at] = tokens[at] + values if at in tokens else values
         for at, named in part.metrics.items():
             metrics.setdefault(at, {}).update(named)
     total = np.sum([np.float64(weights[name]) * by_reward[name] for name in names], axis=0)
@@ -232,7 +232,7 @@ def merge(parts: Sequence[RewardResult], names: Sequence[str]) -> RewardResult:
         by_reward={name: by_reward[name] for name in names},
         graded={name: graded[name] for name in names},
         failed={name: failed[name] for name in names},
-        token_scores={at: found for at, found in tokens.items() if valid[at]},
+        token_scores={at: values for at, values in tokens.items() if valid[at]},
         metrics=metrics,
         failures=sum((part.failures for part in parts), Counter[str]()),
         examples=tuple(examples),

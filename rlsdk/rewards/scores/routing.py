@@ -17,8 +17,8 @@ def value_at(row: Mapping[str, Any], path: str) -> Any:
 
     A path such as `metadata.source_dataset` reads nested objects, unless a field has exactly that name.
     """
-    found = _lookup(row, path)
-    return None if found is _MISSING else found
+    value = _lookup(row, path)
+    return None if value is _MISSING else value
 
 
 def applies_to(rows: Mapping[str, Sequence[Scalar]], row: Mapping[str, Any]) -> bool:
@@ -52,9 +52,9 @@ def check_routes(
         count += 1
         fields.update(dict.fromkeys(row))
         for path in paths:
-            found = _lookup(row, path)
-            if found is not _MISSING and isinstance(found, str | int | float | bool | None):
-                seen[path].setdefault((type(found), found), found)
+            value = _lookup(row, path)
+            if value is not _MISSING and isinstance(value, str | int | float | bool | None):
+                seen[path].setdefault((type(value), value), value)
         if whole and not any(reward.weight != 0 and applies_to(reward.rows, row) for reward in rewards):
             lost.append(where)
     for at, reward in enumerate(rewards):
@@ -79,16 +79,16 @@ def _check_values(field: str, path: str, values: Sequence[Scalar], seen: Sequenc
             )
 
 
-def _same(found: object, value: Scalar) -> bool:
-    return found == value and isinstance(found, bool) == isinstance(value, bool)
+def _same(actual: object, value: Scalar) -> bool:
+    return actual == value and isinstance(actual, bool) == isinstance(value, bool)
 
 
 def _lookup(row: Mapping[str, Any], path: str) -> Any:
     if path in row:
         return row[path]
-    found: Any = row
+    value: Any = row
     for part in path.split("."):
-        if not isinstance(found, Mapping) or part not in found:
+        if not isinstance(value, Mapping) or part not in value:
             return _MISSING
-        found = found[part]
-    return found
+        value = value[part]
+    return value

@@ -75,7 +75,7 @@ class CombinedScorer:
                 except BaseException as error:
                     whole.set_exception(error)
 
-        whole.add_done_callback(lambda found: [part.cancel() for part in waiting] if found.cancelled() else None)
+        whole.add_done_callback(lambda future: [part.cancel() for part in waiting] if future.cancelled() else None)
         for part in waiting:
             part.add_done_callback(done)
         return whole

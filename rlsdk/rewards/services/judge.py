@@ -25,7 +25,7 @@ MAX_REPLY_CHARS = 20_000
 """Number of characters at the end of a reply that are searched for the verdict."""
 _NEAR = 40
 """Number of characters beside a verdict that show whether it is a whole number."""
-_GOES_ON = re.compile(
+_CONTINUES = re.compile(
     r"\w|[.,'\u2019\u066b]\d|[\u00a0\u202f]\d|[-\u2010-\u2015]\d|\s*[/\u2044\u2215\u00d7^]\s*\d|\s+\d+\s*[/\u2044]\s*\d"
     r"|\s*%|\s+(?:out\s+)?of\s+\d",
     re.IGNORECASE,
@@ -70,8 +70,8 @@ def question(sample: RewardSample, options: JudgeOptions) -> str:
     """
     own = {"prompt": sample.prompt, "response": sample.response, "answer": sample.answer}
 
-    def fill(found: re.Match[str]) -> str:
-        name = found[1]
+    def fill(match: re.Match[str]) -> str:
+        name = match[1]
         value = own[name] if name in own else value_at(sample.row, name)
         if value is None:
             raise VerdictError(
@@ -102,24 +102,24 @@ def verdict(reply: str, options: JudgeOptions, *, is_cut: bool = False) -> float
     if not matches:
         raise VerdictError(f"the judge's reply has no verdict: it ends in {reply[-80:]!r}")
     match = matches[-1]
-    found = match[1]
+    word = match[1]
     before, after = _unmatched(match)
     if options.choices:
         scores = {name.casefold(): score for name, score in options.choices.items()}
-        begun, goes_on = (f"{pair:_<2}".isalnum() for pair in (before[-1:] + found[:1], found[-1:] + after[:1]))
-        if found.casefold() not in scores or begun or goes_on:
-            whole = f"{before[-10:]}{found}{after[:10]}" if begun or goes_on else found
+        begun, continues = (f"{pair:_<2}".isalnum() for pair in (before[-1:] + word[:1], word[-1:] + after[:1]))
+        if word.casefold() not in scores or begun or continues:
+            whole = f"{before[-10:]}{word}{after[:10]}" if begun or continues else word
             raise VerdictError(f"the judge's verdict is {whole!r}; expected one of {list(options.choices)}")
-        return scores[found.casefold()]
-    score = _score(_number(found, before, after, options.highest), options)
-    if is_cut and match.end(1) == len(text) and _may_go_on(found, options.highest):
+        return scores[word.casefold()]
+    score = _score(_number(word, before, after, options.highest), options)
+    if is_cut and match.end(1) == len(text) and _may_continue(word, options.highest):
         raise VerdictError(f"the judge's reply was cut after {match[0]!r} by judge.max_tokens {options.max_tokens}")
     return score
 
 
-def _may_go_on(found: str, highest: float) -> bool:
+def _may_continue(word: str, highest: float) -> bool:
     """Whether another digit makes another number of the range: `1` of `10`, `0.8` of `0.85`."""
-    return not found.isdecimal() or float(f"{found}0") <= highest
+    return not word.isdecimal() or float(f"{word}0") <= highest
 
 
 def _unmatched(match: re.Match[str]) -> tuple[str, str]:
@@ -129,7 +129,7 @@ def _unmatched(match: re.Match[str]) -> tuple[str, str]:
     return before, after
 
 
-def _number(found: str, before: str, after: str, highest: float) -> float:
+def _number(word: str, before: str, after: str, highest: float) -> float:
     """The number of a verdict, if it is the whole number that the judge wrote.
 
     A denominator may follow if it is the highest number: `8/10`, `8 out of 10`.
@@ -138,17 +138,17 @@ def _number(found: str, before: str, after: str, highest: float) -> float:
     whole = _OUT_OF.match(after)
     if whole is not None and float(whole[1] or 100) == highest:
         after = ""
-    if _BEGAN.search(before) or (not found.endswith(".") and _GOES_ON.match(after)):
-        shown = f"{before[-10:]}{found}{after[:10]}".strip()
+    if _BEGAN.search(before) or (not word.endswith(".") and _CONTINUES.match(after)):
+        shown = f"{before[-10:]}{word}{after[:10]}".strip()
         raise VerdictError(
-            f"the judge's verdict is {shown!r}, of which the pattern matches only {found!r}; expected a number"
+            f"the judge's verdict is {shown!r}, of which the pattern matches only {word!r}; expected a number"
         )
     try:
-        if not found.isascii() or "_" in found:
+        if not word.isascii() or "_" in word:
             raise ValueError
-        return float(found.rstrip("."))
+        return float(word.rstrip("."))
     except ValueError:
-        raise VerdictError(f"the judge's verdict is {found!r}; expected a number") from None
+        raise VerdictError(f"the judge's verdict is {word!r}; expected a number") from None
 
 
 def _score(number: float, options: JudgeOptions) -> float:

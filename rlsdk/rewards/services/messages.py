@@ -89,9 +89,9 @@ class ScoreReply(_Message):
 
 def describe(error: ValidationError, shown: int = 2) -> str:
     """Describes validation errors: where they are and what is wrong, without values."""
-    found: Sequence[Any] = error.errors(include_url=False, include_input=False, include_context=False)
-    texts = [f"{'.'.join(map(str, one['loc'])) or 'the body'}: {one['msg']}" for one in found[:shown]]
-    more = f" and {len(found) - shown} more" if len(found) > shown else ""
+    errors: Sequence[Any] = error.errors(include_url=False, include_input=False, include_context=False)
+    texts = [f"{'.'.join(map(str, one['loc'])) or 'the body'}: {one['msg']}" for one in errors[:shown]]
+    more = f" and {len(errors) - shown} more" if len(errors) > shown else ""
     return "; ".join(texts) + more
 
 

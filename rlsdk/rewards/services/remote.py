@@ -152,10 +152,10 @@ class RemoteScorer:
             ConfigError: the URL cannot be used (`check_url`).
         """
         self._reward, self._options, self._limits = reward, options, limits
-        self._waiting: deque[tuple[_Asked, int]] = deque()
+        self._waiting: deque[tuple[_Pending, int]] = deque()
         self._running: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._asked: set[_Asked] = set()
+        self._pending: set[_Pending] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="rlsdk-remote-reward", daemon=True)
         self._thread.start()
@@ -188,13 +188,13 @@ class RemoteScorer:
         Raises:
             DataError: a row, or a sample's `extra`, contains types other than those of JSON.
         """
-        asked = _Asked(ResultBuilder([self._reward], samples, self._limits))
+        pending = _Pending(ResultBuilder([self._reward], samples, self._limits))
         rows = self._reward.rows
         items = [at for at, sample in enumerate(samples) if not rows or applies_to(rows, sample.row)]
         for at in items:
             _check_json(samples[at])
-        self._loop.call_soon_threadsafe(self._enqueue, asked, items)
-        return asked.future
+        self._loop.call_soon_threadsafe(self._enqueue, pending, items)
+        return pending.future
 
     def close(self) -> None:
         """See `Scorer.close`."""
@@ -226,14 +226,14 @@ class RemoteScorer:
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
-        for asked in self._asked:
-            asked.future.cancel()
+        for pending in self._pending:
+            pending.future.cancel()
         await self._client.close()
 
-    def _enqueue(self, asked: _Asked, items: Sequence[int]) -> None:
-        self._asked.add(asked)
-        self._waiting.extend((asked, at) for at in items)
-        self._finish_if_done(asked)
+    def _enqueue(self, pending: _Pending, items: Sequence[int]) -> None:
+        self._pending.add(pending)
+        self._waiting.extend((pending, at) for at in items)
+        self._finish_if_done(pending)
         self._send()
 
     def _send(self, *, all_of_it: bool = False) -> None:
@@ -257,39 +257,39 @@ class RemoteScorer:
         self._running.discard(task)
         self._send()
 
-    async def _ask(self, batch: Sequence[tuple[_Asked, int]]) -> None:
+    async def _ask(self, batch: Sequence[tuple[_Pending, int]]) -> None:
         try:
-            results = await self._client.score([asked.builder.samples[at] for asked, at in batch])
+            results = await self._client.score([pending.builder.samples[at] for pending, at in batch])
         except RemoteError as error:
-            for asked, at in batch:
-                asked.builder.fail((0, at), error.kind, str(error))
+            for pending, at in batch:
+                pending.builder.fail((0, at), error.kind, str(error))
         except Exception as error:  # else callers would wait forever
             message = f"{self._client.name}: {described(error)}"
-            for asked, at in batch:
-                asked.builder.fail((0, at), FailureKind.SERVICE, message)
+            for pending, at in batch:
+                pending.builder.fail((0, at), FailureKind.SERVICE, message)
         else:
-            for (asked, at), given in zip(batch, results, strict=True):
-                if isinstance(given, RemoteError):
-                    asked.builder.fail((0, at), given.kind, str(given))
-                elif given.error is not None:
-                    message = f"{self._client.name}: {given.error[:_SHOWN]}"
-                    asked.builder.fail((0, at), FailureKind.SERVICE, message)
+            for (pending, at), answer in zip(batch, results, strict=True):
+                if isinstance(answer, RemoteError):
+                    pending.builder.fail((0, at), answer.kind, str(answer))
+                elif answer.error is not None:
+                    message = f"{self._client.name}: {answer.error[:_SHOWN]}"
+                    pending.builder.fail((0, at), FailureKind.SERVICE, message)
                 else:
-                    asked.builder.take((0, at), given.score, given.token_scores, given.metrics)
-        for asked in {asked for asked, _ in batch}:
-            self._finish_if_done(asked)
+                    pending.builder.take((0, at), answer.score, answer.token_scores, answer.metrics)
+        for pending in {pending for pending, _ in batch}:
+            self._finish_if_done(pending)
 
-    def _finish_if_done(self, asked: _Asked) -> None:
+    def _finish_if_done(self, pending: _Pending) -> None:
         """Sets the result when all samples are done."""
-        if asked.builder.left and not asked.future.cancelled():
+        if pending.builder.left and not pending.future.cancelled():
             return
-        self._asked.discard(asked)
+        self._pending.discard(pending)
         with suppress(InvalidStateError):  # cancelled meanwhile
-            asked.future.set_result(asked.builder.result())
+            pending.future.set_result(pending.builder.result())
 
 
 @dataclass(eq=False)
-class _Asked:
+class _Pending:
     """One `submit` call."""
 
     builder: ResultBuilder

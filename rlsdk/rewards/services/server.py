@@ -102,20 +102,20 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def score_all(runner: RewardRunner, asked: Sequence[SentSample | str]) -> bytes:
+def score_all(runner: RewardRunner, entries: Sequence[SentSample | str]) -> bytes:
     """Grades samples, and returns the body of the reply: one result for each.
 
     Args:
         runner: runner of one reward.
-        asked: samples, and reasons why one cannot be graded.
+        entries: samples, and reasons why one cannot be graded.
     """
-    samples = [one.to_sample() for one in asked if not isinstance(one, str)]
+    samples = [one.to_sample() for one in entries if not isinstance(one, str)]
     result = runner.score(samples)
     reasons = failures_of(result)
     graded = iter(range(len(samples)))
     results = [
         SentScore(error=one) if isinstance(one, str) else _result(result, at := next(graded), reasons[at])
-        for one in asked
+        for one in entries
     ]
     return encode_reply(results)
 
@@ -223,8 +223,8 @@ class _Handler(BoundedHandler):
         if self.path != SCORE_PATH:
             raise _RefusedError(HTTPStatus.NOT_FOUND, f"there is no {self.path!r}; post to {SCORE_PATH}")
         token = self.server.service.options.token
-        given = self.headers.get("Authorization", "")
-        if token is not None and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+        header = self.headers.get("Authorization", "")
+        if token is not None and not hmac.compare_digest(header.encode(), f"Bearer {token}".encode()):
             raise _RefusedError(HTTPStatus.UNAUTHORIZED, "expected Authorization: Bearer TOKEN")
         # Web pages can post other content types to this machine without a preflight request.
         if self.headers.get_content_type() != "application/json":

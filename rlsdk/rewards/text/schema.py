@@ -64,14 +64,14 @@ def _given(schema: Mapping[str, Any]) -> Any:
 
 
 def _schema_of(sample: RewardSample, field: str) -> Any:
-    found = sample.row.get(field)
+    loaded = sample.row.get(field)
     try:
-        found = json.loads(found) if isinstance(found, str) else found
+        loaded = json.loads(loaded) if isinstance(loaded, str) else loaded
     except ValueError as error:
         raise ValueError(f"the data row's {field!r} is not valid JSON: {error}") from error
-    if not isinstance(found, Mapping):
+    if not isinstance(loaded, Mapping):
         raise ValueError(f"the data row has no JSON schema in {field!r}; set the reward's option 'field' or 'schema'")
-    return found
+    return loaded
 
 
 @lru_cache(maxsize=1024)

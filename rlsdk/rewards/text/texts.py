@@ -36,8 +36,8 @@ def exact(sample: RewardSample, *, field: str | None = None, ignore_case: bool =
     Raises:
         ValueError: the row has no reference.
     """
-    given = _spaced(answer_text(sample.response), ignore_case)
-    return float(any(given == _spaced(wanted, ignore_case) for wanted in references(sample, field)))
+    answer = _spaced(answer_text(sample.response), ignore_case)
+    return float(any(answer == _spaced(reference, ignore_case) for reference in references(sample, field)))
 
 
 @checks_rows
@@ -68,8 +68,8 @@ def fuzzy(
         raise ConfigError(f"by is {by!r}: expected 'f1' or 'edit'")
     _check_share("threshold", threshold)
     similarity = _word_f1 if by == "f1" else _edit_similarity
-    given = simple_words(answer_text(sample.response))
-    best = max(similarity(given, simple_words(wanted)) for wanted in references(sample, field))
+    answer = simple_words(answer_text(sample.response))
+    best = max(similarity(answer, simple_words(reference)) for reference in references(sample, field))
     return best if threshold is None else float(best >= threshold)
 
 
@@ -155,8 +155,8 @@ def references(sample: RewardSample, field: str | None) -> list[str]:
     Raises:
         ValueError: there are none, or one is not text.
     """
-    found = sample.answer if field is None else sample.row.get(field)
-    texts = [found] if isinstance(found, str) else found
+    value = sample.answer if field is None else sample.row.get(field)
+    texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
         raise ValueError(no_answer() if field is None else f"the data row has no text or list of texts in {field!r}")
     return texts
@@ -174,18 +174,18 @@ def _spaced(text: str, ignore_case: bool) -> str:
     return spaced.casefold() if ignore_case else spaced
 
 
-def _word_f1(given: str, wanted: str) -> float:
-    ours, theirs = wanted.split(), given.split()
+def _word_f1(answer: str, reference: str) -> float:
+    ours, theirs = reference.split(), answer.split()
     if not ours or not theirs:
         return float(ours == theirs)
     shared = (Counter(ours) & Counter(theirs)).total()
     return 2 * shared / (len(ours) + len(theirs))
 
 
-def _edit_similarity(given: str, wanted: str) -> float:
-    given, wanted = given[:MAX_CHARS], wanted[:MAX_CHARS]
-    longest = max(len(given), len(wanted))
-    return 1.0 - edit_distance(given, wanted) / longest if longest else 1.0
+def _edit_similarity(answer: str, reference: str) -> float:
+    answer, reference = answer[:MAX_CHARS], reference[:MAX_CHARS]
+    longest = max(len(answer), len(reference))
+    return 1.0 - edit_distance(answer, reference) / longest if longest else 1.0
 
 
 def edit_distance(one: str, other: str) -> int:

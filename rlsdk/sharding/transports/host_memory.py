@@ -16,7 +16,7 @@ from rlsdk.interfaces import (
     WeightLayout,
     WeightShard,
 )
-from rlsdk.kit.ranks.shared_memory import BlockName, SharedBlock, attach, lent
+from rlsdk.kit.ranks.shared_memory import BlockName, SharedBlock, attach, find_block
 from rlsdk.sharding.transports.ring import RingClosedError, RingReader, RingWriter
 from rlsdk.sharding.transports.transport import Outgoing, Transport
 from rlsdk.sharding.transports.wire import (
@@ -180,7 +180,7 @@ def _lent_views(shards: Sequence[WeightShard], dtypes: Sequence[str]) -> list[di
     """Positions of the shards in shared memory; None unless all are there, in the requested dtypes."""
     views = []
     for shard, dtype in zip(shards, dtypes, strict=True):
-        place = lent(shard.tensor) if shard.tensor.dtype is getattr(torch, dtype) else None
+        place = find_block(shard.tensor) if shard.tensor.dtype is getattr(torch, dtype) else None
         if place is None:
             return None
         name, start = place

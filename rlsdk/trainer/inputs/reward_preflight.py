@@ -13,7 +13,7 @@ from rlsdk.interfaces import ConfigError, RewardSample
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rewards import applies_to
 from rlsdk.rewards.functions.inspection import inspect_target
-from rlsdk.rewards.functions.signatures import Form, said_of
+from rlsdk.rewards.functions.signatures import Form, describe_form
 
 MOST_ROWS = 1_000
 """Largest number of rows to check, drawn with a fixed seed: a systematic problem shows in few rows."""
@@ -37,7 +37,7 @@ def inspect_rewards(rewards: Sequence[RewardConfig], field: str = "rewards") -> 
         except ConfigError as error:
             problems.append(Problem(f"{field}.{at}", str(error)))
         else:
-            notices += [] if form is Form.OWN else [said_of(form, reward.title)]
+            notices += [] if form is Form.OWN else [describe_form(form, reward.title)]
     return problems, notices
 
 

@@ -63,7 +63,7 @@ class NothingFails(Rewritten):
             yield output
 
 
-@defect({"abandoned": "came while"})
+@defect({"abandoned": "arrived while"})
 class NeverWithdraws(TransformersRolloutEngine):
     """An abandoned call continues as soon as another one steps the engine."""
 
@@ -187,7 +187,7 @@ class SlotsPerCall(Patched):
         super()._step()
 
 
-@defect({"abandoned.paused": "requests run"})
+@defect({"abandoned.paused": "requests are running"})
 class LeftWhilePaused(Patched):
     """A call that is abandoned while the engine is paused keeps its slots."""
 

@@ -136,7 +136,8 @@ class SglangRolloutEngine(RolloutEngine):
     def _check_idle(self, version: int) -> None:
         if self.samples and not self.paused:
             raise WeightSyncError(
-                f"version {version} came while {len(self.samples)} samples run; end, abort or pause them"
+                f"version {version} arrived while {len(self.samples)} samples are running; finish, abort or pause them "
+                "first"
             )
 
     def _serve(self, version: int, workers: tuple[WorkerReceipt, ...]) -> SyncReceipt:
