@@ -160,7 +160,7 @@ class ServedModel:
         with self._session():
             return self._command("fingerprints")
 
-    def name_version(self, version: int) -> None:
+    def serve(self, version: int) -> None:
         """Sets the version of tokens sampled from now on."""
         from sglang.srt.managers.io_struct import UpdateWeightVersionReqInput
 

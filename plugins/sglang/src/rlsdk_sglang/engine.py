@@ -3,39 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 
 import numpy as np
 
 from rlsdk.interfaces import (
     ConfigError,
-    Delivery,
     FinishReason,
     GenerationOutput,
     GenerationRequest,
     RankContext,
     RlsdkError,
-    RolloutEngine,
     RolloutSpec,
-    SyncReceipt,
     WeightLayout,
-    WeightShard,
-    WeightSyncError,
-    WorkerReceipt,
 )
-from rlsdk.kit.files.weight_files import check_whole
-from rlsdk.kit.generation.requests import check_requests, response_limit
+from rlsdk.kit.generation.requests import response_limit
 from rlsdk.kit.generation.sampling import mixed_seed, row_keys
 from rlsdk.kit.generation.serving import check_rollout_spec, worker_layouts
-from rlsdk.kit.generation.stop_text import StopText
+from rlsdk.kit.generation.shared_batch import SharedBatchEngine
 from rlsdk.kit.memory.memory_parts import ROLLOUT_PARTS
-from rlsdk.kit.model.hf import build_model, canonical_tensors
+from rlsdk.kit.model.hf import load_model_config
 from rlsdk.kit.ranks.waiting import LOOK_S
-from rlsdk.kit.weights import weight_updates
-from rlsdk.kit.weights.file_tensors import file_tensors
-from rlsdk.kit.weights.weight_fit import check_fits
 from rlsdk_sglang.adapter import ServedModel
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.reports import Progress
@@ -46,65 +35,36 @@ NO_WINDOWS = frozenset({"qwen2", "qwen3"})
 """Families whose sliding windows SGLang silently ignores."""
 
 
-class SglangRolloutEngine(RolloutEngine):
-    """SGLang runs independently; a thread of the engine reads the reports of samples.
+class SglangRolloutEngine(SharedBatchEngine):
+    """SGLang runs independently; a thread of the engine reads the reports of samples. Weights are written in SGLang's
+    weight sessions."""
 
-    Weights are written directly into the parameters that the model computes with, where SGLang's own loaders would put
-    them, in its weight sessions; fingerprints are read back from there. Updates are refused while requests run, unless
-    they are paused; their KV cache is then recomputed.
-    """
-
-    num_tokens = 0
-    """Tokens sampled so far; kept here so that it can be read at any time."""
+    library = "SGLang"
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         check_rollout_spec(spec, SglangOptions)
-        self.ctx, self.spec = ctx, spec
         options = spec.options if isinstance(spec.options, SglangOptions) else SglangOptions()
-        skeleton = build_model(spec.model, empty=True)
-        text = skeleton.config.get_text_config()
+        text = load_model_config(spec.model).get_text_config()
         if text.model_type in NO_WINDOWS and "sliding_attention" in (getattr(text, "layer_types", None) or ()):
             raise ConfigError(
                 f"model.path {spec.model.path!r}: its attention has a sliding window of {text.sliding_window} tokens, "
                 f"which SGLang does not apply to {text.model_type!r}: log-probs would be wrong. Run it with another "
                 "rollout backend: rollout.backend vllm"
             )
-        tensors, self.tied = canonical_tensors(skeleton)
-        self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        sources = file_tensors(skeleton, self.shapes)
-        if spec.load_weights:
-            # SGLang would serve a missing tensor as its memory happens to be.
-            written = self.shapes if sources is None else {source.name for source in sources}
-            check_whole(spec.model, written, self.tied)
-            check_fits(spec.model, skeleton, self.shapes, self.tied, sources)
-        self.engine = ServedModel(ctx, spec, options)
-        found = self.engine.prepare(self.shapes, sources)
-        if found:
-            self.engine.close()
-            raise ConfigError(
-                f"model.path {spec.model.path!r}: SGLang cannot serve it with weights that can be replaced and "
-                f"verified: {found[0]} (and {len(found) - 1} more). Run it without quantization, or with another "
-                "rollout backend"
-            )
-        self.stop_text = StopText(spec.model)
+        self.read_model(ctx, spec, loads_silently=True)
+        self.engine: ServedModel = ServedModel(ctx, spec, options)
+        self.check_servable(self.engine.prepare(self.shapes, self.sources))
         self.samples: dict[str, Sample] = {}
-        """Running samples by key. This and `tasks` change on the engine's thread only."""
+        """This and `tasks` change on the engine's thread only."""
         self.tasks: dict[str, asyncio.Task[None]] = {}
-        self.version = 0
         self.released: set[str] = set()
         """Parts whose memory was freed."""
         self.released_bytes = 0
         """Bytes freed by the last `sleep`, if known: on a CPU."""
-        self.paused = False
-        self.num_calls = 0
-        self.lock = threading.RLock()
-        """Held while samples are started or weights are changed."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         self._check_alive()
-        check_requests(requests, max_model_tokens=self.spec.max_model_tokens, vocabulary=self.engine.vocabulary)
-        for request in requests:
-            self.stop_text.prepare(request.sampling.stop_strings)
+        self.check_call(requests)
         call = Call(sum(request.n for request in requests))
         with self.lock:
             self.num_calls += 1
@@ -122,37 +82,8 @@ class SglangRolloutEngine(RolloutEngine):
         apart = self.engine.spans_nodes
         return worker_layouts(self.ctx, self.engine.workers, self.shapes, self.tied, spans_nodes=apart)
 
-    def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
-        with self.lock:
-            self._check_idle(version)
-            self.engine.write(weight_updates.check_shards(self.shapes, shards, version))
-            return self._serve(version, ())
-
-    def receive_weights(self, deliveries: Sequence[Delivery], version: int) -> SyncReceipt:
-        with self.lock:
-            self._check_idle(version)
-            return self._serve(version, self.engine.receive(deliveries, version))
-
-    def _check_idle(self, version: int) -> None:
-        if self.samples and not self.paused:
-            raise WeightSyncError(
-                f"version {version} arrived while {len(self.samples)} samples are running; finish, abort or pause them "
-                "first"
-            )
-
-    def _serve(self, version: int, workers: tuple[WorkerReceipt, ...]) -> SyncReceipt:
-        """Starts to serve updated weights, and verifies them."""
-        # KV cache and version change together: old weights never get the new version, nor new weights the old cache.
+    def drop_outdated_caches(self) -> None:
         self.engine.drop_caches(paused=self.paused)
-        receipt = weight_updates.make_receipt(
-            self.shapes, self.spec.model.dtype, self.engine.fingerprints(), version, workers
-        )
-        self.engine.name_version(version)
-        self.version = version
-        return receipt
-
-    def num_decoded(self) -> int:
-        return self.num_tokens
 
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
         """Aborts requests, with the tokens that SGLang has reported. Thread-safe."""
@@ -253,12 +184,10 @@ class SglangRolloutEngine(RolloutEngine):
 
     def _take(self, sample: Sample, progress: Progress) -> None:
         self.num_tokens += len(progress.token_ids)
-        request = sample.request
-        for token, log_prob in zip(progress.token_ids, progress.log_probs, strict=True):
-            sample.extend([token], [log_prob], self.version)
-            if self.stop_text.ended(request.sampling.stop_strings, sample.token_ids, request.response_ids):
-                self._end(sample, FinishReason.STOP)
-                return
+        versions = [self.version] * len(progress.token_ids)
+        if self.extend_until_stop(sample, progress.token_ids, progress.log_probs, versions):
+            self._end(sample, FinishReason.STOP)
+            return
         if progress.versions is not None and sample.token_ids:
             sample.versions = list(progress.versions)
         if progress.finished is not None:

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Sequence
 
 from rlsdk.interfaces import (
     ConfigError,
-    Delivery,
     FinishReason,
     GenerationOutput,
     GenerationRequest,
     RankContext,
     RlsdkError,
-    RolloutEngine,
     RolloutSpec,
-    SyncReceipt,
     WeightLayout,
-    WeightShard,
-    WeightSyncError,
-    WorkerReceipt,
 )
-from rlsdk.kit.generation.requests import check_requests, response_limit
+from rlsdk.kit.generation.requests import response_limit
 from rlsdk.kit.generation.sampling import mixed_seed
 from rlsdk.kit.generation.serving import check_rollout_spec, whole_layout, worker_layouts
-from rlsdk.kit.generation.stop_text import StopText
-from rlsdk.kit.model.hf import build_model, canonical_tensors, dtype_names, persistent_buffers
-from rlsdk.kit.weights import weight_updates
-from rlsdk.kit.weights.file_tensors import file_tensors
-from rlsdk.kit.weights.weight_fit import check_fits
+from rlsdk.kit.generation.shared_batch import SharedBatchEngine
+from rlsdk.kit.model.hf import dtype_names, persistent_buffers
 from rlsdk_vllm.adapter import VllmEngine
 from rlsdk_vllm.asynchronous import AsyncEngine
 from rlsdk_vllm.config import VllmOptions
@@ -43,38 +32,20 @@ PAUSED_S = 0.005
 """Seconds between checks whether a paused engine was resumed."""
 
 
-class VllmRolloutEngine(RolloutEngine):
-    """All calls of `generate` share vLLM's batches. In this process, callers that wait for samples step vLLM; in its
-    own process (`VllmOptions.asynchronous`) vLLM runs independently, and callers collect samples.
+class VllmRolloutEngine(SharedBatchEngine):
+    """In this process, callers that wait for samples step vLLM; in its own process (`VllmOptions.asynchronous`) vLLM
+    runs independently, and callers collect samples."""
 
-    Weights are written directly into the parameters that the model computes with, where vLLM's own loaders would put
-    them, and fingerprints are read back from there. Updates are refused while requests run, unless they are paused;
-    their KV cache is then recomputed.
-    """
-
-    num_tokens = 0
-    """Tokens sampled so far; kept here so that it can be read at any time."""
+    library = "vLLM"
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         check_rollout_spec(spec, VllmOptions)
-        self.ctx, self.spec = ctx, spec
         options = spec.options if isinstance(spec.options, VllmOptions) else VllmOptions()
-        skeleton = build_model(spec.model, empty=True)
-        tensors, self.tied = canonical_tensors(skeleton)
-        self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        self.dtypes = dtype_names(persistent_buffers(skeleton))
+        self.dtypes = dtype_names(persistent_buffers(self.read_model(ctx, spec)))
         """Dtypes of buffers, which keep their own."""
-        sources = file_tensors(skeleton, self.shapes)
-        if spec.load_weights:
-            check_fits(spec.model, skeleton, self.shapes, self.tied, sources)
         kind = AsyncEngine if options.asynchronous else InProcessEngine
-        self.engine: VllmEngine = kind(ctx, spec, options, self.shapes, sources)
-        if found := self.engine.prepare(self.shapes):
-            self.engine.close()
-            raise ConfigError(
-                f"model.path {spec.model.path!r}: vLLM cannot serve it with weights that can be replaced and verified: "
-                f"{found[0]} (and {len(found) - 1} more). Run it without quantization, or with another rollout backend"
-            )
+        self.engine: VllmEngine = kind(ctx, spec, options, self.shapes, self.sources)
+        self.check_servable(self.engine.prepare(self.shapes))
         self.wants_checksum = options.engine_checksums
         if self.wants_checksum and self.engine.checksum() is None:
             self.engine.close()
@@ -82,16 +53,10 @@ class VllmRolloutEngine(RolloutEngine):
                 "rollout.vllm.engine_checksums true: this version of vLLM computes no checksums (0.32 does); give "
                 "false: the fingerprints in receipts still verify updates"
             )
-        self.stop_text = StopText(spec.model)
         self.samples: dict[str, Sample] = {}
         self.aborts: deque[Abort] = deque()
         """Aborts to apply before the next step."""
-        self.version = 0
         self.asleep: set[str] = set()
-        self.paused = False
-        self.num_calls = 0
-        self.lock = threading.RLock()
-        """Held while the engine is stepped, gets requests or changes weights."""
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         call = Call()
@@ -113,40 +78,12 @@ class VllmRolloutEngine(RolloutEngine):
             return worker_layouts(self.ctx, workers, self.shapes, self.tied, spans_nodes=apart)
         return [whole_layout(self.ctx, self.spec.model.dtype, self.shapes, self.tied, dtypes=self.dtypes)]
 
-    def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
-        with self.lock:
-            self._check_idle(version)
-            self.engine.write(weight_updates.check_shards(self.shapes, shards, version))
-            return self._serve(version, ())
-
-    def receive_weights(self, deliveries: Sequence[Delivery], version: int) -> SyncReceipt:
-        with self.lock:
-            self._check_idle(version)
-            return self._serve(version, self.engine.receive(deliveries, version))
-
-    def _check_idle(self, version: int) -> None:
-        if self.samples and not self.paused:
-            raise WeightSyncError(
-                f"version {version} arrived while {len(self.samples)} samples are running; finish, abort or pause them "
-                "first"
-            )
-
-    def _serve(self, version: int, workers: tuple[WorkerReceipt, ...]) -> SyncReceipt:
-        """Starts to serve updated weights, and verifies them."""
-        # KV cache and version change together: old weights never get the new version, nor new weights the old cache.
+    def drop_outdated_caches(self) -> None:
         if "kv_cache" not in self.asleep:
             self._drop_caches()
-        receipt = weight_updates.make_receipt(
-            self.shapes, self.spec.model.dtype, self.engine.fingerprints(), version, workers
-        )
-        if self.wants_checksum:
-            receipt = replace(receipt, engine_checksum=self.engine.checksum())
-        self.engine.serve(version)
-        self.version = version
-        return receipt
 
-    def num_decoded(self) -> int:
-        return self.num_tokens
+    def engine_checksum(self) -> str | None:
+        return self.engine.checksum() if self.wants_checksum else None
 
     def kv_used(self) -> float | None:
         return self.engine.kv_used()
@@ -199,9 +136,7 @@ class VllmRolloutEngine(RolloutEngine):
     def _admit(self, call: Call, requests: Sequence[GenerationRequest]) -> None:
         """Adds all samples of a call, if they can be served."""
         with self.lock:
-            check_requests(requests, max_model_tokens=self.spec.max_model_tokens, vocabulary=self.engine.vocabulary)
-            for request in requests:
-                self.stop_text.prepare(request.sampling.stop_strings)
+            self.check_call(requests)
             self.num_calls += 1
             call.number = self.num_calls
             for at, request in enumerate(requests):
@@ -243,14 +178,11 @@ class VllmRolloutEngine(RolloutEngine):
         sample = self.samples.get(progress.key)
         if sample is None:
             return
-        finished, request = progress.finished, sample.request
-        for token, log_prob, version in zip(progress.token_ids, progress.log_probs, progress.versions, strict=True):
-            sample.extend([token], [log_prob], version)
-            if self.stop_text.ended(request.sampling.stop_strings, sample.token_ids, request.response_ids):
-                if finished is None:
-                    self.engine.abort([sample.key])
-                finished = FinishReason.STOP
-                break
+        finished = progress.finished
+        if self.extend_until_stop(sample, progress.token_ids, progress.log_probs, progress.versions):
+            if finished is None:
+                self.engine.abort([sample.key])
+            finished = FinishReason.STOP
         if finished is not None:
             sample.check_finite()
             del self.samples[sample.key]
