@@ -17,6 +17,7 @@ from rlsdk.registry import Registry
 from rlsdk.testing.plugin import BASIC, SHARE
 from rlsdk.testing.suites.child_processes import run_children
 from rlsdk.testing.suites.kinds import kinds_of
+from rlsdk.testing.suites.renamed import check_expression
 from rlsdk.testing.suites.report import SuiteReport, read_reports
 from rlsdk.testing.suites.shared_runs import join_reports
 
@@ -64,12 +65,14 @@ def check_backend(
 
     Raises:
         PluginError: no usable backend has this name.
-        ConfigError: a suite has no such setting, or `only` matches no requirement, or `basic` is given with it.
+        ConfigError: a suite has no such setting, or `only` matches no requirement or has an old name of one, or
+            `basic` is given with it.
         RlsdkError: the run ended without a report.
     """
     kinds = kinds_of(name, kind)
     if basic and only:
         raise ConfigError(f"--basic and --only {only!r} both choose requirements; give one of them")
+    check_expression(only)
     for found in kinds:
         _known(found, settings or {})
     if processes is None:

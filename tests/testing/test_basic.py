@@ -50,12 +50,12 @@ def requirements(suite: type[Any]) -> dict[str, bool]:
         (
             RolloutConformance,
             "registration close forecast sleep abort pause continue event_loop update layout log_probs distribution "
-            "greedy seed stop_tokens stop_strings company unmeasured",
+            "greedy seed stop_tokens stop_strings batch_invariance unmeasured",
         ),
         (
             TrainConformance,
             "registration close forecast offload outputs gradient step checkpoint export layout frozen model ranks "
-            "parallel random_state together unmeasured",
+            "parallel random_state isolation unmeasured",
         ),
     ],
 )

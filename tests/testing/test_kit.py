@@ -435,7 +435,7 @@ def test_a_sample_that_a_thread_overtakes_is_no_fault(tmp_path: Path) -> None:
     lab = suite.make_lab(tmp_path)
     engine, numbers = Overtaken(lab.engine), Measured([])
     try:
-        suite.test_as_they_finish(suite(), engine, lab, numbers)
+        suite.test_streaming(suite(), engine, lab, numbers)
     finally:
         lab.close()
     assert engine.num_calls == 2

@@ -39,10 +39,10 @@ class TestAsynchronous(cases.Asynchronous):
     test_distribution_filtered = None
     test_distribution_responses = None
     test_distribution_sequences = None
-    test_distribution_fine = None
-    test_distribution_special = None
+    test_distribution_rare_tokens = None
+    test_distribution_special_tokens = None
     test_length_responses = None
-    test_noise_seeds = None
+    test_independent_draws_seeds = None
     test_seed_values = None
     test_nothing_else_stops = None
     test_longest_prompt = None

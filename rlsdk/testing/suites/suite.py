@@ -27,6 +27,7 @@ from rlsdk.interfaces import (
     TrainEngine,
 )
 from rlsdk.registry import Registry, Row, installed_version
+from rlsdk.testing.suites.renamed import new_name
 from rlsdk.testing.suites.report import Finding, SuiteReport
 from rlsdk.testing.suites.requirements import MARK, NOT_CLAIMED, Measured, required, requirement
 from rlsdk.version import __version__
@@ -66,6 +67,13 @@ class Suite:
     modules: ClassVar[Sequence[ModuleType]] = ()
     """Entry modules to register in this process, for a plugin that is not installed."""
     kind: ClassVar[BackendKind]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Raises `TypeError` if the class omits a requirement by an old name: it would run nevertheless."""
+        super().__init_subclass__(**kwargs)
+        for name in (name for name, value in vars(cls).items() if value is None):
+            if new := new_name(name):
+                raise TypeError(f"{cls.__name__}.{name} = None omits nothing: this requirement is now {new!r}")
 
     @classmethod
     @functools.cache

@@ -86,7 +86,7 @@ class AbortIsLength(Rewritten):
         return replace(output, finish_reason=FinishReason.LENGTH) if empty else output
 
 
-@defect({"abort.kept": "and not given out"})
+@defect({"abort.keeps_tokens": "and not given out"})
 class AbortDropsNewest(Patched):
     """An aborted sample is returned without its newest token."""
 
@@ -98,7 +98,7 @@ class AbortDropsNewest(Patched):
             super().abort()
 
 
-@defect({"abort.still_paused": "that ended in the pause"})
+@defect({"abort.keeps_pause": "that ended in the pause"})
 class AbortEndsThePause(TransformersRolloutEngine):
     """Aborting everything also ends a pause."""
 

@@ -23,7 +23,7 @@ class OneSampleTwice(Rewritten):
         return replace(output, sample_index=0) if request.n == 5 and output.sample_index == 4 else output
 
 
-@defect({"company.kinds": "left out by the filters"})
+@defect({"batch_invariance.kinds": "left out by the filters"})
 class TopKOfBatch(Drawing):
     """Every row gets the largest top-k of its batch."""
 
@@ -31,7 +31,7 @@ class TopKOfBatch(Drawing):
         return super().weights(logits, replace(sampling, top_k=sampling.top_k.amax().expand(len(logits))))
 
 
-@defect({"company.minority": "most are greedy"})
+@defect({"batch_invariance.minority": "most are greedy"})
 class MajorityIsGreedy(Patched):
     """If most rows of a step are greedy, all of them take the most probable token."""
 
@@ -42,7 +42,7 @@ class MajorityIsGreedy(Patched):
             return replace(found, greedy=torch.ones_like(found.greedy)) if most else found
 
 
-@defect({"company.kinds": "int16"})
+@defect({"batch_invariance.kinds": "int16"})
 class NarrowIds(Rewritten):
     """Token ids are 16-bit integers."""
 

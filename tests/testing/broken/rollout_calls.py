@@ -18,7 +18,7 @@ from rlsdk.reference.jobs import Call
 from rlsdk.reference.transformers_rollout import PAUSED_S, TransformersRolloutEngine
 
 
-@defect({"calls_join": "before a long one that had begun"})
+@defect({"continuous_batching": "before a long one that had begun"})
 class OneCallAtATime(Rewritten):
     """A call waits until the previous one has ended."""
 
@@ -32,7 +32,7 @@ class OneCallAtATime(Rewritten):
                 yield output
 
 
-@defect({"company.as_they_finish": "behind a long one"})
+@defect({"streaming": "behind a long one"})
 class AllAtTheEnd(Rewritten):
     """Samples are returned when the last one has ended."""
 
@@ -42,7 +42,7 @@ class AllAtTheEnd(Rewritten):
             yield output
 
 
-@defect({"company.manners": "gradients"})
+@defect({"torch_modes": "gradients"})
 class NoGradient(Rewritten):
     """Gradients are disabled while `generate` waits for its caller."""
 
@@ -52,7 +52,7 @@ class NoGradient(Rewritten):
                 yield output
 
 
-@defect({"company.names": "empty"})
+@defect({"batch_invariance.request_ids": "empty"})
 class NothingFails(Rewritten):
     """A call without requests raises an error."""
 
@@ -72,7 +72,7 @@ class NeverWithdraws(TransformersRolloutEngine):
         self.decoder.withdraw = lambda call: None  # type: ignore[method-assign]
 
 
-@defect({"company.slow_caller": ""})
+@defect({"slow_caller": ""})
 class SlowCallersHold(TransformersRolloutEngine):
     """Nothing is decoded for one call while another call's caller processes a sample."""
 
@@ -85,7 +85,7 @@ class SlowCallersHold(TransformersRolloutEngine):
                 self.paused = False
 
 
-@defect({"company.staggered": "before long ones"})
+@defect({"batch_invariance.staggered_calls": "before long ones"})
 class TakesTurns(Rewritten):
     """A call that begins while two others run waits for one of them."""
 
@@ -107,7 +107,7 @@ class RunsMore(TransformersRolloutEngine):
         super().initialize(ctx, replace(spec, max_running=3 * spec.max_running))
 
 
-@defect({"looks.cheap": "that an update held up"})
+@defect({"polling_is_cheap": "that an update held up"})
 class LooksWait(TransformersRolloutEngine):
     """Reading the count waits until an update has ended."""
 
@@ -116,7 +116,7 @@ class LooksWait(TransformersRolloutEngine):
             return super().num_decoded()
 
 
-@defect({"outputs.own": "wrong samples, call"})
+@defect({"outputs.ownership": "wrong samples, call"})
 class SharedTokens(Rewritten):
     """Equal tokens of different samples share one array."""
 
@@ -127,7 +127,7 @@ class SharedTokens(Rewritten):
         return replace(output, token_ids=kept.setdefault(output.token_ids.tobytes(), output.token_ids))
 
 
-@defect({"requests.own": "has no attribute 'sort'"})
+@defect({"requests.ownership": "has no attribute 'sort'"})
 class SortsRequests(TransformersRolloutEngine):
     """The caller's own list is sorted by prompt."""
 
@@ -157,7 +157,7 @@ class PausesAtHome(TransformersRolloutEngine):
             super().pause()
 
 
-@defect({"company.as_they_finish": "when the first sample came"})
+@defect({"streaming": "when the first sample came"})
 class SortedAtTheEnd(Rewritten):
     """Samples are returned when the last one has ended, short ones first."""
 

@@ -64,7 +64,7 @@ class TemperatureCeiling(Drawing):
         return super().weights(logits, tempered(sampling, sampling.temperature.clamp(max=1.5)))
 
 
-@defect({"distribution.cold": "wrong samples"})
+@defect({"distribution.low_temperature": "wrong samples"})
 class LeastTemperature(TransformersRolloutEngine):
     """A temperature below 0.01 is replaced with 0.01, also for log-probs."""
 
@@ -117,7 +117,7 @@ class GreedyAlmost(Drawing):
         return tokens, logs.gather(1, tokens[:, None])[:, 0]
 
 
-@defect({"distribution.special": "p-value of special token"})
+@defect({"distribution.special_tokens": "p-value of special token"})
 class PadNeverDrawn(Patched):
     """If the pad token is drawn, the next token id is returned instead; log-probs are those of the returned token."""
 

@@ -58,7 +58,7 @@ class DriftsLate(Rewritten):
         return replace(output, log_probs=(output.log_probs - 1e-3 * late).astype(np.float32))
 
 
-@defect({"company.any_token": "log-prob"})
+@defect({"any_token": "log-prob"})
 class LogProbFloor(Rewritten):
     """Log-probs below -6 are returned as -6."""
 
@@ -66,7 +66,7 @@ class LogProbFloor(Rewritten):
         return replace(output, log_probs=output.log_probs.clip(min=-6))
 
 
-@defect({"company.kinds": "float64"})
+@defect({"batch_invariance.kinds": "float64"})
 class WideLogProbs(Rewritten):
     """Log-probs are 64-bit floats."""
 

@@ -23,7 +23,7 @@ from rlsdk.interfaces import (
 from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 
 
-@defect({"life": "inference mode is True"})
+@defect({"random_calls": "inference mode is True"})
 class SourceInInferenceMode(TransformersRolloutEngine):
     """The source of an update runs in inference mode."""
 
@@ -32,7 +32,7 @@ class SourceInInferenceMode(TransformersRolloutEngine):
             return super().update_weights(shards, version)
 
 
-@defect({"life": "advanced the generator of torch"})
+@defect({"random_calls": "advanced the generator of torch"})
 class UpdateSeeds(TransformersRolloutEngine):
     """An update seeds torch's generator, which the whole process uses."""
 
@@ -41,7 +41,7 @@ class UpdateSeeds(TransformersRolloutEngine):
         return super().update_weights(shards, version)
 
 
-@defect({"life": "gradients is left False"})
+@defect({"random_calls": "gradients is left False"})
 class SleepStopsGradients(TransformersRolloutEngine):
     """After a sleep nothing in the process records gradients."""
 

@@ -20,7 +20,7 @@ from rlsdk.reference.transformers_rollout import TransformersRolloutEngine
 
 @defect(
     {
-        "seed": "samples that changed in company",
+        "seed": "samples that changed among others",
         "abort": "not the beginning of what they would have been",
         "pause": "samples that a pause changed",
         "first_sample": "differ from the group's",
@@ -54,7 +54,7 @@ class GroupNumbered(Rewritten):
         return replace(output, sample_index=request.first_sample + output.sample_index)
 
 
-@defect({"distribution.fine": "p-value"})
+@defect({"distribution.rare_tokens": "p-value"})
 class CoarseNoise(Drawing):
     """Random numbers have 8 bits."""
 
@@ -62,7 +62,7 @@ class CoarseNoise(Drawing):
         return (super().uniforms(keys, positions, vocabulary) * 256).floor() / 256
 
 
-@defect({"distribution.fine": "p-value"})
+@defect({"distribution.rare_tokens": "p-value"})
 class HalfNoise(Drawing):
     """Random numbers are rounded to bfloat16."""
 
@@ -70,7 +70,7 @@ class HalfNoise(Drawing):
         return super().uniforms(keys, positions, vocabulary).bfloat16().float().clamp(max=0.996)
 
 
-@defect({"noise": "1 steps apart", "noise.seeds": "steps apart"})
+@defect({"independent_draws": "1 steps apart", "independent_draws.seeds": "steps apart"})
 class NoiseTwice(Drawing):
     """Every random number is used for two steps."""
 
@@ -86,7 +86,7 @@ class NoiseInARing(Drawing):
         return super().uniforms(keys, positions % 128, vocabulary)
 
 
-@defect({"noise": "steps apart", "noise.seeds": "steps apart"})
+@defect({"independent_draws": "steps apart", "independent_draws.seeds": "steps apart"})
 class NoiseMovesOn(Drawing):
     """A sample uses its neighbour's random number of the previous step: index and position are added."""
 
@@ -97,7 +97,7 @@ class NoiseMovesOn(Drawing):
         return super().uniforms(splitmix64(keys + positions.astype(np.uint64)), positions * 0, vocabulary)
 
 
-@defect({"noise": "samples", "company.many": "distinct samples"})
+@defect({"independent_draws": "samples", "batch_invariance.many_samples": "distinct samples"})
 class SamplesInPairs(Drawing):
     """Samples 2 and 3, 4 and 5, ... of a request have the same random numbers."""
 
@@ -105,7 +105,7 @@ class SamplesInPairs(Drawing):
         return right.row_keys(seeds, np.where(indices > 1, indices // 2 + 1000, indices))
 
 
-@defect({"noise.seeds": "depend on others", "seed.values": "the same tokens"})
+@defect({"independent_draws.seeds": "depend on others", "seed.values": "the same tokens"})
 class SeedPlusIndex(Drawing):
     """Sample i of seed s is sample 0 of seed s + i."""
 
@@ -129,7 +129,7 @@ class ReplicasShareNoise(TransformersRolloutEngine):
         super().initialize(replace(ctx, rank=0), spec)
 
 
-@defect({"company.alone": "company changed"})
+@defect({"batch_invariance.seeded": "other requests changed"})
 class NoiseOfTheStep(Drawing):
     """Random numbers depend on the engine's step: requests that join later draw other tokens."""
 
@@ -138,7 +138,7 @@ class NoiseOfTheStep(Drawing):
         return super().uniforms(keys + np.uint64(later), positions, vocabulary)
 
 
-@defect({"noise.lifetime": "distinct samples"})
+@defect({"independent_draws.lifetime": "distinct samples"})
 class SleepBeginsNoise(TransformersRolloutEngine):
     """Random numbers without a seed start again when the engine wakes."""
 
@@ -147,7 +147,7 @@ class SleepBeginsNoise(TransformersRolloutEngine):
         self.num_calls = 0
 
 
-@defect({"noise.lifetime": "distinct samples"})
+@defect({"independent_draws.lifetime": "distinct samples"})
 class UpdateBeginsNoise(TransformersRolloutEngine):
     """Random numbers without a seed start again with every version."""
 
@@ -157,7 +157,7 @@ class UpdateBeginsNoise(TransformersRolloutEngine):
         return receipt
 
 
-@defect({"company.alone": "company changed"})
+@defect({"batch_invariance.seeded": "other requests changed"})
 class SeedsFirstOnly(Drawing):
     """Only the first 16 samples of a seeded request are seeded."""
 
@@ -168,7 +168,7 @@ class SeedsFirstOnly(Drawing):
         return super().keys(np.where(indices >= 16, seeds + np.uint64(self.count), seeds), indices)
 
 
-@defect({"company.many": "distinct samples"})
+@defect({"batch_invariance.many_samples": "distinct samples"})
 class EightNumbers(Drawing):
     """Only three bits of a sample's number are used."""
 
@@ -176,7 +176,7 @@ class EightNumbers(Drawing):
         return super().keys(seeds, indices % 8)
 
 
-@defect({"noise.lifetime": "distinct samples"})
+@defect({"independent_draws.lifetime": "distinct samples"})
 class WakeBeginsCalls(Patched):
     """The count of calls starts again at 0 when the engine wakes."""
 

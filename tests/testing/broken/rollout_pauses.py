@@ -23,7 +23,7 @@ class PauseAborts(TransformersRolloutEngine):
         super().pause()
 
 
-@defect({"pause.still": ""})
+@defect({"pause.nothing_decoded": ""})
 class PauseCounts(TransformersRolloutEngine):
     """Two pauses need two calls of `resume`; a `resume` without a pause cancels the next pause."""
 

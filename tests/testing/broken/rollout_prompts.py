@@ -65,7 +65,7 @@ class ForgetsLongResponse(Rewritten):
         return replace(request, response_ids=given[cut:], sampling=replace(request.sampling, max_tokens=most))
 
 
-@defect({"company.any_token": "log-prob"})
+@defect({"any_token": "log-prob"})
 class CutAtEnd(Rewritten):
     """A prompt is read only after its last end-of-sequence token."""
 
@@ -75,7 +75,7 @@ class CutAtEnd(Rewritten):
         return replace(request, prompt_ids=ids[ends[-1] + 1 :]) if ends else request
 
 
-@defect({"company.like_prompts": "log-prob"})
+@defect({"batch_invariance.similar_prompts": "log-prob"})
 class KeyedByTail(Patched):
     """Prompts of one length with the same last 16 tokens share a KV cache."""
 

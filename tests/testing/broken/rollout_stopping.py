@@ -91,7 +91,7 @@ class SmallLimits(Rewritten):
         return replace(request, sampling=replace(request.sampling, max_tokens=max(most, len(request.response_ids) + 1)))
 
 
-@defect({"company.stops": "where something stopped it"})
+@defect({"batch_invariance.stop_tokens": "where something stopped it"})
 class FourStops(Rewritten):
     """Only four stop tokens are used."""
 
@@ -118,7 +118,7 @@ class StopStringsOfAnyCase(Rewritten):
         return replace(request, sampling=replace(request.sampling, stop_strings=tuple(both)))
 
 
-@defect({"company.stops": "goes on behind a stop string"})
+@defect({"batch_invariance.stop_tokens": "goes on behind a stop string"})
 class ShortStopWindow(Patched):
     """Stop strings are searched in only the newest 12 tokens."""
 

@@ -82,7 +82,7 @@ class ItemsListed(TransformersRolloutEngine):
         return super().update_weights(iter(list(shards)), version)
 
 
-@defect({"update.nothing_old": "wrong samples of version 1"})
+@defect({"update.nothing_cached": "wrong samples of version 1"})
 class GreedyRemembered(Rewritten):
     """Outputs of greedy requests are cached across updates."""
 
@@ -109,7 +109,7 @@ class PausedLost(TransformersRolloutEngine):
             raise
 
 
-@defect({"update.little": "after an update of"})
+@defect({"update.small_change": "after an update of"})
 class CacheByEmbeddings(Patched):
     """Results for prompts are cached as long as the embeddings do not change."""
 
@@ -179,7 +179,7 @@ class CoversByCount(TransformersRolloutEngine):
         return super().update_weights((item for items in came.values() for item in items), version)
 
 
-@defect({"update.behind_failure": "behind a source that raised"})
+@defect({"update.after_failure": "behind a source that raised"})
 class CountsWhatFailed(TransformersRolloutEngine):
     """Weights of an update whose source raised count for the next update."""
 

@@ -70,7 +70,7 @@ class ScalesAreNoChange(GenericShardingManager):
         return now
 
 
-@defect({"sync.life": "wrong"})
+@defect({"sync.random_calls": "wrong"})
 class ForgetsUnexpected(GenericShardingManager):
     """A sync without an expected change is not remembered as the last one."""
 

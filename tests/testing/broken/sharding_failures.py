@@ -56,7 +56,7 @@ class LeavesThreads(GenericShardingManager):
         return super().sync_weights(plan, version, expect_change=expect_change)
 
 
-@defect({"sync.apart": "elements came", "sync.interrupted": "elements came"})
+@defect({"sync.isolation": "elements came", "sync.interrupted": "elements came"})
 class OnePlaceEach(GenericShardingManager):
     """The n-th replica gets the n-th part of the plan: replicas with several ranks are not supported."""
 

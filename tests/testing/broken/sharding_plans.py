@@ -47,7 +47,7 @@ class OnePieceTwice(GenericShardingManager):
         return replace(plan, parts=[[*part, replace(part[0], round=part[-1].round + 1)] for part in plan.parts])
 
 
-@defect({"plan.order": "out of order", "sync.together": "out of order"})
+@defect({"plan.order": "out of order", "sync.consecutive_pieces": "out of order"})
 class LastRoundFirst(GenericShardingManager):
     """Rounds are in reverse order."""
 
@@ -189,7 +189,7 @@ class RankIsIndex(GenericShardingManager):
         return replace(plan, parts=[once_a_round(part) for part in parts])
 
 
-@defect({"sync.together": "came in pieces, others between them"})
+@defect({"sync.consecutive_pieces": "came in pieces, others between them"})
 class OrderOfItsOwn(GenericShardingManager):
     """Within a bucket tensors are in reverse order of names, regardless of the target's order."""
 

@@ -11,7 +11,7 @@ from rlsdk.interfaces import ReshardPlan, SyncReceipt, WeightSyncError
 from rlsdk.sharding import GenericShardingManager
 
 
-@defect({"sync.proven": "replica 3 of 4 names another version", "sync.proven.first": "names another version"})
+@defect({"sync.verified": "replica 3 of 4 names another version", "sync.verified.first": "names another version"})
 class VersionUnread(Checked):
     """A receipt for another version is accepted."""
 
@@ -19,7 +19,7 @@ class VersionUnread(Checked):
         return super().prove(receipt, expected, receipt.version)
 
 
-@defect({"sync.proven.first": "replica 0 of unlike ones", "sync.sources": "mixtures accepted"})
+@defect({"sync.verified.first": "replica 0 of unlike ones", "sync.sources": "mixtures accepted"})
 class RankZeroProves(Checked):
     """Only tensors that rank 0 holds whole are verified."""
 
@@ -30,7 +30,7 @@ class RankZeroProves(Checked):
         return super().prove(receipt, {name: v for name, v in expected.items() if name in whole}, version)
 
 
-@defect({"sync.proven.each": "where another tensor was trained"})
+@defect({"sync.verified.each": "where another tensor was trained"})
 class ComparesWhatChanged(Checked):
     """From the second sync on, only fingerprints of tensors that changed at the source are compared."""
 
@@ -39,7 +39,7 @@ class ComparesWhatChanged(Checked):
         return super().prove(receipt, {n: v for n, v in expected.items() if before.get(n) != v}, version)
 
 
-@defect({"sync.proven.each": "head.weight"})
+@defect({"sync.verified.each": "head.weight"})
 class TrustsTiedCopies(Checked):
     """A replica's own copy of a tied tensor is not compared."""
 
@@ -48,7 +48,7 @@ class TrustsTiedCopies(Checked):
         return super().prove(receipt, {n: v for n, v in expected.items() if tied.get(n) not in expected}, version)
 
 
-@defect({"sync.proven": "replica 1 of 4 keeps all as it was"})
+@defect({"sync.verified": "replica 1 of 4 keeps all as it was"})
 class PairsOfReplicas(Checked):
     """Only every second replica's receipt is checked."""
 

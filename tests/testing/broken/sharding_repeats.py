@@ -80,7 +80,7 @@ class ChecksumsAtFirst(GenericShardingManager):
         return receipts if self._last is None else [replace(each, engine_checksum=None) for each in receipts]
 
 
-@defect({"sync.proven": "names a later version"})
+@defect({"sync.verified": "names a later version"})
 class LaterIsFine(GenericShardingManager):
     """A receipt of a later version is accepted."""
 

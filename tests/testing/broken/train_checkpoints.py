@@ -124,7 +124,7 @@ class StepsGuessed(TorchTrainEngine):
         super().load_checkpoint(path)
 
 
-@defect({"steady.save": "largest difference"})
+@defect({"read_only.save": "largest difference"})
 class SaveRounds(TorchTrainEngine):
     """Saving rounds the weights to the written values."""
 
@@ -154,7 +154,7 @@ class RandomStateForgotten(TorchTrainEngine):
         torch.set_rng_state(state)
 
 
-@defect({"life": "life 2"})
+@defect({"random_calls": "random calls 2"})
 class ResetBehindALoad(TorchTrainEngine):
     """After a load, `reset_optimizer` continues the checkpoint's schedule."""
 

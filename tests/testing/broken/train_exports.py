@@ -88,7 +88,7 @@ class CannotSaveTwice(TorchTrainEngine):
         super().save_pretrained(path)
 
 
-@defect({"steady.kinds": "differ, bfloat16"})
+@defect({"random_calls.read_only": "differ, bfloat16"})
 class ExportRoundsTheMasters(TorchTrainEngine):
     """In bfloat16, `save_pretrained` rounds the trained float32 weights."""
 

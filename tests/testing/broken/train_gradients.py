@@ -56,7 +56,7 @@ class FirstCallForgotten(TorchTrainEngine):
         return super().forward_backward(batch, objective)
 
 
-@defect({"step.unlike_calls": "largest difference"})
+@defect({"step.uneven_calls": "largest difference"})
 class LargestCallsOnly(TorchTrainEngine):
     """A call with a single token is skipped."""
 
@@ -65,7 +65,7 @@ class LargestCallsOnly(TorchTrainEngine):
         return super().forward_backward(batch.select(long) if batch.num_tokens == 1 else batch, objective)
 
 
-@defect({"steady.no_rows": "largest difference"})
+@defect({"read_only.no_rows": "largest difference"})
 class EmptyCallClears(TorchTrainEngine):
     """A call without rows zeroes the gradients."""
 
@@ -76,7 +76,7 @@ class EmptyCallClears(TorchTrainEngine):
         return result
 
 
-@defect({"steady.no_rows": "losses of nothing"})
+@defect({"read_only.no_rows": "losses of nothing"})
 class EmptyCallIsNone(TorchTrainEngine):
     """The loss of a call without rows is NaN: a mean over nothing."""
 
@@ -85,7 +85,7 @@ class EmptyCallIsNone(TorchTrainEngine):
         return result if batch.num_rows else replace(result, loss=math.nan)
 
 
-@defect({"steady.forward": "largest difference"})
+@defect({"read_only.forward": "largest difference"})
 class ForwardClears(TorchTrainEngine):
     """A pass without gradient between a call and the step clears the gradients."""
 

@@ -48,7 +48,7 @@ class OneTensorFrozen(TorchTrainEngine):
         return result
 
 
-@defect({"steady.layout": "another dtype"})
+@defect({"read_only.layout": "another dtype"})
 class ShardsOfAnotherType(TorchTrainEngine):
     """The layout has bfloat16, but shards are float32."""
 
@@ -91,7 +91,7 @@ class LayoutSaysWhatComputes(TorchTrainEngine):
         return replace(found, tensors=tuple(replace(meta, dtype=self.spec.model.dtype) for meta in found.tensors))
 
 
-@defect({"model.buffers": "no rank holds", "life.models": "routed"})
+@defect({"model.buffers": "no rank holds", "random_calls.models": "routed"})
 class BuffersNotServed(TorchTrainEngine):
     """`layout` and `shards` have parameters only, no persistent buffers."""
 
@@ -99,7 +99,7 @@ class BuffersNotServed(TorchTrainEngine):
         return dict(self.parameters)
 
 
-@defect({"steady.layout": "two iterations of shards"})
+@defect({"read_only.layout": "two iterations of shards"})
 class OneCursor(TorchTrainEngine):
     """All iterations of `shards` share their position."""
 

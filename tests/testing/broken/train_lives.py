@@ -22,7 +22,7 @@ from rlsdk.reference.torch_engine import TorchTrainEngine
 from rlsdk_fsdp.engine import FsdpTrainEngine
 
 
-@defect({"life.heads": "not skipped"})
+@defect({"random_calls.heads": "not skipped"})
 class CriticsStepOnNaN(TorchTrainEngine):
     """Only the step of a language model looks whether the gradient is finite."""
 
@@ -33,7 +33,7 @@ class CriticsStepOnNaN(TorchTrainEngine):
             return super().optim_step()
 
 
-@defect({"life.fresh": "largest difference"})
+@defect({"random_calls.random_weights": "largest difference"})
 class RandomDoesNotDecay(TorchTrainEngine):
     """Weights of a model that starts at random do not decay."""
 
@@ -60,7 +60,7 @@ class Leaving(TorchTrainEngine):
         self.away -= set(parts)
 
 
-@defect({"steady.half_awake": "norms that differ"})
+@defect({"offload.partial": "norms that differ"})
 class SavesWithoutGradients(Leaving):
     """A checkpoint that is written while the gradients are away drops them."""
 
@@ -71,7 +71,7 @@ class SavesWithoutGradients(Leaving):
                 parameter.grad = None
 
 
-@defect({"steady.half_awake": "the layout changed"})
+@defect({"offload.partial": "the layout changed"})
 class LayoutOfWhatIsHere(Leaving):
     """Without its weights on the device, the layout is empty."""
 
@@ -80,7 +80,7 @@ class LayoutOfWhatIsHere(Leaving):
             return super().layout()
 
 
-@defect({"life.ranks": "learning rate"}, ranks=True)
+@defect({"random_calls.ranks": "learning rate"}, ranks=True)
 class SkippedRateMoves(FsdpTrainEngine):
     """On several ranks, a skipped step of a later rank advances the reported rate."""
 

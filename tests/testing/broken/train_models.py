@@ -203,7 +203,7 @@ class _WithLoss(torch.autograd.Function):
         return gradient, gradient.new_ones(())
 
 
-@defect({"model.buffers": "with other values", "life.models": "routed"})
+@defect({"model.buffers": "with other values", "random_calls.models": "routed"})
 class BuffersAreZero(TorchTrainEngine):
     """Persistent buffers are not read from the checkpoint."""
 

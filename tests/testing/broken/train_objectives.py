@@ -61,7 +61,7 @@ class EntropyDetached(Wrapped):
         return found
 
 
-@defect({"objective.given": "has no field"})
+@defect({"objective.inputs": "has no field"})
 class ForeignFieldsDropped(TorchTrainEngine):
     """An objective gets only fields that the core defines."""
 
@@ -69,7 +69,7 @@ class ForeignFieldsDropped(TorchTrainEngine):
         return super().forward_backward(batch.keep([name for name in SCHEMA if name in batch]), objective)
 
 
-@defect({"objective.given": "lost"})
+@defect({"objective.inputs": "lost"})
 class MetaDropped(TorchTrainEngine):
     """An objective gets only the temperature of a batch's numbers."""
 
@@ -129,7 +129,7 @@ class ErrorRetold(TorchTrainEngine):
             raise type(error)(f"{error} (of {batch.num_rows} rows)") from error
 
 
-@defect({"objective.given": "fields that are not their row's"})
+@defect({"objective.inputs": "fields that are not their row's"})
 class RowFieldsFlat(TorchTrainEngine):
     """Fields with several numbers per row or token reach the objective as flat ones."""
 

@@ -35,7 +35,7 @@ class GradientsLost(TorchTrainEngine):
             self.optimizer.zero_grad()
 
 
-@defect({"steady.offload": "largest difference"})
+@defect({"offload.any_time": "largest difference"})
 class MomentsStayAway(TorchTrainEngine):
     """Moments that were offloaded alone are restored as zeros."""
 
@@ -46,7 +46,7 @@ class MomentsStayAway(TorchTrainEngine):
                 state["exp_avg"].zero_()
 
 
-@defect({"steady.offload": "exp_avg"})
+@defect({"offload.any_time": "exp_avg"})
 class OffloadNeedsMoments(TorchTrainEngine):
     """Offloading before the first step, without moments, is an error."""
 
@@ -56,7 +56,7 @@ class OffloadNeedsMoments(TorchTrainEngine):
         super().offload(parts)
 
 
-@defect({"steady.offload_frozen": "largest difference"})
+@defect({"offload.frozen": "largest difference"})
 class FrozenDoesNotReturn(TorchTrainEngine):
     """A frozen model's weights are restored rounded."""
 
@@ -67,7 +67,7 @@ class FrozenDoesNotReturn(TorchTrainEngine):
                 parameter.data = parameter.data.bfloat16().float()
 
 
-@defect({"steady.offload_changed": "changed by a checkpoint"})
+@defect({"offload.changed": "changed by a checkpoint"})
 class OffloadsWhatStepsChanged(TorchTrainEngine):
     """Moments are copied to the host only if a step changed them since the last copy; a loaded checkpoint is not
     considered."""
@@ -99,7 +99,7 @@ class OffloadsWhatStepsChanged(TorchTrainEngine):
                 state[moment].copy_(self.host[name, moment])
 
 
-@defect({"steady.offload": "largest difference"})
+@defect({"offload.any_time": "largest difference"})
 class MomentsSwapped(TorchTrainEngine):
     """If weights are not offloaded, the two moments are swapped when they are restored."""
 
@@ -110,7 +110,7 @@ class MomentsSwapped(TorchTrainEngine):
                 state["exp_avg"], state["exp_avg_sq"] = state["exp_avg_sq"], state["exp_avg"]
 
 
-@defect({"life.frozen": "layout changed"})
+@defect({"random_calls.frozen": "layout changed"})
 class FrozenReadAgain(TorchTrainEngine):
     """A frozen model's weights are dropped by `offload`, and read from the model's folder again by `onload`."""
 

@@ -133,7 +133,7 @@ class IdleStepsSkipped(TorchTrainEngine):
         return super().optim_step()
 
 
-@defect({"together": "largest difference of weights, beside a trained one"})
+@defect({"isolation": "largest difference of weights, beside a trained one"})
 class OneClip(TorchTrainEngine):
     """The norm limit is that of the last engine that was built in the process."""
 

@@ -80,7 +80,7 @@ class RowsSorted(TorchTrainEngine):
         return {name: values[at] for name, values in found.items()}
 
 
-@defect({"outputs.company": "list index out of range"})
+@defect({"outputs.batch_invariance": "list index out of range"})
 class NoRowsFail(TorchTrainEngine):
     """A rank without rows raises an error."""
 
@@ -244,7 +244,7 @@ class _EntropyOfProbabilities(_OtherEntropy):
         return -(chances * chances.log()).sum(-1)
 
 
-@defect({"outputs.entropy_cold": "entropies that are not finite"})
+@defect({"outputs.entropy_low_temperature": "entropies that are not finite"})
 class EntropyOfProbabilities(TorchTrainEngine):
     """Entropy is computed from probabilities and their logarithms: NaN if a probability underflows in float32."""
 
@@ -320,7 +320,7 @@ class SmallRowNumbers(Wrapped):
         return found
 
 
-@defect({"steady.forward": "log_probs"})
+@defect({"read_only.forward": "log_probs"})
 class TuplesOnly(TorchTrainEngine):
     """Requested outputs that are given as a list are not recognised."""
 

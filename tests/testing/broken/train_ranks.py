@@ -78,7 +78,7 @@ class ExportsItsOwn(FsdpTrainEngine):
                 piece.held.copy_(held[piece.name])
 
 
-@defect({"ranks.steady": "weights"}, ranks=True)
+@defect({"ranks.read_only": "weights"}, ranks=True)
 class LendsRankZero(FsdpTrainEngine):
     """Offloaded moments are restored only on rank 0."""
 
@@ -111,7 +111,7 @@ class SkipsAlone(FsdpTrainEngine):
         return result
 
 
-@defect({"ranks.unlike": "largest difference"}, ranks=True)
+@defect({"ranks.uneven_rows": "largest difference"}, ranks=True)
 class MeanOverRanks(FsdpTrainEngine):
     """Each rank's loss is scaled by its share of the tokens, as if weights were per rank."""
 
@@ -200,7 +200,7 @@ class EveryRankIsFirst(FsdpTrainEngine):
         return replace(super().parallel, dp_rank=0) if self.spec.micro_batch_rows else super().parallel
 
 
-@defect({"ranks.alone": ""}, ranks=True)
+@defect({"ranks.not_collective": ""}, ranks=True)
 class WaitsInLayout(FsdpTrainEngine):
     """`layout` waits for the other ranks."""
 

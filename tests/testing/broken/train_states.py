@@ -18,7 +18,7 @@ from rlsdk.kit.model import outputs as kit_outputs
 from rlsdk.reference.torch_engine import TorchTrainEngine
 
 
-@defect({"step.loss_alone": "steps that were skipped"})
+@defect({"step.infinite_loss": "steps that were skipped"})
 class SkipsByTheLoss(TorchTrainEngine):
     """A step whose loss is not finite is skipped, whatever its gradient."""
 

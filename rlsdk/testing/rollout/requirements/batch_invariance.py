@@ -29,8 +29,8 @@ FIRST_SHARE = 0.5
 class BatchInvarianceRequirements:
     """Mixed into `RolloutConformance`."""
 
-    @requirement("company.kinds", since=(2, 0))
-    def test_company_kinds(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("batch_invariance.kinds", since=(2, 0))
+    def test_batch_invariance_kinds(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """With requests of every kind in one call, each is sampled, filtered, limited and stopped as requested."""
         requests, fresh = list(kinds(lab)), []
         for order in (requests, random.Random(1).sample(requests, len(requests)), requests):
@@ -42,8 +42,8 @@ class BatchInvarianceRequirements:
         measured.record("kinds", len(requests))
         measured.equal("distinct samples without a seed", len(set(fresh)), len(fresh))
 
-    @requirement("company.alone", needs=Capability.SEED, since=(2, 0))
-    def test_company_alone(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("batch_invariance.seeded", needs=Capability.SEED, since=(2, 0))
+    def test_batch_invariance_seeded(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Seeded requests of every kind get the same tokens in one call as each alone."""
         requests = [request for request in kinds(lab) if request.sampling.seed is not None]
         together = tokens_of(lab.run(requests))
@@ -53,10 +53,10 @@ class BatchInvarianceRequirements:
                 if together.get(key) != tokens:
                     changed.append(f"{key[0]}/{key[1]}")
         measured.record("samples", len(together))
-        measured.none("samples that company changed", changed)
+        measured.none("samples that other requests changed", changed)
 
-    @requirement("company.minority", needs=Capability.SEED, since=(2, 0), basic=True)
-    def test_company_minority(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("batch_invariance.minority", needs=Capability.SEED, since=(2, 0), basic=True)
+    def test_batch_invariance_minority(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """A request that differs in kind from all others in its call gets the same tokens as alone: the majority does
         not affect it."""
         settings: dict[str, dict[str, Any]] = {
@@ -84,16 +84,16 @@ class BatchInvarianceRequirements:
             ]
             measured.none(f"samples that the majority changed, most are {most}", changed)
 
-    @requirement("company.random", since=(2, 0))
-    def test_company_random(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("batch_invariance.random_batches", since=(2, 0))
+    def test_batch_invariance_random_batches(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """In calls of randomly combined requests, each request gets what it asked for."""
         for seed in range(4):
             requests = list(at_random(lab, seed, 12))
             faults, _ = audit(lab, requests, lab.run(requests))
             measured.none(f"wrong samples, call {seed}", faults)
 
-    @requirement("company.many", since=(2, 0))
-    def test_company_many(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("batch_invariance.many_samples", since=(2, 0))
+    def test_batch_invariance_many_samples(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """64 and 200 samples of one prompt, together with requests with the same prompt, are independent; greedy
         samples are equal."""
         prompt = lab.prompt(7, 150)
@@ -115,8 +115,8 @@ class BatchInvarianceRequirements:
         greedy = {tuple(tokens) for (name, _), tokens in tokens_of(outputs).items() if name == "greedy"}
         measured.equal("distinct greedy samples", len(greedy), 1)
 
-    @requirement("company.like_prompts", since=(2, 0))
-    def test_like_prompts(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("batch_invariance.similar_prompts", since=(2, 0))
+    def test_batch_invariance_similar_prompts(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Similar prompts are not confused: prompts of one length, with the same end, beginning or middle, or the same
         tokens in another order; in one call and in consecutive calls."""
         length = min(96, lab.suite.max_model_tokens // 2)
@@ -134,8 +134,8 @@ class BatchInvarianceRequirements:
         alone = [output for request in requests[::3] for output in lab.run([request])]
         measured.none("wrong samples, one after the other", audit(lab, requests[::3], alone)[0])
 
-    @requirement("company.names", since=(2, 0))
-    def test_company_names(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("batch_invariance.request_ids", since=(2, 0))
+    def test_batch_invariance_request_ids(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Request ids are arbitrary text: similar ids are not confused."""
         requests = [
             lab.ask(name, lab.prompt(3 + at, 152), 12 if at < 2 else 2, max_tokens=4 + at, seed=at)
@@ -144,8 +144,8 @@ class BatchInvarianceRequirements:
         measured.none("wrong samples", audit(lab, requests, lab.run(requests))[0])
         measured.none("samples of a call without requests", lab.run([]))
 
-    @requirement("company.any_token", since=(2, 0))
-    def test_company_any_token(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("any_token", since=(2, 0))
+    def test_any_token(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Every id of the vocabulary is an ordinary token in prompts and in responses to continue, including padding,
         end tokens and repeated tokens; and it has its log-prob, however improbable it is."""
         every = [*range(lab.vocabulary)]
@@ -178,7 +178,7 @@ class BatchInvarianceRequirements:
         measured.none("wrong samples", faults)
         measured.record("least log-prob", min(float(sample.output.log_probs.min()) for sample in samples))
 
-    @requirement("company.slow_caller", since=(2, 0))
+    @requirement("slow_caller", since=(2, 0))
     def test_slow_caller(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """A caller may be slow between two samples: none is lost, and other calls continue meanwhile."""
         requests = [lab.ask(f"r{at}", lab.prompt(5, 161), 3, max_tokens=2 + 6 * at, seed=at) for at in range(3)]
@@ -199,8 +199,8 @@ class BatchInvarianceRequirements:
         measured.none("wrong samples", audit(lab, requests, outputs)[0])
         measured.none("wrong samples of another call", audit(lab, other, others)[0] if shared else [])
 
-    @requirement("company.stops", since=(2, 0))
-    def test_company_stops(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("batch_invariance.stop_tokens", since=(2, 0))
+    def test_batch_invariance_stop_tokens(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Each request stops at its own stop tokens (one or many), even as the first or the last allowed token, but not
         at those in its prompt."""
         for salt in range(3):
@@ -212,8 +212,8 @@ class BatchInvarianceRequirements:
             requests = list(stopping_by_text(lab))
             measured.none("wrong samples by text", audit(lab, requests, lab.run(requests))[0])
 
-    @requirement("company.staggered", needs=Capability.ABORT, since=(2, 0))
-    def test_company_staggered(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("batch_invariance.staggered_calls", needs=Capability.ABORT, since=(2, 0))
+    def test_batch_invariance_staggered_calls(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Calls that begin while others run do not change them, and get what they asked for; their ids may be equal."""
         calls = [list(at_random(lab, 20 + at, 5)) for at in range(4)]
         measured.record("calls", len(calls))
@@ -232,8 +232,8 @@ class BatchInvarianceRequirements:
                 break
         measured.at_least("short calls that ended before long ones that had begun", early, 1)
 
-    @requirement("company.as_they_finish", since=(2, 0))
-    def test_as_they_finish(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("streaming", since=(2, 0))
+    def test_streaming(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Samples are yielded as they finish, not when all have finished, and do not change afterwards. An engine with
         several threads may yield samples out of order by chance, so it gets several attempts."""
         requests = [
@@ -258,8 +258,8 @@ class BatchInvarianceRequirements:
         measured.equal("short samples behind a long one", late, 0)
         measured.at_most("share of the call's time that was over when the first sample came", share, FIRST_SHARE)
 
-    @requirement("company.manners", since=(2, 0))
-    def test_manners(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("torch_modes", since=(2, 0))
+    def test_torch_modes(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Code that runs between two samples sees no changed modes: gradients, default dtype and device, deterministic
         mode."""
         requests = [lab.ask(f"r{at}", lab.prompt(5, 158), 2, max_tokens=2 + 4 * at, seed=5) for at in range(3)]

@@ -124,8 +124,8 @@ class CancellationRequirements:
         went_on = [o for o in outputs if o.request_id == "a" and o.finish_reason is not FinishReason.ABORT]
         measured.equal("aborted samples that a resume right behind it continued", len(went_on), 0)
 
-    @requirement("pause.still", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
-    def test_pause_still(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("pause.nothing_decoded", needs=Capability.PARTIAL_ROLLOUT, since=(2, 0))
+    def test_pause_nothing_decoded(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """During a pause nothing is decoded, not even for calls that begin then; a second pause has no effect, and one
         `resume` continues everything."""
         engine.resume()

@@ -111,8 +111,8 @@ class CapacityRequirements:
         measured.equal("share behind a call that was left", lab.wait(_settled(engine)), 0.0)
         return None
 
-    @requirement("looks.cheap", since=(2, 0))
-    def test_looks_cheap(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("polling_is_cheap", since=(2, 0))
+    def test_polling_is_cheap(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """`num_decoded` and `kv_used` return immediately from any thread, while samples run and during an update."""
         request = lab.ask("r", lab.prompt(8, 222), lab.suite.max_running, max_tokens=60)
         for name, ask in (("num_decoded", changing.num_decoded), ("kv_used", changing.kv_used)):

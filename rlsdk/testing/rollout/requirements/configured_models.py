@@ -181,7 +181,7 @@ def _tried_model(other: RolloutLab, name: str, measured: Measured, *, slots: int
             faults, _ = audit(other, requests, other.run(requests, engine), newer, version=3, room=room)
             measured.none(f"wrong samples after an update, {name}", faults)
             engine.update_weights(whole_shards(other.base), 0)
-            Life(other, engine, len(name), room=min(room, ROOM)).run(measured, f"life, {name}", FEW_EVENTS)
+            Life(other, engine, len(name), room=min(room, ROOM)).run(measured, f"random calls, {name}", FEW_EVENTS)
             other.verify(measured)
         finally:
             engine.close()

@@ -117,8 +117,8 @@ class DistributionRequirements:
         measured.at_most("deviations of log-probability, all", abs(together.z()), Z)
         measured.none("draws that follow something else, all", every.faults())
 
-    @requirement("distribution.cold", since=(2, 0))
-    def test_distribution_cold(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("distribution.low_temperature", since=(2, 0))
+    def test_distribution_low_temperature(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """A temperature of a few thousandths is refused or applied exactly: with weights of equally small logits,
         draws and log-probs are the model's at that temperature."""
         takes_cold = takes(lab, COLDEST)
@@ -168,8 +168,8 @@ class DistributionRequirements:
             p = first_p(lab, [late], only=lab.eos)
             measured.at_least(f"p-value of the end behind {length} tokens", p, FALSE_ALARM)
 
-    @requirement("distribution.special", since=(2, 0))
-    def test_distribution_special(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("distribution.special_tokens", since=(2, 0))
+    def test_distribution_special_tokens(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Special tokens of the tokenizer (padding, unknown, begin, end) are drawn with their probabilities: the engine
         excludes none."""
         tokens = sorted({token for token in load_tokenizer(str(lab.folder)).all_special_ids if token < lab.vocabulary})
@@ -184,15 +184,15 @@ class DistributionRequirements:
             measured.at_least(f"p-value of special token {token}", p, FALSE_ALARM)
         measured.record("special tokens", asked)
 
-    @requirement("distribution.fine", since=(2, 0))
-    def test_distribution_fine(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("distribution.rare_tokens", since=(2, 0))
+    def test_distribution_rare_tokens(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """10,000 first tokens follow the model's probabilities, even the rare ones: random numbers are not coarse."""
         prompt, parts = lab.prompt(6, 133), 4
         requests = [lab.ask(f"r{at}", prompt, NUM_FINE // parts, max_tokens=1, seed=400 + at) for at in range(parts)]
         measured.at_least("p-value", first_p(lab, requests, LEAST_FINE), FINE_ALARM)
 
-    @requirement("noise", since=(2, 0))
-    def test_noise(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("independent_draws", since=(2, 0))
+    def test_independent_draws(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Without seeds all draws are independent: within a sample, between samples, requests and calls, including
         concurrent calls."""
         requests = [lab.ask(f"r{at}", lab.prompt(6 + at, 134), 5, max_tokens=40, seed=None) for at in range(4)]
@@ -210,8 +210,8 @@ class DistributionRequirements:
             drawn = [tuple(output.token_ids.tolist()) for outputs in lab.wait(at_once()) for output in outputs]
             measured.equal("distinct samples of calls at the same time", len(set(drawn)), len(drawn))
 
-    @requirement("noise.seeds", needs=Capability.SEED, since=(2, 0))
-    def test_noise_seeds(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("independent_draws.seeds", needs=Capability.SEED, since=(2, 0))
+    def test_independent_draws_seeds(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """With seeds, including adjacent ones, draws of different seeds or samples are independent."""
         requests = [
             lab.ask(f"r{at}", lab.prompt(6 + at % 3, 136), 6, max_tokens=40, seed=at, temperature=1.2)

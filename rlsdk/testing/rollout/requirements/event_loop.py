@@ -29,8 +29,8 @@ NUM_UPDATES = 6
 class EventLoopRequirements:
     """Mixed into `RolloutConformance`."""
 
-    @requirement("calls_join", needs=Capability.ABORT, since=(2, 0))
-    def test_calls_join(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("continuous_batching", needs=Capability.ABORT, since=(2, 0))
+    def test_continuous_batching(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """A call that begins while another is decoded joins it, and does not wait for its end."""
         long = [lab.ask("long", lab.prompt(5, 52), 2, max_tokens=lab.suite.max_model_tokens - 8)]
         short = [lab.ask("short", lab.prompt(6, 53), 1, max_tokens=2)]

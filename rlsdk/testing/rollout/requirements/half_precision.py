@@ -102,7 +102,7 @@ class HalfPrecisionRequirements:
                     _check_update(engine, lay(state), state, version, dtype, measured)
                     _check_samples(other, engine, state, version, dtype, measured)
                 engine.update_weights(whole_shards(other.base), 0)
-                Life(other, engine, 5, room=ROOM).run(measured, f"life in {dtype}", FEW_EVENTS)
+                Life(other, engine, 5, room=ROOM).run(measured, f"random calls in {dtype}", FEW_EVENTS)
                 other.verify(measured)
             finally:
                 engine.close()

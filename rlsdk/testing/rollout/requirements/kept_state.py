@@ -24,8 +24,8 @@ LOOKS = 50
 class KeptStateRequirements:
     """Mixed into `RolloutConformance`."""
 
-    @requirement("abort.kept", needs=Capability.ABORT, since=(2, 0))
-    def test_abort_kept(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("abort.keeps_tokens", needs=Capability.ABORT, since=(2, 0))
+    def test_abort_keeps_tokens(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """An aborted sample is returned with every token that it has: in a pause as many as were counted when it began,
         including the newest of each sample."""
         if engine.num_decoded() is None or Capability.PARTIAL_ROLLOUT not in lab.spec.capabilities:
@@ -55,8 +55,8 @@ class KeptStateRequirements:
         measured.at_most("tokens counted in the pause, and not given out", lost, 0)
         return None
 
-    @requirement("abort.still_paused", needs=Capability.ABORT, since=(2, 0))
-    def test_abort_still_paused(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("abort.keeps_pause", needs=Capability.ABORT, since=(2, 0))
+    def test_abort_keeps_pause(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Aborting all samples does not end a pause: a call that begins afterwards waits for `resume`."""
         if Capability.PARTIAL_ROLLOUT not in lab.spec.capabilities:
             return measured.record("pauses", 0)
@@ -83,8 +83,8 @@ class KeptStateRequirements:
         measured.equal("tokens that came in the pause", grown, 0)
         return None
 
-    @requirement("update.little", since=(2, 0))
-    def test_update_little(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("update.small_change", since=(2, 0))
+    def test_update_small_change(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """An update that changes all but the embeddings, only one layer, or only one tensor, is a full update: earlier
         prompts and paused samples continue only with the new weights."""
         requests = [lab.ask(f"r{at}", lab.prompt(70 - at, 251), 2, max_tokens=20) for at in range(2)]

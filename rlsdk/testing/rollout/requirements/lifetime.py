@@ -141,8 +141,8 @@ class LifetimeRequirements:
             faults, _ = audit(lab, requests, lab.run(requests), plain[version % 2], version=version)
             measured.none(f"wrong samples, {said}", faults)
 
-    @requirement("noise.lifetime", since=(2, 0))
-    def test_noise_lifetime(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("independent_draws.lifetime", since=(2, 0))
+    def test_independent_draws_lifetime(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Without seeds draws never repeat: not after an update, a sleep, an abort, a pause or an abandoned call of any
         kind."""
         request = lab.ask("r", lab.prompt(6, 115), 2, max_tokens=28, seed=None)

@@ -14,8 +14,8 @@ LIVES = 4
 class RandomCallRequirements:
     """Mixed into `RolloutConformance`."""
 
-    @requirement("life", since=(2, 0))
-    def test_life(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("random_calls", since=(2, 0))
+    def test_random_calls(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Single and concurrent calls, continued samples, aborts, pauses, abandoned calls, updates, sleep, refusals,
         weights that are not finite and repeated requests in random order, each also inside others (a pause in a sleep,
         a sleep after a failed update, an abort in an update, an update by a caller between two samples): every answer
@@ -24,7 +24,7 @@ class RandomCallRequirements:
         for seed in range(LIVES):
             if lab.spec.takes_weights:
                 lab.restore()
-            Life(lab, engine, seed).run(measured, f"life {seed}")
+            Life(lab, engine, seed).run(measured, f"random calls {seed}")
         if lab.spec.takes_weights:
             lab.restore()
         if engine.num_decoded() is not None:

@@ -205,7 +205,7 @@ class SamplingRequirements:
         among = tokens_of(lab.run([*beside[:2], request, *beside[2:]]))
         one = tokens_of(lab.run([lab.ask("r", lab.prompt(6, 18), 1, max_tokens=24, temperature=1.3, seed=11)]))
         other = tokens_of(lab.run([lab.ask("r", lab.prompt(6, 18), 3, max_tokens=24, temperature=1.3, seed=12)]))
-        measured.none("samples that changed in company", [key for key in alone if among.get(key) != alone[key]])
+        measured.none("samples that changed among others", [key for key in alone if among.get(key) != alone[key]])
         measured.none("samples that changed with n", [key for key in one if alone.get(key) != one[key]])
         measured.equal("distinct samples of one request", len({tuple(tokens) for tokens in alone.values()}), 3)
         measured.none(

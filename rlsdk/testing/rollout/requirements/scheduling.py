@@ -36,8 +36,8 @@ class SchedulingRequirements:
         )
         measured.at_most("largest difference of log-probs", lab.worst(requests, outputs), lab.suite.tolerance)
 
-    @requirement("calls_at_once", needs=Capability.ABORT)
-    def test_calls_at_once(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("concurrent_calls", needs=Capability.ABORT)
+    def test_concurrent_calls(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Concurrent calls share the engine, and each gets its own samples, whatever their ids."""
         first = [lab.ask("r", lab.prompt(5, 50), 3, max_tokens=20)]
         second = [lab.ask("r", lab.prompt(9, 51), 2, max_tokens=12)]

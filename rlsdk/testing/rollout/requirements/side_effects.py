@@ -31,8 +31,8 @@ from rlsdk.testing.suites.requirements import Measured, requirement
 class SideEffectRequirements:
     """Mixed into `RolloutConformance`."""
 
-    @requirement("outputs.own", since=(2, 0))
-    def test_outputs_own(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("outputs.ownership", since=(2, 0))
+    def test_outputs_ownership(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Yielded outputs belong to the caller: writing into their arrays changes no other sample and no later call. A
         sample can be sent to another process and is equal there."""
         requests = [
@@ -47,8 +47,8 @@ class SideEffectRequirements:
         measured.none("wrong samples in another process", audit(lab, requests, sent)[0])
         lab.forget()  # this test, as the caller, changed the arrays
 
-    @requirement("requests.own", since=(2, 0))
-    def test_requests_own(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("requests.ownership", since=(2, 0))
+    def test_requests_ownership(self, engine: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Requests belong to the caller: any kind of sequence is accepted, and no request is changed."""
         requests = [lab.ask(f"r{at}", lab.prompt(5 + at, 231), 2, max_tokens=6, top_k=5 * at) for at in range(4)]
         requests[1] = replace(requests[1], response_ids=lab.prompt(3, 232))

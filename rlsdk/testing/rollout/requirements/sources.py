@@ -83,8 +83,8 @@ class SourceRequirements:
         measured.none("samples of half an update", served)
         _served(lab, measured, state, 9, changing.update_weights(whole_shards(state), 9).fingerprints)
 
-    @requirement("update.behind_failure", since=(2, 0))
-    def test_update_behind_failure(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("update.after_failure", since=(2, 0))
+    def test_update_after_failure(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Weights of a failed update do not count for the next: an update that lacks a tensor is refused after it,
         however the first one failed, and only complete updates are served."""
         state = lab.changed(54)
@@ -209,8 +209,8 @@ class SourceRequirements:
             faults, _ = audit(lab, requests, lab.run(requests), plain, version=version)
             measured.none(f"wrong samples of update {turn}, version {version}", faults)
 
-    @requirement("update.nothing_old", since=(2, 0))
-    def test_update_nothing_old(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
+    @requirement("update.nothing_cached", since=(2, 0))
+    def test_update_nothing_cached(self, changing: RolloutEngine, lab: RolloutLab, measured: Measured) -> None:
         """Nothing is cached over an update: for prompts of any length, greedy or drawn, new or continued, alone or
         together; not even if the first weights come back."""
         requests = list(_remembered(lab))

@@ -26,8 +26,8 @@ REFUSED = (RlsdkError, OSError)
 class SyncFaultRequirements:
     """Mixed into `ShardingConformance`."""
 
-    @requirement("sync.proven")
-    def test_proven(self, lab: ShardingLab, measured: Measured) -> None:
+    @requirement("sync.verified")
+    def test_verified(self, lab: ShardingLab, measured: Measured) -> None:
         """If any of four replicas serves other weights than it was sent, or only some of them, it is a WeightSyncError,
         even if all four serve the same; the next sync is not affected."""
         accepted, harmed = [], []
@@ -50,8 +50,8 @@ class SyncFaultRequirements:
         measured.none("accepted", accepted)
         measured.none("the next sync left something else", harmed)
 
-    @requirement("sync.proven.first", since=(2, 0))
-    def test_proven_first(self, lab: ShardingLab, measured: Measured) -> None:
+    @requirement("sync.verified.first", since=(2, 0))
+    def test_verified_first(self, lab: ShardingLab, measured: Measured) -> None:
         """A replica that serves wrong weights is a WeightSyncError even after the first sync; even if it has several
         ranks and other replicas have other layouts; and even if it receives weights from, or forwards them to, another
         replica."""
@@ -67,8 +67,8 @@ class SyncFaultRequirements:
                 accepted += [] if refused(trial, 1, WeightSyncError) else [f"replica {liar} of {where}"]
         measured.none("accepted", accepted)
 
-    @requirement("sync.proven.each", since=(2, 0))
-    def test_proven_each(self, lab: ShardingLab, measured: Measured) -> None:
+    @requirement("sync.verified.each", since=(2, 0))
+    def test_verified_each(self, lab: ShardingLab, measured: Measured) -> None:
         """A replica that serves any one tensor wrongly, or its own copy of a tied one, is a WeightSyncError, even if
         the trained tensor, or all of them, have not changed since the last sync."""
         pair = in_one_process()

@@ -22,8 +22,8 @@ NUM_SYNCS = 16
 class SyncLifeRequirements:
     """Mixed into `ShardingConformance`."""
 
-    @requirement("sync.life", since=(2, 0))
-    def test_life(self, lab: ShardingLab, measured: Measured) -> None:
+    @requirement("sync.random_calls", since=(2, 0))
+    def test_random_calls(self, lab: ShardingLab, measured: Measured) -> None:
         """For random syncs (of steps, single elements, nothing, or weights of long ago; under any version and
         `expect_change`; of restarted replicas; with ranks that fail and replicas that serve something else), each is
         refused exactly if it must be, and replicas serve the weights of those that are accepted."""

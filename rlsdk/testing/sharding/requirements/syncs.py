@@ -287,8 +287,8 @@ class SyncRequirements:
             longest = max(timeout_s for _, timeout_s in calls if timeout_s is not None)
             measured.at_most("longest deadline of a call, of timeout_s", longest / 77.0, MOST_DEADLINE)
 
-    @requirement("sync.together", since=(2, 0))
-    def test_together(self, lab: ShardingLab, measured: Measured) -> None:
+    @requirement("sync.consecutive_pieces", since=(2, 0))
+    def test_consecutive_pieces(self, lab: ShardingLab, measured: Measured) -> None:
         """Replicas pull all pieces of one tensor consecutively."""
         for name in ("uneven shards", "four copies to four replicas", "expert parallel to tensor parallel"):
             trial = lab.trial(pairs()[name])
@@ -336,8 +336,8 @@ class SyncRequirements:
             [at for at, host in enumerate(trial.replicas) if host.serving.version != version],
         )
 
-    @requirement("sync.apart", since=(2, 0))
-    def test_apart(self, lab: ShardingLab, measured: Measured) -> None:
+    @requirement("sync.isolation", since=(2, 0))
+    def test_isolation(self, lab: ShardingLab, measured: Measured) -> None:
         """Two managers in one process do not affect each other."""
         first, second = lab.trial(in_one_process()), lab.trial(in_one_process())
         first.sync(3)

@@ -22,8 +22,8 @@ from rlsdk.testing.train.requirements.settings import EVERYTHING, three_batches
 class IsolationRequirements:
     """Mixed into `TrainConformance`."""
 
-    @requirement("together", since=(2, 0), basic=True)
-    def test_together(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("isolation", since=(2, 0), basic=True)
+    def test_isolation(self, lab: TrainLab, measured: Measured) -> None:
         """Two engines in one process, each in the middle of its steps, give the same results as alone: with different
         optimizers and temperatures, frozen, with different heads; both may be offloaded at the same time, and one
         continues when the other is closed."""
@@ -55,8 +55,8 @@ class IsolationRequirements:
             fields = {"optim": theirs.optim, "head": theirs.head, "rows": theirs.rows}
             _same(measured, beside, lab.play(their_script, **fields), name)
 
-    @requirement("together.ranks", needs=Capability.DATA_PARALLEL, since=(2, 0))
-    def test_together_ranks(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("isolation.ranks", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_isolation_ranks(self, lab: TrainLab, measured: Measured) -> None:
         """Two engines on the same ranks give the same results as alone; when one is closed, the other keeps its process
         group."""
         case, batch = data_case(lab), rows_of(FEW, seed=48)
@@ -73,8 +73,8 @@ class IsolationRequirements:
         for rank, (one, two) in enumerate(zip(theirs, seen, strict=True)):
             _same_outputs(measured, one, two, f"the frozen one on rank {rank}")
 
-    @requirement("together.checkpoints", since=(2, 0))
-    def test_together_checkpoints(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("isolation.checkpoints", since=(2, 0))
+    def test_isolation_checkpoints(self, lab: TrainLab, measured: Measured) -> None:
         """When one engine of a process loads a checkpoint, the other does not change; each saves its own state."""
         batches, folder, own = three_batches(), lab.new_folder("other"), lab.new_folder("own")
         lab.play([learn(batches[2]), step, save(folder)], optim=EVERYTHING)

@@ -57,8 +57,8 @@ class ObjectiveRequirements:
             case = lab.case(steps=[[batch], [batch]], objective=Weighted(names), rows=3, probe=(batch, names))
             lab.holds_to_plain(measured, [lab.run(drive, case)], case, " and ".join(names))
 
-    @requirement("objective.given", since=(2, 0))
-    def test_objective_given(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("objective.inputs", since=(2, 0))
+    def test_objective_inputs(self, lab: TrainLab, measured: Measured) -> None:
         """An objective gets whole rows, each once, with every field and number of the batch, including the user's own,
         and exactly the outputs that it requested, in float32 whatever dtype the model computes in, and outside of its
         autocast. The batch does not change."""

@@ -71,8 +71,8 @@ class OutputRequirements:
         """Entropy of the distribution from which each token was chosen, at the batch's temperature."""
         self._parity(lab, measured, ("entropy",), (0.6, 1.0, 1.7))
 
-    @requirement("outputs.entropy_cold", needs=Capability.ENTROPY, since=(2, 0))
-    def test_outputs_entropy_cold(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("outputs.entropy_low_temperature", needs=Capability.ENTROPY, since=(2, 0))
+    def test_outputs_entropy_low_temperature(self, lab: TrainLab, measured: Measured) -> None:
         """Entropy and its gradient are finite even if the temperature is so low that most probabilities underflow in
         float32."""
         batch = train_batch(seed=1).with_meta(temperature=COLD)
@@ -123,8 +123,8 @@ class OutputRequirements:
             worst = float((moved - second["log_probs"]).abs().max())
             measured.at_most(f"largest difference, passes of {rows or 'all'} rows", worst, lab.suite.tolerance)
 
-    @requirement("outputs.company")
-    def test_outputs_company(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("outputs.batch_invariance")
+    def test_outputs_batch_invariance(self, lab: TrainLab, measured: Measured) -> None:
         """A row's outputs do not depend on other rows, even much longer ones; a batch may have no rows."""
         short = train_batch(4, seed=4, longest=6)
         long = train_batch(3, seed=5, longest=90)

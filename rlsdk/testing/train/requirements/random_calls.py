@@ -73,8 +73,8 @@ LIMITS: tuple[dict[str, Any], ...] = ({"rows": 1}, {"rows": 2, "checkpointing": 
 class RandomCallRequirements:
     """Mixed into `TrainConformance`."""
 
-    @requirement("life", since=(2, 0))
-    def test_life(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("random_calls", since=(2, 0))
+    def test_random_calls(self, lab: TrainLab, measured: Measured) -> None:
         """For steps of several calls, skipped steps, objectives that raise, outputs, checkpoints, exports, offloading
         and optimizer resets in random order, all results are plain torch's; also after a checkpoint in another
         engine, and if the model's folder gets other weights once the engine has started."""
@@ -84,10 +84,10 @@ class RandomCallRequirements:
             for name, script in life.scripts().items():
                 folder = shutil.copytree(case.model, lab.new_folder("rewritten"), dirs_exist_ok=True)
                 found = lab.run(play, replace(case, model=str(folder)), [rewrite(folder), *script])
-                lab.lives(measured, [found], plainly(case, script), f"life {seed}, {name}")
+                lab.lives(measured, [found], plainly(case, script), f"random calls {seed}, {name}")
 
-    @requirement("life.models", since=(2, 0))
-    def test_life_models(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("random_calls.models", since=(2, 0))
+    def test_random_calls_models(self, lab: TrainLab, measured: Measured) -> None:
         """For random calls of models of other kinds (tied, capped, windowed, with scaled positions, with experts, or
         with biases of routers), all results are plain torch's; a model may be refused with a ConfigError."""
         for seed, name in enumerate(MODELS, start=60):
@@ -104,8 +104,8 @@ class RandomCallRequirements:
                     break
                 lab.lives(measured, [found], plainly(case, script), f"{name}, {part}")
 
-    @requirement("life.frozen", since=(2, 0))
-    def test_life_frozen(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("random_calls.frozen", since=(2, 0))
+    def test_random_calls_frozen(self, lab: TrainLab, measured: Measured) -> None:
         """For random calls of a frozen model, all results are plain torch's, even if its folder gets other weights
         once it has started."""
         life = Life.of(lab, 50, num_events=FEW_EVENTS, frozen=True)
@@ -114,8 +114,8 @@ class RandomCallRequirements:
         found = lab.run(play, replace(case, model=str(folder)), [rewrite(folder), *script])
         lab.lives(measured, [found], plainly(case, script))
 
-    @requirement("steady.kinds", since=(2, 0))
-    def test_steady_kinds(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("random_calls.read_only", since=(2, 0))
+    def test_random_calls_read_only(self, lab: TrainLab, measured: Measured) -> None:
         """Random calls that only read, move memory, or save and load between any two calls of a run change nothing, bit
         for bit, and neither do skipped steps, objectives that raise and checkpoints that are refused: for a model in
         bfloat16, alone and on several ranks, one with tied embeddings, with experts and with a head in it, one with
@@ -152,8 +152,8 @@ class RandomCallRequirements:
             ):
                 _is_unchanged(measured, [one, other], "several ranks")
 
-    @requirement("life.heads", needs=Capability.VALUE_HEAD, since=(2, 0))
-    def test_life_heads(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("random_calls.heads", needs=Capability.VALUE_HEAD, since=(2, 0))
+    def test_random_calls_heads(self, lab: TrainLab, measured: Measured) -> None:
         """For random calls of value and score models, all results are plain torch's; also of value models with tied
         embeddings, capped logits or experts, which may be refused with a ConfigError."""
         kinds = [(head.value, lab.headed_model, head, (name,)) for head, name in claimed_heads(lab)]
@@ -174,10 +174,10 @@ class RandomCallRequirements:
                     if kind not in HEADED:
                         raise
                     break
-                lab.lives(measured, [found], plainly(case, script), f"life of {kind}, {name}")
+                lab.lives(measured, [found], plainly(case, script), f"random calls of {kind}, {name}")
 
-    @requirement("life.fresh", needs=Capability.EXPORT, since=(2, 0))
-    def test_life_fresh(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("random_calls.random_weights", needs=Capability.EXPORT, since=(2, 0))
+    def test_random_calls_random_weights(self, lab: TrainLab, measured: Measured) -> None:
         """For random calls of a model that is not in its files (random weights, or a head that the checkpoint lacks),
         all results are those of plain torch that starts from its first export."""
         kinds: dict[str, dict[str, Any]] = {"random": {"random": True}}
@@ -190,8 +190,8 @@ class RandomCallRequirements:
             plain = replace(case, model=first, random=False)
             lab.lives(measured, [found], plainly(plain, life.script), kind)
 
-    @requirement("life.ranks", needs=Capability.DATA_PARALLEL, since=(2, 0))
-    def test_life_ranks(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("random_calls.ranks", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_random_calls_ranks(self, lab: TrainLab, measured: Measured) -> None:
         """For random calls of several ranks with different numbers of rows, or none, all results are plain torch's: for
         the suite's model, one with tied embeddings, two with experts, and one with a head."""
         kinds: dict[str, tuple[str | None, Sequence[str]]] = {"an LM": (lab.model, ("log_probs",))}
@@ -210,8 +210,8 @@ class RandomCallRequirements:
             except ConfigError:
                 measured.record(f"models tried, {kind}", 0)
 
-    @requirement("life.splits", since=(2, 0))
-    def test_life_splits(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("random_calls.splits", since=(2, 0))
+    def test_random_calls_splits(self, lab: TrainLab, measured: Measured) -> None:
         """For random calls of a model that is split over tensors, layers or positions, all results are plain
         torch's."""
         for seed, split in enumerate(sorted(SPLITS & lab.spec.capabilities), start=45):
@@ -391,7 +391,7 @@ class Life:
 
     def _load_nothing(self) -> None:
         if not self.pending:  # whether a refused checkpoint drops gradients is not promised
-            empty = load(self.lab.new_folder("life-empty"))
+            empty = load(self.lab.new_folder("random-calls-empty"))
             self.script.append(refused("a checkpoint without any file", empty, CheckpointError))
 
     def _look(self) -> None:
@@ -411,7 +411,7 @@ class Life:
         self.script.append(read)
 
     def _save(self) -> None:
-        folder = str(self.lab.new_folder("life"))
+        folder = str(self.lab.new_folder("random-calls"))
         self.writing.add(len(self.script))
         self.script.append(self.source.choice((save, save_in_a_sync))(folder))
         instead = [learn(self._batch(), Weighted(tuple(self.names)))] if self.pending else []
@@ -458,7 +458,7 @@ class Life:
 
     def _export(self) -> None:
         self.writing.add(len(self.script))
-        self.script.append(export(self.lab.new_folder("life-export")))
+        self.script.append(export(self.lab.new_folder("random-calls-export")))
 
     def _reset(self) -> None:
         if not self.pending:  # whether a reset drops gradients is not promised

@@ -69,8 +69,8 @@ class RankCallRequirements:
         measured.record("dtypes of what is held", len(dtypes))
         return None
 
-    @requirement("ranks.alone", needs=Capability.DATA_PARALLEL, since=(2, 0))
-    def test_ranks_alone(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("ranks.not_collective", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_not_collective(self, lab: TrainLab, measured: Measured) -> None:
         """`layout`, `shards` and `parallel` are not collective: one rank can read them alone."""
         case = data_case(lab)
         plain: list[Act] = [act for batches in case.steps for act in (learn(batches[0]), step)]

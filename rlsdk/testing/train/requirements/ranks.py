@@ -51,8 +51,8 @@ class RankRequirements:
             measured.at_most(f"largest difference of the rate, {name}", max(rates), 1e-9)
             measured.equal(f"norms of unlike ranks, {name}", len({tuple(rank.norms) for rank in ranks}) - 1, 0)
 
-    @requirement("ranks.unlike", needs=Capability.DATA_PARALLEL, since=(2, 0))
-    def test_ranks_unlike(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("ranks.uneven_rows", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_uneven_rows(self, lab: TrainLab, measured: Measured) -> None:
         """Ranks with different numbers of rows, tokens and passes, even a single row or none, give the results of one
         rank with all rows: nothing is averaged over ranks, rows or tokens."""
         cases: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
@@ -176,8 +176,8 @@ class RankRequirements:
         measured.none("faults", [fault for rank in ranks for fault in rank.faults])
         self._same(measured, ranks, lab.play_split(case, plain), "")
 
-    @requirement("ranks.steady", needs=Capability.DATA_PARALLEL, since=(2, 0))
-    def test_ranks_steady(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("ranks.read_only", needs=Capability.DATA_PARALLEL, since=(2, 0))
+    def test_ranks_read_only(self, lab: TrainLab, measured: Measured) -> None:
         """Passes without gradient, saving and offloading do not affect training on several ranks."""
         case, batch = data_case(lab), rows_of(UNLIKE, seed=47)
         good = steps_of(FEW, 2)
@@ -215,8 +215,8 @@ class RankRequirements:
             on = lab.play_split(case, [*plain[:4], save(folder), *plain[4:]])
             self._same(measured, lab.play_split(case, [load(folder), *plain[4:]]), on, name)
 
-    @requirement("ranks.widened", needs=Capability.RESHARD_ON_LOAD, since=(2, 0))
-    def test_ranks_widened(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("ranks.more_ranks", needs=Capability.RESHARD_ON_LOAD, since=(2, 0))
+    def test_ranks_more_ranks(self, lab: TrainLab, measured: Measured) -> None:
         """A checkpoint of one rank loads on several, and the steps after it are the same except for rounding."""
         if Capability.DATA_PARALLEL not in lab.spec.capabilities:
             return measured.record("worlds tried", 0)

@@ -50,8 +50,8 @@ UNKNOWN = replace(EVERYTHING, schedule="cosign")  # type: ignore[arg-type]
 class ReadOnlyRequirements:
     """Mixed into `TrainConformance`."""
 
-    @requirement("steady.forward", since=(2, 0), basic=True)
-    def test_steady_forward(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("read_only.forward", since=(2, 0), basic=True)
+    def test_read_only_forward(self, lab: TrainLab, measured: Measured) -> None:
         """Passes without gradient do not affect a step; each gives the log-probs of the current weights, the same when
         repeated, in tensors that later calls do not change."""
         batch = rows_of((12, 1, 30, 6), seed=1)
@@ -70,8 +70,8 @@ class ReadOnlyRequirements:
             worst = float((seen[3 + 2 * at] - plain.outputs["log_probs"]).abs().max())
             measured.at_most(f"largest difference from plain after step {at}", worst, lab.suite.tolerance)
 
-    @requirement("steady.layout", since=(2, 0))
-    def test_steady_layout(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("read_only.layout", since=(2, 0))
+    def test_read_only_layout(self, lab: TrainLab, measured: Measured) -> None:
         """`layout` never changes, `shards` are in its order, and reading them does not affect training."""
         script = [act for b in three_batches() for act in (read, learn(b), read, step)]
         found = self._leaves_no_trace(lab, measured, [*script, read])
@@ -81,8 +81,8 @@ class ReadOnlyRequirements:
         wrong = [n for n, b, t in found.shards if str(t.dtype) != f"torch.{dtypes[n]}" or tuple(t.shape) != b.size]
         measured.none("shards of another dtype or size than their box", wrong)
 
-    @requirement("steady.no_rows", since=(2, 0))
-    def test_steady_no_rows(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("read_only.no_rows", since=(2, 0))
+    def test_read_only_no_rows(self, lab: TrainLab, measured: Measured) -> None:
         """A batch without rows is valid: its loss is 0, and it does not affect the step of other batches."""
         batches = three_batches()
         nothing = batches[0].select([])
@@ -95,8 +95,8 @@ class ReadOnlyRequirements:
         of_nothing = [result.loss for at, result in enumerate(found.results) if at % 3 != 1]
         measured.none("losses of nothing that are not 0", [loss for loss in of_nothing if loss != 0.0])
 
-    @requirement("steady.save", since=(2, 0))
-    def test_steady_save(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("read_only.save", since=(2, 0))
+    def test_read_only_save(self, lab: TrainLab, measured: Measured) -> None:
         """Saving, even while a sync is half-way through the weights, and exporting do not affect training."""
         can_export = Capability.EXPORT in lab.spec.capabilities
         script = []
@@ -106,8 +106,8 @@ class ReadOnlyRequirements:
             script += [step]
         self._leaves_no_trace(lab, measured, script)
 
-    @requirement("steady.offload", needs=Capability.OFFLOAD, since=(2, 0))
-    def test_steady_offload(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("offload.any_time", needs=Capability.OFFLOAD, since=(2, 0))
+    def test_offload_any_time(self, lab: TrainLab, measured: Measured) -> None:
         """Each part, any two, and all can be offloaded at every point of a step while they are not needed: log-probs
         need only weights, and `forward_backward` needs no moments."""
         batch, batches = rows_of((12, 5), seed=1), three_batches()
@@ -124,8 +124,8 @@ class ReadOnlyRequirements:
         found = self._leaves_no_trace(lab, measured, script)
         measured.equal("largest difference", float((found.seen[0]["log_probs"] - expected).abs().max()), 0.0)
 
-    @requirement("steady.offload_changed", needs=Capability.OFFLOAD, since=(2, 0))
-    def test_steady_offload_changed(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("offload.changed", needs=Capability.OFFLOAD, since=(2, 0))
+    def test_offload_changed(self, lab: TrainLab, measured: Measured) -> None:
         """Parts that were offloaded before, and changed since by a checkpoint, a reset or a step, are restored with
         their latest values."""
         first, second, third = three_batches()
@@ -141,8 +141,8 @@ class ReadOnlyRequirements:
             off = furthest_weight(whole_of(found), whole_of(expected))
             measured.equal(f"largest difference of weights, changed by {name}", off, 0.0)
 
-    @requirement("steady.half_awake", needs=Capability.OFFLOAD, since=(2, 0))
-    def test_steady_half_awake(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("offload.partial", needs=Capability.OFFLOAD, since=(2, 0))
+    def test_offload_partial(self, lab: TrainLab, measured: Measured) -> None:
         """Parts that left together come back in any order, with calls in between that do not need the others: layouts,
         outputs, shards, exports, checkpoints, and further gradients of the step. Steps are as without, bit for bit."""
         exports, batches = Capability.EXPORT in lab.spec.capabilities, cycle(three_batches())
@@ -171,8 +171,8 @@ class ReadOnlyRequirements:
         off = furthest_weight(whole_of(found_run), whole_of(expected))
         measured.equal("largest difference of weights", off, 0.0)
 
-    @requirement("steady.offload_frozen", needs=Capability.OFFLOAD, since=(2, 0))
-    def test_steady_offload_frozen(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("offload.frozen", needs=Capability.OFFLOAD, since=(2, 0))
+    def test_offload_frozen(self, lab: TrainLab, measured: Measured) -> None:
         """A frozen model's weights can be offloaded and restored, and its log-probs do not change."""
         batch = rows_of((12, 5), seed=1)
         looking = look(batch, "log_probs")

@@ -65,8 +65,8 @@ class SettingRequirements:
             case = lab.case(steps=[calls, calls[1:]], rows=2, optim=replace(OPTIM, max_grad_norm=whole * share))
             lab.holds_to_plain(measured, [lab.run(drive, case)], case, f"limit {share} of the norm")
 
-    @requirement("step.unlike_calls", since=(2, 0))
-    def test_unlike_calls(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("step.uneven_calls", since=(2, 0))
+    def test_uneven_calls(self, lab: TrainLab, measured: Measured) -> None:
         """Calls and micro-batches with very different numbers of tokens are weighted only by their own weights."""
         calls = [rows_of((60, 1, 2), seed=99), rows_of((1,), seed=100), rows_of((3,) * 12, seed=101)]
         for limit in ({"tokens": 40}, {"rows": 1}):
@@ -143,8 +143,8 @@ class SettingRequirements:
             del found.results[1]
             lab.holds(measured, [found], expected)
 
-    @requirement("step.loss_alone", since=(2, 0))
-    def test_loss_alone(self, lab: TrainLab, measured: Measured) -> None:
+    @requirement("step.infinite_loss", since=(2, 0))
+    def test_infinite_loss(self, lab: TrainLab, measured: Measured) -> None:
         """If the loss is not finite but its gradient is, the step is an ordinary one: only the gradient matters."""
         batches = three_batches()
         expected = lab.play(script_of(batches), optim=EVERYTHING)
