@@ -19,6 +19,7 @@ from rlsdk.testing.suites.child_processes import run_children
 from rlsdk.testing.suites.kinds import kinds_of
 from rlsdk.testing.suites.renamed import check_expression
 from rlsdk.testing.suites.report import SuiteReport, read_reports
+from rlsdk.testing.suites.session import PLUGIN
 from rlsdk.testing.suites.shared_runs import join_reports
 
 SUITES: Mapping[BackendKind, str] = {
@@ -129,7 +130,8 @@ def _run(file: Path, chosen: Sequence[str], verbose: bool, python: str, processe
     taken = file.with_suffix("")
     taken.mkdir()
     command = [
-        python, "-m", "pytest", str(file), "-c", str(file.parent / "pytest.ini"), "-p", "no:cacheprovider",
+        python, "-m", "pytest", str(file), "-c", str(file.parent / "pytest.ini"),
+        "-p", PLUGIN, "-p", "no:cacheprovider",
         *(["-v"] if verbose else ["-qq", "--no-summary"]), *chosen,
     ]  # fmt: skip
     reports = [file.with_suffix(f".{at}.json") for at in range(processes)]

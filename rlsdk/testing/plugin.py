@@ -1,5 +1,7 @@
-"""The pytest plugin (entry point `rlsdk`): collects the results of requirements. Imports only pytest and stdlib.
+"""The pytest plugin: collects the results of requirements. Imports only pytest and stdlib.
 
+Sessions that want it name it: `pytest_plugins = ["rlsdk.testing.plugin"]` in a `conftest.py`, or `pytest -p
+rlsdk.testing.plugin`. It has no entry point, so that other sessions where rlsdk is installed do not load it.
 `pytest --rlsdk-report FILE` writes the report as JSON. A run that contains conformance suites ends with their tables.
 `--rlsdk-basic BACKENDS` leaves all but the basic requirements of their suites out, and says so at the end.
 """
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 
 from rlsdk.testing.suites.child_processes import OPTION, die_with_parent
+from rlsdk.testing.suites.session import COLLECTOR
 
 BASIC = "--rlsdk-basic"
 SHARE = "--rlsdk-share"
@@ -40,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{MARK}(name, needs): a requirement of a conformance suite.")
     collector = Collector(config)
-    config.pluginmanager.register(collector, "rlsdk-collector")
+    config.pluginmanager.register(collector, COLLECTOR)
     if (folder := config.getoption(SHARE)) is not None:
         from rlsdk.testing.suites.shared_runs import Share
 
@@ -182,7 +185,7 @@ class Collector:
 def rlsdk_lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The lab that the requirements of one suite share while the suite runs."""
     lab = request.cls.make_lab(tmp_path_factory.mktemp("rlsdk"))
-    collector: Any = request.config.pluginmanager.get_plugin("rlsdk-collector")
+    collector: Any = request.config.pluginmanager.get_plugin(COLLECTOR)
     collector.labs[request.cls] = lab
     return lab
 

@@ -71,7 +71,8 @@ def run_suites(kind: str, names: Collection[str], report: Path) -> dict[tuple[st
     done = subprocess.run(
         [
             sys.executable, "-m", "pytest", str(HERE / "broken" / "suites.py"), "-c", os.devnull, "-q", "--no-summary",
-            "-p", "no:cacheprovider", "--rootdir", str(HERE), "-k", f"Test_{kind.upper().replace(' ', '_')}",
+            "-p", "rlsdk.testing.plugin", "-p", "no:cacheprovider", "--rootdir", str(HERE),
+            "-k", f"Test_{kind.upper().replace(' ', '_')}",
             "--rlsdk-report", str(report),
         ],
         env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,

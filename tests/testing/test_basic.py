@@ -74,7 +74,8 @@ def test_a_run_of_the_basic_ones_says_of_each_suite_how_many_it_left_out(tmp_pat
     (tmp_path / "test_parts.py").write_text(TESTS)
     command = [
         sys.executable, "-m", "pytest", "test_parts.py", "-c", os.devnull, "--rootdir", str(tmp_path), "-q",
-        "-p", "no:cacheprovider", "--rlsdk-report", "report.json", "--rlsdk-basic", "torch,vllm",
+        "-p", "rlsdk.testing.plugin", "-p", "no:cacheprovider", "--rlsdk-report", "report.json",
+        "--rlsdk-basic", "torch,vllm",
         "-k", "test_mine or test_registration_place or test_plain or (TestOther and test_layout)",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

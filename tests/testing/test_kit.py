@@ -259,6 +259,26 @@ def test_the_pytest_plugin_is_light() -> None:
     assert done.stdout.strip() == ""
 
 
+def test_sessions_of_others_do_not_import_rlsdk_and_suites_ask_for_the_plugin(tmp_path: Path) -> None:
+    """Where rlsdk is installed, its plugin loads only where it is named."""
+    (tmp_path / "test_theirs.py").write_text(
+        "import sys\n\ndef test_theirs():\n    assert not [name for name in sys.modules if name.startswith('rlsdk')]\n"
+    )
+    (tmp_path / "test_suite.py").write_text(
+        "from rlsdk.testing import TrainConformance\n\nclass TestMine(TrainConformance):\n    backend = 'torch'\n"
+    )
+    command = [sys.executable, "-P", "-m", "pytest", "-c", os.devnull, "--rootdir", str(tmp_path), "-q"]
+    command += ["-p", "no:cacheprovider", "-W", "ignore::pytest.PytestUnknownMarkWarning"]
+    done = subprocess.run([*command, "test_theirs.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    asked = [*command, "test_suite.py", "-k", "test_registration_light"]
+    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert 'TestMine needs the pytest plugin of rlsdk: write `pytest_plugins = ["rlsdk.testing.plugin"]`' in done.stdout
+    done = subprocess.run([*asked, "-p", "rlsdk.testing.plugin"], cwd=tmp_path, check=False, capture_output=True)
+    assert done.returncode == 0
+
+
 OVERCLAIMING = """
 import sys
 import pytest
@@ -291,7 +311,7 @@ def test_what_nothing_measures_or_was_cut_off_is_not_run_and_a_claim_of_another_
     (tmp_path / "test_proud.py").write_text(OVERCLAIMING)
     command = [
         sys.executable, "-m", "pytest", "test_proud.py", "-c", os.devnull, "--rootdir", str(tmp_path), "-q",
-        "-p", "no:cacheprovider", "--rlsdk-report", "report.json",
+        "-p", "rlsdk.testing.plugin", "-p", "no:cacheprovider", "--rlsdk-report", "report.json",
         "-k", "TestCut and registration or TestProud and (capabilities or lora or routed_experts or multimodal)",
     ]  # fmt: skip
     subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
@@ -346,7 +366,7 @@ def test_a_bad_name_is_one_failure_and_an_end_that_fails_a_row_of_its_own(tmp_pa
     (tmp_path / "test_names.py").write_text(UNUSABLE)
     command = [
         sys.executable, "-m", "pytest", "test_names.py", "-c", os.devnull, "--rootdir", str(tmp_path), "-q",
-        "-p", "no:cacheprovider", "--rlsdk-report", "report.json",
+        "-p", "rlsdk.testing.plugin", "-p", "no:cacheprovider", "--rlsdk-report", "report.json",
         "-k", "TestNameless or TestMistyped or TestClosing and (test_first or test_last)",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -370,7 +390,7 @@ def test_the_end_of_processes_is_charged_to_no_requirement(tmp_path: Path) -> No
     (tmp_path / "test_slow.py").write_text(SLOW)
     command = [
         sys.executable, "-m", "pytest", "test_slow.py", "-c", os.devnull, "--rootdir", str(tmp_path), "-q",
-        "-p", "no:cacheprovider", "--rlsdk-report", "report.json", "-k", "last",
+        "-p", "rlsdk.testing.plugin", "-p", "no:cacheprovider", "--rlsdk-report", "report.json", "-k", "last",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

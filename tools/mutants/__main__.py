@@ -44,6 +44,8 @@ from .operators import Mutant, mutants, mutated
 
 ROOT = Path(__file__).resolve().parents[2]
 TEST = "test_mutants.py"
+OPTIONS = ("-q", "-p", "rlsdk.testing.plugin", "-p", "no:cacheprovider", "--timeout", "240")
+"""Of pytest."""
 READ = Path(__file__).with_name("read")
 """Written by hand, and therefore kept."""
 SLACK = 2.0
@@ -139,7 +141,7 @@ class Bench:
             os.dup2(output, 2)
             import pytest
 
-            os._exit(int(pytest.main(["-q", "-p", "no:cacheprovider", "--timeout", "240", *tests], plugins=[plugin()])))
+            os._exit(int(pytest.main([*OPTIONS, *tests], plugins=[plugin()])))
         with suppress(OSError):  # whichever of the two comes first: from now on there is a group to kill
             os.setpgid(child, child)
         ends, ended = time.monotonic() + limit_s, 0

@@ -30,6 +30,7 @@ from rlsdk.registry import Registry, Row, installed_version
 from rlsdk.testing.suites.renamed import new_name
 from rlsdk.testing.suites.report import Finding, SuiteReport
 from rlsdk.testing.suites.requirements import MARK, NOT_CLAIMED, Measured, required, requirement
+from rlsdk.testing.suites.session import COLLECTOR, PLUGIN
 from rlsdk.version import __version__
 
 METHODS: Mapping[Capability, Sequence[str]] = {
@@ -126,6 +127,12 @@ class Suite:
     @pytest.fixture(autouse=True)
     def _claimed(self, request: pytest.FixtureRequest) -> None:
         """Skips requirements of capabilities that the backend does not claim."""
+        if not request.config.pluginmanager.has_plugin(COLLECTOR):
+            pytest.exit(
+                f'{type(self).__name__} needs the pytest plugin of rlsdk: write `pytest_plugins = ["{PLUGIN}"]` in the '
+                f"conftest.py, or run `pytest -p {PLUGIN}`",
+                returncode=pytest.ExitCode.USAGE_ERROR,
+            )
         mark = request.node.get_closest_marker(MARK)
         needs = mark.args[1] if mark is not None else None
         if needs is not None and needs not in self.spec().capabilities:
