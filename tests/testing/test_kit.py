@@ -232,7 +232,8 @@ def test_a_check_that_is_killed_takes_its_pytest_along_which_closes_its_engines(
         # Ignored in whatever a shell runs in the background, as these tests may be.
         "import pathlib, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
         "from rlsdk.testing.suites.child_processes import run_child; run_child([sys.executable, '-m', 'pytest', "
-        "'test_hanging.py', '-p', 'no:cacheprovider', '-c', '/dev/null', '--rootdir', '.'], pathlib.Path.cwd(), None)"
+        "'test_hanging.py', '-p', 'rlsdk.testing.plugin', '-p', 'no:cacheprovider', '-c', '/dev/null', '--rootdir', "
+        "'.'], pathlib.Path.cwd(), None)"
     )
     check = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.DEVNULL,
                              stderr=subprocess.DEVNULL)  # fmt: skip
