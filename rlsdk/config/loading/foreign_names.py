@@ -64,6 +64,7 @@ _OF_TRL: Mapping[str, Choices] = {
     **_same("tracking.trackers", "report_to", "wandb", "use_wandb", "logger", "tensorboard"),
     **_same("trainer.epochs_per_step", "num_iterations", "ppo_epochs"),
     **_same("algorithm.loss_options", "epsilon", "epsilon_high", "cliprange", "clip_range", "clip_ratio", "eps_clip"),
+    **_same("algorithm.loss_options", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"),
     **_same("algorithm.loss", "policy_loss_type", "loss_mode", "importance_sampling_level"),
     **_same("algorithm.loss_aggregation", "loss_agg_mode"),
     "loss_type": (("algorithm.loss", "algorithm.loss_aggregation"), ("preferences.loss",)),
