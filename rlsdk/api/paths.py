@@ -15,7 +15,9 @@ FUNCTION = re.compile(r"[^\n{}]*\.py:\w+")
 """Pattern of `file.py:fn`, in any field."""
 FOLDERS = frozenset({"path", "tokenizer"})
 """Names of fields that hold a folder or a name on the hub."""
-SOURCES = frozenset({"data.train", "data.eval", "data.mixture.*.source", "algorithm.ptx.source"})
+SOURCES = frozenset(
+    {"data.train", "data.eval", "data.mixture.*.source", "algorithm.ptx.source", "teachers.*.sources.*"}
+)
 """Fields that hold a data source; `*` is a key or a position."""
 OF_OTHERS = frozenset({"options", "engine_kwargs", "rollouter_options", "eval_options", "source_options",
                        "chat_template_kwargs"})  # fmt: skip

@@ -181,7 +181,7 @@ class Run:
                 return training
         config = self.config
         supervised = (self.path / Training.SFT.checkpoints).is_dir() or (self.path / "model").is_dir()
-        graded = config.get("rewards") or config.get("reward_models")
+        graded = config.get("rewards") or config.get("reward_models") or config.get("teachers")
         return Training.SFT if supervised and not graded else Training.RL
 
     def _evaluations(self) -> list[Mapping[str, float]]:

@@ -18,7 +18,13 @@ from rlsdk.config.derived.step_passes import ForwardPass, StepPasses, step_passe
 from rlsdk.config.introspection.options import backend_options, build_options
 from rlsdk.config.loading.load import dump_config, load_config
 from rlsdk.config.problem import Problem, config_error
-from rlsdk.config.sections.algorithm import AlgorithmConfig, CorrectionConfig, DynamicSamplingConfig, LengthConfig
+from rlsdk.config.sections.algorithm import (
+    AlgorithmConfig,
+    CorrectionConfig,
+    DistillationConfig,
+    DynamicSamplingConfig,
+    LengthConfig,
+)
 from rlsdk.config.sections.engines import (
     ModelConfig,
     OptimConfig,
@@ -46,7 +52,7 @@ from rlsdk.config.sections.rewards import (
     RewardConfig,
     RewardLimitsConfig,
 )
-from rlsdk.config.sections.role_sections import CriticConfig, RefConfig, RewardModelConfig
+from rlsdk.config.sections.role_sections import CriticConfig, RefConfig, RewardModelConfig, TeacherConfig
 from rlsdk.config.sections.schedule import ScheduleConfig
 from rlsdk.config.sections.schema import (
     DataConfig,
@@ -65,6 +71,7 @@ __all__ = [
     "CriticConfig",
     "DataConfig",
     "DeadlinesConfig",
+    "DistillationConfig",
     "DynamicSamplingConfig",
     "EarlyStoppingConfig",
     "EvalConfig",
@@ -96,6 +103,7 @@ __all__ = [
     "SftConfig",
     "ShardingConfig",
     "StepPasses",
+    "TeacherConfig",
     "TrackingConfig",
     "TrainConfig",
     "TrainerConfig",

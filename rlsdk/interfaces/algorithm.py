@@ -20,7 +20,7 @@ class Models(Protocol):
 
     @property
     def roles(self) -> Collection[str]:
-        """Roles that can be called: `actor`, and, if the run has them, `ref`, `critic` and every reward model."""
+        """Roles that can be called: `actor`, and, if the run has them, `ref`, `critic`, reward models and teachers."""
         ...
 
     @property

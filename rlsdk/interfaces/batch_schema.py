@@ -45,6 +45,9 @@ SCHEMA: Mapping[str, FieldSpec] = {
     "rollout_log_probs": _token("float32", "As the rollout engine returned them at sampling; 0 off the mask."),
     "old_log_probs": _token("float32", "Recomputed by the train engine with the weights before this update."),
     "ref_log_probs": _token("float32", "Under the frozen reference policy."),
+    "teacher_log_probs": _token(
+        "float32", "Under the frozen teacher; NaN on rows that it does not teach. `teacher_log_probs.NAME` of several."
+    ),
     "values": _token("float32", "Of the critic, before this update."),
     "token_level_rewards": _token("float64", "Reward of each token, KL penalty included where one is set."),
     "advantages": _token("float32", "Weight of each token in the policy gradient; 0 off the mask."),

@@ -10,8 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "metrics.md"
-AREAS = ("reward", "response", "policy", "parity", "mismatch", "critic", "rollout", "schedule", "time", "throughput",
-         "sync", "data", "eval", "sft")  # fmt: skip
+AREAS = ("reward", "response", "policy", "parity", "mismatch", "critic", "rollout", "schedule", "teacher", "time",
+         "throughput", "sync", "data", "eval", "sft")  # fmt: skip
 SOURCE = "eval/X"
 """Where a group comes from: no metric."""
 

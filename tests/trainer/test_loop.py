@@ -408,6 +408,8 @@ def test_samples_of_a_part_of_the_distribution_show_no_entropy(model: str, regis
 def test_every_recipe_trains(model: str, registry: Registry, tmp_path: Path, name: str) -> None:
     # The tiny model never ends a response by itself: all would be filtered.
     extra = ["--trainer.samples_per_prompt", "4", "--algorithm.lengths.overlong_filter", "false"]
+    if name == "on_policy_distillation":
+        extra += ["--teachers", str(write_tiny_model(tmp_path / "teacher", seed=9))]
     config = config_of(model, registry, 2, "--algorithm", name, *extra)
     assert config.algorithm.recipe == name
     view = run(config, registry, tmp_path / name)

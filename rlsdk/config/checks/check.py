@@ -150,7 +150,7 @@ def _missing_data(config: RunConfig) -> Iterator[Problem]:
 
 
 def _missing_rewards(config: RunConfig) -> Iterator[Problem]:
-    if not config.rewards and not config.reward_models:
+    if not config.rewards and not config.reward_models and not config.teachers:
         yield Problem("rewards", f"at least one is required: {Setting('rewards', 'NAME')}, or file.py:function")
 
 

@@ -54,13 +54,18 @@ def _of_reinforcement(config: RunConfig) -> Iterator[Problem]:
             yield from fields_of((kind.section, *kind.with_fields), kind.unneeded.format(algorithm=algorithm))
     if algorithm.name == POLICY_GRADIENT:
         yield from _of_policy_gradient(config)
+    if not config.teachers:
+        yield Problem("algorithm.distillation", "there are no teachers")
+    elif not config.rewards and not config.reward_models:
+        yield Problem("algorithm.distillation.reward_coef", "there are no rewards")
     if not config.sft.is_asked:
         names = (f"sft.{name}" for name in SftConfig.model_fields if name not in ("steps", "epochs"))
         yield from fields_of(names, "sft.steps is 0, so that there is no supervised training")
     if not any([*config.rewards, *(part.rewards for part in config.eval.sets.values())]):
         names = (f"reward_limits.{name}" for name in type(config.reward_limits).model_fields)
         named = (name for name in names if name != "reward_limits.max_failure_share")
-        yield from fields_of(named, "no reward is graded: the score comes from reward_models")
+        source = "reward_models" if config.reward_models else "teachers"
+        yield from fields_of(named, f"no reward is graded: what is learned comes from {source}")
     sharing = beside_rollout(config.placement)
     if sharing:
         yield Problem("faults.replica_restarts", f"the rollout shares its devices with {sharing}")

@@ -56,8 +56,9 @@ def reported_in_rl(config: RunConfig) -> Reported:
         own = measure.config.rewards
         titles = [reward.title for reward in own or config.rewards]
         missing = set() if titles else {"accuracy", "accuracy_se"}
-        # Reward models do not score evaluations, so with them there is no score to report.
-        missing |= {"reward", "reward_se"} if config.reward_models and not own else set()
+        # Reward models do not score evaluations, so with them there is no score to report, as without any reward.
+        unscored = config.reward_models or not titles
+        missing |= {"reward", "reward_se"} if unscored and not own else set()
         figures = [*(figure for figure in FIGURES if figure not in missing), *(f"reward/{title}" for title in titles)]
         metrics += map(measure.metric, [*figures, *(_of_several_samples(measure) if titles else ())])
         if config.rollout.rollouter != SINGLE_TURN:

@@ -14,10 +14,12 @@ from rlsdk.config.sections.role_kinds import (
     REWARD,
     ROLE_KINDS,
     ROLLOUT,
+    TEACHER,
     RoleKind,
     judge_role,
     kind_of,
     reward_role,
+    teacher_role,
 )
 from rlsdk.config.sections.role_sections import ModelRoleConfig, TrainedRoleConfig
 from rlsdk.config.sections.schema import RunConfig
@@ -104,6 +106,7 @@ def needed_roles(config: RunConfig, *, train_only: bool = False) -> tuple[str, .
     return (
         *(kind.name for kind in ROLE_KINDS if not kind.has_names and _is_needed(kind, config)),
         *(reward_role(model.name) for model in config.reward_models),
+        *(teacher_role(model.name) for model in config.teachers),
         *(judge_role(reward.label) for _, reward in _judging(config)),
     )
 
@@ -119,7 +122,7 @@ def roles(config: RunConfig, *, needed: Sequence[str] | None = None) -> tuple[Ro
     names = needed_roles(config) if needed is None else needed
     named: dict[str, Role] = {}
     if any(kind_of(name).has_names for name in names):
-        named = {role.name: role for role in (*_rewards(config), *_judges(config))}
+        named = {role.name: role for role in (*_rewards(config), *_teachers(config), *_judges(config))}
     # Only the sections of roles that are needed are read.
     return tuple(named[name] if kind_of(name).has_names else _single(config, kind_of(name)) for name in names)
 
@@ -180,6 +183,13 @@ def _rewards(config: RunConfig) -> list[Role]:
     return [
         _beside(config, kind_of(REWARD), model, reward_role(model.name), f"reward_models.{at}")
         for at, model in enumerate(config.reward_models)
+    ]
+
+
+def _teachers(config: RunConfig) -> list[Role]:
+    return [
+        _beside(config, kind_of(TEACHER), model, teacher_role(model.name), f"teachers.{at}")
+        for at, model in enumerate(config.teachers)
     ]
 
 

@@ -49,10 +49,12 @@ def step_passes(config: RunConfig, *, stale: bool, comparable: bool = True, read
 def _passes(config: RunConfig, old: OldLogProbs, reads: Collection[str]) -> Iterator[ForwardPass]:
     algorithm = config.algorithm
     kinds = {name: kind_of(name) for name in needed_roles(config) if kind_of(name).output}
-    beside = [ForwardPass(name, kind.output, kind.fills) for name, kind in kinds.items()]
+    beside = [ForwardPass(name, kind.output, kind.field_of(name)) for name, kind in kinds.items()]
     yield from (one for one in beside if one.field == "scores")
-    # A KL in the reward compares the reference with the train engine's log-probs, unless the sampler's were chosen.
-    if old.source == "recomputed" or (algorithm.kl_in_reward and old.source != "rollout"):
+    # A KL in the reward compares the reference with the train engine's log-probs, unless the sampler's were chosen; so
+    # does the gap to a teacher.
+    compares = algorithm.kl_in_reward or bool(config.teachers)
+    if old.source == "recomputed" or (compares and old.source != "rollout"):
         yield ForwardPass(ACTOR, "log_probs", "old_log_probs")
     if algorithm.entropy_share is not None or "entropy" in reads:
         yield ForwardPass(ACTOR, "entropy", "entropy")

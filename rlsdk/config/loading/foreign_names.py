@@ -83,6 +83,7 @@ _OF_TRL: Mapping[str, Choices] = {
     **_same("preferences.label_smoothing", "label_smoothing"),
     **_same("preferences.sft_coef", "rpo_alpha"),
     **_same("rewards", "reward_weights"),
+    **_same("teachers", "teacher_model_name_or_path", "teacher_model", "teacher_model_path", "teacher"),
 }
 _OF_VERL: Mapping[str, Choices] = {
     **_same("algorithm.advantage", "algorithm.adv_estimator", "adv_estimator", "advantage_estimator"),
@@ -156,6 +157,10 @@ _OF_VERL: Mapping[str, Choices] = {
     **_same("trainer.resume", "trainer.resume_mode", "trainer.resume_from_path", "ckpt.load_enable"),
     **_same("trainer.keep_checkpoints", "trainer.max_actor_ckpt_to_keep", "max_ckpt_num", "ckpt.max_num"),
     **_same("tracking.trackers", "trainer.logger"),
+    **_same("teachers", "distillation.teacher_model.model_path", "distillation.enabled", "teacher.model_name"),
+    **_same("algorithm.distillation.objective", "distillation.distillation_loss.loss_mode", "distillation_loss"),
+    **_same("algorithm.distillation.coef", "distillation.distillation_loss.distillation_loss_coef", "teacher_tau"),
+    **_same("algorithm.distillation.reward_coef", "adv_tau"),
 }
 _OF_OPENRLHF: Mapping[str, Choices] = {
     **_same("model.path", "pretrain"),
@@ -248,6 +253,9 @@ NOT_FIELDS: Mapping[str, str] = {
     "repetition_penalty": "tokens are sampled from the policy itself, so that its log-probs are those of training",
     "sync_ref_model": "the reference stays the model at the start; `ref.path` names another",
     "seed_everything": "`trainer.seed`",
+    "lmbda": "every sample is the policy's own; for given answers of a teacher: `rlsdk sft`",
+    "seq_kd": "for given answers of a teacher: `rlsdk sft`",
+    "teacher_model_init_kwargs": "each of `teachers` has a `dtype`, `backend` and `options`; see docs/distillation.md",
     "actor_rollout_ref": "`rlsdk migrate run.sh` turns a command of verl into a run file",
     "actor": "the trained model is `model`, its engine `train`, its sampling `rollout`",
 }
@@ -258,6 +266,7 @@ COMMANDS: Mapping[str, str] = {
     **dict.fromkeys(("rl", "run", "start", "fit"), "`rlsdk train`"),
     **dict.fromkeys(("finetune", "fine-tune", "instruct"), "`rlsdk sft`"),
     **dict.fromkeys(("rm", "reward_model", "reward-modeling"), "`rlsdk reward-model`"),
+    "gkd": "`rlsdk train --algorithm on_policy_distillation --teachers MODEL`",
     "resume": "`rlsdk train --resume RUN`",
     "export": "every run's last and best checkpoints hold the model in Hugging Face format; `rlsdk push RUN org/name`",
     "upload": "`rlsdk push RUN org/name`",
@@ -275,6 +284,8 @@ CLASSES: Mapping[str, str] = {
     **{f"SFT{end}": "`rlsdk.sft(model, data)`" for end in ("Trainer", "Config")},
     **{f"DPO{end}": "`rlsdk.dpo(model, data)`" for end in ("Trainer", "Config")},
     **{f"Reward{end}": "`rlsdk.reward_model(model, data)`" for end in ("Trainer", "Config")},
+    **{f"GKD{end}": "`rlsdk.train(model, data, teachers=[...], algorithm='on_policy_distillation')`"
+       for end in ("Trainer", "Config")},
     "Trainer": "`rlsdk.train(model, data, reward)`",
 }  # fmt: skip
 """Class of TRL -> our function."""

@@ -130,6 +130,19 @@ class PtxConfig(Section):
             yield Problem("source_options", "algorithm.ptx.source is null")
 
 
+class DistillationConfig(Section):
+    """How the policy learns from `teachers`: on-policy distillation, on the policy's own samples (Agarwal et al.,
+    arXiv 2306.13649; Lu et al., On-Policy Distillation, Thinking Machines, 2025)."""
+
+    objective: Literal["sampled"] = "sampled"
+    """sampled: each response token has the advantage log p_teacher - log p_policy of the token that was sampled: the
+    policy gradient of the reverse KL at that token. Ratio, clipping and correction are those of the algorithm."""
+    coef: NonNegativeFloat = 1.0
+    """Factor of the teachers' part of the advantage."""
+    reward_coef: NonNegativeFloat = 1.0
+    """Factor of the advantage that rewards give; 0: rewards are only measured and logged."""
+
+
 class AlgorithmConfig(Section):
     """How rewards become a gradient."""
 
@@ -187,6 +200,8 @@ class AlgorithmConfig(Section):
     """Effects of a response's length."""
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
     """Replaces groups without signal."""
+    distillation: DistillationConfig = DistillationConfig()
+    """How the policy learns from `teachers`."""
     ptx: PtxConfig = PtxConfig()
     """A supervised loss term on reference answers."""
     skip_zero_advantage: bool = True

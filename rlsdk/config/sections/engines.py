@@ -18,7 +18,7 @@ from rlsdk.config.sections.base import (
     fields_of,
     unused_revision,
 )
-from rlsdk.config.sections.role_kinds import JUDGE, REQUIRED_ROLES, REWARD, ROLES, is_role
+from rlsdk.config.sections.role_kinds import JUDGE, REQUIRED_ROLES, REWARD, ROLES, TEACHER, is_role
 from rlsdk.config.sections.sampling import temperature_problems
 from rlsdk.interfaces import nearest
 from rlsdk.interfaces.settings import NO_INFLUENCE, OptimSettings, ReplicaSize, TrainPasses
@@ -165,13 +165,14 @@ class PlacementConfig(Section):
     cpus_per_device: PositiveInt = 1
     """Processors, and threads, of the process of each device."""
     devices: dict[str, PositiveInt] = empty_mapping()
-    """Total number of devices of the pool of each role (actor, rollout, ref, critic, reward or reward.NAME), for
+    """Total number of devices of the pool of each role (actor, rollout, ref, critic, reward, teacher; reward.NAME), for
     presets with several pools; pools without a number share the remaining devices evenly."""
     pools: dict[str, PoolConfig] = empty_mapping()
     """Pools by name, in place of a preset."""
     roles: dict[str, str] = empty_mapping()
-    """Role (actor, rollout, ref, critic, reward or reward.NAME) -> name of its pool; several roles may share one.
-    `reward` applies to every reward model that is not listed. A role without a pool shares the actor's."""
+    """Role (actor, rollout, ref, critic, reward, teacher; reward.NAME, teacher.NAME) -> name of its pool; several roles
+    may share one. `reward` applies to every reward model that is not listed, `teacher` to every teacher. A role without
+    a pool shares the actor's."""
     ray_address: Annotated[str | None, NO_INFLUENCE] = None
     """Address of a running Ray cluster (`auto` finds it); null: starts a cluster on this machine for the run."""
     forward_env: tuple[str, ...] = Field(default=("NCCL_*", "GLOO_*", "HF_*"), strict=False)
@@ -200,7 +201,7 @@ class PlacementConfig(Section):
         for field in ("devices", "roles"):
             for role in getattr(self, field):
                 if not is_role(role):
-                    known = [*ROLES, f"{REWARD}.NAME", f"{JUDGE}.LABEL"]
+                    known = [*ROLES, f"{REWARD}.NAME", f"{TEACHER}.NAME", f"{JUDGE}.LABEL"]
                     yield Problem(
                         f"{field}.{role}", f"{role!r} is not a role{nearest(role, known)}; expected one of {known}"
                     )

@@ -24,7 +24,7 @@ class RoleKind:
     output: str = ""
     """What it computes for every row of a step, without gradient; empty: nothing, unless an algorithm asks."""
     fills: str = ""
-    """Field of the batch that gets this output; `scores` are added to it."""
+    """Field of the batch that gets this output; `scores` are added to it. Of several roles of a kind: `FIELD.NAME`."""
     is_trained: bool = False
     """Whether it has an optimizer in reinforcement learning; otherwise it is frozen, or a rollout engine."""
     is_required: bool = False
@@ -40,6 +40,11 @@ class RoleKind:
     unneeded: str = ""
     """Why its section is not read where the role is not needed, with fields of `{algorithm}`."""
 
+    def field_of(self, role: str) -> str:
+        """Field of the batch that gets the output of the role of this name."""
+        own = role.removeprefix(self.name) if self.has_names and self.output != "scores" else ""
+        return f"{self.fills}{own}"
+
     @property
     def is_optional(self) -> bool:
         """Whether an algorithm may ask for it."""
@@ -54,6 +59,7 @@ REF = "ref"
 CRITIC = "critic"
 REWARD = "reward"
 JUDGE = "judge"
+TEACHER = "teacher"
 
 ROLE_KINDS = (
     RoleKind(name=ACTOR, engine=BackendKind.TRAIN, section="train", is_trained=True, is_required=True),
@@ -92,6 +98,15 @@ ROLE_KINDS = (
         fills="scores",
         has_names=True,
     ),
+    # Frozen models that the policy learns from on its own samples.
+    RoleKind(
+        name=TEACHER,
+        engine=BackendKind.TRAIN,
+        section="teachers",
+        output="log_probs",
+        fills="teacher_log_probs",
+        has_names=True,
+    ),
     # Rollout engines with their own weights that judge responses.
     RoleKind(name=JUDGE, engine=BackendKind.ROLLOUT, section="rewards", has_names=True, has_own_weights=True),
 )
@@ -121,7 +136,7 @@ def filled_by(field: str) -> Iterator[str]:
 
 
 def is_role(name: str) -> bool:
-    """Whether this is the name of a role, including `reward.NAME` and `judge.LABEL`."""
+    """Whether this is the name of a role, including `reward.NAME`, `teacher.NAME` and `judge.LABEL`."""
     base, _, own = name.partition(".")
     return name in ROLES or (own != "" and base in ROLES and kind_of(base).has_names)
 
@@ -134,6 +149,11 @@ def reward_role(name: str | None) -> str:
 def judge_role(label: str | None) -> str:
     """Role of the judge of this label."""
     return JUDGE if label is None else f"{JUDGE}.{label}"
+
+
+def teacher_role(name: str | None) -> str:
+    """Role of the teacher of this name."""
+    return TEACHER if name is None else f"{TEACHER}.{name}"
 
 
 def base_role(name: str) -> str:

@@ -1,16 +1,19 @@
-"""Sections of the models besides the actor: reference, critic, reward models. Null fields default to those of `train`
-and `model`."""
+"""Sections of the models besides the actor: reference, critic, reward models, teachers. Null fields default to those of
+`train` and `model`."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from pydantic import NonNegativeInt, PositiveFloat
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
 from rlsdk.config.problem import Problem
-from rlsdk.config.sections.base import Options, Section, unused_revision
+from rlsdk.config.sections.base import Options, Section, empty_mapping, empty_tuple, unused_revision
 from rlsdk.config.sections.engines import DtypeName, OptimConfig
+from rlsdk.config.sections.rewards import RowValues
+from rlsdk.interfaces import nearest
 from rlsdk.interfaces.settings import PassLimits
 from rlsdk.interfaces.spelling import Setting
 
@@ -78,7 +81,22 @@ class CriticConfig(TrainedRoleConfig):
     """First trainer steps, in which only the critic is updated."""
 
 
-class RewardModelConfig(ModelRoleConfig):
+class NamedModelConfig(ModelRoleConfig):
+    """Fields of a model of which a run may have several."""
+
+    path: str
+    """Folder in Hugging Face format, or a name on the hub."""
+    name: str | None = None
+    """Name, in letters, digits, `-` and `_`: the role is `KIND.NAME`, and metrics contain it. Null, for a single one:
+    the role is the kind alone."""
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if self.name is not None and not _NAME.fullmatch(self.name):
+            yield Problem("name", value=self.name, expected="letters, digits, '-' and '_', such as 'helpful'")
+
+
+class RewardModelConfig(NamedModelConfig):
     """One reward model: it scores the tokens of a whole row, and the score is added to those of `rewards`. Its
     tokenizer must be that of the policy."""
 
@@ -91,21 +109,68 @@ class RewardModelConfig(ModelRoleConfig):
     weight: float = 1.0
     """Factor of its score in a sample's score."""
 
+
+class TeacherConfig(NamedModelConfig):
+    """One teacher: a frozen model, from whose log-probs of the policy's own samples the policy learns
+    (`algorithm.distillation`). Each id must mean the same bytes in its tokenizer as in the policy's. A string is short
+    for `path`."""
+
+    path: str
+    """Folder in Hugging Face format, or a name on the hub."""
+    name: str | None = None
+    """Name, in letters, digits, `-` and `_`: the role is `teacher.NAME`, and metrics contain it. Null, for a single
+    teacher: the role is `teacher`."""
+    tokenizer: str | None = None
+    """Folder or hub name of its tokenizer, which is only compared with the policy's; null: the model's own."""
+    weight: NonNegativeFloat = 1.0
+    """Factor of its part of the advantage; 0: its gap is only measured and logged."""
+    temperature: PositiveFloat | None = None
+    """Its logits are divided by it before log-probs are computed; null: by `rollout.temperature`, as the policy's
+    are."""
+    rows: dict[str, RowValues] = empty_mapping()
+    """Field of the data row -> values for which it teaches, `{task: [math, code]}`, read as `rewards.N.rows` are.
+    Empty: every row."""
+    sources: tuple[str, ...] = empty_tuple()
+    """Sources of `data.mixture` whose rows it teaches, as named there. Empty: those of every source."""
+
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        if self.name is not None and not _NAME.fullmatch(self.name):
-            yield Problem("name", value=self.name, expected="letters, digits, '-' and '_', such as 'helpful'")
+        for field, values in self.rows.items():
+            if not values:
+                yield Problem(f"rows.{field}", "[]: expected at least one value; leave the field out for every row")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_path(cls, data: Any) -> Any:
+        return {"path": data} if isinstance(data, str) else data
 
 
-def reward_model_problems(models: tuple[RewardModelConfig, ...]) -> Iterator[Problem]:
-    """Problems of reward models with the same role."""
+def name_problems(section: str, models: Sequence[NamedModelConfig]) -> Iterator[Problem]:
+    """Problems of models with the same role; `section` is the list that they are in."""
     seen: dict[str, int] = {}
     for at, model in enumerate(models):
         if model.name is None and len(models) > 1:
-            yield Problem(f"reward_models.{at}.name", f"is required where there are {len(models)} reward models")
+            what = section.replace("_", " ")
+            yield Problem(f"{section}.{at}.name", f"is required where there are {len(models)} {what}")
         if model.name is not None and seen.setdefault(model.name, at) != at:
-            first = f"reward_models.{seen[model.name]}"
-            yield Problem(f"reward_models.{at}.name", value=model.name, expected=f"another, because {first} has it")
+            first = f"{section}.{seen[model.name]}"
+            yield Problem(f"{section}.{at}.name", value=model.name, expected=f"another, because {first} has it")
+
+
+def teacher_problems(teachers: Sequence[TeacherConfig], sources: Sequence[str]) -> Iterator[Problem]:
+    """Problems of teachers with the same role, or of sources that the run does not mix; `sources` are those that it
+    does."""
+    yield from name_problems("teachers", teachers)
+    for at, teacher in enumerate(teachers):
+        for place, source in enumerate(teacher.sources):
+            if source not in sources:
+                yield Problem(
+                    f"teachers.{at}.sources.{place}",
+                    value=source,
+                    expected=f"one of data.mixture, {list(sources)}{nearest(source, sources)}"
+                    if sources
+                    else "no source, because there is no data.mixture",
+                )
 
 
 def dynamic_sampling_problems(models: tuple[RewardModelConfig, ...], num_samples: int) -> Iterator[Problem]:

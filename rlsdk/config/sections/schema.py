@@ -25,9 +25,11 @@ from rlsdk.config.sections.role_sections import (
     CriticConfig,
     RefConfig,
     RewardModelConfig,
+    TeacherConfig,
     critic_warmup_problems,
     dynamic_sampling_problems,
-    reward_model_problems,
+    name_problems,
+    teacher_problems,
 )
 from rlsdk.config.sections.schedule import ScheduleConfig, schedule_problems
 from rlsdk.interfaces.settings import NO_INFLUENCE
@@ -284,6 +286,8 @@ class RunConfig(Section):
     """Resource limits of rewards, and what happens to samples whose grading failed."""
     reward_models: tuple[RewardModelConfig, ...] = empty_tuple()
     """Reward models: their scores are terms of the reward, in addition to `rewards`."""
+    teachers: tuple[TeacherConfig, ...] = empty_tuple()
+    """Teachers: frozen models from which the policy learns on its own samples, with or without rewards."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
     """How rewards become a gradient."""
     train: TrainConfig = TrainConfig()
@@ -330,6 +334,12 @@ class RunConfig(Section):
         return self.rollout.concurrency == "adapt" or (self.rollout.concurrency == "auto" and depends_on_time)
 
     @property
+    def rewards_are_whole(self) -> bool:
+        """Whether `rewards` are all that scores a sample and all that it is learned from: a sample to which none
+        applies has failed."""
+        return not self.reward_models and not self.teachers
+
+    @property
     def learning_rate_decays(self) -> bool:
         """Whether the learning rate of a step, and so its weights, depends on the number of steps of the run."""
         return any(optim.schedule != "constant" for optim in (self.train.optim, self.critic.optim))
@@ -352,7 +362,8 @@ class RunConfig(Section):
         yield from schedule_problems(self.schedule, self.placement, self.algorithm)
         yield from reward_problems(self.rewards)
         yield from judge_pool_problems(self.rewards, self.placement, self.schedule.max_staleness)
-        yield from reward_model_problems(self.reward_models)
+        yield from name_problems("reward_models", self.reward_models)
+        yield from teacher_problems(self.teachers, [part.source for part in self.data.mixture])
         yield from self._evaluation_problems()
         if self.needs_values:
             trainer = self.trainer

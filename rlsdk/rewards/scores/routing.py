@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from rlsdk.interfaces import ConfigError, nearest
-from rlsdk.rewards.scores.definitions import RewardDef, Scalar
+from rlsdk.rewards.scores.definitions import Scalar
 
 _MAX_SHOWN = 8
 _MISSING = object()
+
+
+class Routed(Protocol):
+    """What applies to some data rows: a reward, or a teacher."""
+
+    @property
+    def weight(self) -> float: ...
+
+    @property
+    def rows(self) -> Mapping[str, Sequence[Scalar]]: ...
 
 
 def value_at(row: Mapping[str, Any], path: str) -> Any:
@@ -27,12 +37,12 @@ def applies_to(rows: Mapping[str, Sequence[Scalar]], row: Mapping[str, Any]) -> 
 
 
 def check_routes(
-    rewards: Sequence[RewardDef], rows: Iterable[tuple[str, Mapping[str, Any]]], *, whole: bool, field: str = "rewards"
+    rewards: Sequence[Routed], rows: Iterable[tuple[str, Mapping[str, Any]]], *, whole: bool, field: str = "rewards"
 ) -> None:
     """Checks the `rows` of the rewards against the data.
 
     Args:
-        rewards: all rewards of the run.
+        rewards: all rewards of the run, or all that is routed by `rows` as they are.
         rows: (location, data row) of every row that is graded.
         whole: a row without an applicable reward is an error. False: rows also get a score from elsewhere.
         field: path of the rewards in the configuration.

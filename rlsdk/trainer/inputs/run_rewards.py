@@ -82,10 +82,11 @@ def start_run_rewards(
 def _of_training(
     config: RunConfig, registry: Registry, log_dir: Path, judges: Mapping[str, EngineJudge]
 ) -> Scorer | None:
-    """The scorer of training; None if reward models alone score the samples."""
-    if config.reward_models and not config.rewards:
+    """The scorer of training; None if no reward is graded: reward models alone score the samples, or teachers teach
+    them."""
+    if not config.rewards_are_whole and not config.rewards:
         return None
-    elsewhere = bool(config.reward_models)
+    elsewhere = not config.rewards_are_whole
     return start_rewards(
         config.rewards, config.reward_limits, registry, log_dir, scored_elsewhere=elsewhere, judges=judges
     )

@@ -11,7 +11,18 @@ from torch import Tensor
 
 from rlsdk.algorithms import log_prob_difference
 from rlsdk.config.sections.role_kinds import ACTOR, TRAINED_ROLES
-from rlsdk.interfaces import Algorithm, Batch, ConfigError, ForwardBackwardResult, ParityError, Update, nearest
+from rlsdk.interfaces import (
+    Algorithm,
+    Batch,
+    BatchError,
+    ConfigError,
+    ForwardBackwardResult,
+    ParityError,
+    Update,
+    nearest,
+)
+from rlsdk.kit.model.hf import model_vocabulary
+from rlsdk.trainer.inputs.teachers import Taught
 from rlsdk.trainer.learner.metrics import StepClock
 from rlsdk.trainer.learner.state import TrainerState
 from rlsdk.trainer.roles.hosts import MiniBatchResult
@@ -31,6 +42,8 @@ class LearnerOptions:
 
     reward_weights: Mapping[str, float] = field(default_factory=dict)
     """Weights of reward models, by role."""
+    taught: Sequence[Taught] = ()
+    """What each teacher teaches."""
     update_timeout_s: float | None = None
     parity_threshold: float
     parity_is_error: bool = False
@@ -60,6 +73,7 @@ class PolicyLearner:
         self.state = state
         self.view = view
         self._parity_checked = False
+        self._vocabularies: dict[str, int] = {}
 
     def learn(self, batch: Batch, step: int, clock: StepClock) -> Learned:
         """Trains on a step's batch.
@@ -97,6 +111,7 @@ class PolicyLearner:
     def forward(self, role: str, batch: Batch, output: str) -> Tensor:
         """See `Models`."""
         group = self._group(role)
+        self._check_vocabulary(group, batch)
         needed = self.session.put(batch.keep(("input_ids", "response_mask", *IDENTITY)))
         with self.session.turns.using(role):
             answer: Batch = group.run("forward", needed, {output: output}, timeout_s=self.options.update_timeout_s)
@@ -119,6 +134,23 @@ class PolicyLearner:
         if self.options.parity_is_error:
             raise ParityError(f"{text}. Compare model.dtype and the engines' options, or raise the threshold.")
         self.view.notice(f"warning: {text}")
+
+    def _check_vocabulary(self, group: RoleGroup, batch: Batch) -> None:
+        """Checks that a model other than the policy knows every token: the policy may sample ids that only it has, such
+        as those of the padding of its vocabulary.
+
+        Raises:
+            BatchError: it does not; names the token.
+        """
+        if group.role.model.path == self.session.actor.role.model.path or not batch.num_tokens:
+            return
+        if (size := self._vocabularies.get(group.name)) is None:
+            size = self._vocabularies[group.name] = model_vocabulary(group.role.model)
+        if (token := int(batch["input_ids"].max())) >= size:
+            raise BatchError(
+                f"{group.name} ({group.role.fields['path']} {group.role.model.path!r}) has vocab_size {size}, and the "
+                f"policy sampled token {token}, which is beyond it; use a model with rows for every token of the policy"
+            )
 
     def _group(self, role: str) -> RoleGroup:
         if role not in self.roles:

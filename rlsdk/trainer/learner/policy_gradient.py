@@ -30,7 +30,7 @@ from rlsdk.algorithms import (
     token_level_rewards,
 )
 from rlsdk.config import OldLogProbs, RunConfig, step_passes
-from rlsdk.config.sections.role_kinds import ACTOR, CRITIC
+from rlsdk.config.sections.role_kinds import ACTOR, CRITIC, teacher_role
 from rlsdk.interfaces import Algorithm, AlgorithmContext, Batch, ConfigError, Models, Update, reads_of
 from rlsdk.trainer.learner.algorithm import build_objective
 from rlsdk.trainer.learner.mini_batches import (
@@ -42,6 +42,7 @@ from rlsdk.trainer.learner.mini_batches import (
     shape_scores,
     with_signal,
 )
+from rlsdk.trainer.learner.teaching import learn_from_teachers, teacher_log_probs
 
 
 class PolicyGradient(Algorithm):
@@ -58,6 +59,7 @@ class PolicyGradient(Algorithm):
         self.kl_coef = config.kl_coef
         """Coefficient of the KL in the reward: as configured, or adapted to a target KL."""
         self._on_policy_first = False
+        self._teachers = {teacher_role(one.name): one for one in self.run.teachers}
 
     @property
     def greedy_baseline(self) -> bool:
@@ -84,6 +86,9 @@ class PolicyGradient(Algorithm):
         if made.old.source == "rollout":
             batch = batch.with_tokens(old_log_probs=batch["rollout_log_probs"])
         for each in made.passes:
+            if (teacher := self._teachers.get(each.role)) is not None:
+                batch = teacher_log_probs(batch, models, each, teacher)
+                continue
             given = models.forward(each.role, batch, each.output)
             if each.output == "scores":
                 # A sample's score is that of its last row, which has how it ended.
@@ -113,6 +118,9 @@ class PolicyGradient(Algorithm):
             metrics["reward/groups_with_signal"] = group_signal(batch, compares=self._compares).share
         batch = _narrowed(self.advantage(batch, **self.config.advantage_options))
         batch.validate(("advantages",))
+        if self._teachers:
+            batch, of_teachers = learn_from_teachers(batch, self._teachers, self.config.distillation)
+            metrics |= of_teachers
         return batch, metrics
 
     def updates(self, batch: Batch, *, step: int) -> Sequence[Update]:

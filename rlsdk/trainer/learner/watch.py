@@ -44,6 +44,8 @@ def _is_uniform(metrics: Mapping[str, float]) -> bool:
 
 
 def _has_no_signal(metrics: Mapping[str, float]) -> bool:
+    if metrics.get("teacher/tokens"):
+        return False  # Teachers give advantages whatever the scores are.
     same = metrics.get("reward/groups_with_signal") == 0.0 and metrics.get("reward/invalid_share", 0.0) < 1.0
     return same and (not metrics.get(ADVANTAGES) or _is_uniform(metrics))
 

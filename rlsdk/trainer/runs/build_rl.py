@@ -21,6 +21,7 @@ from rlsdk.trainer.generation.publishing import BlockingPublisher, OverlappedPub
 from rlsdk.trainer.generation.sampler import Draw, scores_of
 from rlsdk.trainer.inputs.codec import TokenCodec
 from rlsdk.trainer.inputs.grading import CorrectRule
+from rlsdk.trainer.inputs.teachers import Taught
 from rlsdk.trainer.learner.algorithm import build_algorithm
 from rlsdk.trainer.learner.learner import LearnerOptions, PolicyLearner
 from rlsdk.trainer.learner.state import TrainerState
@@ -71,7 +72,7 @@ def rl_stage(
     )
     return RlStage(
         _source(config, registry, run_inputs, stream, publisher, algorithm, session),
-        PolicyLearner(session, algorithm, learner_options(config), state, view),
+        PolicyLearner(session, algorithm, learner_options(config, run_inputs), state, view),
         publisher,
         evaluate,
         run_inputs.output,
@@ -240,10 +241,11 @@ def _publisher(
     )
 
 
-def learner_options(config: RunConfig) -> LearnerOptions:
+def learner_options(config: RunConfig, run_inputs: RunInputs) -> LearnerOptions:
     """The options of a run's learner."""
     return LearnerOptions(
         reward_weights={reward_role(model.name): model.weight for model in config.reward_models},
+        taught=Taught.of_run(config, run_inputs.train_prompts),
         update_timeout_s=config.deadlines.update_s,
         parity_threshold=config.trainer.parity_threshold,
         parity_is_error=config.trainer.parity_action == "error",

@@ -121,6 +121,7 @@ def _models(config: RunConfig) -> dict[str, tuple[str, str | None]]:
         ("model.tokenizer", model.tokenizer, model.revision),
         *((f"{section}.path", own.path, own.revision) for section, own in own_sections(config)),
         *((f"reward_models.{at}.path", each.path, each.revision) for at, each in enumerate(config.reward_models)),
+        *((f"teachers.{at}.path", each.path, each.revision) for at, each in enumerate(config.teachers)),
     ]
     for at, reward in enumerate(config.rewards):
         if reward.judge is not None and (engine := reward.judge.engine) is not None:

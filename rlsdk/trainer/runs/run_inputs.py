@@ -25,6 +25,7 @@ from rlsdk.trainer.inputs.data import load_examples, load_prompts, with_sft_step
 from rlsdk.trainer.inputs.prompt_formats import prompt_format
 from rlsdk.trainer.inputs.rewards import check_rows
 from rlsdk.trainer.inputs.run_rewards import RunRewards, start_run_rewards
+from rlsdk.trainer.inputs.teachers import check_teachers
 from rlsdk.trainer.inputs.tokenizer import load_run_tokenizer, run_ends, sampling_params
 from rlsdk.trainer.inputs.vocabulary import Vocabulary, odd_ends, read_vocabulary
 from rlsdk.trainer.tracking.run_output import RunOutput
@@ -107,6 +108,8 @@ def build_run_inputs(
         if rewarded:
             for text in check_rows(config, registry, prompts.train, prompts.sets, measures):
                 view.notice(text)
+        for text in check_teachers(config, prompts.train, tokenizer) if rewarded else ():
+            view.notice(text)
         config = with_steps(config, len(prompts.train))
         # A run that is resumed after its warm start still needs its number of steps.
         supervised = supervised or (rewarded and config.sft.epochs is not None)

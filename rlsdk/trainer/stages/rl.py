@@ -16,6 +16,7 @@ from rlsdk.trainer.generation.group_source import GroupSource
 from rlsdk.trainer.generation.publishing import Publisher
 from rlsdk.trainer.generation.timeline import staleness_metrics
 from rlsdk.trainer.inputs.grading import CorrectRule, GradeSummary, check_failures
+from rlsdk.trainer.inputs.teachers import with_taught
 from rlsdk.trainer.learner.learner import Learned, PolicyLearner
 from rlsdk.trainer.learner.metrics import (
     SPECIAL,
@@ -264,7 +265,7 @@ def learn_from(
     clock: StepClock,
 ) -> Learned:
     """Makes the updates of a step, and counts them in `state`."""
-    batch = make_batch(groups, temperature=temperature)
+    batch = with_taught(make_batch(groups, temperature=temperature), groups, learner.options.taught)
     learned = learner.learn(batch, step, clock)
     for result in learned.results[ACTOR]:
         state.count_update(result.step)
