@@ -114,7 +114,8 @@ def test_teachers_give_the_advantages_of_the_formula_to_the_rows_that_they_teach
 def test_a_teacher_alone_teaches_without_rewards_and_its_gap_shrinks(
     model: str, teachers: list[str], registry: Registry, tmp_path: Path
 ) -> None:
-    config = alone(model, registry, 8, teachers[0], "--train.optim.lr", "5e-3", "--trainer.updates_per_step", "1")
+    more = ("--trainer.samples_per_prompt", "16", "--train.optim.lr", "3e-3", "--trainer.updates_per_step", "1")
+    config = alone(model, registry, 15, teachers[0], *more)
     assert not config.rewards
     view = run(config, registry, tmp_path / "run")
     gaps = [step["teacher/gap"] for step in view.steps]
@@ -273,6 +274,11 @@ def test_a_teacher_of_sources_teaches_the_rows_of_these_sources(
             batch["input_ids"][ends[row] : ends[row + 1]][~batch["response_mask"][ends[row] : ends[row + 1]]]
         )
         assert [bool(batch[row_field(f"teacher.t{at}")][row]) for at in (0, 1)] == ["+" in text, "-" in text]
+
+
+def test_distillation_without_a_teacher_is_refused(model: str, registry: Registry) -> None:
+    with pytest.raises(ConfigError, match=r"teachers: at least one is required, because .*reward_coef is 0"):
+        config_of(model, registry, 1, "--algorithm", "on_policy_distillation")
 
 
 def test_what_a_teacher_needs_is_asked_of_its_backend_by_its_field(model: str, registry: Registry) -> None:

@@ -364,6 +364,12 @@ class RunConfig(Section):
         yield from judge_pool_problems(self.rewards, self.placement, self.schedule.max_staleness)
         yield from name_problems("reward_models", self.reward_models)
         yield from teacher_problems(self.teachers, [part.source for part in self.data.mixture])
+        if not self.teachers and not self.algorithm.distillation.reward_coef:
+            yield Problem(
+                "teachers",
+                "at least one is required, because algorithm.distillation.reward_coef is 0, so that rewards teach "
+                f"nothing: {Setting('teachers', 'MODEL')}",
+            )
         yield from self._evaluation_problems()
         if self.needs_values:
             trainer = self.trainer
