@@ -29,6 +29,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
                     Capability.OFFLOAD,
                     Capability.EXPORT,
                     Capability.PACKING,
+                    Capability.LORA,
                 }
             ),
             dtypes=frozenset({"float32", "bfloat16"}),

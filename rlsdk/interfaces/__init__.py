@@ -50,7 +50,16 @@ from rlsdk.interfaces.extend import (
 from rlsdk.interfaces.forecast import Forecast, ForecastFn, RankMemory, Workload
 from rlsdk.interfaces.generation import FinishReason, GenerationOutput, GenerationRequest, SamplingParams, VersionRun
 from rlsdk.interfaces.hookspecs import ENTRY_POINT_GROUP, Hooks, RegisterBackend, RegisterComponent, hookimpl, hookspec
-from rlsdk.interfaces.model import Head, ModelSpec, OptimSpec, Parallel, RankContext, RolloutSpec, TrainSpec
+from rlsdk.interfaces.model import (
+    AdapterSpec,
+    Head,
+    ModelSpec,
+    OptimSpec,
+    Parallel,
+    RankContext,
+    RolloutSpec,
+    TrainSpec,
+)
 from rlsdk.interfaces.reward import RewardRecord
 from rlsdk.interfaces.rollout import RolloutEngine
 from rlsdk.interfaces.sharding import (
@@ -96,6 +105,7 @@ __all__ = [
     "INTERFACE_VERSION",
     "OUTPUTS",
     "SCHEMA",
+    "AdapterSpec",
     "AdvantageEstimator",
     "Algorithm",
     "AlgorithmContext",

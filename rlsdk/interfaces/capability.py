@@ -39,7 +39,8 @@ class Capability(StrEnum):
     PACKING = "packing"
     """Train: no padding token passes through the linear layers."""
     LORA = "lora"
-    """Both: adapters are trained or served."""
+    """Train: with `ModelSpec.adapter` only a low-rank adapter is trained, and the model without it, or with a copy of
+    it, is its own reference policy. Rollout: not used yet; adapters are served merged into the weights."""
     SLEEP = "sleep"
     """Rollout: `sleep` frees device memory, `wake` restores service. Without it an engine keeps its memory while others
     of its pool work."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rlsdk.interfaces.settings import OptimSettings, ReplicaSize, TrainPasses
+from rlsdk.interfaces.settings import AdapterSettings, OptimSettings, ReplicaSize, TrainPasses
 
 
 class Head(StrEnum):
@@ -17,6 +17,11 @@ class Head(StrEnum):
     """One number per token: output `values`."""
     SCORE = "score"
     """One number per row, read at its last token: output `scores`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterSpec(AdapterSettings):
+    """The adapter of a model; its rank is above 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +39,9 @@ class ModelSpec:
     """A value or score head is loaded if the checkpoint holds one; otherwise it is random, from `RankContext.seed`."""
     trust_remote_code: bool = False
     """Allows code that comes with the model to run. Off unless the user sets it explicitly."""
+    adapter: AdapterSpec | None = None
+    """None: all weights are trained. Otherwise the model's own weights stay frozen in `dtype`, and a train engine holds
+    A and B of the adapter in float32. Given to engines with `Capability.LORA` only; rollout engines get None."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,6 +73,37 @@ class OptimSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdapterSettings:
+    """A low-rank adapter (LoRA, arXiv:2106.09685): a target layer computes `W x + scale * B A x`; only A `[rank, in]`
+    and B `[out, rank]` are trained, in float32."""
+
+    rank: NonNegativeInt = 0
+    """Rank of the adapter; 0: no adapter, all weights are trained."""
+    alpha: PositiveFloat = 32.0
+    """Numerator of the scale, see `scaling`."""
+    scaling: Literal["standard", "rslora"] = "standard"
+    """Scale of the product: standard: alpha / rank; rslora: alpha / sqrt(rank) (arXiv:2312.03732)."""
+    targets: Annotated[tuple[str, ...], FROM_LIST] = ("all-linear",)
+    """Layers that get an adapter: last parts of their names (`q_proj`), whole names, or `all-linear`: every linear
+    layer but the output layer and the routers of experts."""
+    dropout: NonNegativeFloat = 0.0
+    """Only 0: with dropout, log-probs of training would differ from those of sampling."""
+    init: Literal["uniform", "gaussian"] = "uniform"
+    """How A begins: uniform (Kaiming, as PEFT's default), or gaussian with standard deviation 1 / rank. B begins at 0,
+    so that the first policy is the model."""
+    path: str | None = None
+    """Folder of an adapter in PEFT's format to start from, of the same rank, scale and targets."""
+    export: Literal["adapter", "merged"] = "adapter"
+    """What `model/` of checkpoints and of finished runs holds. adapter: PEFT's two files; merged: the whole model with
+    the adapter added to its weights."""
+
+    @property
+    def scale(self) -> float:
+        """Factor of B A x."""
+        return self.alpha / (self.rank if self.scaling == "standard" else self.rank**0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PassLimits:
     """How much one forward and backward pass holds. Exactly one limit is set where a model runs; an engine that uses
     `rlsdk.kit`'s `check_limits` refuses others."""

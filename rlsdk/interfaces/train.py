@@ -107,6 +107,12 @@ class TrainEngine(ABC):
     trains in float16, whose gradients need loss scaling: an engine without loss scaling refuses float16, or leaves it
     out of `BackendSpec.dtypes`. An engine with loss scaling returns unscaled values (`loss`, `grad_norm`).
 
+    With `ModelSpec.adapter` (`Capability.LORA`) only A and B are trained: the optimizer, `grad_norm` and checkpoints
+    hold nothing else, and a checkpoint refuses another base at `load_checkpoint` (CheckpointError). `layout` and
+    `shards` describe the canonical weights with the adapter added in float32, then rounded to `ModelSpec.dtype`: those
+    of adapted weights are new memory, so a sync needs room for them. `save_pretrained` writes PEFT's two files, or
+    with `AdapterSettings.export` "merged" these weights.
+
     The host checks the order of calls (`rlsdk.kit.guards.guarded_train`), so engines need not. It never makes: a call
     that needs an offloaded part (`forward`, `shards` and `save_pretrained` need the weights, `forward_backward` also
     the gradients, `save_checkpoint` weights and optimizer; `optim_step`, `load_checkpoint` and `reset_optimizer` all
@@ -217,6 +223,20 @@ class TrainEngine(ABC):
         model's own, and the tokenizer files of the model's folder (`rlsdk.kit.files.export.write_model` does all of
         it)."""
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.EXPORT.value!r}")
+
+    def forward_reference(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        """As `forward`, of the policy at the last `keep_reference`; without one, of the model without its adapter,
+        bit-equal to a model that never had one. Called only with `ModelSpec.adapter`."""
+        raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.LORA.value!r}")
+
+    def keep_reference(self) -> None:
+        """Copies the adapter as it is now for `forward_reference`; part of checkpoints from then on."""
+        raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.LORA.value!r}")
+
+    def moved_share(self) -> float:
+        """Share of the elements of adapted weights that the adapter changes in the dtype in which `shards` yields them:
+        in bfloat16, small changes are lost by rounding. Collective; equal on every rank."""
+        raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.LORA.value!r}")
 
     def offload(self, parts: Sequence[str] = ("weights", "optimizer", "gradients")) -> None:
         """Moves these parts off the device."""

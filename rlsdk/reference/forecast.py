@@ -10,7 +10,7 @@ import torch
 
 from rlsdk.interfaces import DTYPE_BYTES, Forecast, RankContext, RankMemory, RolloutSpec, TrainSpec, Workload
 from rlsdk.kit.generation.serving import tensor_metas
-from rlsdk.kit.memory.forecast import ModelTensors, count_passes, rollout, training
+from rlsdk.kit.memory.forecast import ModelTensors, adapter_numel, count_passes, rollout, training
 from rlsdk.kit.memory.kv_cache import bytes_per_token
 from rlsdk.kit.model.hf import build_model, load_model_config
 from rlsdk.kit.weights.block_scales import scales_bytes
@@ -24,19 +24,21 @@ def forecast_training(contexts: Sequence[RankContext], spec: TrainSpec | Rollout
     """Of the backend `torch`: one process, float32 weights, and a rounded copy where passes run in another dtype."""
     spec = training(spec, "torch")
     trained = spec.optim is not None
-    tensors = ModelTensors.read(spec)
-    width = DTYPE_BYTES[spec.model.dtype]
+    tensors, low = ModelTensors.read(spec), adapter_numel(spec.model)
+    width, adapted = DTYPE_BYTES[spec.model.dtype], spec.model.adapter is not None
+    trains_all = trained and not adapted
     # The rounded copy has its own gradients until the micro-batch ends.
-    copied = tensors.numel * width * (trained and spec.model.dtype != "float32")
+    copied = tensors.numel * width * (trains_all and spec.model.dtype != "float32")
+    stepped = low if adapted else tensors.numel
     passes = count_passes(spec, workload, dp_size=1, dtype=getattr(torch, spec.model.dtype))
     memory = RankMemory(
-        weights_bytes=tensors.numel * (4 if trained else width) + copied,
-        optimizer_bytes=tensors.numel * 8 * trained,
-        gradients_bytes=tensors.numel * 4 * trained,
+        weights_bytes=tensors.numel * (4 if trains_all else width) + 4 * low + copied,
+        optimizer_bytes=stepped * 8 * trained,
+        gradients_bytes=stepped * 4 * trained,
         forward_bytes=passes.forward_bytes,
         backward_bytes=None if passes.backward_bytes is None else passes.backward_bytes + copied,
     )
-    layout = tensors.layout(contexts[0], "float32" if trained else spec.model.dtype)
+    layout = tensors.layout(contexts[0], "float32" if trains_all else spec.model.dtype)
     return Forecast(layouts=((layout,),), memory=(memory,))
 
 

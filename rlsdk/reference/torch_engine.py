@@ -29,10 +29,13 @@ from rlsdk.interfaces import (
     TrainSpec,
     WeightLayout,
     WeightShard,
+    fingerprint,
 )
 from rlsdk.kit.files.atomic_files import atomic_write_json, atomic_write_tensors
 from rlsdk.kit.files.export import ExportedTensor, in_dtype, write_model
 from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
+from rlsdk.kit.model.adapter_files import initial_values, write_adapter
+from rlsdk.kit.model.adapters import KeptReference, ModelAdapter, add_adapter, base_digest, check_base, count_moved
 from rlsdk.kit.model.hf import build_model, canonical_parameters, persistent_buffers
 from rlsdk.kit.model.microbatch import check_limits, cut_passes, groups_to_keep, rows_that_belong_together
 from rlsdk.kit.model.optim import build_optimizer, learning_rate, set_learning_rate
@@ -40,6 +43,8 @@ from rlsdk.kit.model.outputs import OutputModel
 from rlsdk.kit.ranks.shared_memory import share
 from rlsdk.system.files import read_regular
 
+REFERENCE = "reference"
+"""Key of the kept adapter's tensors in a checkpoint."""
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """Names of AdamW's moments of one parameter."""
 RANDOM = ("random", "random_cuda")
@@ -50,7 +55,8 @@ CHECKPOINT_FORMAT = 1
 class TorchTrainEngine(TrainEngine):
     """Trained weights, their gradients and `shards` are float32. With `ModelSpec.dtype` bfloat16 the model computes
     with a rounded copy: gradients of all micro-batches are accumulated in float32, and each optimizer step rounds the
-    copy again, so no update is lost to bfloat16's short mantissa. A frozen model is stored in `ModelSpec.dtype`.
+    copy again, so no update is lost to bfloat16's short mantissa. A frozen model is stored in `ModelSpec.dtype`, also
+    below an adapter, whose A and B are float32.
 
     All micro-batches add to the same gradients without averaging: the objective's weights are global.
     """
@@ -60,20 +66,28 @@ class TorchTrainEngine(TrainEngine):
         self.ctx, self.spec = ctx, spec
         self.device = torch.device(ctx.device)
         frozen = spec.optim is None
+        trains_all = not frozen and spec.model.adapter is None
         self.model = build_model(
             spec.model,
             device=self.device,
-            dtype=None if frozen else torch.float32,
+            dtype=torch.float32 if trains_all else None,
             seed=ctx.seed,
             init_from_config=spec.init_from_config,
-        ).requires_grad_(not frozen)
+        ).requires_grad_(trains_all)
+        self.adapter = add_adapter(self.model, spec.model, trained=not frozen)
         if spec.activation_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             self.model.train()  # transformers recomputes in training mode only; `build_model` removed dropout
         self.outputs = OutputModel(self.model, spec.model.head)
         self.computed, self.tied = canonical_parameters(self.model)
-        self.parameters = self.computed if frozen else self._split_precision()
-        if not frozen and self.device.type == "cpu":
+        if self.adapter is None:
+            self.parameters = self._split_precision() if trains_all else self.computed
+        else:
+            self.parameters = self._begin_adapter(self.adapter, ctx.seed)
+        self.rounds = trains_all and self.parameters is not self.computed
+        self.reference = None if self.adapter is None else KeptReference(self.adapter, self.parameters)
+        self._base: str | None = None
+        if trains_all and self.device.type == "cpu":
             for parameter, shared in zip(self.parameters.values(), share(list(self.parameters.values())), strict=True):
                 parameter.data = shared
         self.optim: OptimSpec | None = None
@@ -85,6 +99,21 @@ class TorchTrainEngine(TrainEngine):
     @property
     def parallel(self) -> Parallel:
         return Parallel()
+
+    def forward_reference(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        assert self.reference is not None
+        with self.reference.in_use():
+            return self.forward(batch, outputs)
+
+    def keep_reference(self) -> None:
+        assert self.reference is not None
+        self.reference.keep()
+
+    def moved_share(self) -> float:
+        assert self.adapter is not None
+        adapted = [(n, w) for n, w in self.computed.items() if self.adapter.module_of(n) is not None]
+        moved, numel = count_moved((weight, self._merged(name, weight)) for name, weight in adapted)
+        return moved / numel
 
     @torch.no_grad()
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
@@ -148,22 +177,35 @@ class TorchTrainEngine(TrainEngine):
 
     def shards(self) -> Iterator[WeightShard]:
         for name, tensor in self._served().items():
-            yield WeightShard(name=name, box=Box.whole(tuple(tensor.shape)), tensor=tensor.detach())
+            yield WeightShard(name=name, box=Box.whole(tuple(tensor.shape)), tensor=self._merged(name, tensor))
 
     def _served(self) -> dict[str, Tensor]:
-        """Tensors that a rollout engine needs."""
-        return {**self.parameters, **persistent_buffers(self.model)}
+        """Tensors that a rollout engine needs, without the adapter."""
+        return {**self._whole(), **persistent_buffers(self.model)}
+
+    def _whole(self) -> Mapping[str, Tensor]:
+        """The model's own weights: the trained ones, or those below an adapter."""
+        return self.parameters if self.adapter is None else self.computed
+
+    def _merged(self, name: str, weight: Tensor) -> Tensor:
+        """A weight of the model with its adapter, if it has one."""
+        if self.adapter is None:
+            return weight.detach()
+        return self.adapter.merged(name, weight, self.parameters, self.parameters)
 
     def save_checkpoint(self, path: Path) -> None:
         """See `TrainEngine`. Gradients are not part of a checkpoint: save after `optim_step`."""
         tensors = {f"weight/{name}": parameter.detach() for name, parameter in self.parameters.items()}
         for name, state in self._moments():
             tensors |= {f"{moment}/{name}": state[moment] for moment in MOMENTS}
+        if self.reference is not None:
+            tensors |= {f"{REFERENCE}/{name}": values for name, values in self.reference.values.items()}
         tensors[RANDOM[0]] = torch.get_rng_state()
         if self.device.type == "cuda":
             tensors[RANDOM[1]] = torch.cuda.get_rng_state(self.device)
         atomic_write_tensors(path / "state.safetensors", tensors)
-        atomic_write_json(path / "state.json", {"format": CHECKPOINT_FORMAT, "num_steps": self.num_steps})
+        progress = {"format": CHECKPOINT_FORMAT, "num_steps": self.num_steps, "base": self._base_digest()}
+        atomic_write_json(path / "state.json", progress)
 
     def load_checkpoint(self, path: Path) -> None:
         from safetensors.torch import load_file
@@ -176,6 +218,7 @@ class TorchTrainEngine(TrainEngine):
             tensors = load_file(path / "state.safetensors")
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise CheckpointError(f"{path} is not a whole checkpoint of backend 'torch': {error}") from error
+        check_base(path, state.get("base"), self._base_digest())
         self._check_fit(path, tensors)
         with torch.no_grad():
             for name, parameter in self.parameters.items():
@@ -183,6 +226,9 @@ class TorchTrainEngine(TrainEngine):
         self._round_weights()
         if self.optimizer is not None:
             self._load_moments(self.optimizer, tensors)
+        if self.reference is not None:
+            kept = {name: tensors.get(f"{REFERENCE}/{name}") for name in self.parameters}
+            self.reference.values = {n: t.to(self.device, copy=True) for n, t in kept.items() if t is not None}
         self.num_steps = num_steps
         torch.set_rng_state(tensors[RANDOM[0]])
         if RANDOM[1] in tensors and self.device.type == "cuda":
@@ -190,14 +236,18 @@ class TorchTrainEngine(TrainEngine):
 
     def save_pretrained(self, path: Path) -> None:
         """See `TrainEngine`. Needs memory for one or two tensors besides the model."""
-        buffers = persistent_buffers(self.model)
-        values: dict[str, Tensor] = {**self.parameters, **buffers}
-        shapes = {name: p.shape for name, p in self.parameters.items()}
+        if self.adapter is not None and self.adapter.spec.export == "adapter":
+            write_adapter(path, self.model, self.adapter, self.parameters, self.spec.model)
+            return
+        whole, buffers = self._whole(), persistent_buffers(self.model)
+        shapes = {name: p.shape for name, p in whole.items()}
         tensors = in_dtype(shapes, getattr(torch, self.spec.model.dtype))
         tensors += [ExportedTensor(name=name, shape=tuple(b.shape), dtype=b.dtype) for name, b in buffers.items()]
-        write_model(
-            path, self.model.config, tensors, lambda tensor, _: values[tensor.name], source=self.spec.model.path
-        )
+
+        def fetch(tensor: ExportedTensor, _: int) -> Tensor:
+            return buffers[tensor.name] if tensor.name in buffers else self._merged(tensor.name, whole[tensor.name])
+
+        write_model(path, self.model.config, tensors, fetch, source=self.spec.model.path)
 
     def offload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
         """Moves `parts` to the host. On `cpu` they are already there and stay."""
@@ -238,9 +288,24 @@ class TorchTrainEngine(TrainEngine):
             parameter.data = parameter.data.to(dtype)
         return trained
 
+    @torch.no_grad()
+    def _begin_adapter(self, adapter: ModelAdapter, seed: int) -> dict[str, torch.nn.Parameter]:
+        """The trained parameters: A and B, with their first values."""
+        parameters = adapter.parameters
+        for name, values in initial_values(adapter, seed):
+            parameters[name].copy_(values)
+        return parameters
+
+    def _base_digest(self) -> str | None:
+        """Fingerprint of the frozen weights below an adapter."""
+        if self._base is None and self.adapter is not None:
+            found = {name: fingerprint(p, Box.whole(tuple(p.shape))) for name, p in self.computed.items()}
+            self._base = base_digest(found, self.adapter.spec)
+        return self._base
+
     def _collect_gradients(self) -> None:
         """Adds the gradients of the rounded copy to those of the float32 masters."""
-        if self.parameters is self.computed:
+        if not self.rounds:
             return
         for name, parameter in self.computed.items():
             if parameter.grad is not None:
@@ -250,7 +315,7 @@ class TorchTrainEngine(TrainEngine):
 
     @torch.no_grad()
     def _round_weights(self) -> None:
-        if self.parameters is not self.computed:
+        if self.rounds:
             for name, parameter in self.computed.items():
                 parameter.copy_(self.parameters[name])
 
@@ -285,7 +350,8 @@ class TorchTrainEngine(TrainEngine):
         for name in tensors:
             moment, _, parameter = name.partition("/")
             lacking = [m for m in MOMENTS if f"{m}/{parameter}" not in tensors] if moment in MOMENTS else []
-            unknown = moment not in ("weight", *MOMENTS, *RANDOM) or (moment in MOMENTS and parameter not in want)
+            valid = ("weight", *MOMENTS, *RANDOM, *((REFERENCE,) if self.adapter is not None else ()))
+            unknown = moment not in valid or (moment in (*MOMENTS, REFERENCE) and parameter not in want)
             if unknown or lacking:
                 raise CheckpointError(
                     f"{path} is damaged: {name!r} is "
@@ -303,7 +369,8 @@ class TorchTrainEngine(TrainEngine):
 
     def _tensors_of(self, part: str) -> list[Tensor]:
         if part == "weights":
-            return [*self.parameters.values(), *self.computed.values()]
+            kept = [] if self.reference is None else self.reference.values.values()
+            return [*self.parameters.values(), *self.computed.values(), *kept]
         if part == "gradients":
             return [p.grad for p in self.parameters.values() if p.grad is not None]
         return [state[moment] for _, state in self._moments() for moment in MOMENTS]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rlsdk.kit.files.export import _copy_unchanged
+from rlsdk.kit.files.export import copy_unchanged
 from rlsdk.kit.files.model_files import INDEX, WEIGHTS, tokenizer_fault, weights_fault
 
 TENSORS = {"a": torch.zeros(4, 8), "b": torch.ones(3, dtype=torch.bfloat16), "c": torch.tensor(True)}
@@ -47,7 +47,7 @@ def test_a_tokenizer_that_leads_out_of_its_folder_is_not_copied_into_exports(
     else:
         (folder / "tokenizer.model").symlink_to(outside / target)
     assert tokenizer_fault(folder).startswith("tokenizer.model is a")
-    _copy_unchanged(str(folder), made)
+    copy_unchanged(str(folder), made)
     assert [path.name for path in made.iterdir()] == ["tokenizer.json"]
 
 

@@ -254,13 +254,13 @@ def _write_rest(path: Path, config: PretrainedConfig, files: Sequence[ExportedFi
         weight_map = {tensor.name: file.name for file in files for tensor in file.tensors}
         total = sum(tensor.num_bytes for file in files for tensor in file.tensors)
         atomic_write_json(path / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
-    _copy_unchanged(source, path)
+    copy_unchanged(source, path)
     config = copy.deepcopy(config)
     config.dtype = files[0].tensors[0].dtype
     config.save_pretrained(path)
 
 
-def _copy_unchanged(source: str | None, target: Path) -> None:
+def copy_unchanged(source: str | None, target: Path) -> None:
     for pattern in OF_TOKENIZER if source is not None else ():
         for file in Path(source or "").glob(pattern):
             if file.is_dir():

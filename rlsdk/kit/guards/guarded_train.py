@@ -87,6 +87,18 @@ class GuardedTrainEngine(TrainEngine):
         self._check_here("save_pretrained", "weights")
         self.engine.save_pretrained(path)
 
+    def forward_reference(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        self._check_here("forward_reference", "weights")
+        return self.engine.forward_reference(batch, outputs)
+
+    def keep_reference(self) -> None:
+        self._check_here("keep_reference", "weights")
+        self.engine.keep_reference()
+
+    def moved_share(self) -> float:
+        self._check_here("moved_share", "weights")
+        return self.engine.moved_share()
+
     def offload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
         """See `TrainEngine`. Parts that are already offloaded are skipped.
 

@@ -12,6 +12,7 @@ from torch import nn
 from rlsdk.interfaces import (
     Box,
     ConfigError,
+    ModelSpec,
     RankContext,
     RolloutSpec,
     TensorMeta,
@@ -21,6 +22,7 @@ from rlsdk.interfaces import (
 )
 from rlsdk.kit.memory.kv_cache import bytes_per_token
 from rlsdk.kit.memory.pass_memory import passes_bytes, rows_of_pass
+from rlsdk.kit.model.adapters import adapter_shapes
 from rlsdk.kit.model.hf import build_model, canonical_tensors, dtype_names, load_model_config, persistent_buffers
 
 
@@ -78,6 +80,13 @@ class ModelTensors:
         `rlsdk.kit.generation.serving.whole_layout`."""
         place = replace(ctx, device="cpu") if on_host else ctx
         return replace(self.layout(place, spec.model.dtype), rank=0)
+
+
+def adapter_numel(spec: ModelSpec) -> int:
+    """Number of an adapter's parameters; 0 without one."""
+    if spec.adapter is None:
+        return 0
+    return sum(map(math.prod, adapter_shapes(build_model(spec, empty=True), spec.adapter).values()))
 
 
 @dataclass(frozen=True)

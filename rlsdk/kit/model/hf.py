@@ -319,12 +319,22 @@ def _auto_class(head: Head) -> Any:
     return AutoModelForCausalLM if head is Head.LM else AutoModelForTokenClassification
 
 
+ADAPTER_PARTS = (".lora_A.", ".lora_B.")
+"""What names of an adapter's parameters contain."""
+BASE_LAYER = ".base_layer"
+"""Part of a name that an adapted layer adds to its own weights."""
+
+
 def canonical_parameters(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
-    """Parameters by their name in the checkpoint, and tied names -> the name of the shared tensor."""
+    """Parameters by their name in the checkpoint, and tied names -> the name of the shared tensor. Those of an adapter
+    are left out."""
     owner: dict[int, str] = {}
     tied: dict[str, str] = {}
     parameters: dict[str, nn.Parameter] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
+    for full_name, parameter in model.named_parameters(remove_duplicate=False):
+        if any(part in full_name for part in ADAPTER_PARTS):
+            continue
+        name = full_name.replace(BASE_LAYER, "")
         first = owner.setdefault(id(parameter), name)
         if first == name:
             parameters[name] = parameter
