@@ -8,10 +8,12 @@ from pathlib import Path
 import probes
 from worlds import Case
 
+from rlsdk.interfaces import AdapterSpec
 from rlsdk_fsdp.config import FsdpOptions
 
 HYBRID = FsdpOptions(replicate_size=2)
 SHARDED = FsdpOptions(accumulate="sharded")
+ADAPTER = AdapterSpec(rank=3, alpha=6.0)
 
 
 def alone(models: Mapping[str, str], folder: Path) -> list[Case]:
@@ -19,6 +21,8 @@ def alone(models: Mapping[str, str], folder: Path) -> list[Case]:
     return [
         Case("all rows", plain),
         Case("micro 3", plain, rows=3),
+        Case("adapter", plain, rows=3, adapter=ADAPTER),
+        Case("adapter resumed", plain, adapter=ADAPTER, load=str(folder / "saved_adapter")),
         Case("resumed", plain, load=str(folder / "saved")),
         Case("resumed from hybrid", plain, load=str(folder / "saved_hybrid")),
     ]
@@ -48,6 +52,15 @@ def pair(models: Mapping[str, str], folder: Path) -> list[Case]:
         Case("tied", models["tied"], rows=3),
         Case("odd vocabulary", models["qwen3"], rows=3),
         *(Case(name, models[name], rows=3) for name in ("gpt2", "gemma3", "mixture")),
+        Case("adapter", plain, rows=3, adapter=ADAPTER),
+        Case(
+            "adapter rank 1", models["tied"], rows=1, options=SHARDED, adapter=AdapterSpec(rank=1, targets=("q_proj",))
+        ),
+        Case("adapter offloaded", plain, rows=3, adapter=ADAPTER, offloaded=True),
+        Case("adapter bfloat16", plain, rows=3, adapter=ADAPTER, dtype="bfloat16"),
+        Case("adapter went on", plain, adapter=ADAPTER, first=True, save=str(folder / "saved_adapter")),
+        Case("adapter resumed", plain, adapter=ADAPTER, load=str(folder / "saved_adapter")),
+        Case("adapter probe", plain, adapter=ADAPTER, export=str(folder), probe=probes.adapter),
         Case("bfloat16", plain, rows=3, dtype="bfloat16"),
         Case("bfloat16 passes", plain, rows=3, options=FsdpOptions(mixed_precision="bfloat16")),
         Case("bfloat16 weights", plain, rows=3, dtype="bfloat16", options=FsdpOptions(mixed_precision="none")),

@@ -100,7 +100,7 @@ def damage_checkpoints(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def worlds(models: dict[str, str], folder: Path) -> Mapping[int, list[Case]]:
-    for name in ("saved", "saved_hybrid", "export", "export_tied", "parts", "parts_hybrid"):
+    for name in ("saved", "saved_hybrid", "saved_adapter", "export", "export_tied", "parts", "parts_hybrid"):
         (folder / name).mkdir()
     return {2: cases.pair(models, folder), 4: cases.four(models, folder), 1: cases.alone(models, folder)}
 

@@ -204,3 +204,45 @@ def kwargs(case: Case, ctx: RankContext) -> list[bool]:
     cut = [box.size[0] == shapes[name][0] for name, box in layout.boxes if len(shapes[name]) == 2]
     engine.close()
     return [*cut, math.isfinite(norm)]
+
+
+def adapter(case: Case, ctx: RankContext) -> dict[str, Any]:
+    """The reference is asked first of all; then training, a kept reference, exports, and a checkpoint of it."""
+    folder, spec = Path(case.export or ""), spec_of(case)
+    mine = share(random_batch(11, seed=3), ctx.rank, ctx.world_size)
+
+    def log_probs(engine: Any, method: str = "forward") -> torch.Tensor:
+        found: torch.Tensor = getattr(engine, method)(mine, ("log_probs",))["log_probs"]
+        return found
+
+    plain = start(ctx, replace(spec, optim=None, model=replace(spec.model, adapter=None)))
+    base = log_probs(plain)
+    plain.close()
+    engine = start(ctx, spec)
+    found = {"first": torch.equal(log_probs(engine, "forward_reference"), base)}
+    norms = [step(engine, ctx, seed=seed).grad_norm for seed in (10, 20)]
+    found["norms"] = norms
+    found["off"] = torch.equal(log_probs(engine, "forward_reference"), base)
+    found["moved"] = engine.moved_share()
+    kept = log_probs(engine)
+    engine.keep_reference()
+    step(engine, ctx, seed=30)
+    found["kept"] = torch.equal(log_probs(engine, "forward_reference"), kept)
+    for name, export in (("adapter", "adapter"), ("merged", "merged")):
+        assert engine.engine.adapter is not None
+        object.__setattr__(engine.engine.adapter.adapter.spec, "export", export)
+        engine.save_pretrained(folder / f"exported_{name}")
+    saved = folder / "saved_kept"
+    saved.mkdir(exist_ok=True)
+    engine.save_checkpoint(saved)
+    found |= {"after": log_probs(engine), "row_ids": mine["row_id"], "lengths": mine.lengths}
+    engine.close()
+    resumed = start(ctx, spec)
+    resumed.load_checkpoint(saved)
+    found["resumed"] = torch.equal(log_probs(resumed, "forward_reference"), kept)
+    found["equal"] = torch.equal(log_probs(resumed), found["after"])
+    resumed.close()
+    other = start(ctx, replace(spec, model=replace(spec.model, dtype="bfloat16")))
+    found["refused"] = error_of(lambda: other.load_checkpoint(saved))
+    other.close()
+    return found

@@ -14,13 +14,14 @@ from rlsdk.interfaces import Batch
 from rlsdk.testing.process.models import random_batch
 
 PARITY = [
-    *((1, name) for name in ("all rows", "micro 3")),
+    *((1, name) for name in ("all rows", "micro 3", "adapter")),
     *(
         (2, name)
         for name in (
             "all rows", "micro 1", "micro 3", "by tokens", "packed", "padded", "two calls", "two calls sharded",
             "kept gathered", "one group", "recomputed", "idle rank", "host", "offload and onload", "after a failure",
             "random", "value", "score", "tied", "odd vocabulary", "gpt2", "gemma3", "mixture",
+            "adapter", "adapter rank 1", "adapter offloaded",
         )
     ),
     *(

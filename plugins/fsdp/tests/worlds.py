@@ -16,6 +16,7 @@ import torch
 
 from rlsdk.algorithms import PolicyObjective
 from rlsdk.interfaces import (
+    AdapterSpec,
     Batch,
     Head,
     ModelSpec,
@@ -93,6 +94,7 @@ class Case:
     head: str = "lm"
     checkpointing: bool = False
     random: bool = False
+    adapter: AdapterSpec | None = None
     calls: int = 1
     """`forward_backward` calls before the step."""
     lonely: bool = False
@@ -120,7 +122,7 @@ class Case:
 
 def spec_of(case: Case) -> TrainSpec:
     return TrainSpec(
-        model=ModelSpec(path=case.model, dtype=case.dtype, head=Head(case.head)),
+        model=ModelSpec(path=case.model, dtype=case.dtype, head=Head(case.head), adapter=case.adapter),
         optim=OPTIM,
         micro_batch_rows=case.rows,
         micro_batch_tokens=None if case.rows else case.tokens,

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_distribut
 
 from rlsdk.interfaces import CheckpointError
 from rlsdk.kit.files.atomic_files import atomic_write_json
+from rlsdk.kit.model.adapters import check_base
 from rlsdk.kit.ranks.error_agreement import raise_on_all_ranks
 from rlsdk_fsdp.shards import Piece
 
@@ -44,17 +46,37 @@ class Progress:
     """Name -> AdamW's step count; parameters without any gradient so far have none."""
     world_size: int = 1
     """Number of ranks that saved it, each with a random state."""
+    base: str | None = None
+    """Fingerprint of the frozen weights below an adapter."""
+    has_reference: bool = False
+    """Whether it has the adapter of the reference."""
 
 
-def save(folder: Path, pieces: Iterable[Piece], optimizer: torch.optim.Optimizer | None, num_steps: int) -> None:
+def save(
+    folder: Path,
+    pieces: Iterable[Piece],
+    optimizer: torch.optim.Optimizer | None,
+    num_steps: int,
+    *,
+    base: str | None = None,
+    reference: Mapping[str, Tensor] = MappingProxyType({}),
+) -> None:
     """Writes weights, moments, schedule and random states. Collective: every rank must call; returns when all files are
     on disk.
+
+    Args:
+        folder: an empty one.
+        pieces: of what is trained.
+        optimizer: None: the model is frozen.
+        num_steps: of the schedule.
+        base: fingerprint of the frozen weights below an adapter; None: there are none.
+        reference: this rank's values of the adapter that the reference has; empty: it has none.
 
     Raises:
         CheckpointError: some rank could not write; raised on all.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    progress = Progress(num_steps=num_steps, world_size=world_size)
+    progress = Progress(num_steps=num_steps, world_size=world_size, base=base, has_reference=bool(reference))
     tensors: dict[str, Tensor] = {}
     for piece in pieces:
         tensors[f"weight/{piece.name}"] = piece.like(piece.held.detach())
@@ -62,6 +84,8 @@ def save(folder: Path, pieces: Iterable[Piece], optimizer: torch.optim.Optimizer
         if state:
             progress.adam_steps[piece.name] = float(state["step"])
             tensors |= {f"{moment}/{piece.name}": piece.like(state[moment]) for moment in MOMENTS}
+        if reference:
+            tensors[f"reference/{piece.name}"] = piece.like(reference[piece.name])
     tensors |= {_random_key(device, rank): state for device, state in _random_states().items()}
     try:
         save_distributed(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
@@ -72,10 +96,14 @@ def save(folder: Path, pieces: Iterable[Piece], optimizer: torch.optim.Optimizer
             atomic_write_json(folder / STATE, {"format": FORMAT, **vars(progress)})
 
 
-def load(folder: Path, pieces: Iterable[Piece], optimizer: torch.optim.Optimizer | None) -> int:
-    """Restores what `save` wrote, on any number of ranks; returns `num_steps`. Collective: every rank must call.
+def load(
+    folder: Path, pieces: Iterable[Piece], optimizer: torch.optim.Optimizer | None, *, base: str | None = None
+) -> tuple[int, dict[str, Tensor]]:
+    """Restores what `save` wrote, on any number of ranks; returns `num_steps` and `reference`. Collective: every rank
+    must call.
 
-    Rank r gets the random state of rank r; ranks beyond those of the saving run keep their own.
+    Rank r gets the random state of rank r; ranks beyond those of the saving run keep their own. `base` is that of this
+    model.
 
     Raises:
         CheckpointError: the folder is incomplete or of another model; raised on all ranks, which keep their state
@@ -85,6 +113,7 @@ def load(folder: Path, pieces: Iterable[Piece], optimizer: torch.optim.Optimizer
     reader = _Reader(str(folder))
     with raise_on_all_ranks(f"{folder} cannot be loaded"):
         progress = _read_progress(folder)
+        check_base(folder, progress.base, base)
         if dist.get_rank() == 0:
             reader.read_headers()
     reader.share()
@@ -95,13 +124,15 @@ def load(folder: Path, pieces: Iterable[Piece], optimizer: torch.optim.Optimizer
     tensors = {f"weight/{piece.name}": piece.like(piece.held.detach()) for piece in pieces}
     if optimizer is not None:
         tensors |= _fresh_moments(optimizer, pieces, progress.adam_steps)
+    reference = {piece.name: torch.zeros_like(piece.held) for piece in pieces if progress.has_reference}
+    tensors |= {f"reference/{piece.name}": piece.like(reference[piece.name]) for piece in pieces if reference}
     random = {device: state for device, state in _random_states().items() if _key_of(device) in _names(metadata)}
     try:
         load_distributed(tensors | {_key_of(device): state for device, state in random.items()}, storage_reader=reader)
     except CheckpointException as error:
         raise CheckpointError(f"{folder} cannot be loaded: {_first_line(error)}") from error
     _set_random_states(random)
-    return progress.num_steps
+    return progress.num_steps, reference
 
 
 class _Reader(HuggingFaceStorageReader):
@@ -153,6 +184,8 @@ def _read_progress(folder: Path) -> Progress:
             num_steps=int(found["num_steps"]),
             adam_steps={str(name): float(step) for name, step in found["adam_steps"].items()},
             world_size=int(found["world_size"]),
+            base=found.get("base"),
+            has_reference=bool(found.get("has_reference", False)),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
@@ -162,7 +195,7 @@ def _read_progress(folder: Path) -> Progress:
 
 def _check_moments(folder: Path, metadata: Metadata, progress: Progress) -> None:
     """Refuses moments that `engine.json` does not count, or that no file contains: they would be lost silently."""
-    saved = {key for key in _names(metadata) if not key.startswith(("weight/", "random/"))}
+    saved = {key for key in _names(metadata) if not key.startswith(("weight/", "random/", "reference/"))}
     counted = {f"{moment}/{name}" for name in progress.adam_steps for moment in MOMENTS}
     if odd := sorted(saved ^ counted):
         raise CheckpointError(
@@ -180,6 +213,7 @@ def _check_fit(folder: Path, metadata: Metadata, pieces: Iterable[Piece], progre
             "that it was saved from"
         )
     wanted = {f"weight/{name}": shape for name, shape in weights.items()}
+    wanted |= {f"reference/{name}": shape for name, shape in weights.items() if progress.has_reference}
     wanted |= {
         f"{moment}/{name}": weights[name] for name in progress.adam_steps if name in weights for moment in MOMENTS
     }

@@ -34,6 +34,7 @@ from rlsdk.interfaces import (
 from rlsdk.kit.files.export import ExportedTensor, in_dtype, write_model
 from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
 from rlsdk.kit.memory.offload import HostOffload
+from rlsdk.kit.model.adapters import add_adapter
 from rlsdk.kit.model.hf import build_model, canonical_parameters, dtype_names, persistent_buffers
 from rlsdk.kit.model.microbatch import check_limits, cut_passes, groups_to_keep, rows_that_belong_together
 from rlsdk.kit.model.optim import build_optimizer, learning_rate, set_learning_rate
@@ -42,9 +43,10 @@ from rlsdk.kit.ranks.error_agreement import raise_objective_errors, raise_on_all
 from rlsdk.kit.ranks.metric_sums import MetricSums
 from rlsdk.kit.ranks.rendezvous import destroy_process_group, init_process_group
 from rlsdk_fsdp import checkpoint
+from rlsdk_fsdp.adapter import ShardedAdapter
 from rlsdk_fsdp.config import WHOLE_GRADIENT_BYTES, FsdpOptions
 from rlsdk_fsdp.loading import load_weights
-from rlsdk_fsdp.shards import local, pieces_of
+from rlsdk_fsdp.shards import Piece, local, pieces_of
 from rlsdk_fsdp.wrapping import (
     check_sizes,
     dtypes_of,
@@ -78,6 +80,7 @@ class FsdpTrainEngine(TrainEngine):
             torch.cuda.set_device(self.device)
         init_process_group(ctx, "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl")
         self.model = build_model(spec.model, empty=True, dtype=dtype).requires_grad_(spec.optim is not None)
+        adapter = add_adapter(self.model, spec.model, trained=spec.optim is not None)
         if spec.activation_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             self.model.train()  # transformers recomputes in training mode only; `build_model` removed dropout
@@ -89,7 +92,9 @@ class FsdpTrainEngine(TrainEngine):
         named, self.tied = canonical_parameters(self.model)
         self.pieces = pieces_of(named)
         load_weights(self.model, self.pieces, self.tied, spec.model, seed=ctx.seed, random=spec.init_from_config)
-        num_values = sum(math.prod(piece.shape) for piece in self.pieces)
+        self.adapter = None if adapter is None else ShardedAdapter(adapter, self.pieces, ctx.seed)
+        self.trained = self.pieces if self.adapter is None else self.adapter.pieces
+        num_values = sum(math.prod(piece.shape) for piece in self.trained)
         small = 4 * num_values <= WHOLE_GRADIENT_BYTES
         self.accumulates_shards = not small if self.options.accumulate == "auto" else self.options.accumulate != "whole"
         self.host_offload = HostOffload()
@@ -110,6 +115,19 @@ class FsdpTrainEngine(TrainEngine):
                 for name, values in self._run(batch.select(rows).to(self.device), outputs).items():
                     found[name][rows if name == "scores" else batch.token_index(rows)] = values.cpu()
         return found
+
+    def forward_reference(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        assert self.adapter is not None
+        with self.adapter.reference.in_use():
+            return self.forward(batch, outputs)
+
+    def keep_reference(self) -> None:
+        assert self.adapter is not None
+        self.adapter.reference.keep()
+
+    def moved_share(self) -> float:
+        assert self.adapter is not None
+        return self.adapter.moved_share()
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         """See `TrainEngine`. If the objective raises on any rank, all gradients are dropped and every rank raises."""
@@ -137,7 +155,7 @@ class FsdpTrainEngine(TrainEngine):
     def optim_step(self) -> OptimStepResult:
         optimizer, spec = self._trained()
         lr = learning_rate(self.num_steps, spec)
-        for piece in self.pieces:
+        for piece in self.trained:
             piece.take_gradient()
         norm = self._clip(spec.max_grad_norm)
         finite = math.isfinite(norm)
@@ -145,6 +163,8 @@ class FsdpTrainEngine(TrainEngine):
             set_learning_rate(optimizer, lr)
             optimizer.step()
             self.num_steps += 1
+            if self.adapter is not None:
+                self.adapter.spread()
         self._drop_gradients()
         return OptimStepResult(grad_norm=norm, lr=lr, skipped=not finite)
 
@@ -174,21 +194,29 @@ class FsdpTrainEngine(TrainEngine):
     def shards(self) -> Iterator[WeightShard]:
         for piece in self.pieces:
             if piece.box.numel:
-                yield WeightShard(name=piece.name, box=piece.box, tensor=piece.held.detach())
+                yield WeightShard(name=piece.name, box=piece.box, tensor=self._merged(piece))
         for name, buffer in persistent_buffers(self.model).items():
             here = buffer.detach().to("cpu" if self.options.cpu_offload else buffer.device)
             yield WeightShard(name=name, box=Box.whole(tuple(buffer.shape)), tensor=here)
 
     def save_checkpoint(self, path: Path) -> None:
         """See `TrainEngine`. Gradients are not part of a checkpoint: save after `optim_step`."""
-        checkpoint.save(path, self.pieces, self.optimizer, self.num_steps)
+        base, reference = self._base_digest(), {} if self.adapter is None else self.adapter.reference.values
+        checkpoint.save(path, self.trained, self.optimizer, self.num_steps, base=base, reference=reference)
 
     def load_checkpoint(self, path: Path) -> None:
-        self.num_steps = checkpoint.load(path, self.pieces, self.optimizer)
+        base = self._base_digest()
+        self.num_steps, reference = checkpoint.load(path, self.trained, self.optimizer, base=base)
+        if self.adapter is not None:
+            self.adapter.reference.values = reference
+            self.adapter.spread()
         self._drop_gradients()
 
     def save_pretrained(self, path: Path) -> None:
         """See `TrainEngine`. Ranks write files concurrently; each tensor is gathered only on its writer."""
+        if self.adapter is not None and self.adapter.adapter.spec.export == "adapter":
+            self.adapter.save(path, self.model, self.spec.model)
+            return
         pieces = {piece.name: piece for piece in self.pieces}
         buffers = persistent_buffers(self.model)
         tensors = in_dtype({piece.name: piece.shape for piece in self.pieces}, getattr(torch, self.spec.model.dtype))
@@ -197,7 +225,8 @@ class FsdpTrainEngine(TrainEngine):
         def fetch(tensor: ExportedTensor, writer: int) -> Tensor | None:
             if tensor.name in buffers:
                 return buffers[tensor.name]
-            return pieces[tensor.name].gather(writer, tensor.dtype)
+            gather = Piece.gather if self.adapter is None else self.adapter.gather_merged
+            return gather(pieces[tensor.name], writer, tensor.dtype)
 
         with raise_on_all_ranks(f"{path} cannot be written"):
             write_model(
@@ -226,7 +255,7 @@ class FsdpTrainEngine(TrainEngine):
         self.optim = optim
         self.num_steps = 0
         # Ranks without rows of a tensor have nothing to update in it.
-        self.optimizer = build_optimizer(((p.name, p.held) for p in self.pieces if p.box.numel), optim)
+        self.optimizer = build_optimizer(((p.name, p.held) for p in self.trained if p.box.numel), optim)
 
     def close(self) -> None:
         if "ctx" in vars(self):
@@ -277,7 +306,7 @@ class FsdpTrainEngine(TrainEngine):
 
     def _clip(self, limit: float | None) -> float:
         """Clips the gradient to `limit`; returns its global 2-norm before clipping, the same on every rank."""
-        stepped = [piece.held for piece in self.pieces if piece.held.grad is not None and piece.box.numel]
+        stepped = [piece.held for piece in self.trained if piece.held.grad is not None and piece.box.numel]
         mine = get_total_norm([p.grad for p in stepped if p.grad is not None])
         total = mine.double().to(self.device).square()
         dist.all_reduce(total)
@@ -287,17 +316,26 @@ class FsdpTrainEngine(TrainEngine):
         return float(norm)
 
     def _drop_gradients(self) -> None:
-        for piece in self.pieces:
+        for piece in self.trained:
             piece.drop_gradient()
+
+    def _merged(self, piece: Piece) -> Tensor:
+        """This rank's rows of a weight, with the adapter added if it has one."""
+        return piece.held.detach() if self.adapter is None else self.adapter.merged(piece)
+
+    def _base_digest(self) -> str | None:
+        """Fingerprint of the frozen weights below an adapter. Collective."""
+        return None if self.adapter is None else self.adapter.base_digest(self.mesh)
 
     def _on_host(self) -> bool:
         return self.device.type == "cpu" or self.options.cpu_offload
 
     def _tensors_of(self, part: str) -> list[Tensor]:
         if part == "weights":
-            return [piece.held for piece in self.pieces]
+            low = [] if self.adapter is None else self.adapter.tensors()
+            return [*(piece.held for piece in self.pieces), *low]
         if part == "gradients":
-            return [local(piece.parameter.grad) for piece in self.pieces if piece.parameter.grad is not None]
+            return [local(piece.parameter.grad) for piece in self.trained if piece.parameter.grad is not None]
         states = self.optimizer.state.values() if self.optimizer is not None else ()
         return [state[moment] for state in states for moment in checkpoint.MOMENTS]
 

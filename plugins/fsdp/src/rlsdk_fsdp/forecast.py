@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from rlsdk.interfaces import Box, Forecast, RankContext, RankMemory, RolloutSpec, TrainSpec, WeightLayout, Workload
 from rlsdk.kit.memory.forecast import ModelTensors, count_passes, training
+from rlsdk.kit.model.adapters import adapter_shapes
 from rlsdk.kit.model.hf import build_model
 from rlsdk_fsdp.config import WHOLE_GRADIENT_BYTES, FsdpOptions
 from rlsdk_fsdp.shards import chunk_of
@@ -29,20 +31,28 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
     held, computed = dtypes_of(spec, options)
     layouts = [_layout(ctx, tensors, held, options) for ctx in contexts]
     passes = count_passes(spec, workload, dp_size=len(contexts), dtype=computed)
-    small = 4 * tensors.numel <= WHOLE_GRADIENT_BYTES
+    adapter = spec.model.adapter
+    low = {} if adapter is None else adapter_shapes(model, adapter)
+    stepped = tensors.numel if adapter is None else sum(map(math.prod, low.values()))
+    small = 4 * stepped <= WHOLE_GRADIENT_BYTES
     whole = passes.count > 1 and (options.accumulate == "whole" or (options.accumulate == "auto" and small))
     gathered, added = _gathered(model, computed, options, keeps_whole=whole)
-    trained = spec.optim is not None
+    added = added if adapter is None else 4 * stepped  # frozen weights have no gradients
+    trained, ranks = spec.optim is not None, len(contexts) // options.replicate_size
+    # Each rank has its rows of the adapter, and every A whole.
+    whole_a = 4 * sum(math.prod(shape) for name, shape in low.items() if ".lora_A." in name)
     forward, backward = passes.forward_bytes, passes.backward_bytes
     memory = []
     for layout in layouts:
         mine = sum(box.numel for _, box in layout.boxes) * held.itemsize
+        own = 4 * sum(_box(shape, layout.rank % ranks, ranks).numel for shape in low.values())
+        moved = mine if adapter is None else own
         memory.append(
             RankMemory(
-                weights_bytes=mine,
-                optimizer_bytes=2 * mine * trained,
+                weights_bytes=mine + own + whole_a,
+                optimizer_bytes=2 * moved * trained,
                 # The last backward pass reduces whole gradients to shards, layer by layer.
-                gradients_bytes=max(mine, 4 * tensors.numel * whole) * trained,
+                gradients_bytes=max(moved, 4 * stepped * whole) * trained,
                 forward_bytes=None if forward is None else forward + gathered,
                 backward_bytes=None if backward is None else (backward + gathered + added) * trained,
                 on_host=options.cpu_offload and contexts[0].device != "cpu",

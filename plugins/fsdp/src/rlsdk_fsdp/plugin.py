@@ -26,6 +26,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
                     Capability.RESHARD_ON_LOAD,
                     Capability.DATA_PARALLEL,
                     Capability.PACKING,
+                    Capability.LORA,
                 }
             ),
             dtypes=frozenset({"float32", "bfloat16"}),

@@ -66,6 +66,11 @@ class Piece:
         dist.gather(_bytes(mine), into, dst=writer, group=group)
         return None if whole is None else whole[: self.shape[placement.dim]].movedim(0, placement.dim)
 
+    def everywhere(self) -> Tensor:
+        """The whole tensor on every rank. Collective: every rank must call."""
+        parameter = self.parameter.detach()
+        return parameter.full_tensor() if isinstance(parameter, DTensor) else self.held.detach()
+
     def like(self, values: Tensor) -> Tensor:
         """`values` of this rank's box as a DTensor, sharded like the parameter."""
         if not isinstance(self.parameter, DTensor):

@@ -34,7 +34,7 @@ def check_sizes(ctx: RankContext, options: FsdpOptions) -> None:
 
 
 def dtypes_of(spec: TrainSpec, options: FsdpOptions) -> tuple[torch.dtype, torch.dtype]:
-    """Dtype of the stored weights, and of passes.
+    """Dtype of the model's stored weights, and of passes. Weights below an adapter are frozen.
 
     Raises:
         ConfigError: no dtype of a model; or training in float16, whose gradients underflow without loss scaling.
@@ -48,6 +48,8 @@ def dtypes_of(spec: TrainSpec, options: FsdpOptions) -> tuple[torch.dtype, torch
             "model.dtype 'float16': backend 'fsdp' trains in 'float32' or 'bfloat16'; float16 gradients underflow "
             "without loss scaling"
         )
+    if spec.model.adapter is not None:
+        return computed, computed
     return (dtype if options.mixed_precision == "none" else torch.float32), computed
 
 
