@@ -3,6 +3,7 @@ commands of these names."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Collection, Iterable, Sequence
@@ -19,6 +20,7 @@ from rlsdk.config.derived.roles import rollout_role
 from rlsdk.config.loading.load import read_config
 from rlsdk.config.loading.reads import Reader, unread
 from rlsdk.interfaces import ConfigError
+from rlsdk.kit.files.adapter_config import holds_adapter, settings_of
 from rlsdk.registry import Registry
 from rlsdk.trainer.inputs.model_config import file_problems, model_fields
 
@@ -134,6 +136,14 @@ def run_generation(
     return rows
 
 
+def _model_flags(folder: Path) -> list[str]:
+    """The flags that name a model, or the model of an adapter and the adapter."""
+    if not holds_adapter(folder):
+        return [f"--model.path={folder}"]
+    settings = settings_of(folder).items()
+    return [f"--{field}={value if isinstance(value, str) else json.dumps(value)}" for field, value in settings]
+
+
 def configured(
     path: Path,
     settings: Settings,
@@ -166,7 +176,7 @@ def configured(
         values=settings.values,
         sections=sections,
         reader=reader,
-        forced=[f"--model.path={source.model}", "--tracking.trackers=[]", "--sft.steps=0"],
+        forced=[*_model_flags(source.model), "--tracking.trackers=[]", "--sft.steps=0"],
     )
     # What the model was trained with is not a mistake of whoever uses it.
     given = [one for one in loaded.given if one.origin.rpartition(":")[0] not in map(str, base)]

@@ -13,6 +13,7 @@ from rlsdk.api.table import Table
 from rlsdk.interfaces import ConfigError
 from rlsdk.system.files import read_regular_text
 from rlsdk.system.printable import printable
+from rlsdk.trainer.checkpoints.checkpoint import is_model
 
 if TYPE_CHECKING:
     from rlsdk.trainer.runs.start import RunResult
@@ -71,14 +72,14 @@ class Run:
 
     @property
     def model(self) -> Path:
-        """Folder of the newest model in Hugging Face format.
+        """Folder of the newest model in Hugging Face format, or of the newest adapter in PEFT's.
 
         Raises:
             ConfigError: nothing was saved, or the train backend cannot export.
         """
-        if (self.path / "model" / "config.json").is_file() and not self.checkpoints:
+        if is_model(self.path / "model") and not self.checkpoints:
             return self.path / "model"
-        found = [path / "model" for path in self.checkpoints if (path / "model" / "config.json").is_file()]
+        found = [path / "model" for path in self.checkpoints if is_model(path / "model")]
         if self._training.value != "train" and (self.path / "model").is_dir():
             return self.path / "model"
         if not found:

@@ -56,6 +56,7 @@ HANDED_ON = {
     "algorithm.kl_estimator": "with kl_coef", "algorithm.kl_reward_estimator": "with kl_in_reward",
     "tracking.tokens_per_sample": "with samples_per_step", "model.revision": "with the path",
     "ref.revision": "with the path", "critic.revision": "with the path", "model.path": "the argument of `eval`",
+    "model.lora.path": "the argument of `eval`",
 }  # fmt: skip
 """Fields that are handed on where another field says that they have no effect."""
 LAUNCHED = {

@@ -18,12 +18,12 @@ from rlsdk.trainer.stages.model_card import FILE, with_licence
 
 HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
 """HTTP libraries of the hub's client, which depend on its version. Their errors mean network problems."""
-NEEDED = (FILE, "config.json", "*.safetensors", "*.safetensors.index.json")
+NEEDED = (FILE, "config.json", "adapter_config.json", "*.safetensors", "*.safetensors.index.json")
 """Files without which, or with other content, an upload would not be this model."""
 MAX_CARD_BYTES = 16 << 20
-PUBLIC = ("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "tokenizer*",
-          "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "*.model",
-          "chat_template*", "preprocessor_config.json")  # fmt: skip
+PUBLIC = ("*.safetensors", "*.safetensors.index.json", "config.json", "adapter_config.json", "generation_config.json",
+          "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
+          "*.model", "chat_template*", "preprocessor_config.json")  # fmt: skip
 """Files of a model folder that are uploaded. Other files, such as optimizer state and the run's configuration, are
 not."""
 

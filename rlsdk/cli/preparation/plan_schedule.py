@@ -16,7 +16,7 @@ from rich.table import Table
 
 from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings
-from rlsdk.config import load_config, needed_roles
+from rlsdk.config import load_config, roles
 from rlsdk.config.sections.role_kinds import ACTOR, ROLLOUT
 from rlsdk.interfaces import ConfigError
 from rlsdk.planning.calibration import stale_work
@@ -114,7 +114,7 @@ def devices_of_run(run_dir: Path) -> Devices:
     # The run's own code is not loaded, so --trust-run is not needed.
     config = load_config([path], sections=("placement",))
     # The number of devices does not depend on their type.
-    placement = placement_of(config.placement, needed_roles(config), "cpu")
+    placement = placement_of(config.placement, [role.name for role in roles(config)], "cpu")
     count = {pool.name: pool.num_devices for pool in placement.pools}
     per_replica = config.rollout.num_devices
     return Devices(

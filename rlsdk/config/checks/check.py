@@ -103,6 +103,12 @@ def _role_problems(
     needed = role_requirements(config, role, model_type, device, count or 1, leaves_model=leaves_model)
     yield from check_backend(needed, role.backend, registry, field=role.fields["backend"])
     yield from _missing_head(role, model)
+    if role.model.adapter is not None and role.model.head is not Head.LM:
+        yield Problem(
+            "model.lora.rank",
+            f"{role.model.adapter.rank}: the model gets a {role.model.head.value} head, which is new and no part of an "
+            "adapter; leave model.lora out to train all weights",
+        )
     yield from _options(needed, role, registry, model)
 
 

@@ -37,7 +37,7 @@ _OF_REWARD_MODEL = ("preferences.margin_field", "preferences.center_coef")
 _OF_DPO = tuple(f"preferences.{name}" for name in ("loss", "beta", "label_smoothing", "sft_coef"))
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 _SAMPLER = (*_ENGINE, "data", "rollout", "deadlines.rollout_s", "schedule.on_new_weights")
-_NOT_OF_SAMPLER = ("model.path", "model.init_from_config", "data.shuffle")
+_NOT_OF_SAMPLER = ("model.path", "model.init_from_config", "model.lora", "data.shuffle")
 _PATH = {"model.path": "the model is the one at PATH, the command's first argument"}
 _RESPONSES = dict.fromkeys(
     ("trainer.samples_per_prompt", "eval.samples_per_prompt"), "`--samples-per-prompt` is the number of responses"

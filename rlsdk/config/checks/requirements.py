@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlsdk.config.derived.roles import HEAD_CAPABILITY, Role, needed_roles
+from rlsdk.config.derived.roles import HEAD_CAPABILITY, Role, is_own_reference, needed_roles
 from rlsdk.config.sections.engines import PlacementConfig, PoolConfig
 from rlsdk.config.sections.role_kinds import ACTOR, base_role, kind_of
 from rlsdk.config.sections.schema import RunConfig
@@ -56,6 +56,8 @@ def role_requirements(
 
 def _capabilities(config: RunConfig, role: Role) -> Iterator[tuple[Capability, str]]:
     """Capabilities that a role needs from its backend, and the field that causes each."""
+    if role.model.adapter is not None:
+        yield Capability.LORA, "model.lora.rank"
     rollout = config.rollout
     if role.has_own_weights:
         if role.devices_per_rank > 1:
@@ -89,7 +91,7 @@ def _exporting_field(config: RunConfig, role: Role, *, leaves_model: bool) -> st
     # The reference policy is built from the result of the warm start.
     kinds = [kind_of(name) for name in needed_roles(config)]
     copied = [kind for kind in kinds if kind.starts_as_policy and getattr(config, kind.section).path is None]
-    if config.sft.is_asked and copied:
+    if config.sft.is_asked and copied and not is_own_reference(config):
         return "sft.steps" if config.sft.epochs is None else "sft.epochs"
     return None
 

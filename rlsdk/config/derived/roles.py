@@ -23,8 +23,8 @@ from rlsdk.config.sections.role_kinds import (
 )
 from rlsdk.config.sections.role_sections import ModelRoleConfig, TrainedRoleConfig
 from rlsdk.config.sections.schema import RunConfig
-from rlsdk.interfaces import BackendKind, Capability, Head, ModelSpec, OptimSpec, RolloutSpec, TrainSpec
-from rlsdk.interfaces.settings import OptimSettings, PassLimits, ReplicaSize, TrainPasses, shared
+from rlsdk.interfaces import AdapterSpec, BackendKind, Capability, Head, ModelSpec, OptimSpec, RolloutSpec, TrainSpec
+from rlsdk.interfaces.settings import AdapterSettings, OptimSettings, PassLimits, ReplicaSize, TrainPasses, shared
 
 HEAD_CAPABILITY = {Head.VALUE: Capability.VALUE_HEAD, Head.SCORE: Capability.SCORE_HEAD}
 """Capability that a backend needs for this head."""
@@ -123,8 +123,15 @@ def roles(config: RunConfig, *, needed: Sequence[str] | None = None) -> tuple[Ro
     named: dict[str, Role] = {}
     if any(kind_of(name).has_names for name in names):
         named = {role.name: role for role in (*_rewards(config), *_teachers(config), *_judges(config))}
+    own = [name for name in names if not (kind_of(name).starts_as_policy and is_own_reference(config))]
     # Only the sections of roles that are needed are read.
-    return tuple(named[name] if kind_of(name).has_names else _single(config, kind_of(name)) for name in names)
+    return tuple(named[name] if kind_of(name).has_names else _single(config, kind_of(name)) for name in own)
+
+
+def is_own_reference(config: RunConfig) -> bool:
+    """Whether the actor computes the reference's log-probs: with its adapter switched off, or replaced by a copy of it
+    as it was when reinforcement learning began."""
+    return config.model.lora.rank > 0 and config.ref.path is None
 
 
 def _single(config: RunConfig, kind: RoleKind) -> Role:
@@ -149,7 +156,8 @@ def actor_role(config: RunConfig) -> Role:
     """The policy that is trained."""
     skipped = config.critic.warmup_steps if config.needs_values else 0
     steps = max(config.trainer.steps - skipped, 0) * config.trainer.updates_per_step * config.trainer.epochs_per_step
-    return _train_role(config, ACTOR, "train", model_spec(config), optim_spec(config.train.optim, steps))
+    model = replace(model_spec(config), adapter=adapter_spec(config))
+    return _train_role(config, ACTOR, "train", model, optim_spec(config.train.optim, steps))
 
 
 def rollout_role(config: RunConfig) -> Role:
@@ -322,6 +330,12 @@ def model_spec(config: RunConfig) -> ModelSpec:
         dtype=config.model.dtype,
         trust_remote_code=config.model.trust_remote_code,
     )
+
+
+def adapter_spec(config: RunConfig) -> AdapterSpec | None:
+    """The adapter that is trained; None: all weights are."""
+    lora = config.model.lora
+    return AdapterSpec(**shared(lora, AdapterSettings)) if lora.rank else None
 
 
 def optim_spec(optim: OptimConfig, total_steps: int) -> OptimSpec:

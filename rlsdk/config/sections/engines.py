@@ -21,9 +21,28 @@ from rlsdk.config.sections.base import (
 from rlsdk.config.sections.role_kinds import JUDGE, REQUIRED_ROLES, REWARD, ROLES, TEACHER, is_role
 from rlsdk.config.sections.sampling import temperature_problems
 from rlsdk.interfaces import nearest
-from rlsdk.interfaces.settings import NO_INFLUENCE, OptimSettings, ReplicaSize, TrainPasses
+from rlsdk.interfaces.settings import NO_INFLUENCE, AdapterSettings, OptimSettings, ReplicaSize, TrainPasses
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
+
+
+class LoraConfig(Section, AdapterSettings):
+    """A low-rank adapter (LoRA) that is trained in place of the model's weights, which stay frozen."""
+
+    def problems(self) -> Iterator[Problem]:
+        if self.dropout:
+            yield Problem("dropout", value=self.dropout, expected="0, because log-probs of training and sampling agree")
+        if not self.targets:
+            yield Problem("targets", value=list(self.targets), expected="names of layers, or all-linear")
+        if self.path is not None and not self.rank:
+            yield Problem("rank", "is 0, but lora.path starts from an adapter: give its rank")
+
+    def unused(self) -> Iterator[Problem]:
+        if not self.rank:
+            names = (name for name in type(self).model_fields if name != "rank")
+            yield from fields_of(names, "model.lora.rank is 0, so that all weights are trained")
+        elif self.path is not None:
+            yield Problem("init", "model.lora.path has the first values")
 
 
 class ModelConfig(Section):
@@ -42,6 +61,17 @@ class ModelConfig(Section):
     """Folder or hub name of the tokenizer; null: the model's own."""
     init_from_config: bool = False
     """Initialises random weights with `trainer.seed`; reads only `config.json` and the tokenizer."""
+    lora: LoraConfig = LoraConfig()
+    """A low-rank adapter that is trained in place of all weights."""
+
+    def problems(self) -> Iterator[Problem]:
+        if self.lora.rank and self.init_from_config:
+            yield Problem(
+                "lora.rank",
+                "the random weights of model.init_from_config would stay frozen below the adapter: train them first "
+                "(`rlsdk sft`), and give the result as model.path",
+                value=self.lora.rank,
+            )
 
     def unused(self) -> Iterator[Problem]:
         if self.tokenizer is None or os.path.isdir(self.tokenizer):

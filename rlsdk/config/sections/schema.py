@@ -359,6 +359,10 @@ class RunConfig(Section):
         yield from self._length_problems()
         yield from self._group_problems()
         yield from self._schedule_problems()
+        if self.model.lora.rank and self.train.ema_decay is not None:
+            yield Problem(
+                "train.ema_decay", value=self.train.ema_decay, expected="null: an adapter (model.lora) has no average"
+            )
         yield from schedule_problems(self.schedule, self.placement, self.algorithm)
         yield from reward_problems(self.rewards)
         yield from judge_pool_problems(self.rewards, self.placement, self.schedule.max_staleness)

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rlsdk.interfaces import CheckpointError
 from rlsdk.interfaces.spelling import Setting
+from rlsdk.kit.files.adapter_config import holds_adapter
 from rlsdk.kit.files.write_errors import AGAIN, way_out
 from rlsdk.system.atomic import atomic_write_bytes
 from rlsdk.system.files import read_regular
@@ -288,8 +289,14 @@ def damage(path: Path, part: str | None = None) -> list[str]:
 
 
 def holds_model(path: Path) -> bool:
-    """Whether a checkpoint contains the policy in Hugging Face format (see `trainer.export_every_steps`)."""
-    return (path / MODEL_FOLDER / "config.json").is_file()
+    """Whether a checkpoint contains the policy: a model in Hugging Face format, or an adapter of one (see
+    `trainer.export_every_steps`)."""
+    return is_model(path / MODEL_FOLDER)
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder is a model in Hugging Face format, or an adapter of one in PEFT's."""
+    return (folder / "config.json").is_file() or holds_adapter(folder)
 
 
 def is_checkpoint_name(name: str) -> bool:

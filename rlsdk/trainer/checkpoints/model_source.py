@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlsdk.interfaces import CheckpointError, ConfigError
 from rlsdk.interfaces.spelling import as_given
-from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore, damage, faults, holds_model, older_whole
+from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore, damage, faults, holds_model, is_model, older_whole
 from rlsdk.trainer.checkpoints.run_folder import CHECKPOINTS, CONFIG_FILE, Notice, silent
 
 BEST, NEWEST = "best", "newest"
@@ -19,7 +19,7 @@ class ModelSource:
     """A resolved model path."""
 
     model: Path
-    """Folder in Hugging Face format."""
+    """Folder of a model in Hugging Face format, or of an adapter in PEFT's."""
     config: Path | None
     """Configuration that it was trained with, if it comes from a run."""
 
@@ -45,7 +45,7 @@ def find_model(path: Path, notice: Notice = silent, *, checkpoint: str | None = 
         raise ConfigError(str(error)) from None
     if intact is not None:
         return _of_checkpoint(intact)
-    if (path / "config.json").is_file():
+    if is_model(path):
         return ModelSource(model=path, config=None)
     if (path / CONFIG_FILE).is_file():
         raise ConfigError(
@@ -54,12 +54,12 @@ def find_model(path: Path, notice: Notice = silent, *, checkpoint: str | None = 
         )
     raise ConfigError(
         f"{str(path)!r} is no run (checkpoints/step_N), no whole checkpoint ({faults(path)[0]}) and no model folder "
-        "(config.json); give one of the three"
+        "(config.json, or adapter_config.json); give one of the three"
     )
 
 
 def _of_checkpoint(checkpoint: Path) -> ModelSource:
-    if not (checkpoint / "model" / "config.json").is_file():
+    if not holds_model(checkpoint):
         exported = [str(path) for _, path in CheckpointStore(checkpoint.parent, 1).whole() if holds_model(path)]
         others = f"those with one: {', '.join(exported[-3:])}" if exported else "its train backend cannot export one"
         raise ConfigError(

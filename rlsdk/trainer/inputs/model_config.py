@@ -12,10 +12,12 @@ from typing import Any
 from rlsdk.config import Problem, Role, RunConfig
 from rlsdk.config.problem import shown
 from rlsdk.interfaces import ConfigError, RolloutSpec, nearest
-from rlsdk.interfaces.spelling import Setting
+from rlsdk.interfaces.spelling import Setting, spell
+from rlsdk.kit.files.adapter_config import holds_adapter, settings_of
 from rlsdk.kit.files.model_files import tokenizer_fault, weights_fault
 from rlsdk.kit.model.shapes import is_shape, shape_fields
 from rlsdk.system.files import read_regular
+from rlsdk.trainer.checkpoints.checkpoint import is_model
 
 SHAPE = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
          "num_key_value_heads", "head_dim", "vocab_size")  # fmt: skip
@@ -74,11 +76,12 @@ def fields_of(path: str, revision: str | None, field: str) -> Mapping[str, Any]:
         return {**fields, "model_type": str(fields["model_type"])}
     except FileNotFoundError as error:
         inside = folder / "model"  # where a checkpoint of a run has it
-        hint = (
-            f"give {str(inside)!r}"
-            if (inside / "config.json").is_file()
-            else "expected a folder in Hugging Face format"
-        )
+        if holds_adapter(folder):
+            hint = "it is an adapter: give " + spell(*(Setting(*pair) for pair in settings_of(folder).items()))
+        elif is_model(inside):
+            hint = f"give {str(inside)!r}"
+        else:
+            hint = "expected a folder in Hugging Face format"
         raise ConfigError(f"{field}: {str(folder)!r} holds no config.json; {hint}") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(

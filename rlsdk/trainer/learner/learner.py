@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from rlsdk.algorithms import log_prob_difference
-from rlsdk.config.sections.role_kinds import ACTOR, TRAINED_ROLES
+from rlsdk.config.sections.role_kinds import ACTOR, REF, TRAINED_ROLES
 from rlsdk.interfaces import (
     Algorithm,
     Batch,
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from rlsdk.trainer.roles.session import Session
     from rlsdk.trainer.tracking.events import RunView
 
+LEAST_MOVED = 0.4
+"""Share of moved weights below which rounding changes log-probs more than the adapter does (as much at 0.44)."""
 IDENTITY = ("uid", "sample")
 """Fields that say which sample a row is of; a row keeps them wherever it goes, beside its `row_id`."""
 
@@ -74,6 +76,7 @@ class PolicyLearner:
         self.view = view
         self._parity_checked = False
         self._vocabularies: dict[str, int] = {}
+        self._said_rounding = False
 
     def learn(self, batch: Batch, step: int, clock: StepClock) -> Learned:
         """Trains on a step's batch.
@@ -91,12 +94,13 @@ class PolicyLearner:
             batch, more = self.algorithm.advantages(batch)
         with clock.measure("update"):
             made = self._update(self.algorithm.updates(batch, step=step))
-        return Learned(batch=batch, results=made, metrics={**metrics, **more})
+        return Learned(batch=batch, results=made, metrics={**metrics, **more, **self._rounding()})
 
     @property
     def roles(self) -> Collection[str]:
         """See `Models`."""
-        return self.session.roles.keys() - {name for name, group in self.session.roles.items() if group.role.is_rollout}
+        computing = {name for name, group in self.session.roles.items() if not group.role.is_rollout}
+        return computing | ({REF} if self.session.is_own_reference else set())
 
     @property
     def reward_weights(self) -> Mapping[str, float]:
@@ -110,11 +114,12 @@ class PolicyLearner:
 
     def forward(self, role: str, batch: Batch, output: str) -> Tensor:
         """See `Models`."""
-        group = self._group(role)
+        self._check_role(role)
+        group, method = self.session.computing(role)
         self._check_vocabulary(group, batch)
         needed = self.session.put(batch.keep(("input_ids", "response_mask", *IDENTITY)))
-        with self.session.turns.using(role):
-            answer: Batch = group.run("forward", needed, {output: output}, timeout_s=self.options.update_timeout_s)
+        with self.session.turns.using(group.name):
+            answer: Batch = group.run(method, needed, {output: output}, timeout_s=self.options.update_timeout_s)
         return answer[output]
 
     def check_difference(self, mean: float, largest: float) -> None:
@@ -152,14 +157,30 @@ class PolicyLearner:
                 f"policy sampled token {token}, which is beyond it; use a model with rows for every token of the policy"
             )
 
-    def _group(self, role: str) -> RoleGroup:
+    def _check_role(self, role: str) -> None:
         if role not in self.roles:
             known = sorted(self.roles)
             raise ConfigError(
                 f"the algorithm asks role {role!r}, which this run does not have{nearest(role, known)}; it has "
                 f"{known}. An algorithm names the roles that it needs in its attribute `roles`"
             )
-        return self.session.roles[role]
+
+    def _rounding(self) -> Mapping[str, float]:
+        """Share of the served weights that the adapter changes at all, where rounding may lose changes."""
+        model = self.session.actor.role.model
+        if model.adapter is None or model.dtype == "float32":
+            return {}
+        with self.session.turns.using(ACTOR):
+            share = float(self.session.actor.run("moved_share", timeout_s=self.options.update_timeout_s))
+        if share < LEAST_MOVED and not self._said_rounding:
+            self._said_rounding = True
+            self.view.notice(
+                f"warning: adding the adapter to {model.dtype} weights changes {share:.1%} of them; the other changes "
+                "are lost by rounding, so that samples are not quite the trained policy's "
+                "(policy/adapter_moved_share). Usual in the first steps; if it stays, raise train.optim.lr or use "
+                "model.dtype float32"
+            )
+        return {"policy/adapter_moved_share": share}
 
     def _update(self, updates: Sequence[Update]) -> Mapping[str, list[MiniBatchResult]]:
         """Runs the optimizer steps in order; returns the results by role."""
@@ -176,7 +197,8 @@ class PolicyLearner:
 
     def _update_role(self, role: str, updates: Sequence[Update]) -> Iterator[MiniBatchResult]:
         """Runs one role's updates: all are submitted at once, and the workers run them in order."""
-        group = self._group(role)
+        self._check_role(role)
+        group = self.session[role]
         with self.session.turns.using(role, training=True):
             stored: dict[Any, Any] = {}
             waiting: list[Any] = []

@@ -47,6 +47,8 @@ from rlsdk.sharding import WeightSource, WeightTarget
 from rlsdk.trainer.roles.average import WeightAverage
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rlsdk.interfaces import Peer
 
 
@@ -107,7 +109,15 @@ class TrainHost:
     @dispatch(split=Split.DATA, join=Join.ROWS)
     def forward(self, batch: Batch, outputs: Mapping[str, str]) -> Batch:
         """Computes engine outputs without gradient; `outputs` maps an output to the field it is stored under."""
-        result = self.engine.forward(batch, tuple(outputs))
+        return self._stored(batch, outputs, self.engine.forward(batch, tuple(outputs)))
+
+    @dispatch(split=Split.DATA, join=Join.ROWS)
+    def forward_reference(self, batch: Batch, outputs: Mapping[str, str]) -> Batch:
+        """As `forward`, by the reference policy that the actor has in itself."""
+        return self._stored(batch, outputs, self.engine.forward_reference(batch, tuple(outputs)))
+
+    @staticmethod
+    def _stored(batch: Batch, outputs: Mapping[str, str], result: Mapping[str, Tensor]) -> Batch:
         fields = {outputs[name]: tensor for name, tensor in result.items()}
         per_row = {field: tensor for field, tensor in fields.items() if field == "scores"}
         per_token = {field: tensor for field, tensor in fields.items() if field != "scores"}
@@ -129,6 +139,14 @@ class TrainHost:
     @dispatch(split=Split.ALL, join=Join.NONE)
     def reset_optimizer(self, optim: OptimSpec) -> None:
         self.engine.reset_optimizer(optim)
+
+    @dispatch(split=Split.ALL, join=Join.NONE)
+    def keep_reference(self) -> None:
+        self.engine.keep_reference()
+
+    @dispatch(split=Split.ALL, join=Join.FIRST)
+    def moved_share(self) -> float:
+        return self.engine.moved_share()
 
     @dispatch(split=Split.ALL, join=Join.NONE)
     def start_average(self, decay: float) -> None:

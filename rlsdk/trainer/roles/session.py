@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlsdk.cluster import Cluster
 from rlsdk.config import Role, ShardingConfig
-from rlsdk.config.sections.role_kinds import ACTOR, ROLLOUT
+from rlsdk.config.sections.role_kinds import ACTOR, REF, ROLLOUT
 from rlsdk.interfaces import BackendSpec, Batch, CheckpointError, ConfigError, ShardingManager, nearest
 from rlsdk.sharding.transports.table import allowed_transports
 from rlsdk.trainer.checkpoints.checkpoint import older_whole
@@ -56,6 +56,26 @@ class Session:
     def rollout(self) -> RoleGroup:
         """The rollout engine that samples from the policy."""
         return self.roles[ROLLOUT]
+
+    @property
+    def is_own_reference(self) -> bool:
+        """Whether the actor computes the reference's log-probs: it has an adapter, and no reference runs beside it."""
+        return REF not in self.roles and self.actor.role.model.adapter is not None
+
+    def computing(self, name: str) -> tuple[RoleGroup, str]:
+        """Who computes the outputs of a role, and by which method of its hosts.
+
+        Raises:
+            ConfigError: the run has no such role.
+        """
+        if name == REF and self.is_own_reference:
+            return self.actor, "forward_reference"
+        return self[name], "forward"
+
+    def keep_reference(self, *, timeout_s: float | None = None) -> None:
+        """Makes the actor's adapter of now the reference."""
+        with self.turns.using(ACTOR):
+            self.actor.run("keep_reference", timeout_s=timeout_s)
 
     @property
     def trained(self) -> Mapping[str, RoleGroup]:

@@ -17,6 +17,7 @@ from rlsdk.data.render import Template
 from rlsdk.data.rows import Fields
 from rlsdk.interfaces import ConfigError, nearest
 from rlsdk.interfaces.spelling import Setting, as_given, number_of
+from rlsdk.kit.model.adapter_files import write_merged
 from rlsdk.system.temporary import held_folder
 from rlsdk.trainer.checkpoints.run_folder import Notice, silent
 from rlsdk.trainer.generation.sampler import Draw, sample_all
@@ -187,7 +188,12 @@ def typed_format(form: PromptFormat, notice: Notice) -> tuple[PromptFormat, str]
 def open_rollout(config: RunConfig, registry: Registry, *, device: str, log_dir: Path) -> Iterator[RoleGroup]:
     """Context manager with a rollout engine that serves the model of `config`."""
     pools = placement_of(config.placement, [ROLLOUT], device)
-    (role,) = placed([rollout_role(with_dtype(config, device)).loading_weights()], pools)
+    role = rollout_role(with_dtype(config, device)).loading_weights()
+    if (adapter := config.model.lora.path) is not None:
+        merged = log_dir / "merged"
+        write_merged(role.model, Path(adapter), merged)
+        role = role.with_model(str(merged))
+    (role,) = placed([role], pools)
     limit_controller_threads()
     with start_cluster([role], registry, config, pools, run_dir=log_dir) as cluster:
         yield start_role(role, registry, cluster)

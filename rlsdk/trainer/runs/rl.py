@@ -127,6 +127,8 @@ def _rl_session(start: SessionStart, cluster: Cluster, warmed: _WarmStart | None
     if not config.sft.is_asked and checkpoint is None:
         start.accept()
     session = Session(roles={role.name: groups[role.name] for role in start.table}, turns=turns, cluster=cluster)
+    if session.is_own_reference and checkpoint is None and (warmed is not None or config.model.lora.path is not None):
+        session.keep_reference(timeout_s=config.deadlines.update_s)
     manager = sharding_manager(
         config.sharding, start.registry, session.actor, session.rollout, timeout_s=config.deadlines.sync_s
     )

@@ -37,6 +37,8 @@ def train_pairs(kind: PairTraining, start: SessionStart, run_inputs: RunInputs, 
     pairs = read_pairs(run_inputs)
     start = start.with_config(pairs.config)
     session = start.start_all(cluster)
+    if session.is_own_reference and start.config.model.lora.path is not None:
+        session.keep_reference(timeout_s=start.config.deadlines.update_s)
     stage = pair_stage(kind, run_inputs, pairs, session)
     trainer = train_stage(start, run_inputs, stage, session, field="preferences.steps")
     model = export_final_model(start, trainer)

@@ -12,7 +12,6 @@ from rlsdk.interfaces import Batch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlsdk.trainer.roles.role_group import RoleGroup
     from rlsdk.trainer.roles.session import Session
 
 ROWS_A_CALL = 256
@@ -22,7 +21,7 @@ two rows of a pair stay together."""
 
 def forward_in_parts(
     session: Session,
-    role: RoleGroup,
+    role: str,
     batch: Batch,
     output: str,
     *,
@@ -43,10 +42,11 @@ def forward_in_parts(
         The same as one `forward` over all rows: flat `[N]`, or `[B]` for `scores`.
     """
     parts = []
-    with session.turns.using(role.name):
+    group, method = session.computing(role)
+    with session.turns.using(group.name):
         for first in range(0, max(batch.num_rows, 1), ROWS_A_CALL):
             look()
             part = batch.select(slice(first, first + ROWS_A_CALL))
-            answer: Batch = role.run("forward", session.put(part), {output: output}, timeout_s=timeout_s)
+            answer: Batch = group.run(method, session.put(part), {output: output}, timeout_s=timeout_s)
             parts.append(answer[output])
     return torch.cat(parts)

@@ -14,7 +14,8 @@ from rlsdk.version import __version__
 
 FILE = "README.md"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-SETTINGS = ("algorithm", "train.optim", "rollout.temperature", "rollout.top_p", "rollout.max_response_tokens",
+SETTINGS = ("algorithm", "model.lora.rank", "train.optim", "rollout.temperature", "rollout.top_p",
+            "rollout.max_response_tokens",
             "trainer.prompts_per_step", "trainer.samples_per_prompt", "trainer.updates_per_step", "trainer.seed",
             "preferences.beta", "sft.steps", "sft.lr")  # fmt: skip
 """Settings needed to reproduce the run. Paths and options of functions are left out: they may be private."""
@@ -45,7 +46,7 @@ def model_card(
     kind = trained_by or config.algorithm.recipe or config.algorithm.advantage
     known_base, known_data = _hub_name(base), _hub_name(data)
     head = {
-        "library_name": "transformers",
+        "library_name": "peft" if config.model.lora.rank and config.model.lora.export == "adapter" else "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["rlsdk", kind],
         **({"base_model": known_base} if known_base else {}),

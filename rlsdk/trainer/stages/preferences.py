@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from rlsdk.config.sections.role_kinds import REF
+from rlsdk.config.sections.role_kinds import ACTOR, REF
 from rlsdk.data import PromptStream
 from rlsdk.interfaces import Batch, CheckpointError, ObjectiveResult
 from rlsdk.trainer.learner.metrics import StepClock
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlsdk.trainer.roles.hosts import MiniBatchResult
-    from rlsdk.trainer.roles.role_group import RoleGroup
     from rlsdk.trainer.roles.session import Session
 
 
@@ -140,18 +139,18 @@ class PairStage(Stage):
         if self._held_batch is None:
             self._held_batch = self._referred(held_out.batch(range(len(held_out))), self.evaluations.check_stop)
         batch, objective, look = self._held_batch, self.options.objective, self.evaluations.check_stop
-        outputs = {name: self._forward(self.session.actor, batch, name, look) for name in objective.outputs}
+        outputs = {name: self._forward(ACTOR, batch, name, look) for name in objective.outputs}
         with torch.no_grad():
             sums = objective(outputs, batch).sums
         return Evaluated(metrics={f"eval/{name}_pairs": value for name, value in means(sums).items()})
 
     def _referred(self, batch: Batch, look: Callable[[], None] = lambda: None) -> Batch:
         """Adds the reference's log-probs, if there is a reference."""
-        if REF not in self.session.roles:
+        if REF not in self.session.roles and not self.session.is_own_reference:
             return batch
-        return batch.with_tokens(ref_log_probs=self._forward(self.session[REF], batch, "log_probs", look))
+        return batch.with_tokens(ref_log_probs=self._forward(REF, batch, "log_probs", look))
 
-    def _forward(self, role: RoleGroup, batch: Batch, output: str, look: Callable[[], None]) -> Tensor:
+    def _forward(self, role: str, batch: Batch, output: str, look: Callable[[], None]) -> Tensor:
         needed = batch.keep(("input_ids", "response_mask", "uid"))
         return forward_in_parts(self.session, role, needed, output, look=look, timeout_s=self.options.update_timeout_s)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rlsdk.algorithms import SftObjective, loss_weights
+from rlsdk.config.sections.role_kinds import ACTOR
 from rlsdk.data import PromptStream
 from rlsdk.interfaces import CheckpointError
 from rlsdk.trainer.checkpoints.run_folder import WARM_START
@@ -123,7 +124,7 @@ class SftStage(Stage):
         prompts, answers = held_out
         batch = make_sft_batch([prompt.prompt_ids for prompt in prompts], answers)
         log_probs = forward_in_parts(
-            self.session, self.session.actor, batch.keep(("input_ids", "response_mask")), "log_probs",
+            self.session, ACTOR, batch.keep(("input_ids", "response_mask")), "log_probs",
             look=self.evaluations.check_stop, timeout_s=self.update_timeout_s,
         )  # fmt: skip
         mask = batch["response_mask"]
