@@ -9,6 +9,7 @@ import pytest
 from rlsdk.interfaces import Capability
 from rlsdk.testing.suites.requirements import unmeasured
 from rlsdk.testing.train.lab import TrainLab
+from rlsdk.testing.train.requirements.adapters import AdapterRequirements
 from rlsdk.testing.train.requirements.architectures import ArchitectureRequirements
 from rlsdk.testing.train.requirements.buffers import BufferRequirements
 from rlsdk.testing.train.requirements.checkpoints import CheckpointRequirements
@@ -57,6 +58,7 @@ class TrainConformance(
     RankCallRequirements,
     IsolationRequirements,
     RandomCallRequirements,
+    AdapterRequirements,
     TrainSettings,
 ):
     """Subclass it with the name of a backend and run pytest.
@@ -65,7 +67,6 @@ class TrainConformance(
     processes that starts once.
     """
 
-    test_lora = unmeasured(Capability.LORA)
     test_routed_experts = unmeasured(Capability.ROUTED_EXPERTS)
     test_multimodal = unmeasured(Capability.MULTIMODAL)
 

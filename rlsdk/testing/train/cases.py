@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import (
+    AdapterSpec,
     Batch,
     Box,
     ForwardBackwardResult,
@@ -114,6 +115,7 @@ class Case:
     """`activation_checkpointing`."""
     random: bool = False
     """`init_from_config`."""
+    adapter: AdapterSpec | None = None
     options: object | None = None
     engine_kwargs: Mapping[str, object] = field(default_factory=dict)
     lonely: bool = False
@@ -134,7 +136,7 @@ class Case:
     @property
     def spec(self) -> TrainSpec:
         return TrainSpec(
-            model=ModelSpec(path=self.model, dtype=self.dtype, head=self.head),
+            model=ModelSpec(path=self.model, dtype=self.dtype, head=self.head, adapter=self.adapter),
             optim=self.optim,
             micro_batch_rows=self.rows,
             micro_batch_tokens=None if self.rows else self.tokens,

@@ -39,6 +39,7 @@ TRAIN_CAPABILITIES = frozenset(
         Capability.OFFLOAD,
         Capability.EXPORT,
         Capability.PACKING,
+        Capability.LORA,
     }
 )
 RANKS_CAPABILITIES = TRAIN_CAPABILITIES | {Capability.DATA_PARALLEL, Capability.RESHARD_ON_LOAD}
