@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rlsdk.config.sections.schema import NEEDS_GROUP
@@ -26,9 +27,47 @@ TRACKERS = frozenset({"wandb", "tensorboard", "mlflow"})
 SHARDED = next(iter(FIRST_PARTY[BackendKind.TRAIN]))
 """The train backend for several devices where the peer's engine has no counterpart here: the first of its kind."""
 NO_LORA = (
-    "adapters are not supported: all weights are trained. Learning rates for adapters are about ten times too high for "
-    "that"
+    "no adapter of this kind: model.lora has rank, alpha, scaling and targets, for the policy of train, sft and dpo. "
+    "Learning rates for adapters are about ten times too high where all weights are trained"
 )
+NO_DROPOUT = "adapters have no dropout here, so that log-probs of training are those of sampling"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterNames:
+    """A peer's names of an adapter's settings, and the values of those that a script leaves out."""
+
+    rank: str
+    alpha: str
+    targets: str
+    dropout: str
+    usual_rank: int = 0
+    usual_alpha: float = 16.0
+    usual_dropout: float = 0.0
+
+
+def put_adapter(draft: Draft, names: AdapterNames, *switches: str, scaling: str = "") -> None:
+    """The adapter of the policy, if the script has one.
+
+    Args:
+        draft: of the script.
+        names: of the settings.
+        switches: names of settings that ask for an adapter.
+        scaling: name of the setting that asks for a scale with the root of the rank.
+    """
+    rank = int(draft.value(names.rank, names.usual_rank) or 0)
+    if here("lora_rank", draft.script.command) is None or not rank or not draft.gives(names.rank, *switches):
+        return
+    draft.put("model.lora.rank", rank, names.rank, *switches)
+    draft.put("model.lora.alpha", float(draft.value(names.alpha, names.usual_alpha)), names.alpha)
+    if draft.gives(names.targets):
+        targets = draft.value(names.targets)
+        draft.put("model.lora.targets", [targets] if isinstance(targets, str) else targets, names.targets)
+    if scaling and draft.value(scaling):
+        draft.put("model.lora.scaling", "rslora", scaling)
+    if draft.gives(names.dropout) or names.usual_dropout:
+        off = not draft.value(names.dropout, names.usual_dropout)
+        draft.row(Fate.TAKEN if off else Fate.REFUSED, names.dropout, "so it is here" if off else NO_DROPOUT)
 
 
 def learning_rate_field(draft: Draft, name: str) -> str:

@@ -5,12 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlsdk.migrate.common import SHARDED, check_group, put_devices, put_rewards, put_schedule, put_warmup
+from rlsdk.migrate.common import (
+    SHARDED,
+    AdapterNames,
+    check_group,
+    put_adapter,
+    put_devices,
+    put_rewards,
+    put_schedule,
+    put_warmup,
+)
 from rlsdk.migrate.draft import Draft, Fate, Script
 from rlsdk.migrate.openrlhf_objective import put_objective
 from rlsdk.migrate.openrlhf_tables import DECIDED, DEFAULTS, REFUSED, SAME
 
 PEER = "OpenRLHF"
+ADAPTER = AdapterNames(
+    rank="ds.lora.rank", alpha="ds.lora.alpha", targets="ds.lora.target_modules", dropout="ds.lora.dropout"
+)
 ENGINE_FLAG = "vllm.num_engines"
 
 
@@ -22,6 +34,7 @@ def draft_of(script: Script) -> Draft:
         _sampled(draft)
     else:
         _rows(draft)
+    put_adapter(draft, ADAPTER)
     _saving(draft)
     draft.same(SAME)
     draft.decide(DECIDED)

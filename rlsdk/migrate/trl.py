@@ -7,7 +7,9 @@ from typing import Any
 
 from rlsdk.migrate.common import (
     SHARDED,
+    AdapterNames,
     counted_in_steps,
+    put_adapter,
     put_devices,
     put_rewards,
     put_schedule,
@@ -20,6 +22,25 @@ from rlsdk.migrate.trl_tables import DECIDED, DEFAULTS, REFUSED, SAME, TAKEN, TA
 
 PEER = "TRL"
 SAMPLING = ("GRPOTrainer", "RLOOTrainer")
+ADAPTER = AdapterNames(
+    rank="lora_r",
+    alpha="lora_alpha",
+    targets="lora_target_modules",
+    dropout="lora_dropout",
+    usual_rank=16,
+    usual_alpha=32.0,
+    usual_dropout=0.05,
+)
+"""Of its command line."""
+PEFT = AdapterNames(
+    rank="LoraConfig.r",
+    alpha="LoraConfig.lora_alpha",
+    targets="LoraConfig.target_modules",
+    dropout="LoraConfig.lora_dropout",
+    usual_rank=8,
+    usual_alpha=8.0,
+)
+"""Of PEFT's own class."""
 DTYPES = ("dtype", "torch_dtype", "bf16", "fp16")
 
 
@@ -28,6 +49,8 @@ def draft_of(script: Script) -> Draft:
     draft = Draft(script=script, defaults=DEFAULTS[script.trainer])
     _model_and_data(draft)
     draft.take(TAKEN)
+    put_adapter(draft, ADAPTER, "use_peft", scaling="use_rslora")
+    put_adapter(draft, PEFT, "peft_config", scaling="LoraConfig.use_rslora")
     if script.trainer in SAMPLING:
         _sampled(draft)
     else:

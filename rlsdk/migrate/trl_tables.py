@@ -123,6 +123,9 @@ DECIDED: Mapping[str, str] = {
     "bf16_full_eval": "evaluation computes as training",
     "do_*": "the command says what is done",
     "save_only_model": "checkpoints can be resumed, and hold the model",
+    "LoraConfig.task_type": "the command says what is trained",
+    "lora_task_type": "the command says what is trained",
+    "LoraConfig.bias": "an adapter has no biases",
     "tokenizer_name": "the model's own tokenizer; model.tokenizer names another",
 }
 REFUSED: Mapping[str, str] = {

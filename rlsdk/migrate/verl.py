@@ -9,8 +9,10 @@ from typing import Any
 from rlsdk.interfaces import BackendKind
 from rlsdk.migrate.common import (
     SHARDED,
+    AdapterNames,
     check_group,
     counted_in_steps,
+    put_adapter,
     put_devices,
     put_rewards,
     put_schedule,
@@ -39,6 +41,7 @@ def draft_of(script: Script) -> Draft:
         _answers(draft)
     else:
         _sampled(draft)
+    put_adapter(draft, ADAPTER if script.command == "train" else ADAPTER_OF_SFT)
     _saving(draft)
     _as_the_policy(draft)
     draft.same(SAME)
@@ -46,6 +49,18 @@ def draft_of(script: Script) -> Draft:
     draft.refuse(REFUSED)
     draft.done()
     return draft
+
+
+def _adapter_names(section: str) -> AdapterNames:
+    return AdapterNames(
+        rank=f"{section}.lora_rank",
+        alpha=f"{section}.lora_alpha",
+        targets=f"{section}.target_modules",
+        dropout=f"{section}.lora_dropout",
+    )
+
+
+ADAPTER, ADAPTER_OF_SFT = _adapter_names("actor_rollout_ref.model"), _adapter_names("model")
 
 
 AS_POLICY: Mapping[str, str] = {

@@ -48,6 +48,13 @@ _OF_TRL: Mapping[str, Choices] = {
     "long_answers": (("sft.long_answers",), ("preferences.long_answers",)),
     **_same("model.path", "model_name_or_path", "model_name", "model_path", "pretrained_model_name_or_path"),
     **_same("model.revision", "model_revision"),
+    **_same("model.lora.rank", "lora_r", "lora_rank", "use_peft", "peft_config", "use_lora", "lora"),
+    **_same("model.lora.rank", "actor_rollout_ref.model.lora_rank", "ds.lora.rank", "model.lora_rank"),
+    **_same("model.lora.alpha", "lora_alpha", "actor_rollout_ref.model.lora_alpha", "ds.lora.alpha"),
+    **_same("model.lora.targets", "lora_target_modules", "target_modules", "ds.lora.target_modules"),
+    **_same("model.lora.targets", "actor_rollout_ref.model.target_modules"),
+    **_same("model.lora.scaling", "use_rslora"),
+    **_same("model.lora.dropout", "lora_dropout", "ds.lora.dropout"),
     **_same("data.train", "dataset", "dataset_name", "train_dataset", "train_files", "prompt_data"),
     **_same("data.train", "data.path", "data.file", "data.files", "data.name"),
     **_same("data.eval", "eval_dataset", "val_files", "eval_files"),
@@ -210,7 +217,7 @@ FOREIGN_NAMES: Mapping[str, Choices] = {**_OF_TRL, **_OF_VERL, **_OF_OPENRLHF}
 """Name, or full path -> the fields that have this meaning, those of one command together, in the order of preference;
 a command shows the first that it reads. The paths of one entry mean the same in different commands."""
 
-_LORA = "adapters are not supported: all weights are trained, with a learning rate for that; see docs/coming_from.md"
+_FOUR_BIT = "weights are not quantized: with an adapter (`model.lora.rank`) they are frozen in `model.dtype`"
 _WHOLE = "batches are whole: `trainer.prompts_per_step` (sft: `sft.rows_per_step`) is split over the devices by itself"
 _ENGINE = "the train engine does this itself, with options of its own: `rlsdk plugins list`, `rlsdk plugins info NAME`"
 _LOGS = "every step is logged, into the run's folder; see `tracking` in docs/metrics.md"
@@ -220,8 +227,7 @@ NOT_FIELDS: Mapping[str, str] = {
     "steps_per_generation": _WHOLE + "; `trainer.updates_per_step` is the number of optimizer steps for it",
     "generation_batch_size": _WHOLE,
     "micro_rollout_batch_size": "`rollout.max_running_samples` is what one replica decodes at once",
-    **dict.fromkeys(("peft_config", "use_peft", "use_lora", "lora", "lora_rank", "lora_r", "lora_alpha"), _LORA),
-    **dict.fromkeys(("load_in_4bit", "load_in_8bit", "lora_target_modules", "lora_dropout", "target_modules"), _LORA),
+    **dict.fromkeys(("load_in_4bit", "load_in_8bit"), _FOUR_BIT),
     **dict.fromkeys(("zero_stage", "deepspeed", "fsdp_config", "adam_offload", "accelerate_config"), _ENGINE),
     **dict.fromkeys(("ds.zero_stage", "ds.adam_offload"), _ENGINE),
     **dict.fromkeys(("logging_steps", "log_completions", "logging_first_step", "logging_strategy"), _LOGS),
