@@ -1,8 +1,8 @@
 """An algorithm of your own, whole: reward-ranked fine-tuning (RAFT, Dong et al. 2023, arXiv 2304.06767). Of each
 prompt's samples the best one is learned like a given answer; prompts whose samples all got the same score are left out.
 
-    rlsdk train --model m1 --data tests/data/gsm8k/train.jsonl --reward gsm8k --trainer.steps 2 \
-        --algorithm.name examples/best_of_n.py:BestOfN --algorithm.options '{min_score: 0.5}'
+    rlsdk train --model m1 --data sums.jsonl --reward gsm8k --trainer.steps 2 \
+        --algorithm.name best_of_n.py:BestOfN --algorithm.options '{min_score: 0.5}'
 """
 
 from __future__ import annotations

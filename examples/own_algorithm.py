@@ -1,9 +1,9 @@
 """An algorithm of your own, in a file: an advantage estimator, a policy loss and a callback, each a plain function.
 
-    rlsdk train --model m1 --data tests/data/gsm8k/train.jsonl --reward gsm8k --trainer.steps 2 \
-        --algorithm.advantage examples/own_algorithm.py:best_of_group \
-        --algorithm.loss examples/own_algorithm.py:reinforce --algorithm.loss_options '{limit: 4.0}' \
-        --trainer.callbacks '[examples/own_algorithm.py:warn_when_short]'
+    rlsdk train --model m1 --data sums.jsonl --reward gsm8k --trainer.steps 2 \
+        --algorithm.advantage own_algorithm.py:best_of_group \
+        --algorithm.loss own_algorithm.py:reinforce --algorithm.loss_options '{limit: 4.0}' \
+        --trainer.callbacks '[own_algorithm.py:warn_when_short]'
 """
 
 from __future__ import annotations

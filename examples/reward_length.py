@@ -1,4 +1,4 @@
-"""A reward of your own, in a file: `--reward examples/reward_length.py:short_and_correct`.
+"""A reward of your own, in a file: `--reward reward_length.py:short_and_correct`.
 
 It runs in a process of its own with limits on time and memory. What it raises, or a value that is no finite number,
 costs that sample only, and is counted and shown.

@@ -1,6 +1,6 @@
 """Scores of single tokens: every line with a correct sum earns where it ends.
 
-    --rewards '[{name: examples/reward_lines.py:correct_lines, label: lines, options: {tokenizer: FOLDER}}]'
+    --rewards '[{name: reward_lines.py:correct_lines, label: lines, options: {tokenizer: FOLDER}}]'
 
 It needs the policy's tokenizer to know which token ends which line; `FOLDER` is the model's.
 """

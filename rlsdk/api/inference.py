@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,8 @@ from rlsdk.trainer.inputs.model_config import file_problems, model_fields
 if TYPE_CHECKING:
     from rlsdk.trainer.tracking.events import RunView
 
+Conversation = Sequence[Mapping[str, Any]]
+"""Messages with role and content."""
 GENERATION = ("model", "data", "rollout", "placement")
 """Sections of the configuration that generation acts on."""
 
@@ -77,7 +79,7 @@ def evaluate(
 
 def generate(
     model: str | os.PathLike[str],
-    prompts: Sequence[str] | str = (),
+    prompts: Sequence[str] | str | Conversation | Sequence[Conversation] = (),
     *,
     data: Rows | None = None,
     num_prompts: int = 5,
@@ -90,7 +92,8 @@ def generate(
 
     Args:
         model: path of a run, a checkpoint or a model folder.
-        prompts: texts; empty: the first evaluation prompts.
+        prompts: a text or a list of texts; messages (`[{"role": "user", "content": "Hello"}]`) or a list of such
+            conversations; empty: the first evaluation prompts.
         data: source of prompts; None: that of the run.
         num_prompts: number of prompts from the data.
         samples_per_prompt: responses to each.
@@ -105,9 +108,7 @@ def generate(
         ConfigError, DataError: something cannot be used.
     """
     settings = from_keywords(fields, GENERATE, config=None, trust_run=trust_run)
-    texts = [prompts] if isinstance(prompts, str) or not isinstance(prompts, Iterable) else list(prompts)
-    if odd := [text for text in texts if not isinstance(text, str)]:
-        raise ConfigError(f"prompts: {odd[0]!r}: expected a text, or a list of texts")
+    texts = given_prompts(prompts)
     with stage_inputs(settings, eval_data=data, eval_argument="data") as given:
         return run_generation(
             Path(model),
@@ -119,8 +120,40 @@ def generate(
         )
 
 
+def given_prompts(prompts: object) -> list[str] | list[Conversation]:
+    """The prompts of a call, as a list of texts or of conversations.
+
+    Raises:
+        ConfigError: something else is among them, or both.
+    """
+    found: list[Any] = [prompts]
+    if isinstance(prompts, Iterable) and not isinstance(prompts, str | Mapping):
+        found = list(prompts)
+    if found and all(isinstance(one, Mapping) for one in found):
+        found = [found]
+    texts = [one for one in found if isinstance(one, str)]
+    conversations = [one for one in found if _is_conversation(one)]
+    if len(found) not in (len(texts), len(conversations)):
+        odd = next((one for one in found if not isinstance(one, str) and not _is_conversation(one)), found)
+        raise ConfigError(
+            f"prompts: {repr(odd)[:200]}: expected a text or a list of texts, or else messages "
+            '[{"role": "user", "content": TEXT}, ...] or a list of such conversations'
+        )
+    return texts or conversations
+
+
+def _is_conversation(value: object) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(turn, Mapping) for turn in value)
+
+
 def run_generation(
-    path: Path, settings: Settings, texts: Sequence[str], *, num_prompts: int, n: int, checkpoint: str | None
+    path: Path,
+    settings: Settings,
+    texts: Sequence[str] | Sequence[Conversation],
+    *,
+    num_prompts: int,
+    n: int,
+    checkpoint: str | None,
 ) -> Table:
     """Responses to the given prompts, or to the first evaluation prompts of the data."""
     config, registry = configured(path, settings, GENERATE, checkpoint=checkpoint, sections=GENERATION)

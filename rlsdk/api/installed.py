@@ -8,8 +8,8 @@ from rlsdk.api.table import Table
 from rlsdk.interfaces import BackendKind, BackendSpec, ComponentSpec
 from rlsdk.registry import ComponentKind, Registry, Row
 
-HEADINGS = ("name", "kind", "distribution", "version", "interface", "state", "why")
-"""Column headings of the table of plugins."""
+HEADINGS = ("name", "distribution", "version", "interface", "state", "why")
+"""Column headings of the table of plugins, which has a group of rows for each kind."""
 KINDS = (*BackendKind, *ComponentKind)
 
 
@@ -30,13 +30,14 @@ def plugin_rows() -> list[Row]:
 def cells(row: Row) -> tuple[str, ...]:
     """Cells of a row, in the order of `HEADINGS`."""
     source = row.source
-    return (row.name, row.kind, source.distribution, source.version, row.interface, row.state, row.reason)
+    return (row.name, source.distribution, source.version, row.interface, row.state, row.reason)
 
 
 def record(row: Row) -> dict[str, Any]:
     """All fields of a row, as JSON values."""
     spec = row.spec
-    made: dict[str, Any] = dict(zip(HEADINGS, cells(row), strict=True)) | {"entry_point": row.source.entry_point}
+    made: dict[str, Any] = {"name": row.name, "kind": row.kind, **dict(zip(HEADINGS, cells(row), strict=True))}
+    made["entry_point"] = row.source.entry_point
     if isinstance(spec, BackendSpec):
         made |= {"description": spec.description, "capabilities": sorted(spec.capabilities)}
         made["environment"] = row.isolation.environment if row.isolation else None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,10 +70,12 @@ def plan(
 def run_plan(settings: Settings, *, hardware: str | None = None, calibration: Path | None = None) -> RunPlan:
     """The plan of a run with these settings."""
     from rlsdk.planning import make_plan, parse_hardware, read_calibration
+    from rlsdk.views import in_notebook
 
     machine = parse_hardware(hardware) if hardware is not None else None
     run = resolve(settings, device=machine.device if machine is not None else None, loads_models=False)
-    for text in run.notices:
+    is_shown_once = in_notebook()  # where a cell that ends with the plan has one output
+    for text in () if is_shown_once else run.notices:
         print(printable(text), file=sys.stderr)
     known = read_calibration(calibration, run.registry) if calibration is not None else None
     with held_folder("plan") as folder:
@@ -81,7 +83,8 @@ def run_plan(settings: Settings, *, hardware: str | None = None, calibration: Pa
             from rlsdk.trainer.runs.quickstart import make_model
 
             run = run.with_config(make_model(run.config, Path(folder)))
-        return make_plan(run, hardware=machine, calibration=known)
+        plan = make_plan(run, hardware=machine, calibration=known)
+        return replace(plan, notices=(*run.notices, *plan.notices)) if is_shown_once else plan
 
 
 def doctor(run_dir: str | os.PathLike[str] = "runs", *, ray_address: str | None = None) -> Table:
@@ -98,11 +101,11 @@ def doctor(run_dir: str | os.PathLike[str] = "runs", *, ray_address: str | None 
     return Table(asdict(finding) for finding in findings(Path(run_dir), ray_address))
 
 
-def findings(run_dir: Path, ray_address: str | None) -> Iterator[Finding]:
-    """Yields each finding as soon as it is known."""
-    from rlsdk.diagnosis import examine
+def findings(run_dir: Path, ray_address: str | None, begins: Callable[[str], None] | None = None) -> Iterator[Finding]:
+    """Yields each finding as soon as it is known; `begins` gets the name of each check before it."""
+    from rlsdk.diagnosis import examine, no_word
 
-    yield from examine(run_dir, ray_address)
+    yield from examine(run_dir, ray_address, begins or no_word)
     yield graders()
 
 

@@ -13,9 +13,11 @@ from rlsdk.api.table import Table
 from rlsdk.interfaces import ConfigError
 from rlsdk.system.files import read_regular_text
 from rlsdk.system.printable import printable
+from rlsdk.system.quantities import counted
 from rlsdk.trainer.checkpoints.checkpoint import is_model
 
 if TYPE_CHECKING:
+    from rlsdk.api.inference import Conversation
     from rlsdk.trainer.runs.start import RunResult
 
 
@@ -162,11 +164,11 @@ class Run:
 
         return evaluate(self.path, trust_run=trust_run or self._is_own, **fields)
 
-    def generate(self, *prompts: str, trust_run: bool = False, **fields: Any) -> Table:
-        """Generates responses of the newest model; see `rlsdk.generate`."""
-        from rlsdk.api.inference import generate
+    def generate(self, *prompts: str | Conversation, trust_run: bool = False, **fields: Any) -> Table:
+        """Generates responses of the newest model to texts or conversations; see `rlsdk.generate`."""
+        from rlsdk.api.inference import generate, given_prompts
 
-        return generate(self.path, list(prompts), trust_run=trust_run or self._is_own, **fields)
+        return generate(self.path, given_prompts(prompts), trust_run=trust_run or self._is_own, **fields)
 
     @property
     def _is_own(self) -> bool:
@@ -190,18 +192,31 @@ class Run:
         found = [{k: v for k, v in row.items() if k.startswith("eval/")} for row in rows]
         return [row for row in found if row] or [{}]
 
+    def _changes(self) -> dict[str, tuple[str, str]]:
+        """What people call a figure -> its first and its last value: of evaluations, then of training steps."""
+        from rlsdk.views.figures import FIGURES, named, named_step
+
+        old, new = named(self.before), named(self.after)
+        found = {name: (old.get(name, "-"), new.get(name, "-")) for name in {**old, **new}}
+        steps = [row for row in self.metrics if not {*row}.isdisjoint(FIGURES.values())]
+        first, last = (named_step(steps[at]) if steps else {} for at in (0, -1))
+        return found | {f"{name}, in training": (first.get(name, "-"), value) for name, value in last.items()}
+
     def __repr__(self) -> str:
         state = "stopped after" if self.stopped else "after"
-        return f"Run({str(self.path)!r}, {state} {self.steps} steps)"
+        shown = "".join(f", {name} {' -> '.join(dict.fromkeys(pair))}" for name, pair in self._changes().items()
+                        if name.startswith(("accuracy", "reward")))  # fmt: skip
+        return printable(f"Run({str(self.path)!r}, {state} {counted(self.steps, 'step')}{shown})")
 
     def _repr_html_(self) -> str:
-        facts = {"steps": f"{self.steps}{' (stopped)' if self.stopped else ''}"}
-        before, after = self.before, self.after
-        for name in {**before, **after}:
-            facts[name] = " &rarr; ".join(f"{known[name]:.4g}" for known in (before, after) if name in known)
-        rows = "".join(f"<tr><th>{html.escape(printable(k))}</th><td>{v}</td></tr>" for k, v in facts.items())
+        rows = "".join(
+            f"<tr><th>{html.escape(printable(name))}</th><td>{html.escape(old)}</td><td>{html.escape(new)}</td></tr>"
+            for name, (old, new) in self._changes().items()
+        )
+        rows = f"<tr><th></th><th>first</th><th>last</th></tr>{rows}" if rows else ""
+        state = f"{'stopped after ' if self.stopped else ''}{counted(self.steps, 'step')}"
         try:
             chart = self.plot().svg
         except ConfigError:
             chart = ""
-        return f"<p><code>{html.escape(printable(str(self.path)))}</code></p><table>{rows}</table>{chart}"
+        return f"<p><code>{html.escape(printable(str(self.path)))}</code>, {state}</p><table>{rows}</table>{chart}"

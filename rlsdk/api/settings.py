@@ -71,7 +71,8 @@ def from_keywords(
     """The settings of a call from Python.
 
     Args:
-        fields: sections as mappings (`trainer={"steps": 10}`), or single fields under their dotted names.
+        fields: sections as mappings (`trainer={"steps": 10}`), or single fields under their dotted names, with two
+            underscores for each dot where that is more convenient (`data__num_eval_rows=4`).
         reader: the command of this name, so that only fields that it reads are suggested; None: any field.
         config: a YAML file, which all other settings override.
         trust_run: as the flag `--trust-run`.
@@ -81,11 +82,12 @@ def from_keywords(
         ConfigError: a keyword is no section and no dotted name; names the field that was probably meant.
     """
     values: dict[str, Any] = {}
-    unknown = {name: value for name, value in fields.items() if "." not in name and name not in RunConfig.model_fields}
+    paths = {name: _dotted(name) for name in fields}
+    unknown = {n: fields[n] for n, path in paths.items() if "." not in path and path not in RunConfig.model_fields}
     if unknown:
         raise ConfigError(_all_unknown(unknown, reader))
     for name, value in fields.items():
-        _put(values, name.split("."), plain(value), name)
+        _put(values, paths[name].split("."), plain(value), paths[name])
     flags = [TRUST_FLAG] if trust_run else []
     for name, value in named.items():
         if name == "algorithm__recipe" and value is not None:
@@ -93,6 +95,13 @@ def from_keywords(
         elif value is not None:
             _put(values, name.split("__"), plain(value), name.replace("__", "."))
     return Settings(files=[Path(config)] if config is not None else [], values=values, flags=flags)
+
+
+def _dotted(name: str) -> str:
+    """`data__num_eval_rows` as the path that it stands for."""
+    section, _, inside = name.partition("__")
+    is_path = bool(inside) and "." not in name and section in RunConfig.model_fields
+    return name.replace("__", ".") if is_path else name
 
 
 def plain(value: Any) -> Any:

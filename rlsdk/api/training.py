@@ -55,7 +55,8 @@ def train(
         config: a YAML file, which all other settings override.
         view: shows progress; None: a chart in a notebook, lines in a terminal. `rlsdk.Quiet()` shows nothing.
         trust_run: also run code that a `config` from a run's folder names.
-        fields: any other field of the configuration, by section (`rollout={"max_response_tokens": 256}`) or dotted.
+        fields: any other field of the configuration, by section (`rollout={"max_response_tokens": 256}`), or alone
+            with two underscores for each dot (`data__num_eval_rows=16`).
 
     Raises:
         ConfigError, DataError: something cannot be used; nothing was started, and no folder was created.

@@ -7,7 +7,7 @@ import random
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -54,10 +54,13 @@ def save(args: Sequence[str], folder: Path, outcomes: Sequence[Outcome]) -> None
     atomic_write_bytes(folder / RESULTS, (json.dumps(content, indent=1) + "\n").encode())
 
 
-def undisturbed(args: Sequence[str], folder: Path, pools: dict[str, str]) -> ChaosRun:
+def undisturbed(
+    args: Sequence[str], folder: Path, pools: dict[str, str], say: Callable[[str], None] = print
+) -> ChaosRun:
     """Returns the run without faults, to which the others are compared; runs it first if the folder has no faults yet.
 
-    The run ends with this program. An undisturbed run that was interrupted is repeated.
+    The run ends with this program; `say` gets a line before it begins. An undisturbed run that was interrupted is
+    repeated.
 
     Raises:
         ConfigError: the folder has faults but has lost that run, or an earlier undisturbed run is still running.
@@ -66,6 +69,7 @@ def undisturbed(args: Sequence[str], folder: Path, pools: dict[str, str]) -> Cha
     whole = ChaosRun(args, folder, WHOLE, pools)
     if not (folder / RESULTS).is_file():
         _remove(whole)
+        say(f"first a run without faults, to compare the others with; its output: {whole.output}")
         try:
             whole.start()
             code = whole.process.wait()

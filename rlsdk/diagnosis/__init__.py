@@ -6,7 +6,7 @@ affects only its own finding.
 
 from __future__ import annotations
 
-from rlsdk.diagnosis.examine import examine
+from rlsdk.diagnosis.examine import examine, no_word
 from rlsdk.diagnosis.finding import Finding, Health, verdict
 
-__all__ = ["Finding", "Health", "examine", "verdict"]
+__all__ = ["Finding", "Health", "examine", "no_word", "verdict"]

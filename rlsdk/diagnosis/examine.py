@@ -14,8 +14,20 @@ from rlsdk.diagnosis.plugins import plugins
 from rlsdk.system.printable import described
 
 
-def examine(run_dir: Path, ray_address: str | None = None) -> Iterator[Finding]:
-    """Yields each finding as soon as it is known. An exception of a check becomes a finding."""
+def no_word(check: str) -> None:
+    """Says nothing of a check that begins."""
+
+
+def examine(
+    run_dir: Path, ray_address: str | None = None, begins: Callable[[str], None] = no_word
+) -> Iterator[Finding]:
+    """Yields each finding as soon as it is known. An exception of a check becomes a finding.
+
+    Args:
+        run_dir: folder of runs.
+        ray_address: of a running cluster that is checked, too.
+        begins: called with the name of each check before it: some import an engine, which takes seconds.
+    """
     checks: list[tuple[str, Callable[[], Finding | Iterable[Finding]]]] = [
         ("interpreter", packages.interpreter),
         ("packages", packages.requirements),
@@ -34,6 +46,7 @@ def examine(run_dir: Path, ray_address: str | None = None) -> Iterator[Finding]:
         checks.append(("cluster", lambda: cluster(ray_address)))
     checks.append(("plugins", plugins))
     for name, check in checks:
+        begins(name)
         yield from guarded(name, check)
 
 

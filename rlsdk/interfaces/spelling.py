@@ -38,7 +38,8 @@ ARGUMENTS: Mapping[str, str] = {
 }
 """Field, or flag of one command -> its argument in Python."""
 TAKEN = frozenset({"model", "data", "algorithm"})
-"""Sections whose name is an argument for something else: their fields are given under dotted names."""
+"""Sections whose name is an argument for something else: their fields are keywords of their own, with two
+underscores for each dot."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Setting:
         return f"{flag} {text if isinstance(self.value, bool | int | float | None) else shlex.quote(text)}"
 
     def as_keyword(self) -> str:
-        """`trainer={'steps': 5}`, or `**{'data.num_eval_rows': 5}`, as written in a call."""
+        """`trainer={'steps': 5}`, or `data__num_eval_rows=5`, as written in a call."""
         name = ARGUMENTS.get(self.path)
         if self.path == "data.eval" and (call := reader()) is not None:
             name = call.eval_data
@@ -73,7 +74,8 @@ class Setting:
         if name is not None:
             return f"{name}={self.value!r}"
         if section in TAKEN or not inside:
-            return f"**{{{self.path!r}: {self.value!r}}}"
+            keyword = self.path.replace(".", "__")
+            return f"{keyword}={self.value!r}" if keyword.isidentifier() else f"**{{{self.path!r}: {self.value!r}}}"
         value = repr(self.value)
         for part in reversed(inside):
             value = f"{{{part!r}: {value}}}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,7 +19,7 @@ from rlsdk.planning.hardware import Hardware, nodes_of, this_machine
 from rlsdk.planning.memory import CountedRole, by_phase, on_host
 from rlsdk.planning.places import Places, place
 from rlsdk.planning.reshard import ReshardSummary, layouts_of, summarize
-from rlsdk.planning.text import text_of
+from rlsdk.planning.text import html_of, text_of
 from rlsdk.registry import Registry
 from rlsdk.system.processors import usable_processors
 from rlsdk.trainer.learner.watch import setting_notices
@@ -36,11 +35,11 @@ Layouts = tuple[Sequence[WeightLayout], Sequence[WeightLayout]]
 class RunPlan(PlanContents):
     """The plan of a run. `print` and notebooks show the tables of `rlsdk plan`."""
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return text_of(self)
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        return html_of(self)
 
 
 @dataclass(frozen=True, kw_only=True)

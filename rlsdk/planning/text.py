@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import io
 from collections.abc import Iterator
 
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Column
+from rich.text import Text
 
 from rlsdk.planning.contents import PlanContents
 from rlsdk.planning.tables import gib, sections
@@ -43,6 +46,30 @@ def show(plan: PlanContents, console: Console) -> None:
     console.print()
     for line in _verdict(plan):
         console.print(line, soft_wrap=not console.is_terminal)
+
+
+def html_of(plan: PlanContents) -> str:
+    """The same as `text_of`, with tables of HTML; nothing in it is run or loaded."""
+    parts = [f"<p>{'<br>'.join(map(_html, _title(plan).splitlines()))}</p>"]
+    for section in sections(plan, TEXT_WIDTH):
+        columns = section.columns
+        head = "".join(f"<th>{_html(column.header)}</th>" for column in columns)
+        rows = zip(*(column.cells for column in columns), strict=True)
+        body = "".join(f"<tr>{''.join(map(_cell, row, columns))}</tr>" for row in rows)
+        parts.append(f"<h4>{_html(section.title)}</h4><table><tr>{head}</tr>{body}</table>")
+    return "".join([*parts, f"<p>{'<br>'.join(map(_html, _verdict(plan)))}</p>"])
+
+
+def _cell(content: object, column: Column) -> str:
+    return f'<td style="text-align: {column.justify}">{_html(content)}</td>'
+
+
+def _html(content: object) -> str:
+    """What rich would print as text; bold is kept."""
+    text = content if isinstance(content, Text) else Text.from_markup(str(content or ""))
+    said = html.escape(printable(text.plain))
+    is_bold = any("bold" in str(span.style) and span.start == 0 for span in text.spans)
+    return f"<b>{said}</b>" if is_bold else said
 
 
 def _title(plan: PlanContents) -> str:

@@ -55,6 +55,39 @@ def eval_lines(step: int, metrics: Mapping[str, float], rules: Mapping[str, str]
         yield f"eval after step {step}, {name}: {', '.join(parts)}"
 
 
+FIGURES = {"reward": "reward/mean", "accuracy": "reward/accuracy", "tokens a response": "response/tokens_mean",
+           "loss": "sft/loss", "loss of pairs": "reward_model/loss", "accuracy of pairs": "reward_model/accuracy",
+           "DPO loss": "dpo/loss", "DPO accuracy": "dpo/accuracy"}  # fmt: skip
+"""What people call a metric of steps."""
+
+
+def named(metrics: Mapping[str, float]) -> dict[str, str]:
+    """The main figures of an evaluation, under the words that people use for them: `accuracy, greedy`."""
+    found: dict[str, str] = {}
+    if "sft/eval_loss" in metrics:
+        found["loss of held-out answers"] = f"{metrics['sft/eval_loss']:.4f}"
+    for name, figures in by_set(metrics).items():
+        if "accuracy" in figures:
+            found[f"accuracy, {name}"] = share(figures, "accuracy")
+        if "reward" in figures and figures["reward"] != figures.get("accuracy"):
+            found[f"reward, {name}"] = _number(figures, "reward")
+        if "loss" in figures:
+            found[f"loss, {name}"] = f"{figures['loss']:.4f}"
+        if "tokens" in figures:
+            found[f"tokens a response, {name}"] = f"{figures['tokens']:.0f}"
+    return found
+
+
+def named_step(metrics: Mapping[str, float]) -> dict[str, str]:
+    """The main figures of a training step, under the words that people use for them."""
+    in_percent = {name for name in FIGURES.values() if name.endswith("/accuracy")}
+    return {
+        words: f"{metrics[name]:.1%}" if name in in_percent else f"{metrics[name]:.4g}"
+        for words, name in FIGURES.items()
+        if name in metrics and not math.isnan(metrics[name])
+    }
+
+
 def figure_lines(metrics: Mapping[str, float], rules: Mapping[str, str]) -> Iterator[str]:
     """Every metric on its own line, with an explanation if needed."""
     sets = by_set(metrics)

@@ -13,6 +13,7 @@ from rlsdk.interfaces import SyncReport
 from rlsdk.system.printable import printable
 from rlsdk.trainer.tracking.events import RunView
 from rlsdk.views.charts import Line, line_chart
+from rlsdk.views.figures import eval_lines
 
 CURVES = ("reward/mean", "eval/accuracy_greedy", "eval/accuracy_sampled", "sft/loss", "reward_model/loss",
           "dpo/loss")  # fmt: skip
@@ -34,6 +35,7 @@ class NotebookView(RunView):
         self._notices: list[str] = []
         self._points: dict[str, list[tuple[float, float]]] = {}
         self._latest: dict[str, float] = {}
+        self._rules: dict[str, str] = {}
         self._done, self._total = 0, 0
         self._doing = "starting"
         self._drawn = 0.0
@@ -70,8 +72,11 @@ class NotebookView(RunView):
         for name in CURVES:
             if name in metrics:
                 self._points.setdefault(name, []).append((step, metrics[name]))
-        figures = ", ".join(f"{name.removeprefix('eval/')} {value:.3g}" for name, value in metrics.items())
-        self.notice(f"evaluation after step {step}: {figures}")
+        for line in eval_lines(step, metrics, self._rules):
+            self.notice(line)
+
+    def judged(self, rules: Mapping[str, str]) -> None:
+        self._rules = dict(rules)
 
     def saved(self, step: int, path: Path) -> None:
         self.notice(f"saved {path}")

@@ -104,8 +104,8 @@ def test_values_that_are_bound_by_place_are_refused() -> None:
         pass
 
 
-def test_keywords_are_sections_or_dotted_names() -> None:
-    fields = {"rollout": {"max_response_tokens": 6}, "trainer.prompts_per_step": 4, "data": {"num_eval_rows": 2}}
+def test_keywords_are_sections_or_names_with_dots_or_underscores() -> None:
+    fields = {"rollout": {"max_response_tokens": 6}, "trainer.prompts_per_step": 4, "data__num_eval_rows": 2}
     settings = from_keywords(fields, config=None, trust_run=False, trainer__steps=3, model__path=Path("m"))
     assert settings.values == {
         "rollout": {"max_response_tokens": 6},
@@ -124,6 +124,8 @@ def test_keywords_are_sections_or_dotted_names() -> None:
         ({"betas": [0.9, 0.95]}, r"write train=\{'optim': \{'betas': \[0.9, 0.95\]\}\} or critic="),
         ({"trainr": {}}, r"unknown keyword; did you mean 'trainer'\?"),
         ({"trainer": {"steps": 5}, "trainer.steps": 6}, r"trainer.steps: given twice, as 5 and as 6"),
+        ({"trainer__steps": 5, "trainer.steps": 6}, r"trainer.steps: given twice, as 5 and as 6"),
+        ({"trainr__steps": 5}, r"unknown keyword"),
     ],
 )
 def test_a_keyword_that_is_none_names_the_one_that_was_meant(fields: dict[str, Any], said: str) -> None:

@@ -41,7 +41,12 @@ def test_a_run_that_is_there_is_read(folder: Path) -> None:
     assert run.config["trainer"] == {"steps": 4}
     assert run.report() == folder / "report.html"
     assert not run.stopped
-    assert repr(run) == f"Run({str(folder)!r}, after 4 steps)"
+    assert repr(run) == (
+        f"Run({str(folder)!r}, after 4 steps, accuracy, greedy 25.0% -> 50.0%, reward, in training 0.1 -> 0.4)"
+    )
+    assert run._repr_html_().count("eval/") == run.plot().svg.count("eval/")
+    assert "<tr><th>accuracy, greedy</th><td>25.0%</td><td>50.0%</td></tr>" in run._repr_html_()
+    assert "<tr><th>reward, in training</th><td>0.1</td><td>0.4</td></tr>" in run._repr_html_()
 
 
 def test_its_tables_are_lists_and_data_frames(folder: Path) -> None:

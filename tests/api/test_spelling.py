@@ -49,14 +49,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("setting", "flag", "keyword"),
     [
-        (Setting("data.num_eval_rows", 2), "--data.num_eval_rows 2", "**{'data.num_eval_rows': 2}"),
+        (Setting("data.num_eval_rows", 2), "--data.num_eval_rows 2", "data__num_eval_rows=2"),
         (Setting("data.eval", "FILE"), "--data.eval FILE", "eval_data='FILE'"),
         (Setting("schedule.uncorrected", True), "--schedule.uncorrected true", "schedule={'uncorrected': True}"),
         (Setting("trainer.steps", 200), "--trainer.steps 200", "steps=200"),
         (Setting("sft.steps", "N"), "--sft.steps N", "sft={'steps': 'N'}"),
         (Setting("model.path", "FOLDER"), "--model FOLDER", "model='FOLDER'"),
         (Setting("rewards", "NAME"), "--reward NAME", "reward='NAME'"),
-        (Setting("algorithm.loss", "ppo_clip"), "--algorithm.loss ppo_clip", "**{'algorithm.loss': 'ppo_clip'}"),
+        (Setting("algorithm.loss", "ppo_clip"), "--algorithm.loss ppo_clip", "algorithm__loss='ppo_clip'"),
         (
             Setting("placement.devices", {"rollout": 2}),
             "--placement.devices '{rollout: 2}'",
@@ -87,7 +87,7 @@ def test_a_setting_is_a_flag_or_a_keyword(setting: Setting, flag: str, keyword: 
     [
         (lambda: spell(Setting("data.max_prompt_tokens", 4), Setting("rollout.max_response_tokens", 8)),
          "--data.max_prompt_tokens 4 --rollout.max_response_tokens 8",
-         "**{'data.max_prompt_tokens': 4}, rollout={'max_response_tokens': 8}"),
+         "data__max_prompt_tokens=4, rollout={'max_response_tokens': 8}"),
         (lambda: as_given("set", "gredy"), "--set 'gredy'", "sets='gredy'"),
         (lambda: as_given("checkpoint", "7"), "--checkpoint '7'", "checkpoint='7'"),
         (lambda: number_of("prompt", 2), "--prompt 2", "prompts[1]"),
@@ -118,7 +118,7 @@ def test_calls_beside_each_other_end_in_any_order() -> None:
 
 @pytest.mark.parametrize(
     ("reader", "said"),
-    [(nullcontext(), "`--data.answer_field FIELD`"), (spelled_for(PythonCall()), "`**{'data.answer_field': 'FIELD'}`")],
+    [(nullcontext(), "`--data.answer_field FIELD`"), (spelled_for(PythonCall()), "`data__answer_field='FIELD'`")],
     ids=["command line", "call"],
 )
 def test_messages_of_grading_processes_are_for_the_same_reader(reader: AbstractContextManager[None], said: str) -> None:
@@ -135,8 +135,8 @@ def test_rows_of_an_evaluation_have_the_name_of_its_argument() -> None:
 
 
 def test_fields_are_given_so_that_they_reach_their_section() -> None:
-    """`data=` is the rows and `model=` the folder: their fields need dotted names."""
-    with pytest.raises(ConfigError, match=r"write \*\*\{'data.max_prompt_tokens': 5\}"):
+    """`data=` is the rows and `model=` the folder: their fields are keywords of their own."""
+    with pytest.raises(ConfigError, match=r"write data__max_prompt_tokens=5"):
         rlsdk.plan(max_prompt_tokens=5)
 
 
@@ -223,7 +223,7 @@ def test_notices_before_the_run_has_a_folder_name_rows_too(model: Path, tmp_path
     rows = [{"question": str(n), "answer": "A" if n else "none"} for n in range(20)]
     heard = Heard()
     with pytest.raises(ConfigError, match="no cluster today"):
-        rlsdk.train(model, rows, "choice", view=heard, **{"data.num_eval_rows": 2})
+        rlsdk.train(model, rows, "choice", view=heard, data__num_eval_rows=2)
     said = [text for text in heard.texts if "cannot be graded" in text]
     assert said
     assert "the first, row 1 of data: " in said[0]
@@ -237,7 +237,7 @@ def test_rows_of_an_evaluation_are_called_data(model: Path) -> None:
     with pytest.raises(ConfigError, match="prompts: 5: expected a text, or a list of texts"):
         rlsdk.generate(model, 5)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"^row 1 of data: row has no field 'answer' \(answer_field; no row has it\)"):
-        rlsdk.sft(model, [{"question": str(n)} for n in range(20)], steps=1, **{"data.num_eval_rows": 2})
+        rlsdk.sft(model, [{"question": str(n)} for n in range(20)], steps=1, data__num_eval_rows=2)
     with pytest.raises(ConfigError, match=r"give prompts='TEXT' \(repeatable\) or data='SOURCE'"):
         rlsdk.generate(model)
 

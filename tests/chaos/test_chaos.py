@@ -283,7 +283,7 @@ campaign.ChaosRun = Run
 folder = Path(sys.argv[1])
 assert campaign.earlier([], folder) == []
 end_on_signals()
-campaign.undisturbed([], folder, {})
+campaign.undisturbed([], folder, {}, lambda text: print(text, flush=True))
 """
 LONG = """
 import os, pathlib, subprocess, sys, time
@@ -305,8 +305,11 @@ def test_a_cut_in_the_undisturbed_run_ends_it_and_it_is_made_anew(number: signal
     for _ in range(2):  # the second call finds what the first one left
         before = pids.read_text() if pids.exists() else ""
         family = list[psutil.Process]()
-        command = subprocess.Popen([sys.executable, "-c", CUT, str(folder), LONG], stderr=subprocess.DEVNULL)
+        parts = [sys.executable, "-c", CUT, str(folder), LONG]
+        command = subprocess.Popen(parts, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:
+            assert command.stdout is not None
+            assert command.stdout.readline().startswith("first a run without faults")
             while not pids.exists() or pids.read_text() == before:
                 assert command.poll() is None
                 time.sleep(0.01)

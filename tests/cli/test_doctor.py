@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from rlsdk.api.machine import graders
 from rlsdk.cli.preparation.doctor import run
@@ -251,7 +255,7 @@ def test_where_torch_and_ray_are_broken_the_doctor_still_speaks(sabotaged: subpr
 def test_a_sound_environment_ends_well_and_without_a_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def some(run_dir: Path, ray_address: str | None) -> list[Finding]:
+    def some(run_dir: Path, ray_address: str | None, begins: Callable[[str], None]) -> list[Finding]:
         return [Finding(check="ray", state=Health.OK, found="[version] 2")]
 
     monkeypatch.setattr("rlsdk.diagnosis.examine", some)
@@ -264,6 +268,24 @@ def test_a_sound_environment_ends_well_and_without_a_code(
         f"ok       {'graders':<20} confined: no network; not here: not root (it is root)\n"
         "\nverdict: well: nothing to fix\n"
     )
+
+
+def test_a_terminal_shows_what_is_being_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+
+    def slow(run_dir: Path, ray_address: str | None, begins: Callable[[str], None]) -> Iterator[Finding]:
+        begins("torch")
+        deadline = time.monotonic() + 30
+        while "checking torch ..." not in screen.getvalue():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        yield Finding(check="torch", state=Health.OK, found="2.9")
+
+    monkeypatch.setattr("rlsdk.diagnosis.examine", slow)
+    monkeypatch.setattr("rlsdk.cli.preparation.doctor._terminal", lambda: Console(file=screen, force_terminal=True))
+    with suppress(SystemExit):
+        run(tmp_path, None, as_json=False)
+    assert "2.9" in screen.getvalue()
 
 
 def test_a_system_that_confines_no_graders_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

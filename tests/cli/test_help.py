@@ -22,6 +22,77 @@ def test_every_command_explains_itself_by_both_flags(
     assert "Usage: rlsdk" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("command", "reads", "not_read"),
+    [
+        ("train", "rollout", "preferences"),
+        ("sft", "sft", "rollout.temperature"),
+        ("dpo", "preferences.beta", "critic"),
+        ("reward-model", "preferences.margin_field", "preferences.beta"),
+        ("eval", "eval.greedy", "train"),
+        ("generate", "rollout.top_p", "rewards"),
+        ("reward serve", "rewards", "model"),
+        ("plan", "trainer.steps", "preferences"),
+        ("chaos", "trainer.steps", "preferences"),
+    ],
+)
+def test_help_shows_sections_and_the_fields_of_one_that_act_there(
+    command: str, reads: str, not_read: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    section = reads.partition(".")[0]
+    main_exits([*command.split(), "--help"], 0)
+    whole = capsys.readouterr().out
+    assert len(whole.splitlines()) < 60
+    assert f"\n  {section} " in whole
+    assert f"\n  --{section}." not in whole
+    main_exits([*command.split(), "--help", section], 0)
+    fields = capsys.readouterr().out
+    assert f"--{reads}" in fields
+    assert f"--{not_read} " not in fields
+    main_exits([*command.split(), "--help", not_read], 2)
+    assert f"`rlsdk {command}` does not read it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("topic", "shown"),
+    [
+        ("rollout.top_p", "--rollout.top_p  float, default 1.0"),
+        ("steps", "--trainer.steps  int"),
+        ("lr", "--train.optim.lr  float"),
+        ("algorithm.correction", "--algorithm.correction.mode"),
+        ("rewards", "rewards[].weight  float, default 1.0"),
+        ("eval.sets", "eval.sets[].data  "),
+        ("num_generations", "--trainer.samples_per_prompt"),
+        ("all", "--tracking.trackers"),
+    ],
+)
+def test_help_explains_a_field_by_any_of_its_names(topic: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main_exits(["train", "--help", topic], 0)
+    assert f"{shown}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("topic", "said"),
+    [
+        ("rollot", "did you mean 'rollout'?"),
+        ("rollout.top_pp", "did you mean 'rollout.top_p'?"),
+        ("use_vllm", "--rollout.backend"),
+        ("zero_stage", "the train engine does this itself"),
+    ],
+)
+def test_help_of_an_unknown_name_says_what_was_meant(topic: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.suppress(SystemExit):
+        main(["train", "--help", topic])
+    printed = capsys.readouterr()
+    assert said in printed.out + printed.err
+
+
+def main_exits(arguments: list[str], code: int) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert (ended.value.code or 0) == code
+
+
 @pytest.mark.parametrize("group", [[], ["plugins"], ["algorithms"], ["config"], ["reward"]])
 def test_the_line_of_a_command_is_whole_on_a_narrow_terminal(
     group: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

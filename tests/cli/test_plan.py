@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -494,7 +495,13 @@ def test_a_plan_is_printed_in_python_and_in_a_notebook_as_the_command_prints_it(
     )
     assert f"{plan.num_nodes} x {plan.devices_per_node} devices of cpu" in str(plan)
     assert str(plan).rstrip().splitlines()[-1].startswith("fits: at most")
-    assert plan._repr_html_() == f"<pre>{html.escape(str(plan))}</pre>"
+    assert repr(plan) == str(plan)
+    page = plan._repr_html_()
+    cells = [html.unescape(re.sub("</?b>", "", cell)) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", page)]
+    assert page.count("<table>") > 3
+    assert len(cells) > 40
+    assert {word for cell in cells for word in cell.split()} <= set(str(plan).split())
+    assert "<b>fits: at most" in page
 
 
 def test_tables_fit_a_terminal_of_80_columns_and_notes_stand_at_the_end(

@@ -71,17 +71,23 @@ def called(*arguments: str) -> int:
 
 
 def row_of(table: str, name: str) -> str:
-    return next(line for line in table.splitlines() if line.startswith(f"{name} "))
+    return next(line for line in table.splitlines() if line.startswith(f"  {name} "))
 
 
 def test_the_list_shows_what_works_what_does_not_and_why(plugins: Path) -> None:
     done = rlsdk_command("plugins", "list")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[:7] == ["name", "kind", "distribution", "version", "interface", "state", "why"]
-    assert row_of(done.stdout, "torch").split() == ["torch", "train", "rlsdk", rlsdk.__version__, INTERFACE, "ready"]
-    assert row_of(done.stdout, "gale").split() == ["gale", "rollout", "rlsdk-gale", "0.4", INTERFACE, "ready"]
-    assert row_of(done.stdout, "wreck").split()[:5] == ["wreck", "plugin", "rlsdk-wreck", "0.4", "broken"]
+    assert done.stdout.split()[:6] == ["name", "distribution", "version", "interface", "state", "why"]
+    assert row_of(done.stdout, "torch").split() == ["torch", "rlsdk", rlsdk.__version__, INTERFACE, "ready"]
+    assert row_of(done.stdout, "gale").split() == ["gale", "rlsdk-gale", "0.4", INTERFACE, "ready"]
+    assert row_of(done.stdout, "wreck").split()[:4] == ["wreck", "rlsdk-wreck", "0.4", "broken"]
     assert "OSError: libcudart.so.99: cannot open shared object file" in row_of(done.stdout, "wreck")
+    parts = [group.splitlines() for group in done.stdout.split("\n\n")]
+    groups = {part[0]: [line.split()[0] for line in part[1:]] for part in parts}
+    assert {"torch", "gale"}.isdisjoint(groups["plugin"])
+    assert "torch" in groups["train backend"]
+    assert groups["rollout backend"][-1] == "gale"
+    assert "ppo_clip" in groups["loss"]
 
 
 def test_the_list_names_first_party_plugins_that_are_not_installed() -> None:
@@ -161,9 +167,9 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_help_of_train_lists_every_field_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert called("train", "--help") == 0
-    said = capsys.readouterr().out
-    assert "--trainer.samples_per_prompt  int, default 8" in said
-    assert "--rollout-backend   rollout.backend" in said
+    assert "--rollout-backend (rollout.backend)" in capsys.readouterr().out
+    assert called("train", "--help", "all") == 0
+    assert "--trainer.samples_per_prompt  int, default 8" in capsys.readouterr().out
 
 
 def test_an_unknown_command_or_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

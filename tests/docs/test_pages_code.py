@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import runpy
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import rlsdk
 from rlsdk.api.table import Table
 from rlsdk.config import RunConfig, load_config
 from rlsdk.config.checks.commands import READERS
@@ -80,6 +82,23 @@ def test_the_entry_module_of_the_guide_registers_a_backend_with_all_that_the_kit
     assert spec.interface == INTERFACE_VERSION
 
 
+def test_the_script_of_the_first_page_is_a_run_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is planned, with all checks of a run, and not run."""
+    file = tmp_path / "reverse.py"
+    file.write_text(block(DOCS / "index.md", ' title="reverse.py"'))
+    rlsdk.make_model(tmp_path / "tiny", layers=1)
+    monkeypatch.chdir(tmp_path)
+    plans = []
+
+    def planned(*given: Any, **fields: Any) -> Any:
+        plans.append(rlsdk.plan(*given, **fields))
+        return SimpleNamespace(generate=lambda *_, **__: "")
+
+    monkeypatch.setattr(rlsdk, "train", planned)
+    runpy.run_path(str(file), run_name="__main__")
+    assert plans[0].fits
+
+
 def test_what_pages_ask_a_run_s_metrics_for_is_there_when_it_ends_with_an_evaluation() -> None:
     """The last line of a run's metrics is that of its last evaluation, which has no `reward/mean`."""
     asked = [
@@ -107,11 +126,13 @@ def meant(flags: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_commands_are_ones_that_there_are(page: Path) -> None:
+def test_commands_are_ones_that_there_are(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rlsdk.cli.commands import app
 
+    monkeypatch.chdir(DOCS.parent / "examples")  # whose files pages show whole, to be saved
     found = lines(page)
     assert found
+    assert [line for line in found if "tests/" in line] == []
     for line in found:
         words = shlex.split(line.partition("&&")[0], comments=True)[1:]
         command = words[:2] if words[0] in ("plugins", "config", "algorithms", "reward") else words[:1]

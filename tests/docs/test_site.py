@@ -15,7 +15,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 sys.path.insert(0, str(ROOT / "tools"))
 
-from docs_hooks import FIELDS, on_page_markdown  # noqa: E402
+from docs_hooks import FIELDS, anchor_of, on_page_markdown  # noqa: E402
 
 
 def page(file: Path) -> SimpleNamespace:
@@ -25,7 +25,7 @@ def page(file: Path) -> SimpleNamespace:
 def anchors(file: Path) -> set[str]:
     """Of the headings, as the site makes them."""
     titles = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
-    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title.lower()).strip()) for title in titles}
+    return {anchor_of(title) for title in titles}
 
 
 @pytest.mark.parametrize("file", PAGES, ids=lambda file: file.relative_to(DOCS).as_posix())

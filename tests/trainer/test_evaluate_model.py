@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from test_loop import HERE, TASK
 
+from rlsdk.api.inference import given_prompts
 from rlsdk.cli.models.inference import evaluate, generate
 from rlsdk.config import RunConfig, load_config
 from rlsdk.data import PromptDataset
-from rlsdk.interfaces import ConfigError
+from rlsdk.interfaces import ConfigError, DataError
 from rlsdk.registry import Registry
 from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.testing.roles.in_process import start_in_process
@@ -127,6 +128,50 @@ def test_a_typed_prompt_is_rendered_like_a_row_of_the_data(model: Path, tmp_path
     assert (typed.text, typed.prompt_ids) == (row.text, row.prompt_ids)
     assert (row.answer, typed.answer) == ("3", None)
     assert found == expected
+
+
+def test_a_conversation_is_rendered_by_the_chat_template(model: Path, tmp_path: Path) -> None:
+    """Its last turn of the user gives the same tokens and samples as the same text, typed."""
+    chat = shutil.copytree(model, tmp_path / "chat")
+    template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] "
+    (chat / "chat_template.jinja").write_text(template)
+    registry = Registry.discover({"RLSDK_PLUGINS": "rlsdk"})
+    config = load_config([], ["--model", str(chat), "--rollout.max_response_tokens", "5"], registry)
+    asked, count = {"role": "user", "content": "1 + 2 ="}, {"num_prompts": 1, "num_samples": 2}
+    [(typed, expected)] = inference.sample_prompts(config, registry, ["1 + 2 ="], **count)
+    [(prompt, found)] = inference.sample_prompts(config, registry, [[asked]], **count)
+    assert (prompt.prompt_ids, found) == (typed.prompt_ids, expected)
+    turns = [{"role": "system", "content": "Sum."}, asked, {"role": "assistant", "content": "3"}, asked]
+    [(longer, _)] = inference.sample_prompts(config, registry, [turns], **count)
+    assert longer.text.endswith("[system] Sum.\n[user] 1 + 2 =\n[assistant] 3\n[user] 1 + 2 =\n[assistant] ")
+    with pytest.raises(DataError, match=r"prompt 1.* must be a non-empty list of messages"):
+        inference.sample_prompts(config, registry, [[{"rule": "user"}]], **count)
+
+
+TURN = {"role": "user", "content": "Hello"}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [
+        ("Hello", ["Hello"]),
+        (["a", "b"], ["a", "b"]),
+        ((), []),
+        ([TURN], [[TURN]]),
+        (TURN, [[TURN]]),
+        ([[TURN], [TURN, TURN]], [[TURN], [TURN, TURN]]),
+        (({"role": "user"},), [[{"role": "user"}]]),
+    ],
+)
+def test_prompts_are_texts_or_conversations(prompts: Any, expected: list[Any]) -> None:
+    found = given_prompts(prompts)
+    assert [one if isinstance(one, str) else list(one) for one in found] == expected
+
+
+@pytest.mark.parametrize("prompts", [3, ["a", 3], ["a", [TURN]], [[]], [TURN, "a"], None])
+def test_other_prompts_are_refused_with_what_is_expected(prompts: Any) -> None:
+    with pytest.raises(ConfigError, match=r"prompts: .*expected a text or a list of texts, or else messages"):
+        given_prompts(prompts)
 
 
 def test_the_best_checkpoint_is_taken_by_name(model: Path, tmp_path: Path) -> None:

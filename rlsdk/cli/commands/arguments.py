@@ -11,7 +11,6 @@ import typer
 FIELDS = {"allow_extra_args": True, "ignore_unknown_options": True}
 """For commands that accept the fields of a run's configuration as flags, and pass them on unchanged."""
 ONLY_FIELDS = {**FIELDS, "help_option_names": []}
-HELP_FLAGS = frozenset({"--help", "-h"})
 
 ModelPath = Annotated[
     Path, typer.Argument(metavar="PATH", help="Run, checkpoint or model folder; fields follow: --data.eval rows.jsonl")
@@ -29,13 +28,3 @@ TrustRun = Annotated[
 def with_trust(arguments: Sequence[str], trust_run: bool) -> list[str]:
     """Returns the fields as typed, with `--trust-run` added back if typer removed it."""
     return [*arguments, "--trust-run"] if trust_run else list(arguments)
-
-
-def explained(arguments: Sequence[str], command: str, summary: str) -> bool:
-    """Prints the help of a command with fields if `--help` is given; returns whether it did."""
-    if not HELP_FLAGS.intersection(arguments):
-        return False
-    from rlsdk.cli.fields import command_help
-
-    print(command_help(command, summary))
-    return True

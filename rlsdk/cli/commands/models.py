@@ -9,7 +9,7 @@ import typer
 
 from rlsdk.cli.commands.apps import app, reward_app
 from rlsdk.cli.commands.arguments import FIELDS, Checkpoint, ModelPath, TrustRun, with_trust
-from rlsdk.cli.completion import FieldsCommand
+from rlsdk.cli.fields_command import FieldsCommand
 
 
 @app.command("eval", cls=FieldsCommand, context_settings=FIELDS, help="Evaluate a checkpoint or model folder.")
@@ -59,7 +59,9 @@ def push(
     run(path, repo, checkpoint=checkpoint, licence=licence, private=private, dry_run=dry_run)
 
 
-@reward_app.command("serve", context_settings=FIELDS, help="Serve a reward over HTTP, for `--reward URL` of a run.")
+@reward_app.command(
+    "serve", cls=FieldsCommand, context_settings=FIELDS, help="Serve a reward over HTTP, for `--reward URL` of a run."
+)
 def serve_reward(
     context: typer.Context,
     reward: Annotated[str, typer.Argument(help="Name, file.py:fn, or label in --config; fields of `rewards` follow.")],

@@ -9,7 +9,7 @@ import typer
 
 from rlsdk.cli.commands.apps import algorithms_app, app, config_app
 from rlsdk.cli.commands.arguments import FIELDS, TrustRun, with_trust
-from rlsdk.cli.completion import FieldsCommand
+from rlsdk.cli.fields_command import FieldsCommand
 
 
 @app.command(help="Write a commented YAML file; asks for missing values.")

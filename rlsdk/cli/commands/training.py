@@ -8,37 +8,34 @@ from typing import Annotated
 import typer
 
 from rlsdk.cli.commands.apps import app
-from rlsdk.cli.commands.arguments import FIELDS, ONLY_FIELDS, TrustRun, explained, with_trust
-from rlsdk.cli.completion import FieldsCommand
+from rlsdk.cli.commands.arguments import FIELDS, ONLY_FIELDS, TrustRun, with_trust
+from rlsdk.cli.fields_command import FieldsCommand
 
 
 @app.command(
     cls=FieldsCommand, context_settings=ONLY_FIELDS, help="Reinforcement learning; without arguments, the quickstart."
 )
 def train(context: typer.Context) -> None:
-    if not explained(context.args, "train", "Reinforcement learning; without arguments, the quickstart."):
-        from rlsdk.cli.training.train import run
+    from rlsdk.cli.training.train import run
 
-        run(context.args)
+    run(context.args)
 
 
 @app.command(cls=FieldsCommand, context_settings=ONLY_FIELDS, help="Supervised training on reference answers.")
 def sft(context: typer.Context) -> None:
-    if not explained(context.args, "sft", "Supervised training on reference answers."):
-        from rlsdk.cli.training.sft import run
+    from rlsdk.cli.training.sft import run
 
-        run(context.args)
+    run(context.args)
 
 
 @app.command(
     "reward-model", cls=FieldsCommand, context_settings=ONLY_FIELDS, help="Train a reward model from pairs of answers."
 )
 def reward_model(context: typer.Context) -> None:
-    if not explained(context.args, "reward-model", "Train a reward model from pairs of answers (Bradley-Terry)."):
-        from rlsdk.cli.training.pairs import run
-        from rlsdk.config import PairTraining
+    from rlsdk.cli.training.pairs import run
+    from rlsdk.config import PairTraining
 
-        run(PairTraining.REWARD_MODEL, context.args)
+    run(PairTraining.REWARD_MODEL, context.args)
 
 
 @app.command(
@@ -47,11 +44,10 @@ def reward_model(context: typer.Context) -> None:
     help="Direct preference optimization, from pairs of answers.",
 )
 def dpo(context: typer.Context) -> None:
-    if not explained(context.args, "dpo", "Direct preference optimization, from pairs of answers."):
-        from rlsdk.cli.training.pairs import run
-        from rlsdk.config import PairTraining
+    from rlsdk.cli.training.pairs import run
+    from rlsdk.config import PairTraining
 
-        run(PairTraining.DPO, context.args)
+    run(PairTraining.DPO, context.args)
 
 
 @app.command(help="Repeat a run's updates from its journal, and compare them.")
@@ -64,7 +60,7 @@ def replay(
     run(run_dir, with_trust([], trust_run))
 
 
-@app.command(context_settings=FIELDS, help="Kill processes of a run, and count what is lost.")
+@app.command(cls=FieldsCommand, context_settings=FIELDS, help="Kill processes of a run, and count what is lost.")
 def chaos(
     context: typer.Context,
     kill: Annotated[

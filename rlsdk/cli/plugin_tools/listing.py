@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rlsdk.api.installed import HEADINGS, cells, plugin_rows, record
 from rlsdk.interfaces import BackendKind, BackendSpec, ComponentSpec, PluginNotFoundError, RlsdkError, nearest
@@ -23,10 +24,20 @@ def list_plugins(*, as_json: bool) -> None:
     if as_json:
         print(json.dumps([record(row) for row in rows], indent=2))
         return
-    print(table([HEADINGS, *(cells(row) for row in rows)]))
+    print("\n".join(_grouped(rows)))
     for kind, names in FIRST_PARTY.items():
         for name in sorted(set(names) - {row.name for row in rows}):
             print(f"not installed: {spoken(kind)} {name!r}; run `pip install {names[name]}`")
+
+
+def _grouped(rows: Sequence[Row]) -> Iterator[str]:
+    """Lines of a table of the rows, under a heading for each kind."""
+    heading, *lines = table([HEADINGS, *((f"  {name}", *rest) for name, *rest in map(cells, rows))]).splitlines()
+    yield heading
+    for kind, group in itertools.groupby(zip(rows, lines, strict=True), key=lambda pair: pair[0].kind):
+        yield f"\n{spoken(kind)}"
+        yield from (line for _, line in group)
+    yield ""
 
 
 def show_plugin(name: str) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlsdk.api.machine import findings as look
 from rlsdk.diagnosis import Finding, Health, verdict
@@ -15,19 +15,28 @@ from rlsdk.system.printable import MESSAGE_CHARS, one_line, printable
 from rlsdk.system.quantities import counted
 from rlsdk.system.streams import stdout_aside
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 MARKS = {Health.OK: "[green]ok     [/]", Health.WARNING: "[yellow]warning[/]", Health.FAULT: "[bold red]FAULT  [/]"}
 NAME_WIDTH = 20
 EXIT_FAULTS = 1
 
 
 def run(run_dir: Path, ray_address: str | None, *, as_json: bool) -> None:
-    """Prints each finding immediately, then the verdict; exits with code 1 if there are faults."""
-    findings = []
-    with stdout_aside() if as_json else nullcontext():
-        for finding in look(run_dir, ray_address):
-            findings.append(finding)
-            if not as_json:
-                show(finding)
+    """Prints each finding immediately, then the verdict; exits with code 1 if there are faults.
+
+    On a terminal, the last line names the check that is being waited for.
+    """
+    findings: list[Finding] = []
+    if as_json:
+        with stdout_aside():
+            findings += look(run_dir, ray_address)
+    else:
+        with _terminal().status("") as waiting:
+            for finding in look(run_dir, ray_address, lambda check: waiting.update(f"checking {check} ...")):
+                findings.append(finding)
+                show(finding, waiting.console)
     if as_json:
         print(json.dumps({"verdict": verdict(findings), "findings": [asdict(f) for f in findings]}, indent=2))
     else:
@@ -36,12 +45,12 @@ def run(run_dir: Path, ray_address: str | None, *, as_json: bool) -> None:
         sys.exit(EXIT_FAULTS)
 
 
-def show(finding: Finding) -> None:
+def show(finding: Finding, console: Console) -> None:
     """Prints a finding as one line."""
     from rich.markup import escape
 
     name = escape(f"{one_line(finding.check):<{NAME_WIDTH}}")
-    _print(f"{MARKS[finding.state]}  {name} {escape(one_line(finding.found, MESSAGE_CHARS))}")
+    console.print(f"{MARKS[finding.state]}  {name} {escape(one_line(finding.found, MESSAGE_CHARS))}")
 
 
 def conclude(findings: list[Finding]) -> None:
@@ -63,6 +72,10 @@ def conclude(findings: list[Finding]) -> None:
 
 
 def _print(text: str) -> None:
+    _terminal().print(text)
+
+
+def _terminal() -> Console:
     from rlsdk.views.terminal import SafeConsole
 
-    SafeConsole(file=sys.stdout, highlight=False, soft_wrap=True).print(text)
+    return SafeConsole(file=sys.stdout, highlight=False, soft_wrap=True)

@@ -49,7 +49,7 @@ def run(
     chosen = chosen or least_struck(list(pools), outcomes, chance)
     wanted = faults or len(chosen)
     end_on_signals()
-    whole = undisturbed(args, folder, pools)
+    whole = undisturbed(args, folder, pools, lambda text: say.print(text, markup=False))
     say.print(f"undisturbed run: {max(whole.updates())} steps; {folder}", markup=False)
     save(args, folder, outcomes)
     waiting = deque(islice(cycle(chosen), wanted))

@@ -102,10 +102,14 @@ def chosen_measures(config: RunConfig, sets: Sequence[str]) -> list[Measure]:
     return [measures[name] for name in dict.fromkeys(sets)] or list(measures.values())
 
 
+Conversation = Sequence[Mapping[str, Any]]
+"""Messages with role and content."""
+
+
 def sample_prompts(
     config: RunConfig,
     registry: Registry,
-    texts: Sequence[str],
+    given: Sequence[str] | Sequence[Conversation],
     *,
     num_prompts: int,
     num_samples: int,
@@ -116,20 +120,22 @@ def sample_prompts(
     Args:
         config: configuration of the run that trained the model; `model.path` is the model to use.
         registry: the installed backends and components.
-        texts: rendered like rows of the data: system prompt, prompt template, chat template. A template that needs
-            several fields of a row is not used.
-        num_prompts: number of prompts from the data if `texts` is empty.
+        given: texts, rendered like rows of the data: system prompt, prompt template, chat template. A template that
+            needs several fields of a row is not used. Or conversations, which no prompt template applies to.
+        num_prompts: number of prompts from the data if none is given.
         num_samples: responses per prompt.
         notice: receives a line if the template does not use the text as its `{prompt}`.
 
     Raises:
-        ConfigError: there are neither texts nor data.
+        ConfigError: there are neither prompts nor data.
+        DataError: a conversation is no list of messages, or the tokenizer has no chat template for it.
     """
     tokenizer = load_run_tokenizer(config.model)
     prompts: Sequence[Prompt]
-    if texts:
-        form, field = typed_format(prompt_format(config), notice)
-        rows = [DataRow(row={field: text}, source=number_of("prompt", at)) for at, text in enumerate(texts, 1)]
+    if given:
+        form, field = typed_format(prompt_format(config), notice, is_text=isinstance(given[0], str))
+        values = [one if isinstance(one, str) else [dict(turn) for turn in one] for one in given]
+        rows = [DataRow(row={field: value}, source=number_of("prompt", at)) for at, value in enumerate(values, 1)]
         prompts = PromptDataset(rows, tokenizer, form, name="prompts")
     elif config.data.train is None and config.data.eval is None and not config.data.mixture:
         raise ConfigError(
@@ -161,8 +167,8 @@ def known_ends(config: RunConfig, tokenizer: Any, prompts: Iterable[Sequence[Pro
     return ends
 
 
-def typed_format(form: PromptFormat, notice: Notice) -> tuple[PromptFormat, str]:
-    """Returns the format that makes a prompt from a typed text, and the row field that holds the text.
+def typed_format(form: PromptFormat, notice: Notice, *, is_text: bool = True) -> tuple[PromptFormat, str]:
+    """Returns the format that makes a prompt from a typed text or conversation, and the row field that holds it.
 
     A typed text has no other fields: it fills `{prompt}`, or the only field of the template. If the template has
     several fields or none, the text is the whole user message.
@@ -170,8 +176,11 @@ def typed_format(form: PromptFormat, notice: Notice) -> tuple[PromptFormat, str]
     Args:
         form: format of the run's data.
         notice: receives a line if the text is not the template's `{prompt}`.
+        is_text: whether texts were typed, and not conversations.
     """
     form = replace(form, answer_field=PromptFormat.answer_field)  # typed texts have no answer
+    if not is_text:
+        return replace(form, prompt_template=PromptFormat.prompt_template), form.prompt_field or Fields.prompt
     fields = list(dict.fromkeys(Template(form.prompt_template).fields))
     if fields == ["prompt"]:
         return form, form.prompt_field or Fields.prompt
