@@ -175,7 +175,7 @@ CASES: list[tuple[dict[str, Any], type[RlsdkError], str]] = [
     (
         {"data": ROWS, "data.num_eval_rows": 20},
         DataError,
-        r"^data: cannot hold out 20 .*`\*\*\{'data.num_eval_rows': 2\}`.*`eval_data='FILE'`",
+        r"^data: cannot hold out 20 .*`data__num_eval_rows=2`.*`eval_data='FILE'`",
     ),
     ({"data": [*ROWS, object()]}, DataError, r"^row 21 of data: expected an object with named fields"),
     ({"data": ROWS, "eval_data": [3]}, DataError, r"^row 1 of eval_data: expected an object"),
@@ -234,7 +234,7 @@ def test_rows_of_an_evaluation_are_called_data(model: Path) -> None:
         rlsdk.evaluate(model, [{"question": b""}], score)
     with pytest.raises(DataError, match=r"^row 2 of data: row has no field 'question'"):
         rlsdk.generate(model, data=[ROWS[0], {"answer": "1"}])
-    with pytest.raises(ConfigError, match="prompts: 5: expected a text, or a list of texts"):
+    with pytest.raises(ConfigError, match="prompts: 5: expected a text or a list of texts"):
         rlsdk.generate(model, 5)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"^row 1 of data: row has no field 'answer' \(answer_field; no row has it\)"):
         rlsdk.sft(model, [{"question": str(n)} for n in range(20)], steps=1, data__num_eval_rows=2)

@@ -309,7 +309,8 @@ def test_a_cut_in_the_undisturbed_run_ends_it_and_it_is_made_anew(number: signal
         command = subprocess.Popen(parts, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:
             assert command.stdout is not None
-            assert command.stdout.readline().startswith("first a run without faults")
+            with command.stdout as said:
+                assert said.readline().startswith("first a run without faults")
             while not pids.exists() or pids.read_text() == before:
                 assert command.poll() is None
                 time.sleep(0.01)
