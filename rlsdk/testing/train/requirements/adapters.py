@@ -48,7 +48,7 @@ class AdapterRequirements:
         moved = [name for name, tensor in frozen.items() if not torch.equal(tensor, plain[name].detach())]
         measured.none("frozen weights that moved", moved)
 
-    @requirement("adapter.off", needs=Capability.LORA, since=(2, 1), basic=True)
+    @requirement("adapter.off", needs=Capability.LORA, since=(2, 1))
     def test_adapter_off(self, lab: TrainLab, measured: Measured) -> None:
         """`forward_reference` is bit-equal to a model that never had an adapter: asked first of all, after a step, and
         between a gradient and its step, which it does not change."""
