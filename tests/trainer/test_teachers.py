@@ -15,12 +15,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from rlsdk.config import RunConfig, check_run, load_config, needed_roles
-from rlsdk.interfaces import Batch, BatchError, ConfigError
+from rlsdk.interfaces import Batch, BatchError, ConfigError, DataError
+from rlsdk.kit.model.hf import load_tokenizer
 from rlsdk.planning.calibration import planned_passes
 from rlsdk.registry import Registry
 from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.trainer.inputs.teacher_tokenizers import token_bytes
-from rlsdk.trainer.inputs.teachers import row_field
+from rlsdk.trainer.inputs.teachers import OwnPrompts, row_field
 
 __all__ = ["model", "registry"]
 
@@ -296,3 +297,58 @@ def test_a_student_that_is_its_own_teacher_has_no_gap(model: str, registry: Regi
     config = alone(model, registry, 1, model)
     view = run(config, registry, tmp_path / "run")
     assert view.steps[0]["teacher/gap"] == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["another model", "the policy itself"])
+def test_a_teacher_may_read_a_prompt_of_its_own(
+    own: bool, model: str, teachers: list[str], registry: Registry, tmp_path: Path
+) -> None:
+    """The answer in the teacher's prompt: its log-probs of the same response behind it, row by row; a second model is
+    started only where one is named."""
+    given: dict[str, Any] = {"prompt_template": "{prompt} {answer};"} | ({"path": teachers[0]} if own else {})
+    config = alone(model, registry, 1, [given], "--trainer.updates_per_step", "1")
+    assert needed_roles(config) == (("actor", "rollout", "teacher") if own else ("actor", "rollout"))
+    passes = [(one.role, one.output) for one in planned_passes(config, registry).passes]
+    assert passes == [("actor", "log_probs"), ("teacher", "log_probs")]
+    view, (batch,) = trained(config, registry, tmp_path / "run")
+    tokenizer = load_tokenizer(model)
+    plain = AutoModelForCausalLM.from_pretrained(teachers[0] if own else model, dtype=torch.float32).eval()
+    rows = list(map(json.loads, Path(TASK[1]).read_text().splitlines()))
+    read = [[tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts] for texts in (
+        [row["question"] for row in rows], [f"{row['question']} {row['answer']};" for row in rows]
+    )]  # fmt: skip
+    own_prompts = dict(zip(*read, strict=True))
+    policy, mask, longer = plain_log_probs(model, batch), batch["response_mask"], 0
+    for start, end in zip(batch.offsets[:-1].tolist(), batch.offsets[1:].tolist(), strict=True):
+        ids, sampled = batch["input_ids"][start:end], mask[start:end]
+        behind = own_prompts[tuple(ids[~sampled].tolist())]
+        longer += len(behind) - int((~sampled).sum())
+        whole = torch.tensor([*behind, *ids[sampled].tolist()])
+        with torch.no_grad():
+            logs = plain(whole[None]).logits[0, :-1].log_softmax(-1).gather(-1, whole[1:, None])[:, 0]
+        expected = logs[len(behind) - 1 :] - policy[start:end][sampled]
+        torch.testing.assert_close(batch["advantages"][start:end][sampled], expected, rtol=1e-3, atol=1e-3)
+    assert longer > 0
+    assert view.steps[0]["teacher/gap"] != pytest.approx(0.0, abs=1e-3)
+
+
+def test_a_template_that_cannot_be_filled_or_taught_is_refused(
+    model: str, teachers: list[str], registry: Registry, tmp_path: Path
+) -> None:
+    config = alone(model, registry, 1, [{"path": teachers[0], "prompt_template": "{prompt}{solution}"}])
+    with pytest.raises(DataError, match="solution"), trainer_of(config, registry, tmp_path / "run", Recorder()):
+        pass
+    with pytest.raises(ConfigError, match="null is the policy itself, which needs a prompt_template of its own"):
+        alone(model, registry, 1, [{"name": "me"}])
+
+
+def test_a_row_that_does_not_begin_with_its_prompt_is_refused() -> None:
+    batch = Batch.from_rows([[1, 2, 3]], uid=torch.tensor([7]))
+    batch = batch.with_tokens(response_mask=torch.tensor([False, False, True]))
+    with pytest.raises(BatchError, match=r"row_id 0 \(uid 7\) does not begin with its prompt"):
+        OwnPrompts({7: ([1, 4], [5])}).read(batch)
+    read = OwnPrompts({7: ([1, 2], [5, 6, 7])}).read(batch)
+    assert read["input_ids"].tolist() == [5, 6, 7, 3]
+    assert read["response_mask"].tolist() == [False, False, False, True]
+    back = OwnPrompts({7: ([1, 2], [5, 6, 7])}).back(batch, torch.tensor([0.0, 0.1, 0.2, 0.3]))
+    assert back.tolist() == [0.0, 0.0, pytest.approx(0.3)]

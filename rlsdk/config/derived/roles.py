@@ -106,7 +106,7 @@ def needed_roles(config: RunConfig, *, train_only: bool = False) -> tuple[str, .
     return (
         *(kind.name for kind in ROLE_KINDS if not kind.has_names and _is_needed(kind, config)),
         *(reward_role(model.name) for model in config.reward_models),
-        *(teacher_role(model.name) for model in config.teachers),
+        *(teacher_role(model.name) for model in config.teachers if not model.is_policy),
         *(judge_role(reward.label) for _, reward in _judging(config)),
     )
 
@@ -198,6 +198,7 @@ def _teachers(config: RunConfig) -> list[Role]:
     return [
         _beside(config, kind_of(TEACHER), model, teacher_role(model.name), f"teachers.{at}")
         for at, model in enumerate(config.teachers)
+        if not model.is_policy
     ]
 
 

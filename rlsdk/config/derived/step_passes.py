@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlsdk.config.derived.roles import needed_roles
 from rlsdk.config.sections.old_log_probs import OldLogProbs, choose_old_log_probs
-from rlsdk.config.sections.role_kinds import ACTOR, kind_of
+from rlsdk.config.sections.role_kinds import ACTOR, TEACHER, kind_of, teacher_role
 from rlsdk.config.sections.schema import RunConfig
 
 
@@ -50,6 +50,9 @@ def _passes(config: RunConfig, old: OldLogProbs, reads: Collection[str]) -> Iter
     algorithm = config.algorithm
     kinds = {name: kind_of(name) for name in needed_roles(config) if kind_of(name).output}
     beside = [ForwardPass(name, kind.output, kind.field_of(name)) for name, kind in kinds.items()]
+    kind = kind_of(TEACHER)
+    for name in (teacher_role(one.name) for one in config.teachers if one.is_policy):
+        beside.append(ForwardPass(name, kind.output, kind.field_of(name)))
     yield from (one for one in beside if one.field == "scores")
     # A KL in the reward compares the reference with the train engine's log-probs, unless the sampler's were chosen; so
     # does the gap to a teacher.

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
 from rlsdk.config.problem import Problem
-from rlsdk.config.sections.base import Options, Section, empty_mapping, empty_tuple, unused_revision
+from rlsdk.config.sections.base import Options, Section, empty_mapping, empty_tuple, fields_of, unused_revision
 from rlsdk.config.sections.engines import DtypeName, OptimConfig
 from rlsdk.config.sections.rewards import RowValues
 from rlsdk.interfaces import nearest
@@ -84,8 +84,6 @@ class CriticConfig(TrainedRoleConfig):
 class NamedModelConfig(ModelRoleConfig):
     """Fields of a model of which a run may have several."""
 
-    path: str
-    """Folder in Hugging Face format, or a name on the hub."""
     name: str | None = None
     """Name, in letters, digits, `-` and `_`: the role is `KIND.NAME`, and metrics contain it. Null, for a single one:
     the role is the kind alone."""
@@ -115,11 +113,15 @@ class TeacherConfig(NamedModelConfig):
     (`algorithm.distillation`). Each id must mean the same bytes in its tokenizer as in the policy's. A string is short
     for `path`."""
 
-    path: str
-    """Folder in Hugging Face format, or a name on the hub."""
+    path: str | None = None
+    """Folder in Hugging Face format, or a name on the hub; null: the policy itself, at the weights with which the step
+    begins. It then reads a `prompt_template` of its own, and there is no second model."""
     name: str | None = None
     """Name, in letters, digits, `-` and `_`: the role is `teacher.NAME`, and metrics contain it. Null, for a single
     teacher: the role is `teacher`."""
+    prompt_template: str | None = None
+    """Text of the user message that this teacher reads, `{prompt}\n{solution}`: `{prompt}` and `{any_field_of_the_row}`
+    are filled in, so that it may know what the policy does not. null: `data.prompt_template`, as the policy."""
     tokenizer: str | None = None
     """Folder or hub name of its tokenizer, which is only compared with the policy's; null: the model's own."""
     weight: NonNegativeFloat = 1.0
@@ -138,6 +140,21 @@ class TeacherConfig(NamedModelConfig):
         for field, values in self.rows.items():
             if not values:
                 yield Problem(f"rows.{field}", "[]: expected at least one value; leave the field out for every row")
+        if self.path is None and self.prompt_template is None:
+            yield Problem(
+                "path", "null is the policy itself, which needs a prompt_template of its own to teach anything"
+            )
+
+    @property
+    def is_policy(self) -> bool:
+        """Whether it is the policy itself, with another prompt."""
+        return self.path is None
+
+    def unused(self) -> Iterator[Problem]:
+        yield from super().unused()
+        if self.is_policy:
+            names = ("revision", "dtype", "backend", "options", "engine_kwargs", "tokenizer")
+            yield from fields_of(names, "path is null, so that it is the policy itself")
 
     @model_validator(mode="before")
     @classmethod

@@ -23,7 +23,10 @@ def check_tokenizer(config: RunConfig, teacher: TeacherConfig, field: str, token
     Raises:
         ConfigError: there is none, or an id of the policy's means other bytes in it, or nothing; names the first.
     """
-    name, named = teacher.tokenizer or teacher.path, f"{field}.{'path' if teacher.tokenizer is None else 'tokenizer'}"
+    name, named = (
+        teacher.tokenizer or teacher.path or "",
+        f"{field}.{'path' if teacher.tokenizer is None else 'tokenizer'}",
+    )
     try:
         own = load_tokenizer(name, revision=teacher.revision, trust_remote_code=config.model.trust_remote_code)
     except ConfigError as error:

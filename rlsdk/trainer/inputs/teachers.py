@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rlsdk.config import RunConfig, TeacherConfig
 from rlsdk.config.sections.role_kinds import teacher_role
-from rlsdk.data import PromptDataset
-from rlsdk.interfaces import Batch, ConfigError
+from rlsdk.data import PromptDataset, PromptFormat
+from rlsdk.interfaces import Batch, BatchError, ConfigError
 from rlsdk.interfaces.spelling import Setting
 from rlsdk.rewards import applies_to, check_routes
 from rlsdk.rollouts import Group
+from rlsdk.trainer.inputs.prompt_formats import prompt_format
 from rlsdk.trainer.inputs.teacher_tokenizers import check_tokenizer
 
 
@@ -26,14 +28,34 @@ class Taught:
     teacher: TeacherConfig
     indices: Collection[int] | None
     """Indices of the prompts of its sources; None: those of all."""
+    own_prompts: Mapping[int, Sequence[int]] | None = None
+    """Index of a prompt -> the tokens that it reads in its place; None: it reads what the policy reads."""
 
     @classmethod
-    def of_run(cls, config: RunConfig, prompts: PromptDataset) -> list[Taught]:
-        """Of each teacher of a run with these training prompts."""
-        return [
-            cls(role=teacher_role(one.name), teacher=one, indices=_indices(one.sources, prompts))
-            for one in config.teachers
-        ]
+    def of_run(cls, config: RunConfig, prompts: PromptDataset, tokenizer: Any) -> list[Taught]:
+        """Of each teacher of a run with these training prompts; `tokenizer` is the policy's.
+
+        Raises:
+            DataError: a row lacks a field of a teacher's prompt template.
+        """
+        made = []
+        for one in config.teachers:
+            taught = cls(role=teacher_role(one.name), teacher=one, indices=_indices(one.sources, prompts))
+            if one.prompt_template is not None:
+                form = replace(prompt_format(config), prompt_template=one.prompt_template)
+                taught = replace(taught, own_prompts=taught._tokenized(prompts, tokenizer, form))
+            made.append(taught)
+        return made
+
+    def _tokenized(self, prompts: PromptDataset, tokenizer: Any, form: PromptFormat) -> Mapping[int, Sequence[int]]:
+        """The prompts that it teaches, as it reads them."""
+        rows = {at: row for at, row in enumerate(prompts.rows) if self.teaches_row(at, row.row)}
+        if not rows:
+            return {}
+        made = PromptDataset(list(rows.values()), tokenizer, form, name=self.role)
+        if len(made) < len(rows):
+            raise ConfigError(f"{self.role}: its prompt_template leaves no text for some rows: {made.report.line()}")
+        return dict(zip(rows, (prompt.prompt_ids for prompt in made), strict=True))
 
     def teaches(self, group: Group) -> bool:
         """Whether it teaches this group's prompt."""
@@ -59,6 +81,57 @@ def with_taught(batch: Batch, groups: Sequence[Group], teachers: Sequence[Taught
     return batch.with_rows(**fields)
 
 
+@dataclass(frozen=True)
+class OwnPrompts:
+    """What a teacher reads in a step in place of the policy's prompts."""
+
+    prompts: Mapping[int, tuple[Sequence[int], Sequence[int]]]
+    """Ordinal of a group (`uid`) -> tokens of the policy's prompt, and of the teacher's."""
+
+    @classmethod
+    def of_groups(cls, groups: Sequence[Group], teacher: Taught) -> OwnPrompts:
+        """Of a step's groups, for a teacher with a template of its own."""
+        own = teacher.own_prompts or {}
+        known = [group for group in groups if group.task.id.index in own]
+        return cls({g.task.ordinal: (g.task.prompt.prompt_ids, own[g.task.id.index]) for g in known})
+
+    def read(self, batch: Batch) -> Batch:
+        """The rows as the teacher reads them: its prompts, and what follows the policy's.
+
+        Raises:
+            BatchError: a row does not begin with its prompt, so that it is not known what follows it.
+        """
+        ids, masks = [], []
+        for row, (uid, start, end) in enumerate(_places(batch)):
+            policy, own = self.prompts[uid]
+            begin, tokens = start + len(policy), batch["input_ids"][start:end]
+            if tokens[: len(policy)].tolist() != list(policy):
+                raise BatchError(
+                    f"row_id {int(batch['row_id'][row])} (uid {uid}) does not begin with its prompt, so a teacher with "
+                    "a prompt_template cannot read what follows; teach such rows without one"
+                )
+            ids.append([*own, *batch["input_ids"][begin:end].tolist()])
+            masks.append(torch.cat([torch.zeros(len(own), dtype=torch.bool), batch["response_mask"][begin:end]]))
+        made = Batch.from_rows(ids, row_id=batch["row_id"], uid=batch["uid"])
+        return replace(made, meta=batch.meta).with_tokens(response_mask=torch.cat(masks))
+
+    def back(self, batch: Batch, found: Tensor) -> Tensor:
+        """`[N]` of the policy's rows, from what was computed of the teacher's: 0 on prompts."""
+        given, at = found.new_zeros(batch.num_tokens), 0
+        for uid, start, end in _places(batch):
+            policy, own = self.prompts[uid]
+            behind = end - start - len(policy)
+            given[end - behind : end] = found[at + len(own) : at + len(own) + behind]
+            at += len(own) + behind
+        return given
+
+
+def _places(batch: Batch) -> Iterator[tuple[int, int, int]]:
+    """`uid`, first token and end of each row."""
+    offsets = batch.offsets.tolist()
+    return zip(batch["uid"].tolist(), offsets[:-1], offsets[1:], strict=True)
+
+
 def row_field(role: str) -> str:
     """Field of the batch that says which rows a teacher teaches."""
     return f"taught_by.{role}"
@@ -74,17 +147,17 @@ def check_teachers(config: RunConfig, prompts: PromptDataset, tokenizer: Any) ->
     if not config.teachers:
         return []
     for at, teacher in enumerate(config.teachers):
-        check_tokenizer(config, teacher, f"teachers.{at}", tokenizer)
+        if not teacher.is_policy:
+            check_tokenizer(config, teacher, f"teachers.{at}", tokenizer)
     check_routes(config.teachers, ((row.source, row.row) for row in prompts.rows), whole=False, field="teachers")
-    return list(_check_shares(config, prompts))
+    return list(_check_shares(config, prompts, Taught.of_run(config, prompts, tokenizer)))
 
 
-def _check_shares(config: RunConfig, prompts: PromptDataset) -> Iterator[str]:
+def _check_shares(config: RunConfig, prompts: PromptDataset, everyone: Sequence[Taught]) -> Iterator[str]:
     """Yields how many of the rows each teacher teaches, where that is not all of them."""
     lost: list[str] = []
     counts = [0] * len(config.teachers)
     everywhere = bool(config.reward_models) or any(reward.weight and not reward.rows for reward in config.rewards)
-    everyone = Taught.of_run(config, prompts)
     for index, row in enumerate(prompts.rows):
         teaching = [at for at, one in enumerate(everyone) if one.teaches_row(index, row.row)]
         for at in teaching:

@@ -22,7 +22,8 @@ from rlsdk.interfaces import (
     nearest,
 )
 from rlsdk.kit.model.hf import model_vocabulary
-from rlsdk.trainer.inputs.teachers import Taught
+from rlsdk.rollouts import Group
+from rlsdk.trainer.inputs.teachers import OwnPrompts, Taught
 from rlsdk.trainer.learner.metrics import StepClock
 from rlsdk.trainer.learner.state import TrainerState
 from rlsdk.trainer.roles.hosts import MiniBatchResult
@@ -77,6 +78,12 @@ class PolicyLearner:
         self._parity_checked = False
         self._vocabularies: dict[str, int] = {}
         self._said_rounding = False
+        self._own_prompts: Mapping[str, OwnPrompts] = {}
+
+    def show(self, groups: Sequence[Group]) -> None:
+        """Gives teachers with templates of their own what they read of a step's groups."""
+        own = [one for one in self.options.taught if one.own_prompts is not None]
+        self._own_prompts = {one.role: OwnPrompts.of_groups(groups, one) for one in own}
 
     def learn(self, batch: Batch, step: int, clock: StepClock) -> Learned:
         """Trains on a step's batch.
@@ -114,13 +121,16 @@ class PolicyLearner:
 
     def forward(self, role: str, batch: Batch, output: str) -> Tensor:
         """See `Models`."""
+        is_policy = any(one.role == role and one.teacher.is_policy for one in self.options.taught)
+        role, own = ACTOR if is_policy else role, self._own_prompts.get(role)
         self._check_role(role)
         group, method = self.session.computing(role)
-        self._check_vocabulary(group, batch)
-        needed = self.session.put(batch.keep(("input_ids", "response_mask", *IDENTITY)))
+        read = batch if own is None else own.read(batch)
+        self._check_vocabulary(group, read)
+        needed = self.session.put(read.keep(("input_ids", "response_mask", *IDENTITY)))
         with self.session.turns.using(group.name):
             answer: Batch = group.run(method, needed, {output: output}, timeout_s=self.options.update_timeout_s)
-        return answer[output]
+        return answer[output] if own is None else own.back(batch, answer[output])
 
     def check_difference(self, mean: float, largest: float) -> None:
         """Compares the engines' log-prob difference on the same tokens, in nats, with `trainer.parity_threshold`.

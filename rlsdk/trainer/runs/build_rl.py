@@ -245,7 +245,7 @@ def learner_options(config: RunConfig, run_inputs: RunInputs) -> LearnerOptions:
     """The options of a run's learner."""
     return LearnerOptions(
         reward_weights={reward_role(model.name): model.weight for model in config.reward_models},
-        taught=Taught.of_run(config, run_inputs.train_prompts),
+        taught=Taught.of_run(config, run_inputs.train_prompts, run_inputs.tokenizer),
         update_timeout_s=config.deadlines.update_s,
         parity_threshold=config.trainer.parity_threshold,
         parity_is_error=config.trainer.parity_action == "error",

@@ -266,6 +266,7 @@ def learn_from(
 ) -> Learned:
     """Makes the updates of a step, and counts them in `state`."""
     batch = with_taught(make_batch(groups, temperature=temperature), groups, learner.options.taught)
+    learner.show(groups)
     learned = learner.learn(batch, step, clock)
     for result in learned.results[ACTOR]:
         state.count_update(result.step)
