@@ -33,7 +33,12 @@ def test_the_notebook_runs_to_its_end(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "step 8/8" in trained
     assert "ended" in trained
     assert trained.count("<svg") >= 2  # the chart while it ran, and the run's own
-    assert "True" in cells[cell_with(notebook, ".fits")]
+    planned = next(cell for cell in notebook.cells if "rlsdk.plan(" in cell["source"])
+    (output,) = planned["outputs"]
+    assert output["data"]["text/html"].count("<table>") > 3
+    assert "fits: at most" in output["data"]["text/plain"]
+    assert "<th>reward, in training</th>" in trained
+    assert "accuracy_se" not in trained
     assert "(10, 'step_00000010')" in cells[cell_with(notebook, "run.resume")]
     noise = [text for text in cells.values() if "ipywidgets" in text]
     assert not noise, "libraries that rlsdk imports ask for packages that it does not need"

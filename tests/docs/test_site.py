@@ -44,6 +44,17 @@ def test_links_of_the_readme_lead_somewhere() -> None:
         assert (ROOT / target).exists(), target
 
 
+def test_the_readme_of_an_index_has_no_link_into_the_repository() -> None:
+    pytest.importorskip("hatchling")
+    from index_readme import for_index
+
+    text = (ROOT / "README.md").read_text()
+    assert re.findall(r"\]\((?!https?://)", for_index(text, None)) == []
+    links = re.findall(r"\]\(([^)]+)\)", for_index(text, "https://example.org/a/"))
+    assert links
+    assert [link for link in links if not link.startswith("https://example.org/a/blob/main/")] == []
+
+
 def test_every_page_is_in_the_navigation_once() -> None:
     text = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
     listed = re.findall(r": (\S+\.md)$", text, re.MULTILINE)

@@ -170,7 +170,8 @@ def test_two_runs_are_drawn_over_each_other(tab: Browser, tmp_path: Path) -> Non
     for width in (1280, 390):
         shown(tab, write_comparison(runs, tmp_path / "page.html").as_uri(), width)
         assert tab.run("document.documentElement.scrollWidth") == width
-        for at in range(16):  # among them one that never changes
+        tab.run("document.querySelectorAll('details.flat').forEach((box) => { box.open = true })")
+        for at in range(16):
             tab.run(f"document.querySelector('[data-chart=\"{at}\"]').scrollIntoView()")
             tab.wait(f"document.querySelector('[data-chart=\"{at}\"] .u-legend')?.textContent.includes('two')")
         legend = tab.run("document.querySelector('[data-chart=\"0\"] .u-legend').textContent")
@@ -180,6 +181,67 @@ def test_two_runs_are_drawn_over_each_other(tab: Browser, tmp_path: Path) -> Non
         assert tab.run("document.documentElement.dataset.problems ?? ''") == ""
 
 
+def test_a_run_that_ended_earlier_has_no_value_where_it_did_not_get(tab: Browser, tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, steps=steps) for name, steps in (("long", 40), ("short", 10))]
+    shown(tab, write_comparison(runs, tmp_path / "page.html").as_uri())
+    legend = "document.querySelector('[data-chart=\"0\"] .u-legend').innerText.replace(/\\s+/g, ' ')"
+    assert " at 10" in tab.run(legend).partition("short")[2]  # as long as nobody points: where its last value is
+    assert " at " not in tab.run(legend).partition("short")[0]
+    at = tab.run(
+        "(() => { const r = document.querySelector('[data-chart=\"0\"] .u-over').getBoundingClientRect();"
+        "return [r.x + r.width * 0.8, r.y + r.height / 2] })()"
+    )
+    tab.point(*at)
+    tab.wait(f"!{legend}.includes(' at 10')")
+    assert tab.run(legend).partition("short")[2].strip(" :") == "\N{EN DASH}"
+
+
+def test_curves_stand_over_time_and_tokens_too(tab: Browser, page: str) -> None:
+    shown(tab, page)
+    step = "document.querySelector('[data-chart=\"0\"] .u-series')?.innerText.replace(/\\s+/g, ' ').trim()"
+    for axis, end in (("time", "14.7 min"), ("tokens", "10.4M"), ("step", "60")):
+        tab.run(set_value("axis", axis, "change"))
+        tab.wait(f"{step}?.startsWith('{axis}')")
+        assert tab.run(step).split(" ", 1)[1].strip(": ") == end
+        assert tab.run("document.documentElement.dataset.problems ?? ''") == ""
+
+
+def test_curves_are_found_by_words_and_flat_ones_are_folded(tab: Browser, page: str) -> None:
+    shown(tab, page)
+    visible = (
+        "[...document.querySelectorAll('figure h3')].filter((e) => e.getClientRects().length).map((e) => e.innerText)"
+    )
+    everything = tab.run(visible)
+    assert "Accuracy" in everything
+    assert "time/reward_s" not in everything  # one of the others, which are closed
+    tab.run(set_value("find", "entropy policy", "input"))
+    assert tab.run(visible) == ["Entropy"]
+    assert tab.run("document.getElementById('kept').innerText") == "1 chart"
+    tab.run(set_value("find", "eval_s", "input"))  # never changes, among the others
+    assert tab.run(visible) == ["time/eval_s"]
+    tab.run(set_value("find", "", "input"))
+    assert tab.run(visible) == everything
+
+
+def test_an_axis_does_not_blow_noise_up(tab: Browser, tmp_path: Path) -> None:
+    """Values between 0.500 and 0.504 filled the whole chart."""
+    run = tmp_path / "calm"
+    run.mkdir()
+    lines = [f'{{"step": {step}, "policy/entropy": {0.5 + step % 5 / 1000}}}\n' for step in range(1, 30)]
+    (run / "metrics.jsonl").write_text("".join(lines))
+    shown(tab, write_report(run)[0].as_uri())
+    labels = tab.run("[...document.querySelectorAll('[data-chart=\"0\"]')].length")
+    assert labels == 1
+    image = (
+        "(() => { const c = document.querySelector('[data-chart=\"0\"] canvas'), w = c.width, h = c.height;"
+        "const d = c.getContext('2d').getImageData(0, 0, w, h).data; let top = h, bottom = 0;"
+        "for (let y = 0; y < h; y++) for (let x = 0; x < w; x++) { const i = 4 * (y * w + x);"
+        "if (d[i + 3] > 200 && Math.abs(d[i] - 0x3b) < 30 && Math.abs(d[i + 2] - 0xc4) < 30)"
+        " { top = Math.min(top, y); bottom = Math.max(bottom, y) } } return (bottom - top) / h })()"
+    )
+    assert 0 < tab.run(image) < 0.2
+
+
 def test_a_live_page_draws_new_steps_by_itself_and_keeps_what_was_typed(tab: Browser, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", steps=10)
     with LiveServer(LivePage(run)) as server:
@@ -187,6 +249,9 @@ def test_a_live_page_draws_new_steps_by_itself_and_keeps_what_was_typed(tab: Bro
         thread.start()
         try:
             shown(tab, server.url)
+            assert tab.run("document.title").startswith("run \N{MIDDLE DOT} ")
+            assert tab.run("document.querySelector('h1').innerText") == "run"
+            tab.wait("/ ago$/.test(document.querySelector('.state').innerText)")
             tab.run("document.getElementById('filters').elements['text'].value = 'natalia'")
             tab.run(set_value("smoothing", "0.8", "input"))
             with (run / "metrics.jsonl").open("a") as file:

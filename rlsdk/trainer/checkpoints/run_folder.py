@@ -8,7 +8,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,9 @@ WARM_START = "sft_checkpoints"
 CONFIG_FILE = "config.yaml"
 HISTORY_FILE = "config.history.jsonl"
 """One line for each accepted start: when, from which step, and which settings changed."""
+END_FILE = "end.json"
+"""How the newest attempt ended: `state` (finished, stopped, failed), `why`, `time`. Absent while it runs, and if its
+process was killed."""
 INPUTS = "inputs"
 """Folder with the files of inputs that were passed as Python objects."""
 EVAL_FOLDER = "eval_samples"
@@ -134,6 +137,34 @@ def run_lock(run_dir: Path) -> Iterator[None]:
         handle.write(str(os.getpid()))
         handle.flush()
         yield
+
+
+def is_locked(run_dir: Path) -> bool | None:
+    """Whether a process of this machine holds the lock of a run's folder. It is not asked for, which could keep a run
+    from starting. None: the system does not say."""
+    try:
+        inode = (run_dir / ".lock").stat().st_ino
+        lines = Path("/proc/locks").read_text().splitlines()
+    except FileNotFoundError:
+        return False if Path("/proc/locks").exists() else None
+    except OSError:
+        return None
+    places = (line.split() for line in lines if " FLOCK " in line and "->" not in line)
+    return any(len(parts) > 5 and parts[5].rpartition(":")[2] == str(inode) for parts in places)
+
+
+def record_end(run_dir: Path, state: str, why: str = "") -> None:
+    """Records how an accepted run ended; a folder that cannot be written to is left as it is.
+
+    Args:
+        run_dir: the run's folder, whose lock this process holds.
+        state: finished, stopped or failed.
+        why: one line; empty if there is nothing to say.
+    """
+    if (run_dir / HISTORY_FILE).exists():
+        line = {"state": state, "why": why, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+        with suppress(OSError):
+            atomic_write_text(run_dir / END_FILE, json.dumps(line) + "\n")
 
 
 def _check_entries(run_dir: Path) -> None:
@@ -266,6 +297,7 @@ def accept_config(run_dir: Path, config: RunConfig, *, checkpoint: Path | None =
     }
     with writing("the settings of the run", run_dir):
         _set_aside(run_dir, checkpoint, notice)
+        (run_dir / END_FILE).unlink(missing_ok=True)
         atomic_write_text(run_dir / CONFIG_FILE, dump_config(config))
         with (run_dir / HISTORY_FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

@@ -15,8 +15,9 @@ from rlsdk.config.checks.training import Training
 from rlsdk.interfaces import ConfigError, RlsdkError, WorkerError
 from rlsdk.interfaces.spelling import Setting
 from rlsdk.kit.model.shapes import is_shape
+from rlsdk.system.printable import described
 from rlsdk.trainer.checkpoints.checkpoint import MANIFEST
-from rlsdk.trainer.checkpoints.run_folder import HISTORY_FILE, choose_resume, make_run_dir, run_lock
+from rlsdk.trainer.checkpoints.run_folder import HISTORY_FILE, choose_resume, make_run_dir, record_end, run_lock
 from rlsdk.trainer.inputs.model_config import check_same_model
 
 if TYPE_CHECKING:
@@ -60,7 +61,14 @@ def launch(
             from rlsdk.trainer.runs.start import SessionStart
 
             run = run.with_config(_filled(run, run_dir, stage_files))
-            return _train(SessionStart.of(run, view, run_dir=run_dir, stop=stop, resume=resume, ahead=ahead))
+            start = SessionStart.of(run, view, run_dir=run_dir, stop=stop, resume=resume, ahead=ahead)
+            try:
+                result = _train(start)
+            except BaseException as error:
+                record_end(run_dir, "failed", described(error))
+                raise
+            record_end(run_dir, "stopped" if result.stopped else "finished", result.ended_early or "")
+            return result
 
 
 def refuse_shapes(run: PreparedRun) -> None:

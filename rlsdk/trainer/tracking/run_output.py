@@ -12,6 +12,7 @@ from rlsdk.interfaces import RlsdkError, StepCallback, Tracker
 from rlsdk.kit.files.write_errors import AGAIN, OutputError, writing
 from rlsdk.trainer.checkpoints.run_folder import eval_folder
 from rlsdk.trainer.tracking.events import RunView
+from rlsdk.trainer.tracking.machine import begin, machine_metrics
 from rlsdk.trainer.tracking.samples import write_eval_samples
 
 
@@ -24,8 +25,11 @@ class RunOutput:
     trackers: Sequence[Tracker] = ()
     callbacks: Sequence[StepCallback] = ()
 
+    def __post_init__(self) -> None:
+        begin()
+
     def track(self, step: int, metrics: Mapping[str, float], samples: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Logs to every tracker.
+        """Logs to every tracker, with how busy the machine is.
 
         Raises:
             OutputError: the run's folder is gone, or a tracker cannot write.
@@ -35,6 +39,7 @@ class RunOutput:
                 f"the run's folder {str(self.run_dir)!r} is gone (deleted, renamed, or its disk unmounted), and with "
                 f"it the figures of step {step} and every checkpoint"
             )
+        metrics = {**metrics, **machine_metrics(metrics)}
         for tracker in self.trackers:
             with writing(f"the figures of step {step}", self.run_dir), _tracking(tracker, step):
                 tracker.log(step, metrics)

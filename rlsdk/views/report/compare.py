@@ -10,10 +10,10 @@ from typing import Any
 
 from rlsdk.interfaces import ConfigError
 from rlsdk.system.atomic import atomic_write_text
-from rlsdk.views.report.curves import Chart, charts_of, data_of, frames, others_of
+from rlsdk.views.report.curves import Chart, charts_of, data_of, folded, others_of
 from rlsdk.views.report.facts import NOT_SHOWN, SHOWN_CHARS, fact_rows, headlines, leaves, readable
 from rlsdk.views.report.markup import document, escaped, table
-from rlsdk.views.report.page import smoothing
+from rlsdk.views.report.page import controls
 from rlsdk.views.report.record import RunRecord, read_run
 
 MOST_RUNS = 20
@@ -41,8 +41,9 @@ def write_comparison(run_dirs: Sequence[Path], file: Path) -> Path:
 def comparison_page(records: Sequence[RunRecord], names: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """Content of the page, and the data of its curves."""
     known = {name for record in records for name in record.names}
-    charts = [chart for chart in apart(charts_of(records)) if known.issuperset(chart.curves.values())]
-    others = others_of(records, charts)
+    found = [chart for chart in apart(charts_of(records)) if known.issuperset(chart.curves.values())]
+    charts, curves = folded(records, found)
+    others, more = folded(records, others_of(records, charts), len(charts))
     data = data_of(records, [*charts, *others], names)
     differing = different_settings(records)
     settings = table(differing, ["setting", *names]) if differing else "<p>All settings are equal.</p>"
@@ -51,9 +52,8 @@ def comparison_page(records: Sequence[RunRecord], names: Sequence[str]) -> tuple
             f"<h1>{escaped(f'Comparison of {len(records)} runs')}</h1>",
             f"<h2>Results</h2>{table(_figures(records), ['', *names])}",
             f"<h2>Settings that differ</h2>{settings}",
-            f"<h2>Curves</h2>{smoothing(max(len(record.metrics) for record in records))}{frames(charts)}",
-            f"<h2>All other metrics</h2><details><summary>{len(others)} curves</summary>"
-            f"{frames(others, len(charts))}</details>",
+            f"<h2>Curves</h2>{controls(max(len(record.metrics) for record in records), data['axes'])}{curves}",
+            f"<h2>All other metrics</h2><details><summary>{len(others)} curves</summary>{more}</details>",
         ]
     )
     return main, data

@@ -6,10 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlsdk.system.quantities import counted
 from rlsdk.trainer.tracking.step_times import phase_names
 from rlsdk.views.report.markup import escaped, rounded
 from rlsdk.views.report.record import RunRecord
+from rlsdk.views.report.state import elapsed
 
+LEAST_FLAT = 3
+"""Fewest steps after which a curve without a change counts as flat."""
 MOST_POINTS = 1500
 """Most points of a curve; for more, neighbouring steps are averaged. A screen has fewer columns."""
 OWN_TERMS = frozenset(
@@ -62,6 +66,8 @@ CHARTS = (
         "training pool": "time/train_idle_share", "rollout pool": "time/rollout_idle_share"}),
     Chart(title="Throughput", note="tokens per second, prompts and tools included", curves={
         "all tokens": "throughput/tokens_per_s"}),
+    Chart(title="Machine", unit="%", note="of the controller's machine", curves={
+        "processors": "throughput/cpu_share", "main memory": "throughput/memory_share"}),
 )  # fmt: skip
 """All charts in the order of the page; charts without values are left out."""
 
@@ -112,7 +118,33 @@ def data_of(records: Sequence[RunRecord], charts: Sequence[Chart], names: Sequen
                     series.append(entry | {"color": index} if names else entry)
         first = _cut_to_values(series)
         drawn.append({"title": chart.title, "unit": chart.unit, "kind": chart.kind, "first": first, "series": series})
-    return {"steps": [steps[part[-1]] for part in buckets], "charts": drawn}
+    axes = [_axes(record, place, buckets) for record in records]
+    shared = [name for name in ("time", "tokens") if all(name in found for found in axes)]
+    return {
+        "steps": [steps[part[-1]] for part in buckets],
+        "axes": {name: [found[name] for found in axes] for name in shared},
+        "charts": drawn,
+    }
+
+
+def _axes(record: RunRecord, place: Mapping[int, int], buckets: Sequence[range]) -> dict[str, list[float | None]]:
+    """Where each point of a run stands on the other axes; null where it has no step."""
+    found: dict[str, list[float | None]] = {}
+    for name, values in elapsed(record.metrics).items():
+        placed: list[float | None] = [None] * len(place)
+        for step, value in zip(record.steps, values, strict=True):
+            placed[place[step]] = value
+        found[name] = list(rounded(max((value for at in part if (value := placed[at]) is not None), default=None)
+                                   for part in buckets))  # fmt: skip
+    return found
+
+
+def is_flat(records: Sequence[RunRecord], chart: Chart) -> bool:
+    """Whether no curve of a chart ever changes, over enough steps to say so."""
+    curves = [[value for value in record.values(metric) if value is not None]
+              for record in records for metric in chart.curves.values()]  # fmt: skip
+    long = max(map(len, curves), default=0) >= LEAST_FLAT
+    return long and chart.kind == "lines" and all(max(curve) == min(curve) for curve in curves if curve)
 
 
 def _cut_to_values(series: Sequence[dict[str, Any]]) -> int:
@@ -127,10 +159,26 @@ def _cut_to_values(series: Sequence[dict[str, Any]]) -> int:
 def frames(charts: Sequence[Chart], first: int = 0) -> str:
     """The frames of the charts, in the order of `data_of`."""
     return '<div class="charts">' + "".join(
-        f"<figure><h3>{escaped(chart.title)}</h3><p class=quiet>{escaped(chart.note) or '&nbsp;'}</p>"
+        f'<figure data-names="{escaped(" ".join((chart.title, *chart.curves, *chart.curves.values())).lower())}">'
+        f"<h3>{escaped(chart.title)}</h3><p class=quiet>{escaped(chart.note) or '&nbsp;'}</p>"
         f'<div data-chart="{first + at}"></div></figure>'
         for at, chart in enumerate(charts)
     ) + "</div>"  # fmt: skip
+
+
+def folded(records: Sequence[RunRecord], charts: Sequence[Chart], first: int = 0) -> tuple[list[Chart], str]:
+    """The charts in the order in which they are shown, and their frames: those that never changed stand apart, closed.
+    `first`: place of the first one in the data."""
+    moving = [chart for chart in charts if not is_flat(records, chart)]
+    flat = [chart for chart in charts if chart not in moving]
+    made = frames(moving, first) if moving else ""
+    if flat:
+        named = ", ".join(chart.title for chart in flat)
+        made += (
+            f'<details class="flat"><summary>{counted(len(flat), "chart")} without any change: {escaped(named)}'
+            f"</summary>{frames(flat, first + len(moving))}</details>"
+        )
+    return [*moving, *flat], made
 
 
 def _phases(record: RunRecord) -> Chart:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -14,9 +15,9 @@ from rlsdk.interfaces import ConfigError
 from rlsdk.system.bounded_http import BoundedHandler, BoundedServer, ConnectionLimits
 from rlsdk.system.files import UnfitFileError
 from rlsdk.system.printable import encodable
-from rlsdk.views.report.facts import title_of
+from rlsdk.trainer.checkpoints.run_folder import is_locked
 from rlsdk.views.report.markup import document, escaped
-from rlsdk.views.report.page import run_page
+from rlsdk.views.report.page import run_page, window_title
 from rlsdk.views.report.record import FILES, read_run
 
 LOOPBACK = "127.0.0.1"
@@ -57,12 +58,12 @@ class LivePage:
                 stats.append(f"{found.st_size}.{found.st_mtime_ns}")
             except OSError:
                 stats.append("-")
-        return "_".join(stats)
+        return "_".join([*stats, str(is_locked(self.run_dir))])
 
     def whole(self) -> str:
         """The whole page."""
         mark, title, main, data = self._now()
-        return document(title, main, data, live=(NEWS, mark))
+        return document(title, main, data, live=(NEWS, mark), now=time.time())
 
     def news(self, after: str) -> str | None:
         """JSON update for a page with the mark `after`; None: nothing changed."""
@@ -81,7 +82,7 @@ class LivePage:
     def _make(self) -> tuple[str, str, Mapping[str, Any]]:
         try:
             record = read_run(self.run_dir)
-            return title_of(record.settings, record.name), *run_page(record)
+            return window_title(record), *run_page(record, is_live=True)
         except UnfitFileError as error:
             refused = f"<p>{escaped(f'{error.filename} {error.strerror}')}</p>"
             return self.run_dir.name, f"<h1>{escaped(self.run_dir.name)}</h1>{refused}", {"steps": [], "charts": []}

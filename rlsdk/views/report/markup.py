@@ -79,7 +79,9 @@ def asset(name: str) -> str:
     return resources.files("rlsdk.views.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def document(title: str, main: str, data: Mapping[str, Any], *, live: tuple[str, str] | None = None) -> str:
+def document(
+    title: str, main: str, data: Mapping[str, Any], *, live: tuple[str, str] | None = None, now: float = 0.0
+) -> str:
     """A whole page that needs nothing else.
 
     Its policy allows the scripts and the style of this package, by their hashes, and nothing else: no other script, no
@@ -90,6 +92,7 @@ def document(title: str, main: str, data: Mapping[str, Any], *, live: tuple[str,
         main: what it shows; every text in it escaped.
         data: what its curves are drawn from.
         live: path that is asked for news, and the mark of what the page shows already.
+        now: of a live page, by the server's clock, in seconds since the epoch.
     """
     scripts = [asset("uplot.min.js"), asset("page.js")]
     style = asset("uplot.min.css") + asset("page.css")
@@ -99,7 +102,7 @@ def document(title: str, main: str, data: Mapping[str, Any], *, live: tuple[str,
         f"default-src 'none'; script-src {sources}; style-src {_hash(style)}; connect-src {connect}; "
         "base-uri 'none'; form-action 'none'"
     )
-    asks = f' data-live="{escaped(live[0])}" data-mark="{escaped(live[1])}"' if live else ""
+    asks = f' data-live="{escaped(live[0])}" data-mark="{escaped(live[1])}" data-now="{now:.1f}"' if live else ""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'

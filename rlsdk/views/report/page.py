@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlsdk.system.atomic import atomic_write_text
 from rlsdk.system.printable import printable
 from rlsdk.views.charts import Line, line_chart, sheet, stacked_bars
-from rlsdk.views.report.curves import Chart, charts_of, data_of, frames, others_of
+from rlsdk.views.report.curves import Chart, charts_of, data_of, folded, others_of
 from rlsdk.views.report.facts import Headline, changed_from_defaults, fact_rows, headlines, title_of
 from rlsdk.views.report.markup import document, escaped, facts, table
 from rlsdk.views.report.pictures import pictures_of
 from rlsdk.views.report.record import RunRecord, read_run
 from rlsdk.views.report.samples import sample_section, score_range
+from rlsdk.views.report.state import state_line, state_of
 
 PAGE, PLOT = "report.html", "curves.svg"
 MAX_BARS = 120
@@ -32,33 +33,39 @@ def write_report(run_dir: Path) -> tuple[Path, Path]:
     page, plot = run_dir / PAGE, run_dir / PLOT
     atomic_write_text(plot, printable(curves_svg(record)))
     main, data = run_page(record)
-    atomic_write_text(page, document(title_of(record.settings, record.name), main, data))
+    atomic_write_text(page, document(window_title(record), main, data))
     return page, plot
 
 
-def run_page(record: RunRecord) -> tuple[str, dict[str, Any]]:
-    """Content of the page of one run, and the data of its curves."""
-    charts = charts_of([record])
-    others = others_of([record], charts)
+def run_page(record: RunRecord, *, is_live: bool = False) -> tuple[str, dict[str, Any]]:
+    """Content of the page of one run, and the data of its curves. `is_live`: it says how old the newest step is."""
+    charts, curves = folded([record], charts_of([record]))
+    others, more = folded([record], others_of([record], charts), len(charts))
     changed = changed_from_defaults(record.settings)
     low, high = score_range(record.samples)
     data = data_of([record], [*charts, *others]) | {"worst": low, "best": high}
     main = "".join(
         [
-            f"<h1>{escaped(title_of(record.settings, record.name))}</h1>",
+            f"<h1>{escaped(record.name)}</h1>",
+            f'<p class="subtitle">{escaped(title_of(record.settings, record.name))}</p>',
+            state_line(state_of(record), record.updated if is_live else None),
             headline_cards(headlines(record)),
             facts(fact_rows(record)),
             f"<details><summary>{len(changed)} settings differ from the defaults</summary>{table(changed)}</details>",
-            f"<h2>Curves</h2>{smoothing(len(record.metrics))}{frames(charts)}",
+            f"<h2>Curves</h2>{controls(len(record.metrics), data['axes'])}{curves}",
             pictures_of(record),
             f"<h2>Samples</h2>{sample_section(record.samples)}",
-            f"<h2>All other metrics</h2><details><summary>{len(others)} curves</summary>"
-            f"{frames(others, len(charts))}</details>",
+            f"<h2>All other metrics</h2><details><summary>{len(others)} curves</summary>{more}</details>",
             "<h2>Configuration</h2><details><summary>all fields</summary>"
             f"<pre>{escaped(record.config_text)}</pre></details>",
         ]
     )
     return main, data
+
+
+def window_title(record: RunRecord) -> str:
+    """The run's name first: a browser shows the beginning only."""
+    return " \N{MIDDLE DOT} ".join(dict.fromkeys((record.name, title_of(record.settings, record.name))))
 
 
 def headline_cards(found: Sequence[Headline]) -> str:
@@ -71,12 +78,15 @@ def headline_cards(found: Sequence[Headline]) -> str:
     return f'<div class="cards">{cards}</div>' if cards else ""
 
 
-def smoothing(num_steps: int) -> str:
-    """The smoothing slider above the curves."""
+def controls(num_steps: int, axes: Mapping[str, object]) -> str:
+    """What stands above the curves: smoothing, the axis, a search."""
+    choices = "".join(f'<option value="{name}">{name}</option>' for name in ("step", *axes))
     value = 0.6 if num_steps >= SMOOTHED_FROM else 0
     return (
         '<div class="bar"><label>smoothing <input type="range" id="smoothing" min="0" max="0.98" step="0.02" '
         f'value="{value}"> <output id="smoothing-value"></output></label>'
+        f'<label>axis <select id="axis">{choices}</select></label>'
+        '<label>find <input type="search" id="find" placeholder="curve"></label><span class="quiet" id="kept"></span>'
         '<span class="quiet">Point at a curve for its values; drag to zoom in, double-click to zoom out.</span></div>'
     )
 

@@ -11,12 +11,12 @@ from typing import Any
 from rlsdk.config.loading.yaml_text import read_yaml
 from rlsdk.interfaces import ConfigError
 from rlsdk.system.files import check_inside, read_regular_text
-from rlsdk.trainer.checkpoints.run_folder import CONFIG_FILE, HISTORY_FILE
+from rlsdk.trainer.checkpoints.run_folder import CONFIG_FILE, END_FILE, HISTORY_FILE, is_locked
 from rlsdk.trainer.tracking.pool_times import FILE as TIMELINE_FILE
 from rlsdk.trainer.tracking.trackers import METRICS_FILE, SAMPLES_FILE, read_lines, read_metrics
 from rlsdk.views.report.markup import number_of
 
-FILES = (METRICS_FILE, SAMPLES_FILE, CONFIG_FILE, HISTORY_FILE, TIMELINE_FILE)
+FILES = (METRICS_FILE, SAMPLES_FILE, CONFIG_FILE, HISTORY_FILE, TIMELINE_FILE, END_FILE)
 """Files of a run that a page shows. The page may be shared, so it shows nothing that such a file only links to."""
 
 
@@ -33,6 +33,13 @@ class RunRecord:
     settings: Mapping[str, Any] = field(default_factory=dict)
     starts: Sequence[Mapping[str, Any]] = ()
     """Each accepted start, the first one first: `time`, `step`, and `surroundings` (command, machine, versions)."""
+
+    end: Mapping[str, Any] = field(default_factory=dict)
+    """How it ended; empty while it runs, and if its process was killed."""
+    is_locked: bool | None = False
+    """Whether a process is writing to it; None: unknown."""
+    updated: float = 0.0
+    """Time of the newest metrics, in seconds since the epoch."""
 
     @property
     def name(self) -> str:
@@ -75,7 +82,10 @@ def read_run(run_dir: Path) -> RunRecord:
         samples=read_lines(run_dir / SAMPLES_FILE),
         config_text=text,
         settings=settings_of(text),
-        starts=_starts(run_dir / HISTORY_FILE),
+        starts=_lines(run_dir / HISTORY_FILE),
+        end=next(iter(_lines(run_dir / END_FILE)), {}),
+        is_locked=is_locked(run_dir),
+        updated=(run_dir / METRICS_FILE).stat().st_mtime,
     )
 
 
@@ -93,7 +103,7 @@ def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
     return {str(name): number for name, value in line.items() if (number := number_of(value)) is not None}
 
 
-def _starts(file: Path) -> list[Mapping[str, Any]]:
+def _lines(file: Path) -> list[Mapping[str, Any]]:
     found = []
     if file.exists():
         for text in read_regular_text(file, errors="replace").splitlines():

@@ -8,7 +8,7 @@
   const read = (id) => JSON.parse(document.getElementById(id).textContent);
   const css = (name) => getComputedStyle(html).getPropertyValue(name).trim();
   let data = read("data");
-  let smoothing = 0;
+  let smoothing = 0, axis = "step";
   const drawn = new Map(); // key of the chart -> its uPlot
 
   const problems = [];
@@ -41,22 +41,45 @@
   const isSparse = (values) => values.filter((v) => v != null).length < values.length * SPARSE || values.length === 1;
   // A chart shows the steps from its first value to its last one.
   const stepsOf = (chart) => data.steps.slice(chart.first, chart.first + (chart.series[0]?.values.length ?? 0));
+  // The points of a chart on the chosen axis: its places, and one list of values for each curve.
+  function placed(chart) {
+    if (axis === "step") return [stepsOf(chart), ...chart.series.map((curve) => curve.values)];
+    return uPlot.join(chart.series.map((curve) => {
+      const at = data.axes[axis][curve.color ?? 0];
+      const known = curve.values.map((value, index) => [at[chart.first + index], value]).filter(([x, y]) => x != null && y != null);
+      return [known.map(([x]) => x), known.map(([, y]) => y)];
+    }));
+  }
+  const units = { step: (v) => String(v), time: duration, tokens: number };
+  function duration(seconds) {
+    if (seconds < 120) return trimmed(seconds) + " s";
+    return seconds < 7200 ? trimmed(seconds / 60) + " min" : trimmed(seconds / 3600) + " h";
+  }
+  const head = (places) => ({ label: axis, value: (u, v) => units[axis](v == null ? last(places) : v) });
+  // Without a pointer the newest value; of a curve that ends before the others, with the place where it ends.
+  function newest(places, values, unit) {
+    let at = values.length - 1;
+    while (at >= 0 && values[at] == null) at -= 1;
+    if (at < 0) return shown(null, unit);
+    return shown(values[at], unit) + (at < values.length - 1 ? " at " + units[axis](places[at]) : "");
+  }
   const last = (values) => { for (let i = values.length - 1; i >= 0; i--) if (values[i] != null) return values[i]; return null; };
 
   function lines(chart) {
-    const steps = stepsOf(chart);
-    const columns = [steps], series = [{ label: "step", value: (u, v) => (v == null ? String(last(steps)) : String(v)) }];
+    const [places, ...values] = placed(chart);
+    const columns = [places], series = [head(places)];
     chart.series.forEach((curve, index) => {
+      const own = values[index];
       const color = COLORS[(curve.color ?? index) % COLORS.length];
       const sparse = isSparse(curve.values);
       const common = { stroke: color, spanGaps: true, points: { show: sparse, size: 5, fill: color } };
-      const value = (u, v, at, step) => shown(step == null ? last(curve.values) : curve.values[step], chart.unit);
+      const value = (u, v, at, step) => (step == null ? newest(places, own, chart.unit) : shown(own[step], chart.unit));
       if (!sparse && smoothing > 0) {
-        columns.push(curve.values, smooth(curve.values, smoothing));
+        columns.push(own, smooth(own, smoothing));
         series.push({ ...common, label: curve.label, class: "raw", width: 1, alpha: 0.28 });
         series.push({ ...common, label: curve.label, width: 2, value });
       } else {
-        columns.push(curve.values);
+        columns.push(own);
         series.push({ ...common, label: curve.label, width: sparse ? 1.5 : 2, value, dash: curve.dash ? [6, 4] : undefined });
       }
     });
@@ -64,15 +87,15 @@
   }
 
   function stack(chart) {
-    const steps = stepsOf(chart), sum = steps.map(() => 0), columns = [steps], bands = [];
-    const series = [{ label: "step", value: (u, v) => (v == null ? String(last(steps)) : String(v)) }];
+    const steps = axis === "step" ? stepsOf(chart) : stepsOf(chart).map((_, at) => data.axes[axis][0][chart.first + at]);
+    const sum = steps.map(() => 0), columns = [steps], bands = [], series = [head(steps)];
     chart.series.forEach((part, index) => {
       const color = COLORS[index % COLORS.length];
       part.values.forEach((value, at) => { sum[at] += value ?? 0; });
       columns.push(sum.map((value, at) => (part.values[at] == null && value === 0 ? null : value)));
       series.push({
         label: part.label, stroke: color, fill: color, width: 1, points: { show: steps.length === 1 },
-        paths: steps.length <= BARS ? uPlot.paths.bars({ size: [0.8, 60] }) : undefined,
+        paths: steps.length <= BARS && axis === "step" ? uPlot.paths.bars({ size: [0.8, 60] }) : undefined,
         value: (u, v, at, step) => shown(step == null ? last(part.values) : part.values[step], chart.unit),
       });
     });
@@ -82,19 +105,19 @@
   }
 
   function options(chart, made, width) {
-    const axis = { stroke: css("--quiet"), grid: { stroke: css("--grid"), width: 1 }, ticks: { stroke: css("--grid"), width: 1, size: 4 }, font: "12px system-ui, sans-serif" };
+    const line = { stroke: css("--quiet"), grid: { stroke: css("--grid"), width: 1 }, ticks: { stroke: css("--grid"), width: 1, size: 4 }, font: "12px system-ui, sans-serif" };
     const labels = (u, splits) => splits.map((value) => (value == null ? "" : number(value) + chart.unit));
     return {
       width, height: width < 420 ? 200 : 230, padding: [10, 12, 0, 0],
       cursor: { sync: { key: "steps", setSeries: false }, drag: { x: true, y: false }, points: { size: 7 } },
       scales: {
-        x: { time: false, range: (u, low, high) => (chart.kind === "stack" && u.data[0].length <= BARS ? [low - 0.5, high + 0.5] : [low, high]) },
+        x: { time: false, range: (u, low, high) => (chart.kind === "stack" && axis === "step" && u.data[0].length <= BARS ? [low - 0.5, high + 0.5] : [low, high]) },
         y: { range: (u, low, high) => scale(chart, low, high) },
       },
       legend: { live: true, markers: { width: 3 } },
       axes: [
-        { ...axis, size: 28, space: 60, values: (u, splits) => splits.map((value) => (Number.isInteger(value) ? number(value) : "")) },
-        { ...axis, values: labels, space: 34, size: (u, values) => 16 + 7 * Math.max(2, ...(values ?? []).map((text) => String(text).length)) },
+        { ...line, size: 28, space: axis === "time" ? 80 : 60, values: (u, splits) => splits.map((value) => (axis !== "step" || Number.isInteger(value) ? (axis === "step" ? number : units[axis])(value) : "")) },
+        { ...line, values: labels, space: 34, size: (u, values) => 16 + 7 * Math.max(2, ...(values ?? []).map((text) => String(text).length)) },
       ],
       series: made.series, bands: made.bands,
     };
@@ -107,8 +130,13 @@
     const size = Math.max(Math.abs(low), Math.abs(high));
     const flat = high - low <= size * 1e-6; // smoothing leaves a constant with differences of rounding
     if (flat && size === 0) return [0, 1]; // an axis of rounding errors says nothing
-    const pad = flat ? size * 0.1 : (high - low) * 0.06;
-    return [low >= 0 && low - pad < 0 ? 0 : low - pad, high + pad];
+    // Curves that hardly move stay calm: their noise would look like a trend if it filled the chart.
+    const least = chart.unit === "%" ? Math.max(10, 0.1 * size) : 0.2 * size;
+    const grow = Math.max(0, least - (high - low)) / 2;
+    const pad = Math.max(high - low, least) * 0.06;
+    const bottom = low - grow - pad, top = high + grow + pad;
+    if (chart.unit === "%" && low >= 0 && high <= 100) return [Math.max(0, bottom), Math.min(100, top)];
+    return [low >= 0 && bottom < 0 ? 0 : bottom, top];
   }
 
   function draw(place) {
@@ -138,7 +166,41 @@
     if (!slider) return;
     const apply = () => { smoothing = Number(slider.value); said.textContent = smoothing ? smoothing.toFixed(2) : "off"; redraw(); };
     slider.addEventListener("input", apply);
+    const choice = document.getElementById("axis");
+    if (choice) choice.addEventListener("change", () => { axis = choice.value; redraw(); });
+    axis = choice?.value ?? "step";
     apply();
+    find();
+  }
+
+  // Curves by a part of their title or of the metric's name; what is closed opens where it has some.
+  function find() {
+    const field = document.getElementById("find"), kept = document.getElementById("kept");
+    if (!field) return;
+    const opened = new Set();
+    const apply = () => {
+      const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+      let count = 0;
+      document.querySelectorAll("figure[data-names]").forEach((figure) => {
+        figure.hidden = !words.every((word) => figure.dataset.names.includes(word));
+        count += !figure.hidden;
+      });
+      document.querySelectorAll("details:has(figure[data-names])").forEach((box) => {
+        const any = words.length > 0 && box.querySelector("figure[data-names]:not([hidden])") !== null;
+        if (any && !box.open) { box.open = true; opened.add(box); }
+        if (!any && opened.has(box)) { box.open = false; opened.delete(box); }
+      });
+      kept.textContent = words.length ? count + (count === 1 ? " chart" : " charts") : "";
+    };
+    field.addEventListener("input", apply);
+    apply();
+  }
+
+  // How long ago the newest step was, by the server's clock.
+  const ahead = Number(document.body.dataset.now || 0) - Date.now() / 1000;
+  function age() {
+    const place = document.getElementById("age");
+    if (place) place.textContent = duration(Math.max(0, Math.round(Date.now() / 1000 + ahead - Number(place.dataset.at)))) + " ago";
   }
 
   // Samples: filters work on attributes that the page was written with.
@@ -189,7 +251,8 @@
     });
   }
 
-  function ready() { watch(); controls(); filters(); tokens(); }
+  function ready() { watch(); controls(); filters(); tokens(); age(); }
+  setInterval(age, 1000);
   ready();
   html.dataset.ready = "yes";
 
@@ -214,12 +277,12 @@
 
   function replace(fresh) {
     // Markup that the server wrote as it wrote this page, every text in it escaped; the policy of the page holds for it.
-    const typed = new Map([...document.querySelectorAll("#filters [name], #smoothing, #colors")].map((e) => [e.name || e.id, e.value]));
+    const typed = new Map([...document.querySelectorAll("#filters [name], #smoothing, #colors, #axis, #find")].map((e) => [e.name || e.id, e.value]));
     drawn.forEach((plot) => plot.destroy());
     drawn.clear();
     data = fresh.data;
     document.getElementById("main").innerHTML = fresh.main;
-    document.querySelectorAll("#filters [name], #smoothing, #colors").forEach((e) => { if (typed.has(e.name || e.id)) e.value = typed.get(e.name || e.id); });
+    document.querySelectorAll("#filters [name], #smoothing, #colors, #axis, #find").forEach((e) => { if (typed.has(e.name || e.id)) e.value = typed.get(e.name || e.id); });
     ready();
     html.dataset.updates = Number(html.dataset.updates || 0) + 1;
   }
