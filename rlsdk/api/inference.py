@@ -25,10 +25,9 @@ from rlsdk.registry import Registry
 from rlsdk.trainer.inputs.model_config import file_problems, model_fields
 
 if TYPE_CHECKING:
+    from rlsdk.data.rows import Messages
     from rlsdk.trainer.tracking.events import RunView
 
-Conversation = Sequence[Mapping[str, Any]]
-"""Messages with role and content."""
 GENERATION = ("model", "data", "rollout", "placement")
 """Sections of the configuration that generation acts on."""
 
@@ -79,7 +78,7 @@ def evaluate(
 
 def generate(
     model: str | os.PathLike[str],
-    prompts: Sequence[str] | str | Conversation | Sequence[Conversation] = (),
+    prompts: Sequence[str] | str | Messages | Sequence[Messages] = (),
     *,
     data: Rows | None = None,
     num_prompts: int = 5,
@@ -120,7 +119,7 @@ def generate(
         )
 
 
-def given_prompts(prompts: object) -> list[str] | list[Conversation]:
+def given_prompts(prompts: object) -> list[str] | list[Messages]:
     """The prompts of a call, as a list of texts or of conversations.
 
     Raises:
@@ -149,7 +148,7 @@ def _is_conversation(value: object) -> bool:
 def run_generation(
     path: Path,
     settings: Settings,
-    texts: Sequence[str] | Sequence[Conversation],
+    texts: Sequence[str] | Sequence[Messages],
     *,
     num_prompts: int,
     n: int,

@@ -17,7 +17,7 @@ from rlsdk.system.quantities import counted
 from rlsdk.trainer.checkpoints.checkpoint import is_model
 
 if TYPE_CHECKING:
-    from rlsdk.api.inference import Conversation
+    from rlsdk.data.rows import Messages
     from rlsdk.trainer.runs.start import RunResult
 
 
@@ -164,7 +164,7 @@ class Run:
 
         return evaluate(self.path, trust_run=trust_run or self._is_own, **fields)
 
-    def generate(self, *prompts: str | Conversation, trust_run: bool = False, **fields: Any) -> Table:
+    def generate(self, *prompts: str | Messages, trust_run: bool = False, **fields: Any) -> Table:
         """Generates responses of the newest model to texts or conversations; see `rlsdk.generate`."""
         from rlsdk.api.inference import generate, given_prompts
 

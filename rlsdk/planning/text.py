@@ -32,7 +32,8 @@ HINTS = {
 def text_of(plan: PlanContents) -> str:
     """The plan as plain text, without colours."""
     written = io.StringIO()
-    show(plan, Console(file=written, width=TEXT_WIDTH, highlight=False, color_system=None))
+    # A notebook would show what rich prints, wherever it is printed to.
+    show(plan, Console(file=written, width=TEXT_WIDTH, highlight=False, color_system=None, force_jupyter=False))
     return printable(written.getvalue())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import rlsdk
 from rlsdk.views import in_notebook
 from rlsdk.views.notebook import NotebookView
 
@@ -40,6 +42,11 @@ def test_the_notebook_runs_to_its_end(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "<th>reward, in training</th>" in trained
     assert "accuracy_se" not in trained
     assert "(10, 'step_00000010')" in cells[cell_with(notebook, "run.resume")]
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert json.loads((folder / "end.json").read_text())["state"] == "finished"
+    steps = [row for row in rlsdk.Run(folder).metrics if "time/step_s" in row]
+    assert len(steps) == 10
+    assert all(0 <= row[f"throughput/{what}_share"] <= 1 for row in steps for what in ("cpu", "memory"))
     noise = [text for text in cells.values() if "ipywidgets" in text]
     assert not noise, "libraries that rlsdk imports ask for packages that it does not need"
     assert cells[cell_with(notebook, "run.generate")].count("3 + 4 =") in (3, 6)  # as text, and as a table

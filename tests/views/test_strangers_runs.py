@@ -25,7 +25,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def put(place: Path, kind: str) -> None:
-    place.unlink()
+    place.unlink(missing_ok=True)
     if kind == "pipe":
         os.mkfifo(place)
     elif kind == "device":

@@ -14,7 +14,7 @@ from rlsdk.config.problem import shown
 from rlsdk.config.sections.role_kinds import ROLLOUT
 from rlsdk.data import AnswerEnds, DataRow, Prompt, PromptDataset, PromptFormat
 from rlsdk.data.render import Template
-from rlsdk.data.rows import Fields
+from rlsdk.data.rows import Fields, Messages
 from rlsdk.interfaces import ConfigError, nearest
 from rlsdk.interfaces.spelling import Setting, as_given, number_of
 from rlsdk.kit.model.adapter_files import write_merged
@@ -102,14 +102,10 @@ def chosen_measures(config: RunConfig, sets: Sequence[str]) -> list[Measure]:
     return [measures[name] for name in dict.fromkeys(sets)] or list(measures.values())
 
 
-Conversation = Sequence[Mapping[str, Any]]
-"""Messages with role and content."""
-
-
 def sample_prompts(
     config: RunConfig,
     registry: Registry,
-    given: Sequence[str] | Sequence[Conversation],
+    given: Sequence[str] | Sequence[Messages],
     *,
     num_prompts: int,
     num_samples: int,

@@ -3,6 +3,7 @@
 (() => {
   const COLORS = ["#3b82c4", "#e07b39", "#4fa35c", "#b25fae", "#c2a12f", "#3fa7b5", "#c9504e", "#8b7fd1", "#8c6d5a", "#888888"];
   const SPARSE = 1 / 3; // a curve with fewer of the steps is one of evaluations: points, never smoothed
+  const SPANS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800]; // between ticks, seconds
   const BARS = 60; // steps up to which time by phase is drawn as bars
   const html = document.documentElement;
   const read = (id) => JSON.parse(document.getElementById(id).textContent);
@@ -116,7 +117,7 @@
       },
       legend: { live: true, markers: { width: 3 } },
       axes: [
-        { ...line, size: 28, space: axis === "time" ? 80 : 60, values: (u, splits) => splits.map((value) => (axis !== "step" || Number.isInteger(value) ? (axis === "step" ? number : units[axis])(value) : "")) },
+        { ...line, ...(axis === "time" ? { incrs: SPANS } : {}), size: 28, space: axis === "time" ? 80 : 60, values: (u, splits) => splits.map((value) => (axis !== "step" || Number.isInteger(value) ? (axis === "step" ? number : units[axis])(value) : "")) },
         { ...line, values: labels, space: 34, size: (u, values) => 16 + 7 * Math.max(2, ...(values ?? []).map((text) => String(text).length)) },
       ],
       series: made.series, bands: made.bands,
