@@ -156,6 +156,12 @@ def test_an_unexpected_error_of_a_page_answers_500_and_is_logged(
     assert "LookupError: nobody expected this" in caplog.text
 
 
+def test_the_page_says_where_the_logs_are(server: LiveServer) -> None:
+    (server.page.run_dir / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
+    (server.page.run_dir / "logs").mkdir()
+    assert f"<dt>logs</dt><dd>{server.page.run_dir}/logs</dd>" in ask(server, "/")[1]
+
+
 def test_a_page_with_text_that_cannot_be_encoded_is_shown(server: LiveServer) -> None:
     (server.page.run_dir / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
     (server.page.run_dir / "samples.jsonl").write_text(

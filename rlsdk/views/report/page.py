@@ -50,7 +50,7 @@ def run_page(record: RunRecord, *, is_live: bool = False) -> tuple[str, dict[str
             f'<p class="subtitle">{escaped(title_of(record.settings, record.name))}</p>',
             state_line(state_of(record), record.updated if is_live else None),
             headline_cards(headlines(record)),
-            facts(fact_rows(record)),
+            facts([*fact_rows(record), *(logs_row(record) if is_live else ())]),
             f"<details><summary>{len(changed)} settings differ from the defaults</summary>{table(changed)}</details>",
             f"<h2>Curves</h2>{controls(len(record.metrics), data['axes'])}{curves}",
             pictures_of(record),
@@ -61,6 +61,12 @@ def run_page(record: RunRecord, *, is_live: bool = False) -> tuple[str, dict[str
         ]
     )
     return main, data
+
+
+def logs_row(record: RunRecord) -> list[tuple[str, str]]:
+    """Where the outputs of the run's processes are; not for a page that is given to others."""
+    folder = record.folder / "logs"
+    return [("logs", str(folder))] if folder.is_dir() else []
 
 
 def window_title(record: RunRecord) -> str:
