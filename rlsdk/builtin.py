@@ -109,6 +109,7 @@ def rlsdk_register_aggregations(register: RegisterComponent) -> None:
     register("sequence_token_sum", f"{at}:sequence_token_sum", "Token sums, mean over rows.")
     register("token_sum_norm", f"{at}:token_sum_norm", "Token sums divided by a constant, summed over rows.")
     register("prompt_mean", f"{at}:prompt_mean", "Every prompt has the same weight (ScaleRL).")
+    register("row_mean", f"{at}:row_mean", "Every row has the same weight, however many its sample has.")
 
 
 @hookimpl

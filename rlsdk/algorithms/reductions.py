@@ -78,6 +78,16 @@ class Samples:
         return self.index[self.batch.row_of_token]
 
     @cached_property
+    def chains(self) -> Chains:
+        """The chains of the samples; each sample is one where the batch has no field `chain`."""
+        if "chain" not in self.batch or not self.count:
+            return Chains(rows=self.rows, of_token=self.of_token, count=self.count)
+        chain = self.batch["chain"]
+        _, of_row = torch.unique(self.index * (int(chain.max()) + 1) + chain, return_inverse=True)
+        rows = self.rows[of_row[self.rows].argsort(stable=True)]
+        return Chains(rows=rows, of_token=of_row[self.batch.row_of_token], count=int(of_row.max()) + 1)
+
+    @cached_property
     def last(self) -> Tensor:
         """`[S]` int64: the last row of each sample."""
         return self.rows[self.sum(torch.ones_like(self.index)).cumsum(0) - 1]
@@ -116,6 +126,17 @@ class Samples:
     def groups(self) -> Groups:
         """The samples of each prompt: groups over `[S]` values."""
         return Groups.by(self.of_rows(self.batch["uid"]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chains:
+    """Rows that follow one another in time: those of one agent of a sample."""
+
+    rows: Tensor
+    """`[B]` int64: the rows chain by chain, each in the order of `row_id`."""
+    of_token: Tensor
+    """`[N]` int64: chain of each token, 0..count-1, in ascending order of the samples."""
+    count: int
 
 
 def total_scores(samples: Samples, dtype: torch.dtype = torch.float64) -> Tensor:

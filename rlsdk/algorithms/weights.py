@@ -19,7 +19,7 @@ from rlsdk.interfaces import Batch, ConfigError, LossAggregation, nearest
 
 class Aggregation(StrEnum):
     """Names of the built-in aggregations. A sequence is a sample, with all its rows. Rows without loss, and samples
-    without a token that has loss, never count."""
+    without a token that has loss, never count. Where rows have a factor (`row_scale`), a token counts that much."""
 
     TOKEN_MEAN = "token_mean"
     SEQUENCE_MEAN = "sequence_mean"
@@ -27,18 +27,19 @@ class Aggregation(StrEnum):
     SEQUENCE_TOKEN_SUM = "sequence_token_sum"
     TOKEN_SUM_NORM = "token_sum_norm"
     PROMPT_MEAN = "prompt_mean"
+    ROW_MEAN = "row_mean"
 
 
 def token_mean(batch: Batch, counted: Tensor, max_tokens: int | None) -> Tensor:
     """Gives every token the same weight: 1 / tokens. DAPO (arXiv 2503.14476), equation 8; verl's `token-mean`."""
-    return (1 / counted.sum().double()).expand(batch.num_tokens)
+    return (1 / _scaled(batch, counted).sum()).expand(batch.num_tokens)
 
 
 def sequence_mean(batch: Batch, counted: Tensor, max_tokens: int | None) -> Tensor:
     """Gives every sample the same weight: 1 / (samples * tokens of the sample). GRPO (arXiv 2402.03300), equation 3;
     verl's `seq-mean-token-mean`."""
     samples = Samples.of(batch)
-    tokens = samples.token_sum(counted.double())
+    tokens = samples.token_sum(_scaled(batch, counted))
     return (1 / (tokens * _count(samples, counted)))[samples.of_token]
 
 
@@ -66,8 +67,15 @@ def prompt_mean(batch: Batch, counted: Tensor, max_tokens: int | None) -> Tensor
     """Gives every prompt the same weight, and every token within a prompt: 1 / (prompts * tokens of the prompt's rows).
     ScaleRL (Khatri et al. 2025, arXiv 2510.13786). A prompt with rows in two mini-batches counts in both."""
     groups = Groups.of(batch)
-    tokens = groups.sum(batch.row_sum(counted.double()))
+    tokens = groups.sum(batch.row_sum(_scaled(batch, counted)))
     return (1 / (tokens * (tokens > 0).sum()))[groups.index][batch.row_of_token]
+
+
+def row_mean(batch: Batch, counted: Tensor, max_tokens: int | None) -> Tensor:
+    """Gives every row the same weight, however many rows its sample has: 1 / (rows * tokens of the row). What the
+    other means do not depend on, this one does: where a sample is cut into rows."""
+    tokens = batch.row_sum(counted.double())
+    return (1 / (tokens * (tokens > 0).sum()))[batch.row_of_token]
 
 
 AGGREGATIONS: Mapping[str, LossAggregation] = {
@@ -77,6 +85,7 @@ AGGREGATIONS: Mapping[str, LossAggregation] = {
     Aggregation.SEQUENCE_TOKEN_SUM: sequence_token_sum,
     Aggregation.TOKEN_SUM_NORM: token_sum_norm,
     Aggregation.PROMPT_MEAN: prompt_mean,
+    Aggregation.ROW_MEAN: row_mean,
 }
 """Built-in aggregations by name."""
 
@@ -88,7 +97,8 @@ def loss_weights(
 
     Args:
         batch: one whole mini-batch: all rows of one optimizer step, over all ranks. Needs `response_mask`; if the batch
-            has the fields `valid` and `trained` (see `SCHEMA`), rows where one is False have no loss.
+            has the fields `valid` and `trained` (see `SCHEMA`), rows where one is False have no loss; the weights of a
+            row with a `row_scale` are multiplied by it.
         aggregation: a value of `Aggregation`, or a function.
         max_tokens: the constant of `sequence_sum` and `token_sum_norm`: the maximum number of response tokens of a
             sample.
@@ -101,6 +111,8 @@ def loss_weights(
     """
     counted = batch["response_mask"] & trained_rows(batch)[batch.row_of_token]
     share = _aggregation(aggregation)(batch, counted, max_tokens)
+    if "row_scale" in batch:
+        share = share * batch["row_scale"][batch.row_of_token]
     return torch.where(counted, share, 0.0).float()
 
 
@@ -132,6 +144,12 @@ def keep_top_entropy(batch: Batch, share: float) -> Batch:
     kept = max(1, round(share * len(entropy)))
     threshold = entropy.kthvalue(len(entropy) - kept + 1).values
     return batch.with_tokens(loss_weight=torch.where(counted & (batch["entropy"] >= threshold), weight, 0.0))
+
+
+def _scaled(batch: Batch, counted: Tensor) -> Tensor:
+    """Returns `[N]` float64: how much each token counts in a normaliser: 1, or its row's factor."""
+    one = counted.double()
+    return one * batch["row_scale"][batch.row_of_token] if "row_scale" in batch else one
 
 
 def _count(samples: Samples, counted: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ from rlsdk.interfaces.backend import INTERFACE_VERSION, BackendKind, BackendSpec
 from rlsdk.interfaces.batch import Batch, check_batch, check_samples, concat, rejoin
 from rlsdk.interfaces.batch_schema import SCHEMA, FieldSpec, Per
 from rlsdk.interfaces.capability import Capability, LogProbKind
+from rlsdk.interfaces.environment import AssistantMessage, Environment, Message, Tool, ToolCall, ToolFormat
+from rlsdk.interfaces.episode import Ended, Episode, Receipt, Rollouter
 from rlsdk.interfaces.errors import (
     BatchError,
     CheckpointError,
@@ -83,7 +85,7 @@ from rlsdk.interfaces.train import (
     OptimStepResult,
     TrainEngine,
 )
-from rlsdk.interfaces.trajectory import Generate, PromptView, Rollouter, Span, Trajectory, Turn, joined_ids
+from rlsdk.interfaces.trajectory import Generate, PromptView, Span, Trajectory, Turn, joined_ids
 from rlsdk.interfaces.weights import (
     DTYPE_BYTES,
     FINGERPRINT_MODULUS,
@@ -109,6 +111,7 @@ __all__ = [
     "AdvantageEstimator",
     "Algorithm",
     "AlgorithmContext",
+    "AssistantMessage",
     "BackendKind",
     "BackendSpec",
     "Batch",
@@ -127,7 +130,10 @@ __all__ = [
     "DeadlineError",
     "Delivery",
     "DuplicatePluginError",
+    "Ended",
     "EngineGroup",
+    "Environment",
+    "Episode",
     "Example",
     "FieldSpec",
     "FinishReason",
@@ -144,6 +150,7 @@ __all__ = [
     "LayoutError",
     "LogProbKind",
     "LossAggregation",
+    "Message",
     "ModelSpec",
     "Models",
     "Objective",
@@ -165,6 +172,7 @@ __all__ = [
     "RankContext",
     "RankMemory",
     "Reads",
+    "Receipt",
     "RegisterBackend",
     "RegisterComponent",
     "Relay",
@@ -183,6 +191,9 @@ __all__ = [
     "SyncReceipt",
     "SyncReport",
     "TensorMeta",
+    "Tool",
+    "ToolCall",
+    "ToolFormat",
     "Tracker",
     "TrackerContext",
     "TrainEngine",

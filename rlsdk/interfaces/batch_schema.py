@@ -72,6 +72,14 @@ SCHEMA: Mapping[str, FieldSpec] = {
         "Which sample of its group the row belongs to: rows of equal `uid` and `sample` are one sample, in the order "
         "of their `row_id`. Without this field each row is a sample.",
     ),
+    "chain": _row(
+        "int64",
+        "Which chain of its sample the row belongs to: rows of a chain follow one another in time, in the order of "
+        "their `row_id`. Present where a sample has several.",
+    ),
+    "row_scale": _row(
+        "float64", "Factor of the row's loss, which the normaliser counts. Present where one differs from 1."
+    ),
     "scores": _sample(
         "float64", "Reward of the whole sample, before any KL penalty. Equal scores may differ by rounding."
     ),

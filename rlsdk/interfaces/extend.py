@@ -56,7 +56,8 @@ class RewardSample:
     prompt: str
     """Text of the prompt as the model saw it, chat template included."""
     response: str
-    """Decoded response without its end token; other special tokens are kept."""
+    """Decoded response without its end token; other special tokens are kept. Of an episode of several rows, that of
+    the last one."""
     answer: str | None
     """The data row's reference answer, if it has one."""
     row: Mapping[str, Any]
@@ -64,9 +65,10 @@ class RewardSample:
     truncated: bool
     """The response hit its token limit."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What the rollouter passed on (`Trajectory.extra`): JSON types only."""
+    """What the rollouter passed on (`Trajectory.extra`): JSON types only. Of an episode of several rows, `rows` has the
+    text of each."""
     response_ids: Sequence[int] | NDArray[np.int64] = field(default=(), compare=False, repr=False)
-    """Every token after the prompt, tool tokens and the stop token included. Only sent to functions with an attribute
+    """Every token after the prompt (of the last row), tool tokens and the stop token included. Only sent to functions with an attribute
     `reads_tokens = True`; empty for all others."""
 
 

@@ -166,15 +166,3 @@ class Generate(Protocol):
     def text(self, turn: Turn) -> str:
         """The sampled text, without the stop token that ended it. A stop string is kept."""
         ...
-
-
-class Rollouter(Protocol):
-    """Makes one sample: `async def rollout(prompt, generate, **options) -> Trajectory`.
-
-    Called once for each sample of a group, concurrently on one event loop. It may await anything, with a timeout, and
-    must not block: run anything longer than a few milliseconds in `asyncio.to_thread`. An exception fails its sample,
-    which is counted and carries no gradient; a `RlsdkError` other than `BatchError` ends the run. `docs/agents.md`
-    shows one with a tool.
-    """
-
-    async def __call__(self, prompt: PromptView, generate: Generate, **options: Any) -> Trajectory: ...

@@ -40,7 +40,8 @@ OPTIONS: dict[str, list[Mapping[str, Any]]] = {
 }
 CASES = [(name, options) for name in sorted(ESTIMATORS) for options in ({}, *OPTIONS.get(name, []))]
 LOSSES = sorted(REGISTRY.usable(ComponentKind.LOSS))
-AGGREGATIONS = sorted(alg.AGGREGATIONS)
+AGGREGATIONS = sorted({*alg.AGGREGATIONS} - {alg.Aggregation.ROW_MEAN})
+"""`row_mean` counts rows: it says that it depends on the cut."""
 SHAPES: Mapping[str, Callable[[Batch], Batch]] = {
     "punishment": partial(alg.overlong_punishment, max_tokens=4, cache_tokens=3),
     "penalty": partial(alg.length_penalty, coef=0.3, free_tokens=1, max_penalty=1.0),

@@ -56,6 +56,7 @@ def test_equals_the_papers_sum_over_rows(batch: Batch, aggregation: Aggregation)
         "sequence_token_sum": lambda: np.mean([tokens.sum() for tokens in rows]),
         "token_sum_norm": lambda: sum(tokens.sum() for tokens in rows) / 9,
         "prompt_mean": lambda: np.mean([np.concatenate(group).mean() for group in by_prompt.values()]),
+        "row_mean": lambda: np.mean([tokens.mean() for tokens in rows]),
     }[aggregation.value]
     found = float((loss * loss_weights(batch, aggregation, max_tokens=9)).sum())
     assert found == pytest.approx(expected() if rows else 0.0, rel=1e-4, abs=1e-5)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rlsdk.cli.preparation.plan_schedule import devices_of_run, run
 from rlsdk.config import load_config
-from rlsdk.interfaces import ConfigError, FinishReason, Span, Trajectory, VersionRun
+from rlsdk.interfaces import ConfigError, Episode, FinishReason, Span, Trajectory, VersionRun
 from rlsdk.planning.calibration import stale_work
 from rlsdk.planning.measured import Devices, measured_rates, read_steps, variation
 from rlsdk.planning.rates import Rates, Setting
@@ -218,7 +218,7 @@ def sample_of(length: int) -> Sample:
         token_ids=np.ones(length, np.int64), log_probs=np.zeros(length, np.float32), versions=(VersionRun(0, length),)
     )
     trajectory = Trajectory(spans=(Span.given((0,)), made), finish_reason=FinishReason.STOP)
-    return Sample(rows=(trajectory,), text="", grade=Grade())
+    return Sample(episode=Episode.of(trajectory), text="", grade=Grade())
 
 
 def written_run(

@@ -13,7 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlsdk.interfaces import CheckpointError, FinishReason, PromptView, SamplingParams, Span, Trajectory, VersionRun
+from rlsdk.interfaces import (
+    CheckpointError,
+    Episode,
+    FinishReason,
+    PromptView,
+    SamplingParams,
+    Span,
+    Trajectory,
+    VersionRun,
+)
 from rlsdk.rollouts import Grade, GroupId, GroupTask, Sample
 from rlsdk.rollouts.journal.journal import Journal
 from rlsdk.rollouts.journal.recorded import Recorded, read_journal
@@ -34,7 +43,7 @@ def sample_of(*tokens: int) -> Sample:
     log_probs = np.array([-0.5 * token for token in tokens], np.float32)
     span = Span(token_ids=np.array(tokens, np.int64), log_probs=log_probs, versions=(VersionRun(0, len(tokens)),))
     trajectory = Trajectory(spans=(Span.given([1, 7]), span), finish_reason=FinishReason.STOP)
-    return Sample(rows=(trajectory,), text="", grade=Grade(score=0.25, terms={"r": 0.25}))
+    return Sample(episode=Episode.of(trajectory), text="", grade=Grade(score=0.25, terms={"r": 0.25}))
 
 
 def write(folder: Path, *, made_by: Mapping[str, Any] = MADE_BY, run: str = "a" * 16) -> Path:

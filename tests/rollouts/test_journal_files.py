@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlsdk.interfaces import FinishReason, PromptView, SamplingParams, Span, Trajectory, VersionRun
+from rlsdk.interfaces import Episode, FinishReason, PromptView, SamplingParams, Span, Trajectory, VersionRun
 from rlsdk.kit.files.write_errors import OutputError
 from rlsdk.rollouts import Grade, GroupId, GroupTask, Sample
 from rlsdk.rollouts.journal import segments as journal_files
@@ -27,9 +27,8 @@ def big_journal(folder: Path, *, steps: int, tokens: int) -> int:
     span = Span(
         token_ids=np.arange(tokens) % 1000, log_probs=np.zeros(tokens, np.float32), versions=(VersionRun(0, tokens),)
     )
-    made = Sample(
-        rows=(Trajectory(spans=(Span.given([1, 7]), span), finish_reason=FinishReason.STOP),), text="", grade=Grade()
-    )
+    row = Trajectory(spans=(Span.given([1, 7]), span), finish_reason=FinishReason.STOP)
+    made = Sample(episode=Episode.of(row), text="", grade=Grade())
     journal = Journal(folder, made_by={}, keep="all")
     journal.run = "a" * 16
     for step in range(steps):

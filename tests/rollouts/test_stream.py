@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from fakes import FakeReplica, LengthGrader, LetterCodec, output_of, tokens_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,10 +19,13 @@ from hypothesis import strategies as st
 from rlsdk.data import Prompt
 from rlsdk.interfaces import (
     BatchError,
+    Ended,
+    Episode,
     FinishReason,
     Generate,
     GenerationRequest,
     PromptView,
+    Receipt,
     SamplingParams,
     Span,
     Trajectory,
@@ -188,6 +192,67 @@ class Endless(FakeReplica):
         self.waiting = [(request, at) for request, at in self.waiting if request.request_id not in self.aborted]
         ended = [replace(output_of(request, at), finish_reason=FinishReason.ABORT) for request, at in told]
         return Collected(outputs=PackedOutputs.pack(ended), num_decoded=self.done)
+
+
+async def by_notes(prompt: PromptView, generate: Generate) -> Episode:
+    """Two rows: the second one does not see the first turn. It brings a score, and one for each turn."""
+    rows = []
+    for turn in range(2):
+        given = Span.given([*prompt.prompt_ids, turn])
+        made = await generate(given.token_ids.tolist())
+        rows.append(Trajectory(spans=(given, made.span), finish_reason=made.finish_reason))
+    tokens = np.concatenate([np.full(len(row.response_ids), at + 1.0) for at, row in enumerate(rows)])
+    return Episode(rows=tuple(rows), ended=Ended.TURNS, reward=0.5, token_rewards=tokens, info={"notes": 2.0})
+
+
+@pytest.mark.parametrize("grader", [None, LengthGrader()])
+def test_an_episode_of_two_rows_is_one_sample_with_its_own_score(grader: LengthGrader | None) -> None:
+    groups = run([task(0)], by_notes, grader=grader)
+    batch = make_batch(groups, temperature=1.0).validate()
+    assert batch["sample"].tolist() == [0, 0, 1, 1, 2, 2]
+    samples = groups[0].samples
+    own = [0.5 if grader is None else 0.5 + len(sample.text) for sample in samples]
+    assert batch["scores"].tolist() == [score for score in own for _ in range(2)]
+    assert all(sample.grade.terms["environment"] == 0.5 and sample.truncated for sample in samples)
+    assert [sample.info for sample in samples] == [{"notes": 2.0}] * 3
+    given = torch.tensor([1.0, 2.0] * 3)[batch.row_of_token]
+    assert torch.equal(batch["token_scores"].float(), torch.where(batch["response_mask"], given, 0.0))
+
+
+async def nothing(prompt: PromptView, generate: Generate) -> Any:
+    return {"rows": []}
+
+
+def test_what_is_no_episode_costs_its_sample_and_names_what_is_expected() -> None:
+    (group,) = run([task(0, 1)], nothing)
+    assert group.samples[0].grade.failures[0].message == (
+        "TypeError: the rollouter returned dict; expected a Trajectory or an Episode"
+    )
+
+
+row = Trajectory(spans=(Span.given([1]), Span.given([2])), finish_reason=FinishReason.STOP)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"rows": ()}, "an episode without rows"),
+        ({"chains": (0, 1)}, "2 chains for 1 rows"),
+        ({"scales": (0.0,)}, r"scales \[0.0\]; expected finite numbers above 0"),
+        ({"chains": (-1,)}, "expected numbers from 0"),
+        ({"reward": float("nan")}, "reward nan; expected a finite number"),
+        ({"token_rewards": np.zeros(3)}, "3 token_rewards for 1 tokens"),
+        ({"receipt": Receipt(sampled=4, trained=4)}, "receipt has 4 trained tokens, its rows 0"),
+    ],
+)
+def test_an_episode_that_cannot_be_is_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(BatchError, match=message):
+        Episode(**{"rows": (row,), **wrong})
+
+
+def test_a_receipt_accounts_for_every_sampled_token() -> None:
+    with pytest.raises(BatchError, match="7 sampled tokens accounts for 6: 4 trained"):
+        Receipt(sampled=7, trained=4, not_trained={"abandoned": 2})
 
 
 async def by_turns(prompt: PromptView, generate: Generate, **options: Any) -> Trajectory:

@@ -17,6 +17,7 @@ from rlsdk.algorithms import grpo, reinforce, token_level_rewards
 from rlsdk.config import LengthConfig
 from rlsdk.interfaces import (
     BatchError,
+    Episode,
     FinishReason,
     PromptView,
     RewardSample,
@@ -159,7 +160,7 @@ def graded(spans: Sequence[tuple[int, bool]], score: float, tokens: Sequence[flo
     )
     builder = ResultBuilder([RewardDef(name="steps", target="m:f")], [sample], RewardLimits())
     builder.take((0, 0), score, token_scores=tokens)
-    return Sample(rows=(made,), text="r", grade=grades_of(builder.result())[0])
+    return Sample(episode=Episode.of(made), text="r", grade=grades_of(builder.result())[0])
 
 
 def test_scores_of_tokens_reach_returns_and_group_advantages() -> None:
@@ -189,7 +190,7 @@ def test_a_failure_names_the_reward_the_row_and_what_was_returned() -> None:
     builder.take((0, 0), 1.0)
     builder.take((0, 1), 1.0, token_scores=[1.0])
     made = trajectory([(3, True)])
-    samples = [Sample(rows=(made,), text="r", grade=grade) for grade in grades_of(builder.result())]
+    samples = [Sample(episode=Episode.of(made), text="r", grade=grade) for grade in grades_of(builder.result())]
     text = GradeSummary.of_groups([group_of(samples)], ["steps"]).text("rewards")
     assert text is not None
     assert text.startswith(

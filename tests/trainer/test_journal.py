@@ -24,7 +24,16 @@ from fakes import FakeReplica, LengthGrader, LetterCodec, output_of
 
 from rlsdk.config import ScheduleConfig
 from rlsdk.data import Prompt
-from rlsdk.interfaces import CheckpointError, FinishReason, PromptView, SamplingParams, Span, Trajectory, VersionRun
+from rlsdk.interfaces import (
+    CheckpointError,
+    Episode,
+    FinishReason,
+    PromptView,
+    SamplingParams,
+    Span,
+    Trajectory,
+    VersionRun,
+)
 from rlsdk.kit.files.write_errors import OutputError
 from rlsdk.rollouts import (
     Collected,
@@ -326,10 +335,10 @@ def test_lines_of_samples_go_before_the_line_that_is_written_next(tmp_path: Path
     journal = Journal(tmp_path, made_by={}, keep="resume")
     journal.open(0)
     for index in range(2):
-        journal.sample(task, "", index, Sample(rows=(), text="", grade=Grade()))
+        journal.sample(task, "", index, Sample(episode=None, text="", grade=Grade()))
     assert [line["event"] for line in lines(tmp_path)] == ["open"]
     journal.write("train", step=1, groups=[4])
-    journal.sample(task, "", 2, Sample(rows=(), text="", grade=Grade()))
+    journal.sample(task, "", 2, Sample(episode=None, text="", grade=Grade()))
     journal.flush()
     assert [line["event"] for line in lines(tmp_path)] == ["open", "sample", "sample", "train", "sample"]
     journal.close()
@@ -364,7 +373,9 @@ def test_a_sample_comes_back_to_the_bit(
     grade = Grade(score=score, valid=False, terms={"r": 0.5}, failures=(failure,))
     import json
 
-    record = json.loads(json.dumps(record_of(Sample(rows=(trajectory,), text="", grade=grade), (5, 6))))
+    record = json.loads(
+        json.dumps(record_of(Sample(episode=Episode(rows=(trajectory,)), text="", grade=grade), (5, 6)))
+    )
     assert grade_from(record) == grade
     (found,) = rows_from(record, (5, 6))
     assert found is not None

@@ -18,7 +18,18 @@ from test_loop import Recorder, config_of, model, registry, session_of
 
 from rlsdk.config import LengthConfig
 from rlsdk.config.sections.evaluation import HELD_OUT, EvalSetConfig
-from rlsdk.interfaces import BatchError, FinishReason, PromptView, SamplingParams, Span, Trajectory, VersionRun
+from rlsdk.interfaces import (
+    BatchError,
+    Ended,
+    Episode,
+    FinishReason,
+    PromptView,
+    Receipt,
+    SamplingParams,
+    Span,
+    Trajectory,
+    VersionRun,
+)
 from rlsdk.registry import Registry
 from rlsdk.rollouts import Grade, Group, GroupId, GroupTask, Sample, make_batch
 from rlsdk.rollouts.journal.journal import Journal
@@ -73,7 +84,7 @@ def sample_of(task: GroupTask, rng: np.random.Generator, *, scored_tokens: bool 
     score = float(rng.choice([0.0, 1.0, 0.5])) if valid else 0.0
     scores = rng.random(len(row.response_ids)) if scored_tokens and valid else None
     grade = Grade(score=score, valid=valid, terms={"r": score} if valid else {}, token_scores=scores)
-    return Sample(rows=(row,), text=f"text of {row.response_ids.tolist()}", grade=grade)
+    return Sample(episode=Episode.of(row), text=f"text of {row.response_ids.tolist()}", grade=grade)
 
 
 def cut(sample: Sample, rng: np.random.Generator) -> Sample:
@@ -93,7 +104,7 @@ def cut(sample: Sample, rng: np.random.Generator) -> Sample:
                 info=row.info if last else {"turns": 0.0},
             )
         )
-    return replace(sample, rows=tuple(rows))
+    return replace(sample, episode=replace(Episode.of(rows[-1]), rows=tuple(rows)))
 
 
 def _between(row: Trajectory, begin: int, end: int) -> Iterator[Span]:
@@ -123,7 +134,7 @@ class Step:
             task = task_of(ordinal, 4, rng, greedy=greedy)
             samples = [sample_of(task, rng, scored_tokens=scored_tokens) for _ in range(4)]
             if rng.random() < 0.3:
-                samples[1] = Sample(rows=(), text="", grade=Grade(valid=False))
+                samples[1] = Sample(episode=None, text="", grade=Grade(valid=False))
             baseline = sample_of(task, rng) if greedy else None
             groups.append(Group(task=task, samples=samples, baseline=baseline))
         return cls(
@@ -277,6 +288,30 @@ def test_a_sample_of_several_rows_comes_back_from_the_journal(seed: int) -> None
     assert (whole.tokens.keys(), whole.rows.keys()) == (back.tokens.keys(), back.rows.keys())
     assert all(torch.equal(whole[name], back[name]) for name in (*whole.tokens, *whole.rows))
     assert (found.info, found.total) == (sample.info, pytest.approx(sample.total))
+
+
+def test_an_episode_comes_back_from_the_journal() -> None:
+    rng = np.random.default_rng(1)
+    task = task_of(4, 2, rng)
+    sample = cut(sample_of(task, rng), np.random.default_rng(3))
+    count, sampled = len(sample.rows), sample.num_sampled
+    receipt = Receipt(
+        sampled=sampled + 5, trained=sampled, not_trained={"abandoned": 3, "auxiliary": 2}, digests=("a",) * count
+    )
+    made = Episode(
+        rows=sample.rows, chains=tuple(range(count)), scales=(0.5,) * count, ended=Ended.TURNS, receipt=receipt,
+        info={"calls": 2.0},
+    )  # fmt: skip
+    record = json.loads(json.dumps(record_of(replace(sample, episode=made), task.prompt.prompt_ids)))
+    back = samples_from({("", 0): record}, task.prompt.prompt_ids, lambda row: "")["", 0].episode
+    assert back is not None
+    assert (back.chains, back.scales, back.ended, back.receipt, back.info) == (
+        made.chains, made.scales, made.ended, made.receipt, made.info,
+    )  # fmt: skip
+    batch = make_batch([Group(task=task, samples=[replace(sample, episode=back)])], temperature=1.0)
+    assert batch["chain"].tolist() == list(range(count))
+    assert batch["row_scale"].tolist() == [0.5] * count
+    assert batch["truncated"].all()
 
 
 def test_a_sample_of_one_row_is_written_as_ever(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rlsdk.algorithms import has_signal
 from rlsdk.config import LengthConfig
-from rlsdk.interfaces import FinishReason, PromptView, SamplingParams, Span, Trajectory, VersionRun
+from rlsdk.interfaces import Episode, FinishReason, PromptView, SamplingParams, Span, Trajectory, VersionRun
 from rlsdk.rollouts import Grade, Group, GroupId, GroupTask, Sample, make_batch
 from rlsdk.trainer.generation.sampler import scores_of
 from rlsdk.trainer.inputs.codec import TokenCodec
@@ -26,7 +26,9 @@ def sampled(score: float, ids: list[int]) -> Sample:
     )
     tool = Span.given([7])
     trajectory = Trajectory(spans=(given, made, tool), finish_reason=FinishReason.STOP)
-    return Sample(rows=(trajectory,), text=f"text {ids}", grade=Grade(score=score, terms={"exact": score}))
+    return Sample(
+        episode=Episode(rows=(trajectory,)), text=f"text {ids}", grade=Grade(score=score, terms={"exact": score})
+    )
 
 
 def group(index: int, scores: list[float], epoch: int = 0, *, lost: int | None = None) -> Group:
@@ -37,7 +39,7 @@ def group(index: int, scores: list[float], epoch: int = 0, *, lost: int | None =
     )  # fmt: skip
     samples = [sampled(score, [10 + at] * (at + 1)) for at, score in enumerate(scores)]
     if lost is not None:
-        samples[lost] = Sample(rows=(), text="", grade=Grade(valid=False))
+        samples[lost] = Sample(episode=None, text="", grade=Grade(valid=False))
     return Group(task=task, samples=samples)
 
 

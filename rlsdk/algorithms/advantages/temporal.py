@@ -1,7 +1,8 @@
 """Estimators over time: a token gets credit for later rewards.
 
 A time step goes from one response token to the next; tool tokens between them neither discount nor end a return. Nor
-does the end of a row: the time of a sample goes through all of its rows, in their order.
+does the end of a row: the time of a sample goes through all of its rows, in their order. Where a sample has several
+chains of rows (agents that act beside one another), each has a time of its own, and the sample's score at its end.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ import torch
 from torch import Tensor
 
 from rlsdk.algorithms.reductions import Samples, standardize, valid_rows
+from rlsdk.algorithms.signal import score_dtype
 from rlsdk.interfaces import Batch, ConfigError, reads
 
 
 def returns_to_go(batch: Batch, values: Tensor, discount: float) -> Tensor:
     """Returns `[N]` float64: `sum_k discount^k * values` over this and all later response tokens of the
-    sample.
+    chain.
 
     It is 0 outside of the mask and on invalid samples. Computed by doubling: after pass j, each token has the
-    discounted sum of 2^j tokens, so log2(longest sample) passes over flat tensors replace a loop over tokens.
+    discounted sum of 2^j tokens, so log2(longest chain) passes over flat tensors replace a loop over tokens.
 
     Args:
         batch: complete samples, with `response_mask`.
@@ -28,30 +30,50 @@ def returns_to_go(batch: Batch, values: Tensor, discount: float) -> Tensor:
     counted = batch["response_mask"] & valid_rows(batch)[batch.row_of_token]
     samples = Samples.of(batch)
     tokens = _in_time(samples, counted)
-    sample, total = samples.of_token[tokens], values[tokens].double()
+    chain, total = samples.chains.of_token[tokens], values[tokens].double()
     longest = int(samples.sum(batch.lengths).max()) if batch.num_rows else 0
     step = 1
     while step < min(longest, len(tokens)):
-        later = torch.where(sample[:-step] == sample[step:], total[step:] * discount**step, 0.0)
+        later = torch.where(chain[:-step] == chain[step:], total[step:] * discount**step, 0.0)
         total = torch.cat([total[:-step] + later, total[-step:]])
         step *= 2
     return total.new_zeros(batch.num_tokens).index_put((tokens,), total)
 
 
 def _in_time(samples: Samples, counted: Tensor) -> Tensor:
-    """Returns the positions of the counted tokens, sample by sample, in the order in which they were sampled."""
-    tokens = samples.tokens
+    """Returns the positions of the counted tokens, chain by chain, in the order in which they were sampled."""
+    tokens = samples.batch.token_index(samples.chains.rows)
     return tokens[counted[tokens]]
 
 
 def _next_value(batch: Batch, values: Tensor, counted: Tensor) -> Tensor:
-    """Returns `[N]`: the value at the sample's next counted token; 0 at its last one."""
+    """Returns `[N]`: the value at the chain's next counted token; 0 at its last one."""
     samples = Samples.of(batch)
     tokens = _in_time(samples, counted)
-    sample = samples.of_token[tokens]
+    chain = samples.chains.of_token[tokens]
     following = torch.zeros_like(values[tokens])
-    following[:-1] = torch.where(sample[:-1] == sample[1:], values[tokens][1:], 0.0)
+    following[:-1] = torch.where(chain[:-1] == chain[1:], values[tokens][1:], 0.0)
     return torch.zeros_like(values).index_put((tokens,), following)
+
+
+def rewards_of_chains(batch: Batch) -> Tensor:
+    """Returns `[N]` float64: `token_level_rewards` with the sample's score on the last response token of each of its
+    chains; there it is on that of the sample only."""
+    rewards: Tensor = batch["token_level_rewards"]
+    if "chain" not in batch:
+        return rewards
+    samples = Samples.of(batch)
+    tokens = _in_time(samples, batch["response_mask"])
+    chain = samples.chains.of_token[tokens]
+    ends = tokens[torch.cat([chain[:-1] != chain[1:], chain.new_ones(min(1, len(chain)), dtype=torch.bool)])]
+    of_sample = samples.of_token[ends]
+    order = torch.argsort(samples.rows)  # place of each row in the sample's time
+    place = order[batch.row_of_token[ends]] * (batch.num_tokens + 1) + batch.position_ids[ends]
+    last = place.new_full((samples.count,), -1).scatter_reduce(0, of_sample, place, "amax")
+    earlier = ends[place != last[of_sample]]
+    scores = samples.of_rows(batch["scores"]).to(score_dtype(batch)).double()
+    usable = torch.where(samples.valid, scores, 0.0)
+    return rewards.index_add(0, earlier, usable[samples.of_token[earlier]])
 
 
 @reads("valid")
@@ -81,7 +103,7 @@ def discounted_returns(batch: Batch, gamma: float) -> Tensor:
         ConfigError: `gamma` is outside [0, 1].
     """
     _check_share("gamma", gamma)
-    rewards = batch["token_level_rewards"]
+    rewards = rewards_of_chains(batch)
     counted = rewards[batch["response_mask"] & valid_rows(batch)[batch.row_of_token]]
     narrow = torch.equal(counted.float().double(), counted.double())
     returns = returns_to_go(batch, rewards, gamma)
@@ -102,7 +124,7 @@ def remax(batch: Batch) -> Batch:
     Returns:
         The batch with `advantages` and `returns` (before the baseline).
     """
-    returns = returns_to_go(batch, batch["token_level_rewards"], 1.0)
+    returns = returns_to_go(batch, rewards_of_chains(batch), 1.0)
     baseline = batch["baseline_scores"].double()
     usable = valid_rows(batch) & baseline.isfinite()
     counted = batch["response_mask"] & usable[batch.row_of_token]
@@ -118,7 +140,7 @@ def gae(
 
     Schulman et al. 2015 (arXiv 1506.02438), equation 16. The value after the last response token is 0, also for
     truncated responses. Gaps of the mask are skipped: V_(t+1) is the value at the next response token. It may be in the
-    sample's next row: a history that was rewritten is a transition like any other.
+    chain's next row: a history that was rewritten is a transition like any other.
 
     Args:
         batch: a whole step, with `values [N]` of the critic before this update.
@@ -139,7 +161,7 @@ def gae(
     _check_share("lam", lam)
     counted = batch["response_mask"] & valid_rows(batch)[batch.row_of_token]
     values = torch.where(counted, batch["values"], 0.0).double()
-    rewards = torch.where(counted, batch["token_level_rewards"], 0.0).double()
+    rewards = torch.where(counted, rewards_of_chains(batch), 0.0).double()
     errors = rewards + gamma * _next_value(batch, values, counted) - values
     advantages = returns_to_go(batch, errors, gamma * lam)
     critic = advantages

@@ -23,7 +23,8 @@ def make_batch(groups: Sequence[Group], *, temperature: float) -> Batch:
     Fields: `input_ids`, `response_mask`, `rollout_log_probs`, `token_versions`; `row_id`, `uid` (the group's ordinal),
     `sample` (the sample's index in its group), `policy_version` and `last_policy_version` (of the row's first and last
     sampled token), `truncated`, `scores`, `valid`; `baseline_scores` if groups have a greedy sample; `token_scores` if
-    a reward gave any. Given tokens (prompt, tools) are False in the mask at every position.
+    a reward gave any; `chain` if a sample has several, `row_scale` if a row has one. Given tokens (prompt, tools) are
+    False in the mask at every position.
 
     Raises:
         BatchError: two groups have the same ordinal, so that their samples could not be told apart.
@@ -61,6 +62,7 @@ def make_batch(groups: Sequence[Group], *, temperature: float) -> Batch:
             "truncated": torch.tensor([sample.truncated for _, _, sample, _ in rows], dtype=torch.bool),
             "scores": torch.tensor([sample.grade.score for _, _, sample, _ in rows], dtype=torch.float64),
             "valid": torch.tensor([sample.grade.valid for _, _, sample, _ in rows], dtype=torch.bool),
+            **_of_rows([sample for _, _, sample in members]),
             **_baselines([group for group, _, _, _ in rows]),
         },
         meta={"temperature": temperature},
@@ -99,6 +101,19 @@ def _token_scores(samples: Sequence[Sample], mask: NDArray[np.bool_]) -> dict[st
                 scores[start:end] = sample.grade.token_scores[given : given + end - start]
                 given += end - start
     return {"token_scores": torch.from_numpy(np.where(mask, scores, 0.0))}
+
+
+def _of_rows(samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
+    """Chain and scale of each row; a field is absent where all rows have the same as a plain sample."""
+    episodes = [sample.episode for sample in samples if sample.episode is not None]
+    fields = {}
+    if any(len({*episode.chains}) > 1 for episode in episodes):
+        chains = [chain for episode in episodes for chain in episode.chains or (0,) * len(episode.rows)]
+        fields["chain"] = torch.tensor(chains, dtype=torch.int64)
+    if any(scale != 1 for episode in episodes for scale in episode.scales):
+        scales = [scale for episode in episodes for scale in episode.scales or (1.0,) * len(episode.rows)]
+        fields["row_scale"] = torch.tensor(scales, dtype=torch.float64)
+    return fields
 
 
 def _baselines(groups: Sequence[Group]) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsdk.interfaces import FinishReason, PromptView, SamplingParams, Trajectory
+from rlsdk.interfaces import Episode, PromptView, SamplingParams, Trajectory
 
 
 @dataclass(frozen=True, order=True, kw_only=True)
@@ -83,12 +83,16 @@ class Failure:
 class Sample:
     """One member of a group: it has one score, one place in its group and one advantage, and one row or several."""
 
-    rows: tuple[Trajectory, ...]
-    """Its rows of tokens, in order: one of a plain response, several where a history was cut. What the policy sampled
-    is sampled in one of them; others may repeat it as given tokens. Empty: its rollouter failed."""
+    episode: Episode | None
+    """What its rollouter made: one row of a plain response, several where a history was cut. None: it failed."""
     text: str
     """The text that the rewards got: the response without the token that ended it."""
     grade: Grade
+
+    @property
+    def rows(self) -> tuple[Trajectory, ...]:
+        """Its rows of tokens, in order; none if its rollouter failed."""
+        return () if self.episode is None else self.episode.rows
 
     @property
     def total(self) -> float:
@@ -106,13 +110,13 @@ class Sample:
 
     @property
     def truncated(self) -> bool:
-        """Whether a token limit ended it: its last row says how a sample ended."""
-        return bool(self.rows) and self.rows[-1].finish_reason is FinishReason.LENGTH
+        """Whether a limit ended it."""
+        return self.episode is not None and self.episode.truncated
 
     @property
     def info(self) -> Mapping[str, float]:
         """Numbers about the episode; of a number that several rows have, the last one."""
-        return {name: value for row in self.rows for name, value in row.info.items()}
+        return {} if self.episode is None else self.episode.joined_info
 
 
 @dataclass(frozen=True, kw_only=True)

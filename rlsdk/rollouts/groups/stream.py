@@ -16,6 +16,7 @@ from typing import Any
 from rlsdk.interfaces import (
     BatchError,
     DeadlineError,
+    Episode,
     GenerationOutput,
     RlsdkError,
     Span,
@@ -38,7 +39,7 @@ from rlsdk.rollouts.groups.group_assembly import (
 )
 from rlsdk.rollouts.groups.rollouter import GroupRequests, SampleGenerate, single_turn
 
-Rollout = Callable[..., Awaitable[Trajectory]]
+Rollout = Callable[..., Awaitable[Trajectory | Episode]]
 _HALT_GRACE_S = 5.0
 
 
@@ -50,6 +51,8 @@ class StreamOptions:
     """A `Rollouter`."""
     rollout_options: Mapping[str, Any] = field(default_factory=dict)
     max_model_tokens: int
+    brings_score: bool = False
+    """Whether episodes bring their score with them (`Episode.reward`): one that has none is not scored."""
     progress_s: float = 600.0
     """A replica that has work but decodes no token for this many seconds counts as lost."""
     adapts_concurrency: bool = False
@@ -226,7 +229,7 @@ class RolloutStream:
             adapts=self._options.adapts_concurrency,
             restarts=self._restarts,
         )
-        self._grading = Grading(self._grader, self._graders, self._codec)
+        self._grading = Grading(self._grader, self._graders, self._codec, brings_score=self._options.brings_score)
         collecting = asyncio.create_task(self._client.run())
         self._ready.set()
         await self._stop.wait()
@@ -274,7 +277,7 @@ class RolloutStream:
             return
         self._last_sample = time.monotonic()
         trajectory = Trajectory(spans=(prompt, Span.of(output)), finish_reason=output.finish_reason)
-        self._grading.add(task, trajectory, deliver)
+        self._grading.add(task, Episode.of(trajectory), deliver)
         assembly.sampled()
 
     def _parts(self, task: GroupTask) -> list[tuple[GroupTask, str]]:
@@ -310,7 +313,8 @@ class RolloutStream:
         self, task: GroupTask, generate: SampleGenerate, deliver: Deliver, assembly: GroupAssembly
     ) -> None:
         try:
-            trajectory = await self._options.rollout(task.prompt, generate, **self._options.rollout_options)
+            made = await self._options.rollout(task.prompt, generate, **self._options.rollout_options)
+            episode = _episode(made)
         except BatchError as error:
             deliver(_failed(error))
         except RlsdkError:
@@ -319,12 +323,25 @@ class RolloutStream:
             deliver(_failed(error))
         else:
             self._last_sample = time.monotonic()
-            self._grading.add(task, trajectory, deliver)
+            self._grading.add(task, episode, deliver)
             assembly.sampled()
+
+
+def _episode(made: Trajectory | Episode) -> Episode:
+    """What a rollouter returned, as an episode.
+
+    Raises:
+        TypeError: it returned something else.
+    """
+    if isinstance(made, Episode):
+        return made
+    if isinstance(made, Trajectory):
+        return Episode.of(made)
+    raise TypeError(f"the rollouter returned {type(made).__name__}; expected a Trajectory or an Episode")
 
 
 def _failed(error: BaseException) -> Sample:
     """The failed sample of a rollouter that raised; other samples are not affected."""
     message = f"{type(error).__name__}: {error}"
     failure = Failure(kind="exception", source="rollout", message=message)
-    return Sample(rows=(), text="", grade=Grade(valid=False, failures=(failure,)))
+    return Sample(episode=None, text="", grade=Grade(valid=False, failures=(failure,)))

@@ -7,7 +7,7 @@ import binascii
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 
 from rlsdk.interfaces import (
     CheckpointError,
+    Ended,
+    Episode,
     FinishReason,
     GenerationOutput,
     GenerationRequest,
+    Receipt,
     RlsdkError,
     Span,
     Trajectory,
@@ -40,8 +43,9 @@ def record_of(sample: Sample, prompt_ids: Sequence[int]) -> dict[str, Any]:
         prompt_ids: prompt of its group: a first span with these tokens is omitted.
     """
     rows = [_row(row, prompt_ids) for row in sample.rows]
-    if len(rows) > 1:
-        return {"rows": rows, "grade": _grade(sample.grade)}
+    episode = {} if sample.episode is None else _episode(sample.episode)
+    if len(rows) > 1 or episode:
+        return {"rows": rows, **episode, "grade": _grade(sample.grade)}
     # A sample of one row is written as that row.
     return {**(rows[0] if rows else {"spans": None, "reason": None}), "grade": _grade(sample.grade)}
 
@@ -66,7 +70,9 @@ def samples_from(
     samples = {}
     for key, record in records.items():
         rows = rows_from(record, prompt_ids, vocabulary)
-        samples[key] = Sample(rows=rows, text=text_of(rows[-1]) if rows else "", grade=grade_from(record))
+        with _checked():
+            episode = _episode_from(record, rows) if rows else None
+        samples[key] = Sample(episode=episode, text=text_of(rows[-1]) if rows else "", grade=grade_from(record))
     return samples
 
 
@@ -147,6 +153,37 @@ def _grade(grade: Grade) -> dict[str, Any]:
         if value is not empty and (isinstance(value, np.ndarray) or value != empty):
             found[name] = _plain(value)
     return found
+
+
+def _episode(episode: Episode) -> dict[str, Any]:
+    """What an episode has beside its rows; empty for a row alone. Its reward is in the grade."""
+    found: dict[str, Any] = {}
+    if len({*episode.chains}) > 1:
+        found["chains"] = list(episode.chains)
+    if any(scale != 1 for scale in episode.scales):
+        found["scales"] = list(episode.scales)
+    if episode.ended is not Episode.of(episode.rows[-1]).ended:
+        found["ended"] = episode.ended.value
+    if episode.info:
+        found["info"] = dict(episode.info)
+    if episode.receipt is not None:
+        found["receipt"] = _plain(asdict(episode.receipt))
+    return {"episode": found} if found else {}
+
+
+def _episode_from(record: Mapping[str, Any], rows: tuple[Trajectory, ...]) -> Episode:
+    found = record.get("episode", {})
+    plain = Episode.of(rows[-1])
+    receipt = found.get("receipt")
+    return replace(
+        plain,
+        rows=rows,
+        chains=tuple(map(int, found.get("chains", ()))),
+        scales=tuple(map(float, found.get("scales", ()))),
+        ended=Ended(found.get("ended", plain.ended)),
+        info={str(name): float(value) for name, value in found.get("info", {}).items()},
+        receipt=None if receipt is None else Receipt(**{**receipt, "digests": tuple(receipt["digests"])}),
+    )
 
 
 def _row(trajectory: Trajectory, prompt_ids: Sequence[int]) -> dict[str, Any]:
