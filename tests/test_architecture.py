@@ -34,6 +34,7 @@ ROOMS: dict[str, set[str]] = {
     "rollouts": {"interfaces", "kit"},
     "data": {"interfaces", "registry"},
     "confinement": set(),
+    "agents": {"interfaces", "data"},
     "rewards": {"interfaces", "registry", "confinement"},
     "sharding": {"interfaces", "kit"},
     "reference": {"interfaces", "kit"},
@@ -54,8 +55,9 @@ for allowed in list(ROOMS.values())[2:]:
 the built-ins and the reference engines: they are found like any plugin's."""
 
 FLOORS: dict[str, tuple[str, ...]] = {
+    "agents": ("receipts.py", "chats", "environments", "conformance"),
     "algorithms": (".", "advantages", "losses", "objectives"),
-    "cli": (".", "plugin_tools", "preparation", "training", "models", "pages", "commands"),
+    "cli": (".", "plugin_tools", "environment_tools", "preparation", "training", "models", "pages", "commands"),
     "cluster": ("devices", "ray_cluster", "batches", "calls", "workers"),
     "config": ("problem.py", "introspection", "sections", "loading", "derived", "checks"),
     "kit": ("ranks", "files", "weights", "model", "memory", "generation", "guards"),

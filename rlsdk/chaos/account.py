@@ -139,6 +139,7 @@ def promises_equal_numbers(run_dir: Path) -> bool:
         schedule["order"] == "prompt"
         and schedule["on_new_weights"] == "drain"
         and rollout["rollouter"] == "single_turn"
+        and rollout.get("environment") is None
         and not config["algorithm"]["dynamic_sampling"]["enabled"]
         and config["model"]["dtype"] == "float32"
     )

@@ -15,7 +15,7 @@ from rlsdk.data.answers import (
     learned_reply,
 )
 from rlsdk.data.chat import ChatTemplate, Tokenizer
-from rlsdk.data.control_tokens import special_ids
+from rlsdk.data.control_tokens import LiteralEncoder, special_ids
 from rlsdk.data.mixture import MixturePart, next_part
 from rlsdk.data.pairs import PairFields
 from rlsdk.data.prompts import FilterReport, NoPromptError, Prompt, PromptDataset
@@ -34,6 +34,7 @@ __all__ = [
     "DataRow",
     "FilterReport",
     "JsonValue",
+    "LiteralEncoder",
     "Loader",
     "Messages",
     "MixturePart",

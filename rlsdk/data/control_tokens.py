@@ -42,7 +42,8 @@ class LiteralEncoder:
         self._normalized = _normalized_search(tokenizer)
         self._nonce = secrets.token_hex(8)
         self._split = f"{_OPEN}{self._nonce}b{_CLOSE}"
-        self._hidden: list[str] = []
+        self._hidden: dict[str, int] = {}
+        """Special token -> number of its placeholder."""
         self._place = re.compile(f"{_OPEN}{self._nonce}h([0-9]+){_CLOSE}")
         self._copy: tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]] | None = None
 
@@ -89,8 +90,7 @@ class LiteralEncoder:
         def hidden(match: re.Match[str]) -> str:
             if any(start <= match.start() and match.end() <= end for start, end in trusted):
                 return match[0]
-            self._hidden.append(match[0])
-            return f"{_OPEN}{self._nonce}h{len(self._hidden) - 1}{_CLOSE}"
+            return f"{_OPEN}{self._nonce}h{self._hidden.setdefault(match[0], len(self._hidden))}{_CLOSE}"
 
         return self._pattern.sub(hidden, joined)
 
@@ -98,8 +98,10 @@ class LiteralEncoder:
         """The text with every placeholder replaced by its special token, with `split_by` inserted after the first
         character."""
 
+        contents = [*self._hidden]
+
         def hidden(match: re.Match[str]) -> str:
-            content = self._hidden[int(match[1])]
+            content = contents[int(match[1])]
             return content[:1] + split_by + content[1:]
 
         return self._place.sub(hidden, text)

@@ -145,6 +145,7 @@ class PromptDataset(Sequence[Prompt]):
                 f"{name}: no prompt is left: {self.report.line()}. The shortest has {shortest} tokens; raise "
                 f"max_prompt_tokens, or check prompt_field {form.prompt_name(rows[0])!r}"
             )
+        self._form = form
         self._rows = [selected[at] for at in kept]
         self._texts = [texts[at] for at in kept]
         self._offsets = np.cumsum([0, *(len(ids[at]) for at in kept)])
@@ -191,6 +192,7 @@ class PromptDataset(Sequence[Prompt]):
             text=self._texts[at],
             answer=row.answer,
             row=row.row,
+            messages=tuple(self._form.messages(row)),
             source=row.source,
         )
 

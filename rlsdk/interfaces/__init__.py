@@ -10,7 +10,15 @@ from rlsdk.interfaces.backend import INTERFACE_VERSION, BackendKind, BackendSpec
 from rlsdk.interfaces.batch import Batch, check_batch, check_samples, concat, rejoin
 from rlsdk.interfaces.batch_schema import SCHEMA, FieldSpec, Per
 from rlsdk.interfaces.capability import Capability, LogProbKind
-from rlsdk.interfaces.environment import AssistantMessage, Environment, Message, Tool, ToolCall, ToolFormat
+from rlsdk.interfaces.environment import (
+    ENVIRONMENT_REWARD,
+    AssistantMessage,
+    Environment,
+    Message,
+    Tool,
+    ToolCall,
+    ToolFormat,
+)
 from rlsdk.interfaces.episode import Ended, Episode, Receipt, Rollouter
 from rlsdk.interfaces.errors import (
     BatchError,
@@ -103,6 +111,7 @@ from rlsdk.interfaces.weights import (
 __all__ = [
     "DTYPE_BYTES",
     "ENTRY_POINT_GROUP",
+    "ENVIRONMENT_REWARD",
     "FINGERPRINT_MODULUS",
     "INTERFACE_VERSION",
     "OUTPUTS",

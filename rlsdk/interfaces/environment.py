@@ -11,6 +11,9 @@ Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
 """JSON schema of a tool: `{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}`."""
 
+ENVIRONMENT_REWARD = "environment"
+"""Name of the score that an episode brings with it, among the rewards."""
+
 
 class Environment(Protocol):
     """A task with state, chosen by `rollout.environment: file.py:Class`; one object a sample.

@@ -128,7 +128,8 @@ class Episode:
     @property
     def joined_info(self) -> Mapping[str, float]:
         """Its numbers and those of its rows; of a number that several have, the last one."""
-        return {name: value for each in (*self.rows, self) for name, value in each.info.items()}
+        numbers = [*(row.info for row in self.rows), self.info]
+        return {name: value for each in numbers for name, value in each.items()}
 
 
 class Rollouter(Protocol):

@@ -68,8 +68,8 @@ class RewardSample:
     """What the rollouter passed on (`Trajectory.extra`): JSON types only. Of an episode of several rows, `rows` has the
     text of each."""
     response_ids: Sequence[int] | NDArray[np.int64] = field(default=(), compare=False, repr=False)
-    """Every token after the prompt (of the last row), tool tokens and the stop token included. Only sent to functions with an attribute
-    `reads_tokens = True`; empty for all others."""
+    """Every token after the prompt (of the last row), tool tokens and the stop token included. Only sent to functions
+    with an attribute `reads_tokens = True`; empty for all others."""
 
 
 class RewardFn(Protocol):

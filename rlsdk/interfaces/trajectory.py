@@ -116,6 +116,9 @@ class PromptView:
     """The row's reference answer, if it has one."""
     row: Mapping[str, Any]
     """The whole data row: JSON types only."""
+    messages: Sequence[Mapping[str, Any]] = field(default=(), repr=False, compare=False)
+    """The prompt as a chat, system message first: what `text` was rendered from. A prompt without a chat template is
+    one user message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +143,8 @@ class Generate(Protocol):
     max_model_tokens: int
     """Maximum number of tokens in a whole trajectory (`rollout.max_model_tokens`), tool tokens included. The policy
     never exceeds it; the rollouter must count given spans after the last turn itself."""
+    seed: int
+    """For randomness of the task itself: the same for all samples of a group, so that they can be compared."""
 
     async def __call__(self, token_ids: Sequence[int], *, max_tokens: int | None = None) -> Turn:
         """Samples what follows `token_ids`: the exact ids of everything so far.

@@ -147,9 +147,12 @@ REFUSED: Mapping[str, str] = {
         ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
         "checkpoint.best.metric keeps the checkpoint with the best value of a metric of ours",
     ),
+    "trainer.environment_factory": "the class is used as it is: rollout.environment file.py:Class, see docs/agents.md",
+    "max_tool_calling_iterations": "turns of an environment: rollout.max_turns, see docs/agents.md",
     **dict.fromkeys(
-        ("trainer.tools", "trainer.environment_factory", "max_tool_calling_iterations", "trainer.rollout_func"),
-        "turns and tools are a rollouter of yours: rollout.rollouter file.py:fn, see docs/agents.md",
+        ("trainer.tools", "trainer.rollout_func"),
+        "tools are methods of an environment (rollout.environment file.py:Class), and a function that makes samples is "
+        "a rollouter (rollout.rollouter file.py:fn): see docs/agents.md",
     ),
     **dict.fromkeys(("trainer.callbacks",), "trainer.callbacks names functions of ours: see docs/extending.md"),
     **dict.fromkeys(

@@ -111,18 +111,23 @@ def test_weights_of_rows_with_factors_are_those_of_the_formulas(seed: int, aggre
             by_row[row] += 1
             by_sample[keys[row]] += scale[row]
             by_prompt[keys[row][0]] += scale[row]
+    by_row, by_sample, by_prompt = map(dict, (by_row, by_sample, by_prompt))
     expected = []
     for at, row in enumerate(rows):
-        weight = {
-            "token_mean": lambda: scale[row] / total,
-            "sequence_mean": lambda: scale[row] / (len(by_sample) * by_sample[keys[row]]),
-            "sequence_sum": lambda: scale[row] / (len(by_sample) * most),
-            "sequence_token_sum": lambda: scale[row] / len(by_sample),
-            "token_sum_norm": lambda: scale[row] / most,
-            "prompt_mean": lambda: scale[row] / (len(by_prompt) * by_prompt[keys[row][0]]),
-            "row_mean": lambda: scale[row] / (len(by_row) * by_row[row]),
-        }[aggregation.value]
-        expected.append(weight() if counted[at] else 0.0)
+        if not counted[at]:
+            expected.append(0.0)
+            continue
+        key = keys[row]
+        divisors = {
+            "token_mean": total,
+            "sequence_mean": len(by_sample) * by_sample[key],
+            "sequence_sum": len(by_sample) * most,
+            "sequence_token_sum": len(by_sample),
+            "token_sum_norm": most,
+            "prompt_mean": len(by_prompt) * by_prompt[key[0]],
+            "row_mean": len(by_row) * by_row[row],
+        }
+        expected.append(scale[row] / divisors[aggregation.value])
     found = loss_weights(batch, aggregation, max_tokens=most).tolist()
     assert found == pytest.approx(expected, rel=1e-5)
 

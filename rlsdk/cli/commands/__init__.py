@@ -11,3 +11,4 @@ from rlsdk.cli.commands import models as models
 from rlsdk.cli.commands import pages as pages
 from rlsdk.cli.commands import preparing as preparing
 from rlsdk.cli.commands import plugins as plugins
+from rlsdk.cli.commands import environments as environments

@@ -52,6 +52,9 @@ app.add_typer(algorithms_app, name="algorithms", help="Recipes for `--algorithm 
 config_app = group("`rlsdk train --help` explains every field")
 app.add_typer(config_app, name="config", help="The configuration itself.")
 
+environments_app = group("`rlsdk environments check FILE.py:{name}` checks a class")
+app.add_typer(environments_app, name="environments", help="Environments: tasks with tools, that a model plays.")
+
 reward_app = group("A run takes a reward by `--reward {name}`, and `rlsdk reward serve {name}` serves it over HTTP")
 app.add_typer(reward_app, name="reward", help="Rewards as services.")
 

@@ -16,9 +16,10 @@ from rlsdk.config.introspection.parameters import option_problems
 from rlsdk.config.problem import Problem, shown, unknown_key
 from rlsdk.config.sections.algorithm import POLICY_GRADIENT
 from rlsdk.config.sections.base import Options
+from rlsdk.config.sections.engines import SINGLE_TURN
 from rlsdk.config.sections.old_log_probs import OldLogProbs, choose_old_log_probs, differing_settings
 from rlsdk.config.sections.role_kinds import ACTOR, OPTIONAL_ROLES, ROLLOUT
-from rlsdk.config.sections.schema import SINGLE_TURN, RunConfig
+from rlsdk.config.sections.schema import RunConfig
 from rlsdk.interfaces import Algorithm, BackendKind, Capability, ChecksPlace, Head, LogProbKind, RlsdkError
 from rlsdk.interfaces.spelling import Setting
 from rlsdk.registry import ComponentKind, Registry, Requirements, explain_lack, lacks

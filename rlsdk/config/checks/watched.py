@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rlsdk.config.derived.pair_roles import PairTraining
 from rlsdk.config.problem import Problem
 from rlsdk.config.sections.evaluation import AT_K, FIGURES, MAX_VOTES, Measure, powers_of_two
-from rlsdk.config.sections.schema import SINGLE_TURN, RunConfig
+from rlsdk.config.sections.schema import RunConfig
 from rlsdk.interfaces import nearest
 
 SFT_METRICS = ("sft/eval_loss", "sft/eval_loss_se")
@@ -54,14 +54,14 @@ def reported_in_rl(config: RunConfig) -> Reported:
     prefixes: list[str] = []
     for measure in config.eval.measures():
         own = measure.config.rewards
-        titles = [reward.title for reward in own or config.rewards]
+        titles = [reward.title for reward in own] if own else config.reward_titles
         missing = set() if titles else {"accuracy", "accuracy_se"}
         # Reward models do not score evaluations, so with them there is no score to report, as without any reward.
         unscored = config.reward_models or not titles
         missing |= {"reward", "reward_se"} if unscored and not own else set()
         figures = [*(figure for figure in FIGURES if figure not in missing), *(f"reward/{title}" for title in titles)]
         metrics += map(measure.metric, [*figures, *(_of_several_samples(measure) if titles else ())])
-        if config.rollout.rollouter != SINGLE_TURN:
+        if not config.rollout.is_single_turn:
             prefixes.append(measure.pattern.partition("{}")[0] + "rollout/")
     return Reported(metrics, prefixes)
 

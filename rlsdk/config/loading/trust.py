@@ -22,7 +22,7 @@ from rlsdk.interfaces.spelling import Setting
 TRUST_FLAG = "--trust-run"
 FUNCTION_FIELDS = ("rewards.*.name", "algorithm.name", "algorithm.advantage", "algorithm.loss",
                    "algorithm.loss_aggregation", "algorithm.kl_estimator", "algorithm.kl_reward_estimator",
-                   "rollout.rollouter", "trainer.callbacks.*")  # fmt: skip
+                   "rollout.rollouter", "rollout.environment", "trainer.callbacks.*")  # fmt: skip
 """Fields that take `pkg.mod:fn` besides registered names; `*` is a position in a list."""
 LOCAL_TRACKERS = ("jsonl", "tensorboard")
 """Trackers that write only into the run's folder."""

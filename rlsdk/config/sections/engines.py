@@ -23,6 +23,8 @@ from rlsdk.config.sections.sampling import temperature_problems
 from rlsdk.interfaces import nearest
 from rlsdk.interfaces.settings import NO_INFLUENCE, AdapterSettings, OptimSettings, ReplicaSize, TrainPasses
 
+SINGLE_TURN = "single_turn"
+"""The rollouter that makes one request per sample."""
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
 
@@ -117,6 +119,19 @@ class TrainConfig(Section, TrainPasses):
             yield Problem("micro_batch_tokens", f"{both}: exactly one of the two must be set, the other null")
 
 
+class EpisodeTimeoutsConfig(Section):
+    """Seconds that each part of an episode may take."""
+
+    setup_s: PositiveFloat = 60.0
+    """Making the environment, and its `reset`."""
+    tool_s: PositiveFloat = 30.0
+    """One call of a tool; one that exceeds it failed, and the model is told."""
+    agent_s: PositiveFloat = 900.0
+    """All turns; the episode then ends, and is scored as it is."""
+    finalize_s: PositiveFloat = 60.0
+    """The score, and cleaning up."""
+
+
 class RolloutConfig(Section, ReplicaSize):
     """The rollout engine, and sampling settings for training."""
 
@@ -137,6 +152,23 @@ class RolloutConfig(Section, ReplicaSize):
     """Generates each sample from its prompt: a registered rollouter, `pkg.mod:fn`, or `file.py:fn`."""
     rollouter_options: Options = empty_mapping()
     """Keyword arguments of the rollouter."""
+    environment: str | None = None
+    """Class that each sample plays, instead of a rollouter: `file.py:Class` or `pkg.mod:Class`. Its public methods are
+    the tools of the model; see docs/agents.md."""
+    environment_options: Options = empty_mapping()
+    """Keyword arguments of the environment's class."""
+    tool_format: str | None = None
+    """How the model writes calls of tools; null: as the tokenizer's `response_template` says, else by its chat
+    template."""
+    max_turns: PositiveInt = 32
+    """Most turns of the model in an episode of an environment."""
+    max_episode_tokens: PositiveInt | None = None
+    """Most sampled tokens in an episode of an environment, of all turns; null: as many as `max_model_tokens` has room
+    for."""
+    max_tool_chars: PositiveInt = 16_000
+    """Most characters of a tool's result; longer ones are cut in the middle."""
+    timeouts: EpisodeTimeoutsConfig = EpisodeTimeoutsConfig()
+    """Time limits of an episode of an environment."""
     stop_strings: tuple[str, ...] = empty_tuple()
     """Strings that end a response, in addition to the stop tokens."""
     stop_token_ids: tuple[NonNegativeInt | str, ...] | None = Field(default=None, strict=False)
@@ -144,7 +176,7 @@ class RolloutConfig(Section, ReplicaSize):
     template, the tokenizer's end-of-sequence token and those in the model's generation_config.json."""
     max_model_tokens: PositiveInt | None = None
     """Context length of the engine: longest prompt plus response, in tokens; null: `data.max_prompt_tokens` plus
-    `max_response_tokens`. Required for your own rollouter: all turns and tool outputs of an episode."""
+    `max_response_tokens`. Required for your own rollouter or environment: all turns and tool outputs of an episode."""
     max_running_samples: PositiveInt = 256
     """Most samples that one replica decodes at once; the engine allocates memory for this many."""
     concurrency: Literal["auto", "adapt", "fixed"] = "auto"
@@ -158,10 +190,34 @@ class RolloutConfig(Section, ReplicaSize):
 
     def problems(self) -> Iterator[Problem]:
         yield from temperature_problems(self.temperature, can_be_greedy=False)
+        yield from self._environment_problems()
         if "" in self.stop_strings:
             yield Problem("stop_strings", f"{self.stop_strings!r}: an empty text ends every response at once")
         if (problem := self.expert_problem()) is not None:
             yield Problem("ep_size", problem, value=self.ep_size)
+
+    @property
+    def is_single_turn(self) -> bool:
+        """Whether each sample is one request."""
+        return self.rollouter == SINGLE_TURN and self.environment is None
+
+    def unused(self) -> Iterator[Problem]:
+        if self.environment is None:
+            names = ("environment_options", "tool_format", "max_turns", "max_episode_tokens", "max_tool_chars")
+            times = (f"timeouts.{name}" for name in EpisodeTimeoutsConfig.model_fields)
+            yield from fields_of((*names, *times), "rollout.environment is null")
+
+    def _environment_problems(self) -> Iterator[Problem]:
+        if self.environment is None:
+            return
+        if ":" not in self.environment:
+            yield Problem("environment", value=self.environment, expected="file.py:Class or pkg.mod:Class")
+        if self.rollouter != SINGLE_TURN:
+            yield Problem(
+                "rollouter",
+                value=self.rollouter,
+                expected=f"{SINGLE_TURN!r}, because rollout.environment makes the samples; give one of them",
+            )
 
 
 class PoolConfig(Section):

@@ -16,10 +16,16 @@ from rlsdk.config.problem import Problem
 from rlsdk.config.sections.algorithm import POLICY_GRADIENT, AlgorithmConfig
 from rlsdk.config.sections.base import Options, Section, empty_mapping, empty_tuple, unused_revision
 from rlsdk.config.sections.engines import ModelConfig, PlacementConfig, RolloutConfig, ShardingConfig, TrainConfig
+from rlsdk.config.sections.environments import environment_problems
 from rlsdk.config.sections.evaluation import CheckpointConfig, EvalConfig
 from rlsdk.config.sections.faults import FaultsConfig
 from rlsdk.config.sections.preferences import PreferencesConfig
-from rlsdk.config.sections.rewards import RewardConfig, RewardLimitsConfig, judge_pool_problems, reward_problems
+from rlsdk.config.sections.rewards import (
+    RewardConfig,
+    RewardLimitsConfig,
+    judge_pool_problems,
+    reward_problems,
+)
 from rlsdk.config.sections.role_kinds import CRITIC
 from rlsdk.config.sections.role_sections import (
     CriticConfig,
@@ -32,13 +38,12 @@ from rlsdk.config.sections.role_sections import (
     teacher_problems,
 )
 from rlsdk.config.sections.schedule import ScheduleConfig, schedule_problems
+from rlsdk.interfaces import ENVIRONMENT_REWARD
 from rlsdk.interfaces.settings import NO_INFLUENCE
 from rlsdk.interfaces.spelling import Setting
 
 NEEDS_GROUP = frozenset({"grpo", "dr_grpo", "grpo_passk", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline"})
 """Built-in estimators that compare the samples of one prompt, and need at least two."""
-SINGLE_TURN = "single_turn"
-"""The rollouter that makes one request per sample."""
 NEEDS_VALUES = frozenset({"gae"})
 """Built-in estimators that read the values of a critic."""
 
@@ -365,6 +370,8 @@ class RunConfig(Section):
             )
         yield from schedule_problems(self.schedule, self.placement, self.algorithm)
         yield from reward_problems(self.rewards)
+        if self.rollout.environment is not None:
+            yield from environment_problems(self.rewards, self.data, self.eval.measures())
         yield from judge_pool_problems(self.rewards, self.placement, self.schedule.max_staleness)
         yield from name_problems("reward_models", self.reward_models)
         yield from teacher_problems(self.teachers, [part.source for part in self.data.mixture])
@@ -381,23 +388,30 @@ class RunConfig(Section):
                 self.critic, trainer.steps, trainer.updates_per_step * trainer.epochs_per_step
             )
 
+    @property
+    def reward_titles(self) -> list[str]:
+        """Names of all that gives a sample its score, but for reward models: rewards, then the environment."""
+        own = [] if self.rollout.environment is None else [ENVIRONMENT_REWARD]
+        return [*(reward.title for reward in self.rewards), *own]
+
     def _length_problems(self) -> Iterator[Problem]:
         needed = self.data.max_prompt_tokens + self.rollout.max_response_tokens
         if self.max_model_tokens < needed:
             parts = f"{self.data.max_prompt_tokens} + {self.rollout.max_response_tokens} = {needed}"
             fields = "data.max_prompt_tokens + rollout.max_response_tokens"
             yield Problem("rollout.max_model_tokens", f"{self.max_model_tokens} is less than {fields} ({parts})")
-        elif self.rollout.rollouter != SINGLE_TURN and self.rollout.max_model_tokens is None:
+        elif not self.rollout.is_single_turn and self.rollout.max_model_tokens is None:
+            name = "rollouter" if self.rollout.environment is None else "environment"
             yield Problem(
                 "rollout.max_model_tokens",
-                f"null makes room for a prompt and one response ({needed} tokens), but rollout.rollouter is "
-                f"{self.rollout.rollouter!r}: give the most tokens of a whole episode, all turns and tool answers "
+                f"null makes room for a prompt and one response ({needed} tokens), but rollout.{name} is "
+                f"{getattr(self.rollout, name)!r}: give the most tokens of a whole episode, all turns and tool answers "
                 "included, for instance "
                 f"`{Setting('rollout.max_model_tokens', needed + 3 * self.rollout.max_response_tokens)}`",
             )
 
     def _evaluation_problems(self) -> Iterator[Problem]:
-        names = [reward.title for reward in self.rewards]
+        names = self.reward_titles
         for measure in self.eval.measures():
             part, field = measure.config, measure.field
             if part.correct_reward is not None and names and not part.rewards and part.correct_reward not in names:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsdk.interfaces import Episode, RewardSample
+from rlsdk.interfaces import ENVIRONMENT_REWARD, Episode, RewardSample
 from rlsdk.rollouts.groups.group import Failure, Grade, GroupTask, Sample
 from rlsdk.rollouts.groups.group_assembly import Deliver
 from rlsdk.rollouts.groups.rollouter import TextCodec, Tokens, without_stop
@@ -33,8 +33,6 @@ class Grader(Protocol):
         ...
 
 
-OWN_REWARD = "environment"
-"""Name of the score that an episode brings with it."""
 INAPPLICABLE = "inapplicable"
 """Kind of failure of a sample that nothing scored."""
 _Waiting = tuple[GroupTask, Episode, Deliver]
@@ -48,7 +46,7 @@ class Grading:
         self, grader: Grader | None, graders: Mapping[str, Grader], codec: Codec, *, brings_score: bool = False
     ) -> None:
         """`brings_score`: episodes bring their score; one without any, which no grader grades, is invalid."""
-        nothing = Failure(kind=INAPPLICABLE, source=OWN_REWARD, message="the episode brought no score")
+        nothing = Failure(kind=INAPPLICABLE, source=ENVIRONMENT_REWARD, message="the episode brought no score")
         self._ungraded = Grade(valid=False, failures=(nothing,)) if brings_score else Grade()
         self._grader = grader
         self._graders = graders
@@ -132,7 +130,7 @@ def _deliver(
 
 
 def _extra(episode: Episode, texts: Sequence[str]) -> Mapping[str, Any]:
-    """What the rewards get of an episode beside the text of its last row; `rows` has those of all where it has several."""
+    """What the rewards get beside the text of the last row; `rows`: the texts of all, where there are several."""
     several = {"rows": list(texts)} if len(texts) > 1 else {}
     return {**episode.rows[-1].extra, **episode.extra, **several}
 
@@ -152,7 +150,7 @@ def with_own_reward(grade: Grade, episode: Episode) -> Grade:
     if episode.reward is None:
         return grade
     failures = tuple(failure for failure in grade.failures if failure.kind != INAPPLICABLE)
-    terms = {**grade.terms, OWN_REWARD: episode.reward}
+    terms = {**grade.terms, ENVIRONMENT_REWARD: episode.reward}
     if grade.has_failed and failures:
         return replace(grade, terms=terms)
     score = episode.reward if grade.has_failed else grade.score + episode.reward

@@ -155,6 +155,7 @@ class SampleGenerate:
         self._turn = 0
         self.sampling = requests.task.sampling
         self.max_model_tokens = requests.max_model_tokens
+        self.seed = request_seed(*requests.task.seed, "task")
 
     async def __call__(self, token_ids: Sequence[int], *, max_tokens: int | None = None) -> Turn:
         """See `Generate`.

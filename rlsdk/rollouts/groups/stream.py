@@ -343,5 +343,5 @@ def _episode(made: Trajectory | Episode) -> Episode:
 def _failed(error: BaseException) -> Sample:
     """The failed sample of a rollouter that raised; other samples are not affected."""
     message = f"{type(error).__name__}: {error}"
-    failure = Failure(kind="exception", source="rollout", message=message)
+    failure = Failure(kind=getattr(error, "kind", "exception"), source="rollout", message=message)
     return Sample(episode=None, text="", grade=Grade(valid=False, failures=(failure,)))

@@ -227,7 +227,8 @@ def check_rows(
     """
     own = {measure.name: measure.config.rewards for measure in measures if measure.config.rewards}
     shared = [train, *(dataset for name, dataset in sets.items() if name not in own)]
-    check_routes(_defs(config.rewards), _rows(shared), whole=config.rewards_are_whole)
+    whole = config.rewards_are_whole and config.rollout.environment is None
+    check_routes(_defs(config.rewards), _rows(shared), whole=whole)
     notices = check_gradable(config.rewards, [row for part in shared for row in part.rows], registry)
     for name, rewards in own.items():
         if name in sets:

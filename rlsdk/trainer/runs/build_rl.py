@@ -124,7 +124,7 @@ def _options(config: RunConfig, registry: Registry, run_inputs: RunInputs) -> Rl
         accounts_for_sampler=old.accounts_for_sampler,
         correct=CorrectRule(reward=config.eval.correct_reward, least=config.eval.correct_from),
         temperature=config.rollout.temperature,
-        reward_names=[reward.title for reward in config.rewards],
+        reward_names=config.reward_titles,
         max_failure_share=config.reward_limits.max_failure_share,
         special=special_ids(run_inputs.tokenizer) - set(run_inputs.ends.stops),
         shown_samples=SampleLog(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.config import RunConfig
+from rlsdk.config import EvalSetConfig, RunConfig
 from rlsdk.data import PromptDataset
 from rlsdk.interfaces import (
+    ENVIRONMENT_REWARD,
     BackendKind,
     Capability,
     LogProbKind,
@@ -19,6 +20,7 @@ from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rollouts import Restarts, RolloutStream, StreamOptions
 from rlsdk.trainer.generation.replicas import CallsRanks, replicas_of
 from rlsdk.trainer.inputs.codec import TokenCodec
+from rlsdk.trainer.inputs.environments import environment_rollouter
 from rlsdk.trainer.inputs.grading import RewardGrader
 from rlsdk.trainer.inputs.judges import EngineJudge
 from rlsdk.trainer.inputs.rewards import reward_grader
@@ -52,8 +54,9 @@ def open_stream(
         ),
         TokenCodec(tokenizer),
         StreamOptions(
-            rollout=build_rollouter(rollout.rollouter, registry),
-            rollout_options=rollout.rollouter_options,
+            rollout=rollouter_of(config, registry, tokenizer),
+            rollout_options=rollout.rollouter_options if rollout.environment is None else rollout.environment_options,
+            brings_score=rollout.environment is not None,
             max_model_tokens=config.max_model_tokens,
             progress_s=config.deadlines.rollout_s,
             adapts_concurrency=config.adapts_concurrency,
@@ -100,7 +103,7 @@ def evaluation_of(
                 measure=measure,
                 prompts=prompts[measure.name],
                 sampling=eval_sampling(measure.config, sampling),
-                reward_names=[reward.title for reward in measure.config.rewards or config.rewards],
+                reward_names=reward_names(config, measure.config),
                 has_whole_score=bool(measure.config.rewards) or not config.reward_models,
                 has_entropy=samples_whole_distribution(measure.config, kind),
             )
@@ -110,6 +113,20 @@ def evaluation_of(
         seed=config.trainer.seed,
         max_failure_share=config.reward_limits.max_failure_share,
     )
+
+
+def reward_names(config: RunConfig, part: EvalSetConfig) -> list[str]:
+    """Names of what scores the samples of an evaluation set, in order: the first that applies decides correctness."""
+    own = [ENVIRONMENT_REWARD] if config.rollout.environment is not None else []
+    return [*(reward.title for reward in part.rewards), *own] if part.rewards else config.reward_titles
+
+
+def rollouter_of(config: RunConfig, registry: Registry, tokenizer: Any) -> Rollouter:
+    """The rollouter of a run: the one that is named, or the loop that plays its environment."""
+    rollout = config.rollout
+    if rollout.environment is None:
+        return build_rollouter(rollout.rollouter, registry)
+    return environment_rollouter(config, tokenizer)
 
 
 def build_rollouter(name: str, registry: Registry) -> Rollouter:

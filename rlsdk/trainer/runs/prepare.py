@@ -16,6 +16,7 @@ from rlsdk.config.checks.watched import reported_in_sft, reported_on_pairs, watc
 from rlsdk.config.loading.foreign_names import RATES
 from rlsdk.interfaces.spelling import Setting
 from rlsdk.registry import Registry
+from rlsdk.trainer.inputs.environments import load_environment
 from rlsdk.trainer.inputs.model_config import file_problems, model_fields, other_models
 from rlsdk.trainer.inputs.option_trials import refused_options
 from rlsdk.trainer.inputs.reward_preflight import inspect_rewards
@@ -222,6 +223,8 @@ class _Checks:
             found.add(watch_problems(self.config, reported))
             return ()
         found.add(found.run_check(lambda: list(refused_options(self.config, self.registry)), []))
+        if self.config.rollout.environment is not None:
+            found.run_check(lambda: load_environment(self.config), None)
         refused, notices = inspect_rewards(self.config.rewards)
         found.add(refused)
         return notices

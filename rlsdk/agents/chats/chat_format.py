@@ -1,0 +1,186 @@
+"""The chat of one model by its tokenizer: written by its template, continued by ids, read by its format of calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlsdk.agents.chats.response_templates import RESPONSE_TEMPLATES, named_by
+from rlsdk.data import ChatTemplate, LiteralEncoder
+from rlsdk.interfaces import AssistantMessage, ConfigError, DataError, Message, Tool, ToolCall, nearest
+
+PREFIX_TOKENS = 64
+"""Last tokens of a prompt in which the beginning of the model's turn is looked for."""
+_ASKED = "x"
+_WHERE = "rollout.tool_format"
+
+
+class ChatFormat:
+    """Satisfies `rlsdk.interfaces.ToolFormat` for a tokenizer with a chat template."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        name: str | None = None,
+        variables: Mapping[str, Any] | None = None,
+        stop_token_ids: Sequence[int] = (),
+    ) -> None:
+        """Looks the format of calls up.
+
+        Args:
+            tokenizer: of the policy.
+            name: one of `RESPONSE_TEMPLATES`; None: the tokenizer's `response_template`, else by its chat template.
+            variables: of the chat template (`enable_thinking`).
+            stop_token_ids: tokens that end a turn, beside the one of the template.
+
+        Raises:
+            ConfigError: the tokenizer has no chat template, no such format exists, or none is known that fits.
+        """
+        if not getattr(tokenizer, "chat_template", None):
+            raise ConfigError(
+                "rollout.environment: the tokenizer has no chat template, which writes the tools and their results; "
+                "take a tokenizer that has one"
+            )
+        self._tokenizer = tokenizer
+        self._template = ChatTemplate(tokenizer, dict(variables or {}))
+        self._literal = LiteralEncoder(tokenizer)
+        self._ends = {*stop_token_ids, *([] if self._template.end is None else [self._template.end])}
+        own = getattr(tokenizer, "response_template", None)
+        self._own = name is None and own is not None
+        self._calls = _loaded(own if self._own else RESPONSE_TEMPLATES[_chosen(tokenizer, name)])
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        """See `ToolFormat`.
+
+        Raises:
+            DataError: the chat template refuses the messages.
+        """
+        return self._encoded(self._text(self._literal.hide([*messages]), tools, opens=True))
+
+    def extend(
+        self, ids: Sequence[int], messages: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool]
+    ) -> list[int] | None:
+        """See `ToolFormat`.
+
+        What follows a turn is what the template writes behind a turn like it, of a chat with nothing else: a call of
+        the same tools, without arguments.
+        """
+        short = [{"role": "user", "content": _ASKED}, _stand_in(messages[-1])]
+        try:
+            before = self._text(short, tools, opens=False)
+            after = self._text([*short, *self._literal.hide([*new])], tools, opens=True)
+        except DataError:
+            return None
+        if not after.startswith(before):
+            return None
+        return self._encoded(self._ending(before, ids) + after[len(before) :])
+
+    def read(self, ids: Sequence[int], prompt_ids: Sequence[int], tools: Sequence[Tool]) -> AssistantMessage:
+        """See `ToolFormat`."""
+        said = [*ids][:-1] if len(ids) and ids[-1] in self._ends else [*ids]
+        text = self._decoded(said)
+        before = self._decoded([*prompt_ids][-PREFIX_TOKENS:])
+        prefix = before if self._own else ("<think>" if before.rstrip().endswith("<think>") else "")
+        from transformers.utils.chat_parsing import parse_response
+
+        try:
+            message = parse_response(text, self._calls, prefix=prefix, tools=[dict(tool) for tool in tools])
+            calls = tuple(_call(each) for each in message.get("tool_calls") or ())
+        except Exception as error:  # of text that a model wrote: a call that is cut off, or no JSON
+            return AssistantMessage(content=text, malformed=f"{error}"[:200])
+        reasoning = message.get("reasoning_content") or message.get("thinking")
+        return AssistantMessage(content=str(message.get("content") or ""), calls=calls, reasoning=reasoning)
+
+    def _ending(self, text: str, ids: Sequence[int]) -> str:
+        """What of a chat's text is behind the last token of `ids`, which ends or breaks off in the model's turn."""
+        names = [self._tokenizer.convert_ids_to_tokens(token) for token in self._ends]
+        end, name = max(((text.rfind(name), name) for name in names), default=(-1, ""))
+        if end < 0:
+            return ""
+        return text[end + len(name) :] if len(ids) and ids[-1] in self._ends else text[end:]
+
+    def _text(self, messages: Sequence[Message], tools: Sequence[Tool], *, opens: bool) -> str:
+        return self._template.render([*messages], [*tools] or None, _WHERE, opens_answer=opens)
+
+    def _encoded(self, text: str) -> list[int]:
+        return self._literal.encode(text, add_special_tokens=False, where=_WHERE)
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode([*ids], skip_special_tokens=False))
+
+
+def message_of(turn: AssistantMessage) -> Message:
+    """A turn that was read, as a message for a chat template."""
+    message: dict[str, Any] = {"role": "assistant", "content": turn.content}
+    if turn.reasoning is not None:
+        message["reasoning_content"] = turn.reasoning
+    if turn.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+            for call in turn.calls
+        ]
+    return message
+
+
+def _stand_in(turn: Message) -> dict[str, Any]:
+    """A turn of the same calls, without arguments, and with some reasoning: templates that show reasoning only where
+    there is some would else write another turn than the one that was sampled."""
+    made: dict[str, Any] = {"role": "assistant", "content": "", "reasoning_content": _ASKED}
+    if calls := turn.get("tool_calls"):
+        made["tool_calls"] = [
+            {
+                "id": call.get("id", ""),
+                "type": "function",
+                "function": {"name": call["function"]["name"], "arguments": {}},
+            }
+            for call in calls
+        ]
+    else:
+        made["content"] = _ASKED
+    return made
+
+
+def _call(found: Any) -> ToolCall:
+    """A call as it was parsed.
+
+    Raises:
+        ValueError: it is none.
+    """
+    function = found.get("function") if isinstance(found, Mapping) else None
+    name, arguments = (function.get(key) for key in ("name", "arguments")) if isinstance(function, Mapping) else (0, 0)
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    if not isinstance(name, str) or not isinstance(arguments, Mapping):
+        raise ValueError(f"a call has a name and an object of arguments, got {str(found)[:80]!r}")
+    return ToolCall(name=name.strip(), arguments=arguments)
+
+
+def _chosen(tokenizer: Any, name: str | None) -> str:
+    """The name of the tokenizer's format of calls."""
+    if name is not None:
+        if name not in RESPONSE_TEMPLATES:
+            valid = sorted(RESPONSE_TEMPLATES)
+            raise ConfigError(
+                f"rollout.tool_format {name!r} does not exist{nearest(name, valid)}; choose one of {valid}"
+            )
+        return name
+    template = tokenizer.chat_template
+    found = named_by(template if isinstance(template, str) else json.dumps(template))
+    if found is None:
+        raise ConfigError(
+            "rollout.tool_format: no format of tool calls is known that fits the tokenizer's chat template; choose one "
+            f"of {sorted(RESPONSE_TEMPLATES)}, or give the tokenizer a `response_template` "
+            "(transformers.utils.chat_parsing)"
+        )
+    return found
+
+
+def _loaded(template: Any) -> Any:
+    from transformers.utils.chat_parsing.response_templates import load_response_template
+
+    try:
+        return load_response_template(template if not isinstance(template, Mapping) else dict(template))
+    except ValueError as error:
+        raise ConfigError(f"rollout.tool_format: the tokenizer's response_template is refused: {error}") from error

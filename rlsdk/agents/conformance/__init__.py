@@ -1,0 +1,1 @@
+"""The conformance kit of environments: twenty requirements, checked without a model and without a GPU."""

@@ -1,0 +1,1 @@
+"""Tasks with state: their tools, and the loop that plays them."""

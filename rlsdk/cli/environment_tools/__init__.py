@@ -1,0 +1,1 @@
+"""`rlsdk environments`: checks an environment, and begins one."""

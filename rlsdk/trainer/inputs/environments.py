@@ -1,0 +1,59 @@
+"""The environment of a run: loaded, checked, and what plays it."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from rlsdk.agents.chats.chat_format import ChatFormat
+from rlsdk.agents.environments.play import EnvironmentRollouter, Limits
+from rlsdk.agents.environments.tools import EnvironmentClass
+from rlsdk.config import RunConfig
+from rlsdk.interfaces import ConfigError
+from rlsdk.registry import find_function
+from rlsdk.trainer.inputs.tokenizer import run_ends
+
+
+def environment_rollouter(config: RunConfig, tokenizer: Any) -> EnvironmentRollouter:
+    """What plays the environment that `rollout.environment` names.
+
+    Raises:
+        ConfigError: the class or a tool of it cannot be used, its options do not fit, or the tokenizer cannot write
+            a chat with tools.
+    """
+    rollout, times = config.rollout, config.rollout.timeouts
+    form = ChatFormat(
+        tokenizer,
+        name=rollout.tool_format,
+        variables=config.data.chat_template_kwargs,
+        stop_token_ids=run_ends(config, tokenizer).stops,
+    )
+    return EnvironmentRollouter(
+        environment=load_environment(config),
+        form=form,
+        limits=Limits(
+            max_turns=rollout.max_turns,
+            max_episode_tokens=rollout.max_episode_tokens,
+            max_tool_chars=rollout.max_tool_chars,
+            setup_s=times.setup_s,
+            tool_s=times.tool_s,
+            agent_s=times.agent_s,
+            finalize_s=times.finalize_s,
+        ),
+    )
+
+
+def load_environment(config: RunConfig) -> EnvironmentClass:
+    """The class that `rollout.environment` names.
+
+    Raises:
+        ConfigError: there is none, it or a tool of it cannot be used, or `rollout.environment_options` do not fit.
+    """
+    target = config.rollout.environment or ""
+    found = find_function(target, what="environment")
+    environment = EnvironmentClass.of(found, target)
+    try:
+        inspect.signature(found).bind(**config.rollout.environment_options)
+    except TypeError as error:
+        raise ConfigError(f"rollout.environment_options: {target!r} is not made with them: {error}") from error
+    return environment
