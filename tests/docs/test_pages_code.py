@@ -33,6 +33,9 @@ PAGES = [DOCS.parent / "README.md", *(DOCS / f"{name}.md" for name in NAMED), *s
 PLACEHOLDERS = re.compile(r"\$\w+|\b[A-Z]+\b(?!:)")
 """Words that stand for a person's own: `NAME`, `$DATA`."""
 
+GROUPS = ("plugins", "config", "algorithms", "reward", "environments")
+"""Groups of commands."""
+
 
 def block(page: Path, start: str) -> str:
     """The Python block that begins with these words behind its fence."""
@@ -135,7 +138,7 @@ def test_commands_are_ones_that_there_are(page: Path, monkeypatch: pytest.Monkey
     assert [line for line in found if "tests/" in line] == []
     for line in found:
         words = shlex.split(line.partition("&&")[0], comments=True)[1:]
-        command = words[:2] if words[0] in ("plugins", "config", "algorithms", "reward") else words[:1]
+        command = words[:2] if words[0] in GROUPS else words[:1]
         if command == ["train"]:
             flags = [word for word in words[1:] if word not in ("...",)]
             is_whole = not any(part in line for part in ("--config", "mine.py", "--rollout-backend", "--help"))
@@ -213,7 +216,7 @@ def test_flags_of_pages_act_on_the_command_that_they_are_used_with(page: Path) -
     """A page said that runs used a flag of another program, as if it were one of `rlsdk train`."""
     wrong = []
     for line, part in commands_of(page):
-        at = re.search(r"(?:^|[ /])rlsdk (?:(plugins|config|algorithms|reward) )?([a-z-]+)", line)
+        at = re.search(r"(?:^|[ /])rlsdk (?:(plugins|config|algorithms|reward|environments) )?([a-z-]+)", line)
         if at is None and not line.startswith("--"):
             continue  # of another program
         command = () if at is None else tuple(part for part in (at[1], at[2]) if part)
