@@ -149,10 +149,15 @@ def _said(error: Exception, what: str) -> str:
 
 def _why_not(module: ModuleType, name: str) -> str:
     functions = [n for n, value in vars(module).items() if inspect.isfunction(value) and not n.startswith("_")]
-    own = sorted(n for n in functions if getattr(module, n).__module__ == module.__name__) or sorted(functions)
+    own = sorted(n for n in functions if getattr(module, n).__module__ == module.__name__)
+    own = own or [n for n, value in vars(module).items() if _is_own_class(module, n, value)] or sorted(functions)
     found = vars(module).get(name)
     is_what = f"{name!r} is a {type(found).__name__}, not a function" if found is not None else f"no function {name!r}"
     return f"{is_what}{nearest(name, own)}; {module.__file__} has {own}"
+
+
+def _is_own_class(module: ModuleType, name: str, value: object) -> bool:
+    return inspect.isclass(value) and value.__module__ == module.__name__ and not name.startswith("_")
 
 
 def check_call(function: Callable[..., Any], *, takes: Sequence[str], options: Mapping[str, Any], said: str) -> None:
