@@ -23,10 +23,10 @@ sys.path.insert(0, str(EXAMPLE))
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example's data and model."""
-    import prepare
+    import games
 
     folder = tmp_path_factory.mktemp("guess")
-    prepare.main(folder)
+    games.main(folder)
     return folder
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rlsdk.agents.chats.response_templates import RESPONSE_TEMPLATES, named_by
@@ -25,7 +25,7 @@ class ChatFormat:
         *,
         name: str | None = None,
         variables: Mapping[str, Any] | None = None,
-        stop_token_ids: Sequence[int] = (),
+        stop_token_ids: Collection[int] = (),
     ) -> None:
         """Looks the format of calls up.
 

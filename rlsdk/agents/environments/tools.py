@@ -40,13 +40,14 @@ class EnvironmentClass:
         """
         if not inspect.isclass(make):
             raise ConfigError(f"environment {name!r} is {make!r}; expected a class: one object is made for each sample")
-        if not callable(getattr(make, "reset", None)):
+        reset = getattr(make, "reset", None)
+        if not callable(reset):
             public = sorted(one for one in vars(make) if not one.startswith("_"))
             raise ConfigError(
                 f"environment {name!r} has no method `reset`{nearest('reset', public)}; write "
                 "`def reset(self, **row) -> str`, which returns what the model sees after the prompt"
             )
-        signature = inspect.signature(make.reset)
+        signature = inspect.signature(reset)
         own = [one for at, one in enumerate(signature.parameters.values()) if at]
         named = [one for one in own if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
         return cls(

@@ -157,7 +157,8 @@ def _missing_data(config: RunConfig) -> Iterator[Problem]:
 
 
 def _missing_rewards(config: RunConfig) -> Iterator[Problem]:
-    if not config.rewards and not config.reward_models and not config.teachers:
+    scored = config.rewards or config.reward_models or config.teachers or config.rollout.environment is not None
+    if not scored:
         yield Problem("rewards", f"at least one is required: {Setting('rewards', 'NAME')}, or file.py:function")
 
 

@@ -1,6 +1,6 @@
 """Writes what the example starts from: games with random guesses, and a model of random weights. Nothing is downloaded.
 
-python examples/guess/prepare.py
+python examples/guess/games.py
 """
 
 from __future__ import annotations
