@@ -352,7 +352,13 @@ def test_every_field_of_the_configuration_is_read_by_somebody() -> None:
     carried = _declared([CORE / "interfaces" / "settings.py"], r"[A-Z]\w+")
     fields = _declared(files_of("config"), r"\w+Config") - carried
     others = [
-        CORE / "config" / name for name in ("sections/old_log_probs.py", "derived/roles.py", "sections/evaluation.py")
+        CORE / "config" / name
+        for name in (
+            "sections/old_log_probs.py",
+            "derived/roles.py",
+            "sections/evaluation.py",
+            "sections/preferences.py",
+        )
     ]
     read = _read([*files_of("trainer"), *files_of("api"), *files_of("cli"), *others])
     kinds = parse(CORE / "config" / "sections" / "role_kinds.py")

@@ -32,10 +32,13 @@ from rlsdk.algorithms.metrics import LogProbDifference, log_prob_difference, upd
 from rlsdk.algorithms.mismatch import Mismatch, mismatch
 from rlsdk.algorithms.objectives import (
     DpoObjective,
+    KtoObjective,
     PolicyObjective,
     RewardModelObjective,
     SftObjective,
     ValueObjective,
+    label_weights,
+    mean_log_ratio,
     pair_weights,
 )
 from rlsdk.algorithms.objectives.value import explained_variance
@@ -52,6 +55,7 @@ __all__ = [
     "DpoObjective",
     "GroupSignal",
     "KlController",
+    "KtoObjective",
     "LogProbDifference",
     "Mismatch",
     "PolicyObjective",
@@ -73,10 +77,12 @@ __all__ = [
     "has_signal",
     "keep_top_entropy",
     "kl_estimator",
+    "label_weights",
     "length_penalty",
     "log_prob_difference",
     "loss_kl_estimator",
     "loss_weights",
+    "mean_log_ratio",
     "mismatch",
     "opo",
     "overlong_filter",

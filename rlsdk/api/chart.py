@@ -12,7 +12,7 @@ from rlsdk.system.atomic import atomic_write_text
 from rlsdk.system.printable import printable
 
 DEFAULT = ("reward/mean", "eval/accuracy_sampled", "eval/accuracy_greedy", "response/tokens_mean", "policy/entropy",
-           "policy/grad_norm", "sft/loss", "reward_model/loss", "reward_model/accuracy", "dpo/loss",
+           "policy/grad_norm", "sft/loss", "reward_model/loss", "reward_model/accuracy", "dpo/loss", "kto/loss",
            "dpo/accuracy")  # fmt: skip
 """Metrics that are drawn by default, if the run has them."""
 

@@ -1,4 +1,4 @@
-"""Training from Python: `rlsdk.train`, `sft`, `dpo` and `reward_model`, equivalent to the commands of these names."""
+"""Training from Python: `rlsdk.train`, `sft`, `dpo`, `kto` and `reward_model`, as the commands of these names."""
 
 from __future__ import annotations
 
@@ -135,6 +135,23 @@ def dpo(model: Path | None = None, data: Rows | None = None, *, steps: int | Non
     from rlsdk.config.checks.training import Training
 
     return _pairs(Training.DPO, model, data, steps, **fields)
+
+
+def kto(model: Path | None = None, data: Rows | None = None, *, steps: int | None = None, **fields: Any) -> Run:
+    """Kahneman-Tversky optimization: trains a policy on labelled answers; exports `run.model`. Arguments as for `dpo`.
+
+    Args:
+        model: see `train`.
+        data: see `train`; rows hold a prompt, an answer as for `sft`, and `label` (`preferences.label_field`).
+        steps: see `dpo`.
+        fields: see `dpo`.
+
+    Raises:
+        ConfigError, DataError: as `train`.
+    """
+    from rlsdk.config.checks.training import Training
+
+    return _pairs(Training.KTO, model, data, steps, **fields)
 
 
 def reward_model(

@@ -95,8 +95,14 @@ SCHEMA: Mapping[str, FieldSpec] = {
         "different micro-batches.",
     ),
     "baseline_scores": _sample("float64", "Score of a greedy response to the same prompt; NaN where it has none."),
-    "chosen": _row("bool", "Preference pairs: True on the better row of a `uid`."),
+    "chosen": _row("bool", "Preference pairs: True on the better row of a `uid`. KTO: True on a desirable row."),
     "margin": _row("float32", "Preference pairs: by how much the better row is to win; read on that row."),
-    "row_weight": _row("float32", "Share of the row's pair in the mini-batch loss; equal on both rows."),
+    "row_weight": _row(
+        "float32", "Share of the row's pair in the mini-batch loss; equal on both rows. KTO: of the row."
+    ),
+    "log_ratio_estimate": _row(
+        "float32",
+        "KTO: mean over the mini-batch of log policy/reference of answers to other prompts; equal on all rows.",
+    ),
 }
 """Every field that the core reads or writes. Other names are allowed; only their length is checked."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlsdk.migrate.common import (
@@ -268,7 +269,7 @@ def _pairs_or_answers(draft: Draft) -> None:
     ]
     why = f"{rows} rows x {devices} device{'s' * (devices > 1)} x {accumulation} accumulated = {total} a step"
     draft.put(field, total, *(names or ["per_device_train_batch_size"]), fate=Fate.OTHERWISE, why=why)
-    per_row = 1 if draft.script.command == "sft" else 2
+    per_row = 1 if draft.script.command in ("sft", "kto") else 2
     draft.put("train.micro_batch_rows", rows * per_row, note="TRL: per_device_train_batch_size"
               + ("; a pair is two rows" if per_row == 2 else ""))  # fmt: skip
     steps, epochs = draft.value("max_steps"), draft.value("num_train_epochs")
@@ -281,8 +282,8 @@ def _pairs_or_answers(draft: Draft) -> None:
         if "max_steps" in draft.script.settings:
             draft.row(Fate.TAKEN, "max_steps", "off: the number of epochs counts")
     _lengths(draft)
-    if draft.script.trainer == "DPOTrainer":
-        _dpo(draft)
+    if draft.script.trainer in PREFERENCES:
+        PREFERENCES[draft.script.trainer](draft)
     draft.take(["center_rewards_coefficient"])
     draft.only("completion_only_loss", (True, None), "the loss is over answers only")
     draft.only("assistant_only_loss", (True,), "the loss is over what the assistant says only")
@@ -333,6 +334,43 @@ def _dpo(draft: Draft) -> None:
         draft.put("preferences.sft_coef", ratio, "loss_weights", fate=Fate.OTHERWISE, why="relative to the first loss")
     draft.take(["rpo_alpha"])
     draft.only("f_divergence_type", ("reverse_kl",), "the divergence is the reverse KL")
+
+
+def _cpo(draft: Draft) -> None:
+    """CPO, and SimPO, which TRL has as a loss type of it."""
+    draft.take(["beta", "label_smoothing"])
+    loss = {"sigmoid": "cpo", "simpo": "simpo"}.get(str(draft.value("loss_type")))
+    if loss is None:
+        draft.row(Fate.REFUSED, "loss_type", "without a reference: simpo, orpo and cpo, preferences.loss", stops=False)
+        return
+    draft.put("preferences.loss", loss, "loss_type", note="CPOTrainer: no reference model")
+    draft.put("preferences.sft_coef", float(draft.value("cpo_alpha")), "cpo_alpha",
+              note="TRL: cpo_alpha")  # fmt: skip
+    if loss == "simpo":
+        draft.put("preferences.target_margin", float(draft.value("simpo_gamma")), "simpo_gamma",
+                  note="TRL: simpo_gamma")  # fmt: skip
+    elif draft.gives("simpo_gamma"):
+        draft.row(Fate.TAKEN, "simpo_gamma", "has no effect on this loss")
+    draft.only("alpha", (0, 0.0), "the reward of AlphaPO is not among the losses")
+
+
+def _orpo(draft: Draft) -> None:
+    draft.put("preferences.loss", "orpo", note="ORPOTrainer; its supervised loss is over the answers' tokens here")
+    draft.take(["beta"])
+
+
+def _kto(draft: Draft) -> None:
+    draft.take(["beta", "desirable_weight", "undesirable_weight"])
+    draft.only("loss_type", ("kto",), "KTO without its estimate of the KL is not among the losses")
+
+
+PREFERENCES: Mapping[str, Callable[[Draft], None]] = {
+    "DPOTrainer": _dpo,
+    "CPOTrainer": _cpo,
+    "ORPOTrainer": _orpo,
+    "KTOTrainer": _kto,
+}
+"""Trainer -> what its loss takes."""
 
 
 def _optimizer(draft: Draft) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 from rlsdk.migrate.common import NO_LORA
 
 CONFIGS: Mapping[str, str] = {
-    **dict.fromkeys(("GRPOConfig", "RLOOConfig", "SFTConfig", "DPOConfig", "RewardConfig", "TrainingArguments"), ""),
-    **dict.fromkeys(("ModelConfig", "ScriptArguments"), ""),
+    **dict.fromkeys(("GRPOConfig", "RLOOConfig", "SFTConfig", "DPOConfig", "CPOConfig", "ORPOConfig", "KTOConfig"), ""),
+    **dict.fromkeys(("RewardConfig", "TrainingArguments", "ModelConfig", "ScriptArguments"), ""),
     "LoraConfig": "LoraConfig.",
     "BitsAndBytesConfig": "BitsAndBytesConfig.",
 }
@@ -19,6 +19,9 @@ TRAINERS: Mapping[str, str] = {
     "RLOOTrainer": "train",
     "SFTTrainer": "sft",
     "DPOTrainer": "dpo",
+    "CPOTrainer": "dpo",
+    "ORPOTrainer": "dpo",
+    "KTOTrainer": "kto",
     "RewardTrainer": "reward-model",
 }
 """Class -> command of rlsdk."""
@@ -27,6 +30,9 @@ CONFIG_OF: Mapping[str, str] = {
     "RLOOConfig": "RLOOTrainer",
     "SFTConfig": "SFTTrainer",
     "DPOConfig": "DPOTrainer",
+    "CPOConfig": "CPOTrainer",
+    "ORPOConfig": "ORPOTrainer",
+    "KTOConfig": "KTOTrainer",
     "RewardConfig": "RewardTrainer",
 }
 COMMANDS: Mapping[str, str] = {
@@ -35,6 +41,9 @@ COMMANDS: Mapping[str, str] = {
     "rloo": "RLOOTrainer",
     "sft": "SFTTrainer",
     "dpo": "DPOTrainer",
+    "cpo": "CPOTrainer",
+    "orpo": "ORPOTrainer",
+    "kto": "KTOTrainer",
     "reward": "RewardTrainer",
 }
 """Word in `trl WORD`, and in a script's name -> trainer."""
@@ -66,6 +75,17 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "RLOOTrainer": {**_SAMPLED, "num_generations": 2, "beta": 0.05},
     "SFTTrainer": {**_BASE, "learning_rate": 2e-5, "max_length": 1024},
     "DPOTrainer": {**_BASE, "learning_rate": 1e-6, "max_length": 1024, "beta": 0.1, "loss_type": ["sigmoid"]},
+    "CPOTrainer": {
+        **_BASE,
+        "learning_rate": 1e-6,
+        "max_length": 1024,
+        "beta": 0.1,
+        "loss_type": "sigmoid",
+        "cpo_alpha": 1.0,
+        "simpo_gamma": 0.5,
+    },
+    "ORPOTrainer": {**_BASE, "learning_rate": 1e-6, "max_length": 1024, "beta": 0.1},
+    "KTOTrainer": {**_BASE, "learning_rate": 1e-6, "max_length": 1024, "beta": 0.1, "loss_type": "kto"},
     "RewardTrainer": {**_BASE, "learning_rate": 1e-4, "max_length": 1024},
 }
 """Values of settings that a script leaves out, where they differ from ours or enter a product (TRL 1.16)."""

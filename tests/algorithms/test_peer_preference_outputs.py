@@ -13,12 +13,19 @@ import pytest
 import torch
 from test_preference import OBJECTIVES, means
 
-from rlsdk.algorithms import DpoObjective, RewardModelObjective, pair_weights
+from rlsdk.algorithms import (
+    DpoObjective,
+    KtoObjective,
+    RewardModelObjective,
+    label_weights,
+    mean_log_ratio,
+    pair_weights,
+)
 from rlsdk.interfaces import Batch
 
 PEER = json.loads((Path(__file__).parent / "peer_preference_outputs.json").read_text(encoding="utf-8"))
 INPUTS = PEER["inputs"]
-LOSS_OF = {"ipo": "ipo", "hinge": "hinge"}
+LOSS_OF = {"ipo": "ipo", "hinge": "hinge", "simpo": "simpo", "simpo_smooth": "simpo", "cpo": "cpo", "orpo": "orpo"}
 """The others are `sigmoid` with options."""
 
 
@@ -59,7 +66,7 @@ def test_dpo(name: str) -> None:
     assert log_probs.grad is not None
     assert float(result.loss.detach()) == pytest.approx(expected["loss"], rel=1e-5)
     assert log_probs.grad[made["response_mask"]].tolist() == pytest.approx(expected["gradient"], rel=1e-4, abs=1e-7)
-    if name in ("sigmoid", "hinge"):
+    if name in ("sigmoid", "hinge", "simpo", "simpo_smooth", "cpo", "orpo"):
         found, theirs = means(result), expected["metrics"]
         assert found["accuracy"] == pytest.approx(theirs["accuracies"])
         assert found["reward_margin"] == pytest.approx(theirs["margins"], rel=1e-5)
@@ -82,3 +89,25 @@ def test_bradley_terry(name: str) -> None:
     found = means(result)
     assert found["accuracy"] == pytest.approx(expected["accuracy"])
     assert found["score_margin"] == pytest.approx(expected["score_margin"], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", sorted(PEER["kto"]))
+def test_kto(name: str) -> None:
+    """TRL's mismatched rows are given as sums of log-probs: here each of them is one token."""
+    expected = PEER["kto"][name]
+    sums = [torch.tensor(expected[f"mismatched_{who}log_probs"]) for who in ("", "ref_")]
+    others = Batch.from_rows([[0]] * len(sums[0])).with_tokens(
+        response_mask=torch.ones(len(sums[0]), dtype=torch.bool), ref_log_probs=sums[1]
+    )
+    estimate = mean_log_ratio(others, sums[0])
+    assert max(estimate, 0.0) == pytest.approx(expected["kl"])
+    made = label_weights(batch())
+    made = made.with_rows(log_ratio_estimate=torch.full((made.num_rows,), estimate))
+    log_probs = made["log_probs"].requires_grad_()
+    result = KtoObjective(**expected["options"])({"log_probs": log_probs}, made)
+    result.loss.backward()
+    assert log_probs.grad is not None
+    assert float(result.loss.detach()) == pytest.approx(expected["loss"], rel=1e-6)
+    assert log_probs.grad[made["response_mask"]].tolist() == pytest.approx(expected["gradient"], rel=1e-4, abs=1e-7)
+    rewards = expected["chosen_reward"] - expected["rejected_reward"]
+    assert means(result)["reward_margin"] == pytest.approx(rewards / 2, rel=1e-5)

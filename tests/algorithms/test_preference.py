@@ -3,7 +3,7 @@
 import math
 import pickle
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlsdk.algorithms import DpoObjective, RewardModelObjective, pair_weights, update_means
+from rlsdk.algorithms.objectives.preference import DPO_LOSSES
+from rlsdk.config import PreferencesConfig
+from rlsdk.config.sections.preferences import SMOOTHED
 from rlsdk.interfaces import Batch, BatchError, ConfigError, Objective, ObjectiveResult
 
 OBJECTIVES: dict[str, Any] = {
@@ -23,6 +26,10 @@ OBJECTIVES: dict[str, Any] = {
     "ipo": DpoObjective(loss="ipo", beta=0.5),
     "hinge": DpoObjective(loss="hinge", beta=0.7),
     "with_sft": DpoObjective(beta=0.3, sft_coef=0.5),
+    "simpo": DpoObjective(loss="simpo", beta=2.0, target_margin=0.6),
+    "simpo_smooth": DpoObjective(loss="simpo", beta=2.0, target_margin=0.6, label_smoothing=0.1),
+    "orpo": DpoObjective(loss="orpo", beta=0.4, sft_coef=1.0),
+    "cpo": DpoObjective(loss="cpo", beta=0.3, sft_coef=1.0),
 }
 
 
@@ -38,7 +45,8 @@ def preferences(draw: st.DrawFn) -> Batch:
     batch = make_batch([0.0] * 2 * pairs, uid.tolist(), lengths, chosen=chosen.tolist())
     n = batch.num_tokens
     batch = batch.with_tokens(
-        log_probs=torch.randn(n, generator=generator), ref_log_probs=torch.randn(n, generator=generator)
+        log_probs=-torch.rand(n, generator=generator) * 3 - 1e-3,
+        ref_log_probs=-torch.rand(n, generator=generator) * 3,
     )
     return pair_weights(
         batch.with_rows(
@@ -116,6 +124,13 @@ def dpo_pair() -> Batch:
         (DpoObjective(loss="ipo", beta=0.5), (0.5 + 1 / 3 - 1) ** 2),
         (DpoObjective(loss="hinge", beta=0.25), 0.5),
         (DpoObjective(beta=0.5, sft_coef=0.2), math.log(1 + math.exp(-1.0)) + 0.2 * 1.0),
+        # Log-probs without the reference: -1 and -1 of the chosen answer, -3, -1 and -1 of the rejected one.
+        (DpoObjective(loss="cpo", beta=0.5, sft_coef=1.0), math.log(1 + math.exp(-0.5 * 3)) + 1.0),
+        (DpoObjective(loss="simpo", beta=2.0, target_margin=0.5), math.log(1 + math.exp(-(2.0 * (-1 + 5 / 3) - 0.5)))),
+        (
+            DpoObjective(loss="orpo", beta=0.25, sft_coef=1.0),
+            0.25 * math.log(1 + ((math.exp(5 / 3) - 1) / (math.e - 1)) ** -1) + 1.0,
+        ),
     ],
 )
 def test_dpo_by_hand(objective: DpoObjective, loss: float) -> None:
@@ -164,22 +179,26 @@ def of_pair(objective: Any, chosen: float, rejected: float, margin: float) -> fl
         return (h - 1 / (2 * objective.beta)) ** 2
     if objective.loss == "hinge":
         return max(0.0, 1 - objective.beta * h)
-    e = objective.label_smoothing
-    return -(1 - e) * log_sigmoid(objective.beta * h) - e * log_sigmoid(-objective.beta * h)
+    if objective.loss == "orpo":
+        odds = [math.exp(x) / (1 - math.exp(x)) for x in (min(chosen, -1e-7), min(rejected, -1e-7))]
+        return objective.beta * math.log(1 + odds[1] / odds[0])
+    e, z = objective.label_smoothing, objective.beta * h - objective.target_margin * (objective.loss == "simpo")
+    return -(1 - e) * log_sigmoid(z) - e * log_sigmoid(-z)
 
 
 def in_plain_python(objective: Any, batch: Batch) -> float:
     """Mean over the pairs of which both rows are valid."""
     numbers: dict[tuple[int, bool], tuple[float, bool, float]] = {}
     owner, mask = batch.row_of_token.tolist(), batch["response_mask"].tolist()
-    difference = (batch["log_probs"].double() - batch["ref_log_probs"]).tolist()
+    free = getattr(objective, "loss", "") in ("simpo", "orpo", "cpo")
+    difference = (batch["log_probs"].double() - (0.0 if free else batch["ref_log_probs"])).tolist()
     log_probs, held_up = batch["log_probs"].tolist(), dict[int, float]()
     for row in range(batch.num_rows):
         if isinstance(objective, RewardModelObjective):
             number = float(batch["model_scores"][row])
         else:
             own = [difference[t] for t in range(batch.num_tokens) if owner[t] == row and mask[t]]
-            number = sum(own) / max(len(own) if objective.loss == "ipo" else 1, 1)
+            number = sum(own) / max(len(own) if objective.loss in ("ipo", "simpo", "orpo") else 1, 1)
             if batch["chosen"][row]:
                 those = [log_probs[t] for t in range(batch.num_tokens) if owner[t] == row and mask[t]]
                 held_up[int(batch["uid"][row])] = getattr(objective, "sft_coef", 0.0) * -sum(those) / max(len(those), 1)
@@ -298,10 +317,33 @@ def test_a_batch_of_no_rows_gives_zero() -> None:
         ({"loss": "sigmoyd"}, r"DPO loss 'sigmoyd'; did you mean 'sigmoid'\?"),
         ({"beta": 0.0}, "DPO beta is 0.0"),
         ({"label_smoothing": 0.5}, "DPO label_smoothing is 0.5"),
-        ({"loss": "ipo", "label_smoothing": 0.1}, "above 0 with 'sigmoid' only"),
+        ({"loss": "ipo", "label_smoothing": 0.1}, r"above 0 with \['sigmoid', 'simpo', 'cpo'\] only"),
+        ({"loss": "simpo", "target_margin": -1.0}, "DPO target_margin is -1.0"),
         ({"sft_coef": -0.1}, "DPO sft_coef is -0.1"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         DpoObjective(**options)
+
+
+def test_odds_are_finite_where_an_answer_is_certain() -> None:
+    """A mean log-prob of 0 has infinite odds; neither the loss nor its gradient may be NaN."""
+    batch = dpo_pair()
+    certain = torch.where(batch["chosen"][batch.row_of_token], 0.0, batch["log_probs"])
+    result, gradient = run(DpoObjective(loss="orpo"), batch.with_tokens(log_probs=certain))
+    assert bool(torch.isfinite(result.loss))
+    assert bool(torch.isfinite(gradient).all())
+    assert 0.0 <= float(result.loss.detach()) < 1e-5
+
+
+def test_the_configuration_knows_which_losses_have_a_reference_and_smooth() -> None:
+    for loss in get_args(PreferencesConfig.model_fields["loss"].annotation):
+        objective = DpoObjective(loss=loss)
+        assert ("ref_log_probs" in objective.fields) is PreferencesConfig(loss=loss).has_reference
+        if loss in SMOOTHED:
+            assert DpoObjective(loss=loss, label_smoothing=0.1).label_smoothing == 0.1
+        else:
+            with pytest.raises(ConfigError):
+                DpoObjective(loss=loss, label_smoothing=0.1)
+    assert set(DPO_LOSSES) == set(get_args(PreferencesConfig.model_fields["loss"].annotation))

@@ -119,7 +119,7 @@ def test_of_a_pair_only_the_actor_must_write_a_model(with_lone: Registry) -> Non
     for backend, paths in (("torch", []), ("lone", ["train.backend"])):
         flags = ["--train-backend", backend, "--ref.backend", "lone", "--ref.path", "r"]
         config = load_config([], [*TASK, *flags], with_lone)
-        table = pair_roles(config, PairTraining.DPO, roles(config, needed=PairTraining.DPO.role_names))
+        table = pair_roles(config, PairTraining.DPO, roles(config, needed=PairTraining.DPO.role_names(config)))
         found = check_run(config, with_lone, table=table, train_only=True)
         assert [problem.path for problem in found] == paths
 

@@ -79,6 +79,28 @@ EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {
             "preferences.save_every_steps": None,
         },
     ),
+    "kto.py": (
+        "kto",
+        {
+            "preferences.pairs_per_step": 32,
+            "preferences.beta": 0.2,
+            "preferences.desirable_weight": 1.33,
+            "preferences.undesirable_weight": 0.9,
+            "preferences.steps": 30,
+            "train.micro_batch_rows": 4,
+        },
+    ),
+    "cpo.yaml": (
+        "dpo",
+        {
+            "preferences.loss": "simpo",
+            "preferences.beta": 2.0,
+            "preferences.target_margin": 1.0,
+            "preferences.sft_coef": 0.0,
+            "preferences.label_smoothing": 0.05,
+        },
+    ),
+    "orpo.yaml": ("dpo", {"preferences.loss": "orpo", "preferences.beta": 0.3, "preferences.pairs_per_step": 2}),
     "verl_grpo.sh": (
         "train",
         {
@@ -239,7 +261,7 @@ def test_a_script_is_read_and_planned_at_once(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("text", "source", "expected"),
     [
-        ("from trl import KTOTrainer\nKTOTrainer(model='m')\n", "a.py", "uses KTOTrainer"),
+        ("from trl import PRMTrainer\nPRMTrainer(model='m')\n", "a.py", "uses PRMTrainer"),
         ("print(", "a.py", "is no Python"),
         ("echo hello\n", "run.sh", "no command starts a training"),
         ("- 1\n", "a.yaml", "expected a mapping"),

@@ -56,7 +56,7 @@ class Ran:
 
 def ready(config: RunConfig, kind: PairTraining, registry: Registry) -> Session:
     turns = DeviceTurns()
-    table = pair_roles(config, kind, roles(config, "cpu", needed=kind.role_names))
+    table = pair_roles(config, kind, roles(config, "cpu", needed=kind.role_names(config)))
     groups = start_roles(table, lambda role: start_in_process(role, registry), turns)
     return Session(roles=groups, turns=turns, cluster=InProcessStore())
 
@@ -73,8 +73,9 @@ def run(
     """To its end, from the newest checkpoint of the folder where there is one."""
     folder.mkdir(exist_ok=True)
     view, session = Recorder(), ready(config, kind, registry)
-    with closing(build_run_inputs(config, registry, folder, view, rewarded=False, of_pairs=True)) as run_inputs:
-        stage = pair_stage(kind, run_inputs, read_pairs(run_inputs), session)
+    of_pairs = kind.reads_pairs
+    with closing(build_run_inputs(config, registry, folder, view, rewarded=False, of_pairs=of_pairs)) as run_inputs:
+        stage = pair_stage(kind, run_inputs, read_pairs(kind, run_inputs), session)
         trainer = Trainer(
             stage, session, tokenizer=run_inputs.tokenizer, config_text="", keep_checkpoints=2,
             stop=lambda: stop(stage),

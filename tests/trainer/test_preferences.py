@@ -54,12 +54,14 @@ def registry() -> Registry:
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The better answer is made of digits, the worse one of letters; both of 1 to 4 characters."""
+    """The better answer is made of digits, the worse one of letters; both of 1 to 4 characters. The labelled answer is
+    one of the two."""
     drawn = random.Random(5)
     lines = []
     for at in range(120):
         right, wrong = ("".join(drawn.choices(kind, k=drawn.randint(1, 4))) for kind in ("0123456789", "qwertyuiop"))
-        row = {"question": f"{at % 10} + {at} =", "chosen": right, "rejected": wrong, "margin": drawn.choice([0, 0.5])}
+        row = {"question": f"{at % 10} + {at} =", "chosen": right, "rejected": wrong, "margin": drawn.choice([0, 0.5]),
+               "answer": (right, wrong)[at % 3 == 1], "label": at % 3 != 1}  # fmt: skip
         lines.append(json.dumps(row))
     path = tmp_path_factory.mktemp("rows") / "pairs.jsonl"
     path.write_text("\n".join(lines))
@@ -89,6 +91,15 @@ def answer_log_probs(model: Any, batch: Batch) -> torch.Tensor:
     return (picked * batch.padded("response_mask")[:, 1:]).sum(1)
 
 
+def mismatched(batch: Batch) -> Batch:
+    """Each prompt of a batch with the answer of the row before it."""
+    ids, mask = batch["input_ids"].split(batch.lengths.tolist()), batch["response_mask"].split(batch.lengths.tolist())
+    prompts, answers = ([row[on == side].tolist() for row, on in zip(ids, mask, strict=True)] for side in (False, True))
+    made = Batch.from_rows([[*prompts[at], *answers[at - 1]] for at in range(len(prompts))])
+    starts = torch.tensor([len(prompt) for prompt in prompts])
+    return made.with_tokens(response_mask=made.position_ids >= starts[made.row_of_token])
+
+
 def plain_loss(kind: PairTraining, folder: Path, ref: str, batch: Batch) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradients by transformers and the papers' formulas: one padded pass, nothing of this project."""
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
@@ -105,7 +116,14 @@ def plain_loss(kind: PairTraining, folder: Path, ref: str, batch: Batch) -> tupl
         with torch.no_grad():
             before = answer_log_probs(frozen, batch)
         ratio = answer_log_probs(model, batch) - before
-        loss = -F.logsigmoid(0.3 * (ratio[0::2] - ratio[1::2])).mean()
+        if kind is PairTraining.DPO:
+            loss = -F.logsigmoid(0.3 * (ratio[0::2] - ratio[1::2])).mean()
+        else:
+            others = mismatched(batch)
+            with torch.no_grad():
+                kl = (answer_log_probs(model, others) - answer_log_probs(frozen, others)).mean().clamp(min=0)
+            value = torch.where(batch["chosen"], ratio - kl, kl - ratio)
+            loss = (torch.where(batch["chosen"], 1.5, 0.8) * (1 - (0.3 * value).sigmoid())).mean()
     loss.backward()
     return float(loss.detach()), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
@@ -119,16 +137,21 @@ def test_loss_and_gradient_are_those_of_plain_transformers(
     extra = {
         PairTraining.REWARD_MODEL: ["--preferences.margin_field", "margin"],
         PairTraining.DPO: ["--preferences.beta", "0.3", "--ref.path", other],
-    }[kind]
+        PairTraining.KTO: [
+            "--preferences.beta", "0.3", "--ref.path", other, "--preferences.desirable_weight", "1.5",
+            "--preferences.undesirable_weight", "0.8",
+        ],
+    }[kind]  # fmt: skip
     config = config_of(model, rows, registry, *extra)
     session = ready(config, kind, registry)
-    with closing(build_run_inputs(config, registry, tmp_path, Recorder(), rewarded=False, of_pairs=True)) as run_inputs:
-        stage = pair_stage(kind, run_inputs, read_pairs(run_inputs), session)
+    view, of_pairs = Recorder(), kind.reads_pairs
+    with closing(build_run_inputs(config, registry, tmp_path, view, rewarded=False, of_pairs=of_pairs)) as run_inputs:
+        stage = pair_stage(kind, run_inputs, read_pairs(kind, run_inputs), session)
         export_policy(session, run_inputs.tokenizer, tmp_path / "model")
-    batch = stage._referred(stage.pairs.batch(range(11)))
+    batch = stage._estimated(*stage._rows(stage.pairs, range(11)))
     engine: Any = session.actor.group.hosts[0].engine  # type: ignore[attr-defined]
     found = engine.forward_backward(batch, stage.options.objective)
-    assert found.num_micro_batches == 6
+    assert found.num_micro_batches == (6 if of_pairs else 3)
     loss, gradients = plain_loss(kind, tmp_path / "model", other, batch)
     assert found.loss == pytest.approx(loss, rel=1e-5)
     assert found.sums["metric_weight"] == pytest.approx(1.0)
@@ -249,7 +272,7 @@ def refused(tmp_path: Path, model: str, registry: Registry, made: list[dict[str,
         pytest.raises(DataError) as caught,
         closing(build_run_inputs(config, registry, tmp_path, Recorder(), rewarded=False, of_pairs=True)) as run_inputs,
     ):
-        pair_stage(PairTraining.DPO, run_inputs, read_pairs(run_inputs), session)
+        pair_stage(PairTraining.DPO, run_inputs, read_pairs(PairTraining.DPO, run_inputs), session)
     return str(caught.value)
 
 
@@ -288,7 +311,9 @@ def test_equal_and_long_answers_are_left_out_and_counted(
         )
         view, session = Recorder(), ready(config, PairTraining.REWARD_MODEL, registry)
         with closing(build_run_inputs(config, registry, tmp_path, view, rewarded=False, of_pairs=True)) as run_inputs:
-            stage = pair_stage(PairTraining.REWARD_MODEL, run_inputs, read_pairs(run_inputs), session)
+            stage = pair_stage(
+                PairTraining.REWARD_MODEL, run_inputs, read_pairs(PairTraining.REWARD_MODEL, run_inputs), session
+            )
         assert len(stage.pairs) == expected
         assert [line for line in view.notices if line.startswith("train pairs: 1 of 3 pairs are used")]
         tokens = run_inputs.tokenizer("12", add_special_tokens=False)["input_ids"]
@@ -308,7 +333,9 @@ def test_a_pair_twice_in_a_step_counts_twice(model: str, rows: str, registry: Re
     config = config_of(model, rows, registry)
     session = ready(config, PairTraining.REWARD_MODEL, registry)
     with closing(build_run_inputs(config, registry, tmp_path, Recorder(), rewarded=False, of_pairs=True)) as run_inputs:
-        stage = pair_stage(PairTraining.REWARD_MODEL, run_inputs, read_pairs(run_inputs), session)
+        stage = pair_stage(
+            PairTraining.REWARD_MODEL, run_inputs, read_pairs(PairTraining.REWARD_MODEL, run_inputs), session
+        )
     batch = stage.pairs.batch([3, 3, 5])
     assert batch["uid"].tolist() == [0, 0, 1, 1, 2, 2]
     assert batch["row_weight"].tolist() == pytest.approx([1 / 3] * 6)
@@ -322,7 +349,9 @@ def test_an_engine_keeps_pairs_together_where_the_objective_asks_it(
     config = config_of(model, rows, registry, "--train.micro_batch_rows", str(rows_in_pass))
     session = ready(config, PairTraining.REWARD_MODEL, registry)
     with closing(build_run_inputs(config, registry, tmp_path, Recorder(), rewarded=False, of_pairs=True)) as run_inputs:
-        stage = pair_stage(PairTraining.REWARD_MODEL, run_inputs, read_pairs(run_inputs), session)
+        stage = pair_stage(
+            PairTraining.REWARD_MODEL, run_inputs, read_pairs(PairTraining.REWARD_MODEL, run_inputs), session
+        )
     batch = stage.pairs.batch(range(9))
     engine: Any = session.actor.group.hosts[0].engine  # type: ignore[attr-defined]
     cut = engine.forward_backward(batch, RewardModelObjective())

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pair_runs import Recorder
 
-from rlsdk.config import JudgeEngineConfig, ModelConfig, RunConfig, load_config
+from rlsdk.config import JudgeEngineConfig, ModelConfig, PairTraining, RunConfig, load_config
 from rlsdk.interfaces import ConfigError
 from rlsdk.kit.model.hf import load_tokenizer
 from rlsdk.registry import Registry
@@ -61,7 +61,7 @@ def config_of(model: Path, rows: Path, registry: Registry, *extra: str) -> RunCo
 def ends_of(run_inputs: RunInputs) -> Mapping[str, set[int]]:
     """The last tokens of everything that is learned."""
     assert run_inputs.learned is not None
-    pairs = read_pairs(run_inputs).train
+    pairs = read_pairs(PairTraining.DPO, run_inputs).train
     return {
         "sft": {ids[-1] for ids in run_inputs.learned[1]},
         "ptx": {example.answer_ids[-1] for example in run_inputs.examples},

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pair_runs import Recorder
 
-from rlsdk.config import RunConfig, load_config, roles
+from rlsdk.config import PairTraining, RunConfig, load_config, roles
 from rlsdk.interfaces import ConfigError, DataError
 from rlsdk.kit.model.hf import load_tokenizer
 from rlsdk.registry import Registry
@@ -57,7 +57,7 @@ def refused(config: RunConfig, registry: Registry, folder: Path, **options: Any)
         pytest.raises((ConfigError, DataError)) as caught,
         closing(build_run_inputs(config, registry, folder, Recorder(), rewarded=False, **options)) as run_inputs,
     ):
-        read_pairs(run_inputs)
+        read_pairs(PairTraining.DPO, run_inputs)
     return str(caught.value)
 
 

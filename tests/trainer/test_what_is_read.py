@@ -14,7 +14,7 @@ from reading import Reads, recorded
 from test_loop import Recorder, config_of, model, registry
 
 from rlsdk.config import PairTraining, RunConfig, sft_optim_spec, with_dtype
-from rlsdk.config.checks.commands import DPO, EVAL_FIGURES, GENERATE, REWARD_MODEL, SFT, TRAIN
+from rlsdk.config.checks.commands import DPO, EVAL_FIGURES, GENERATE, KTO, REWARD_MODEL, SFT, TRAIN
 from rlsdk.config.derived.roles import rollout_role
 from rlsdk.config.introspection.describe import option_paths
 from rlsdk.config.loading.reads import Reader
@@ -116,6 +116,7 @@ EVALUATED = ("--eval.every_steps", "1")
 SUPERVISED = [
     (SFT, sft, ("--sft.steps", "1", "--sft.rows_per_step", "2")),
     (DPO, pairs(PairTraining.DPO), ("--preferences.steps", "1", "--preferences.pairs_per_step", "2")),
+    (KTO, pairs(PairTraining.KTO), ("--preferences.steps", "1", "--preferences.pairs_per_step", "2")),
     (REWARD_MODEL, pairs(PairTraining.REWARD_MODEL), ("--preferences.steps", "1", "--preferences.pairs_per_step", "2")),
 ]
 
@@ -125,7 +126,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Rows for every command."""
     path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
     lines = [
-        f'{{"question": "{at}+1=", "answer": "{at + 1}", "chosen": "{at + 1}", "rejected": "x{at}"}}'
+        f'{{"question": "{at}+1=", "answer": "{at + 1}", "chosen": "{at + 1}", "rejected": "x{at}", "label": {at % 2}}}'
         for at in range(24)
     ]
     path.write_text("\n".join(lines))

@@ -8,6 +8,7 @@ model outputs that it needs), `fields` (the batch fields that it reads; the engi
 
 from __future__ import annotations
 
+from rlsdk.algorithms.objectives.kto import KtoObjective, label_weights, mean_log_ratio
 from rlsdk.algorithms.objectives.policy import PolicyObjective
 from rlsdk.algorithms.objectives.preference import DpoObjective, RewardModelObjective, pair_weights
 from rlsdk.algorithms.objectives.supervised import SftObjective
@@ -15,9 +16,12 @@ from rlsdk.algorithms.objectives.value import ValueObjective
 
 __all__ = [
     "DpoObjective",
+    "KtoObjective",
     "PolicyObjective",
     "RewardModelObjective",
     "SftObjective",
     "ValueObjective",
+    "label_weights",
+    "mean_log_ratio",
     "pair_weights",
 ]

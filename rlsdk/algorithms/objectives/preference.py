@@ -16,7 +16,30 @@ from torch import Tensor
 from rlsdk.algorithms.reductions import Groups, response_lengths, valid_rows
 from rlsdk.interfaces import Batch, BatchError, ConfigError, ObjectiveResult, nearest
 
-DPO_LOSSES = ("sigmoid", "ipo", "hinge")
+
+@dataclass(frozen=True, kw_only=True)
+class _Loss:
+    """What a loss on pairs compares."""
+
+    of_reference: bool
+    """Log-probs relative to the reference, or those of the policy alone."""
+    per_token: bool
+    """The mean over a response's tokens, or their sum."""
+    smooths: bool = False
+    """Whether it takes `label_smoothing`."""
+
+
+_LOSSES: Mapping[str, _Loss] = {
+    "sigmoid": _Loss(of_reference=True, per_token=False, smooths=True),
+    "ipo": _Loss(of_reference=True, per_token=True),
+    "hinge": _Loss(of_reference=True, per_token=False),
+    "simpo": _Loss(of_reference=False, per_token=True, smooths=True),
+    "orpo": _Loss(of_reference=False, per_token=True),
+    "cpo": _Loss(of_reference=False, per_token=False, smooths=True),
+}
+DPO_LOSSES = tuple(_LOSSES)
+MAX_MEAN_LOG_PROB = -1e-7
+"""Largest mean log-prob of which the odds are computed: at 0 they are infinite, and their gradient is NaN."""
 
 
 def pair_weights(batch: Batch) -> Batch:
@@ -129,9 +152,9 @@ class RewardModelObjective:
 
 @dataclass(frozen=True, kw_only=True)
 class DpoObjective:
-    """Direct preference optimization, mean over pairs.
+    """Direct preference optimization and its relatives, mean over pairs.
 
-    With `h = (log p/ref)_chosen - (log p/ref)_rejected`, log-probs summed over the response:
+    With a reference, `r = sum over the response of log p/ref` and `h = r_chosen - r_rejected`:
 
     - `sigmoid`: `-(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h)`: DPO (Rafailov et al. 2023, arXiv 2305.18290,
       equation 7); e = `label_smoothing`: conservative DPO (Mitchell 2023).
@@ -139,19 +162,31 @@ class DpoObjective:
       averaged over the response's tokens, as in TRL, whose developers asked the authors.
     - `hinge`: `max(0, 1 - beta h)`: SLiC (Zhao et al. 2023, arXiv 2305.10425).
 
+    Without a reference:
+
+    - `simpo`: as `sigmoid` with `r = mean over the response of log p` and `beta h - target_margin` in place of
+      `beta h`: SimPO (Meng et al. 2024, arXiv 2405.14734, equation 6; gamma = `target_margin`).
+    - `orpo`: `-beta log sigmoid(log odds_chosen - log odds_rejected)`, `odds = P / (1 - P)`, `log P = mean over the
+      response of log p`: the odds-ratio term of ORPO (Hong et al. 2024, arXiv 2403.07691, equations 6 and 7, lambda =
+      beta). The paper adds it to the supervised loss: `sft_coef` 1.
+    - `cpo`: as `sigmoid` with `r = sum over the response of log p`: CPO (Xu et al. 2024, arXiv 2401.08417, equation
+      3). The paper adds the supervised loss: `sft_coef` 1.
+
     All of them depend only on differences. So the chosen answer may become less likely, as long as the rejected one
     falls faster, especially if the two share most tokens (Pal et al. 2024, arXiv 2402.13228). To prevent this,
     `sft_coef` adds `-sft_coef * mean log p` of the chosen answer's tokens: Pang et al. 2024 (arXiv 2404.19733,
-    equation 1), and 0.2 in Llama 3 (arXiv 2407.21783, section 4.1.4).
+    equation 1), and 0.2 in Llama 3 (arXiv 2407.21783, section 4.1.4). The supervised loss is over the answer's tokens;
+    that of TRL's ORPO is over the prompt's, too.
 
     The engine must keep the two rows of a `uid` in one micro-batch.
 
     Metrics, means over `metric_weight`: `accuracy` (h > 0), `reward_margin` (beta h), `chosen_reward`,
-    `rejected_reward` (beta log p/ref), `chosen_nll` (per token); `preference_loss`, and `sft_loss` with `sft_coef`.
+    `rejected_reward` (beta r), `chosen_nll` (per token); `preference_loss`, and `sft_loss` with `sft_coef`. For `orpo`,
+    whose beta is a weight of the loss, they have the same form.
 
     Raises:
-        ConfigError: the loss is unknown, beta is not above 0, `sft_coef` is negative, or label smoothing is outside
-            [0, 0.5) or used with another loss than `sigmoid`.
+        ConfigError: the loss is unknown, beta is not above 0, `sft_coef` or `target_margin` is negative, or label
+            smoothing is outside [0, 0.5) or used with a loss that has none.
     """
 
     loss: str = "sigmoid"
@@ -160,6 +195,8 @@ class DpoObjective:
     """Assumed share of pairs with wrong labels, in [0, 0.5)."""
     sft_coef: float = 0.0
     """Weight of the chosen answer's negative log-likelihood per token."""
+    target_margin: float = 0.0
+    """`simpo`: margin by which the reward of the chosen answer should be higher."""
     whole_groups: bool = True
 
     def __post_init__(self) -> None:
@@ -167,13 +204,15 @@ class DpoObjective:
             raise ConfigError(f"DPO loss {self.loss!r}{nearest(self.loss, DPO_LOSSES)}; choose one of {DPO_LOSSES}")
         if not self.beta > 0:
             raise ConfigError(f"DPO beta is {self.beta!r}: expected a number above 0, such as 0.1")
-        if not 0 <= self.label_smoothing < 0.5 or (self.label_smoothing and self.loss != "sigmoid"):
+        smooth = [name for name, loss in _LOSSES.items() if loss.smooths]
+        if not 0 <= self.label_smoothing < 0.5 or (self.label_smoothing and self.loss not in smooth):
             raise ConfigError(
                 f"DPO label_smoothing is {self.label_smoothing!r} with loss {self.loss!r}: "
-                "expected a number in [0, 0.5), above 0 with 'sigmoid' only"
+                f"expected a number in [0, 0.5), above 0 with {smooth} only"
             )
-        if not self.sft_coef >= 0:
-            raise ConfigError(f"DPO sft_coef is {self.sft_coef!r}: expected a number of at least 0, such as 0.2")
+        for name, least in (("sft_coef", self.sft_coef), ("target_margin", self.target_margin)):
+            if not least >= 0:
+                raise ConfigError(f"DPO {name} is {least!r}: expected a number of at least 0, such as 0.2")
 
     @property
     def outputs(self) -> Sequence[str]:
@@ -181,16 +220,19 @@ class DpoObjective:
 
     @property
     def fields(self) -> Sequence[str]:
-        return ("response_mask", "ref_log_probs", "uid", "chosen", "row_weight")
+        reference = ("ref_log_probs",) if _LOSSES[self.loss].of_reference else ()
+        return ("response_mask", *reference, "uid", "chosen", "row_weight")
 
     def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
         pairs, mask = _Pairs.of(batch), batch["response_mask"] & (batch["row_weight"] > 0)[batch.row_of_token]
         num_tokens = response_lengths(batch).clamp(min=1)
-        ratio = batch.row_sum(torch.where(mask, outputs["log_probs"] - batch["ref_log_probs"], 0.0))
-        if self.loss == "ipo":
-            ratio = ratio / num_tokens
-        chosen, rejected = pairs.of_chosen(ratio), pairs.of_rejected(ratio)
-        loss = preference_loss = pairs.weighed(self._per_pair(chosen - rejected))
+        kind = _LOSSES[self.loss]
+        per_token = outputs["log_probs"] - batch["ref_log_probs"] if kind.of_reference else outputs["log_probs"]
+        value = batch.row_sum(torch.where(mask, per_token, 0.0))
+        if kind.per_token:
+            value = value / num_tokens
+        chosen, rejected = pairs.of_chosen(value), pairs.of_rejected(value)
+        loss = preference_loss = pairs.weighed(self._per_pair(chosen, rejected))
         nll = pairs.weighed(-pairs.of_chosen(batch.row_sum(torch.where(mask, outputs["log_probs"], 0.0)) / num_tokens))
         if self.sft_coef:
             loss = preference_loss + self.sft_coef * nll
@@ -208,11 +250,21 @@ class DpoObjective:
             }
         return ObjectiveResult(loss=loss, sums=sums)
 
-    def _per_pair(self, difference: Tensor) -> Tensor:
+    def _per_pair(self, chosen: Tensor, rejected: Tensor) -> Tensor:
+        difference = chosen - rejected
         match self.loss:
             case "ipo":
                 return (difference - 1 / (2 * self.beta)).square()
             case "hinge":
                 return (1 - self.beta * difference).relu()
-        right, wrong = F.logsigmoid(self.beta * difference), F.logsigmoid(-self.beta * difference)
+            case "orpo":
+                return -self.beta * F.logsigmoid(_log_odds(chosen) - _log_odds(rejected))
+        margin = self.beta * difference - (self.target_margin if self.loss == "simpo" else 0.0)
+        right, wrong = F.logsigmoid(margin), F.logsigmoid(-margin)
         return -(1 - self.label_smoothing) * right - self.label_smoothing * wrong
+
+
+def _log_odds(log_prob: Tensor) -> Tensor:
+    """`log(P / (1 - P))` of `log P`."""
+    log_prob = log_prob.clamp(max=MAX_MEAN_LOG_PROB)
+    return log_prob - torch.log(-torch.expm1(log_prob))

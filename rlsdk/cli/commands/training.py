@@ -1,4 +1,4 @@
-"""Commands that train: `train`, `sft`, `reward-model`, `dpo`; and `replay` and `chaos`, which repeat runs."""
+"""Commands that train: `train`, `sft`, `reward-model`, `dpo`, `kto`; and `replay` and `chaos`, which repeat runs."""
 
 from __future__ import annotations
 
@@ -48,6 +48,19 @@ def dpo(context: typer.Context) -> None:
     from rlsdk.config import PairTraining
 
     run(PairTraining.DPO, context.args)
+
+
+@app.command(
+    cls=FieldsCommand,
+    context_settings=ONLY_FIELDS,
+    help="Kahneman-Tversky optimization, from answers that are labelled one by one.",
+)
+def kto(context: typer.Context) -> None:
+    if not explained(context.args, "kto", "Kahneman-Tversky optimization, from answers that are labelled one by one."):
+        from rlsdk.cli.training.pairs import run
+        from rlsdk.config import PairTraining
+
+        run(PairTraining.KTO, context.args)
 
 
 @app.command(help="Repeat a run's updates from its journal, and compare them.")

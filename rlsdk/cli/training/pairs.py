@@ -1,4 +1,4 @@
-"""`rlsdk reward-model` and `rlsdk dpo`: training from pairs of answers, on the same engines."""
+"""`rlsdk reward-model`, `rlsdk dpo` and `rlsdk kto`: training from preferences, on the same engines."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def run(kind: PairTraining, args: Sequence[str]) -> None:
 
 
 def _figures(kind: PairTraining, result: RunResult) -> str:
-    """The accuracy before and after the training, both on the same pairs."""
-    for metric, pairs in (("eval/accuracy_pairs", "held-out pairs"), (f"{kind.label}/accuracy", "pairs")):
+    """The accuracy before and after the training, both on the same rows."""
+    rows = "pairs" if kind.reads_pairs else "answers"
+    for metric, pairs in (("eval/accuracy_pairs", f"held-out {rows}"), (f"{kind.label}/accuracy", rows)):
         before, after = result.first_eval.get(metric), result.last_eval.get(metric)
         if after is not None:
             return f"accuracy on {pairs} {f'{before:.1%} -> ' if before is not None else ''}{after:.1%}"
@@ -37,6 +38,6 @@ def _figures(kind: PairTraining, result: RunResult) -> str:
 
 
 def _next_command(kind: PairTraining, model: Path) -> str:
-    if kind is PairTraining.DPO:
+    if kind is not PairTraining.REWARD_MODEL:
         return f"generate {quoted(model)} --prompt '...'"
     return f"train --reward_models {shlex.quote(f'[{{path: {json.dumps(str(model))}}}]')} ..."

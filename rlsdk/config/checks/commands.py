@@ -34,7 +34,10 @@ _LOOP = (
 _ANSWERS = ("data", "rollout.max_response_tokens", "rollout.stop_token_ids")
 _PAIRS = (*_ENGINE, *_ACTOR, *_LOOP, *_ANSWERS, "train.optim.min_lr_ratio", "trainer.callbacks", "preferences")
 _OF_REWARD_MODEL = ("preferences.margin_field", "preferences.center_coef")
-_OF_DPO = tuple(f"preferences.{name}" for name in ("loss", "beta", "label_smoothing", "sft_coef"))
+_OF_DPO = tuple(f"preferences.{name}" for name in ("loss", "label_smoothing", "target_margin", "sft_coef"))
+_OF_KTO = tuple(f"preferences.{name}" for name in ("label_field", "desirable_weight", "undesirable_weight"))
+_BETA = "preferences.beta"
+_ANSWERS_OF_PAIRS = ("preferences.chosen_field", "preferences.rejected_field")
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 _SAMPLER = (*_ENGINE, "data", "rollout", "deadlines.rollout_s", "schedule.on_new_weights")
 _NOT_OF_SAMPLER = ("model.path", "model.init_from_config", "model.lora", "data.shuffle")
@@ -103,9 +106,19 @@ def _of_supervised(config: RunConfig) -> Iterator[Problem]:
 
 
 def _of_pairs(config: RunConfig) -> Iterator[Problem]:
-    """What `rlsdk dpo` and `rlsdk reward-model` do not read with these values."""
+    """What `rlsdk dpo`, `kto` and `reward-model` do not read with these values."""
     yield from _of_decay("train.optim", config.train.optim, config.preferences.schedule, "preferences")
     yield from _of_evaluation(config)
+
+
+def _of_dpo(config: RunConfig) -> Iterator[Problem]:
+    """What `rlsdk dpo` does not read with these values."""
+    own = config.preferences
+    yield from _of_pairs(config)
+    if not own.has_reference:
+        yield Problem("ref", f"preferences.loss {own.loss!r} has no reference model")
+    if own.loss != "simpo":
+        yield Problem("preferences.target_margin", f"preferences.loss is {own.loss!r}, not 'simpo'")
 
 
 def _of_decay(path: str, optim: OptimConfig, schedule: str, named: str) -> Iterator[Problem]:
@@ -132,8 +145,11 @@ TRAIN = Reader(
     unused=_of_reinforcement,
 )
 SFT = Reader(command="sft", fields=(*_ENGINE, *_ACTOR, *_LOOP, *_ANSWERS, "sft"), unused=_of_supervised)
-REWARD_MODEL = Reader(command="reward-model", fields=_PAIRS, but=_OF_DPO, unused=_of_pairs)
-DPO = Reader(command="dpo", fields=(*_PAIRS, "ref"), but=_OF_REWARD_MODEL, unused=_of_pairs)
+REWARD_MODEL = Reader(command="reward-model", fields=_PAIRS, but=(*_OF_DPO, *_OF_KTO, _BETA), unused=_of_pairs)
+DPO = Reader(command="dpo", fields=(*_PAIRS, "ref"), but=(*_OF_REWARD_MODEL, *_OF_KTO), unused=_of_dpo)
+KTO = Reader(
+    command="kto", fields=(*_PAIRS, "ref"), but=(*_OF_REWARD_MODEL, *_OF_DPO, *_ANSWERS_OF_PAIRS), unused=_of_pairs
+)
 EVAL = Reader(
     command="eval",
     fields=(*_SAMPLER, "rewards", "reward_limits", *(f"eval.{name}" for name in _EVALUATED)),
@@ -150,6 +166,6 @@ EVAL_FIGURES = replace(
 GENERATE = Reader(command="generate", fields=_SAMPLER, but=_NOT_OF_SAMPLER, instead={**_PATH, **_RESPONSES})
 REWARD_SERVE = Reader(command="reward serve", fields=("rewards", "reward_limits"))
 READERS: Mapping[str, Reader] = {
-    reader.command: reader for reader in (TRAIN, SFT, REWARD_MODEL, DPO, EVAL, GENERATE, REWARD_SERVE)
+    reader.command: reader for reader in (TRAIN, SFT, REWARD_MODEL, DPO, KTO, EVAL, GENERATE, REWARD_SERVE)
 }
 """By what is typed behind `rlsdk`. `plan` and `chaos` take the arguments of `train`."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 
 from rlsdk.config.checks.commands import READERS
 from rlsdk.config.derived.pair_roles import PairTraining, pair_roles
 from rlsdk.config.derived.roles import Role, roles, sft_optim_spec
 from rlsdk.config.loading.reads import Reader
+from rlsdk.config.problem import Problem
 from rlsdk.config.sections.role_kinds import ACTOR
 from rlsdk.config.sections.schema import RunConfig
+from rlsdk.interfaces.spelling import Setting
 
 
 class Training(StrEnum):
@@ -19,11 +22,17 @@ class Training(StrEnum):
     SFT = "sft"
     REWARD_MODEL = "reward-model"
     DPO = "dpo"
+    KTO = "kto"
 
     @property
     def pairs(self) -> PairTraining | None:
-        """The kind of training from pairs; None otherwise."""
-        return PairTraining(self.value) if self in (Training.REWARD_MODEL, Training.DPO) else None
+        """The kind of training from preferences; None otherwise."""
+        return None if self in (Training.RL, Training.SFT) else PairTraining(self.value)
+
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether its rows are pairs of answers."""
+        return self.pairs is not None and self.pairs.reads_pairs
 
     @property
     def reader(self) -> Reader:
@@ -41,7 +50,24 @@ class Training(StrEnum):
 def table_of(training: Training, config: RunConfig) -> tuple[Role, ...]:
     """The roles of a run, not placed yet, with the optimizers of this training."""
     if (kind := training.pairs) is not None:
-        return pair_roles(config, kind, roles(config, needed=kind.role_names))
+        return pair_roles(config, kind, roles(config, needed=kind.role_names(config)))
     if training is Training.SFT:
         return tuple(role.with_optim(sft_optim_spec(config)) for role in roles(config, needed=[ACTOR]))
     return roles(config)
+
+
+def training_problems(training: Training, config: RunConfig) -> Iterator[Problem]:
+    """Values with which this training, and no other, cannot run."""
+    own = config.preferences
+    if training is Training.SFT and not config.sft.is_asked:
+        yield Problem(
+            "sft.steps", f"0: trains nothing; give {Setting('sft.steps', 'N')} or {Setting('sft.epochs', 'N')}"
+        )
+    if training is Training.KTO and own.pairs_per_step < 2:
+        yield Problem(
+            "preferences.pairs_per_step",
+            value=own.pairs_per_step,
+            expected="at least 2 answers: the KL is estimated from each prompt with the answer to another one",
+        )
+    if training is Training.KTO and not own.desirable_weight + own.undesirable_weight:
+        yield Problem("preferences.desirable_weight", "0, as undesirable_weight: trains nothing")

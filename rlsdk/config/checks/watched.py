@@ -16,6 +16,7 @@ SFT_METRICS = ("sft/eval_loss", "sft/eval_loss_se")
 """Metrics of the evaluations of `rlsdk sft`."""
 _OF_REWARD_MODEL = ("loss", "accuracy", "score_margin", "score")
 _OF_DPO = ("loss", "accuracy", "reward_margin", "chosen_reward", "rejected_reward", "chosen_nll")
+_OF_KTO = ("loss", "accuracy", "kl", "reward_margin")
 _NAMES_SHOWN = 12
 
 
@@ -72,9 +73,10 @@ def reported_in_sft() -> Reported:
 
 
 def reported_on_pairs(config: RunConfig, kind: PairTraining) -> Reported:
-    """What the evaluations of `rlsdk dpo` and `rlsdk reward-model` report."""
-    figures = _OF_REWARD_MODEL if kind is PairTraining.REWARD_MODEL else _OF_DPO
-    if kind is PairTraining.DPO and config.preferences.sft_coef:
+    """What the evaluations of `rlsdk dpo`, `kto` and `reward-model` report."""
+    of_kind = {PairTraining.REWARD_MODEL: _OF_REWARD_MODEL, PairTraining.DPO: _OF_DPO, PairTraining.KTO: _OF_KTO}
+    figures = of_kind[kind]
+    if kind is PairTraining.DPO and config.preferences.nll_coef:
         figures = (*figures, "sft_loss")
     return Reported([f"eval/{figure}_pairs" for figure in figures])
 

@@ -1,4 +1,4 @@
-"""The roles of training from preference pairs: a reward model, or a policy and its reference."""
+"""The roles of training from preferences: a reward model, or a policy and its reference."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from rlsdk.interfaces import Head, OptimSpec
 
 
 class PairTraining(StrEnum):
-    """What is trained from pairs; the value is the name of the command."""
+    """What is trained from preferences; the value is the name of the command."""
 
     REWARD_MODEL = "reward-model"
     DPO = "dpo"
+    KTO = "kto"
 
     @property
     def label(self) -> str:
@@ -29,20 +30,25 @@ class PairTraining(StrEnum):
         return f"{self.label}_checkpoints"
 
     @property
-    def role_names(self) -> tuple[str, ...]:
+    def reads_pairs(self) -> bool:
+        """Whether a row holds two answers; otherwise it holds one, and its label."""
+        return self is not PairTraining.KTO
+
+    def role_names(self, config: RunConfig) -> tuple[str, ...]:
         """Its roles, in the order in which they get devices."""
-        return (ACTOR, REF) if self is PairTraining.DPO else (ACTOR,)
+        compares = self is PairTraining.KTO or (self is PairTraining.DPO and config.preferences.has_reference)
+        return (ACTOR, REF) if compares else (ACTOR,)
 
 
 def pair_roles(config: RunConfig, kind: PairTraining, table: Sequence[Role]) -> tuple[Role, ...]:
-    """The rows of `kind.role_names` for this training: with the actor's optimizer and a reward model's head."""
+    """The rows of `kind.role_names(config)` for this training: with the actor's optimizer and a reward model's head."""
     optim = preference_optim_spec(config)
     return tuple(_trained(role, kind, optim) if role.name == ACTOR else role for role in table)
 
 
 def _trained(role: Role, kind: PairTraining, optim: OptimSpec) -> Role:
     role = role.with_optim(optim)
-    if kind is PairTraining.DPO:
+    if kind is not PairTraining.REWARD_MODEL:
         return role
     return replace(role, spec=replace(role.spec, model=replace(role.model, head=Head.SCORE)))
 

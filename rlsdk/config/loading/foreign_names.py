@@ -88,7 +88,10 @@ _OF_TRL: Mapping[str, Choices] = {
     **_same("data.chat_template_kwargs", "chat_template_kwargs"),
     **_same("preferences.center_coef", "center_rewards_coefficient"),
     **_same("preferences.label_smoothing", "label_smoothing"),
-    **_same("preferences.sft_coef", "rpo_alpha"),
+    **_same("preferences.sft_coef", "rpo_alpha", "cpo_alpha"),
+    **_same("preferences.target_margin", "simpo_gamma"),
+    **_same("preferences.desirable_weight", "desirable_weight"),
+    **_same("preferences.undesirable_weight", "undesirable_weight"),
     **_same("rewards", "reward_weights"),
     **_same("teachers", "teacher_model_name_or_path", "teacher_model", "teacher_model_path", "teacher"),
 }
@@ -281,7 +284,7 @@ COMMANDS: Mapping[str, str] = {
     **dict.fromkeys(("vllm-serve", "serve"), "no server is needed: a run starts its engines itself"),
     "version": "`rlsdk --version`",
     "env": "`rlsdk doctor`",
-    "kto": "not supported; see docs/coming_from.md",
+    **dict.fromkeys(("orpo", "simpo", "cpo", "ipo"), "`rlsdk dpo --preferences.loss NAME`"),
 }
 """Command that people type -> ours."""
 CLASSES: Mapping[str, str] = {
@@ -289,6 +292,9 @@ CLASSES: Mapping[str, str] = {
        for name in ("GRPO", "RLOO", "PPO") for end in ("Trainer", "Config")},
     **{f"SFT{end}": "`rlsdk.sft(model, data)`" for end in ("Trainer", "Config")},
     **{f"DPO{end}": "`rlsdk.dpo(model, data)`" for end in ("Trainer", "Config")},
+    **{f"KTO{end}": "`rlsdk.kto(model, data)`" for end in ("Trainer", "Config")},
+    **{f"{name}{end}": f"`rlsdk.dpo(model, data, preferences={{'loss': '{name.lower()}'}})`"
+       for name in ("ORPO", "CPO") for end in ("Trainer", "Config")},
     **{f"Reward{end}": "`rlsdk.reward_model(model, data)`" for end in ("Trainer", "Config")},
     **{f"GKD{end}": "`rlsdk.train(model, data, teachers=[...], algorithm='on_policy_distillation')`"
        for end in ("Trainer", "Config")},

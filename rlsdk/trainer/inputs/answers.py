@@ -48,7 +48,7 @@ def learned_answers(
         DataError: a row has no answer, or all answers are too long.
     """
     limit, choice = settings.max_tokens, settings.long_answers
-    replies = [_reply(row, settings.form) for row in prompts.rows]
+    replies = [_reply(row, settings) for row in prompts.rows]
     sources = [row.source for row in prompts.rows]
     encoder = AnswerEncoder(tokenizer, limit, settings.ends, form=settings.form)
     answers = encoder.encode_replies(prompts.rows, replies, settings.template)
@@ -64,12 +64,13 @@ def learned_answers(
     return prompts.subset(kept), [answers[at].token_ids for at in kept]
 
 
-def _reply(row: DataRow, form: PromptFormat) -> Reply:
+def _reply(row: DataRow, settings: AnswerSettings) -> Reply:
     """What is learned after a prompt."""
-    reply = learned_reply(row, form.answer_name(row))
+    reply = learned_reply(row, settings.form.answer_name(row))
     if reply is None:
+        without = {"sft": "sft.steps 0", "algorithm.ptx": "algorithm.ptx.coef 0"}.get(settings.section)
         raise DataError(
-            f"{row.source}: has no answer to learn from; name its field in data.answer_field, or do without "
-            "supervised training (sft.steps 0, algorithm.ptx.coef 0)"
+            f"{row.source}: has no answer to learn from; name its field in data.answer_field"
+            + (f", or do without supervised training ({without})" if without else "")
         )
     return reply

@@ -1,17 +1,15 @@
-"""Builds the stages that train on reference answers from the configuration: supervised training, reward models, DPO."""
+"""Builds the stages that train on given answers from the configuration: supervised training, and preferences."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlsdk.algorithms import DpoObjective, RewardModelObjective
-from rlsdk.config import PairTraining, RunConfig
+from rlsdk.algorithms import DpoObjective, KtoObjective, RewardModelObjective
+from rlsdk.config import PairTraining, PreferencesConfig, RunConfig
 from rlsdk.config.sections.evaluation import HELD_OUT
 from rlsdk.data import PromptDataset, PromptStream
-from rlsdk.interfaces import (
-    ConfigError,
-)
+from rlsdk.interfaces import ConfigError
 from rlsdk.interfaces.spelling import Setting
 from rlsdk.rollouts import request_seed
 from rlsdk.trainer.inputs.answers import AnswerSettings, Learned
@@ -19,8 +17,9 @@ from rlsdk.trainer.inputs.data import with_pair_steps
 from rlsdk.trainer.inputs.prompt_formats import prompt_format
 from rlsdk.trainer.runs.run_inputs import RunInputs, learned_of
 from rlsdk.trainer.stages.evaluation.settings import eval_options
+from rlsdk.trainer.stages.labels import LabelledSet, encode_labelled
 from rlsdk.trainer.stages.pairs import PairSet, PairSettings, encode_pairs
-from rlsdk.trainer.stages.preferences import PairOptions, PairStage
+from rlsdk.trainer.stages.preferences import PairObjective, PairOptions, PairStage
 from rlsdk.trainer.stages.sft import CHECKPOINTS, SftStage
 from rlsdk.trainer.stages.stage import StageSettings
 from rlsdk.trainer.tracking.run_output import RunOutput
@@ -66,37 +65,33 @@ def _held_out_answers(config: RunConfig, run_inputs: RunInputs) -> Learned | Non
 
 @dataclass(frozen=True, kw_only=True)
 class RunPairs:
-    """The pairs of a run."""
+    """The pairs or labelled answers of a run."""
 
     config: RunConfig
     """The run's configuration, with epochs converted to a number of steps."""
-    train: PairSet
-    held_out: PairSet | None
+    train: PairSet | LabelledSet
+    held_out: PairSet | LabelledSet | None
 
 
-def read_pairs(run_inputs: RunInputs) -> RunPairs:
-    """Tokenizes the pairs to train on and the held-out pairs.
+def read_pairs(kind: PairTraining, run_inputs: RunInputs) -> RunPairs:
+    """Tokenizes the pairs or labelled answers to train on, and those that are held out.
 
     Raises:
         ConfigError, DataError: a row cannot be used, or a schedule does not fit the number of steps.
     """
     config = run_inputs.config
-    train = _pairs(config, run_inputs, run_inputs.train_prompts, "train")
+    read = _pairs if kind.reads_pairs else _labelled
+    train = read(config, run_inputs, run_inputs.train_prompts, "train")
     rows = run_inputs.eval_prompts.get(HELD_OUT.name)
-    held_out = None if rows is None else _pairs(config, run_inputs, rows, "held-out")
+    held_out = None if rows is None else read(config, run_inputs, rows, "held-out")
     return RunPairs(config=with_pair_steps(config, len(train)), train=train, held_out=held_out)
 
 
 def pair_stage(kind: PairTraining, run_inputs: RunInputs, pairs: RunPairs, session: Session) -> PairStage:
-    """Builds the stage of training from pairs on a running session whose actor has the head and optimizer for it."""
+    """Builds the stage of training from preferences on a running session whose actor has its head and optimizer."""
     config, train = pairs.config, pairs.train
     own, output = config.preferences, run_inputs.output
     prompts = run_inputs.train_prompts.subset(train.positions)
-    objective = (
-        RewardModelObjective(center_coef=own.center_coef)
-        if kind is PairTraining.REWARD_MODEL
-        else DpoObjective(loss=own.loss, beta=own.beta, label_smoothing=own.label_smoothing, sft_coef=own.sft_coef)
-    )
     return PairStage(
         session,
         PromptStream(prompts, seed=request_seed(config.trainer.seed, "pairs"), shuffle=config.data.shuffle),
@@ -112,7 +107,7 @@ def pair_stage(kind: PairTraining, run_inputs: RunInputs, pairs: RunPairs, sessi
         ),
         PairOptions(
             label=kind.label,
-            objective=objective,
+            objective=_objective(kind, own),
             pairs_per_step=own.pairs_per_step,
             update_timeout_s=config.deadlines.update_s,
         ),
@@ -120,17 +115,25 @@ def pair_stage(kind: PairTraining, run_inputs: RunInputs, pairs: RunPairs, sessi
     )
 
 
+def _objective(kind: PairTraining, own: PreferencesConfig) -> PairObjective:
+    if kind is PairTraining.REWARD_MODEL:
+        return RewardModelObjective(center_coef=own.center_coef)
+    if kind is PairTraining.KTO:
+        return KtoObjective(
+            beta=own.beta, desirable_weight=own.desirable_weight, undesirable_weight=own.undesirable_weight
+        )
+    return DpoObjective(
+        loss=own.loss,
+        beta=own.beta,
+        label_smoothing=own.label_smoothing,
+        sft_coef=own.nll_coef,
+        target_margin=own.target_margin if own.loss == "simpo" else 0.0,
+    )
+
+
 def _pairs(config: RunConfig, run_inputs: RunInputs, prompts: PromptDataset, name: str) -> PairSet:
-    own = config.preferences
     settings = PairSettings(
-        margin_field=own.margin_field,
-        answers=AnswerSettings(
-            template=own.answer_template,
-            max_tokens=config.rollout.max_response_tokens,
-            long_answers=own.long_answers,
-            form=prompt_format(config, of_pairs=True),
-            ends=run_inputs.ends,
-        ),
+        margin_field=config.preferences.margin_field, answers=_answers(config, run_inputs, of_pairs=True)
     )
     pairs = encode_pairs(prompts, run_inputs.tokenizer, settings)
     sources = [prompts.rows[at].source for at in pairs.positions]
@@ -138,3 +141,23 @@ def _pairs(config: RunConfig, run_inputs: RunInputs, prompts: PromptDataset, nam
         run_inputs.vocabulary.check_rows(answers, sources)
     run_inputs.output.view.notice(f"{name} pairs: {pairs.report.line()}")
     return pairs
+
+
+def _labelled(config: RunConfig, run_inputs: RunInputs, prompts: PromptDataset, name: str) -> LabelledSet:
+    own, notice = config.preferences, run_inputs.output.view.notice
+    settings = _answers(config, run_inputs, of_pairs=False)
+    found = encode_labelled(prompts, run_inputs.tokenizer, settings, own.label_field, notice)
+    run_inputs.vocabulary.check_rows(found.answers, [prompts.rows[at].source for at in found.positions])
+    notice(f"{name} data: {found.line(own.desirable_weight, own.undesirable_weight)}")
+    return found
+
+
+def _answers(config: RunConfig, run_inputs: RunInputs, *, of_pairs: bool) -> AnswerSettings:
+    return AnswerSettings(
+        template=config.preferences.answer_template,
+        max_tokens=config.rollout.max_response_tokens,
+        long_answers=config.preferences.long_answers,
+        form=prompt_format(config, of_pairs=of_pairs),
+        ends=run_inputs.ends,
+        section="preferences",
+    )

@@ -11,10 +11,9 @@ from rlsdk.cluster import PlacementSpec
 from rlsdk.config import Problem, Role, RunConfig, check_run, with_dtype
 from rlsdk.config.checks.context import context_tokens, fitted_lengths
 from rlsdk.config.checks.findings import Findings
-from rlsdk.config.checks.training import Training, table_of
+from rlsdk.config.checks.training import Training, table_of, training_problems
 from rlsdk.config.checks.watched import reported_in_sft, reported_on_pairs, watch_problems
 from rlsdk.config.loading.foreign_names import RATES
-from rlsdk.interfaces.spelling import Setting
 from rlsdk.registry import Registry
 from rlsdk.trainer.inputs.environments import load_environment
 from rlsdk.trainer.inputs.model_config import file_problems, model_fields, other_models
@@ -177,8 +176,8 @@ class _Checks:
         are_there = [self.found.run_check(check, False) for check in source_checks(self.config, self.registry)]
         if not all(are_there):
             return ()
-        kinds = {"of_pairs": self.training.pairs is not None, "rewarded": self.training is Training.RL}
-        learned = self.training is Training.SFT
+        kinds = {"of_pairs": self.training.reads_pairs, "rewarded": self.training is Training.RL}
+        learned = self.training in (Training.SFT, Training.KTO)
         return self.found.run_check(lambda: check_rows(self.config, self.registry, **kinds, learned=learned), ())
 
     def placement(self) -> PlacementSpec | None:
@@ -191,15 +190,7 @@ class _Checks:
     def engines(self, model: Mapping[str, Any], placement: PlacementSpec | None) -> Sequence[str]:
         """Engines and functions, with rewards and algorithm where samples are made; returns notices."""
         samples, found = self.training is Training.RL, self.found
-        if self.training is Training.SFT and not self.config.sft.is_asked:
-            found.add(
-                [
-                    Problem(
-                        "sft.steps",
-                        f"0: trains nothing; give {Setting('sft.steps', 'N')} or {Setting('sft.epochs', 'N')}",
-                    )
-                ]
-            )
+        found.add(list(training_problems(self.training, self.config)))
         nothing: Mapping[str, Mapping[str, Any]] = {}
         models = found.run_check(lambda: other_models(self.config, self.table), nothing) if samples else nothing
 

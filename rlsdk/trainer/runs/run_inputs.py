@@ -96,7 +96,7 @@ def build_run_inputs(
         made.callback(rewards.close)
         tokenizer = load_run_tokenizer(config.model)
         ends = run_ends(config, tokenizer)
-        if of_pairs or (supervised and config.sft.is_asked) or (rewarded and config.algorithm.ptx.coef):
+        if not rewarded or (supervised and config.sft.is_asked) or config.algorithm.ptx.coef:
             _say_end(ends, tokenizer, view)
         vocabulary = read_vocabulary(config.model, table, tokenizer, ends)
         for text in odd_ends(config, tokenizer):

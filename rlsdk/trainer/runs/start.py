@@ -166,7 +166,7 @@ def opened(start: SessionStart, *, rewarded: bool) -> Iterator[tuple[RunInputs, 
         start.view,
         rewarded=rewarded,
         supervised=training.pairs is None and start.resume.within(Training.RL.checkpoints) is None,
-        of_pairs=training.pairs is not None,
+        of_pairs=training.reads_pairs,
         table=start.table,
         resume=checkpoint,
     )

@@ -1,4 +1,4 @@
-"""A whole run of supervised training (`rlsdk sft`) or of training from pairs (`rlsdk reward-model`, `rlsdk dpo`)."""
+"""A whole run of supervised training (`rlsdk sft`) or from preferences (`rlsdk reward-model`, `dpo`, `kto`)."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def supervise(
 
 
 def train_pairs(kind: PairTraining, start: SessionStart, run_inputs: RunInputs, cluster: Cluster) -> RunResult:
-    """Trains on pairs; writes the Hugging Face folder `model/` of the run."""
-    pairs = read_pairs(run_inputs)
+    """Trains on pairs or labelled answers; writes the Hugging Face folder `model/` of the run."""
+    pairs = read_pairs(kind, run_inputs)
     start = start.with_config(pairs.config)
     session = start.start_all(cluster)
     if session.is_own_reference and start.config.model.lora.path is not None:

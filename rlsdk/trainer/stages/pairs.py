@@ -73,6 +73,9 @@ class PairSet:
     def __len__(self) -> int:
         return len(self.prompts)
 
+    def mismatched(self, pairs: Sequence[int]) -> None:
+        """Pairs need no estimate of a divergence."""
+
     def batch(self, pairs: Sequence[int]) -> Batch:
         """Batch with two rows per pair, the preferred answer first; `uid` is the position in `pairs`, which may hold a
         pair twice. Has `response_mask`, `chosen`, `row_weight`, and `margin` if the data has margins."""

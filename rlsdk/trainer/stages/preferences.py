@@ -1,4 +1,4 @@
-"""The stage for training from pairs of answers: reward models, and direct preference optimization."""
+"""The stage for training from preferences: reward models, direct preference optimization, and labelled answers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from rlsdk.algorithms import mean_log_ratio
 from rlsdk.config.sections.role_kinds import ACTOR, REF
 from rlsdk.data import PromptStream
 from rlsdk.interfaces import Batch, CheckpointError, ObjectiveResult
@@ -18,7 +19,6 @@ from rlsdk.trainer.stages.evaluation.run import Evaluated
 from rlsdk.trainer.stages.evaluation.schedule import Evaluations
 from rlsdk.trainer.stages.evaluation.settings import EvalOptions
 from rlsdk.trainer.stages.forward_parts import forward_in_parts
-from rlsdk.trainer.stages.pairs import PairSet
 from rlsdk.trainer.stages.stage import Stage, StageSettings
 from rlsdk.trainer.tracking.run_output import RunOutput
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class PairObjective(Protocol):
-    """The loss of a `PairStage`: see `rlsdk.algorithms.objectives.preference`."""
+    """The loss of a `PairStage`: see `preference` and `kto` in `rlsdk.algorithms.objectives`."""
 
     @property
     def outputs(self) -> Sequence[str]: ...
@@ -41,9 +41,22 @@ class PairObjective(Protocol):
     def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult: ...
 
 
+class Examples(Protocol):
+    """Pairs or labelled answers, numbered from 0."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, rows: Sequence[int], /) -> Batch:
+        """The rows of these examples, a whole mini-batch."""
+
+    def mismatched(self, rows: Sequence[int], /) -> Batch | None:
+        """Rows of prompts with answers to others of them, of which the divergence from the reference is estimated;
+        None: the loss needs no estimate."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PairOptions:
-    """Options of training from pairs."""
+    """Options of training from preferences."""
 
     label: str
     """Prefix of the metrics."""
@@ -53,15 +66,15 @@ class PairOptions:
 
 
 class PairStage(Stage):
-    """Stage in which each step takes pairs of answers and makes one optimizer step of the actor. If the session has a
-    reference, it computes its log-probs first."""
+    """Stage in which each step takes pairs of answers, or labelled answers, and makes one optimizer step of the actor.
+    If the session has a reference, it computes its log-probs first."""
 
     def __init__(
         self,
         session: Session,
         stream: PromptStream,
-        pairs: PairSet,
-        held_out: PairSet | None,
+        pairs: Examples,
+        held_out: Examples | None,
         output: RunOutput,
         settings: StageSettings,
         options: PairOptions,
@@ -78,7 +91,7 @@ class PairStage(Stage):
         self.options = options
         self.last: Mapping[str, float] = {}
         """Metrics of the last step."""
-        self._held_batch: Batch | None = None
+        self._held_rows: tuple[Batch, Batch | None] | None = None
         self._watch = LearningWatch(supervised_symptoms(options.label, "preferences.lr"))
 
     def begin(self) -> None:
@@ -89,8 +102,8 @@ class PairStage(Stage):
 
     def advance(self) -> Mapping[str, float]:
         clock, label, objective = StepClock(), self.options.label, self.options.objective
-        rows = self.stream.take(self.options.pairs_per_step)
-        batch = self._referred(self.pairs.batch([row.index for row in rows]))
+        rows = [row.index for row in self.stream.take(self.options.pairs_per_step)]
+        batch = self._estimated(*self._rows(self.pairs, rows))
         actor = self.session.actor
         with self.session.turns.using(actor.name, training=True):
             result: MiniBatchResult = actor.run(
@@ -128,25 +141,40 @@ class PairStage(Stage):
             self.evaluations.load_state_dict(state["evaluations"])
             self.stream.load_state_dict(state["pairs"])
         except (KeyError, TypeError) as error:
-            raise CheckpointError(f"the checkpoint is not one of training from pairs: {error!r} is wrong") from error
+            raise CheckpointError(f"the checkpoint is of another kind of training: {error!r} is wrong") from error
 
     def close(self) -> None:
         if hasattr(self, "_progress"):
             self._progress.__exit__(None, None, None)
 
-    def _evaluate(self, held_out: PairSet) -> Evaluated:
-        """Metrics on the held-out pairs, by the training objective."""
-        if self._held_batch is None:
-            self._held_batch = self._referred(held_out.batch(range(len(held_out))), self.evaluations.check_stop)
-        batch, objective, look = self._held_batch, self.options.objective, self.evaluations.check_stop
+    def _evaluate(self, held_out: Examples) -> Evaluated:
+        """Metrics on the held-out examples, by the training objective."""
+        objective, look = self.options.objective, self.evaluations.check_stop
+        if self._held_rows is None:
+            self._held_rows = self._rows(held_out, range(len(held_out)), look)
+        batch = self._estimated(*self._held_rows, look)
         outputs = {name: self._forward(ACTOR, batch, name, look) for name in objective.outputs}
         with torch.no_grad():
             sums = objective(outputs, batch).sums
         return Evaluated(metrics={f"eval/{name}_pairs": value for name, value in means(sums).items()})
 
+    def _rows(
+        self, examples: Examples, rows: Sequence[int], look: Callable[[], None] = lambda: None
+    ) -> tuple[Batch, Batch | None]:
+        """The rows of these examples, and the mismatched ones, with the reference's log-probs."""
+        others = examples.mismatched(rows)
+        return self._referred(examples.batch(rows), look), None if others is None else self._referred(others, look)
+
+    def _estimated(self, batch: Batch, others: Batch | None, look: Callable[[], None] = lambda: None) -> Batch:
+        """Adds the policy's divergence from the reference, estimated on mismatched rows."""
+        if others is None:
+            return batch
+        estimate = mean_log_ratio(others, self._forward(ACTOR, others, "log_probs", look))
+        return batch.with_rows(log_ratio_estimate=torch.full((batch.num_rows,), estimate))
+
     def _referred(self, batch: Batch, look: Callable[[], None] = lambda: None) -> Batch:
-        """Adds the reference's log-probs, if there is a reference."""
-        if REF not in self.session.roles and not self.session.is_own_reference:
+        """Adds the reference's log-probs, if the loss compares with a reference."""
+        if "ref_log_probs" not in self.options.objective.fields:
             return batch
         return batch.with_tokens(ref_log_probs=self._forward(REF, batch, "log_probs", look))
 
@@ -156,7 +184,7 @@ class PairStage(Stage):
 
 
 def means(sums: Mapping[str, Tensor | float]) -> dict[str, float]:
-    """Divides a pair objective's sums by the number of pairs; its loss becomes `loss`."""
+    """Divides an objective's sums by the number of pairs or labelled answers; its loss becomes `loss`."""
     weight = float(sums["metric_weight"])
     names = [name for name in sums if not name.endswith("_weight")]
     averages = {name: float(sums[name]) / weight if weight else 0.0 for name in names}

@@ -40,11 +40,13 @@ CHARTS = (
     Chart(title="Accuracy", unit="%", note="share of samples that count as correct",
           curves={"training samples": "reward/accuracy", "held-out, sampled": "eval/accuracy_sampled",
                   "held-out, greedy": "eval/accuracy_greedy", "pairs, reward model": "reward_model/accuracy",
-                  "pairs, DPO": "dpo/accuracy", "held-out pairs": "eval/accuracy_pairs"}),
+                  "pairs, DPO": "dpo/accuracy", "answers, KTO": "kto/accuracy",
+                  "held-out pairs": "eval/accuracy_pairs"}),
     Chart(title="Score", note="the weighted sum that was trained on",
           curves={"mean": "reward/mean", "std over samples": "reward/std", "held-out": "eval/reward_sampled"}),
     Chart(title="Loss", curves={"supervised": "sft/loss", "held-out answers": "sft/eval_loss",
-                                "reward model": "reward_model/loss", "DPO": "dpo/loss"}),
+                                "reward model": "reward_model/loss", "DPO": "dpo/loss",
+                                "KTO": "kto/loss"}),
     Chart(title="Response length", unit="", note="tokens", curves={
         "mean": "response/tokens_mean", "longest": "response/tokens_max"}),
     Chart(title="Truncated and failed", unit="%", note="share of samples", curves={

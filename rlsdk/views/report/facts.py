@@ -90,6 +90,7 @@ def headlines(record: RunRecord) -> list[Headline]:
         "Accuracy of training samples": ("reward/accuracy", True),
         "Pairs ranked correctly": ("reward_model/accuracy", True),
         "Preferred answers more likely": ("dpo/accuracy", True),
+        "Labelled answers on their side of the reference": ("kto/accuracy", True),
     }
     if not any("reward/mean" in m for m in record.metrics):
         names["Loss of the last steps"] = ("sft/loss", False)
