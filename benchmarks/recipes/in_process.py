@@ -68,7 +68,7 @@ def stage_of(training: Training, registry: Registry, run_inputs: RunInputs, sess
         return rl_stage(run_inputs.config, registry, run_inputs, session)
     if training.pairs is None:
         return sft_stage(run_inputs.config, run_inputs, session)
-    return pair_stage(training.pairs, run_inputs, read_pairs(run_inputs), session)
+    return pair_stage(training.pairs, run_inputs, read_pairs(training.pairs, run_inputs), session)
 
 
 def run(arguments: Sequence[str]) -> None:
