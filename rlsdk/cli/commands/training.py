@@ -56,11 +56,10 @@ def dpo(context: typer.Context) -> None:
     help="Kahneman-Tversky optimization, from answers that are labelled one by one.",
 )
 def kto(context: typer.Context) -> None:
-    if not explained(context.args, "kto", "Kahneman-Tversky optimization, from answers that are labelled one by one."):
-        from rlsdk.cli.training.pairs import run
-        from rlsdk.config import PairTraining
+    from rlsdk.cli.training.pairs import run
+    from rlsdk.config import PairTraining
 
-        run(PairTraining.KTO, context.args)
+    run(PairTraining.KTO, context.args)
 
 
 @app.command(help="Repeat a run's updates from its journal, and compare them.")
