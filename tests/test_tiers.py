@@ -347,7 +347,7 @@ def test_a_run_is_told_what_to_leave_out_and_reads_what_was(monkeypatch: pytest.
     assert (done.code, done.counts) == (0, Counter(passed=1))
     assert f"LEFT OUT: {LEFT_OUT}" not in done.left_out
     engines = {suite.name: suite.engines for suite in run_tests.suites() if suite.engines}
-    plugins = {f"plugins/{name}": [name] for name in ("fsdp", "megatron", "sglang", "vllm")}
+    plugins = {f"plugins/{name}": [name] for name in ("deepspeed", "fsdp", "megatron", "sglang", "vllm")}
     assert engines == {"tests/testing": ["torch", "transformers"], "tests/isolated": ["published"], **plugins}
     tiers = {name: suites.Tier(engine=name, full=name != "torch", why="") for name in suites.INPUTS | suites.UNREPORTED}
     narrowed = [run_tests.narrowed(suite, tiers, Parent(commit="abc")) for suite in run_tests.suites()]

@@ -9,7 +9,7 @@ from rlsdk.interfaces import BackendKind
 from rlsdk.registry.row import ComponentKind, Kind
 
 FIRST_PARTY: Mapping[Kind, Mapping[str, str]] = {
-    BackendKind.TRAIN: {"fsdp": "rlsdk-fsdp", "megatron": "rlsdk-megatron"},
+    BackendKind.TRAIN: {"fsdp": "rlsdk-fsdp", "megatron": "rlsdk-megatron", "deepspeed": "rlsdk-deepspeed"},
     BackendKind.ROLLOUT: {"vllm": "rlsdk-vllm", "sglang": "rlsdk-sglang"},
     ComponentKind.DATASET: {"reasoning_gym": "rlsdk-reasoning-gym"},
     ComponentKind.REWARD: {"reasoning_gym": "rlsdk-reasoning-gym"},

@@ -13,10 +13,12 @@ from rlsdk.cli.plugin_tools.new import KINDS, new_plugin
 from rlsdk.interfaces import ConfigError
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_is_a_whole_distribution(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("kind", "ranks"), [*((kind, False) for kind in KINDS), ("train", True)])
+def test_every_kind_is_a_whole_distribution(
+    kind: str, ranks: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "made"
-    new_plugin("fair-wind", kind, folder)
+    new_plugin("fair-wind", kind, folder, ranks=ranks)
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     assert (project["name"], project["entry-points"]) == (
         "rlsdk-fair-wind",
@@ -47,6 +49,11 @@ def test_what_cannot_be_a_plugin_is_refused(name: str, kind: str, message: str, 
     with pytest.raises(ConfigError, match=re.escape(message)):
         new_plugin(name, kind, tmp_path / "made")
     assert not (tmp_path / "made").exists()
+
+
+def test_only_a_train_engine_has_ranks(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--ranks with --kind 'reward': only a train engine has ranks"):
+        new_plugin("acme", "reward", tmp_path / "made", ranks=True)
 
 
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:

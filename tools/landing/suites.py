@@ -25,6 +25,7 @@ INPUTS: dict[str, Sequence[str]] = {
     "transformers": BUILTIN,
     "fsdp": ("plugins/fsdp", CORE_PINS),
     "megatron": ("plugins/megatron", "plugins/vllm/overrides.txt"),
+    "deepspeed": ("plugins/deepspeed", "plugins/vllm/overrides.txt"),
     # Its tests run in Megatron's environment.
     "vllm": ("plugins/vllm", "plugins/megatron/tested.txt"),
     "sglang": ("plugins/sglang",),

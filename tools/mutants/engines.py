@@ -55,7 +55,7 @@ ENGINES = {
     "fsdp": Engine(
         suite="TrainConformance",
         settings=f"backend = 'fsdp'\n    {TRAIN}",
-        files=_named("plugins/fsdp/src/rlsdk_fsdp", "checkpoint", "engine", "loading", "shards", "wrapping"),
+        files=_named("plugins/fsdp/src/rlsdk_fsdp", "checkpoint", "engine", "shards", "wrapping"),
         first=TRAIN_FIRST,
         all_run=True,
     ),

@@ -73,10 +73,11 @@ def new_plugin(
     name: Annotated[str, typer.Argument(help="Name of the backend or component: lower-case letters, digits, dashes.")],
     kind: Annotated[str, typer.Option(help="train, rollout, sharding, reward, algorithm or tracker.")],
     folder: Annotated[Path | None, typer.Option(help="New folder; default: rlsdk-NAME.")] = None,
+    ranks: Annotated[bool, typer.Option("--ranks", help="With --kind train: an engine of several ranks.")] = False,
 ) -> None:
     from rlsdk.cli.plugin_tools.new import new_plugin as run
 
-    run(name, kind, folder)
+    run(name, kind, folder, ranks=ranks)
 
 
 @plugins_app.command("install", help="Install a plugin, optionally into its own environment.")

@@ -1,7 +1,7 @@
 """`rlsdk plugins new`: writes a complete distribution, whose tests pass before any change.
 
-The templates are in `templates/`: `common/` for all kinds, and one folder for each kind. Marks such as `@NAME@` in
-their text are replaced, and `PACKAGE` in a path is replaced by the package's name.
+The templates are in `templates/`: `common/` for all kinds, and one folder for each kind, `train_ranks/` for `--ranks`.
+Marks such as `@NAME@` in their text are replaced, and `PACKAGE` in a path is replaced by the package's name.
 """
 
 from __future__ import annotations
@@ -43,14 +43,19 @@ _SUFFIX = ".in"
 """Suffix of every template, so that tools do not treat templates as source code."""
 
 
-def new_plugin(name: str, kind: str, folder: Path | None) -> None:
+def new_plugin(name: str, kind: str, folder: Path | None, *, ranks: bool = False) -> None:
     """Writes the distribution `rlsdk-NAME` into a new folder, and prints the next commands.
+
+    Args:
+        ranks: a train engine of several ranks.
 
     Raises:
         ConfigError: there is no such kind, the name is invalid or taken, or the folder exists and is not empty.
     """
     if kind not in KINDS:
         raise ConfigError(f"--kind {kind!r} is not a kind{nearest(kind, KINDS)}; kinds: {', '.join(KINDS)}")
+    if ranks and kind != "train":
+        raise ConfigError(f"--ranks with --kind {kind!r}: only a train engine has ranks; use --kind train")
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise ConfigError(f"plugin name {name!r}: expected lower-case letters, digits and dashes, such as 'acme'")
     if taken := [row for row in Registry.discover().rows() if row.name == name and row.state.usable]:
@@ -59,7 +64,7 @@ def new_plugin(name: str, kind: str, folder: Path | None) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{str(folder)!r} already exists; give a new folder with --folder")
     words = _words(name, kind)
-    for path, text in _filled(kind, words):
+    for path, text in _filled(f"{kind}_ranks" if ranks else kind, words):
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
@@ -86,10 +91,10 @@ def _words(name: str, kind: str) -> dict[str, str]:
     }
 
 
-def _filled(kind: str, words: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
+def _filled(room: str, words: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
     """Yields path and text of every file."""
-    for room in ("common", kind):
-        root = Path(str(files("rlsdk.cli.plugin_tools") / "templates" / room))
+    for folder in ("common", room):
+        root = Path(str(files("rlsdk.cli.plugin_tools") / "templates" / folder))
         for template in sorted(root.rglob(f"*{_SUFFIX}")):
             path = str(template.relative_to(root)).removesuffix(_SUFFIX).replace("PACKAGE", words["PACKAGE"])
             text = template.read_text(encoding="utf-8")

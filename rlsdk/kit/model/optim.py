@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -19,10 +19,14 @@ def build_optimizer(named_parameters: Iterable[tuple[str, torch.nn.Parameter]], 
     Frozen parameters are excluded. One fused kernel per step, on CPU too.
     """
     parameters = [parameter for _, parameter in named_parameters if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": spec.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
+    return adamw([p for p in parameters if p.dim() >= 2], [p for p in parameters if p.dim() < 2], spec)
+
+
+def adamw(
+    decayed: Sequence[torch.nn.Parameter], plain: Sequence[torch.nn.Parameter], spec: OptimSpec
+) -> torch.optim.AdamW:
+    """As `build_optimizer`, of parameters that the caller has split: those with weight decay, and those without."""
+    groups = [{"params": decayed, "weight_decay": spec.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]], lr=spec.lr, betas=spec.betas, eps=spec.eps, fused=True
     )

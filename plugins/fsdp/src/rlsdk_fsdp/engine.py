@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import math
 import os
@@ -36,16 +35,17 @@ from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
 from rlsdk.kit.memory.offload import HostOffload
 from rlsdk.kit.model.adapters import add_adapter
 from rlsdk.kit.model.hf import build_model, canonical_parameters, dtype_names, persistent_buffers
-from rlsdk.kit.model.microbatch import check_limits, cut_passes, groups_to_keep, rows_that_belong_together
+from rlsdk.kit.model.microbatch import check_limits
 from rlsdk.kit.model.optim import build_optimizer, learning_rate, set_learning_rate
 from rlsdk.kit.model.outputs import OutputModel
+from rlsdk.kit.model.part_loading import load_weights
+from rlsdk.kit.model.rank_passes import collect_outputs, cut_alike, loss_of
 from rlsdk.kit.ranks.error_agreement import raise_objective_errors, raise_on_all_ranks
 from rlsdk.kit.ranks.metric_sums import MetricSums
 from rlsdk.kit.ranks.rendezvous import destroy_process_group, init_process_group
 from rlsdk_fsdp import checkpoint
 from rlsdk_fsdp.adapter import ShardedAdapter
 from rlsdk_fsdp.config import WHOLE_GRADIENT_BYTES, FsdpOptions
-from rlsdk_fsdp.loading import load_weights
 from rlsdk_fsdp.shards import Piece, local, pieces_of
 from rlsdk_fsdp.wrapping import (
     check_sizes,
@@ -109,12 +109,8 @@ class FsdpTrainEngine(TrainEngine):
         return Parallel(dp_rank=self.ctx.rank, dp_size=self.ctx.world_size)
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
-        found = {name: torch.zeros(batch.num_rows if name == "scores" else batch.num_tokens) for name in outputs}
         with torch.no_grad(), self._passes():
-            for rows in self._cut(batch):
-                for name, values in self._run(batch.select(rows).to(self.device), outputs).items():
-                    found[name][rows if name == "scores" else batch.token_index(rows)] = values.cpu()
-        return found
+            return collect_outputs(batch, cut_alike(batch, self.spec), outputs, lambda part: self._run(part, outputs))
 
     def forward_reference(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         assert self.adapter is not None
@@ -131,23 +127,13 @@ class FsdpTrainEngine(TrainEngine):
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         """See `TrainEngine`. If the objective raises on any rank, all gradients are dropped and every rank raises."""
-        cut, metrics, failures = self._cut(batch, objective), MetricSums(), list[Exception]()
+        cut, metrics, failures = cut_alike(batch, self.spec, objective), MetricSums(), list[Exception]()
         with self._passes():
             for at, rows in enumerate(cut):
                 is_last = at == len(cut) - 1
                 set_reduction(self.outputs, self.options, sharded=self.accumulates_shards, last=is_last)
                 part = batch.select(rows).to(self.device)
-                values = self._run(part, objective.outputs)
-                # No rows here, but the other ranks wait for this one in every reduction: it contributes zeros.
-                loss = torch.stack([value.sum() for value in values.values()]).sum() * 0.0
-                if part.num_rows and not failures:
-                    try:
-                        result = objective(values, part)
-                    except Exception as error:  # raised after all ranks have ended their passes
-                        failures.append(error)
-                    else:
-                        metrics.add(result)
-                        loss = result.loss
+                loss = loss_of(objective, self._run(part, objective.outputs), part, metrics, failures)
                 loss.backward()  # type: ignore[no-untyped-call]
             raise_objective_errors(failures)
         return metrics.reduce(len(cut))
@@ -271,25 +257,9 @@ class FsdpTrainEngine(TrainEngine):
         assert self.optim is not None
         return self.optimizer, self.optim
 
-    def _cut(self, batch: Batch, objective: Objective | None = None) -> list[Tensor]:
-        """Rows of each micro-batch; the same number of micro-batches on every rank, at least one."""
-        cut = functools.partial(
-            cut_passes,
-            self.spec,
-            batch.lengths,
-            groups=groups_to_keep(batch, objective),
-            near=rows_that_belong_together(batch),
-        )
-        mine = cut()
-        most = torch.tensor(len(mine))
-        dist.all_reduce(most, dist.ReduceOp.MAX)
-        if len(mine) == int(most):
-            return mine
-        return cut(min_count=int(most))
-
     def _run(self, part: Batch, names: Sequence[str]) -> dict[str, Tensor]:
         """Outputs of a micro-batch on the device; without rows the model still runs, for its collectives."""
-        found: dict[str, Tensor] = self.outputs(part, names, PACKED[self.options.packing])
+        found: dict[str, Tensor] = self.outputs(part.to(self.device), names, PACKED[self.options.packing])
         return found
 
     @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +29,10 @@ class Piece:
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.parameter.shape)
+
+    @property
+    def boxes(self) -> Sequence[Box]:
+        return (self.box,) if self.box.numel else ()
 
     def take_gradient(self) -> None:
         """Passes the gradient that FSDP reduced to the optimizer.
@@ -80,10 +84,9 @@ class Piece:
         return DTensor.from_local(values, mesh, placements, run_check=False, shape=shape, stride=stride)
 
     @torch.no_grad()
-    def fill(self, whole_or_part: Tensor) -> None:
-        """Copies this rank's values from a tensor of the box's size or of the whole shape."""
-        same = tuple(whole_or_part.shape) == self.box.size
-        self.held.copy_(whole_or_part if same else whole_or_part[self.box.slices(Box.whole(self.shape))])
+    def fill(self, box: Box, values: Tensor) -> None:
+        """Copies the values of this rank's box."""
+        self.held.copy_(values)
 
 
 def pieces_of(parameters: Mapping[str, nn.Parameter]) -> list[Piece]:

@@ -1,20 +1,38 @@
-"""Loads weights into a sharded model: each rank reads only its own rows of the checkpoint."""
+"""Loads weights into a sharded model: each rank reads only its own boxes of the checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from rlsdk.interfaces import ModelSpec
+from rlsdk.interfaces import Box, ModelSpec
 from rlsdk.kit.files.weight_files import HEADS, checkpoint_files, new_heads, open_weights
 from rlsdk.kit.model.hf import build_model, canonical_parameters
 from rlsdk.kit.ranks.progress import advance
 from rlsdk.kit.weights.weight_fit import check_fits
-from rlsdk_fsdp.shards import Piece
+
+
+class Piece(Protocol):
+    """One rank's part of a parameter."""
+
+    @property
+    def name(self) -> str:
+        """Canonical name."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole tensor."""
+
+    @property
+    def boxes(self) -> Sequence[Box]:
+        """What this rank holds; may be empty."""
+
+    def fill(self, box: Box, values: Tensor) -> None:
+        """Copies the values of one of `boxes`."""
 
 
 def load_weights(
@@ -22,7 +40,7 @@ def load_weights(
 ) -> None:
     """Fills the parameters and buffers of a model that was built on the meta device and sharded.
 
-    If the checkpoint has the model's names, only rows are read. Random weights, and checkpoints that transformers
+    If the checkpoint has the model's names, only boxes are read. Random weights, and checkpoints that transformers
     converts on loading, are first built whole on the host, the same on every rank.
 
     Args:
@@ -40,17 +58,17 @@ def load_weights(
     files = {} if random else checkpoint_files(spec)
     sources = {piece.name: _source(piece.name, files, tied) for piece in pieces}
     missing = {name for name, source in sources.items() if source is None}
-    by_rows = not random and all(name.partition(".")[0] in HEADS for name in missing)
-    if not by_rows or not restore_buffers(model, files):
+    by_boxes = not random and all(name.partition(".")[0] in HEADS for name in missing)
+    if not by_boxes or not restore_buffers(model, files):
         whole = build_model(spec, dtype=torch.float32, seed=seed, init_from_config=random)
         _copy_whole(whole, model, pieces)
         return
     check_fits(spec, model, {piece.name: piece.shape for piece in pieces}, tied)
-    _read_rows({source: piece for piece in pieces if (source := sources[piece.name])}, files)
+    _read_boxes({source: piece for piece in pieces if (source := sources[piece.name])}, files)
     heads = new_heads(model, seed) if missing else {}
     for piece in pieces:
         if piece.name in missing:
-            piece.fill(heads[piece.name])
+            _fill(piece, heads[piece.name])
 
 
 @torch.no_grad()
@@ -83,14 +101,14 @@ def restore_buffers(model: Any, files: Mapping[str, Path]) -> bool:
 def _copy_whole(whole: nn.Module, model: nn.Module, pieces: Iterable[Piece]) -> None:
     parameters, _ = canonical_parameters(whole)
     for piece in pieces:
-        piece.fill(parameters[piece.name].detach())
+        _fill(piece, parameters[piece.name].detach())
     buffers = dict(whole.named_buffers())
     for name, buffer in model.named_buffers():
         buffer.copy_(buffers[name])
 
 
-def _read_rows(pieces: Mapping[str, Piece], files: Mapping[str, Path]) -> None:
-    """Reads this rank's box of each tensor; keys are names in the files."""
+def _read_boxes(pieces: Mapping[str, Piece], files: Mapping[str, Path]) -> None:
+    """Reads this rank's boxes of each tensor; keys are names in the files."""
     by_file: dict[Path, list[str]] = {}
     for source in pieces:
         by_file.setdefault(files[source], []).append(source)
@@ -99,9 +117,13 @@ def _read_rows(pieces: Mapping[str, Piece], files: Mapping[str, Path]) -> None:
             for name in names:
                 advance()
                 piece, stored = pieces[name], file.get_slice(name)
-                if piece.box.numel:
-                    rows = tuple(slice(o, o + n) for o, n in zip(piece.box.offset, piece.box.size, strict=True))
-                    piece.fill(stored[rows])
+                for box in piece.boxes:
+                    piece.fill(box, stored[box.slices(Box.whole(piece.shape))])
+
+
+def _fill(piece: Piece, whole: Tensor) -> None:
+    for box in piece.boxes:
+        piece.fill(box, whole[box.slices(Box.whole(piece.shape))])
 
 
 def _source(name: str, files: Mapping[str, Path], tied: Mapping[str, str]) -> str | None:

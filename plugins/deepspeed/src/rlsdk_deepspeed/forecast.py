@@ -1,0 +1,71 @@
+"""Forecasts the backend's memory without a process group, for `rlsdk plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from rlsdk.interfaces import Box, Forecast, RankContext, RankMemory, RolloutSpec, TrainSpec, Workload
+from rlsdk.kit.memory.forecast import ModelTensors, count_passes, training
+from rlsdk.kit.model.hf import build_model
+from rlsdk.kit.weights.flat_boxes import boxes_of_range
+from rlsdk_deepspeed.shards import Range, split
+from rlsdk_deepspeed.sizes import check_options, dtype_of, options_of
+
+
+def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, workload: Workload) -> Forecast:
+    """See `ForecastFn`."""
+    spec = training(spec, "deepspeed")
+    options = options_of(spec)
+    check_options(options)
+    model = build_model(spec.model, empty=True)
+    tensors, computed, trained = ModelTensors.of(model), dtype_of(spec), spec.optim is not None
+    held = torch.float32 if trained else computed
+    stage = options.zero_stage if trained or options.zero_stage == 3 else 0
+    ranges = _ranges(tensors, stage, len(contexts))
+    layouts = []
+    for ctx in contexts:
+        mine = {name: boxes_of_range(tensors.shapes[name], *ends[ctx.rank]) for name, ends in ranges.items()}
+        boxes: list[tuple[str, Box]] = [(name, box) for name in tensors.shapes for box in mine[name]]
+        layouts.append(tensors.layout(ctx, str(held).removeprefix("torch."), boxes))
+    passes = count_passes(spec, workload, dp_size=len(contexts), dtype=computed)
+    gathered = _largest_module(model) * computed.itemsize if stage == 3 else 0
+    forward, backward = passes.forward_bytes, passes.backward_bytes
+    memory = []
+    for layout in layouts:
+        stepped = sum(box.numel for _, box in layout.boxes)
+        memory.append(
+            RankMemory(
+                weights_bytes=stepped * held.itemsize + _copies(tensors.numel, stepped, stage, computed, trained),
+                optimizer_bytes=8 * stepped * trained,
+                gradients_bytes=4 * (tensors.numel if stage == 1 else stepped) * trained,
+                forward_bytes=None if forward is None else forward + gathered,
+                # Gradients of a pass are copied into one buffer, which is reduced.
+                backward_bytes=None
+                if backward is None
+                else (backward + gathered + 2 * tensors.numel * computed.itemsize) * trained,
+                on_host=False,
+            )
+        )
+    return Forecast(layouts=tuple((layout,) for layout in layouts), memory=tuple(memory), dp_size=len(contexts))
+
+
+def _ranges(tensors: ModelTensors, stage: int, world: int) -> dict[str, list[Range]]:
+    """Each rank's range of every parameter: weights with and without decay are flattened apart."""
+    decayed = {name: shape for name, shape in tensors.shapes.items() if len(shape) >= 2}
+    plain = {name: shape for name, shape in tensors.shapes.items() if len(shape) < 2}
+    return {**split(decayed, stage, world), **split(plain, stage, world)}
+
+
+def _copies(total: int, stepped: int, stage: int, computed: torch.dtype, trained: bool) -> int:
+    """Bytes of the weights that passes run on, where they are not those that the optimizer steps."""
+    if not trained or (stage == 3 and computed is torch.float32):
+        return 0
+    return (stepped if stage == 3 else total) * computed.itemsize
+
+
+def _largest_module(model: nn.Module) -> int:
+    """Elements that ZeRO 3 gathers at once, at least: those of the module with the most parameters of its own."""
+    return max(sum(p.numel() for p in module.parameters(recurse=False)) for module in model.modules())
