@@ -125,9 +125,9 @@ def load_damaged(seat: Seat, case: Case, folders: list[str]) -> dict[str, Any]:
         engine.close()
 
 
-def refused(seat: Seat, specs: list[TrainSpec]) -> list[Exception | None]:
-    """Why each engine cannot be built."""
-    return [error_of(lambda spec=spec: seat.start(spec).close()) for spec in specs]
+def refused(seat: Seat, spec: TrainSpec) -> Exception | None:
+    """Why an engine cannot be built."""
+    return error_of(lambda: seat.start(spec).close())
 
 
 def lent_to_the_host(seat: Seat, case: Case) -> dict[str, Any]:

@@ -61,6 +61,7 @@ class DeepSpeedTrainEngine(TrainEngine):
         self.ctx, self.spec = ctx, spec
         self.options = options_of(spec)
         check_options(self.options)
+        library.check_kwargs(spec)
         dtype = dtype_of(spec)
         check_limits(spec)
         self.optim: OptimSpec | None = spec.optim

@@ -18,6 +18,7 @@ from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero import parameter_offload
 from deepspeed.runtime.zero.config import ZERO_OPTIMIZATION, DeepSpeedZeroConfig
+from deepspeed.runtime.zero.muon import muon_optimizer  # noqa: F401 - every start imports it, and torch's compiler with it
 from deepspeed.utils import groups
 from torch import Tensor, nn
 
@@ -48,12 +49,9 @@ def launcher_variables(ctx: RankContext) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def settings(spec: TrainSpec, options: DeepSpeedOptions, *, bfloat16: bool, num_values: int) -> dict[str, Any]:
-    """DeepSpeed's configuration.
-
-    Raises:
-        ConfigError: `engine_kwargs` has a setting that `zero_optimization` lacks, or that only the engine sets.
-    """
+def check_kwargs(spec: TrainSpec) -> None:
+    """Raises `ConfigError` if `engine_kwargs` has a setting that `zero_optimization` lacks, or that only the engine
+    sets."""
     known = [
         field.alias or name for name, field in DeepSpeedZeroConfig.model_fields.items() if name not in OWN_SETTINGS
     ]
@@ -63,6 +61,10 @@ def settings(spec: TrainSpec, options: DeepSpeedOptions, *, bfloat16: bool, num_
                 f"train.engine_kwargs {name!r}{nearest(name, known)}: backend 'deepspeed' passes them to DeepSpeed's "
                 f"zero_optimization, which takes {sorted(known)}"
             )
+
+
+def settings(spec: TrainSpec, options: DeepSpeedOptions, *, bfloat16: bool, num_values: int) -> dict[str, Any]:
+    """DeepSpeed's configuration."""
     section: dict[str, Any] = {
         "stage": options.zero_stage,
         "overlap_comm": False,
