@@ -71,7 +71,7 @@ class DeepSpeedTrainEngine(TrainEngine):
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         init_process_group(ctx, "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl")
-        self.model = build_model(spec.model, empty=True, dtype=dtype).to(dtype).requires_grad_(spec.optim is not None)
+        self.model = build_model(spec.model, empty=True, dtype=dtype).requires_grad_(spec.optim is not None)
         if spec.activation_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             self.model.train()  # transformers recomputes in training mode only; `build_model` removed dropout
@@ -90,7 +90,7 @@ class DeepSpeedTrainEngine(TrainEngine):
         trained, self.stage = self.spec.optim is not None, self.options.zero_stage
         config = library.settings(self.spec, self.options, bfloat16=dtype is torch.bfloat16, num_values=num_values)
         split = library.Partitioner(self.ctx, config, dtype) if self.stage == 3 else None
-        library.materialise(self.outputs, self.device, split)
+        library.materialise(self.outputs, self.device, dtype, split)
         named, self.tied = canonical_parameters(self.model)
         if trained or self.stage == 3:
             optimizer = self._new_optimizer(named, shapes) if trained else None

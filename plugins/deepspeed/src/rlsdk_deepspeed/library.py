@@ -248,15 +248,16 @@ def finish(engine: Any) -> None:
     parameter_offload.FWD_MODULE_STACK[:] = [m for m in parameter_offload.FWD_MODULE_STACK if m not in mine]
 
 
-def materialise(module: nn.Module, device: torch.device, partitioner: Partitioner | None) -> None:
-    """Allocates parameters (zeros) and buffers (no values) of a module on the meta device; shared ones stay shared."""
+def materialise(module: nn.Module, device: torch.device, dtype: torch.dtype, partitioner: Partitioner | None) -> None:
+    """Allocates parameters (zeros, all of one dtype, as DeepSpeed flattens them) and buffers (no values, of their own
+    dtypes) of a module on the meta device; shared ones stay shared."""
     made: dict[int, nn.Parameter] = {}
     for part in module.modules():
         for key, parameter in part._parameters.items():
             if parameter is None:
                 continue
             if id(parameter) not in made:
-                values = torch.zeros(parameter.shape, dtype=parameter.dtype, device=device)
+                values = torch.zeros(parameter.shape, dtype=dtype, device=device)
                 made[id(parameter)] = nn.Parameter(values, requires_grad=parameter.requires_grad)
                 if partitioner is not None:
                     partitioner.split(made[id(parameter)])
