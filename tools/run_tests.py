@@ -43,7 +43,7 @@ ENGINE_JOBS = 2
 """Plugins' suites at a time: their ranks wait by spinning, and three of them leave no core to what they wait for."""
 ENGINES = {"tests/testing": ("torch", "transformers"), "tests/isolated": (PUBLISHED,)}
 """Suite -> engines whose conformance suites are among its tests; a plugin's own are those of its name."""
-HOME = {"vllm": "megatron"}
+HOME = {"vllm": "megatron", "deepspeed": "megatron"}
 """A plugin that is tested in the environment of another, which has all that its own would have."""
 ZOO = ROOT / "tests" / "testing" / "whole_zoo.txt"
 """When all broken engines last ran: date, commit."""
@@ -99,9 +99,9 @@ class Suite:
     @property
     def python(self) -> Path:
         """A plugin whose engine pins versions that the core does not share (`tested.txt`) has its own environment."""
-        if self.plugin is None or not (self.plugin / "tested.txt").exists():
+        name = HOME.get(self.plugin.name, self.plugin.name) if self.plugin else ""
+        if not (ROOT / "plugins" / name / "tested.txt").exists():
             return Path(sys.executable)
-        name = HOME.get(self.plugin.name, self.plugin.name)
         python = Path(f"{sys.prefix.removesuffix('-dev')}-{name}") / "bin" / "python"
         if not python.exists():
             sys.exit(f"{self.name} is tested in {python.parent.parent}, which is not there; run: make test")

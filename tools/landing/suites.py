@@ -25,8 +25,8 @@ INPUTS: dict[str, Sequence[str]] = {
     "transformers": BUILTIN,
     "fsdp": ("plugins/fsdp", CORE_PINS),
     "megatron": ("plugins/megatron", "plugins/vllm/overrides.txt"),
-    "deepspeed": ("plugins/deepspeed", "plugins/vllm/overrides.txt"),
-    # Its tests run in Megatron's environment.
+    # Their tests run in Megatron's environment.
+    "deepspeed": ("plugins/deepspeed", "plugins/megatron/tested.txt", "plugins/vllm/overrides.txt"),
     "vllm": ("plugins/vllm", "plugins/megatron/tested.txt"),
     "sglang": ("plugins/sglang",),
 }

@@ -1,4 +1,4 @@
-"""Models, and worlds of several sizes, whose processes all tests share."""
+"""Models, worlds of several sizes, whose processes all tests share, and what a landing elsewhere leaves out."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import transformers
 
 from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.testing.process.worlds import Seat, World, close_process_pools
+
+LEFT_OUT = pytest.StashKey[str]()
+"""What of these tests does not run, as `tools/run_tests.py` reads it."""
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +38,26 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 def world() -> Iterator[Callable[[int], World]]:
     yield lambda size: World(size, Seat(backend="deepspeed"))
     close_process_pools()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of an engine that is unchanged (`--rlsdk-basic deepspeed`), each test runs with one set of values a stage."""
+    if "deepspeed" not in config.getoption("--rlsdk-basic").split(","):
+        return
+    own = [item for item in items if isinstance(item, pytest.Function) and item.cls is None]
+    first: dict[tuple[str, object], pytest.Item] = {}
+    for item in own:
+        values = item.callspec.params if hasattr(item, "callspec") else {}
+        first.setdefault((item.originalname, values.get("stage")), item)
+    left_out = set(own) - set(first.values())
+    if left_out:
+        config.stash[LEFT_OUT] = (
+            f"{len(left_out)} of {len(own)} tests of deepspeed, with other values of others that ran"
+        )
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if what := terminalreporter.config.stash.get(LEFT_OUT, None):
+        terminalreporter.write_line(f"LEFT OUT: {what}")

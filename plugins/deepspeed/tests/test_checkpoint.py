@@ -28,7 +28,7 @@ def saved(models: Any, world: Any, tmp_path_factory: pytest.TempPathFactory) -> 
     return found
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [2, 1, 3])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("source", SAVED)
 def test_a_run_goes_on_at_another_size_and_stage(

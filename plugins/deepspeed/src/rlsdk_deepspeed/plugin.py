@@ -10,7 +10,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
     register(
         BackendSpec(
             name="deepspeed",
-            interface=(2, 0),
+            interface=(2, 1),
             kind=BackendKind.TRAIN,
             engine="rlsdk_deepspeed.engine:DeepSpeedTrainEngine",
             options="rlsdk_deepspeed.config:DeepSpeedOptions",
