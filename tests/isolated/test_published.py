@@ -29,6 +29,8 @@ TIMEOUT_S = 800
 """Of a command: one of them brings a whole environment, over a slow line and from a cold cache maybe."""
 pytestmark = pytest.mark.timeout(2 * TIMEOUT_S)
 LIGHT = ("sharding", "reward", "algorithm", "tracker")
+WRITTEN = {**{kind: ("--kind", kind) for kind in KINDS}, "ranks": ("--kind", "train", "--ranks")}
+"""Name of a plugin behind `my-` -> arguments of `rlsdk plugins new`."""
 TASK = (
     "--data", "reasoning_gym:chain_sum", "--data.options", "{size: 40, seed: 1, max_terms: 2, max_digits: 1}",
     "--data.max_prompt_tokens", "96", "--rollout.max_response_tokens", "6", "--trainer.prompts_per_step", "4",
@@ -51,9 +53,9 @@ def call(*command: str | Path, cwd: Path | None = None, expect: int = 0, **envir
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One distribution of every kind, as `rlsdk plugins new` writes it, `my-KIND` by name."""
     folder = tmp_path_factory.mktemp("written")
-    for kind in KINDS:
-        call(sys.executable, "-m", "rlsdk.cli", "plugins", "new", f"my-{kind}", "--kind", kind, cwd=folder)
-    return {kind: folder / f"rlsdk-my-{kind}" for kind in KINDS}
+    for kind, arguments in WRITTEN.items():
+        call(sys.executable, "-m", "rlsdk.cli", "plugins", "new", f"my-{kind}", *arguments, cwd=folder)
+    return {kind: folder / f"rlsdk-my-{kind}" for kind in WRITTEN}
 
 
 @pytest.fixture(scope="session")
@@ -114,7 +116,7 @@ def test_a_clean_environment_lists_all_of_them_as_ready(rlsdk: Callable[..., str
     rows = json.loads(rlsdk("plugins", "list", "--json"))
     states = {row["distribution"]: row["state"] for row in rows if row["distribution"] != "rlsdk"}
     assert states == {
-        **{f"rlsdk-my-{kind}": "ready" for kind in KINDS},
+        **{f"rlsdk-my-{kind}": "ready" for kind in WRITTEN},
         "rlsdk-openai": "ready",
         "rlsdk-reasoning-gym": "ready",
     }
@@ -158,6 +160,11 @@ def test_written_engines_hold_all_that_they_claim(
     said = rlsdk("plugins", "check", f"my-{kind}", "--processes", "1", *part)
     assert f"conformance · {kind} my-{kind} · " in said
     left_out |= said_of_parts(said)
+
+
+def test_a_written_engine_of_several_ranks_holds_the_basic_requirements(rlsdk: Callable[..., str]) -> None:
+    said = rlsdk("plugins", "check", "my-ranks", "--processes", "1", "--basic")
+    assert "conformance · train my-ranks · " in said
 
 
 def test_a_run_uses_all_of_them_at_once(rlsdk: Callable[..., str], model: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from rlsdk.algorithms.objectives.policy import PolicyObjective
 from rlsdk.interfaces import Batch, Head, ModelSpec, OptimSpec, RankContext, TrainEngine, TrainSpec
-from rlsdk.kit.ranks.shared_memory import lent
+from rlsdk.kit.ranks.shared_memory import find_block
 from rlsdk.testing.process.models import random_batch
 from rlsdk.testing.process.worlds import SEED, Seat
 from rlsdk_deepspeed.config import DeepSpeedOptions
@@ -82,7 +82,7 @@ def drive(engine: TrainEngine, case: Case) -> dict[str, Any]:
     if case.export:
         engine.save_pretrained(Path(case.export))
     found["shards"] = [(s.name, s.box, s.tensor.clone()) for s in engine.shards()]
-    found["private"] = [s.name for s in engine.shards() if lent(s.tensor) is None]
+    found["private"] = [s.name for s in engine.shards() if find_block(s.tensor) is None]
     found["layout"] = engine.layout()
     found["random"] = torch.rand(3)
     return found

@@ -33,6 +33,8 @@ class OnRanks(
     TrainSettings,
 ):
     backend = "deepspeed"
+    # Asks for a suite that has requirements of every capability.
+    test_registration_capabilities = None
 
     @classmethod
     def make_lab(cls, folder: Path) -> TrainLab:

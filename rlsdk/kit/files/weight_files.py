@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +92,14 @@ def check_whole(spec: ModelSpec, names: Collection[str], tied: Mapping[str, str]
         )
 
 
-def new_heads(model: Any, seed: int) -> dict[str, Tensor]:
-    """Initial values of a head that the checkpoint lacks, drawn as transformers does, the same on every rank."""
+def new_heads(model: Any, seed: int, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+    """Initial values of a head that the checkpoint lacks, drawn as transformers does, the same on every rank.
+
+    Args:
+        model: the transformers model; its parameters may be split, or have no values.
+        seed: of the values.
+        shapes: canonical name of a parameter -> shape of the whole tensor.
+    """
     values: dict[str, Tensor] = {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -101,7 +107,8 @@ def new_heads(model: Any, seed: int) -> dict[str, Tensor]:
             if isinstance(head := getattr(model, name, None), nn.Module):
                 whole = copy.copy(head)
                 whole._parameters = {
-                    key: nn.Parameter(torch.empty(p.shape)) for key, p in head.named_parameters(recurse=False)
+                    key: nn.Parameter(torch.empty(tuple(shapes[f"{name}.{key}"])))
+                    for key, _ in head.named_parameters(recurse=False)
                 }
                 model._init_weights(whole)
                 values |= {f"{name}.{key}": p.detach() for key, p in whole._parameters.items() if p is not None}

@@ -63,9 +63,10 @@ def load_weights(
         whole = build_model(spec, dtype=torch.float32, seed=seed, init_from_config=random)
         _copy_whole(whole, model, pieces)
         return
-    check_fits(spec, model, {piece.name: piece.shape for piece in pieces}, tied)
+    shapes = {piece.name: piece.shape for piece in pieces}
+    check_fits(spec, model, shapes, tied)
     _read_boxes({source: piece for piece in pieces if (source := sources[piece.name])}, files)
-    heads = new_heads(model, seed) if missing else {}
+    heads = new_heads(model, seed, shapes) if missing else {}
     for piece in pieces:
         if piece.name in missing:
             _fill(piece, heads[piece.name])

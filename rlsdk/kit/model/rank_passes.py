@@ -36,11 +36,11 @@ def collect_outputs(
 ) -> dict[str, Tensor]:
     """Outputs of all rows, on the CPU, in the batch's order; `run` computes those of a micro-batch, also without
     rows."""
-    found = {name: torch.zeros(batch.num_rows if name == "scores" else batch.num_tokens) for name in names}
+    outputs = {name: torch.zeros(batch.num_rows if name == "scores" else batch.num_tokens) for name in names}
     for rows in cut:
         for name, values in run(batch.select(rows)).items():
-            found[name][rows if name == "scores" else batch.token_index(rows)] = values.cpu()
-    return found
+            outputs[name][rows if name == "scores" else batch.token_index(rows)] = values.cpu()
+    return outputs
 
 
 def loss_of(

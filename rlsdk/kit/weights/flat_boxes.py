@@ -18,10 +18,10 @@ def boxes_of_range(shape: tuple[int, ...], start: int, stop: int) -> list[Box]:
     row, end = -(-start // inner), stop // inner
     if row > end:  # within one row
         return _in_row(shape, end, start - end * inner, stop - end * inner)
-    found = _in_row(shape, row - 1, start - (row - 1) * inner, inner) if start % inner else []
+    boxes = _in_row(shape, row - 1, start - (row - 1) * inner, inner) if start % inner else []
     if end > row:
-        found.append(Box((row, *(0 for _ in shape[1:])), (end - row, *shape[1:])))
-    return [*found, *(_in_row(shape, end, 0, stop - end * inner) if stop % inner else [])]
+        boxes.append(Box((row, *(0 for _ in shape[1:])), (end - row, *shape[1:])))
+    return [*boxes, *(_in_row(shape, end, 0, stop - end * inner) if stop % inner else [])]
 
 
 def _in_row(shape: tuple[int, ...], row: int, start: int, stop: int) -> list[Box]:

@@ -45,7 +45,7 @@ def load_weights(held: Sequence[Held], empty: Any, spec: ModelSpec, *, seed: int
             files = checkpoint_files(spec)
             own = {name: tuple(tensor.shape) for name, tensor in canonical_tensors(empty)[0].items()}
             check_fits(spec, empty, own, tied, file_tensors(empty, own))
-            heads = {} if all(name in files for name in shapes if _is_head(name)) else new_heads(empty, seed)
+            heads = {} if all(name in files for name in shapes if _is_head(name)) else new_heads(empty, seed, own)
             read = stack.enter_context(_Files(files, {n: tuple(p.shape) for n, p in shapes.items()}, tied, heads))
         for one in held:
             if sum(part.box.numel for part in one.parts) < one.parameter.numel():
