@@ -56,6 +56,8 @@ class DeepSpeedTrainEngine(TrainEngine):
 
     engine: Any = None
     """DeepSpeed's; None for a frozen model that is whole on each rank, which needs none."""
+    stage: int
+    """Of ZeRO; 0: every rank has the whole parameters."""
 
     def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
         self.ctx, self.spec = ctx, spec

@@ -108,7 +108,7 @@ def start(
         )
 
 
-class _Engine(DeepSpeedEngine):
+class _Engine(DeepSpeedEngine):  # type: ignore[misc]
     """As `deepspeed.initialize` makes it, but with the same optimizer for all stages and dtypes."""
 
     def _do_optimizer_sanity_check(self, basic_optimizer: Any) -> Any:
