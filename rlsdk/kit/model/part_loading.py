@@ -69,7 +69,7 @@ def load_weights(
     heads = new_heads(model, seed, shapes) if missing else {}
     for piece in pieces:
         if piece.name in missing:
-            _fill(piece, heads[piece.name])
+            fill_piece(piece, heads[piece.name])
 
 
 @torch.no_grad()
@@ -102,7 +102,7 @@ def restore_buffers(model: Any, files: Mapping[str, Path]) -> bool:
 def _copy_whole(whole: nn.Module, model: nn.Module, pieces: Iterable[Piece]) -> None:
     parameters, _ = canonical_parameters(whole)
     for piece in pieces:
-        _fill(piece, parameters[piece.name].detach())
+        fill_piece(piece, parameters[piece.name].detach())
     buffers = dict(whole.named_buffers())
     for name, buffer in model.named_buffers():
         buffer.copy_(buffers[name])
@@ -122,7 +122,9 @@ def _read_boxes(pieces: Mapping[str, Piece], files: Mapping[str, Path]) -> None:
                     piece.fill(box, stored[box.slices(Box.whole(piece.shape))])
 
 
-def _fill(piece: Piece, whole: Tensor) -> None:
+@torch.no_grad()
+def fill_piece(piece: Piece, whole: Tensor) -> None:
+    """Copies this rank's part of a whole tensor."""
     for box in piece.boxes:
         piece.fill(box, whole[box.slices(Box.whole(piece.shape))])
 

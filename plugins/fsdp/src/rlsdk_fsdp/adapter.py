@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from rlsdk.interfaces import ModelSpec, fingerprint
 from rlsdk.kit.model.adapter_files import initial_values, write_adapter
 from rlsdk.kit.model.adapters import KeptReference, ModelAdapter, base_digest, count_moved
+from rlsdk.kit.model.part_loading import fill_piece
 from rlsdk.kit.ranks.error_agreement import raise_on_all_ranks
 from rlsdk_fsdp.shards import Piece, pieces_of
 
@@ -34,7 +35,7 @@ class ShardedAdapter:
         self.pieces = pieces_of(adapter.parameters)
         first = dict(initial_values(adapter, seed))
         for piece in self.pieces:
-            piece.fill(first[piece.name])
+            fill_piece(piece, first[piece.name])
         self._held = {piece.name: piece.held for piece in self.pieces}
         self.reference = KeptReference(adapter, self._held)
         self._whole_a: dict[str, Tensor] = {}
