@@ -337,6 +337,7 @@ def test_when_all_broken_engines_ran_is_noted_only_if_all_passed(tmp_path: Path)
 
 def test_a_run_is_told_what_to_leave_out_and_reads_what_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(run_tests, "LINES", tmp_path)
+    (tmp_path / "conftest.py").write_text("pytest_plugins = ['rlsdk.testing.plugin']\n")
     file = tmp_path / "test_some.py"
     file.write_text(
         "import os\n\nclass TestVllm:\n    backend = 'vllm'\n\n"

@@ -59,7 +59,9 @@ def test_a_misspelt_backend_that_is_not_installed_either_answers_with_the_pip_co
         Registry().backend(BackendKind.ROLLOUT, "vlm")
 
 
-@pytest.mark.parametrize(("kind", "name"), [("train", "megatron"), ("rollout", "vllm"), ("rollout", "sglang")])
+@pytest.mark.parametrize(
+    ("kind", "name"), [("train", "megatron"), ("train", "deepspeed"), ("rollout", "vllm"), ("rollout", "sglang")]
+)
 def test_a_known_backend_that_is_not_installed_answers_with_the_pip_command(kind: str, name: str) -> None:
     with pytest.raises(PluginNotFoundError, match=f"run `pip install rlsdk-{name}`"):
         Registry().backend(BackendKind(kind), name)
