@@ -30,7 +30,8 @@ def forecast_training(contexts: Sequence[RankContext], spec: TrainSpec | Rollout
     # The rounded copy has its own gradients until the micro-batch ends.
     copied = tensors.numel * width * (trains_all and spec.model.dtype != "float32")
     stepped = low if adapted else tensors.numel
-    passes = count_passes(spec, workload, dp_size=1, dtype=getattr(torch, spec.model.dtype))
+    dtype, device = getattr(torch, spec.model.dtype), contexts[0].device
+    passes = count_passes(spec, workload, dp_size=1, dtype=dtype, device=device)
     memory = RankMemory(
         weights_bytes=tensors.numel * (4 if trains_all else width) + 4 * low + copied,
         optimizer_bytes=stepped * 8 * trained,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForTokenClassification
 
 from rlsdk.interfaces import Batch, ConfigError, Head, ModelSpec
-from rlsdk.kit.model import outputs
+from rlsdk.kit.model import logit_chunks
 from rlsdk.kit.model.hf import build_model
 from rlsdk.kit.model.outputs import OutputModel, compute_outputs
 from rlsdk.testing.process.models import random_batch
@@ -106,14 +106,14 @@ def test_chunks_change_neither_outputs_nor_gradients(models: dict[str, str], len
 
     whole = run()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outputs, "CHUNK_ELEMENTS", chunk * 128)
+        patch.setitem(logit_chunks.MAX_LOGITS, "cpu", chunk * 128)
         cut = run()
     torch.testing.assert_close(cut[0], whole[0], **EXACT)
     assert_near(cut[1], whole[1])
 
 
 def test_no_more_logits_than_a_chunk_exist_at_a_time(models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outputs, "CHUNK_ELEMENTS", 10 * 128)
+    monkeypatch.setitem(logit_chunks.MAX_LOGITS, "cpu", 10 * 128)
     model = build_model(ModelSpec(path=models["qwen2"]))
     sizes: list[int] = []
     model.lm_head.register_forward_hook(lambda module, inputs, out: sizes.append(out.numel()))

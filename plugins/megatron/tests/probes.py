@@ -103,11 +103,11 @@ def failed_objective(case: Case, ctx: RankContext) -> dict[str, Any]:
 
 def chunked(case: Case, ctx: RankContext) -> dict[str, Any]:
     """Few logits at a time, each computed again in the backward pass."""
-    from rlsdk_megatron import outputs
+    from rlsdk.kit.model import logit_chunks
     from rlsdk_megatron.engine import MegatronTrainEngine
 
     engine = MegatronTrainEngine()
-    with patch.object(outputs, "CHUNK_ELEMENTS", 64 * 5):
+    with patch.dict(logit_chunks.MAX_LOGITS, cpu=64 * 5):
         engine.initialize(ctx, spec_of(case, case.options))
         found = drive(engine, case)
     engine.close()

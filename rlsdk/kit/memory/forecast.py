@@ -102,7 +102,9 @@ class Passes:
     """Peak of forward and backward in bytes; 0 for a frozen model."""
 
 
-def count_passes(spec: TrainSpec, workload: Workload, *, dp_size: int, dtype: torch.dtype | None = None) -> Passes:
+def count_passes(
+    spec: TrainSpec, workload: Workload, *, dp_size: int, dtype: torch.dtype | None = None, device: str = "cpu"
+) -> Passes:
     """Counts the passes of an engine that runs transformers' own code on whole rows on each rank.
 
     Args:
@@ -110,6 +112,7 @@ def count_passes(spec: TrainSpec, workload: Workload, *, dp_size: int, dtype: to
         workload: all rows have the largest length.
         dp_size: ranks that share an update's rows.
         dtype: that passes run in; None: the model's.
+        device: that passes run on, as in `RankContext.device`.
     """
     mine = -(-workload.update_rows // dp_size)
     rows, count = rows_of_pass(spec, row_tokens=workload.row_tokens, num_rows=mine)
@@ -121,6 +124,7 @@ def count_passes(spec: TrainSpec, workload: Workload, *, dp_size: int, dtype: to
         row_tokens=workload.row_tokens,
         gradients=gradients,
         activation_checkpointing=spec.activation_checkpointing,
+        device=device,
     )
     return Passes(rows, count, peaks[0], peaks[1] if len(peaks) > 1 else 0)
 

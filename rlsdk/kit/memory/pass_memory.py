@@ -18,8 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rlsdk.interfaces import Head, ModelSpec, TrainSpec
+from rlsdk.kit.model.chunked_head import log_probs, outputs_of_logits
 from rlsdk.kit.model.hf import build_model
-from rlsdk.kit.model.outputs import chunk_tokens, head_numbers, token_log_probs
+from rlsdk.kit.model.logit_chunks import chunk_tokens
+from rlsdk.kit.model.outputs import head_numbers, vocabulary_head
 
 SAMPLED = 2, 4
 """Numbers of layers that are run of a model with many equal layers; memory is linear in the number of layers."""
@@ -36,6 +38,7 @@ def pass_bytes(
     row_tokens: int,
     gradient: bool,
     activation_checkpointing: bool = False,
+    device: str = "cpu",
 ) -> int | None:
     """Peak bytes of a forward pass besides weights; with `gradient`, of forward and backward. See `passes_bytes`."""
     (peak,) = passes_bytes(
@@ -45,6 +48,7 @@ def pass_bytes(
         row_tokens=row_tokens,
         gradients=(gradient,),
         activation_checkpointing=activation_checkpointing,
+        device=device,
     )
     return peak
 
@@ -57,6 +61,7 @@ def passes_bytes(
     row_tokens: int,
     gradients: Sequence[bool],
     activation_checkpointing: bool = False,
+    device: str = "cpu",
 ) -> list[int | None]:
     """Peak bytes of each pass besides weights.
 
@@ -70,6 +75,7 @@ def passes_bytes(
         row_tokens: tokens of each.
         gradients: one pass for each; True: forward and backward (counts only one weight gradient at a time).
         activation_checkpointing: recompute layers in backward passes.
+        device: that passes run on, as in `RankContext.device`; sets how many logits are in memory at once.
 
     Returns:
         None if the model's operations depend on values (such as routing tokens to experts).
@@ -79,7 +85,7 @@ def passes_bytes(
         with FakeTensorMode(allow_non_fake_inputs=True):
             model.to_empty(device="cpu")
             rows = torch.empty(num_rows, row_tokens, dtype=torch.int64)
-            count = _Count(model, spec.head, rows, activation_checkpointing)
+            count = _Count(model, spec.head, rows, activation_checkpointing, device)
             count.run_uncounted()
             return [count.peak(gradient=gradient) for gradient in gradients]
     except Exception as error:  # a model's own code may fail in any way on tensors without values
@@ -119,6 +125,7 @@ class _Count:
     head: Head
     input_ids: Tensor
     recompute: bool
+    device: str
 
     def peak(self, *, gradient: bool) -> int:
         """Peak of all layers, extrapolated from a few if many have the same parameters."""
@@ -150,7 +157,7 @@ class _Count:
         self.model.requires_grad_(gradient)
         self._set_recompute(self.recompute and gradient)
         hooks = [p.register_post_accumulate_grad_hook(_drop) for p in self.model.parameters() if gradient]
-        counted = _Live()
+        counted = LiveBytes()
         with _no_collection(), counted, torch.set_grad_enabled(gradient):
             outputs = self._outputs()
             if gradient:
@@ -165,10 +172,10 @@ class _Count:
         if self.head is not Head.LM:
             return head_numbers(model, hidden.flatten(0, 1) if self.head is Head.VALUE else hidden[:, -1])
         # Chunks are equal, and only one has its logits in memory at a time.
-        shown = HEAD_CHUNKS * chunk_tokens(model)
+        chunk = chunk_tokens(int(model.config.get_text_config().vocab_size), self.device)
+        shown = HEAD_CHUNKS * chunk
         states, targets = hidden.flatten(0, 1)[:shown], self.input_ids.flatten()[:shown]
-        log_probs, _ = token_log_probs(model, states, targets, temperature=1.0)
-        return log_probs
+        return outputs_of_logits(vocabulary_head(model, 1.0), log_probs, states, (targets,), chunk)[0]
 
     def _set_recompute(self, on: bool) -> None:
         if on:
@@ -198,7 +205,7 @@ def _drop(parameter: Tensor) -> None:
     parameter.grad = None
 
 
-class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sums the sizes of the live storages that operations allocate."""
 
     def __init__(self) -> None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from rlsdk.interfaces import OUTPUTS, Batch, ConfigError, Head, nearest
+from rlsdk.kit.model.chunked_head import OfLogits, Product, VocabularyHead, log_probs, outputs_of_logits
+from rlsdk.kit.model.logit_chunks import chunk_tokens
 from rlsdk.kit.model.packed import HiddenStates, run_backbone
 from rlsdk.kit.model.prefixes import Prefixes, distinct_prefixes
 from rlsdk.kit.ranks.progress import advance
-
-CHUNK_ELEMENTS = 1 << 25
-"""Most float32 logits in memory at once; with gradients, each chunk is recomputed in the backward pass."""
 
 
 class OutputModel(nn.Module):
@@ -39,8 +38,8 @@ def compute_outputs(
     """Computes `names` of `OUTPUTS`; differentiable.
 
     Log-probs and entropy are in nats, of logits / `batch.temperature`, in float32 for every model dtype. If the batch
-    has a `response_mask`, they are computed only on its tokens and are 0 elsewhere. At most `CHUNK_ELEMENTS` logits are
-    in memory at a time, so memory does not grow with tokens times vocabulary.
+    has a `response_mask`, they are computed only on its tokens and are 0 elsewhere. Memory does not grow with tokens
+    times vocabulary (`kit.model.chunked_head`).
 
     Args:
         model: from `kit.model.hf.build_model`.
@@ -83,31 +82,43 @@ def _token_outputs(
     needed = torch.zeros_like(prefixes.first, dtype=torch.bool).index_fill(0, prefixes.index[tokens], True)
     ends = prefixes.first[needed]
     hidden, targets = states.at(ends - 1), batch["input_ids"][ends]
-    want_entropy = "entropy" in names
-    log_probs, entropy = token_log_probs(model, hidden, targets, batch.temperature, entropy=want_entropy)
+    compute = functools.partial(log_probs, entropy="entropy" in names)
+    values = head_outputs(model, compute, hidden, (targets,), batch.temperature)
     which = (needed.cumsum(0) - 1)[prefixes.index[tokens]]
-    results = {"log_probs": _at(tokens, log_probs.index_select(0, which), batch)}
-    if want_entropy:
-        results["entropy"] = _at(tokens, entropy.index_select(0, which), batch)
-    return {name: results[name] for name in names}
+    found = dict(zip(("log_probs", "entropy"), values, strict=False))
+    return {name: _at(tokens, found[name].index_select(0, which), batch) for name in names}
 
 
-def token_log_probs(
-    model: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, *, entropy: bool = False
-) -> tuple[Tensor, Tensor]:
-    """(log-prob of each target, entropy of its distribution), both `[M]` float32, from `[M, H]` last hidden states, in
-    chunks to bound the logits in memory. Without `entropy` the second equals the first."""
-    size = chunk_tokens(model)
-    chunks = [
-        _chunk_outputs(model, h, t, temperature, entropy, len(targets) > size)
-        for h, t in zip(torch.split(hidden, size), torch.split(targets, size), strict=True)
-    ]
-    return torch.cat([c[0] for c in chunks]), torch.cat([c[1] for c in chunks])
+def head_outputs(
+    model: nn.Module, compute: OfLogits, hidden: Tensor, given: Sequence[Tensor], temperature: float
+) -> tuple[Tensor, ...]:
+    """What `compute` makes of the logits of `[M, H]` last hidden states, and of the `[M, ...]` tensors `given`; see
+    `outputs_of_logits`."""
+    size = int(model.config.get_text_config().vocab_size)  # type: ignore[union-attr, operator]
+    chunk = chunk_tokens(size, hidden.device.type)
+    return outputs_of_logits(vocabulary_head(model, temperature), compute, hidden, given, chunk)
 
 
-def chunk_tokens(model: nn.Module) -> int:
-    """Number of tokens whose logits are in memory at once."""
-    return max(CHUNK_ELEMENTS // int(model.config.get_text_config().vocab_size), 1)  # type: ignore[union-attr, operator]
+def vocabulary_head(model: nn.Module, temperature: float) -> VocabularyHead:
+    """The layers of a transformers model above its backbone."""
+    name = _output_embedding(model)
+    product: Any = model._modules.get(name)
+    above = [module for at, module in model._modules.items() if module and at not in (name, _backbone(model)[0])]
+    others = (p for module in above for p in module.parameters())
+    return VocabularyHead(
+        weight=getattr(product, "weight", None),
+        bias=getattr(product, "bias", None),
+        project=functools.partial(output_logits, model),
+        others=(*model.parameters(recurse=False), *others),
+        temperature=temperature,
+    )
+
+
+def _output_embedding(model: nn.Module) -> str:
+    """The attribute with the layer that multiplies by the vocabulary; empty unless it is a plain linear layer."""
+    layer: Any = model.get_output_embeddings()  # type: ignore[operator]
+    plain = type(layer) is nn.Linear and not layer._forward_hooks and not layer._forward_pre_hooks
+    return next((name for name, module in model._modules.items() if plain and module is layer), "")
 
 
 def _at(tokens: Tensor, values: Tensor, batch: Batch) -> Tensor:
@@ -115,39 +126,31 @@ def _at(tokens: Tensor, values: Tensor, batch: Batch) -> Tensor:
     return values.new_zeros(batch.num_tokens).index_put((tokens,), values)
 
 
-def _chunk_outputs(
-    model: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, entropy: bool, recompute: bool
-) -> tuple[Tensor, Tensor]:
-    if recompute and torch.is_grad_enabled():
-        result: tuple[Tensor, Tensor] = checkpoint(
-            _log_probs, model, hidden, targets, temperature, entropy, use_reentrant=False
-        )
-        return result
-    return _log_probs(model, hidden, targets, temperature, entropy)
-
-
-def _log_probs(
-    model: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, entropy: bool
-) -> tuple[Tensor, Tensor]:
-    logits = output_logits(model, hidden).float()
-    if temperature != 1.0:
-        logits = logits / temperature
-    logs = F.log_softmax(logits, dim=-1)
-    chosen = logs.gather(1, targets[:, None])[:, 0]
-    return chosen, -(logs.exp() * logs).sum(-1) if entropy else chosen
-
-
-def output_logits(model: nn.Module, hidden: Tensor) -> Tensor:
+def output_logits(model: nn.Module, hidden: Tensor, product: Product | None = None) -> Tensor:
     """`[M, V]` logits of `[M, H]` last hidden states.
 
     Computed by the model's own forward pass, on a shallow copy whose backbone is replaced: model families scale and cap
-    their logits in different ways, which need not be reimplemented here.
+    their logits in different ways, which need not be reimplemented here. `product` replaces the output embedding.
     """
     name, backbone = _backbone(model)
+    modules: dict[str, Any] = {**model._modules, name: _StandIn(backbone, hidden[None])}
+    if product is not None:
+        modules[_output_embedding(model)] = _ProductLayer(product, hidden.new_empty(0))
     head = copy.copy(model)
-    head.__dict__ = {**model.__dict__, "_modules": {**model._modules, name: _StandIn(backbone, hidden[None])}}
+    head.__dict__ = {**model.__dict__, "_modules": modules}
     logits: Tensor = head.forward(inputs_embeds=hidden[None], use_cache=False).logits
     return logits[0]
+
+
+class _ProductLayer:
+    """Replaces an output embedding. A few families read its weight's dtype; the weight itself is not there to be used
+    without its gradient."""
+
+    def __init__(self, product: Product, weight: Tensor) -> None:
+        self._product, self.weight = product, weight
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self._product(hidden)
 
 
 class _StandIn:

@@ -30,7 +30,7 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
     tensors = ModelTensors.of(model)
     held, computed = dtypes_of(spec, options)
     layouts = [_layout(ctx, tensors, held, options) for ctx in contexts]
-    passes = count_passes(spec, workload, dp_size=len(contexts), dtype=computed)
+    passes = count_passes(spec, workload, dp_size=len(contexts), dtype=computed, device=contexts[0].device)
     adapter = spec.model.adapter
     low = {} if adapter is None else adapter_shapes(model, adapter)
     stepped = tensors.numel if adapter is None else sum(map(math.prod, low.values()))

@@ -11,8 +11,9 @@ from typing import Any
 
 from rlsdk.interfaces import DTYPE_BYTES, TrainSpec
 from rlsdk.kit.memory.kv_cache import head_size
+from rlsdk.kit.model.logit_chunks import chunk_tokens
 from rlsdk_megatron.config import MegatronOptions
-from rlsdk_megatron.sizes import CHUNK_ELEMENTS, Place, expert_tensor_size, padded_vocabulary
+from rlsdk_megatron.sizes import Place, expert_tensor_size, padded_vocabulary
 
 LOGIT_COPIES = 4
 """Float32 tensors of one chunk's logits at the peak: logits, log-probs, probabilities, and the product of the last
@@ -75,7 +76,7 @@ class Activations:
             kept += probabilities
         full = options.recompute == "full" or (options.recompute == "auto" and spec.activation_checkpointing)
         vocabulary = padded_vocabulary(config.vocab_size, ranks) // ranks
-        logits = min(tokens * vocabulary, max(CHUNK_ELEMENTS, vocabulary))
+        logits = min(tokens, chunk_tokens(vocabulary, device)) * vocabulary
         return cls(
             layer_kept=kept,
             layer_works=max(works, 3 * scores * 4),

@@ -7,19 +7,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
 )
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from rlsdk.interfaces import OUTPUTS, Batch, ConfigError, Head, nearest
+from rlsdk.kit.model.chunked_head import VocabularyHead, outputs_of_logits
+from rlsdk.kit.model.logit_chunks import chunk_tokens
 from rlsdk_megatron.inputs import Inputs, context_size
 from rlsdk_megatron.modeling import Stage
-from rlsdk_megatron.sizes import CHUNK_ELEMENTS
 
 
 def check_names(names: Sequence[str], head: Head) -> None:
@@ -36,7 +35,7 @@ def last_stage_outputs(
 ) -> dict[str, Tensor]:
     """`names` of `OUTPUTS`, equal on all tensor- and context-parallel ranks; differentiable.
 
-    Log-probs and entropy are computed for the tokens that count only, at most `CHUNK_ELEMENTS` logits at a time.
+    Log-probs and entropy are computed for the tokens that count only, in chunks (`rlsdk.kit.model.chunked_head`).
 
     Args:
         stage: the last one.
@@ -72,11 +71,9 @@ def last_stage_outputs(
         return {"values": _at(tokens, _numbers(stage, states), batch)}
     if not batch.temperature > 0:
         raise ConfigError(f"temperature {batch.temperature} of the batch: log-probs need one above 0")
-    chosen, entropy = _in_chunks(stage, states, batch["input_ids"][tokens], batch.temperature, vocabulary)
-    found = {"log_probs": _at(tokens, chosen, batch)}
-    if "entropy" in names:
-        found["entropy"] = _at(tokens, entropy, batch)
-    return {name: found[name] for name in names}
+    values = _of_logits(stage, states, batch["input_ids"][tokens], batch.temperature, vocabulary)
+    found = dict(zip(("log_probs", "entropy"), values, strict=True))
+    return {name: _at(tokens, found[name], batch) for name in names}
 
 
 def _numbers(stage: Any, states: Tensor) -> Tensor:
@@ -113,33 +110,17 @@ class _OverContext(torch.autograd.Function):
         return slope
 
 
-def _in_chunks(
-    stage: Any, states: Tensor, targets: Tensor, temperature: float, vocabulary: int
-) -> tuple[Tensor, Tensor]:
+def _of_logits(stage: Any, states: Tensor, targets: Tensor, temperature: float, vocabulary: int) -> tuple[Tensor, ...]:
+    """(log-probs, entropy), `[M]` each, from `[M, H]` hidden states."""
     tied = stage.share_embeddings_and_output_weights
     weight: Tensor = stage.shared_embedding_or_output_weight() if tied else stage.output_layer.weight
     start = parallel_state.get_tensor_model_parallel_rank() * len(weight)
     real = min(max(vocabulary - start, 0), len(weight))
-    size = max(CHUNK_ELEMENTS // max(real, 1), 1)
-    found = []
-    for part, chosen in zip(torch.split(states, size), torch.split(targets, size), strict=True):
-        arguments = (part, weight, chosen, temperature, start, real)
-        if len(states) > size and torch.is_grad_enabled():
-            found.append(checkpoint(_chunk, *arguments, use_reentrant=False, preserve_rng_state=False))
-        else:
-            found.append(_chunk(*arguments))
-    return torch.cat([chosen for chosen, _ in found]), torch.cat([entropy for _, entropy in found])
-
-
-def _chunk(
-    states: Tensor, weight: Tensor, targets: Tensor, temperature: float, start: int, real: int
-) -> tuple[Tensor, Tensor]:
     # Padding of the vocabulary is excluded.
-    logits = F.linear(states, weight if real == len(weight) else weight[:real]).float()
-    if temperature != 1.0:
-        logits = logits / temperature
-    found: tuple[Tensor, Tensor] = SplitVocabulary.apply(logits, targets - start)  # type: ignore[no-untyped-call]
-    return found
+    head = VocabularyHead(weight=weight if real == len(weight) else weight[:real], temperature=temperature)
+    # Equal on all ranks, also where the last one has padding: each chunk is reduced over them.
+    chunk = chunk_tokens(len(weight), states.device.type)
+    return outputs_of_logits(head, SplitVocabulary.apply, states, (targets - start,), chunk)  # type: ignore[no-untyped-call]
 
 
 class SplitVocabulary(torch.autograd.Function):

@@ -10,9 +10,6 @@ ROW_ALIGNMENT = 8
 """Embedding rows of one rank are padded to a multiple of this, for kernels and because few vocabulary sizes divide
 evenly."""
 
-CHUNK_ELEMENTS = 1 << 25
-"""Largest number of float32 logits in memory at once on a rank; with gradients, each chunk is recomputed."""
-
 
 def padded_vocabulary(size: int, ranks: int) -> int:
     """Rows of the embedding over all tensor-parallel ranks."""
