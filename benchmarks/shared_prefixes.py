@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from rlsdk.interfaces import Batch, Head, ModelSpec
-from rlsdk.kit.model import outputs
+from rlsdk.kit.model import outputs, pass_plan
 from rlsdk.kit.model.hf import build_model
 from rlsdk.kit.model.prefixes import Prefixes, distinct_prefixes
 from rlsdk.testing.process.models import write_tiny_model
@@ -57,7 +57,7 @@ def run(model: nn.Module, batch: Batch, form: str) -> tuple[float, Tensor]:
     """(CPU ms, the gradient, flat)."""
     model.zero_grad()
     find = distinct_prefixes if form == "prefixes once" else whole_rows
-    with mock.patch.object(outputs, "distinct_prefixes", find):
+    with mock.patch.object(pass_plan, "distinct_prefixes", find):
         before = time.process_time()
         found = outputs.compute_outputs(model, Head.LM, batch, ("log_probs",), packed=form != "rectangle")
         found["log_probs"].sum().backward()  # type: ignore[no-untyped-call]

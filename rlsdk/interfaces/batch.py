@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rlsdk.interfaces.batch_schema import SCHEMA, Per
 from rlsdk.interfaces.errors import BatchError, nearest
@@ -27,6 +27,21 @@ if TYPE_CHECKING:
 
 _LONG_ROW = 256
 """Tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Places:
+    """Counts and positions of a batch's rows and tokens; each has the shape and meaning of the property of `Batch`."""
+
+    num_tokens: int
+    max_length: int
+    offsets: Tensor
+    row_of_token: Tensor
+    position_ids: Tensor
+    sample_of_row: Tensor | None
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: value for name, value in vars(self).items() if value is not None and not isinstance(value, int)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +60,8 @@ class Batch:
     meta: Mapping[str, float] = field(default_factory=dict)
     """Scalars that hold for the whole batch, and so for every part of it. `temperature` (default 1.0): logits are
     divided by it before log-probs and entropy are computed."""
+    _places: ClassVar[_Places | None] = None
+    """Set on instances by `with_places`. Not a field, so that no batch of other rows inherits it."""
 
     @classmethod
     def from_rows(cls, input_ids: Sequence[Sequence[int]], **rows: Tensor) -> Batch:
@@ -62,20 +79,29 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        return int(self.lengths.sum())
+        return self._places.num_tokens if self._places else int(self.lengths.sum())
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest row; 0 without rows."""
+        if self._places:
+            return self._places.max_length
+        return int(self.lengths.max()) if self.num_rows else 0
 
     @property
     def offsets(self) -> Tensor:
         """`[B + 1]` int64: row b is `[offsets[b], offsets[b + 1])` of every flat tensor."""
         import torch
 
-        return torch.nn.functional.pad(self.lengths.cumsum(0), (1, 0))
+        return self._places.offsets if self._places else torch.nn.functional.pad(self.lengths.cumsum(0), (1, 0))
 
     @property
     def row_of_token(self) -> Tensor:
         """`[N]` int64: the row that each token belongs to."""
         import torch
 
+        if self._places:
+            return self._places.row_of_token
         return torch.repeat_interleave(torch.arange(self.num_rows, device=self.lengths.device), self.lengths)
 
     @property
@@ -83,8 +109,26 @@ class Batch:
         """`[N]` int64: 0-based position of each token in its row."""
         import torch
 
+        if self._places:
+            return self._places.position_ids
         start = torch.repeat_interleave(self.offsets[:-1], self.lengths)
         return torch.arange(self.num_tokens, device=self.lengths.device) - start
+
+    def with_places(self) -> Batch:
+        """The same batch, which keeps the counts and positions above instead of computing them when they are read. On
+        an accelerator that would wait for the device; `to` keeps them for it."""
+        if self._places:
+            return self
+        return self._like(
+            _places=_Places(
+                num_tokens=self.num_tokens,
+                max_length=self.max_length,
+                offsets=self.offsets,
+                row_of_token=self.row_of_token,
+                position_ids=self.position_ids,
+                sample_of_row=self.sample_of_row if {"sample", "uid"} <= self.rows.keys() else None,
+            )
+        )
 
     @property
     def sample_of_row(self) -> Tensor:
@@ -103,6 +147,8 @@ class Batch:
                 "sample: counts the samples of a prompt, and the batch has no uid that says which prompt; keep `uid` "
                 f"with it, or neither. The batch has {sorted([*self.tokens, *self.rows])}"
             )
+        if self._places and self._places.sample_of_row is not None:
+            return self._places.sample_of_row
         uids, samples = (torch.unique(self.rows[name], return_inverse=True) for name in ("uid", "sample"))
         known, index = torch.unique(uids[1] * len(samples[0]) + samples[1], return_inverse=True)
         if len(known) == self.num_rows:
@@ -137,31 +183,60 @@ class Batch:
 
     def with_tokens(self, **fields: Tensor) -> Batch:
         """Adds or replaces flat per-token fields."""
-        return replace(self, tokens={**self.tokens, **fields})
+        return self._like(tokens={**self.tokens, **fields})
 
     def with_rows(self, **fields: Tensor) -> Batch:
         """Adds or replaces per-row fields."""
-        return replace(self, rows={**self.rows, **fields})
+        kept = self._places
+        if kept and fields.keys() & {"uid", "sample"}:
+            kept = replace(kept, sample_of_row=None)
+        return self._like(rows={**self.rows, **fields}, _places=kept)
 
     def with_meta(self, **values: float) -> Batch:
-        return replace(self, meta={**self.meta, **values})
+        return self._like(meta={**self.meta, **values})
 
     def keep(self, names: Iterable[str]) -> Batch:
         """Drops every field that is not named; `row_id` always stays."""
         wanted = {*names, "row_id"}
-        return replace(
-            self,
+        return self._like(
             tokens={k: v for k, v in self.tokens.items() if k in wanted},
             rows={k: v for k, v in self.rows.items() if k in wanted},
         )
 
     def to(self, device: str | torch.device) -> Batch:
-        return replace(
-            self,
-            lengths=self.lengths.to(device),
-            tokens={k: v.to(device) for k, v in self.tokens.items()},
-            rows={k: v.to(device) for k, v in self.rows.items()},
+        """The batch on a device. A batch that leaves the CPU keeps its counts and positions (`with_places`)."""
+        import torch
+
+        stays = torch.device(device).type == self.lengths.device.type
+        batch = self if stays else self.with_places()
+        return batch.with_tensors({name: tensor.to(device) for name, tensor in batch.tensors().items()})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors, by names that only `with_tensors` interprets: for code that copies them together."""
+        kept = self._places.tensors() if self._places else {}
+        return {
+            "lengths": self.lengths,
+            **{f"tokens.{name}": tensor for name, tensor in self.tokens.items()},
+            **{f"rows.{name}": tensor for name, tensor in self.rows.items()},
+            **{f"places.{name}": tensor for name, tensor in kept.items()},
+        }
+
+    def with_tensors(self, copies: Mapping[str, Tensor]) -> Batch:
+        """The same batch with copies of its tensors, named as in `tensors`."""
+        kept = self._places
+        places: dict[str, Any] = {} if kept is None else {name: copies[f"places.{name}"] for name in kept.tensors()}
+        return self._like(
+            lengths=copies["lengths"],
+            tokens={name: copies[f"tokens.{name}"] for name in self.tokens},
+            rows={name: copies[f"rows.{name}"] for name in self.rows},
+            _places=kept and replace(kept, **places),
         )
+
+    def _like(self, _places: _Places | Literal["kept"] | None = "kept", **fields: Any) -> Batch:
+        """A copy with other fields but the same rows, which keeps counts and positions."""
+        copy = replace(self, **fields)
+        object.__setattr__(copy, "_places", self._places if _places == "kept" else _places)
+        return copy
 
     def token_index(self, rows: Tensor) -> Tensor:
         """`[n]` int64: positions in a flat tensor of the tokens of `rows` (indices, in that order)."""
@@ -204,7 +279,7 @@ class Batch:
     def padded(self, name: str, fill: float = 0, length: int | None = None) -> Tensor:
         """The right-padded rectangle `[B, T, ...]` of a per-token field (T = `length`, or the longest row)."""
         flat = self[name]
-        width = int(self.lengths.max()) if length is None and self.num_rows else (length or 0)
+        width = self.max_length if length is None else length
         out = flat.new_full((self.num_rows, width, *flat.shape[1:]), fill)
         out[self.row_of_token, self.position_ids] = flat
         return out

@@ -36,10 +36,12 @@ from rlsdk.kit.files.export import ExportedTensor, in_dtype, write_model
 from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
 from rlsdk.kit.model.adapter_files import initial_values, write_adapter
 from rlsdk.kit.model.adapters import KeptReference, ModelAdapter, add_adapter, base_digest, check_base, count_moved
+from rlsdk.kit.model.device_copies import to_host
 from rlsdk.kit.model.hf import build_model, canonical_parameters, persistent_buffers
 from rlsdk.kit.model.microbatch import check_limits, cut_passes, groups_to_keep, rows_that_belong_together
 from rlsdk.kit.model.optim import build_optimizer, learning_rate, set_learning_rate
 from rlsdk.kit.model.outputs import OutputModel
+from rlsdk.kit.ranks.metric_sums import MetricSums
 from rlsdk.kit.ranks.shared_memory import share
 from rlsdk.system.files import read_regular
 
@@ -119,30 +121,27 @@ class TorchTrainEngine(TrainEngine):
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         found = {name: torch.zeros(batch.num_rows if name == "scores" else batch.num_tokens) for name in outputs}
         for rows in self._cut(batch):
-            for name, values in self.outputs(batch.select(rows).to(self.device), outputs).items():
-                found[name][rows if name == "scores" else batch.token_index(rows)] = values.cpu()
+            part, plan = self.outputs.send(batch.select(rows), self.device)
+            for name, values in to_host(self.outputs(part, outputs, plan=plan)).items():
+                found[name][rows if name == "scores" else batch.token_index(rows)] = values
         return found
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         """See `TrainEngine`. If the objective raises, the gradients accumulated so far are dropped."""
         optimizer, _ = self._trained()
-        loss, sums, maxima = 0.0, dict[str, float](), dict[str, float]()
-        cut = self._cut(batch, objective)
+        cut, metrics = self._cut(batch, objective), MetricSums()
         try:
             for rows in cut:
-                part = batch.select(rows).to(self.device)
-                result = objective(self.outputs(part, objective.outputs), part)
+                part, plan = self.outputs.send(batch.select(rows), self.device)
+                result = objective(self.outputs(part, objective.outputs, plan=plan), part)
                 result.loss.backward()  # type: ignore[no-untyped-call]
                 self._collect_gradients()
-                loss += _number(result.loss)
-                for name, value in result.sums.items():
-                    sums[name] = sums.get(name, 0.0) + _number(value)
-                for name, value in result.maxima.items():
-                    maxima[name] = max(maxima.get(name, -math.inf), _number(value))
+                metrics.add(result)
         except BaseException:
             self.model.zero_grad()
             optimizer.zero_grad()
             raise
+        loss, sums, maxima = metrics.totals()
         return ForwardBackwardResult(loss=loss, sums=sums, maxima=maxima, num_micro_batches=len(cut))
 
     def optim_step(self) -> OptimStepResult:
@@ -374,10 +373,6 @@ class TorchTrainEngine(TrainEngine):
         if part == "gradients":
             return [p.grad for p in self.parameters.values() if p.grad is not None]
         return [state[moment] for _, state in self._moments() for moment in MOMENTS]
-
-
-def _number(value: Tensor | float) -> float:
-    return float(value.detach() if isinstance(value, Tensor) else value)
 
 
 def _check_spec(ctx: RankContext, spec: TrainSpec) -> None:

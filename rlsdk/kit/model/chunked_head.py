@@ -70,8 +70,8 @@ def outputs_of_logits(
     """
     if torch.is_grad_enabled() and len(hidden) > chunk:
         parameters = (head.weight, head.bias, *head.others)
-        found: tuple[Tensor, ...] = _Recomputed.apply(head, compute, chunk, len(given), hidden, *given, *parameters)  # type: ignore[no-untyped-call]
-        return found
+        outputs: tuple[Tensor, ...] = _Recomputed.apply(head, compute, chunk, len(given), hidden, *given, *parameters)  # type: ignore[no-untyped-call]
+        return outputs
     return _in_chunks(head, compute, hidden, given, chunk)
 
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from rlsdk.interfaces import OUTPUTS, Batch, ConfigError, Head, nearest
 from rlsdk.kit.model.chunked_head import OfLogits, Product, VocabularyHead, log_probs, outputs_of_logits
 from rlsdk.kit.model.logit_chunks import chunk_tokens
-from rlsdk.kit.model.packed import HiddenStates, run_backbone
-from rlsdk.kit.model.prefixes import Prefixes, distinct_prefixes
+from rlsdk.kit.model.packed import ATTENTION
+from rlsdk.kit.model.pass_plan import PassPlan, plan_pass, send
 from rlsdk.kit.ranks.progress import advance
 
 
@@ -27,13 +27,32 @@ class OutputModel(nn.Module):
         self.model = model
         self.head = head
 
-    def forward(self, batch: Batch, names: Sequence[str], packed: bool | None = None) -> dict[str, Tensor]:
+    def forward(
+        self, batch: Batch, names: Sequence[str], packed: bool | None = None, *, plan: PassPlan | None = None
+    ) -> dict[str, Tensor]:
         """See `compute_outputs`."""
-        return compute_outputs(self.model, self.head, batch, names, packed=packed)
+        return compute_outputs(self.model, self.head, batch, names, plan=plan, packed=packed)
+
+    def send(self, batch: Batch, device: torch.device, *, packed: bool | None = None) -> tuple[Batch, PassPlan]:
+        """A micro-batch and the plan of its pass on a device, without a wait for the device.
+
+        Args:
+            batch: `input_ids`, on the CPU.
+            device: the model's.
+            packed: see `compute_outputs`.
+        """
+        batch = batch.with_places()
+        return send(batch, _plan(self.model, self.head, batch, device.type, packed), device)
 
 
 def compute_outputs(
-    model: nn.Module, head: Head, batch: Batch, names: Sequence[str], *, packed: bool | None = None
+    model: nn.Module,
+    head: Head,
+    batch: Batch,
+    names: Sequence[str],
+    *,
+    plan: PassPlan | None = None,
+    packed: bool | None = None,
 ) -> dict[str, Tensor]:
     """Computes `names` of `OUTPUTS`; differentiable.
 
@@ -46,47 +65,69 @@ def compute_outputs(
         head: the model's head.
         batch: `input_ids`, on the model's device.
         names: of `OUTPUTS`.
-        packed: see `kit.model.packed.run_backbone`.
+        plan: of the pass over this batch, on the model's device. None: made here, which waits for an accelerator.
+        packed: without a plan: whether to pack; None: the cheaper form.
 
     Returns:
         `log_probs`, `entropy`, `values`: `[N]` float32; `scores`: `[B]` float32.
 
     Raises:
-        ConfigError: an output that the head does not compute, or a temperature that is not above 0.
+        ConfigError: an output that the head does not compute, a temperature that is not above 0, or `packed` is True
+            for a model that cannot pack.
     """
     advance()
     _check_names(names, head)
     if not batch.temperature > 0:
         raise ConfigError(f"temperature {batch.temperature} of the batch: log-probs need one above 0")
+    if plan is None:
+        device = batch.lengths.device
+        plan = _plan(model, head, batch.to("cpu"), device.type, packed).to(device)
+    backbone = _backbone(model)[1]
+    hidden = backbone(input_ids=plan.input_ids, use_cache=False, **_packing(plan)).last_hidden_state
+    # By `index_select`, whose gradient adds in a fixed order. That of `hidden[index]` adds in whatever order threads
+    # come on a CPU, so that two runs of the same seeds differ in their last bits, and it takes four times as long.
+    states = hidden.flatten(0, 1).index_select(0, plan.states)
+    outputs = _of_states(model, head, plan, names, states, batch.temperature)
     if batch.num_tokens == 0:
-        return _of_nothing(model, head, batch, names)
-    prefixes = distinct_prefixes(batch)
-    states = run_backbone(_backbone(model)[1], batch, prefixes, packed=packed, need_last=head is Head.SCORE)
-    if head is Head.LM:
-        return _token_outputs(model, batch, prefixes, names, states)
-    if head is Head.SCORE:
-        return {"scores": head_numbers(model, states.at(batch.offsets[1:] - 1))}
-    tokens = (batch.position_ids > 0).nonzero()[:, 0]
-    # The value at t is that of the state before token t: it is read from the hidden state at t - 1.
-    return {"values": _at(tokens, head_numbers(model, states.at(tokens - 1)), batch)}
+        return {name: values[:0].clone() for name, values in outputs.items()}
+    return outputs
 
 
-def _token_outputs(
-    model: nn.Module, batch: Batch, prefixes: Prefixes, names: Sequence[str], states: HiddenStates
+def _packing(plan: PassPlan) -> dict[str, object]:
+    """Arguments with which a backbone runs a packed row."""
+    if plan.rows is None:
+        return {}
+    # A mask of ones changes nothing. Without one, transformers reads from the positions whether rows are packed, and
+    # waits for the device.
+    ones = torch.ones_like(plan.input_ids, dtype=torch.bool)
+    return {"position_ids": plan.position_ids, "attention_mask": ones, "packed_rows": plan.rows}
+
+
+def _plan(model: nn.Module, head: Head, batch: Batch, device: str, packed: bool | None) -> PassPlan:
+    """The plan of a pass over a batch on the CPU. Without tokens the model still runs, on a dummy token with no effect:
+    collectives of a wrapped model then take place on every rank, and gradients are zero instead of missing."""
+    backbone = _backbone(model)[1]
+    able = backbone.config._attn_implementation == ATTENTION  # type: ignore[union-attr]
+    if packed and not able:
+        raise ConfigError(f"{type(backbone).__name__} cannot run packed rows: leave `packed` at None")
+    batch = batch if batch.num_tokens else Batch.from_rows([[0]])
+    return plan_pass(batch, head, can_pack=able, device=device, packed=packed)
+
+
+def _of_states(
+    model: nn.Module, head: Head, plan: PassPlan, names: Sequence[str], states: Tensor, temperature: float
 ) -> dict[str, Tensor]:
-    wanted = batch.position_ids > 0
-    if "response_mask" in batch:
-        wanted = wanted & batch["response_mask"]
-    tokens = wanted.nonzero()[:, 0]
-    # Computed once per prefix, for all rows that share it.
-    needed = torch.zeros_like(prefixes.first, dtype=torch.bool).index_fill(0, prefixes.index[tokens], True)
-    ends = prefixes.first[needed]
-    hidden, targets = states.at(ends - 1), batch["input_ids"][ends]
+    """The outputs `names` of the hidden states that the head reads."""
+    if head is Head.SCORE:
+        return {"scores": head_numbers(model, states)}
+    if head is Head.VALUE:
+        return {"values": _at(plan, head_numbers(model, states))}
+    assert plan.targets is not None
+    assert plan.index is not None  # language models have both
     compute = functools.partial(log_probs, entropy="entropy" in names)
-    values = head_outputs(model, compute, hidden, (targets,), batch.temperature)
-    which = (needed.cumsum(0) - 1)[prefixes.index[tokens]]
-    found = dict(zip(("log_probs", "entropy"), values, strict=False))
-    return {name: _at(tokens, found[name].index_select(0, which), batch) for name in names}
+    values = head_outputs(model, compute, states, (plan.targets,), temperature)
+    results = dict(zip(("log_probs", "entropy"), values, strict=False))
+    return {name: _at(plan, results[name].index_select(0, plan.index)) for name in names}
 
 
 def head_outputs(
@@ -121,9 +162,10 @@ def _output_embedding(model: nn.Module) -> str:
     return next((name for name, module in model._modules.items() if plain and module is layer), "")
 
 
-def _at(tokens: Tensor, values: Tensor, batch: Batch) -> Tensor:
-    """`[N]` float32: `values` at these tokens, 0 elsewhere. Part of the autograd graph even if there are none."""
-    return values.new_zeros(batch.num_tokens).index_put((tokens,), values)
+def _at(plan: PassPlan, values: Tensor) -> Tensor:
+    """`[N]` float32: `values` at the plan's places, 0 elsewhere. Part of the autograd graph even if there are none."""
+    assert plan.places is not None
+    return values.new_zeros(plan.num_results).index_put((plan.places,), values)
 
 
 def output_logits(model: nn.Module, hidden: Tensor, product: Product | None = None) -> Tensor:
@@ -196,14 +238,6 @@ def head_numbers(model: nn.Module, hidden: Tensor) -> Tensor:
             # A sum over one element instead of a view: FSDP2 warns about views that leave a wrapped module.
             return head(hidden).float().sum(-1)  # type: ignore[no-any-return]
     raise ConfigError(f"{type(model).__name__} has no module 'score' or 'classifier' to read values from")
-
-
-def _of_nothing(model: nn.Module, head: Head, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
-    """Outputs of a batch without tokens. The model still runs, on a dummy token with no effect: collectives of a
-    wrapped model then take place on every rank, and gradients are zero instead of missing."""
-    stand_in = Batch.from_rows([[0]]).to(batch.lengths.device)
-    outputs = compute_outputs(model, head, stand_in, names)
-    return {name: values[:0].clone() for name, values in outputs.items()}
 
 
 def _check_names(names: Sequence[str], head: Head) -> None:

@@ -9,21 +9,16 @@ rectangle (CPU) or to variable-length rows (CUDA).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rlsdk.interfaces import Batch, ConfigError
-from rlsdk.kit.model.prefixes import Prefixes
+from rlsdk.interfaces import ConfigError
 
 ATTENTION = "rlsdk_packed"
 """Name of the attention in transformers' registry."""
-MIN_SAVED = 0.15
-"""Share of a rectangle's positions that packing must save to be used, since it unpacks in every layer; measured on
-CPU."""
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 """Kinds of layers that `packed_attention` supports."""
 _NOT_COMPUTED = ("position_bias", "indices", "block_indices", "sinks")
@@ -45,32 +40,12 @@ class PackedRows:
     """`[M]` int64: index of each in the packed row; None if both are in the same order and `M` is `U`."""
     home: Tensor | None
     """`[U]` int64: one of the `M` tokens for each token of the packed row; None as above."""
+    max_length: int
+    """Tokens of the longest of the `R` rows."""
 
     @property
     def num_rows(self) -> int:
         return len(self.offsets) - 1
-
-    @cached_property
-    def max_length(self) -> int:
-        return int(self.offsets.diff().max())
-
-
-@dataclass(frozen=True)
-class HiddenStates:
-    """Last hidden states of a batch."""
-
-    flat: Tensor
-    """`[M, H]`; includes padding if a rectangle was run."""
-    index: Tensor
-    """`[N]` int64: index in `flat` of each token of the batch."""
-
-    def at(self, tokens: Tensor) -> Tensor:
-        """`[K, H]`: the hidden states of these tokens; `tokens` is `[K]` int64.
-
-        By `index_select`, whose gradient adds in a fixed order. That of `flat[index]` adds in whatever order threads
-        come on a CPU, so that two runs of the same seeds differ in their last bits, and it takes four times as long.
-        """
-        return self.flat.index_select(0, self.index[tokens])
 
 
 def register_attention() -> None:
@@ -92,72 +67,6 @@ def can_pack(model: nn.Module) -> bool:
     swaps = all(getattr(m, "_supports_attention_backend", True) for m in model.modules())
     recurrent = any(getattr(m, "_is_stateful", False) for m in model.modules())
     return swaps and not recurrent and kinds <= _ATTENTION_LAYERS
-
-
-def run_backbone(
-    backbone: nn.Module, batch: Batch, prefixes: Prefixes, *, packed: bool | None = None, need_last: bool = True
-) -> HiddenStates:
-    """Runs the model below its head.
-
-    Args:
-        backbone: a transformers base model from `kit.model.hf.build_model`.
-        batch: `input_ids`, on the model's device; at least one token.
-        prefixes: of the batch.
-        packed: whether to pack; None: the cheaper form.
-        need_last: False if nothing is read from a row's last token (it predicts no token of the row): it is left out.
-
-    Raises:
-        ConfigError: `packed` is True for a model that cannot pack.
-    """
-    able = backbone.config._attn_implementation == ATTENTION  # type: ignore[union-attr]
-    if packed and not able:
-        raise ConfigError(f"{type(backbone).__name__} cannot run packed rows: leave `packed` at None")
-    longest = int(batch.lengths.max())
-    width = longest if need_last or longest == 1 else longest - 1
-    if packed is not False and able:
-        rows, index, read = _pack(batch, prefixes, need_last=width == longest)
-        saved = batch.num_rows * width - len(read)
-        if packed or batch.lengths.device.type != "cpu" or saved > MIN_SAVED * batch.num_rows * width:
-            ids, positions = batch["input_ids"][read], batch.position_ids[read]
-            hidden = backbone(input_ids=ids[None], position_ids=positions[None], use_cache=False, packed_rows=rows)
-            return HiddenStates(hidden.last_hidden_state[0], index)
-    input_ids = batch.padded("input_ids", length=longest)[:, :width]
-    hidden = backbone(input_ids=input_ids, use_cache=False).last_hidden_state
-    return HiddenStates(hidden.flatten(0, 1), batch.row_of_token * width + batch.position_ids)
-
-
-def _pack(batch: Batch, prefixes: Prefixes, *, need_last: bool) -> tuple[PackedRows, Tensor, Tensor]:
-    """(how to unpack, index of each token of the batch in the packed row, tokens of the packed row).
-
-    Rows whose every prefix is also in another row are not unpacked at all.
-    """
-    row, position = batch.row_of_token, batch.position_ids
-    run = torch.ones_like(row, dtype=torch.bool)
-    if not need_last:
-        run[(batch.offsets[1:] - 1)[batch.lengths > 0]] = False
-    tokens = run.nonzero()[:, 0]
-    read = row.new_full((prefixes.count,), len(row)).scatter_reduce(0, prefixes.index[tokens], tokens, "amin")
-    have = read < len(row)
-    # In the batch's order: the first row with a prefix may end with it and not run it, and a later row may run it.
-    read, order = read[have].sort()
-    slot = torch.zeros_like(prefixes.first).index_copy(
-        0, have.nonzero()[order, 0], torch.arange(len(read), device=row.device)
-    )
-    index = slot[prefixes.index]
-    kept = torch.zeros_like(batch.lengths, dtype=torch.bool).index_fill(0, row[read], True)
-    if len(read) < len(tokens):
-        tokens = (run & kept[row]).nonzero()[:, 0]
-    lengths = torch.zeros_like(batch.lengths).index_add(0, row[tokens], torch.ones_like(tokens))[kept]
-    shared = len(read) < len(tokens)
-    place = torch.empty_like(row).scatter(0, tokens, torch.arange(len(tokens), device=row.device))
-    rows = PackedRows(
-        row=(kept.cumsum(0) - 1)[row[tokens]],
-        position=position[tokens],
-        offsets=F.pad(lengths.cumsum(0), (1, 0)).int(),
-        token=index[tokens] if shared else None,
-        home=place[read] if shared else None,
-    )
-    return rows, index, read
 
 
 def packed_attention(

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlsdk.interfaces import Batch, Objective, TrainSpec
+from rlsdk.kit.model.device_copies import to_host
 from rlsdk.kit.model.microbatch import cut_passes, groups_to_keep, rows_that_belong_together
 from rlsdk.kit.ranks.metric_sums import MetricSums
 
@@ -38,8 +39,8 @@ def collect_outputs(
     rows."""
     outputs = {name: torch.zeros(batch.num_rows if name == "scores" else batch.num_tokens) for name in names}
     for rows in cut:
-        for name, values in run(batch.select(rows)).items():
-            outputs[name][rows if name == "scores" else batch.token_index(rows)] = values.cpu()
+        for name, values in to_host(run(batch.select(rows))).items():
+            outputs[name][rows if name == "scores" else batch.token_index(rows)] = values
     return outputs
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -30,6 +31,12 @@ class MetricSums:
             wide, before = _wide(value), self._maxima.get(name)
             self._maxima[name] = wide if before is None else torch.maximum(_tensor(wide), _tensor(before))
 
+    def totals(self) -> tuple[float, dict[str, float], dict[str, float]]:
+        """(loss, sums, maxima) of this rank. Waits once for each device that they are on."""
+        values = _numbers([self._loss, *self._sums.values(), *self._maxima.values()])
+        sums = dict(zip(self._sums, values[1:], strict=False))
+        return values[0], sums, dict(zip(self._maxima, values[1 + len(sums) :], strict=True))
+
     def reduce(self, num_micro_batches: int) -> ForwardBackwardResult:
         """Reduces over ranks: sums of loss and `sums`, maxima of `maxima`. Collective: every rank must call.
 
@@ -38,11 +45,7 @@ class MetricSums:
         Args:
             num_micro_batches: of this rank, copied into the result.
         """
-        mine = (
-            float(self._loss),
-            {name: float(value) for name, value in self._sums.items()},
-            {name: float(value) for name, value in self._maxima.items()},
-        )
+        mine = self.totals()
         per_rank = [mine] * dist.get_world_size()
         dist.all_gather_object(per_rank, mine)
         names = dict.fromkeys(name for _, sums, _ in per_rank for name in sums)
@@ -53,6 +56,16 @@ class MetricSums:
             maxima={name: max(maxima[name] for _, _, maxima in per_rank if name in maxima) for name in tops},
             num_micro_batches=num_micro_batches,
         )
+
+
+def _numbers(values: Sequence[Metric]) -> list[float]:
+    """Metrics as Python numbers, by one copy from the device."""
+    tensors = {at: value for at, value in enumerate(values) if isinstance(value, Tensor)}
+    devices = {tensor.device for tensor in tensors.values()}
+    if len(devices) > 1:
+        return [float(value) for value in values]
+    read = torch.stack([tensor.double() for tensor in tensors.values()]).tolist() if tensors else []
+    return [float(value) for value in ({**dict(enumerate(values)), **dict(zip(tensors, read, strict=True))}).values()]
 
 
 def _wide(value: Metric) -> Metric:

@@ -39,6 +39,7 @@ from rlsdk.kit.model.microbatch import check_limits
 from rlsdk.kit.model.optim import build_optimizer, learning_rate, set_learning_rate
 from rlsdk.kit.model.outputs import OutputModel
 from rlsdk.kit.model.part_loading import load_weights
+from rlsdk.kit.model.pass_plan import PassPlan
 from rlsdk.kit.model.rank_passes import collect_outputs, cut_alike, loss_of
 from rlsdk.kit.ranks.error_agreement import raise_objective_errors, raise_on_all_ranks
 from rlsdk.kit.ranks.metric_sums import MetricSums
@@ -110,7 +111,8 @@ class FsdpTrainEngine(TrainEngine):
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         with torch.no_grad(), self._passes():
-            return collect_outputs(batch, cut_alike(batch, self.spec), outputs, lambda part: self._run(part, outputs))
+            cut = cut_alike(batch, self.spec)
+            return collect_outputs(batch, cut, outputs, lambda rows: self._run(*self._send(rows), outputs))
 
     def forward_reference(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         assert self.adapter is not None
@@ -132,8 +134,8 @@ class FsdpTrainEngine(TrainEngine):
             for at, rows in enumerate(cut):
                 is_last = at == len(cut) - 1
                 set_reduction(self.outputs, self.options, sharded=self.accumulates_shards, last=is_last)
-                part = batch.select(rows).to(self.device)
-                loss = loss_of(objective, self._run(part, objective.outputs), part, metrics, failures)
+                part, plan = self._send(batch.select(rows))
+                loss = loss_of(objective, self._run(part, plan, objective.outputs), part, metrics, failures)
                 loss.backward()  # type: ignore[no-untyped-call]
             raise_objective_errors(failures)
         return metrics.reduce(len(cut))
@@ -257,9 +259,13 @@ class FsdpTrainEngine(TrainEngine):
         assert self.optim is not None
         return self.optimizer, self.optim
 
-    def _run(self, part: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+    def _send(self, rows: Batch) -> tuple[Batch, PassPlan]:
+        """A micro-batch and the plan of its pass, on the device."""
+        return self.outputs.send(rows, self.device, packed=PACKED[self.options.packing])
+
+    def _run(self, part: Batch, plan: PassPlan, names: Sequence[str]) -> dict[str, Tensor]:
         """Outputs of a micro-batch on the device; without rows the model still runs, for its collectives."""
-        found: dict[str, Tensor] = self.outputs(part.to(self.device), names, PACKED[self.options.packing])
+        found: dict[str, Tensor] = self.outputs(part, names, plan=plan)
         return found
 
     @contextmanager

@@ -32,6 +32,7 @@ from rlsdk.interfaces import (
 from rlsdk.kit.files.export import in_dtype, write_model
 from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
 from rlsdk.kit.memory.offload import HostOffload
+from rlsdk.kit.model.device_copies import send_batch
 from rlsdk.kit.model.hf import build_model, canonical_parameters, load_model_config
 from rlsdk.kit.model.microbatch import check_limits, cut_passes, groups_to_keep
 from rlsdk.kit.model.optim import learning_rate
@@ -306,7 +307,7 @@ class MegatronTrainEngine(TrainEngine):
     def _parts(self, batch: Batch, cut: Sequence[Tensor]) -> list[Batch]:
         """Micro-batches on the device; one without rows gets a placeholder row."""
         found = [batch.select(rows) if len(rows) else Batch.from_rows(STAND_IN) for rows in cut]
-        return [part.to(self.device) for part in found]
+        return [send_batch(part, self.device) for part in found]
 
     def _outputs(self, stage: Stage, hidden: Tensor, given: Inputs, names: Sequence[str]) -> dict[str, Tensor]:
         advance()

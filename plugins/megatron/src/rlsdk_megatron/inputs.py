@@ -56,7 +56,7 @@ def one_row(batch: Batch, length: int) -> Inputs:
     padding = length - batch.num_tokens
     lengths = torch.cat([batch.lengths, batch.lengths.new_tensor([padding] if padding else [])])
     ends = F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
-    longest = int(lengths.max())
+    longest = max(batch.max_length, padding)
     packed = PackedSeqParams(
         qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=longest, max_seqlen_kv=longest
     )

@@ -120,7 +120,7 @@ def _of_logits(stage: Any, states: Tensor, targets: Tensor, temperature: float, 
     head = VocabularyHead(weight=weight if real == len(weight) else weight[:real], temperature=temperature)
     # Equal on all ranks, also where the last one has padding: each chunk is reduced over them.
     chunk = chunk_tokens(len(weight), states.device.type)
-    return outputs_of_logits(head, SplitVocabulary.apply, states, (targets - start,), chunk)  # type: ignore[no-untyped-call]
+    return outputs_of_logits(head, SplitVocabulary.apply, states, (targets - start,), chunk)
 
 
 class SplitVocabulary(torch.autograd.Function):
@@ -135,23 +135,27 @@ class SplitVocabulary(torch.autograd.Function):
         total = logs.exp().sum(-1)
         _reduce(total)
         logs -= total.log()[:, None]
-        mine = (targets >= 0) & (targets < logits.shape[1])
-        row = mine.nonzero()[:, 0]
-        at = (row, targets[row])
         found = logits.new_zeros(2, len(logits))
-        found[0, row] = logs[at]
-        found[1] = -(logs.exp() * logs).sum(-1)
+        if logits.shape[1]:
+            # Without indices of the targets that are here, which the host would have to wait for.
+            mine = (targets >= 0) & (targets < logits.shape[1])
+            at = targets.clamp(0, logits.shape[1] - 1)[:, None]
+            found[0] = torch.where(mine, logs.gather(1, at)[:, 0], 0.0)
+            found[1] = -(logs.exp() * logs).sum(-1)
+        else:
+            mine, at = targets < 0, targets[:, None]
         _reduce(found)
-        ctx.save_for_backward(logs, found[1], *at)
+        ctx.save_for_backward(logs, found[1], mine, at)
         return found[0], found[1]
 
     @staticmethod
     def backward(ctx: Any, chosen: Tensor, entropy: Tensor) -> tuple[Tensor, None]:
         """d log p(y) / d x_j = [j = y] - p_j and d H / d x_j = -p_j (log p_j + H): no communication is needed."""
-        logs, value, row, target = ctx.saved_tensors
+        logs, value, mine, at = ctx.saved_tensors
         slope = (logs + value[:, None]).mul_(entropy[:, None]).add_(chosen[:, None])
         slope = slope.mul_(logs.exp()).neg_()
-        slope[row, target] += chosen[row]
+        if logs.shape[1]:
+            slope.scatter_add_(1, at, torch.where(mine, chosen, 0.0)[:, None])
         return slope, None
 
 

@@ -70,5 +70,5 @@ def run_passes(
 def _shape(batch: Batch, unit: int, packs: bool) -> tuple[int, int]:
     """Number of rows and of positions: the longest row, rounded up so that positions can be split; or one row with all
     tokens."""
-    longest = batch.num_tokens if packs else int(batch.lengths.max())
+    longest = batch.num_tokens if packs else batch.max_length
     return 1 if packs else batch.num_rows, -(-longest // unit) * unit
