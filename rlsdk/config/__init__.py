@@ -12,6 +12,7 @@ from rlsdk.config.derived.roles import (
     role_of,
     roles,
     sft_optim_spec,
+    with_checkpointing,
     with_dtype,
 )
 from rlsdk.config.derived.step_passes import ForwardPass, StepPasses, step_passes
@@ -126,5 +127,6 @@ __all__ = [
     "roles",
     "sft_optim_spec",
     "step_passes",
+    "with_checkpointing",
     "with_dtype",
 ]

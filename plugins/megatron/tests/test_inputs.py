@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlsdk.interfaces import Batch, ModelSpec, TrainSpec
+from rlsdk.interfaces import Batch, ConfigError, ModelSpec, TrainSpec
 from rlsdk_megatron.attention import CausalAttention
 from rlsdk_megatron.config import MegatronOptions
 from rlsdk_megatron.inputs import one_row, own_positions
@@ -64,7 +65,8 @@ def test_on_cuda_the_kernels_of_transformer_engine_are_asked_for_where_it_is_ins
     )  # fmt: skip
     spec = TrainSpec(model=ModelSpec(path="m", dtype="bfloat16"), micro_batch_rows=1)
     options = MegatronOptions(tensor_parallel=2, sequence_parallel=True, context_parallel=2)
-    without = transformer_config(model, spec, options, CUDA)
+    never = replace(options, transformer_engine="never", context_parallel=1)
+    without = transformer_config(model, spec, never, CUDA)
     monkeypatch.setattr("megatron.core.models.gpt.gpt_layer_specs.HAVE_TE", True)
     # Megatron looks whether the kernel is there, and calls nothing yet.
     monkeypatch.setattr("megatron.core.models.common.embeddings.rope_utils.fused_apply_rotary_pos_emb", object())
@@ -125,10 +127,12 @@ def test_rows_end_to_end_attend_to_themselves_alone() -> None:
         start += len(row)
 
 
-def test_without_transformer_engine_on_a_gpu_a_run_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    assert not uses_transformer_engine(MegatronOptions(), CUDA)
-    assert "transformer_engine 'auto': the package transformer_engine is not installed" in caplog.text
-    caplog.clear()
+def test_cuda_without_transformer_engine_is_refused_unless_a_run_asks_for_it() -> None:
+    with pytest.raises(
+        ConfigError, match=r"'auto': .* not installed; run `pip install 'transformer-engine\[pytorch\]>=2"
+    ):
+        uses_transformer_engine(MegatronOptions(), CUDA)
     assert not uses_transformer_engine(MegatronOptions(transformer_engine="never"), CUDA)
+    with pytest.raises(ConfigError, match="context_parallel 2: on CUDA needs Transformer Engine"):
+        uses_transformer_engine(MegatronOptions(transformer_engine="never", context_parallel=2), CUDA)
     assert not uses_transformer_engine(MegatronOptions(), torch.device("cpu"))
-    assert not caplog.text

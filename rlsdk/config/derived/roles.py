@@ -293,7 +293,7 @@ def _train_role(config: RunConfig, name: str, section: str, model: ModelSpec, op
         spec=TrainSpec(
             model=model,
             optim=optim,
-            **shared(train, TrainPasses),
+            **{**shared(train, TrainPasses), "activation_checkpointing": train.activation_checkpointing is True},
             init_from_config=config.model.init_from_config,
             engine_kwargs=dict(train.engine_kwargs),
         ),
@@ -305,6 +305,10 @@ def _train_role(config: RunConfig, name: str, section: str, model: ModelSpec, op
             "dtype": "model.dtype",
         },
     )
+
+
+CHECKPOINTED_PARAMETERS = 1_000_000_000
+"""From this size on, activations of 16,384 tokens, the default limit of a pass, take tens of GB."""
 
 
 def with_dtype(config: RunConfig, device: str | None) -> RunConfig:
@@ -320,6 +324,20 @@ def with_dtype(config: RunConfig, device: str | None) -> RunConfig:
     kind = config.placement.device if pool is None or pool.device == "auto" else pool.device
     dtype = "bfloat16" if (device if kind == "auto" else kind) == "cuda" else "float32"
     return config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
+
+
+def with_checkpointing(config: RunConfig, device: str, num_parameters: int | None) -> RunConfig:
+    """The same with `train.activation_checkpointing: auto` decided.
+
+    Args:
+        config: of the run.
+        device: `cpu` or `cuda`, which the actor runs on.
+        num_parameters: of the policy; None: unknown, as for a small one.
+    """
+    if config.train.activation_checkpointing != "auto":
+        return config
+    chosen = device == "cuda" and (num_parameters or 0) >= CHECKPOINTED_PARAMETERS
+    return config.model_copy(update={"train": config.train.model_copy(update={"activation_checkpointing": chosen})})
 
 
 def model_spec(config: RunConfig) -> ModelSpec:

@@ -98,6 +98,9 @@ class TrainConfig(Section, TrainPasses):
     micro_batch_tokens: PositiveInt | None = 16384
     """Most tokens in one forward and backward pass on one device; a longer row is a pass of its own. Setting
     `micro_batch_rows` replaces this limit."""
+    activation_checkpointing: bool | Literal["auto"] = "auto"  # type: ignore[assignment] # decided for `TrainSpec`
+    """Recomputes activations in the backward pass: less memory, about a third more time. auto: on a GPU, for models of
+    at least a billion parameters."""
     ema_decay: Annotated[float | None, NO_INFLUENCE] = Field(default=None, gt=0.0, lt=1.0)
     """Decay per trainer step of an exponential moving average of the actor's weights (0.99 averages over about 100
     steps); kept in float32 in main memory, and as `model_average/` in each checkpoint. null: no average."""
@@ -248,8 +251,9 @@ class PlacementConfig(Section):
     """Devices per node that the preset uses."""
     device: DeviceChoice = "auto"
     """auto: cuda if the cluster has GPUs."""
-    cpus_per_device: PositiveInt = 1
-    """Processors, and threads, of the process of each device."""
+    cpus_per_device: PositiveInt | Literal["auto"] = "auto"
+    """Processors, and threads, of the process of each device. auto: 1 on a CPU; on GPUs of this machine its processors
+    shared evenly, since optimizers and tensors that are offloaded need them; 1 on those of a running cluster."""
     devices: dict[str, PositiveInt] = empty_mapping()
     """Total number of devices of the pool of each role (actor, rollout, ref, critic, reward, teacher; reward.NAME), for
     presets with several pools; pools without a number share the remaining devices evenly."""

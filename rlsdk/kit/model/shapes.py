@@ -92,3 +92,21 @@ def shape_fields(path: str) -> dict[str, Any]:
         )
     family, sizes, own = _SHAPES[name]
     return {**_FAMILIES[family], **dict(zip(_FIELDS, sizes, strict=True)), **own}
+
+
+def count_parameters(fields: Mapping[str, Any]) -> int | None:
+    """Number of parameters in the matrices of a decoder, from its `config.json`: attention, gated MLP or experts, and
+    vocabulary. Within a few percent for families with such layers.
+
+    Returns:
+        None: fields are missing, as in families that name them otherwise.
+    """
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+    if not all(isinstance(fields.get(name), int) for name in names):
+        return None
+    hidden, inner, layers, heads, vocabulary = (int(fields[name]) for name in names)
+    groups, head = fields.get("num_key_value_heads") or heads, fields.get("head_dim") or hidden // heads
+    experts = fields.get("num_experts") or fields.get("num_local_experts") or fields.get("n_routed_experts") or 1
+    mlp = 3 * hidden * experts * ((fields.get("moe_intermediate_size") or inner) if experts > 1 else inner)
+    embeddings = 1 if fields.get("tie_word_embeddings") else 2
+    return int(layers * (2 * hidden * head * (heads + groups) + mlp) + embeddings * vocabulary * hidden)

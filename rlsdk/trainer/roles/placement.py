@@ -9,6 +9,7 @@ from rlsdk.cluster import PlacementSpec, PoolSpec, count_gpus, preset_placement
 from rlsdk.config import PlacementConfig, Role, RunConfig, with_dtype
 from rlsdk.config import roles as declared_roles
 from rlsdk.config.sections.role_kinds import ACTOR, base_role
+from rlsdk.system.processors import usable_processors
 
 
 def roles(config: RunConfig, device: str, *, needed: Sequence[str] | None = None) -> tuple[Role, ...]:
@@ -37,6 +38,7 @@ def placement_of(chosen: PlacementConfig, names: Sequence[str], device: str) -> 
     Raises:
         ConfigError: fewer devices than pools.
     """
+    cpus = processors_of_device(chosen, device)
     if chosen.preset is not None:
         return preset_placement(
             chosen.preset,
@@ -44,7 +46,7 @@ def placement_of(chosen: PlacementConfig, names: Sequence[str], device: str) -> 
             num_nodes=chosen.num_nodes,
             devices_per_node=chosen.devices_per_node,
             device=device,
-            cpus_per_device=chosen.cpus_per_device,
+            cpus_per_device=cpus,
             devices=chosen.devices,
         )
     pools = tuple(
@@ -52,11 +54,19 @@ def placement_of(chosen: PlacementConfig, names: Sequence[str], device: str) -> 
             name=name,
             devices_per_node=pool.devices_per_node,
             device=device if pool.device == "auto" else pool.device,
-            cpus_per_device=chosen.cpus_per_device,
+            cpus_per_device=cpus,
         )
         for name, pool in chosen.pools.items()
     )
     return PlacementSpec(pools=pools, roles={name: _pool_of(name, chosen.roles) for name in names})
+
+
+def processors_of_device(chosen: PlacementConfig, device: str) -> int:
+    """Processors of the process of each device (`placement.cpus_per_device`)."""
+    if chosen.cpus_per_device != "auto":
+        return chosen.cpus_per_device
+    gpus = count_gpus() if device == "cuda" and chosen.ray_address is None else 0
+    return max(usable_processors() // gpus, 1) if gpus else 1
 
 
 def _pool_of(name: str, given: Mapping[str, str]) -> str:

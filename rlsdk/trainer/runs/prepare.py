@@ -7,21 +7,23 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlsdk.cluster import PlacementSpec
-from rlsdk.config import Problem, Role, RunConfig, check_run, with_dtype
+from rlsdk.cluster import PlacementSpec, count_gpus
+from rlsdk.config import Problem, Role, RunConfig, check_run, with_checkpointing, with_dtype
 from rlsdk.config.checks.context import context_tokens, fitted_lengths
 from rlsdk.config.checks.findings import Findings
 from rlsdk.config.checks.training import Training, table_of, training_problems
 from rlsdk.config.checks.watched import reported_in_sft, reported_on_pairs, watch_problems
 from rlsdk.config.loading.foreign_names import RATES
+from rlsdk.kit.model.shapes import count_parameters
 from rlsdk.registry import Registry
+from rlsdk.system.processors import usable_processors
 from rlsdk.trainer.inputs.environments import load_environment
 from rlsdk.trainer.inputs.model_config import file_problems, model_fields, other_models
 from rlsdk.trainer.inputs.option_trials import refused_options
 from rlsdk.trainer.inputs.reward_preflight import inspect_rewards
 from rlsdk.trainer.inputs.sources import check_rows, source_checks
 from rlsdk.trainer.learner.watch import rate_notices
-from rlsdk.trainer.roles.placement import placed, placement_of, resolve_device, role_devices
+from rlsdk.trainer.roles.placement import placed, placement_of, processors_of_device, resolve_device, role_devices
 
 MADE = "made on the spot"
 """Path of the quickstart's model until it is made."""
@@ -122,12 +124,13 @@ def prepare(
     checks = _Checks(with_model_path(config, MADE) if makes_model else config, registry, training, found, device)
     model = {"model_type": "llama"} if makes_model else checks.model()
     fitted, said = fitted_lengths(config, context_tokens(model))
-    if said:
+    fitted, chosen = _chosen(fitted, model, device)
+    if fitted != config:
         config, checks = fitted, _Checks(fitted, registry, training, found, device)
     if loads_models and not makes_model and model:
         checks.files()
     rates = [path for path in RATES if training.reader.reads(path, config)]
-    notices = [*notices, *said, *rate_notices(config, rates), *checks.data()]
+    notices = [*notices, *said, *chosen, *rate_notices(config, rates), *checks.data()]
     placement = checks.placement()
     notices = [*notices, *checks.engines(model, placement)]
     if found or placement is None:
@@ -142,6 +145,27 @@ def prepare(
         makes_model=makes_model,
         notices=notices,
     )
+
+
+def _chosen(config: RunConfig, model: Mapping[str, Any], device: str) -> tuple[RunConfig, list[str]]:
+    """The configuration with settings decided by device and size of the model, and why; on a CPU without words, since
+    none differs from a run's plainest form."""
+    size = count_parameters(model)
+    decided = with_checkpointing(config, device, size)
+    if device != "cuda":
+        return decided, []
+    notices = []
+    if config.train.activation_checkpointing == "auto":
+        value = str(decided.train.activation_checkpointing).lower()
+        known = "of unknown size" if size is None else f"of about {size / 1e9:.1f} billion parameters"
+        notices.append(f"train.activation_checkpointing {value}: auto, for a model {known} on a GPU")
+    if config.placement.cpus_per_device == "auto":
+        number = processors_of_device(config.placement, device)
+        why = f"{usable_processors()} processors of this machine shared by {count_gpus()} GPUs"
+        if not count_gpus() or config.placement.ray_address is not None:
+            why = "none of the run's GPUs is known to be on this machine"
+        notices.append(f"placement.cpus_per_device {number}: auto, {why}")
+    return decided, notices
 
 
 class _Checks:

@@ -40,7 +40,8 @@ class MegatronOptions:
     """Activations to recompute in the backward pass. auto: all of a layer with `train.activation_checkpointing`,
     otherwise none. selective: those of attention."""
     transformer_engine: Literal["auto", "always", "never"] = "auto"
-    """Uses layers of Transformer Engine, with its fused kernels. auto: on CUDA, if it is installed."""
+    """Uses layers of Transformer Engine, with its fused kernels. auto: on CUDA, where it must be
+    installed. never: Megatron's local layers, which are slow on CUDA."""
 
     def place_problems(self, *, num_ranks: int, device: str, model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """See `rlsdk.interfaces.ChecksPlace`."""

@@ -83,20 +83,27 @@ def rope_of(config: Any) -> Mapping[str, Any]:
     return getattr(config, "rope_parameters", None) or {}
 
 
+TRANSFORMER_ENGINE = "transformer-engine[pytorch]>=2.9,<2.12"
+"""What Megatron-Core 0.16 is made for, as its own metadata says."""
+
+
 def uses_transformer_engine(options: MegatronOptions, device: torch.device) -> bool:
-    """Whether Transformer Engine is used. Raises `ConfigError` if it is required but not installed."""
+    """Whether Transformer Engine is used. Raises `ConfigError` if it is not installed, unless the options say to do
+    without it: layers without it are slow on a GPU, and attention over context-parallel ranks is quadratic."""
     from megatron.core.models.gpt.gpt_layer_specs import HAVE_TE
 
-    if options.transformer_engine == "always" and not HAVE_TE:
+    wanted = options.transformer_engine == "always" or (options.transformer_engine == "auto" and device.type == "cuda")
+    if wanted and not HAVE_TE:
         raise ConfigError(
-            "train.megatron.transformer_engine 'always': the package transformer_engine is not installed; run "
-            "`pip install transformer-engine[pytorch]`, or choose 'auto'"
+            f"train.megatron.transformer_engine {options.transformer_engine!r}: the package transformer_engine is not "
+            f"installed; run `pip install '{TRANSFORMER_ENGINE}'`, or give 'never' for Megatron's local layers: "
+            "slower, without fused norms, grouped experts and FP8, and for one context-parallel rank"
         )
-    if not HAVE_TE and device.type == "cuda" and options.transformer_engine == "auto":
-        _log.warning(
-            "train.megatron.transformer_engine 'auto': the package transformer_engine is not installed, so layers are "
-            "Megatron's local ones with torch's attention: slower, and without fused norms, grouped experts and FP8. "
-            "Run `pip install transformer-engine[pytorch]`, or give 'never' to silence this"
+    if options.transformer_engine == "never" and device.type == "cuda" and options.context_parallel > 1:
+        raise ConfigError(
+            f"train.megatron.context_parallel {options.context_parallel}: on CUDA needs Transformer Engine, but "
+            "train.megatron.transformer_engine is 'never'; without it attention needs memory that is quadratic in the "
+            "length. Give 'auto', or context_parallel 1"
         )
     return bool(HAVE_TE) and device.type == "cuda" and options.transformer_engine != "never"
 
