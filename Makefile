@@ -16,7 +16,7 @@ help:
 	@echo "                  FLAGS=\"--since COMMIT\": of engines that are unchanged since then the basic requirements only)"
 	@echo "make check-NAME   the conformance suite of a backend (torch, transformers, fsdp, megatron, deepspeed, sglang, vllm), in its own environment"
 	@echo "make check-nodes  the quickstart over six Ray nodes on this machine, fsdp and vllm, one node killed (ten minutes)"
-	@echo "make check-gpu    on a machine with a GPU: everything that was only read so far, in ten minutes (GPU_PYTHON=python3)"
+	@echo "make check-gpu    on a machine with a GPU: everything that was only read so far, in parts of eight minutes (GPU_PYTHON=python3 GPU_PARTS=1)"
 	@echo "make conformance  every suite that runs on a CPU, then make compatibility"
 	@echo "make zoo          every broken engine through its suite; a landing runs those that it can change, and an eighth"
 	@echo "make compatibility   docs/compatibility.md from the reports of the checks, docs/broken_engines.md from the tests"
@@ -96,9 +96,12 @@ check-vllm-modes: environment-vllm
 
 # In an environment that is there (torch for CUDA, transformers, pytest): nothing is installed or fetched.
 GPU_PYTHON ?= $(PYTHON)
-GPU_MINUTES ?= 10
+GPU_MINUTES ?= 8
+GPU_PARTS ?= 1 2 3 4 5 6
 check-gpu:
-	@$(GPU_PYTHON) tools/check_gpu --minutes $(GPU_MINUTES)
+	@failed=; for part in $(GPU_PARTS); do \
+		$(GPU_PYTHON) tools/check_gpu --minutes $(GPU_MINUTES) --part $$part --report gpu-report-$$part.json || failed="$$failed $$part"; \
+	done; test -z "$$failed" || { echo "failed parts:$$failed"; exit 1; }
 
 # One after the other: each is timed. A suite in which something does not hold keeps none of the others from running.
 conformance:

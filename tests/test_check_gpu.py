@@ -46,6 +46,22 @@ def test_what_there_is_no_time_for_is_not_run_and_stands_in_the_report(tmp_path:
     assert {check["why"].partition(":")[0] for check in checks.values()} <= {"no time left", "not installed"}
 
 
+@pytest.mark.parametrize("name", sorted(gpu_steps.PASSES.values()))
+def test_checks_of_passes_run_on_a_cpu(tmp_path: Path, name: str) -> None:
+    import gpu_passes
+
+    found = gpu_passes.CHECKS[name]("cpu", tmp_path)
+    assert found["passed"], found
+
+
+def test_each_part_fits_into_eight_minutes(tmp_path: Path) -> None:
+    parts: dict[int, float] = {}
+    for step in gpu_steps.steps("python", "cuda:0", tmp_path, tmp_path, num_devices=1):
+        parts[step.part] = max(parts.get(step.part, 0.0), step.limit_s)
+    assert sorted(parts) == [1, 2, 3, 4, 5, 6]
+    assert max(parts.values()) <= 480
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_offload_comes_back_bit_for_bit(tmp_path: Path, dtype: str) -> None:
     import gpu_offload

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpu_metadata import expose
-from gpu_steps import CORE, FAILED, NOT_RUN, PASSED, PLUGINS, ROOT, Result, lacking, run, steps
+from gpu_steps import CORE, FAILED, NOT_RUN, PASSED, PLUGINS, ROOT, SUITE_PARTS, Result, lacking, run, steps
 
 NO_DEVICE = 3
 LOOK = (
@@ -32,7 +32,10 @@ LOOK = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10.0, help="for all checks together (10)")
+    parser.add_argument("--minutes", type=float, default=8.0, help="for all checks together (8)")
+    parser.add_argument(
+        "--part", type=int, choices=sorted({1, *SUITE_PARTS.values()}), help="only this part: 1 has all but suites"
+    )
     parser.add_argument("--report", type=Path, default=ROOT / "gpu-report.json")
     parser.add_argument("--suites", type=Path, default=ROOT / "docs" / "conformance", help="folder of suites' reports")
     parser.add_argument("--device", default="cuda:0", help="cpu runs the same checks there: for work on this tool")
@@ -53,30 +56,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "CUDA_VISIBLE_DEVICES must not be empty. Nothing was checked"
         )
         return NO_DEVICE
+    about = {**machine, "device": args.device, "python": platform.python_version(), "platform": platform.platform()}
+    results: list[Result] = []
+    args.suites.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="rlsdk-check-gpu-") as made:
         scratch = Path(made)
-        results = check(args.device, args.suites, scratch, deadline, args.only, num_devices=len(machine["devices"]))
-    about = {**machine, "device": args.device, "python": platform.python_version(), "platform": platform.platform()}
-    args.report.write_text(
-        json.dumps({"machine": about, "checks": [result.as_json() for result in results]}, indent=1), encoding="utf-8"
-    )
+        environment = {"PYTHONPATH": ":".join(map(str, paths(scratch))), "HF_HUB_OFFLINE": "1"}
+        for step in steps(sys.executable, args.device, args.suites, scratch, num_devices=len(machine["devices"])):
+            if args.only not in step.name or args.part not in (None, step.part):
+                continue
+            left_s = min(deadline - time.monotonic(), step.limit_s)
+            results.append(run(step, python=sys.executable, environment=environment, left_s=left_s))
+            print(line(results[-1]), flush=True)
+            # After each check: what ends this command leaves a report of what came before.
+            content = {"machine": about, "checks": [result.as_json() for result in results]}
+            args.report.write_text(json.dumps(content, indent=1), encoding="utf-8")
     failed = [result.name for result in results if result.outcome == FAILED]
     names = f": {', '.join(failed)}" if failed else ""
     print(f"\n{len(results)} checks, {len(failed)} failed{names}; all of it: {args.report}")
     return 1 if failed else 0
-
-
-def check(device: str, suites: Path, scratch: Path, deadline: float, only: str, *, num_devices: int) -> list[Result]:
-    """Runs what fits into the time, and prints a line for each."""
-    suites.mkdir(parents=True, exist_ok=True)
-    environment = {"PYTHONPATH": ":".join(map(str, paths(scratch))), "HF_HUB_OFFLINE": "1"}
-    results = []
-    for step in steps(sys.executable, device, suites, scratch, num_devices=num_devices):
-        if only in step.name:
-            result = run(step, python=sys.executable, environment=environment, left_s=deadline - time.monotonic())
-            results.append(result)
-            print(line(result), flush=True)
-    return results
 
 
 def paths(scratch: Path) -> list[Path]:

@@ -41,7 +41,7 @@ def measure(device: str, dtype: str, folder: Path) -> dict[str, object]:
     engine = TorchTrainEngine()
     spec = TrainSpec(model=ModelSpec(path=str(model), dtype=dtype), optim=OptimSpec(lr=1e-3), micro_batch_rows=2)
     engine.initialize(RankContext(role="actor", device=device), spec)
-    batch, objective = train_batch(6).to(device), Weighted()
+    batch, objective = train_batch(6), Weighted()
     engine.forward_backward(batch, objective)
     engine.optim_step()
     values = {shard.name: shard.tensor.detach().cpu().clone() for shard in engine.shards()}

@@ -15,8 +15,21 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 PLUGINS = {"fsdp": (), "vllm": ("vllm",), "sglang": ("sglang",)}
 """Plugins whose suites are run, and what each needs beside what the core does."""
-CORE = ("torch", "transformers", "pytest", "pydantic", "pluggy", "typer", "rich", "yaml", "psutil", "safetensors")
+CORE = (
+    *("torch", "transformers", "pytest", "pydantic", "pluggy", "typer", "rich", "yaml", "psutil", "safetensors"),
+    *("numpy", "xxhash"),
+)
 """Modules without which no check runs."""
+PASSES = {"host waits": "waits", "head": "head", "attention": "attention", "speed": "speed"}
+"""Checks of `gpu_passes.py`."""
+SUITE_PARTS = {"torch": 2, "transformers": 3, "fsdp": 4, "vllm": 5, "sglang": 6}
+"""The part of each suite. Part 1 is all that is no suite."""
+SUITE_S = 450.0
+SMALL = {
+    "vllm": ("--option", "asynchronous=true", "--option", "kv_cache_mb=256"),
+    "sglang": ("--option", "kv_cache_mb=256"),
+}
+"""Several engines are alive at once in a suite: each has a process of its own, and a small part of the device."""
 TAIL = 1500
 """Characters of a failed check's output that are kept."""
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
@@ -34,6 +47,10 @@ class Step:
     """Of a conformance suite: what `make compatibility` reads."""
     figures: bool = False
     """The last line that it prints is JSON, whose `passed` decides."""
+    part: int = 1
+    """Part of the whole that it belongs to; each takes at most eight minutes."""
+    limit_s: float = 120.0
+    """Time after which it is ended, so that it does not take that of the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +78,10 @@ def steps(python: str, device: str, reports: Path, scratch: Path, *, num_devices
         )
         for dtype in ("bfloat16", "float32")
     ]
+    found += [
+        Step(name=name, command=(python, str(HERE / "gpu_passes.py"), device, which), figures=True, limit_s=60.0)
+        for name, which in PASSES.items()
+    ]
     found.append(
         Step(
             name="weights between processes", command=(python, str(HERE / "gpu_move.py"), device, "1024"), figures=True
@@ -76,10 +97,12 @@ def steps(python: str, device: str, reports: Path, scratch: Path, *, num_devices
                 name=f"suite {backend}",
                 command=(
                     *rlsdk, "plugins", "check", backend, "--set", f"device={device}", "--report", str(report),
-                    *alone, *one,
+                    *alone, *one, *SMALL.get(backend, ()),
                 ),
                 needs=PLUGINS.get(backend, ()),
                 report=report,
+                part=SUITE_PARTS[backend],
+                limit_s=SUITE_S,
             )
         )  # fmt: skip
     found.append(
