@@ -141,6 +141,8 @@ class RolloutSpec(ReplicaSize):
     """Maximum number of samples that the engine decodes at once, over all calls of `generate`; the others wait."""
     load_weights: bool = True
     """False: start without reading the checkpoint; weights arrive through `update_weights` before the first request."""
+    shares_devices: bool = True
+    """False: no other role is on its devices, so that the engine is never put to sleep and need not prepare for it."""
     options: object | None = None
     """An instance of `BackendSpec.options`."""
     engine_kwargs: dict[str, object] = field(default_factory=dict)

@@ -9,7 +9,7 @@ import pytest
 from rlsdk.config import PlacementConfig, load_config
 from rlsdk.config.checks.findings import Findings
 from rlsdk.config.checks.training import Training
-from rlsdk.interfaces import ModelSpec
+from rlsdk.interfaces import ModelSpec, RolloutSpec
 from rlsdk.kit.model.hf import build_model
 from rlsdk.kit.model.shapes import count_parameters, shape_fields
 from rlsdk.registry import Registry
@@ -66,3 +66,11 @@ def test_processors_are_shared_by_the_gpus_of_this_machine(
     monkeypatch.setattr(placement, "count_gpus", lambda: gpus)
     monkeypatch.setattr(placement, "usable_processors", lambda: 96)
     assert processors_of_device(PlacementConfig(**given), device) == expected
+
+
+@pytest.mark.parametrize(("preset", "devices", "shares"), [("colocate_all", 1, True), ("disaggregated", 2, False)])
+def test_an_engine_with_devices_of_its_own_is_told_that_it_never_sleeps(
+    preset: str, devices: int, shares: bool
+) -> None:
+    run = prepared("qwen2.5-0.5b", "--placement.preset", preset, "--placement.devices_per_node", str(devices))
+    assert [role.spec.shares_devices for role in run.table if isinstance(role.spec, RolloutSpec)] == [shares]

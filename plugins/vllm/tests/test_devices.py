@@ -171,6 +171,21 @@ def test_steps_are_scheduled_ahead_where_the_engine_has_a_process_of_its_own() -
     assert scheduling(on_gpus("0")) is False
 
 
+@pytest.mark.parametrize("shares", [True, False])
+def test_only_an_engine_that_shares_its_device_is_prepared_to_sleep(shares: bool) -> None:
+    """The allocator with which vLLM sleeps serves one engine of a process."""
+    made: dict[str, Any] = {}
+
+    class Arguments:
+        __dataclass_fields__ = dict.fromkeys(["model"])
+
+        def __init__(self, **arguments: Any) -> None:
+            made.update(arguments)
+
+    arguments.engine_args(Arguments, on_gpus("0"), spec_of(shares_devices=shares), VllmOptions(), {})
+    assert made["enable_sleep_mode"] is shares
+
+
 def test_copies_of_attention_stand_on_whole_nodes_and_are_told_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three nodes, of one, two and one copies of two devices each."""
 

@@ -9,6 +9,7 @@ from rlsdk.cluster import PlacementSpec, PoolSpec, count_gpus, preset_placement
 from rlsdk.config import PlacementConfig, Role, RunConfig, with_dtype
 from rlsdk.config import roles as declared_roles
 from rlsdk.config.sections.role_kinds import ACTOR, base_role
+from rlsdk.interfaces import RolloutSpec
 from rlsdk.system.processors import usable_processors
 
 
@@ -28,8 +29,16 @@ def roles(config: RunConfig, device: str, *, needed: Sequence[str] | None = None
 
 
 def placed(table: Iterable[Role], placement: PlacementSpec) -> tuple[Role, ...]:
-    """These roles, each with the name of its pool."""
-    return tuple(replace(role, pool=placement.roles[role.name]) for role in table)
+    """These roles, each with the name of its pool; engines that sample are told whether they share it."""
+    return tuple(_placed(role, placement) for role in table)
+
+
+def _placed(role: Role, placement: PlacementSpec) -> Role:
+    pool = placement.roles[role.name]
+    spec = role.spec
+    if isinstance(spec, RolloutSpec):
+        spec = replace(spec, shares_devices=len(placement.roles_of(pool)) > 1)
+    return replace(role, pool=pool, spec=spec)
 
 
 def placement_of(chosen: PlacementConfig, names: Sequence[str], device: str) -> PlacementSpec:

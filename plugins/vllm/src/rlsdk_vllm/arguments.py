@@ -134,7 +134,8 @@ def engine_args(
         "enforce_eager": on_cpu if options.enforce_eager is None else options.enforce_eager,
         "gpu_memory_utilization": options.gpu_memory_utilization,
         "kv_cache_memory_bytes": kv_cache_bytes(ctx, spec, options),
-        "enable_sleep_mode": not on_cpu,
+        # Its allocator serves one engine of a process: it is asked for only where memory has to be given back.
+        "enable_sleep_mode": spec.shares_devices and not on_cpu,
         # vLLM's default if the engine has its own process; in this process every step is awaited.
         "async_scheduling": None if options.asynchronous and not on_cpu else False,
         "disable_log_stats": True,

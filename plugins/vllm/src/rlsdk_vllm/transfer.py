@@ -98,7 +98,10 @@ class PlanTransfer(WeightTransferEngine):  # type: ignore[misc]
         loader.rebuild(self.model, self.model_config.dtype)
 
     def shutdown(self) -> None:
-        """No-op: no resources are held."""
+        """Drops the views of weights, whose memory would otherwise stay allocated."""
+        self.pieces = {}
+        if hasattr(self.model, loader.PIECES):
+            delattr(self.model, loader.PIECES)
 
     def _write(self, shards: Iterable[WeightShard]) -> None:
         for shard in shards:
