@@ -196,7 +196,7 @@ class Run:
         """What people call a figure -> its first and its last value: of evaluations, then of training steps."""
         from rlsdk.views.figures import FIGURES, named, named_step
 
-        old, new = named(self.before), named(self.after)
+        old, new = named(self.before, self.after), named(self.after, self.before)
         found = {name: (old.get(name, "-"), new.get(name, "-")) for name in {**old, **new}}
         steps = [row for row in self.metrics if not {*row}.isdisjoint(FIGURES.values())]
         first, last = (named_step(steps[at]) if steps else {} for at in (0, -1))

@@ -61,15 +61,18 @@ FIGURES = {"reward": "reward/mean", "accuracy": "reward/accuracy", "tokens a res
 """What people call a metric of steps."""
 
 
-def named(metrics: Mapping[str, float]) -> dict[str, str]:
-    """The main figures of an evaluation, under the words that people use for them: `accuracy, greedy`."""
+def named(metrics: Mapping[str, float], other: Mapping[str, float]) -> dict[str, str]:
+    """The main figures of an evaluation, under the words that people use for them: `accuracy, greedy`. A reward that
+    is the accuracy, in this evaluation and in the `other` one, is left out."""
     found: dict[str, str] = {}
+    others = by_set(other)
     if "sft/eval_loss" in metrics:
         found["loss of held-out answers"] = f"{metrics['sft/eval_loss']:.4f}"
     for name, figures in by_set(metrics).items():
         if "accuracy" in figures:
             found[f"accuracy, {name}"] = share(figures, "accuracy")
-        if "reward" in figures and figures["reward"] != figures.get("accuracy"):
+        both = [one for one in (figures, others.get(name, {})) if "reward" in one]
+        if "reward" in figures and any(one["reward"] != one.get("accuracy") for one in both):
             found[f"reward, {name}"] = _number(figures, "reward")
         if "loss" in figures:
             found[f"loss, {name}"] = f"{figures['loss']:.4f}"

@@ -9,6 +9,7 @@ import pytest
 
 import rlsdk
 from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore
+from rlsdk.views.figures import named
 
 EVIL = "<img src=x onerror=alert(1)>\x1b[31m"
 
@@ -47,6 +48,14 @@ def test_a_run_that_is_there_is_read(folder: Path) -> None:
     assert run._repr_html_().count("eval/") == run.plot().svg.count("eval/")
     assert "<tr><th>accuracy, greedy</th><td>25.0%</td><td>50.0%</td></tr>" in run._repr_html_()
     assert "<tr><th>reward, in training</th><td>0.1</td><td>0.4</td></tr>" in run._repr_html_()
+
+
+def test_a_reward_is_shown_twice_if_it_differs_from_the_accuracy_once() -> None:
+    equal = {"eval/accuracy_greedy": 0.0, "eval/reward_greedy": 0.0}
+    other = {"eval/accuracy_greedy": 0.0, "eval/reward_greedy": 0.5}
+    assert named(equal, other) == {"accuracy, greedy": "0.0%", "reward, greedy": "0.000"}
+    assert named(other, equal) == {"accuracy, greedy": "0.0%", "reward, greedy": "0.500"}
+    assert named(equal, equal) == {"accuracy, greedy": "0.0%"}
 
 
 def test_its_tables_are_lists_and_data_frames(folder: Path) -> None:
