@@ -8,7 +8,7 @@ BIN_DEV = $(ENV)-dev/bin
 ENVIRONMENT = $(PYTHON) tools/environment.py --lazy
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-sglang check-vllm-0.31 check-vllm-modes check-nodes check-gpu conformance zoo compatibility lint pythons format docs gallery pictures environment-docs benchmarks campaign mutants same-numbers clean
+.PHONY: help quickstart test environment-clients environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-sglang check-vllm-0.31 check-vllm-modes check-nodes check-gpu conformance zoo compatibility lint pythons format docs gallery pictures environment-docs benchmarks campaign mutants same-numbers clean
 
 help:
 	@echo "make quickstart   install, then watch a model learn (80 seconds on 2 cores, after installing)"
@@ -36,7 +36,7 @@ quickstart:
 
 # Megatron's environment has vLLM and DeepSpeed, whose tests run there, too.
 test:
-	@$(MAKE) --no-print-directory -j3 environment-dev environment-megatron environment-sglang
+	@$(MAKE) --no-print-directory -j3 environment-dev environment-clients environment-megatron environment-sglang
 	@$(ENV)-dev/bin/python tools/run_tests.py $(FLAGS)
 
 # Reads sources, imports the configuration: needs neither torch nor Ray.
@@ -44,6 +44,14 @@ environment-docs: $(ENV)-docs/.made
 $(ENV)-docs/.made: tools/docs.txt
 	@$(PYTHON) -m venv $(ENV)-docs
 	@$(ENV)-docs/bin/python -m pip install --quiet --requirement tools/docs.txt
+	@touch $@
+
+# Clients of OpenAI's API, that agents are written with: tests/agents/clients.
+environment-clients: $(ENV)-clients/.made
+$(ENV)-clients/.made: tools/clients.txt
+	@$(PYTHON) -m venv $(ENV)-clients
+	@$(ENV)-clients/bin/python -m pip install --quiet uv
+	@$(ENV)-clients/bin/uv pip install --quiet --python $(ENV)-clients/bin/python --requirement tools/clients.txt
 	@touch $@
 
 environment-dev:
@@ -168,4 +176,4 @@ same-numbers: environment-dev
 	@$(BIN_DEV)/python -m tools.same_numbers --base $(BASE)
 
 clean:
-	rm -rf site mutants $(ENV) $(ENV)-dev $(ENV)-newest $(ENV)-docs $(ENV)-vllm $(ENV)-vllm-0.31 $(ENV)-megatron $(ENV)-sglang $(ENV)-trl build dist benchmarks/results .coverage* .pytest_cache .mypy_cache .ruff_cache
+	rm -rf site mutants $(ENV) $(ENV)-dev $(ENV)-newest $(ENV)-docs $(ENV)-clients $(ENV)-vllm $(ENV)-vllm-0.31 $(ENV)-megatron $(ENV)-sglang $(ENV)-trl build dist benchmarks/results .coverage* .pytest_cache .mypy_cache .ruff_cache

@@ -1,6 +1,8 @@
 """Writes what the example starts from: sums with demonstrations, and a model of random weights. Nothing is downloaded.
 
-python examples/calculator/prepare.py
+python examples/calculator/prepare.py [FOLDER] [--chat]
+
+--chat: the tokenizer gets a chat template, which writes messages one behind the other; for agent.py.
 """
 
 from __future__ import annotations
@@ -48,11 +50,14 @@ def calls(terms: str) -> str:
     return text
 
 
-def write_model(folder: Path) -> None:
+def write_model(folder: Path, *, chat: bool = False) -> None:
     """`config.json` of a Llama of 1.1 million parameters, and a character tokenizer."""
     from transformers import LlamaConfig
 
     tokenizer = write_char_tokenizer(folder, "0123456789+-*= ()c;#?>")
+    if chat:
+        tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+        tokenizer.save_pretrained(folder)
     LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=256,
@@ -70,13 +75,14 @@ def write_model(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, *, chat: bool = False) -> None:
     """Writes `train.jsonl` and `model/` into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_model(folder / "model")
+    write_model(folder / "model", chat=chat)
     with (folder / "train.jsonl").open("w") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows())
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)
+    folders = [argument for argument in sys.argv[1:] if argument != "--chat"]
+    main(Path(folders[0]) if folders else FOLDER, chat="--chat" in sys.argv)

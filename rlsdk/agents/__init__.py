@@ -1,1 +1,1 @@
-"""Programs that make episodes: environments with tools, and how a model's chat is written and read."""
+"""Programs that make episodes: environments with tools, agents over an OpenAI-compatible gateway, chats of models."""

@@ -19,8 +19,8 @@ SOURCES = frozenset(
     {"data.train", "data.eval", "data.mixture.*.source", "algorithm.ptx.source", "teachers.*.sources.*"}
 )
 """Fields that hold a data source; `*` is a key or a position."""
-OF_OTHERS = frozenset({"options", "engine_kwargs", "rollouter_options", "environment_options", "eval_options",
-                       "source_options", "chat_template_kwargs"})  # fmt: skip
+OF_OTHERS = frozenset({"options", "engine_kwargs", "rollouter_options", "environment_options",
+                       "agent_options", "eval_options", "source_options", "chat_template_kwargs"})  # fmt: skip
 """Names of fields whose content is defined by a component or an engine."""
 OF_FILES = frozenset({"json", "jsonl", "csv", "parquet", "folder"})
 """Data sources whose names end in a path."""

@@ -139,7 +139,7 @@ def promises_equal_numbers(run_dir: Path) -> bool:
         schedule["order"] == "prompt"
         and schedule["on_new_weights"] == "drain"
         and rollout["rollouter"] == "single_turn"
-        and rollout.get("environment") is None
+        and not any(rollout.get(maker) for maker in ("environment", "agent", "command"))
         and not config["algorithm"]["dynamic_sampling"]["enabled"]
         and config["model"]["dtype"] == "float32"
     )

@@ -5,6 +5,7 @@ Importing this loads the standard library and pluggy only.
 
 from __future__ import annotations
 
+from rlsdk.interfaces.agent import Agent, AgentSession, Outcome
 from rlsdk.interfaces.algorithm import Algorithm, AlgorithmContext, Example, Models, Update
 from rlsdk.interfaces.backend import INTERFACE_VERSION, BackendKind, BackendSpec, ChecksPlace, ComponentSpec
 from rlsdk.interfaces.batch import Batch, check_batch, check_samples, concat, rejoin
@@ -118,6 +119,8 @@ __all__ = [
     "SCHEMA",
     "AdapterSpec",
     "AdvantageEstimator",
+    "Agent",
+    "AgentSession",
     "Algorithm",
     "AlgorithmContext",
     "AssistantMessage",
@@ -166,6 +169,7 @@ __all__ = [
     "ObjectiveResult",
     "OptimSpec",
     "OptimStepResult",
+    "Outcome",
     "Parallel",
     "ParityError",
     "Peer",

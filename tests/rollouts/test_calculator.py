@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -15,7 +17,7 @@ import torch
 
 from rlsdk.algorithms import loss_weights
 from rlsdk.config import Role, RunConfig, check_run, load_config
-from rlsdk.interfaces import Batch, FinishReason, GenerationRequest
+from rlsdk.interfaces import Batch, Ended, FinishReason, GenerationRequest
 from rlsdk.kit.model.hf import load_tokenizer
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rollouts import Group, Sample, make_batch
@@ -340,3 +342,107 @@ def test_name_and_options_are_checked_before_anything_starts(
 )
 def test_the_tool_knows_one_operation_on_two_whole_numbers(text: str, value: int | None) -> None:
     assert example("calculator").operate(text) == value
+
+
+@pytest.fixture(scope="module")
+def chat_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with a chat template."""
+    folder = tmp_path_factory.mktemp("chat") / "model"
+    example("prepare").write_model(folder, chat=True)
+    shutil.copy(model / "model.safetensors", folder)
+    return folder
+
+
+AGENT = ["--rollout.rollouter", "single_turn", "--rollout.rollouter_options", "{}"]
+
+
+def collected(model: Path, registry: Registry, folder: Path, *flags: str) -> tuple[Batch, list[Group]]:
+    config = config_of(model, registry, folder, *flags)
+    assert check_run(config, registry, device="cpu") == []
+    with stage_of(config, registry, folder / "run") as stage:
+        groups = stage.collect(StepClock())
+    return make_batch(groups, temperature=0.2), groups
+
+
+def test_an_agent_with_a_stock_client_makes_the_batch_of_the_rollouter(
+    chat_model: Path, registry: Registry, tmp_path: Path
+) -> None:
+    own, _ = collected(chat_model, registry, tmp_path)
+    flags = [*AGENT, "--rollout.agent", f"{EXAMPLE / 'agent.py'}:calculate", "--rollout.agent_options",
+             "{max_turns: 4, turn_tokens: 20}"]  # fmt: skip
+    through, groups = collected(chat_model, registry, tmp_path, *flags)
+    assert own.tokens.keys() == through.tokens.keys()
+    assert own.rows.keys() == through.rows.keys()
+    for name in (*own.tokens, *own.rows):
+        assert own[name].equal(through[name]), name
+    samples = [sample for group in groups for sample in group.samples]
+    assert own["scores"].tolist() == [sample.grade.score for sample in samples]
+    for sample in samples:
+        assert sample.episode is not None
+        receipt = sample.episode.receipt
+        assert receipt is not None
+        assert (receipt.sampled, receipt.not_trained) == (receipt.trained, {})
+        assert receipt.counts.get("continued", 0) == receipt.counts["turns"] - 1
+
+
+def test_a_command_makes_the_batch_of_the_rollouter(chat_model: Path, registry: Registry, tmp_path: Path) -> None:
+    few = ["--trainer.prompts_per_step", "2", "--trainer.samples_per_prompt", "2"]
+    own, _ = collected(chat_model, registry, tmp_path, *few)
+    command = json.dumps([sys.executable, str(EXAMPLE / "agent.py")])
+    through, _ = collected(chat_model, registry, tmp_path, *few, *AGENT, "--rollout.command", command)
+    for name in (*own.tokens, *own.rows):
+        assert own[name].equal(through[name]), name
+
+
+FAILS = """
+import openai
+
+async def odd(prompt, session, *, how="raise"):
+    if how == "raise":
+        raise LookupError("no luck")
+    if how == "silent":
+        return 1.0
+    client = openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key)
+    while True:
+        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "1 + 1>"}], max_tokens=2)
+
+def plain(prompt, session):
+    return 1.0
+"""
+
+
+def test_an_agent_that_fails_costs_its_samples_and_one_at_its_limit_is_trained(
+    chat_model: Path, registry: Registry, tmp_path: Path
+) -> None:
+    file = tmp_path / "odd.py"
+    file.write_text(FAILS)
+    few = [*AGENT, "--trainer.prompts_per_step", "1", "--rollout.agent", f"{file}:odd"]
+    for how, kind in (("raise", "agent"), ("silent", "no_calls")):
+        _, (group,) = collected(chat_model, registry, tmp_path, *few, "--rollout.agent_options", f"{{how: {how}}}")
+        assert [[failure.kind for failure in sample.grade.failures] for sample in group.samples] == [[kind]] * 2
+    _, (group,) = collected(
+        chat_model, registry, tmp_path, *few, "--rollout.agent_options", "{how: loop}", "--rollout.max_turns", "3"
+    )
+    for sample in group.samples:
+        assert sample.episode is not None
+        assert (sample.episode.ended, sample.truncated) == (Ended.TURNS, True)
+        assert sample.episode.receipt is not None
+        assert sample.episode.receipt.trained == 6
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--rollout.agent", "{file}:plain"], "is not async: expected `async def plain(prompt, session)`"),
+        (["--rollout.agent", "{file}:odd", "--rollout.agent_options", "{hw: 1}"], "did you mean 'how'"),
+        (["--rollout.agent", "{file}:od"], "odd"),
+    ],
+)
+def test_an_agent_is_checked_before_anything_starts(
+    chat_model: Path, registry: Registry, tmp_path: Path, flags: list[str], message: str
+) -> None:
+    file = tmp_path / "odd.py"
+    file.write_text(FAILS)
+    given = [flag.replace("{file}", str(file)) for flag in flags]
+    (problem,) = check_run(config_of(chat_model, registry, tmp_path, *AGENT, *given), registry, device="cpu")
+    assert message in str(problem)

@@ -7,11 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rlsdk.agents.chats.response_templates import RESPONSE_TEMPLATES, named_by
-from rlsdk.data import ChatTemplate, LiteralEncoder
+from rlsdk.data import ChatTemplate, LiteralEncoder, special_ids
 from rlsdk.interfaces import AssistantMessage, ConfigError, DataError, Message, Tool, ToolCall, nearest
 
 PREFIX_TOKENS = 64
 """Last tokens of a prompt in which the beginning of the model's turn is looked for."""
+CALLS = "tool_calls"
+"""Field of calls in response templates."""
 _ASKED = "x"
 _WHERE = "rollout.tool_format"
 
@@ -26,6 +28,7 @@ class ChatFormat:
         name: str | None = None,
         variables: Mapping[str, Any] | None = None,
         stop_token_ids: Collection[int] = (),
+        needs_calls: bool = True,
     ) -> None:
         """Looks the format of calls up.
 
@@ -34,22 +37,33 @@ class ChatFormat:
             name: one of `RESPONSE_TEMPLATES`; None: the tokenizer's `response_template`, else by its chat template.
             variables: of the chat template (`enable_thinking`).
             stop_token_ids: tokens that end a turn, beside the one of the template.
+            needs_calls: whether a format of calls must be known; otherwise turns may be plain text.
 
         Raises:
             ConfigError: the tokenizer has no chat template, no such format exists, or none is known that fits.
         """
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
-                "rollout.environment: the tokenizer has no chat template, which writes the tools and their results; "
-                "take a tokenizer that has one"
+                "rollout: the tokenizer has no chat template, which environments and agents need: it writes messages, "
+                "tools and their results; take a tokenizer that has one"
             )
         self._tokenizer = tokenizer
         self._template = ChatTemplate(tokenizer, dict(variables or {}))
         self._literal = LiteralEncoder(tokenizer)
-        self._ends = {*stop_token_ids, *([] if self._template.end is None else [self._template.end])}
+        ends = {*stop_token_ids, *([] if self._template.end is None else [self._template.end])}
+        self._ends = ends & special_ids(tokenizer)
+        """A stop token that is text is part of the turn, like a stop string."""
         own = getattr(tokenizer, "response_template", None)
         self._own = name is None and own is not None
-        self._calls = _loaded(own if self._own else RESPONSE_TEMPLATES[_chosen(tokenizer, name)])
+        chosen = None if self._own else _chosen(tokenizer, name, needs_calls=needs_calls)
+        template = own if self._own else RESPONSE_TEMPLATES.get(chosen or "")
+        self._calls = None if template is None else _loaded(template)
+        self._text_only = None if template is None else _loaded(_without_calls(template))
+
+    @property
+    def reads_calls(self) -> bool:
+        """Whether calls of tools can be read."""
+        return self._calls is not None and CALLS in self._calls.fields
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """See `ToolFormat`.
@@ -67,27 +81,37 @@ class ChatFormat:
         What follows a turn is what the template writes behind a turn like it, of a chat with nothing else: a call of
         the same tools, without arguments.
         """
-        short = [{"role": "user", "content": _ASKED}, _stand_in(messages[-1])]
-        try:
-            before = self._text(short, tools, opens=False)
-            after = self._text([*short, *self._literal.hide([*new])], tools, opens=True)
-        except DataError:
-            return None
-        if not after.startswith(before):
-            return None
-        return self._encoded(self._ending(before, ids) + after[len(before) :])
+        turn, hidden = messages[-1], self._literal.hide([*new])
+        # Templates write a turn without reasoning in another way where it is the last one, some with it, too.
+        for reasoning in dict.fromkeys((turn.get("reasoning_content"), _ASKED)):
+            short = [{"role": "user", "content": _ASKED}, _stand_in(turn, reasoning)]
+            try:
+                before = self._text(short, tools, opens=False)
+                after = self._text([*short, *hidden], tools, opens=True)
+            except DataError:
+                return None
+            if after.startswith(before):
+                return self._encoded(self._ending(before, ids) + after[len(before) :])
+        return None
+
+    def texts_with_control(self, messages: Sequence[Message]) -> int:
+        """Number of messages that hold the text of a control token, which is encoded as text."""
+        return sum(self._literal.found_in(dict(message)) for message in messages)
 
     def read(self, ids: Sequence[int], prompt_ids: Sequence[int], tools: Sequence[Tool]) -> AssistantMessage:
         """See `ToolFormat`."""
         said = [*ids][:-1] if len(ids) and ids[-1] in self._ends else [*ids]
         text = self._decoded(said)
+        template = self._calls if tools else self._text_only
+        if template is None:
+            return AssistantMessage(content=text)
         before = self._decoded([*prompt_ids][-PREFIX_TOKENS:])
         prefix = before if self._own else ("<think>" if before.rstrip().endswith("<think>") else "")
         from transformers.utils.chat_parsing import parse_response
 
         try:
-            message = parse_response(text, self._calls, prefix=prefix, tools=[dict(tool) for tool in tools])
-            calls = tuple(_call(each) for each in message.get("tool_calls") or ())
+            message = parse_response(text, template, prefix=prefix, tools=[dict(tool) for tool in tools])
+            calls = tuple(_call(each) for each in message.get(CALLS) or ())
         except Exception as error:  # of text that a model wrote: a call that is cut off, or no JSON
             return AssistantMessage(content=text, malformed=f"{error}"[:200])
         reasoning = message.get("reasoning_content") or message.get("thinking")
@@ -124,10 +148,11 @@ def message_of(turn: AssistantMessage) -> Message:
     return message
 
 
-def _stand_in(turn: Message) -> dict[str, Any]:
-    """A turn of the same calls, without arguments, and with some reasoning: templates that show reasoning only where
-    there is some would else write another turn than the one that was sampled."""
-    made: dict[str, Any] = {"role": "assistant", "content": "", "reasoning_content": _ASKED}
+def _stand_in(turn: Message, reasoning: Any) -> dict[str, Any]:
+    """A turn of the same calls, without arguments."""
+    made: dict[str, Any] = {"role": "assistant", "content": ""}
+    if reasoning is not None:
+        made["reasoning_content"] = reasoning
     if calls := turn.get("tool_calls"):
         made["tool_calls"] = [
             {
@@ -157,8 +182,8 @@ def _call(found: Any) -> ToolCall:
     return ToolCall(name=name.strip(), arguments=arguments)
 
 
-def _chosen(tokenizer: Any, name: str | None) -> str:
-    """The name of the tokenizer's format of calls."""
+def _chosen(tokenizer: Any, name: str | None, *, needs_calls: bool) -> str | None:
+    """The name of the tokenizer's format of calls; None: it is not known."""
     if name is not None:
         if name not in RESPONSE_TEMPLATES:
             valid = sorted(RESPONSE_TEMPLATES)
@@ -168,13 +193,20 @@ def _chosen(tokenizer: Any, name: str | None) -> str:
         return name
     template = tokenizer.chat_template
     found = named_by(template if isinstance(template, str) else json.dumps(template))
-    if found is None:
+    if found is None and needs_calls:
         raise ConfigError(
             "rollout.tool_format: no format of tool calls is known that fits the tokenizer's chat template; choose one "
             f"of {sorted(RESPONSE_TEMPLATES)}, or give the tokenizer a `response_template` "
             "(transformers.utils.chat_parsing)"
         )
     return found
+
+
+def _without_calls(template: Any) -> Any:
+    """A response template of text and reasoning only."""
+    if not isinstance(template, Mapping) or not isinstance(template.get("fields"), Mapping):
+        return template
+    return {**template, "fields": {name: field for name, field in template["fields"].items() if name != CALLS}}
 
 
 def _loaded(template: Any) -> Any:

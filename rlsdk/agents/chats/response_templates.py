@@ -39,6 +39,25 @@ RESPONSE_TEMPLATES: Mapping[str, Mapping[str, Any]] = {
             "transform": _NAMED,
         }
     ),
+    "channels": {
+        "start_anchor_pattern": r"\A",
+        "fields": {
+            "reasoning_content": {"open": "<|channel|>analysis<|message|>", "close": "<|end|>", **_TEXT},
+            "content": {
+                "open_pattern": r"<\|channel\|>(?:final|commentary)<\|message\|>",
+                "close": ["<|return|>", "<|end|>"],
+                **_TEXT,
+            },
+            "tool_calls": {
+                "open_pattern": r"(?:<\|channel\|>\w+)?\s*to=functions\.(?P<name>[\w.-]+)"
+                r"(?:<\|channel\|>\w+)?\s*(?:<\|constrain\|>)?(?:json)?<\|message\|>",
+                "close": "<|call|>",
+                "content": "json",
+                "repeats": True,
+                "transform": _NAMED,
+            },
+        },
+    },
     "json_message": _template(
         {
             "open_pattern": r"\A\s*(?:<\|python_tag\|>)?(?=\{\s*\"name\")",
@@ -52,11 +71,12 @@ RESPONSE_TEMPLATES: Mapping[str, Mapping[str, Any]] = {
     ),
 }
 """Name -> template: JSON between tags (Qwen2.5, Qwen3, Hermes), parameters as tags (Qwen3-Coder, Qwen3.5, Nemotron),
-keys and values as tags (GLM-4.5), a message that is JSON (Llama 3)."""
+keys and values as tags (GLM-4.5), messages on channels (gpt-oss), a message that is JSON (Llama 3)."""
 MARKS: Mapping[str, tuple[str, ...]] = {
     "xml_parameters": ("<function=",),
     "xml_keys": ("<arg_key>",),
     "json_in_tags": ("<tool_call>",),
+    "channels": ("<|channel|>", "to=functions."),
     "json_message": ('"parameters": ',),
 }
 """Name -> texts in a chat template that writes calls like this; the first name whose texts are all there counts."""

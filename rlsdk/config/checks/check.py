@@ -7,6 +7,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
+from rlsdk.config.checks.agents import agent_problems
 from rlsdk.config.checks.context import context_problems
 from rlsdk.config.checks.requirements import device_of, devices_of, role_requirements
 from rlsdk.config.checks.watched import reported_in_rl, watch_problems
@@ -260,6 +261,7 @@ def _components(config: RunConfig, registry: Registry) -> Iterator[Problem]:
     if rollout.rollouter == SINGLE_TURN and rollout.rollouter_options:
         options = shown(dict(rollout.rollouter_options))
         yield Problem("rollout.rollouter_options", f"{options}: rollouter {SINGLE_TURN!r} has no options")
+    yield from agent_problems(rollout)
     if config.sharding.manager != "auto":
         yield from _registered(registry, ComponentKind.SHARDING_MANAGER, "sharding.manager", config.sharding.manager)
 

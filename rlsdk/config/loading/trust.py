@@ -22,7 +22,7 @@ from rlsdk.interfaces.spelling import Setting
 TRUST_FLAG = "--trust-run"
 FUNCTION_FIELDS = ("rewards.*.name", "algorithm.name", "algorithm.advantage", "algorithm.loss",
                    "algorithm.loss_aggregation", "algorithm.kl_estimator", "algorithm.kl_reward_estimator",
-                   "rollout.rollouter", "rollout.environment", "trainer.callbacks.*")  # fmt: skip
+                   "rollout.rollouter", "rollout.environment", "rollout.agent", "trainer.callbacks.*")  # fmt: skip
 """Fields that take `pkg.mod:fn` besides registered names; `*` is a position in a list."""
 LOCAL_TRACKERS = ("jsonl", "tensorboard")
 """Trackers that write only into the run's folder."""
@@ -92,6 +92,7 @@ def code_in(fields: dict[str, Any]) -> Iterator[tuple[Place, Any]]:
             # Engine arguments can name classes, hooks and files; a Ray cluster sends code to its nodes.
             or "engine_kwargs" in place[1:-1]
             or (place == ("placement", "ray_address") and value)
+            or place[:2] == ("rollout", "command")
             or _loosens_limits(place, value)
             # They send samples, and values of environment variables, to a server.
             or (place[-1] == "url" and value)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from rlsdk.config.problem import Problem
+from rlsdk.config.sections.agents import AgentsConfig
 from rlsdk.config.sections.base import (
     DeviceChoice,
     Options,
@@ -135,7 +136,7 @@ class EpisodeTimeoutsConfig(Section):
     """The score, and cleaning up."""
 
 
-class RolloutConfig(Section, ReplicaSize):
+class RolloutConfig(AgentsConfig, ReplicaSize):
     """The rollout engine, and sampling settings for training."""
 
     backend: str = "transformers"
@@ -164,14 +165,14 @@ class RolloutConfig(Section, ReplicaSize):
     """How the model writes calls of tools; null: as the tokenizer's `response_template` says, else by its chat
     template."""
     max_turns: PositiveInt = 32
-    """Most turns of the model in an episode of an environment."""
+    """Most turns of the model in an episode of an environment or an agent."""
     max_episode_tokens: PositiveInt | None = None
-    """Most sampled tokens in an episode of an environment, of all turns; null: as many as `max_model_tokens` has room
-    for."""
+    """Most sampled tokens in an episode of an environment or an agent, of all turns; null: as many as
+    `max_model_tokens` has room for."""
     max_tool_chars: PositiveInt = 16_000
     """Most characters of a tool's result; longer ones are cut in the middle."""
     timeouts: EpisodeTimeoutsConfig = EpisodeTimeoutsConfig()
-    """Time limits of an episode of an environment."""
+    """Time limits of an episode of an environment or an agent."""
     stop_strings: tuple[str, ...] = empty_tuple()
     """Strings that end a response, in addition to the stop tokens."""
     stop_token_ids: tuple[NonNegativeInt | str, ...] | None = Field(default=None, strict=False)
@@ -179,7 +180,8 @@ class RolloutConfig(Section, ReplicaSize):
     template, the tokenizer's end-of-sequence token and those in the model's generation_config.json."""
     max_model_tokens: PositiveInt | None = None
     """Context length of the engine: longest prompt plus response, in tokens; null: `data.max_prompt_tokens` plus
-    `max_response_tokens`. Required for your own rollouter or environment: all turns and tool outputs of an episode."""
+    `max_response_tokens`. Required for your own rollouter, environment or agent: all turns and tool outputs of an
+    episode."""
     max_running_samples: PositiveInt = 256
     """Most samples that one replica decodes at once; the engine allocates memory for this many."""
     concurrency: Literal["auto", "adapt", "fixed"] = "auto"
@@ -193,7 +195,7 @@ class RolloutConfig(Section, ReplicaSize):
 
     def problems(self) -> Iterator[Problem]:
         yield from temperature_problems(self.temperature, can_be_greedy=False)
-        yield from self._environment_problems()
+        yield from self._maker_problems()
         if "" in self.stop_strings:
             yield Problem("stop_strings", f"{self.stop_strings!r}: an empty text ends every response at once")
         if (problem := self.expert_problem()) is not None:
@@ -202,24 +204,42 @@ class RolloutConfig(Section, ReplicaSize):
     @property
     def is_single_turn(self) -> bool:
         """Whether each sample is one request."""
-        return self.rollouter == SINGLE_TURN and self.environment is None
+        return self.maker == "rollouter" and self.rollouter == SINGLE_TURN
+
+    @property
+    def maker(self) -> str:
+        """The field that says what makes the samples."""
+        return next((name for name in ("environment", "agent", "command") if getattr(self, name)), "rollouter")
+
+    @property
+    def brings_score(self) -> bool:
+        """Whether samples may bring a score of their own."""
+        return self.maker != "rollouter"
 
     def unused(self) -> Iterator[Problem]:
+        yield from self.unused_by_agents()
         if self.environment is None:
-            names = ("environment_options", "tool_format", "max_turns", "max_episode_tokens", "max_tool_chars")
-            times = (f"timeouts.{name}" for name in EpisodeTimeoutsConfig.model_fields)
-            yield from fields_of((*names, *times), "rollout.environment is null")
+            times = ("setup_s", "tool_s", "finalize_s")
+            names = ("environment_options", "max_tool_chars", *(f"timeouts.{name}" for name in times))
+            yield from fields_of(names, "rollout.environment is null")
+        if not self.brings_score:
+            names = ("tool_format", "max_turns", "max_episode_tokens", "timeouts.agent_s")
+            yield from fields_of(names, "rollout.environment and rollout.agent are null")
 
-    def _environment_problems(self) -> Iterator[Problem]:
-        if self.environment is None:
-            return
-        if ":" not in self.environment:
+    def _maker_problems(self) -> Iterator[Problem]:
+        yield from self.agent_problems()
+        if self.environment is not None and ":" not in self.environment:
             yield Problem("environment", value=self.environment, expected="file.py:Class or pkg.mod:Class")
-        if self.rollouter != SINGLE_TURN:
+        if self.environment is not None and self.has_agent:
+            name = "agent" if self.agent is not None else "command"
+            yield Problem(
+                name, value=getattr(self, name), expected="none, because rollout.environment makes the samples"
+            )
+        if self.rollouter != SINGLE_TURN and self.maker != "rollouter":
             yield Problem(
                 "rollouter",
                 value=self.rollouter,
-                expected=f"{SINGLE_TURN!r}, because rollout.environment makes the samples; give one of them",
+                expected=f"{SINGLE_TURN!r}, because rollout.{self.maker} makes the samples; give one of them",
             )
 
 

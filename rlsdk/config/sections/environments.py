@@ -10,13 +10,13 @@ from rlsdk.config.sections.evaluation import Measure
 from rlsdk.config.sections.rewards import RewardConfig
 from rlsdk.interfaces import ENVIRONMENT_REWARD
 
-BECAUSE = "because rollout.environment writes the chat with the tokenizer's template"
+BECAUSE = "because environments and agents write the chat with the tokenizer's template"
 
 
 def environment_problems(
     rewards: tuple[RewardConfig, ...], data: Any, measures: Iterable[Measure]
 ) -> Iterator[Problem]:
-    """Problems of a run that plays an environment.
+    """Problems of a run of an environment or an agent.
 
     Args:
         rewards: of the run: none may have the name of the environment's score.
@@ -28,7 +28,7 @@ def environment_problems(
             yield Problem(
                 f"rewards.{at}.label",
                 value=reward.label,
-                expected=f"another label: {ENVIRONMENT_REWARD!r} is the score of rollout.environment",
+                expected=f"another label: {ENVIRONMENT_REWARD!r} is the score of the environment or agent",
             )
     if data.chat_template == "never":
         yield Problem("data.chat_template", value="never", expected=f"auto, {BECAUSE}")

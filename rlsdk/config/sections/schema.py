@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from rlsdk.config.problem import Problem
+from rlsdk.config.sections.agents import GatewayConfig
 from rlsdk.config.sections.algorithm import POLICY_GRADIENT, AlgorithmConfig
 from rlsdk.config.sections.base import Options, Section, empty_mapping, empty_tuple, unused_revision
 from rlsdk.config.sections.engines import ModelConfig, PlacementConfig, RolloutConfig, ShardingConfig, TrainConfig
@@ -303,6 +304,8 @@ class RunConfig(Section):
     """The value model, trained with the policy."""
     rollout: RolloutConfig = RolloutConfig()
     """The rollout engine, and sampling settings for training."""
+    gateway: GatewayConfig = GatewayConfig()
+    """The endpoint that agents talk to."""
     eval: Annotated[EvalConfig, NO_INFLUENCE] = EvalConfig()
     """Evaluation on rows that are never trained on."""
     checkpoint: Annotated[CheckpointConfig, NO_INFLUENCE] = CheckpointConfig()
@@ -356,6 +359,8 @@ class RunConfig(Section):
         return CRITIC in own.roles or (own.name == POLICY_GRADIENT and own.advantage in NEEDS_VALUES)
 
     def unused(self) -> Iterator[Problem]:
+        if not self.rollout.has_agent:
+            yield Problem("gateway", "rollout.agent is null and rollout.command is empty")
         for name, own in {"ref": self.ref, "critic": self.critic}.items():
             if own.path is None:
                 yield from (replace(found, path=f"{name}.{found.path}") for found in unused_revision(self.model.path))
@@ -370,7 +375,7 @@ class RunConfig(Section):
             )
         yield from schedule_problems(self.schedule, self.placement, self.algorithm)
         yield from reward_problems(self.rewards)
-        if self.rollout.environment is not None:
+        if self.rollout.brings_score:
             yield from environment_problems(self.rewards, self.data, self.eval.measures())
         yield from judge_pool_problems(self.rewards, self.placement, self.schedule.max_staleness)
         yield from name_problems("reward_models", self.reward_models)
@@ -391,7 +396,7 @@ class RunConfig(Section):
     @property
     def reward_titles(self) -> list[str]:
         """Names of all that gives a sample its score, but for reward models: rewards, then the environment."""
-        own = [] if self.rollout.environment is None else [ENVIRONMENT_REWARD]
+        own = [ENVIRONMENT_REWARD] if self.rollout.brings_score else []
         return [*(reward.title for reward in self.rewards), *own]
 
     def _length_problems(self) -> Iterator[Problem]:
@@ -401,7 +406,7 @@ class RunConfig(Section):
             fields = "data.max_prompt_tokens + rollout.max_response_tokens"
             yield Problem("rollout.max_model_tokens", f"{self.max_model_tokens} is less than {fields} ({parts})")
         elif not self.rollout.is_single_turn and self.rollout.max_model_tokens is None:
-            name = "rollouter" if self.rollout.environment is None else "environment"
+            name = self.rollout.maker
             yield Problem(
                 "rollout.max_model_tokens",
                 f"null makes room for a prompt and one response ({needed} tokens), but rollout.{name} is "

@@ -69,7 +69,7 @@ class GroupRequests:
         """One joint request for the first turn of all samples; each waits for its own by index. Equivalent to one call
         per sample. The prompt must leave room for a token."""
         wanted = min(self.task.sampling.max_tokens, self.max_model_tokens - len(self.task.prompt.prompt_ids))
-        request = self._request(0, 0, self.task.num_samples, self.task.prompt.prompt_ids, wanted)
+        request = self._request((0,), 0, self.task.num_samples, self.task.prompt.prompt_ids, wanted)
         self.client.deliver(request, samples, priority=self.task.ordinal)
 
     async def generate(self, call: _Call) -> GenerationOutput:
@@ -81,7 +81,7 @@ class GroupRequests:
     def _flush(self) -> None:
         """One request for each run of adjacent samples whose calls are equal."""
         calls, self._calls = self._calls, []
-        calls.sort(key=lambda call: (call.turn, call.sample))
+        calls.sort(key=lambda call: (call.place, call.sample))
         runs: list[list[_Call]] = []
         for call in calls:
             if runs and call.continues(runs[-1][-1]):
@@ -93,21 +93,32 @@ class GroupRequests:
 
     def _send(self, run: Sequence[_Call]) -> None:
         first = run[0]
-        request = self._request(first.turn, first.sample, len(run), first.token_ids, first.max_tokens)
+        request = self._request(
+            first.place, first.sample, len(run), first.token_ids, first.max_tokens, first.stop_strings
+        )
         futures = self.client.generate(request, priority=self.task.ordinal)
         for call in run:
             _forward(futures, call)
 
     def _request(
-        self, turn: int, first_sample: int, n: int, token_ids: tuple[int, ...], max_tokens: int
+        self,
+        place: tuple[int | str, ...],
+        first_sample: int,
+        n: int,
+        token_ids: tuple[int, ...],
+        max_tokens: int,
+        stop_strings: tuple[str, ...] = (),
     ) -> GenerationRequest:
         self._count += 1
         # The first turn's seed is the group's own; sample i of a request draws from (seed, i) by the engine's contract.
-        seed = self.task.seed if turn == 0 else (*self.task.seed, "turn", turn)
+        seed = self.task.seed if place == (0,) else (*self.task.seed, "turn", *place)
+        sampling = self.task.sampling
+        if stop_strings:
+            sampling = replace(sampling, stop_strings=tuple(dict.fromkeys((*sampling.stop_strings, *stop_strings))))
         return GenerationRequest(
             request_id=f"{self.task.id}#{self.name}{self._count}",
             prompt_ids=token_ids,
-            sampling=replace(self.task.sampling, max_tokens=max_tokens, seed=request_seed(*seed)),
+            sampling=replace(sampling, max_tokens=max_tokens, seed=request_seed(*seed)),
             n=n,
             first_sample=first_sample,
         )
@@ -118,15 +129,16 @@ class _Call:
     """One call of `generate`."""
 
     sample: int
-    turn: int
+    place: tuple[int | str, ...]
     token_ids: tuple[int, ...]
     max_tokens: int
+    stop_strings: tuple[str, ...]
     output: asyncio.Future[GenerationOutput]
 
     def continues(self, other: _Call) -> bool:
         """Whether both calls fit into one request, this one directly after the other."""
-        return (self.turn, self.sample, self.max_tokens, self.token_ids) == (
-            other.turn, other.sample + 1, other.max_tokens, other.token_ids,
+        return (self.place, self.sample, self.max_tokens, self.token_ids, self.stop_strings) == (
+            other.place, other.sample + 1, other.max_tokens, other.token_ids, other.stop_strings,
         )  # fmt: skip
 
 
@@ -157,8 +169,22 @@ class SampleGenerate:
         self.max_model_tokens = requests.max_model_tokens
         self.seed = request_seed(*requests.task.seed, "task")
 
-    async def __call__(self, token_ids: Sequence[int], *, max_tokens: int | None = None) -> Turn:
+    async def __call__(
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        stop_strings: Sequence[str] = (),
+        place: Sequence[int | str] | None = None,
+    ) -> Turn:
         """See `Generate`.
+
+        Args:
+            token_ids: everything so far.
+            max_tokens: maximum number of new tokens.
+            stop_strings: strings that end this turn, in addition to the run's.
+            place: names the random draw within the sample, for calls that may come in any order; None: the number of
+                calls before it, which is also the place of that one number.
 
         Raises:
             BatchError: there is no room for another token; the sample fails.
@@ -172,9 +198,10 @@ class SampleGenerate:
         wanted = self.sampling.max_tokens if max_tokens is None else max_tokens
         call = _Call(
             sample=self._sample,
-            turn=self._turn,
+            place=(self._turn,) if place is None else tuple(place),
             token_ids=tuple(token_ids),
             max_tokens=min(wanted, room),
+            stop_strings=tuple(stop_strings),
             output=asyncio.get_running_loop().create_future(),
         )
         self._turn += 1

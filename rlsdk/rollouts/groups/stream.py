@@ -209,11 +209,13 @@ class RolloutStream:
         return done
 
     def close(self) -> None:
-        """Cancels all work and ends the thread. Safe to call twice."""
+        """Cancels all work and ends the thread; closes the rollouter, if it can be. Safe to call twice."""
         if self._thread.is_alive():
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()
+        if (close := getattr(self._options.rollout, "close", None)) is not None:
+            close()
 
     def _main(self) -> None:
         asyncio.run(self._live())

@@ -227,7 +227,7 @@ def check_rows(
     """
     own = {measure.name: measure.config.rewards for measure in measures if measure.config.rewards}
     shared = [train, *(dataset for name, dataset in sets.items() if name not in own)]
-    whole = config.rewards_are_whole and config.rollout.environment is None
+    whole = config.rewards_are_whole and not config.rollout.brings_score
     check_routes(_defs(config.rewards), _rows(shared), whole=whole)
     notices = check_gradable(config.rewards, [row for part in shared for row in part.rows], registry)
     for name, rewards in own.items():

@@ -82,9 +82,9 @@ def start_run_rewards(
 def _of_training(
     config: RunConfig, registry: Registry, log_dir: Path, judges: Mapping[str, EngineJudge]
 ) -> Scorer | None:
-    """The scorer of training; None if no reward is graded: reward models or an environment alone score the samples, or
-    teachers teach them."""
-    if not config.rewards and (config.rollout.environment is not None or not config.rewards_are_whole):
+    """The scorer of training; None if no reward is graded: reward models, an environment or an agent alone score the
+    samples, or teachers teach them."""
+    if not config.rewards and (config.rollout.brings_score or not config.rewards_are_whole):
         return None
     elsewhere = not config.rewards_are_whole
     return start_rewards(

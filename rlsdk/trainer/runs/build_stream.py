@@ -19,6 +19,7 @@ from rlsdk.interfaces import (
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rollouts import Restarts, RolloutStream, StreamOptions
 from rlsdk.trainer.generation.replicas import CallsRanks, replicas_of
+from rlsdk.trainer.inputs.agents import agent_rollouter
 from rlsdk.trainer.inputs.codec import TokenCodec
 from rlsdk.trainer.inputs.environments import environment_rollouter
 from rlsdk.trainer.inputs.grading import RewardGrader
@@ -55,8 +56,8 @@ def open_stream(
         TokenCodec(tokenizer),
         StreamOptions(
             rollout=rollouter_of(config, registry, tokenizer),
-            rollout_options=rollout.rollouter_options if rollout.environment is None else rollout.environment_options,
-            brings_score=rollout.environment is not None,
+            rollout_options=options_of(config),
+            brings_score=rollout.brings_score,
             max_model_tokens=config.max_model_tokens,
             progress_s=config.deadlines.rollout_s,
             adapts_concurrency=config.adapts_concurrency,
@@ -117,13 +118,25 @@ def evaluation_of(
 
 def reward_names(config: RunConfig, part: EvalSetConfig) -> list[str]:
     """Names of what scores the samples of an evaluation set, in order: the first that applies decides correctness."""
-    own = [ENVIRONMENT_REWARD] if config.rollout.environment is not None else []
+    own = [ENVIRONMENT_REWARD] if config.rollout.brings_score else []
     return [*(reward.title for reward in part.rewards), *own] if part.rewards else config.reward_titles
 
 
-def rollouter_of(config: RunConfig, registry: Registry, tokenizer: Any) -> Rollouter:
-    """The rollouter of a run: the one that is named, or the loop that plays its environment."""
+def options_of(config: RunConfig) -> Mapping[str, Any]:
+    """Keyword arguments of what makes the samples."""
     rollout = config.rollout
+    if rollout.has_agent:
+        return rollout.agent_options
+    return rollout.rollouter_options if rollout.environment is None else rollout.environment_options
+
+
+def rollouter_of(config: RunConfig, registry: Registry, tokenizer: Any) -> Rollouter:
+    """The rollouter of a run: the one that is named, the loop that plays its environment, or the gateway of
+    its agent."""
+    rollout = config.rollout
+    if rollout.has_agent:
+        spec = registry.backend(BackendKind.ROLLOUT, rollout.backend)
+        return agent_rollouter(config, tokenizer, supports_stop=Capability.STOP_STRINGS in spec.capabilities)
     if rollout.environment is None:
         return build_rollouter(rollout.rollouter, registry)
     return environment_rollouter(config, tokenizer)

@@ -31,7 +31,7 @@ PACKAGES = ("torch", "transformers")
 """Distributions that the numbers of every run depend on."""
 _IN_FILE = re.compile(r"(.+\.py):\w+")
 _IN_MODULE = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
-_FUNCTIONS = re.compile(r"rewards\.\d+\.name|algorithm\.\w+|rollout\.(rollouter|environment)(_options\..+)?")
+_FUNCTIONS = re.compile(r"rewards\.\d+\.name|algorithm\.\w+|rollout\.(rollouter|environment|agent)(_options\..+)?")
 """Settings that may name a function of a module."""
 _READ_AS_ROWS = ("data.", "algorithm.ptx.source")
 """Settings whose files count by the rows that were read of them."""

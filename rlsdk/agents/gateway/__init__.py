@@ -1,0 +1,1 @@
+"""The server: OpenAI's dialects over HTTP, and the sessions behind it."""

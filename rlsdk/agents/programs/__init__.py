@@ -1,0 +1,1 @@
+"""Agents: functions and commands that make episodes through the gateway."""

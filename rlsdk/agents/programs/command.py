@@ -1,0 +1,106 @@
+"""An agent that is a command, in a process of its own for every episode."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rlsdk.confinement.environment import allowed_environment
+from rlsdk.interfaces import AgentSession, BatchError, Outcome, PromptView
+
+TASK = "RLSDK_TASK"
+"""Environment variable: path of a JSON file with the episode's task."""
+_GRACE_S = 5.0
+_TAIL_BYTES = 4000
+"""Of its output, kept for messages."""
+
+
+class CommandProgram:
+    """Runs a command, which finds the policy in `OPENAI_BASE_URL` and `OPENAI_API_KEY`."""
+
+    def __init__(self, command: Sequence[str], environment: Sequence[str] = ()) -> None:
+        """Args:
+        command: program and arguments; no shell.
+        environment: names of further variables that the process gets.
+        """
+        self._command = command
+        self._environment = environment
+
+    async def run(self, prompt: PromptView, session: AgentSession, options: Mapping[str, Any]) -> Outcome:
+        """Runs one episode. A cancelled one ends the process and those it started.
+
+        Raises:
+            BatchError: the command cannot be started, or ends with an error.
+        """
+        with tempfile.TemporaryDirectory(prefix="rlsdk-agent-") as folder:
+            task = Path(folder) / "task.json"
+            task.write_text(json.dumps(_task(prompt, session, options)), encoding="utf-8")
+            environment = {**allowed_environment(os.environ, self._environment), **_variables(session), TASK: str(task)}
+            code, output = await _finished(self._command, environment)
+        if code:
+            said = f"; it said: {output}" if output else ""
+            raise BatchError(f"the agent's command {self._command[0]!r} ended with exit status {code}{said}")
+        return Outcome()
+
+
+def _task(prompt: PromptView, session: AgentSession, options: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "prompt": prompt.text,
+        "messages": [*prompt.messages],
+        "answer": prompt.answer,
+        "row": prompt.row,
+        "options": options,
+        "model": session.model,
+        "base_url": session.base_url,
+    }
+
+
+def _variables(session: AgentSession) -> dict[str, str]:
+    return {
+        "OPENAI_BASE_URL": session.base_url,
+        "OPENAI_API_KEY": session.api_key,
+        "ANTHROPIC_BASE_URL": session.base_url.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": session.api_key,
+    }
+
+
+async def _finished(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
+    """Exit status of a command, and the end of its output."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command, env=environment, start_new_session=True, stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+    except OSError as error:
+        raise BatchError(f"rollout.command: {command[0]!r} cannot be started: {error.strerror}") from error
+    assert process.stdout is not None
+    try:
+        tail = await _tail(process.stdout)
+        return await process.wait(), tail
+    finally:
+        await _end(process)
+
+
+async def _tail(output: asyncio.StreamReader) -> str:
+    """The end of an output, read as it comes."""
+    kept = b""
+    while data := await output.read(65_536):
+        kept = (kept + data)[-_TAIL_BYTES:]
+    return kept.decode(errors="replace").strip()
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Ends whatever is left of a process and its children."""
+    for sent in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, sent)
+        if process.returncode is None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _GRACE_S)

@@ -1,0 +1,1 @@
+"""What one agent asked for: requests, histories, rows, the account of its tokens. No server."""

@@ -1,0 +1,309 @@
+"""One agent's session: requests in, answers out, every sampled token kept. No server, no clock, no order of arrival."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from rlsdk.agents.chats.chat_format import message_of
+from rlsdk.agents.sessions.history import chain, extended
+from rlsdk.agents.sessions.limits import EpisodeLimits
+from rlsdk.agents.sessions.requests import Answer, Ask, Choice, Refusal
+from rlsdk.agents.sessions.row_tree import RowTree, TurnNode
+from rlsdk.interfaces import (
+    AssistantMessage,
+    BatchError,
+    DataError,
+    Ended,
+    FinishReason,
+    Message,
+    ToolFormat,
+    Turn,
+)
+
+Place = tuple[int | str, ...]
+"""Names the random draw of a call within its sample."""
+
+
+class ChatForm(ToolFormat, Protocol):
+    """What a session needs of a model's format."""
+
+    @property
+    def reads_calls(self) -> bool: ...
+
+    def texts_with_control(self, messages: Sequence[Message]) -> int: ...
+
+
+class Sampler(Protocol):
+    """Samples for one session."""
+
+    @property
+    def max_model_tokens(self) -> int: ...
+
+    @property
+    def max_tokens(self) -> int:
+        """Limit of one call."""
+        ...
+
+    @property
+    def supports_stop(self) -> bool:
+        """Whether `stop` may have texts."""
+        ...
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Text that each token adds."""
+        ...
+
+    async def sample(self, ids: Sequence[int], *, max_tokens: int, stop: tuple[str, ...], place: Place) -> Turn: ...
+
+
+@dataclass(eq=False)
+class Pending:
+    """A request that is being answered or was."""
+
+    answer: asyncio.Future[Answer]
+    """Raises the `Refusal`, or is cancelled when the session is closed. Not to be cancelled by those who wait."""
+    nodes: list[TurnNode]
+    is_lost: bool = False
+
+    def lose(self, is_lost: bool = True) -> None:
+        """Says that no client waits for the answer, and none has got it."""
+        self.is_lost = is_lost
+        for node in self.nodes:
+            node.is_delivered = not is_lost
+
+
+class Session:
+    """Answers the requests of one agent, and keeps what was sampled."""
+
+    def __init__(self, form: ChatForm, sampler: Sampler, limits: EpisodeLimits) -> None:
+        self.tree = RowTree()
+        self.counts: Counter[str] = Counter()
+        """`turns`, `calls`, `malformed`, `continued`, `neutralised`, `delivered_again`, `overridden`, `refused`."""
+        self.rendered_again: Counter[str] = Counter()
+        """Reason -> prompts that begin a new row although turns came before."""
+        self.ended: Ended | None = None
+        """The first limit that was reached."""
+        self.error: BaseException | None = None
+        """The first error that was no refusal."""
+        self.overlapped = False
+        """Whether calls were sampled at the same time."""
+        self._form, self._sampler, self._limits = form, sampler, limits
+        self._known: dict[bytes, list[Pending]] = {}
+        self._turns: dict[bytes, tuple[TurnNode, Message]] = {}
+        """Key of a history -> the turn that ends it, and its message."""
+        self._drawn: Counter[Place] = Counter()
+        self._running: set[asyncio.Task[Any]] = set()
+        self._begun = 0
+        self._openings: set[bytes] = set()
+        """Keys of the first message of every request."""
+        self._longest = 0
+        """Messages of the longest history."""
+
+    def request(self, ask: Ask, digest: bytes, *, is_retry: bool) -> Pending:
+        """Begins to answer a request; one that was sent again gets the answer that it lost.
+
+        Args:
+            ask: the request.
+            digest: of the whole request as it came: a repeated one has the same.
+            is_retry: the client says that it repeats a request.
+        """
+        known = self._known.setdefault(digest, [])
+        if known and (is_retry or known[-1].is_lost):
+            self.counts["delivered_again"] += 1
+            known[-1].lose(False)
+            return known[-1]
+        known.append(self._begin(ask, known))
+        return known[-1]
+
+    async def close(self) -> None:
+        """Ends calls that are being sampled; nothing is answered afterwards."""
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    def _begin(self, ask: Ask, known: list[Pending]) -> Pending:
+        call, self._begun = self._begun, self._begun + 1
+        nodes: list[TurnNode] = []
+        # A task of its own: it goes on when the client has left, who asks again.
+        task = asyncio.get_running_loop().create_task(self._answered(ask, call, nodes))
+        pending = Pending(task, nodes)
+        self.overlapped |= bool(self._running)
+        self._running.add(task)
+
+        def done(task: asyncio.Task[Answer]) -> None:
+            self._running.discard(task)
+            if pending.is_lost:
+                pending.lose()
+            if task.cancelled() or task.exception() is not None:
+                known.remove(pending)
+                self._failed(None if task.cancelled() else task.exception())
+
+        task.add_done_callback(done)
+        return pending
+
+    def _failed(self, error: BaseException | None) -> None:
+        if isinstance(error, Refusal):
+            self.counts["refused"] += 1
+            self.ended = self.ended or error.ended
+        elif error is not None:
+            self.error = self.error or error
+
+    async def _answered(self, ask: Ask, call: int, nodes: list[TurnNode]) -> Answer:
+        self._check_request(ask)
+        ids, keys = self._prompt(ask)
+        self._check_limits(ids, ask.num_choices)
+        self._count(ask)
+        digest = hashlib.blake2b(np.asarray(ids, np.int64).tobytes(), digest_size=16).hexdigest()
+        places = [self._place(ids, digest) for _ in range(ask.num_choices)]
+        turns = await self._sample(ask, ids, places)
+        nodes += [self._keep(ask, ids, turn, call) for turn in turns]
+        answer_id = hashlib.blake2b(f"{digest}/{places[0]}".encode(), digest_size=12).hexdigest()
+        choices = []
+        for at, (node, turn) in enumerate(zip(nodes, turns, strict=True)):
+            choice = self._choice(ask, ids, turn, f"{answer_id}{at:02d}")
+            message = message_of(choice.message)
+            self._turns[extended(keys[-1], message)] = node, message
+            self._longest = max(self._longest, len(ask.messages) + 1)
+            choices.append(choice)
+        return Answer(id=answer_id, choices=tuple(choices), prompt_tokens=len(ids))
+
+    def _count(self, ask: Ask) -> None:
+        self.counts["turns"] += ask.num_choices
+        self.counts["overridden"] += len(ask.overridden)
+        self.counts["neutralised"] += self._form.texts_with_control(ask.messages)
+
+    def _prompt(self, ask: Ask) -> tuple[list[int], list[bytes]]:
+        """Ids of a request's prompt: those of the longest known history, and what follows it; or all of it anew."""
+        keys = chain(ask.tools, ask.messages)
+        try:
+            ids = self._continued(ask, keys) or self._form.prompt(ask.messages, ask.tools)
+        except DataError as error:
+            raise Refusal(str(error), code="invalid_messages", param="messages") from error
+        self._openings.add(keys[1])
+        return ids, keys
+
+    def _continued(self, ask: Ask, keys: Sequence[bytes]) -> list[int] | None:
+        """Ids of a prompt whose beginning is known; None: it begins a row."""
+        for known in range(len(ask.messages), 0, -1):
+            if keys[known] not in self._turns:
+                continue
+            node, turn = self._turns[keys[known]]
+            before = node.ids()
+            new = self._form.extend(before, [*ask.messages[: known - 1], turn], ask.messages[known:], ask.tools)
+            if new is not None:
+                self.counts["continued"] += 1
+                return [*before, *new]
+            self.rendered_again["thinking" if "reasoning_content" in turn else "template"] += 1
+            return None
+        if self.tree.nodes:
+            self.rendered_again[self._why_unknown(ask, keys)] += 1
+        return None
+
+    def _why_unknown(self, ask: Ask, keys: Sequence[bytes]) -> str:
+        if keys[1] not in self._openings:
+            return "no_match"
+        return "compacted" if len(ask.messages) < self._longest else "edited"
+
+    def _check_request(self, ask: Ask) -> None:
+        if ask.tools and not self._form.reads_calls:
+            raise Refusal(
+                "tools: the model's chat template writes no calls in a way that is known; name one of the formats in "
+                "rollout.tool_format",
+                code="unsupported_parameter", param="tools",
+            )  # fmt: skip
+        if ask.stop and not self._sampler.supports_stop:
+            raise Refusal(
+                "stop: the rollout engine does not stop at texts; leave the field out",
+                code="unsupported_parameter", param="stop",
+            )  # fmt: skip
+
+    def _check_limits(self, ids: Sequence[int], choices: int) -> None:
+        limits, room = self._limits, self._sampler.max_model_tokens
+        if len(ids) >= room:
+            raise Refusal(
+                f"the messages have {len(ids)} tokens, and a row holds at most {room} with its answer "
+                "(rollout.max_model_tokens)",
+                code="context_length_exceeded", param="messages", ended=Ended.CONTEXT,
+            )  # fmt: skip
+        if self.counts["turns"] + choices > limits.max_turns:
+            raise Refusal(
+                f"the episode has had its {limits.max_turns} answers (rollout.max_turns)",
+                code="turn_limit", ended=Ended.TURNS,
+            )  # fmt: skip
+        sampled = sum(len(node.span) for node in self.tree.nodes)
+        if limits.max_episode_tokens is not None and sampled >= limits.max_episode_tokens:
+            raise Refusal(
+                f"{sampled} tokens were sampled for the episode, of {limits.max_episode_tokens} at most "
+                "(rollout.max_episode_tokens)",
+                code="token_limit", ended=Ended.TOKENS,
+            )  # fmt: skip
+
+    def _place(self, ids: Sequence[int], digest: str) -> Place:
+        """The random draw of a call: that of its turn in its row, as rollouters have it; calls that repeat one of equal
+        ids have draws of their own. Nothing depends on which of several concurrent calls comes first."""
+        parent, _ = self.tree.parent_of(ids)
+        turn = 0 if parent is None else parent.depth + 1
+        count = self._drawn[turn, digest]
+        self._drawn[turn, digest] += 1
+        return (turn, digest, count) if count else (turn,)
+
+    async def _sample(self, ask: Ask, ids: Sequence[int], places: Sequence[Place]) -> list[Turn]:
+        wanted = self._sampler.max_tokens if ask.max_tokens is None else min(ask.max_tokens, self._sampler.max_tokens)
+        if self._limits.max_episode_tokens is not None:
+            sampled = sum(len(node.span) for node in self.tree.nodes)
+            wanted = min(wanted, max(1, (self._limits.max_episode_tokens - sampled) // len(places)))
+        calls: list[Awaitable[Turn]] = [
+            self._sampler.sample(ids, max_tokens=wanted, stop=ask.stop, place=place) for place in places
+        ]
+        try:
+            return list(await asyncio.gather(*calls))
+        except BatchError as error:
+            raise Refusal(str(error), code="context_length_exceeded", ended=Ended.CONTEXT) from error
+
+    def _keep(self, ask: Ask, ids: Sequence[int], turn: Turn, call: int) -> TurnNode:
+        parent, given = self.tree.parent_of(ids)
+        node = TurnNode(
+            parent=parent, given=given, span=turn.span, finish_reason=turn.finish_reason, call=call,
+            has_tools=bool(ask.tools),
+        )  # fmt: skip
+        self.tree.add(node)
+        return node
+
+    def _choice(self, ask: Ask, ids: Sequence[int], turn: Turn, answer_id: str) -> Choice:
+        token_ids = turn.span.token_ids.tolist()
+        message = self._form.read(token_ids, ids, ask.tools if ask.reads_calls else ())
+        self.counts["calls"] += len(message.calls)
+        self.counts["malformed"] += message.malformed is not None
+        assert turn.span.log_probs is not None
+        return Choice(
+            message=_with_ids(_without_stop(message, ask.stop), answer_id),
+            finish_reason=_finish_reason(message, turn),
+            token_ids=turn.span.token_ids,
+            log_probs=turn.span.log_probs,
+            pieces=tuple(self._sampler.pieces(token_ids)) if ask.wants_log_probs else (),
+        )
+
+
+def _with_ids(message: AssistantMessage, answer_id: str) -> AssistantMessage:
+    """The message with an id for each of its calls."""
+    calls = tuple(replace(call, id=f"call_{answer_id}{at:02d}") for at, call in enumerate(message.calls))
+    return replace(message, calls=calls)
+
+
+def _without_stop(message: AssistantMessage, stop: Sequence[str]) -> AssistantMessage:
+    """The message up to the first text that its request asked to stop at."""
+    found = [at for text in stop if (at := message.content.find(text)) >= 0]
+    return replace(message, content=message.content[: min(found)]) if found else message
+
+
+def _finish_reason(message: AssistantMessage, turn: Turn) -> str:
+    if turn.finish_reason is FinishReason.LENGTH:
+        return "length"
+    return "tool_calls" if message.calls else "stop"
