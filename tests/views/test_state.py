@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlsdk.trainer.checkpoints.run_folder import END_FILE, HISTORY_FILE, is_locked, record_end, run_lock
+from rlsdk.trainer.checkpoints.run_end import is_locked, record_end
+from rlsdk.trainer.checkpoints.run_folder import END_FILE, HISTORY_FILE, run_lock
 from rlsdk.views.report.live import LivePage
 from rlsdk.views.report.record import read_run
 from rlsdk.views.report.state import State, elapsed, state_line, state_of

@@ -17,7 +17,8 @@ from rlsdk.interfaces.spelling import Setting
 from rlsdk.kit.model.shapes import is_shape
 from rlsdk.system.printable import described
 from rlsdk.trainer.checkpoints.checkpoint import MANIFEST
-from rlsdk.trainer.checkpoints.run_folder import HISTORY_FILE, choose_resume, make_run_dir, record_end, run_lock
+from rlsdk.trainer.checkpoints.run_end import record_end
+from rlsdk.trainer.checkpoints.run_folder import HISTORY_FILE, choose_resume, make_run_dir, run_lock
 from rlsdk.trainer.inputs.model_config import check_same_model
 
 if TYPE_CHECKING:

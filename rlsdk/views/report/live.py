@@ -15,7 +15,7 @@ from rlsdk.interfaces import ConfigError
 from rlsdk.system.bounded_http import BoundedHandler, BoundedServer, ConnectionLimits
 from rlsdk.system.files import UnfitFileError
 from rlsdk.system.printable import encodable
-from rlsdk.trainer.checkpoints.run_folder import is_locked
+from rlsdk.trainer.checkpoints.run_end import is_locked
 from rlsdk.views.report.markup import document, escaped
 from rlsdk.views.report.page import run_page, window_title
 from rlsdk.views.report.record import FILES, read_run

@@ -11,7 +11,8 @@ from typing import Any
 from rlsdk.config.loading.yaml_text import read_yaml
 from rlsdk.interfaces import ConfigError
 from rlsdk.system.files import check_inside, read_regular_text
-from rlsdk.trainer.checkpoints.run_folder import CONFIG_FILE, END_FILE, HISTORY_FILE, is_locked
+from rlsdk.trainer.checkpoints.run_end import is_locked
+from rlsdk.trainer.checkpoints.run_folder import CONFIG_FILE, END_FILE, HISTORY_FILE
 from rlsdk.trainer.tracking.pool_times import FILE as TIMELINE_FILE
 from rlsdk.trainer.tracking.trackers import METRICS_FILE, SAMPLES_FILE, read_lines, read_metrics
 from rlsdk.views.report.markup import number_of
