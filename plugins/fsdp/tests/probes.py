@@ -224,6 +224,8 @@ def adapter(case: Case, ctx: RankContext) -> dict[str, Any]:
     found["norms"] = norms
     found["off"] = torch.equal(log_probs(engine, "forward_reference"), base)
     found["moved"] = engine.moved_share()
+    held: Any = engine.engine
+    found["held"] = {part: sum(t.nbytes for t in held._tensors_of(part)) for part in ("weights", "optimizer")}
     kept = log_probs(engine)
     engine.keep_reference()
     step(engine, ctx, seed=30)

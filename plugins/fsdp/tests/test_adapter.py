@@ -10,11 +10,12 @@ import torch
 from comparing import EXACT, by_row, good, reference, whole
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
-from worlds import Case
+from worlds import Case, spec_of
 
-from rlsdk.interfaces import CheckpointError
+from rlsdk.interfaces import CheckpointError, RankContext, Workload
 from rlsdk.testing.process.models import random_batch
 from rlsdk.testing.process.reference import plain_outputs
+from rlsdk_fsdp.forecast import forecast
 
 
 def test_the_reference_is_the_base_bit_for_bit_also_before_the_first_pass(results: Any) -> None:
@@ -50,6 +51,18 @@ def test_a_checkpoint_goes_on_with_equal_numbers_and_on_one_rank(results: Any) -
     for rank in good(results[2, "adapter probe"]):
         assert rank["resumed"]
         assert rank["equal"]
+
+
+def test_memory_is_as_foreseen_and_optimizer_state_of_the_adapter_alone(
+    results: Any, worlds: dict[int, list[Case]]
+) -> None:
+    case = next(case for case in worlds[2] if case.name == "adapter probe")
+    contexts = [RankContext(role="actor", rank=rank, world_size=2, local_rank=rank) for rank in range(2)]
+    found = forecast(contexts, spec_of(case), Workload(row_tokens=16, update_rows=8, running_rows=1))
+    for rank, memory in zip(good(results[2, "adapter probe"]), found.memory, strict=True):
+        assert memory.weights_bytes == rank["held"]["weights"]
+        assert memory.optimizer_bytes == rank["held"]["optimizer"]
+        assert (memory.optimizer_bytes or 0) < 0.1 * (memory.weights_bytes or 0)
 
 
 def test_another_base_is_refused_on_every_rank(results: Any) -> None:
