@@ -1,8 +1,8 @@
 """What a teacher does to learning: `python -m benchmarks.distillation --folder RUNS [--steps 60] [--seeds 3]`.
 
 The quickstart's model is trained first: it is the teacher. A student of a quarter of its parameters learns the task
-from rewards alone, from the teacher by sampled tokens, and from both, with the same prompts, the same number of
-samples and the same supervised steps before, for several seeds: a table, and the curves in one picture
+from rewards alone, from the teacher by sampled tokens, and by the exact divergence, with the same prompts, the same
+number of samples and the same supervised steps before, for several seeds: a table, and the curves in one picture
 (`--picture`). Runs that are in the folder already are not made again, so it can be stopped and started anew.
 """
 
@@ -51,6 +51,12 @@ class Variant:
 VARIANTS = (
     Variant(name="rewards (GRPO)", weight=0.0),
     Variant(name="sampled", weight=1.0, flags=("--algorithm.distillation.reward_coef", "0.0")),
+    Variant(
+        name="exact",
+        weight=1.0,
+        flags=("--algorithm.distillation.reward_coef", "0.0", "--algorithm.distillation.objective", "exact"),
+        gap="policy/divergence_loss",
+    ),
     Variant(name="sampled and rewards", weight=1.0),
 )
 

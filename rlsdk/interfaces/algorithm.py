@@ -34,8 +34,8 @@ class Models(Protocol):
         ...
 
     def forward(self, role: str, batch: Batch, output: str) -> Tensor:
-        """One output of a role's model for every row, without gradient: `log_probs`, `entropy`, `values` `[N]`, or
-        `scores` `[B]`; float32.
+        """One output of a role's model for every row, without gradient: `log_probs`, `entropy`, `values` `[N]`,
+        `scores` `[B]`, or `hidden_states` `[N, H]`; float32.
 
         Raises:
             ConfigError: the run has no such role.

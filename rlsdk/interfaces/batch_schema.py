@@ -48,6 +48,8 @@ SCHEMA: Mapping[str, FieldSpec] = {
     "teacher_log_probs": _token(
         "float32", "Under the frozen teacher; NaN on rows that it does not teach. `teacher_log_probs.NAME` of several."
     ),
+    "teacher_states": _token("float32", "`[N, H]`: hidden states of the teacher, for the output `divergence`."),
+    "teacher_weight": _token("float32", "Weight of the token's divergence from the teacher; 0 where it has none."),
     "values": _token("float32", "Of the critic, before this update."),
     "token_level_rewards": _token("float64", "Reward of each token, KL penalty included where one is set."),
     "advantages": _token("float32", "Weight of each token in the policy gradient; 0 off the mask."),

@@ -15,6 +15,9 @@ class Capability(StrEnum):
     """Train: `ModelSpec.head` may be `score` (a token-classification head of one label), output `scores`."""
     ENTROPY = "entropy"
     """Train: `forward` and objectives may request `entropy`."""
+    DISTILLATION = "distillation"
+    """Train: `forward` computes `hidden_states`, `load_teacher` loads a teacher's head, and objectives may then request
+    `divergence`."""
     OFFLOAD = "offload"
     """Train: `offload(parts)` frees device memory and `onload(parts)` restores it bit for bit. Without it a role
     stays on its device, beside the other roles of its pool."""

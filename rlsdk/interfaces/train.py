@@ -11,18 +11,24 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from rlsdk.interfaces.batch import Batch
 from rlsdk.interfaces.capability import Capability
 from rlsdk.interfaces.errors import UnsupportedCapabilityError
-from rlsdk.interfaces.model import OptimSpec, Parallel, RankContext, TrainSpec
+from rlsdk.interfaces.model import ModelSpec, OptimSpec, Parallel, RankContext, TrainSpec
 from rlsdk.interfaces.weights import WeightLayout, WeightShard
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-OUTPUTS = ("log_probs", "entropy", "values", "scores")
+OUTPUTS = ("log_probs", "entropy", "values", "scores", "hidden_states", "divergence")
 """Outputs of a forward pass. `log_probs`, `entropy`, `values`: flat `[N]` float32, 0 at the first position of each row;
 log-probs and entropy in nats, of logits divided by `Batch.temperature`. `values` at t is the value of the state in
 which token t is chosen. `scores`: `[B]` float32, read at each row's last token. If the batch has a `response_mask`,
 `log_probs` and `entropy` are 0 outside it: unused logits are not computed. `values` and `scores` are not masked:
-objectives must ignore positions that they do not train on."""
+objectives must ignore positions that they do not train on.
+
+With `Capability.DISTILLATION`, masked as log-probs are: `hidden_states` `[N, H]` float32, without gradient: at t the
+last hidden state of which the logits of token t are made. `divergence` `[N]` float32, nats: of this model's
+distribution at t from that of the teacher (`TrainEngine.load_teacher`), over the whole vocabulary
+(`rlsdk.kit.model.divergence`). It reads the teacher's `hidden_states` from the batch's `teacher_states`, and
+`teacher_temperature` and `divergence_beta` from its `meta`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +243,15 @@ class TrainEngine(ABC):
         """Share of the elements of adapted weights that the adapter changes in the dtype in which `shards` yields them:
         in bfloat16, small changes are lost by rounding. Collective; equal on every rank."""
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.LORA.value!r}")
+
+    def load_teacher(self, spec: ModelSpec) -> None:
+        """Loads the head of a teacher, the layers above its backbone, for the output `divergence`. The head stays; a
+        later call replaces it.
+
+        Raises:
+            ConfigError: its checkpoint cannot be read.
+        """
+        raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.DISTILLATION.value!r}")
 
     def offload(self, parts: Sequence[str] = ("weights", "optimizer", "gradients")) -> None:
         """Moves these parts off the device."""

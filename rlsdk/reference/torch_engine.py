@@ -19,6 +19,7 @@ from rlsdk.interfaces import (
     CheckpointError,
     ConfigError,
     ForwardBackwardResult,
+    ModelSpec,
     Objective,
     OptimSpec,
     OptimStepResult,
@@ -37,10 +38,11 @@ from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
 from rlsdk.kit.model.adapter_files import initial_values, write_adapter
 from rlsdk.kit.model.adapters import KeptReference, ModelAdapter, add_adapter, base_digest, check_base, count_moved
 from rlsdk.kit.model.device_copies import to_host
+from rlsdk.kit.model.divergence import load_teacher_head
 from rlsdk.kit.model.hf import build_model, canonical_parameters, persistent_buffers
 from rlsdk.kit.model.microbatch import check_limits, cut_passes, groups_to_keep, rows_that_belong_together
 from rlsdk.kit.model.optim import build_optimizer, learning_rate, set_learning_rate
-from rlsdk.kit.model.outputs import OutputModel
+from rlsdk.kit.model.outputs import OutputModel, TeacherHead, empty_outputs
 from rlsdk.kit.ranks.metric_sums import MetricSums
 from rlsdk.kit.ranks.shared_memory import share
 from rlsdk.system.files import read_regular
@@ -119,12 +121,15 @@ class TorchTrainEngine(TrainEngine):
 
     @torch.no_grad()
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
-        found = {name: torch.zeros(batch.num_rows if name == "scores" else batch.num_tokens) for name in outputs}
+        found = empty_outputs(self.model, batch, outputs)
         for rows in self._cut(batch):
             part, plan = self.outputs.send(batch.select(rows), self.device)
             for name, values in to_host(self.outputs(part, outputs, plan=plan)).items():
                 found[name][rows if name == "scores" else batch.token_index(rows)] = values
         return found
+
+    def load_teacher(self, spec: ModelSpec) -> None:
+        self.outputs.teacher = TeacherHead(load_teacher_head(spec, self.device))
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         """See `TrainEngine`. If the objective raises, the gradients accumulated so far are dropped."""

@@ -13,6 +13,7 @@ from rlsdk.testing.train.requirements.adapters import AdapterRequirements
 from rlsdk.testing.train.requirements.architectures import ArchitectureRequirements
 from rlsdk.testing.train.requirements.buffers import BufferRequirements
 from rlsdk.testing.train.requirements.checkpoints import CheckpointRequirements
+from rlsdk.testing.train.requirements.distillation import DistillationRequirements
 from rlsdk.testing.train.requirements.engine_isolation import IsolationRequirements
 from rlsdk.testing.train.requirements.exports import ExportRequirements
 from rlsdk.testing.train.requirements.gradients import GradientRequirements
@@ -37,6 +38,7 @@ from rlsdk.testing.train.settings import TrainSettings
 
 class TrainConformance(
     OutputRequirements,
+    DistillationRequirements,
     LengthRequirements,
     ModelRequirements,
     ArchitectureRequirements,

@@ -18,9 +18,9 @@ from rlsdk.interfaces import Batch, KlEstimator, ObjectiveResult, PolicyLoss, Po
 class PolicyObjective:
     """Policy gradient with optional KL penalty and entropy bonus.
 
-    `sum(w * (c * loss + kl_coef * kl - entropy_coef * entropy))` over response tokens: w = `loss_weight`,
-    c = `rollout_weight` if the batch has it (see `rlsdk.algorithms.correction`), else 1. Values outside of the mask are
-    ignored, even NaN.
+    `sum(w * (c * loss + kl_coef * kl - entropy_coef * entropy + divergence_coef * d * divergence))` over response
+    tokens: w = `loss_weight`, d = `teacher_weight`, c = `rollout_weight` if the batch has it (see
+    `rlsdk.algorithms.correction`), else 1. Values outside of the mask are ignored, even NaN.
 
     Reads `response_mask`, `loss_weight`, `advantages`; `ref_log_probs` with a KL penalty; and the fields that the loss
     declares. Without `old_log_probs` the batch counts as on-policy: the current log-probs replace them, and the ratio
@@ -43,6 +43,9 @@ class PolicyObjective:
     kl_estimator: str | KlEstimator = LOSS_ESTIMATOR
     """A name of `rlsdk.algorithms.kl.KL_ESTIMATORS`, `package.module:function`, or a function that can be pickled. One
     whose gradient is not that of a KL (k1) is refused."""
+    divergence_coef: float = 0.0
+    """Weight of the divergence from a teacher; other than 0 needs `Capability.DISTILLATION`, and a batch with
+    `teacher_states` and `teacher_weight`. It has no ratio and no correction."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus; other than 0 needs `Capability.ENTROPY`."""
     on_policy: bool = False
@@ -59,17 +62,19 @@ class PolicyObjective:
     @property
     def outputs(self) -> Sequence[str]:
         """Model outputs that it needs."""
-        wanted = ("entropy",) if self.entropy_coef else ()
-        return tuple(dict.fromkeys(("log_probs", *wanted, *self._reads.outputs)))
+        entropy = ("entropy",) if self.entropy_coef else ()
+        divergence = ("divergence",) if self.divergence_coef else ()
+        return tuple(dict.fromkeys(("log_probs", *entropy, *divergence, *self._reads.outputs)))
 
     @property
     def fields(self) -> Sequence[str]:
         """Batch fields that it reads; `old_log_probs`, `rollout_log_probs` and `rollout_weight` may be absent."""
         base = ("response_mask", "loss_weight", "advantages", "old_log_probs", "rollout_log_probs", "rollout_weight")
         ref = ("ref_log_probs",) if self.kl_coef else ()
+        teacher = ("teacher_states", "teacher_weight") if self.divergence_coef else ()
         group = ("uid",) if self.whole_groups else ()
         sample = ("uid", "sample", "has_advantage") if self.several_rows else ()
-        return tuple(dict.fromkeys((*base, *ref, *group, *sample, *self._reads.fields)))
+        return tuple(dict.fromkeys((*base, *ref, *teacher, *group, *sample, *self._reads.fields)))
 
     @property
     def whole_groups(self) -> bool:
@@ -85,7 +90,8 @@ class PolicyObjective:
     @property
     def zero_without_advantage(self) -> bool:
         """Whether tokens of advantage 0 have no gradient, so that rows with only such tokens can be left out."""
-        return not (self.kl_coef or self.entropy_coef) and getattr(self._loss_fn, "zero_without_advantage", False)
+        others = self.kl_coef or self.entropy_coef or self.divergence_coef
+        return not others and getattr(self._loss_fn, "zero_without_advantage", False)
 
     def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
         inputs = self._inputs(outputs, batch)
@@ -110,6 +116,12 @@ class PolicyObjective:
             bonus = -self.entropy_coef * _weighed(inputs.entropy, inputs.mask, weight)
             loss = loss + bonus
             sums["entropy_loss"] = bonus.detach()
+        if self.divergence_coef:
+            apart = self.divergence_coef * _weighed(
+                outputs["divergence"], inputs.mask, weight * batch["teacher_weight"]
+            )
+            loss = loss + apart
+            sums["divergence_loss"] = apart.detach()
         seen = inputs.mask & (observed != 0)
         current = inputs.log_probs.detach()
         maxima = {"log_ratio": _largest((current - inputs.old_log_probs).abs(), seen)}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rlsdk.config.derived.roles import HEAD_CAPABILITY, Role, is_own_reference, needed_roles
 from rlsdk.config.sections.engines import PlacementConfig, PoolConfig
-from rlsdk.config.sections.role_kinds import ACTOR, base_role, kind_of
+from rlsdk.config.sections.role_kinds import ACTOR, TEACHER, base_role, kind_of
 from rlsdk.config.sections.schema import RunConfig
 from rlsdk.interfaces import Capability
 from rlsdk.interfaces.settings import ReplicaSize, shared
@@ -33,6 +33,8 @@ def role_requirements(
         leaves_model: the command ends with a model folder that the actor writes (`rlsdk sft`, `reward-model`, `dpo`).
     """
     capabilities = dict(_capabilities(config, role))
+    if config.learns_exactly and base_role(role.name) in (ACTOR, TEACHER):
+        capabilities[Capability.DISTILLATION] = "algorithm.distillation.objective"
     if role.name == ACTOR and (field := _exporting_field(config, role, leaves_model=leaves_model)):
         capabilities[Capability.EXPORT] = field
     devices = "placement.pools" if config.placement.preset is None else "placement.devices_per_node"

@@ -17,7 +17,7 @@ class ForwardPass:
 
     role: str
     output: str
-    """`log_probs`, `entropy`, `values` or `scores`."""
+    """`log_probs`, `entropy`, `values`, `scores` or `hidden_states`."""
     field: str
     """Field of the batch that it fills; `scores` are added to it."""
 
@@ -49,14 +49,19 @@ def step_passes(config: RunConfig, *, stale: bool, comparable: bool = True, read
 def _passes(config: RunConfig, old: OldLogProbs, reads: Collection[str]) -> Iterator[ForwardPass]:
     algorithm = config.algorithm
     kinds = {name: kind_of(name) for name in needed_roles(config) if kind_of(name).output}
-    beside = [ForwardPass(name, kind.output, kind.field_of(name)) for name, kind in kinds.items()]
+    beside = [
+        ForwardPass(name, "hidden_states", "teacher_states")
+        if kind.name == TEACHER and config.learns_exactly
+        else ForwardPass(name, kind.output, kind.field_of(name))
+        for name, kind in kinds.items()
+    ]
     kind = kind_of(TEACHER)
     for name in (teacher_role(one.name) for one in config.teachers if one.is_policy):
         beside.append(ForwardPass(name, kind.output, kind.field_of(name)))
     yield from (one for one in beside if one.field == "scores")
     # A KL in the reward compares the reference with the train engine's log-probs, unless the sampler's were chosen; so
     # does the gap to a teacher.
-    compares = algorithm.kl_in_reward or bool(config.teachers)
+    compares = algorithm.kl_in_reward or (bool(config.teachers) and not config.learns_exactly)
     if old.source == "recomputed" or (compares and old.source != "rollout"):
         yield ForwardPass(ACTOR, "log_probs", "old_log_probs")
     if algorithm.entropy_share is not None or "entropy" in reads:

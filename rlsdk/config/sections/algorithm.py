@@ -134,13 +134,31 @@ class DistillationConfig(Section):
     """How the policy learns from `teachers`: on-policy distillation, on the policy's own samples (Agarwal et al.,
     arXiv 2306.13649; Lu et al., On-Policy Distillation, Thinking Machines, 2025)."""
 
-    objective: Literal["sampled"] = "sampled"
+    objective: Literal["sampled", "exact"] = "sampled"
     """sampled: each response token has the advantage log p_teacher - log p_policy of the token that was sampled: the
-    policy gradient of the reverse KL at that token. Ratio, clipping and correction are those of the algorithm."""
+    policy gradient of the reverse KL at that token. Ratio, clipping and correction are those of the algorithm. exact:
+    the divergence over the whole vocabulary at each response token is a term of the loss, without ratio; one teacher,
+    whose hidden states travel."""
+    divergence: Literal["reverse", "forward", "jsd"] = "reverse"
+    """Divergence of `exact`. reverse: KL(policy || teacher); forward: KL(teacher || policy); jsd: the generalised
+    Jensen-Shannon divergence with `beta`."""
+    beta: float = Field(default=0.5, gt=0.0, lt=1.0)
+    """Share of the teacher in the mean of `jsd`: beta KL(teacher || mean) + (1 - beta) KL(policy || mean)."""
     coef: NonNegativeFloat = 1.0
-    """Factor of the teachers' part of the advantage."""
+    """Factor of the teachers' part of the advantage (sampled) or of the loss (exact)."""
     reward_coef: NonNegativeFloat = 1.0
     """Factor of the advantage that rewards give; 0: rewards are only measured and logged."""
+
+    @property
+    def share(self) -> float:
+        """Share of the teacher in the mean of the divergence: 0 is the forward KL, 1 the reverse one."""
+        return {"reverse": 1.0, "forward": 0.0, "jsd": self.beta}[self.divergence]
+
+    def unused(self) -> Iterator[Problem]:
+        if self.objective != "exact":
+            yield Problem("divergence", f"algorithm.distillation.objective is {self.objective!r}")
+        if self.objective != "exact" or self.divergence != "jsd":
+            yield Problem("beta", "only objective 'exact' with divergence 'jsd' reads it")
 
 
 class AlgorithmConfig(Section):

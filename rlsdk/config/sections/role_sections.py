@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
 from rlsdk.config.problem import Problem
+from rlsdk.config.sections.algorithm import DistillationConfig
 from rlsdk.config.sections.base import Options, Section, empty_mapping, empty_tuple, fields_of, unused_revision
 from rlsdk.config.sections.engines import DtypeName, OptimConfig
 from rlsdk.config.sections.rewards import RowValues
@@ -174,10 +175,35 @@ def name_problems(section: str, models: Sequence[NamedModelConfig]) -> Iterator[
             yield Problem(f"{section}.{at}.name", value=model.name, expected=f"another, because {first} has it")
 
 
-def teacher_problems(teachers: Sequence[TeacherConfig], sources: Sequence[str]) -> Iterator[Problem]:
-    """Problems of teachers with the same role, or of sources that the run does not mix; `sources` are those that it
-    does."""
+def teacher_problems(
+    teachers: Sequence[TeacherConfig], sources: Sequence[str], distillation: DistillationConfig
+) -> Iterator[Problem]:
+    """Problems of teachers with the same role, of sources that the run does not mix, and of what is asked of them.
+
+    Args:
+        teachers: of the run.
+        sources: of its mixture.
+        distillation: how the policy learns from them.
+    """
     yield from name_problems("teachers", teachers)
+    if not teachers and not distillation.reward_coef:
+        yield Problem(
+            "teachers",
+            "at least one is required, because algorithm.distillation.reward_coef is 0, so that rewards teach "
+            f"nothing: {Setting('teachers', 'MODEL')}",
+        )
+    if distillation.objective == "exact" and len(teachers) > 1:
+        yield Problem(
+            "algorithm.distillation.objective",
+            value="exact",
+            expected=f"'sampled', because there are {len(teachers)} teachers, and one can be exact",
+        )
+    if distillation.objective == "exact" and any(one.prompt_template is not None for one in teachers):
+        yield Problem(
+            "algorithm.distillation.objective",
+            value="exact",
+            expected="'sampled', because a teacher has a prompt_template of its own",
+        )
     for at, teacher in enumerate(teachers):
         for place, source in enumerate(teacher.sources):
             if source not in sources:

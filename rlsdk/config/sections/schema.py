@@ -348,6 +348,11 @@ class RunConfig(Section):
         return not self.reward_models and not self.teachers
 
     @property
+    def learns_exactly(self) -> bool:
+        """Whether a teacher teaches by the divergence over the whole vocabulary."""
+        return bool(self.teachers) and self.algorithm.distillation.objective == "exact"
+
+    @property
     def learning_rate_decays(self) -> bool:
         """Whether the learning rate of a step, and so its weights, depends on the number of steps of the run."""
         return any(optim.schedule != "constant" for optim in (self.train.optim, self.critic.optim))
@@ -379,13 +384,8 @@ class RunConfig(Section):
             yield from environment_problems(self.rewards, self.data, self.eval.measures())
         yield from judge_pool_problems(self.rewards, self.placement, self.schedule.max_staleness)
         yield from name_problems("reward_models", self.reward_models)
-        yield from teacher_problems(self.teachers, [part.source for part in self.data.mixture])
-        if not self.teachers and not self.algorithm.distillation.reward_coef:
-            yield Problem(
-                "teachers",
-                "at least one is required, because algorithm.distillation.reward_coef is 0, so that rewards teach "
-                f"nothing: {Setting('teachers', 'MODEL')}",
-            )
+        sources = [part.source for part in self.data.mixture]
+        yield from teacher_problems(self.teachers, sources, self.algorithm.distillation)
         yield from self._evaluation_problems()
         if self.needs_values:
             trainer = self.trainer

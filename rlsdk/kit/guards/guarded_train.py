@@ -10,6 +10,7 @@ from rlsdk.interfaces import (
     Batch,
     ConfigError,
     ForwardBackwardResult,
+    ModelSpec,
     Objective,
     OptimSpec,
     OptimStepResult,
@@ -61,6 +62,10 @@ class GuardedTrainEngine(TrainEngine):
         self._check_trained("forward_backward")
         self._check_here("forward_backward", "weights", "gradients")
         return self.engine.forward_backward(batch, Advancing(objective))
+
+    def load_teacher(self, spec: ModelSpec) -> None:
+        self._check_trained("load_teacher")
+        self.engine.load_teacher(spec)
 
     def optim_step(self) -> OptimStepResult:
         self._check_trained("optim_step")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from rlsdk.interfaces import OUTPUTS, Batch, ConfigError, Head, nearest
 from rlsdk.kit.model.chunked_head import OfLogits, Product, VocabularyHead, log_probs, outputs_of_logits
+from rlsdk.kit.model.divergence import divergence
 from rlsdk.kit.model.logit_chunks import chunk_tokens
 from rlsdk.kit.model.packed import ATTENTION
 from rlsdk.kit.model.pass_plan import PassPlan, plan_pass, send
@@ -26,12 +28,14 @@ class OutputModel(nn.Module):
         super().__init__()
         self.model = model
         self.head = head
+        self.teacher: TeacherHead | None = None
+        """Head of the teacher of the output `divergence`; not a part of this module."""
 
     def forward(
         self, batch: Batch, names: Sequence[str], packed: bool | None = None, *, plan: PassPlan | None = None
     ) -> dict[str, Tensor]:
         """See `compute_outputs`."""
-        return compute_outputs(self.model, self.head, batch, names, plan=plan, packed=packed)
+        return compute_outputs(self.model, self.head, batch, names, plan=plan, packed=packed, teacher=self.teacher)
 
     def send(self, batch: Batch, device: torch.device, *, packed: bool | None = None) -> tuple[Batch, PassPlan]:
         """A micro-batch and the plan of its pass on a device, without a wait for the device.
@@ -45,6 +49,18 @@ class OutputModel(nn.Module):
         return send(batch, _plan(self.model, self.head, batch, device.type, packed), device)
 
 
+@dataclass(frozen=True)
+class TeacherHead:
+    """The head of a teacher (`kit.model.divergence.load_teacher_head`)."""
+
+    model: nn.Module
+
+    def logits(self, hidden: Tensor, temperature: float) -> Tensor:
+        """`[m, V]` float32, divided by the temperature, of the teacher's hidden states `[m, H]`."""
+        head = vocabulary_head(self.model, temperature)
+        return head.logits(hidden if head.weight is None else hidden.to(head.weight.dtype))
+
+
 def compute_outputs(
     model: nn.Module,
     head: Head,
@@ -53,6 +69,7 @@ def compute_outputs(
     *,
     plan: PassPlan | None = None,
     packed: bool | None = None,
+    teacher: TeacherHead | None = None,
 ) -> dict[str, Tensor]:
     """Computes `names` of `OUTPUTS`; differentiable.
 
@@ -67,18 +84,22 @@ def compute_outputs(
         names: of `OUTPUTS`.
         plan: of the pass over this batch, on the model's device. None: made here, which waits for an accelerator.
         packed: without a plan: whether to pack; None: the cheaper form.
+        teacher: of the output `divergence`.
 
     Returns:
-        `log_probs`, `entropy`, `values`: `[N]` float32; `scores`: `[B]` float32.
+        `log_probs`, `entropy`, `values`, `divergence`: `[N]` float32; `hidden_states`: `[N, H]` float32, without
+        gradient; `scores`: `[B]` float32.
 
     Raises:
-        ConfigError: an output that the head does not compute, a temperature that is not above 0, or `packed` is True
-            for a model that cannot pack.
+        ConfigError: an output that the head does not compute, a temperature that is not above 0, a divergence without a
+            teacher, or `packed` is True for a model that cannot pack.
     """
     advance()
     _check_names(names, head)
     if not batch.temperature > 0:
         raise ConfigError(f"temperature {batch.temperature} of the batch: log-probs need one above 0")
+    if "divergence" in names and teacher is None:
+        raise ConfigError("output 'divergence': no teacher was loaded (`load_teacher`)")
     if plan is None:
         device = batch.lengths.device
         plan = _plan(model, head, batch.to("cpu"), device.type, packed).to(device)
@@ -87,7 +108,12 @@ def compute_outputs(
     # By `index_select`, whose gradient adds in a fixed order. That of `hidden[index]` adds in whatever order threads
     # come on a CPU, so that two runs of the same seeds differ in their last bits, and it takes four times as long.
     states = hidden.flatten(0, 1).index_select(0, plan.states)
-    outputs = _of_states(model, head, plan, names, states, batch.temperature)
+    if head is Head.LM:
+        outputs = _of_tokens(model, batch, plan, names, states, teacher)
+    elif head is Head.SCORE:
+        outputs = {"scores": head_numbers(model, states)}
+    else:
+        outputs = {"values": _at(plan, head_numbers(model, states))}
     if batch.num_tokens == 0:
         return {name: values[:0].clone() for name, values in outputs.items()}
     return outputs
@@ -114,20 +140,47 @@ def _plan(model: nn.Module, head: Head, batch: Batch, device: str, packed: bool 
     return plan_pass(batch, head, can_pack=able, device=device, packed=packed)
 
 
-def _of_states(
-    model: nn.Module, head: Head, plan: PassPlan, names: Sequence[str], states: Tensor, temperature: float
+def _of_tokens(
+    model: nn.Module,
+    batch: Batch,
+    plan: PassPlan,
+    names: Sequence[str],
+    states: Tensor,
+    teacher: TeacherHead | None,
 ) -> dict[str, Tensor]:
-    """The outputs `names` of the hidden states that the head reads."""
-    if head is Head.SCORE:
-        return {"scores": head_numbers(model, states)}
-    if head is Head.VALUE:
-        return {"values": _at(plan, head_numbers(model, states))}
-    assert plan.targets is not None
-    assert plan.index is not None  # language models have both
-    compute = functools.partial(log_probs, entropy="entropy" in names)
-    values = head_outputs(model, compute, states, (plan.targets,), temperature)
-    results = dict(zip(("log_probs", "entropy"), values, strict=False))
-    return {name: _at(plan, results[name].index_select(0, plan.index)) for name in names}
+    """The outputs `names` of a language model, of the hidden states that its head reads."""
+    index, places, targets = plan.index, plan.places, plan.targets
+    assert index is not None
+    assert places is not None
+    assert targets is not None  # language models have all three
+    found, given = {"hidden_states": states.detach().float()}, [targets]
+    if "divergence" in names:
+        # Rows that share a prefix have equal hidden states of the teacher, too: any of them will do.
+        at = places.new_zeros(len(states)).scatter(0, index, places)
+        given.append(batch["teacher_states"].index_select(0, at))
+    if set(names) - found.keys():
+        asked = [name for name in ("log_probs", "entropy", "divergence") if name == "log_probs" or name in names]
+        compute = functools.partial(_of_logits, asked, teacher, batch.meta)
+        values = head_outputs(model, compute, states, given, batch.temperature)
+        found |= dict(zip(asked, values, strict=True))
+    return {name: _at(plan, found[name].index_select(0, index)) for name in names}
+
+
+def _of_logits(
+    names: Sequence[str],
+    teacher: TeacherHead | None,
+    meta: Mapping[str, float],
+    logits: Tensor,
+    targets: Tensor,
+    states: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """What is needed of the logits of a chunk of tokens; an `OfLogits`. `states` are those of the teacher."""
+    found = log_probs(logits, targets, entropy="entropy" in names)
+    if teacher is None or states is None:
+        return found
+    with torch.no_grad():
+        others = teacher.logits(states, meta["teacher_temperature"])
+    return *found, divergence(logits, others, meta["divergence_beta"])
 
 
 def head_outputs(
@@ -163,9 +216,10 @@ def _output_embedding(model: nn.Module) -> str:
 
 
 def _at(plan: PassPlan, values: Tensor) -> Tensor:
-    """`[N]` float32: `values` at the plan's places, 0 elsewhere. Part of the autograd graph even if there are none."""
+    """`[N, ...]` float32: `values` at the places of the plan, 0 elsewhere; in the autograd graph even if there are no
+    values."""
     assert plan.places is not None
-    return values.new_zeros(plan.num_results).index_put((plan.places,), values)
+    return values.new_zeros(plan.num_results, *values.shape[1:]).index_put((plan.places,), values)
 
 
 def output_logits(model: nn.Module, hidden: Tensor, product: Product | None = None) -> Tensor:
@@ -240,8 +294,16 @@ def head_numbers(model: nn.Module, hidden: Tensor) -> Tensor:
     raise ConfigError(f"{type(model).__name__} has no module 'score' or 'classifier' to read values from")
 
 
+def empty_outputs(model: nn.Module, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+    """Zeros on the CPU in the shapes of these outputs, to be filled micro-batch by micro-batch."""
+    size = int(model.config.get_text_config().hidden_size) if "hidden_states" in names else 0  # type: ignore[union-attr, operator]
+    shapes = {"scores": (batch.num_rows,), "hidden_states": (batch.num_tokens, size)}
+    return {name: torch.zeros(shapes.get(name, (batch.num_tokens,))) for name in names}
+
+
 def _check_names(names: Sequence[str], head: Head) -> None:
-    gives = {Head.LM: ("log_probs", "entropy"), Head.VALUE: ("values",), Head.SCORE: ("scores",)}[head]
+    of_tokens = ("log_probs", "entropy", "hidden_states", "divergence")
+    gives = {Head.LM: of_tokens, Head.VALUE: ("values",), Head.SCORE: ("scores",)}[head]
     for name in names:
         if name not in gives:
             known = f"a model with head {head.value!r} gives {list(gives)}"

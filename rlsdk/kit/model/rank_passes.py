@@ -37,11 +37,13 @@ def collect_outputs(
 ) -> dict[str, Tensor]:
     """Outputs of all rows, on the CPU, in the batch's order; `run` computes those of a micro-batch, also without
     rows."""
-    outputs = {name: torch.zeros(batch.num_rows if name == "scores" else batch.num_tokens) for name in names}
+    outputs: dict[str, Tensor] = {}
     for rows in cut:
         for name, values in to_host(run(batch.select(rows))).items():
+            size = batch.num_rows if name == "scores" else batch.num_tokens
+            outputs.setdefault(name, values.new_zeros(size, *values.shape[1:]))
             outputs[name][rows if name == "scores" else batch.token_index(rows)] = values
-    return outputs
+    return {name: outputs[name] for name in names}
 
 
 def loss_of(

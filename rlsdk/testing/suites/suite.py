@@ -37,6 +37,7 @@ METHODS: Mapping[Capability, Sequence[str]] = {
     Capability.ABORT: ("abort",),
     Capability.SLEEP: ("sleep", "wake"),
     Capability.PARTIAL_ROLLOUT: ("pause", "resume"),
+    Capability.DISTILLATION: ("load_teacher",),
     Capability.OFFLOAD: ("offload", "onload"),
     Capability.EXPORT: ("save_pretrained",),
 }

@@ -15,6 +15,7 @@ from torch import Tensor
 from rlsdk.interfaces import (
     Batch,
     Box,
+    ModelSpec,
     TrainEngine,
 )
 from rlsdk.testing.process.worlds import Seat
@@ -26,6 +27,8 @@ def drive(seat: Seat, case: Case) -> Driven:
     """Runs a case on one rank."""
     engine, different = seat.start(case.spec), list[str]()
     try:
+        if case.teacher is not None:
+            engine.load_teacher(ModelSpec(path=case.teacher, dtype=case.dtype))
         found = driven(compared(engine, case, different), case)
         found.apart += different
         return found

@@ -28,6 +28,9 @@ OPTIM = OptimSpec(lr=1e-2, weight_decay=0.1, eps=1e-3, max_grad_norm=None)
 """A large eps. Adam divides by the root of the squared gradient: where this is 0 except for rounding, rounding would
 determine the sign of the step. And a step that ignores the gradient's size would hide a wrongly scaled gradient."""
 
+PLAIN_TEACHER = "plain_teacher_logits"
+"""Field `[N, V]` of a batch that plain torch reads in place of a teacher: its logits, divided by its temperature."""
+
 
 @dataclass(frozen=True)
 class Weighted:
@@ -42,6 +45,8 @@ class Weighted:
             loss = loss - (weight * wanted * outputs["log_probs"]).sum()
         if "entropy" in outputs:
             loss = loss - (weight * outputs["entropy"]).sum()
+        if "divergence" in outputs:
+            loss = loss + (weight * (1.0 + wanted) * outputs["divergence"]).sum()
         if "values" in outputs:
             loss = loss + (weight * (outputs["values"] - wanted) ** 2).sum()
         if "scores" in outputs:
@@ -106,6 +111,8 @@ class Case:
     objective: Any = field(default_factory=Weighted)
     optim: OptimSpec | None = OPTIM
     """None: a frozen model."""
+    teacher: str | None = None
+    """Model whose head is loaded for the output `divergence`."""
     rows: int | None = None
     """`micro_batch_rows`; None: limited by tokens."""
     tokens: int = 100_000

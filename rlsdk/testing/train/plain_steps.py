@@ -19,7 +19,7 @@ from rlsdk.interfaces import (
 )
 from rlsdk.kit.model.hf import canonical_parameters, canonical_tensors
 from rlsdk.testing.process.reference import LOCAL, plain_outputs
-from rlsdk.testing.train.cases import Case, Driven
+from rlsdk.testing.train.cases import PLAIN_TEACHER, Case, Driven
 
 
 def plain_model_of(case: Case) -> Any:
@@ -41,6 +41,8 @@ def plain_numbers(model: Any, head: Head, batch: Batch) -> dict[str, Tensor]:
     """Every output of the head, row by row without padding; differentiable. 0 outside the mask, if there is one."""
     if head is Head.LM:
         found = plain_outputs(model, batch)
+        if PLAIN_TEACHER in batch:
+            found["divergence"] = plain_divergence(model, batch)
         mask = batch.tokens.get("response_mask")
         return {n: values if mask is None else values * mask for n, values in found.items()}
     values, scores = [], []
@@ -49,6 +51,25 @@ def plain_numbers(model: Any, head: Head, batch: Batch) -> dict[str, Tensor]:
         values += [number.new_zeros(1), number[:-1]]
         scores.append(number[-1:])
     return {"values": torch.cat(values), "scores": torch.cat(scores)}
+
+
+def plain_divergence(model: Any, batch: Batch) -> Tensor:
+    """Generalised Jensen-Shannon divergence of each distribution from the teacher's, flat `[N]`, with probabilities as
+    in arXiv 2306.13649; differentiable. A vocabulary that is padded is cut to the other one."""
+    share, found = batch.meta["divergence_beta"], []
+    lengths = batch.lengths.tolist()
+    for ids, teacher in zip(
+        torch.split(batch["input_ids"], lengths), torch.split(batch[PLAIN_TEACHER], lengths), strict=True
+    ):
+        logits = model(ids[None]).logits[0, :-1].double() / batch.temperature
+        common = min(logits.shape[-1], teacher.shape[-1])
+        ours = logits[:, :common].log_softmax(-1)
+        theirs = teacher[1:, :common].double().log_softmax(-1)
+        mean = (share * theirs.exp() + (1 - share) * ours.exp()).log()
+        to_mean = share * (theirs.exp() * (theirs - mean)).sum(-1) + (1 - share) * (ours.exp() * (ours - mean)).sum(-1)
+        whole = {0.0: (theirs.exp() * (theirs - ours)).sum(-1), 1.0: (ours.exp() * (ours - theirs)).sum(-1)}
+        found += [ours.new_zeros(1), whole.get(share, to_mean)]
+    return torch.cat(found).float()
 
 
 def drive_plain(case: Case, model: Any = None) -> Driven:

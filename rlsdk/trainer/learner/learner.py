@@ -47,6 +47,8 @@ class LearnerOptions:
     """Weights of reward models, by role."""
     taught: Sequence[Taught] = ()
     """What each teacher teaches."""
+    exact_teachers: Sequence[str] = ()
+    """Roles of teachers whose heads the policy's workers need."""
     update_timeout_s: float | None = None
     parity_threshold: float
     parity_is_error: bool = False
@@ -95,6 +97,7 @@ class PolicyLearner:
         """
         with self.view.phase("log_probs"), clock.measure("log_probs"):
             if not self._parity_checked:
+                self._load_teachers()
                 self._check_parity(batch)
             batch, metrics = self.algorithm.prepare(batch, self)
         with clock.measure("advantages"):
@@ -166,6 +169,12 @@ class PolicyLearner:
                 f"{group.name} ({group.role.fields['path']} {group.role.model.path!r}) has vocab_size {size}, and the "
                 f"policy sampled token {token}, which is beyond it; use a model with rows for every token of the policy"
             )
+
+    def _load_teachers(self) -> None:
+        """Gives the policy's workers the head of the teacher whose distribution they compare with."""
+        for role in self.options.exact_teachers:
+            spec = self.session[role].role.model
+            self.session.actor.run("load_teacher", spec, timeout_s=self.options.update_timeout_s)
 
     def _check_role(self, role: str) -> None:
         if role not in self.roles:

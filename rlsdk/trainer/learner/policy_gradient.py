@@ -42,7 +42,7 @@ from rlsdk.trainer.learner.mini_batches import (
     shape_scores,
     with_signal,
 )
-from rlsdk.trainer.learner.teaching import learn_from_teachers, teacher_log_probs
+from rlsdk.trainer.learner.teaching import learn_from_teachers, with_teacher
 
 
 class PolicyGradient(Algorithm):
@@ -87,7 +87,7 @@ class PolicyGradient(Algorithm):
             batch = batch.with_tokens(old_log_probs=batch["rollout_log_probs"])
         for each in made.passes:
             if (teacher := self._teachers.get(each.role)) is not None:
-                batch = teacher_log_probs(batch, models, each, teacher)
+                batch = with_teacher(batch, models, each, teacher, share=self.config.distillation.share)
                 continue
             given = models.forward(each.role, batch, each.output)
             if each.output == "scores":

@@ -13,44 +13,67 @@ from rlsdk.interfaces import Batch, BatchError, Models
 from rlsdk.trainer.inputs.teachers import row_field
 
 
-def teacher_log_probs(batch: Batch, models: Models, each: ForwardPass, teacher: TeacherConfig) -> Batch:
-    """Adds `each.field` `[N]`, a teacher's log-probs of the rows that it teaches, and NaN on all other rows.
+def with_teacher(batch: Batch, models: Models, each: ForwardPass, teacher: TeacherConfig, *, share: float) -> Batch:
+    """Adds what a teacher computes of the rows that it teaches: its log-probs `[N]`, NaN on all other rows; or its
+    hidden states `[N, H]`, 0 on all other rows, with the settings of the divergence.
+
+    Args:
+        batch: with the row field of `with_taught`.
+        models: of the run.
+        each: the teacher's pass.
+        teacher: its configuration.
+        share: of the teacher in the mean of the divergence (`DistillationConfig.share`).
 
     Raises:
-        BatchError: a sampled token of these rows has no finite log-prob.
+        BatchError: a sampled token of these rows has no finite log-prob, or no finite hidden state.
     """
+    temperature = batch.temperature if teacher.temperature is None else teacher.temperature
     rows = batch[row_field(each.role)].nonzero()[:, 0]
-    found = torch.full((batch.num_tokens,), float("nan"))
-    if len(rows):
-        part = batch.select(rows)
-        if teacher.temperature is not None:
-            part = part.with_meta(temperature=teacher.temperature)
-        found[batch.token_index(rows)] = models.forward(each.role, part, each.output)
-    batch = batch.with_tokens(**{each.field: found})
-    lacking = _taught_tokens(batch, each.role) & ~found.isfinite()
+    if not len(rows):
+        if each.output == "log_probs":
+            return batch.with_tokens(**{each.field: torch.full((batch.num_tokens,), float("nan"))})
+        rows = rows.new_zeros(1)  # For the size of its hidden states, which then have no weight.
+    given = models.forward(each.role, batch.select(rows).with_meta(temperature=temperature), each.output)
+    fill = float("nan") if given.dim() == 1 else 0.0
+    found = given.new_full((batch.num_tokens, *given.shape[1:]), fill)
+    found[batch.token_index(rows)] = given
+    _check_complete(batch, each.role, found)
+    if each.output == "hidden_states":
+        weight = teacher.weight * _taught_tokens(batch, each.role).float()
+        batch = batch.with_tokens(teacher_weight=weight)
+        batch = batch.with_meta(teacher_temperature=temperature, divergence_beta=share)
+    return batch.with_tokens(**{each.field: found})
+
+
+def _check_complete(batch: Batch, role: str, found: torch.Tensor) -> None:
+    """Raises `BatchError` where a token that a teacher should teach has no finite numbers `[N, ...]` from it."""
+    lacking = _taught_tokens(batch, role) & ~found.reshape(batch.num_tokens, -1).isfinite().all(1)
     if lacking.any():
         token = int(lacking.nonzero()[0])
         row = int(batch.row_of_token[token])
         raise BatchError(
-            f"{each.role}: {int(lacking.sum())} of {int(_taught_tokens(batch, each.role).sum())} tokens that it should "
-            f"teach have no finite log-prob from it; the first is token {int(batch['input_ids'][token])} at position "
-            f"{int(batch.position_ids[token])} of row_id {int(batch['row_id'][row])} (uid {int(batch['uid'][row])}): "
-            f"{float(found[token])}. Its dtype may be too narrow (`dtype: float32` of this teacher)"
+            f"{role}: {int(lacking.sum())} of {int(_taught_tokens(batch, role).sum())} tokens that it should teach "
+            f"have no finite number from it; the first is token {int(batch['input_ids'][token])} at position "
+            f"{int(batch.position_ids[token])} of row_id {int(batch['row_id'][row])} (uid {int(batch['uid'][row])}). "
+            "Its dtype may be too narrow (`dtype: float32` of this teacher)"
         )
-    return batch
 
 
 def learn_from_teachers(
     batch: Batch, teachers: Mapping[str, TeacherConfig], settings: DistillationConfig
 ) -> tuple[Batch, dict[str, float]]:
-    """Adds the teachers' part to `advantages`. Returns metrics: the sampled tokens that have a teacher, and the mean
-    gap in nats, of all teachers and of each.
+    """Adds the teachers' part to `advantages`, where they teach by sampled tokens. Returns metrics: the sampled tokens
+    that have a teacher, and the mean gap of each teacher in nats.
 
     Args:
-        batch: with `advantages`, `old_log_probs` and each teacher's log-probs.
+        batch: with `advantages`, and `old_log_probs` and each teacher's log-probs; or with a teacher's hidden states.
         teachers: by role.
         settings: of distillation.
     """
+    taught = torch.stack([_taught_tokens(batch, role) for role in teachers]).any(0)
+    metrics = {"teacher/tokens": float(taught.sum()), "teacher/share": _share(taught, batch["response_mask"])}
+    if settings.objective == "exact":
+        return batch.with_tokens(advantages=settings.reward_coef * batch["advantages"]), metrics
     policy = batch["old_log_probs"]
     found = {
         role: TeacherLogProbs(
@@ -60,8 +83,6 @@ def learn_from_teachers(
         )
         for role, teacher in teachers.items()
     }
-    taught = torch.stack([one.taught for one in found.values()]).any(0)
-    metrics = {"teacher/tokens": float(taught.sum()), "teacher/share": _share(taught, batch["response_mask"])}
     for role, one in found.items():
         count = int(one.taught.sum())
         if role != TEACHER:

@@ -25,6 +25,7 @@ from rlsdk.interfaces import (
     Capability,
     ForwardBackwardResult,
     GenerationRequest,
+    ModelSpec,
     Objective,
     OptimSpec,
     OptimStepResult,
@@ -135,6 +136,10 @@ class TrainHost:
     def add_gradient(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         """Accumulates the gradient of the objective over all ranks for the optimizer step of the next `update`."""
         return self.engine.forward_backward(batch, objective)
+
+    @dispatch(split=Split.ALL, join=Join.NONE)
+    def load_teacher(self, spec: ModelSpec) -> None:
+        self.engine.load_teacher(spec)
 
     @dispatch(split=Split.ALL, join=Join.NONE)
     def reset_optimizer(self, optim: OptimSpec) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlsdk.config import RunConfig, choose_old_log_probs, comparable_log_probs
-from rlsdk.config.sections.role_kinds import reward_role
+from rlsdk.config.sections.role_kinds import reward_role, teacher_role
 from rlsdk.data import PromptStream, special_ids
 from rlsdk.interfaces import Algorithm, BackendKind, Trajectory
 from rlsdk.kit.model.hf import model_vocabulary
@@ -246,6 +246,7 @@ def learner_options(config: RunConfig, run_inputs: RunInputs) -> LearnerOptions:
     return LearnerOptions(
         reward_weights={reward_role(model.name): model.weight for model in config.reward_models},
         taught=Taught.of_run(config, run_inputs.train_prompts, run_inputs.tokenizer),
+        exact_teachers=[teacher_role(one.name) for one in config.teachers] if config.learns_exactly else [],
         update_timeout_s=config.deadlines.update_s,
         parity_threshold=config.trainer.parity_threshold,
         parity_is_error=config.trainer.parity_action == "error",

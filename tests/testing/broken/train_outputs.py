@@ -51,6 +51,23 @@ class ScoresAbsent(TorchTrainEngine):
         return {name: values * 0 if name == "scores" else values for name, values in found.items()}
 
 
+@defect({"distillation.hidden_states": "largest difference of hidden states"})
+class HiddenStatesOneLate(TorchTrainEngine):
+    """Hidden states at t are those after token t instead of those that predict it."""
+
+    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        found = super().forward(batch, outputs)
+        return {name: values.roll(-1, 0) if name == "hidden_states" else values for name, values in found.items()}
+
+
+@defect({"distillation.divergence": "largest difference of loss, share 0.0"})
+class TeacherWithoutTemperature(TorchTrainEngine):
+    """The teacher's logits are not divided by its temperature."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        return super().forward_backward(batch.with_meta(teacher_temperature=1.0), objective)
+
+
 def early(batch: Batch) -> Batch:
     if "response_mask" not in batch:
         return batch

@@ -19,6 +19,7 @@ from rlsdk.interfaces import (
     Box,
     ConfigError,
     ForwardBackwardResult,
+    ModelSpec,
     Objective,
     OptimSpec,
     OptimStepResult,
@@ -34,10 +35,11 @@ from rlsdk.kit.files.export import ExportedTensor, in_dtype, write_model
 from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
 from rlsdk.kit.memory.offload import HostOffload
 from rlsdk.kit.model.adapters import add_adapter
+from rlsdk.kit.model.divergence import load_teacher_head
 from rlsdk.kit.model.hf import build_model, canonical_parameters, dtype_names, persistent_buffers
 from rlsdk.kit.model.microbatch import check_limits
 from rlsdk.kit.model.optim import build_optimizer, learning_rate, set_learning_rate
-from rlsdk.kit.model.outputs import OutputModel
+from rlsdk.kit.model.outputs import OutputModel, TeacherHead
 from rlsdk.kit.model.part_loading import load_weights
 from rlsdk.kit.model.pass_plan import PassPlan
 from rlsdk.kit.model.rank_passes import collect_outputs, cut_alike, loss_of
@@ -126,6 +128,9 @@ class FsdpTrainEngine(TrainEngine):
     def moved_share(self) -> float:
         assert self.adapter is not None
         return self.adapter.moved_share()
+
+    def load_teacher(self, spec: ModelSpec) -> None:
+        self.outputs.teacher = TeacherHead(load_teacher_head(spec, self.device))
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         """See `TrainEngine`. If the objective raises on any rank, all gradients are dropped and every rank raises."""
