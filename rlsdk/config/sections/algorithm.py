@@ -149,11 +149,6 @@ class DistillationConfig(Section):
     reward_coef: NonNegativeFloat = 1.0
     """Factor of the advantage that rewards give; 0: rewards are only measured and logged."""
 
-    @property
-    def share(self) -> float:
-        """Share of the teacher in the mean of the divergence: 0 is the forward KL, 1 the reverse one."""
-        return {"reverse": 1.0, "forward": 0.0, "jsd": self.beta}[self.divergence]
-
     def unused(self) -> Iterator[Problem]:
         if self.objective != "exact":
             yield Problem("divergence", f"algorithm.distillation.objective is {self.objective!r}")

@@ -87,7 +87,7 @@ class PolicyGradient(Algorithm):
             batch = batch.with_tokens(old_log_probs=batch["rollout_log_probs"])
         for each in made.passes:
             if (teacher := self._teachers.get(each.role)) is not None:
-                batch = with_teacher(batch, models, each, teacher, share=self.config.distillation.share)
+                batch = with_teacher(batch, models, each, teacher, self.config.distillation)
                 continue
             given = models.forward(each.role, batch, each.output)
             if each.output == "scores":

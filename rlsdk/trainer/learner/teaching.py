@@ -13,7 +13,9 @@ from rlsdk.interfaces import Batch, BatchError, Models
 from rlsdk.trainer.inputs.teachers import row_field
 
 
-def with_teacher(batch: Batch, models: Models, each: ForwardPass, teacher: TeacherConfig, *, share: float) -> Batch:
+def with_teacher(
+    batch: Batch, models: Models, each: ForwardPass, teacher: TeacherConfig, settings: DistillationConfig
+) -> Batch:
     """Adds what a teacher computes of the rows that it teaches: its log-probs `[N]`, NaN on all other rows; or its
     hidden states `[N, H]`, 0 on all other rows, with the settings of the divergence.
 
@@ -22,7 +24,7 @@ def with_teacher(batch: Batch, models: Models, each: ForwardPass, teacher: Teach
         models: of the run.
         each: the teacher's pass.
         teacher: its configuration.
-        share: of the teacher in the mean of the divergence (`DistillationConfig.share`).
+        settings: of distillation.
 
     Raises:
         BatchError: a sampled token of these rows has no finite log-prob, or no finite hidden state.
@@ -41,8 +43,13 @@ def with_teacher(batch: Batch, models: Models, each: ForwardPass, teacher: Teach
     if each.output == "hidden_states":
         weight = teacher.weight * _taught_tokens(batch, each.role).float()
         batch = batch.with_tokens(teacher_weight=weight)
-        batch = batch.with_meta(teacher_temperature=temperature, divergence_beta=share)
+        batch = batch.with_meta(teacher_temperature=temperature, divergence_beta=_share_of_teacher(settings))
     return batch.with_tokens(**{each.field: found})
+
+
+def _share_of_teacher(settings: DistillationConfig) -> float:
+    """Share of the teacher in the mean of the divergence (`rlsdk.kit.model.divergence`)."""
+    return {"reverse": 1.0, "forward": 0.0, "jsd": settings.beta}[settings.divergence]
 
 
 def _check_complete(batch: Batch, role: str, found: torch.Tensor) -> None:
