@@ -36,6 +36,7 @@ TRAIN_CAPABILITIES = frozenset(
         Capability.VALUE_HEAD,
         Capability.SCORE_HEAD,
         Capability.ENTROPY,
+        Capability.DISTILLATION,
         Capability.OFFLOAD,
         Capability.EXPORT,
         Capability.PACKING,
