@@ -15,7 +15,7 @@ from rlsdk.api.python_inputs import Reward, Rows, stage_inputs
 from rlsdk.api.settings import Settings, from_keywords
 from rlsdk.api.table import Table
 from rlsdk.config import RunConfig, config_error
-from rlsdk.config.checks.commands import EVAL_FIGURES, GENERATE
+from rlsdk.config.checks.commands import EVAL_FIGURES, GENERATE, GENERATE_KEPT
 from rlsdk.config.derived.roles import rollout_role
 from rlsdk.config.loading.load import read_config
 from rlsdk.config.loading.reads import Reader, unread
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 GENERATION = ("model", "data", "rollout", "placement")
 """Sections of the configuration that generation acts on."""
+KEEPING = (*GENERATION, "rewards", "reward_limits")
+"""Those that generation of rows to train on acts on."""
+NUM_PROMPTS = 5
+"""Prompts of the data, if no number is given."""
 
 
 def evaluate(
@@ -81,8 +85,10 @@ def generate(
     prompts: Sequence[str] | str | Messages | Sequence[Messages] = (),
     *,
     data: Rows | None = None,
-    num_prompts: int = 5,
+    num_prompts: int | None = None,
     samples_per_prompt: int = 1,
+    reward: Reward | None = None,
+    keep: str | None = None,
     checkpoint: str | None = None,
     trust_run: bool = False,
     **fields: Any,
@@ -94,20 +100,39 @@ def generate(
         prompts: a text or a list of texts; messages (`[{"role": "user", "content": "Hello"}]`) or a list of such
             conversations; empty: the first evaluation prompts.
         data: source of prompts; None: that of the run.
-        num_prompts: number of prompts from the data.
+        num_prompts: number of prompts from the data; None: 5, or all with `keep`.
         samples_per_prompt: responses to each.
+        reward: as for `rlsdk.train`; with `keep`, grades the responses.
+        keep: returns rows to train on, of training prompts, in place of all responses: `best` (of each prompt, for
+            `sft`), `above:0.5` (all with a higher score), or `pairs` (best and worst, for `dpo`).
         checkpoint: of a run: `best`, `newest` or a step; None: the newest.
         trust_run: as for `evaluate`.
         fields: of the configuration, as for `rlsdk.train`.
 
     Returns:
-        A row per response: `prompt`, `response`, and `answer` if the data has one.
+        A row per response: `prompt`, `response`, and `answer` if the data has one. With `keep`, rows of the data whose
+        answer is a response (with its `score`; the data's own answer is in `reference`), or with `chosen` and
+        `rejected`.
 
     Raises:
-        ConfigError, DataError: something cannot be used.
+        ConfigError, DataError: something cannot be used, or no response is kept.
     """
-    settings = from_keywords(fields, GENERATE, config=None, trust_run=trust_run)
+    settings = from_keywords(fields, GENERATE if keep is None else GENERATE_KEPT, config=None, trust_run=trust_run)
     texts = given_prompts(prompts)
+    if keep is not None:
+        if texts:
+            raise ConfigError("prompts: keep samples the prompts of data, of which rows to train on are made")
+        with stage_inputs(settings, data=data, reward=reward) as given:
+            return run_keeping(
+                Path(model),
+                given.settings,
+                keep,
+                num_prompts=num_prompts,
+                n=samples_per_prompt,
+                checkpoint=checkpoint,
+            )
+    if reward is not None:
+        raise ConfigError("reward: nothing is graded without keep; give keep='best', 'above:0.5' or 'pairs'")
     with stage_inputs(settings, eval_data=data, eval_argument="data") as given:
         return run_generation(
             Path(model),
@@ -117,6 +142,23 @@ def generate(
             n=samples_per_prompt,
             checkpoint=checkpoint,
         )
+
+
+def run_keeping(
+    path: Path, settings: Settings, keep: str, *, num_prompts: int | None, n: int, checkpoint: str | None
+) -> Table:
+    """Rows to train on, made of graded responses to training prompts.
+
+    Raises:
+        ConfigError, DataError: something cannot be used, or no response is kept.
+    """
+    config, registry = configured(path, settings, GENERATE_KEPT, checkpoint=checkpoint, sections=KEEPING)
+
+    from rlsdk.trainer.runs.keep import KeepRule, keep_samples
+
+    rule = KeepRule.parse(keep)
+    kept = keep_samples(config, registry, rule, num_prompts=num_prompts, num_samples=n, notice=_to_stderr)
+    return Table([dict(row) for row in kept])
 
 
 def given_prompts(prompts: object) -> list[str] | list[Messages]:
@@ -150,7 +192,7 @@ def run_generation(
     settings: Settings,
     texts: Sequence[str] | Sequence[Messages],
     *,
-    num_prompts: int,
+    num_prompts: int | None,
     n: int,
     checkpoint: str | None,
 ) -> Table:
@@ -160,7 +202,8 @@ def run_generation(
     from rlsdk.trainer.runs.inference import sample_prompts
 
     rows = Table()
-    sampled = sample_prompts(config, registry, texts, num_prompts=num_prompts, num_samples=n, notice=_to_stderr)
+    count = NUM_PROMPTS if num_prompts is None else num_prompts
+    sampled = sample_prompts(config, registry, texts, num_prompts=count, num_samples=n, notice=_to_stderr)
     for prompt, responses in sampled:
         for response in responses:
             line: dict[str, Any] = {"prompt": prompt.text, "response": response}

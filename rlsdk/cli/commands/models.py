@@ -35,14 +35,34 @@ def generate(
     context: typer.Context,
     path: ModelPath,
     prompt: Annotated[list[str] | None, typer.Option(help="Text of a prompt; may be repeated.")] = None,
-    num_prompts: Annotated[int, typer.Option(min=1, help="Without --prompt: number of prompts from the data.")] = 5,
+    num_prompts: Annotated[
+        int | None,
+        typer.Option(min=1, help="Without --prompt: number of prompts from the data. Default: 5; all with --keep."),
+    ] = None,
     n: Annotated[int, typer.Option("-n", "--samples-per-prompt", min=1, help="Responses to each prompt.")] = 1,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="best|above:X|pairs",
+            help="Grade responses to training prompts by --reward, and print rows for `sft` or `dpo`: the best of each "
+            "prompt, all with a score above X, or pairs of the best and the worst.",
+        ),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="With --keep: write the rows into this JSONL file.")] = None,
     checkpoint: Checkpoint = None,
     trust_run: TrustRun = False,
 ) -> None:
-    from rlsdk.cli.models.inference import generate as run
+    from rlsdk.cli.models import inference
 
-    run(path, prompt or [], num_prompts, n, checkpoint, with_trust(context.args, trust_run))
+    arguments = with_trust(context.args, trust_run)
+    if keep is None:
+        if output is not None:
+            raise typer.BadParameter("writes rows to train on, which --keep chooses", param_hint="--output")
+        inference.generate(path, prompt or [], num_prompts, n, checkpoint, arguments)
+        return
+    if prompt:
+        raise typer.BadParameter("--keep samples the prompts of --data", param_hint="--prompt")
+    inference.keep(path, keep, num_prompts, n, checkpoint, output, arguments)
 
 
 @app.command(help="Upload a model, with its card, to the Hugging Face hub.")

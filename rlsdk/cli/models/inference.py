@@ -6,16 +6,17 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlsdk.api.inference import configured, run_generation
+from rlsdk.api.inference import configured, run_generation, run_keeping
 from rlsdk.api.settings import Settings
+from rlsdk.cli.training.train import command_here, quoted
 from rlsdk.config.checks.commands import EVAL, EVAL_FIGURES
-from rlsdk.system.atomic import atomic_write_json
+from rlsdk.system.atomic import atomic_path, atomic_write_json
 from rlsdk.system.printable import json_line, printable
 from rlsdk.system.streams import stdout_aside
 
 
 def generate(
-    path: Path, prompts: Sequence[str], num_prompts: int, n: int, checkpoint: str | None, args: Sequence[str]
+    path: Path, prompts: Sequence[str], num_prompts: int | None, n: int, checkpoint: str | None, args: Sequence[str]
 ) -> None:
     """Prints responses to the given prompts, or to the first evaluation prompts of the data."""
     settings = Settings(flags=args)
@@ -23,6 +24,28 @@ def generate(
         rows = run_generation(path, settings, prompts, num_prompts=num_prompts, n=n, checkpoint=checkpoint)
     for row in rows:
         print(json_line(row))
+
+
+def keep(
+    path: Path,
+    rule: str,
+    num_prompts: int | None,
+    n: int,
+    checkpoint: str | None,
+    output: Path | None,
+    args: Sequence[str],
+) -> None:
+    """Prints rows to train on, or writes them into a file."""
+    with stdout_aside():
+        rows = run_keeping(path, Settings(flags=args), rule, num_prompts=num_prompts, n=n, checkpoint=checkpoint)
+    lines = [json_line(row) for row in rows]
+    if output is None:
+        print("\n".join(lines))
+        return
+    with atomic_path(output) as draft:
+        draft.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    command = "dpo" if rule == "pairs" else "sft"
+    print(f"rows  {output}\n\nnext:\n  {command_here()} {command} --data {quoted(output)} ...")
 
 
 def evaluate(

@@ -121,6 +121,11 @@ def _of_dpo(config: RunConfig) -> Iterator[Problem]:
         yield Problem("preferences.target_margin", f"preferences.loss is {own.loss!r}, not 'simpo'")
 
 
+def _of_kept(config: RunConfig) -> Iterator[Problem]:
+    """What `rlsdk generate --keep` does not read with these values."""
+    yield Problem("reward_limits.max_failure_share", "samples without a score are not kept, however many")
+
+
 def _of_decay(path: str, optim: OptimConfig, schedule: str, named: str) -> Iterator[Problem]:
     if schedule == "constant":
         yield Problem(f"{path}.min_lr_ratio", f"{named}.schedule is 'constant'")
@@ -164,6 +169,13 @@ EVAL_FIGURES = replace(
 )
 """`rlsdk eval` without `--samples`, and a call from Python."""
 GENERATE = Reader(command="generate", fields=_SAMPLER, but=_NOT_OF_SAMPLER, instead={**_PATH, **_RESPONSES})
+GENERATE_KEPT = replace(
+    GENERATE,
+    fields=(*_SAMPLER, "rewards", "reward_limits"),
+    but=tuple(name for name in _NOT_OF_SAMPLER if name != "data.shuffle"),
+    unused=_of_kept,
+)
+"""`rlsdk generate --keep`, which grades what it samples."""
 REWARD_SERVE = Reader(command="reward serve", fields=("rewards", "reward_limits"))
 READERS: Mapping[str, Reader] = {
     reader.command: reader for reader in (TRAIN, SFT, REWARD_MODEL, DPO, KTO, EVAL, GENERATE, REWARD_SERVE)

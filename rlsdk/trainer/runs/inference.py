@@ -23,7 +23,7 @@ from rlsdk.trainer.checkpoints.run_folder import Notice, silent
 from rlsdk.trainer.generation.sampler import Draw, sample_all
 from rlsdk.trainer.inputs.data import first_prompts, load_eval_prompts
 from rlsdk.trainer.inputs.prompt_formats import prompt_format
-from rlsdk.trainer.inputs.run_rewards import start_run_rewards
+from rlsdk.trainer.inputs.run_rewards import RunRewards, start_run_rewards
 from rlsdk.trainer.inputs.tokenizer import load_run_tokenizer, run_ends, sampling_params
 from rlsdk.trainer.inputs.vocabulary import odd_ends, read_vocabulary
 from rlsdk.trainer.roles.devices import start_cluster
@@ -60,11 +60,7 @@ def evaluate_model(
         tokenizer = load_run_tokenizer(config.model)
         rewards = start_run_rewards(config, registry, logs, measures, train=False)
         stack.callback(rewards.close)
-        if rewards.judges:
-            raise ConfigError(
-                f"rewards: judges {list(rewards.judges)} are engines of a training run, which this command does not "
-                "start; name a service in judge.url, or give the evaluation sets rewards of their own (eval.sets)"
-            )
+        check_no_judges(rewards)
         prompts = load_eval_prompts(config, registry, tokenizer, view, measures=measures)
         sampling = sampling_params(config.rollout, known_ends(config, tokenizer, prompts.values(), view.notice))
         rewards.wait_ready()
@@ -82,6 +78,19 @@ def evaluate_model(
     for text in found.notices:
         view.notice(text)
     return found, {part.name: part.rule for part in evaluation.sets}
+
+
+def check_no_judges(rewards: RunRewards) -> None:
+    """Refuses rewards that ask an engine of a training run.
+
+    Raises:
+        ConfigError: names them.
+    """
+    if rewards.judges:
+        raise ConfigError(
+            f"rewards: judges {list(rewards.judges)} are engines of a training run, which this command does not "
+            "start; name a service in judge.url, or give the evaluation sets rewards of their own (eval.sets)"
+        )
 
 
 def chosen_measures(config: RunConfig, sets: Sequence[str]) -> list[Measure]:
