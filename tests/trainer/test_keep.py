@@ -15,6 +15,7 @@ from rlsdk.config import PairTraining, RunConfig, load_config, with_dtype
 from rlsdk.config.derived.roles import rollout_role
 from rlsdk.config.sections.role_kinds import ROLLOUT
 from rlsdk.data import DataRow, PromptFormat
+from rlsdk.data.fields import find_fields
 from rlsdk.interfaces import ConfigError, DataError, Episode, FinishReason, PromptView, SamplingParams, Span, Trajectory
 from rlsdk.registry import Registry
 from rlsdk.rollouts import Grade, Group, GroupId, GroupTask, Sample
@@ -46,7 +47,8 @@ def group(*samples: Sample) -> Group:
 
 
 def kept(rule: str, row: dict[str, Any], *samples: Sample, answer_field: str | None = None) -> list[Any]:
-    selected = PromptFormat(answer_field=answer_field).select([DataRow(row=row, source="rows:1")])
+    given = DataRow(row=row, source="rows:1", fields=find_fields(row))
+    selected = PromptFormat(answer_field=answer_field).select([given])
     return kept_rows(selected, [group(*samples)], KeepRule.parse(rule), answer_field)[0]
 
 
@@ -82,17 +84,11 @@ def test_pairs_are_the_best_and_the_worst_where_they_differ() -> None:
 def test_a_conversation_gets_the_sample_as_its_last_turn() -> None:
     turns = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "two"}]
     (row,) = kept("best", {"messages": turns}, *SAMPLES)
-    (same,) = PromptFormat().select([DataRow(row=row, source="rows:1", fields=keep_fields(row))])
+    (same,) = PromptFormat().select([DataRow(row=row, source="rows:1", fields=find_fields(row))])
     assert row["messages"] == [turns[0], {"role": "assistant", "content": "2"}]
     assert same.answer == "2"
     (pair,) = kept("pairs", {"messages": turns}, *SAMPLES)
     assert pair["messages"] == turns[:1]
-
-
-def keep_fields(row: dict[str, Any]) -> Any:
-    from rlsdk.data.fields import find_fields
-
-    return find_fields(row)
 
 
 def test_an_answer_in_a_nested_field_stands_in_answer() -> None:
@@ -100,7 +96,7 @@ def test_an_answer_in_a_nested_field_stands_in_answer() -> None:
     (found,) = kept("best", row, *SAMPLES, answer_field="reward_model.ground_truth")
     assert found["answer"] == "2"
     assert found["reward_model"] == row["reward_model"]
-    assert keep_fields(found).answer == "answer"
+    assert find_fields(found).answer == "answer"
 
 
 @pytest.mark.parametrize("text", ["bset", "above", "above:x", "above:nan", "best:1", "pairs:2", ""])
@@ -129,7 +125,7 @@ def rollout_here(config: RunConfig, registry: Registry, **_: Any) -> Iterator[Ro
 def config_of(model: str, rows: Path, registry: Registry, *extra: str) -> RunConfig:
     task = [
         "--model", model, "--data", str(rows), "--data.num_eval_rows", "4", "--data.max_prompt_tokens", "96",
-        "--rollout.max_response_tokens", "3", "--tracking.trackers", "[]", "--eval.every_steps", "null",
+        "--rollout.max_response_tokens", "24", "--rollout.stop_strings", "[a, e, i, o, u, t]", "--tracking.trackers", "[]", "--eval.every_steps", "null",
     ]  # fmt: skip
     return load_config([], [*task, *extra], registry)
 
