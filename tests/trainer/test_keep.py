@@ -125,7 +125,8 @@ def rollout_here(config: RunConfig, registry: Registry, **_: Any) -> Iterator[Ro
 def config_of(model: str, rows: Path, registry: Registry, *extra: str) -> RunConfig:
     task = [
         "--model", model, "--data", str(rows), "--data.num_eval_rows", "4", "--data.max_prompt_tokens", "96",
-        "--rollout.max_response_tokens", "24", "--rollout.stop_strings", "[a, e, i, o, u, t]", "--tracking.trackers", "[]", "--eval.every_steps", "null",
+        "--rollout.max_response_tokens", "24", "--rollout.stop_strings", "[a, e, i, o, u, t]",
+        "--tracking.trackers", "[]", "--eval.every_steps", "null",
     ]  # fmt: skip
     return load_config([], [*task, *extra], registry)
 
