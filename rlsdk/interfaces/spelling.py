@@ -21,6 +21,7 @@ SHORT_FLAGS: Mapping[str, str] = {
     "train.backend": "train-backend",
     "rollout.backend": "rollout-backend",
     "trust_run": "trust-run",
+    "samples_per_prompt": "samples-per-prompt",
 }
 """Field -> the flag by which messages call it, without dashes; all others are flags of the same name."""
 ARGUMENTS: Mapping[str, str] = {

@@ -68,7 +68,7 @@ class KeepRule:
             keeping = Keeping(name)
             above = float(value) if keeping is Keeping.ABOVE else math.nan
         except ValueError:
-            near = nearest(name, tuple(Keeping))
+            near = nearest(name, [one.value for one in Keeping])
             raise ConfigError(f"{as_given('keep', text)}: expected one of {known}, such as above:0.5{near}") from None
         if (keeping is Keeping.ABOVE) is not math.isfinite(above) or (value and keeping is not Keeping.ABOVE):
             raise ConfigError(f"{as_given('keep', text)}: expected one of {known}, with a finite number X")
@@ -230,8 +230,13 @@ def keep_samples(
     rows, report = kept_rows(prompts.rows, groups, rule, form.answer_field)
     notice(report.line(rule))
     if not rows:
-        raise DataError(f"generate: {report.line(rule)}: nothing to train on. Sample more responses of each prompt "
-                        f"({Setting('samples_per_prompt', 2 * num_samples)}), or keep others")  # fmt: skip
+        limit = config.rollout.max_response_tokens
+        way_out = (
+            f"Let answers be longer ({Setting('rollout.max_response_tokens', 2 * limit)})"
+            if report.num_cut > report.num_samples // 2
+            else f"Sample more responses of each prompt ({Setting('samples_per_prompt', 2 * num_samples)})"
+        )
+        raise DataError(f"generate: {report.line(rule)}: nothing to train on. {way_out}, or keep others")
     return rows
 
 
