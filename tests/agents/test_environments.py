@@ -164,12 +164,12 @@ def test_reset_gets_the_row_and_the_groups_seed() -> None:
         (called("talk", '{"kind": "odd"}'), "expected one of ['long', 'none', 'json', 'object']", 1, 0),
         (called("talk", '{"kind": "json"}'), '{"x": [1, "é"]}', 0, 0),
         (called("talk", '{"kind": "none"}'), "<tool_response>\n\n</tool_response>", 0, 0),
-        (called("sleep", '{"seconds": 60}'), "sleep did not answer within 0.2 s", 0, 1),
+        (called("sleep", '{"seconds": 60}'), "sleep did not answer within 1 s", 0, 1),
         (called("sleep", '{"seconds": 0}'), "woken", 0, 0),
     ],
 )  # fmt: skip
 def test_what_a_tool_says_of_a_call(says: str, told: str, errors: int, failures: int) -> None:
-    episode, _ = play(Odd, [says, guess(5)], limits=Limits(tool_s=0.2))
+    episode, _ = play(Odd, [says, guess(5)], limits=Limits(tool_s=1))
     assert told in conversation(episode)
     assert (episode.info["tool_errors"], episode.info["tool_failures"]) == (errors, failures)
     assert (episode.ended, episode.reward) == (Ended.AGENT, 1.0), "the episode goes on"
@@ -179,11 +179,11 @@ def test_what_a_tool_says_of_a_call(says: str, told: str, errors: int, failures:
 
 def test_a_tool_that_blocks_delays_no_other_episode_and_is_given_up() -> None:
     """The blocked object's later calls wait for it; its siblings do not."""
-    policy = lambda: Scripted(TOKENIZER, [called("block", '{"seconds": 0.6}'), guess(5)])  # noqa: E731
+    policy = lambda: Scripted(TOKENIZER, [called("block", '{"seconds": 2}'), *[guess(5)] * 30])  # noqa: E731
     quick = lambda: Scripted(TOKENIZER, [guess(5)])  # noqa: E731
     form = ChatFormat(TOKENIZER, stop_token_ids=[TOKENIZER.eos_token_id])
     rollout = EnvironmentRollouter(
-        environment=EnvironmentClass.of(Odd, "e"), form=form, limits=Limits(tool_s=0.3, max_tool_failures=9)
+        environment=EnvironmentClass.of(Odd, "e"), form=form, limits=Limits(tool_s=0.3, max_tool_failures=99)
     )
 
     async def both() -> tuple[list[float], Episode]:
@@ -198,7 +198,7 @@ def test_a_tool_that_blocks_delays_no_other_episode_and_is_given_up() -> None:
         return done, blocked
 
     done, blocked = asyncio.run(both())
-    assert max(done) < 0.5
+    assert max(done) < 2, "before the blocked call ends"
     assert blocked.info["tool_failures"] >= 1
     names = [thread.name for thread in threading.enumerate()]
     end = time.monotonic() + 5
@@ -215,7 +215,7 @@ def test_a_tool_that_blocks_delays_no_other_episode_and_is_given_up() -> None:
         (Limits(max_episode_tokens=150), [guess(1)] * 9, 100_000, Ended.TOKENS, 3),
         (Limits(), [guess(1)] * 99, 4000, Ended.CONTEXT, None),
         (Limits(max_tool_failures=2), [called("fail", "{}")] * 9, 100_000, Ended.TOOL_ERROR, 2),
-        (Limits(agent_s=0.3), [guess(1), called("sleep", '{"seconds": 9}')], 100_000, Ended.TIME, 2),
+        (Limits(agent_s=2), [guess(1), called("sleep", '{"seconds": 9}')], 100_000, Ended.TIME, 2),
         (Limits(), ["I give up."], 100_000, Ended.AGENT, 1),
     ],
 )
