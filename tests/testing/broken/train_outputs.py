@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from broken.defect import defect
-from broken.train_base import Wrapped
+from broken.train_base import OtherPasses, Wrapped
 from rlsdk.interfaces import Batch, ForwardBackwardResult, Head, Objective, RankContext, TrainSpec
 from rlsdk.reference.torch_engine import TorchTrainEngine
 
@@ -119,7 +119,7 @@ class PadsInSecret(TorchTrainEngine):
             found: dict[str, Tensor] = outputs(batch, names, False)
             return found
 
-        self.outputs = padded  # type: ignore[assignment]
+        self.outputs = OtherPasses(outputs, padded)  # type: ignore[assignment]
 
 
 @defect({"frozen": "largest difference"})
@@ -228,8 +228,11 @@ class _OtherEntropy(torch.nn.Module):
         super().__init__()
         self.inner = outputs
 
-    def forward(self, batch, names):
-        found = self.inner(batch, names)
+    def send(self, batch, device):
+        return self.inner.send(batch, device)
+
+    def forward(self, batch, names, *, plan=None):
+        found = self.inner(batch, names, plan=plan)
         if "entropy" in found and batch.num_rows:
             ids = pad_sequence(list(torch.split(batch["input_ids"], batch.lengths.tolist())), batch_first=True)
             # All tokens of a row see those before them alone, so what is padded changes nothing.

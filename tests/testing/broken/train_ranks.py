@@ -27,6 +27,7 @@ from rlsdk.interfaces import (
 )
 from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
 from rlsdk.kit.model.hf import persistent_buffers
+from rlsdk.kit.model.pass_plan import PassPlan
 from rlsdk.kit.ranks.metric_sums import MetricSums
 from rlsdk.reference.torch_engine import TorchTrainEngine
 from rlsdk_fsdp import engine as fsdp
@@ -151,8 +152,8 @@ class RaisedOnRankZero(FsdpTrainEngine):
 class OwnTemperature(FsdpTrainEngine):
     """Rank 0 uses the configured temperature; the others use 1."""
 
-    def _run(self, part: Batch, names: Sequence[str]) -> dict[str, Tensor]:
-        return super()._run(part if self.ctx.rank == 0 else part.with_meta(temperature=1.0), names)
+    def _run(self, part: Batch, plan: PassPlan, names: Sequence[str]) -> dict[str, Tensor]:
+        return super()._run(part if self.ctx.rank == 0 else part.with_meta(temperature=1.0), plan, names)
 
 
 @defect({"ranks.checkpoint_heads": "difference of weights"}, ranks=True)
