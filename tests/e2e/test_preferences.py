@@ -95,4 +95,4 @@ def test_what_belongs_to_the_other_command_is_refused_before_a_folder_is_made(fo
     assert "preferences.center_coef" in said
     assert "no effect on `rlsdk dpo`" in said
     assert not (folder / "runs" / "never").exists()
-    assert "--preferences.beta" in rlsdk("dpo", "--help", cwd=folder)
+    assert "--preferences.beta" in rlsdk("dpo", "--help", "preferences", cwd=folder)

@@ -13,13 +13,15 @@ from rlsdk.interfaces import Batch
 LOCAL: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 """Arguments of every `from_pretrained` here: a check reads only the given folder, downloads nothing, and runs none of
 the folder's code."""
+LOCAL_MODEL: Mapping[str, Any] = {**LOCAL, "adapter_kwargs": {"local_files_only": True}}
+"""Those of models: where PEFT is installed, transformers looks for an adapter beside them."""
 
 
 def load_plain_model(path: str, **options: Any) -> Any:
     """A causal LM from a local folder, as loaded by `from_pretrained`, in evaluation mode and float32."""
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, **LOCAL, **options).eval()
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, **LOCAL_MODEL, **options).eval()
 
 
 def plain_outputs(model: Any, batch: Batch) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlsdk.interfaces import Capability, Head, TrainEngine
 from rlsdk.testing.process.models import ROUTED_GLM, write_tiny_model
-from rlsdk.testing.process.reference import LOCAL
+from rlsdk.testing.process.reference import LOCAL, LOCAL_MODEL
 from rlsdk.testing.process.worlds import Job, Seat, World
 from rlsdk.testing.suites.requirements import Measured
 from rlsdk.testing.train.call_sequences import Act, exported_otherwise, play
@@ -352,7 +352,9 @@ def write_headed_model(source: str, folder: Path) -> str:
     config.num_labels = 1
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        model = AutoModelForTokenClassification.from_pretrained(source, config=config, dtype=torch.float32, **LOCAL)
+        model = AutoModelForTokenClassification.from_pretrained(
+            source, config=config, dtype=torch.float32, **LOCAL_MODEL
+        )
         for parameter in model.score.parameters():
             torch.nn.init.normal_(parameter, std=0.2)
     model.save_pretrained(folder)

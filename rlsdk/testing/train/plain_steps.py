@@ -18,7 +18,7 @@ from rlsdk.interfaces import (
     OptimSpec,
 )
 from rlsdk.kit.model.hf import canonical_parameters, canonical_tensors
-from rlsdk.testing.process.reference import LOCAL, plain_outputs
+from rlsdk.testing.process.reference import LOCAL_MODEL, plain_outputs
 from rlsdk.testing.train.cases import PLAIN_TEACHER, Case, Driven
 
 
@@ -34,7 +34,7 @@ def _plain_model(path: str, *, causal: bool) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
     kind: Any = AutoModelForCausalLM if causal else AutoModelForTokenClassification
-    return kind.from_pretrained(path, dtype=torch.float32, **LOCAL).eval()
+    return kind.from_pretrained(path, dtype=torch.float32, **LOCAL_MODEL).eval()
 
 
 def plain_numbers(model: Any, head: Head, batch: Batch) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ import torch
 
 from rlsdk.interfaces import Capability, Head
 from rlsdk.kit.model.hf import canonical_parameters
-from rlsdk.testing.process.reference import LOCAL
+from rlsdk.testing.process.reference import LOCAL_MODEL
 from rlsdk.testing.suites.requirements import Measured, requirement
 from rlsdk.testing.train.call_sequences import export, learn, look, reset, step
 from rlsdk.testing.train.cases import OPTIM, Driven, Weighted, rows_of
@@ -184,7 +184,7 @@ def ill_fitting(folder: Path, head: Head) -> list[str]:
 
 
 def _ill_fitting(kind: Any, folder: Path) -> list[str]:
-    _, info = kind.from_pretrained(folder, output_loading_info=True, **LOCAL)
+    _, info = kind.from_pretrained(folder, output_loading_info=True, **LOCAL_MODEL)
     wrong = ("missing_keys", "unexpected_keys", "mismatched_keys")
     return [f"{what} {key} of {kind.__name__}" for what in wrong for key in info[what]]
 
