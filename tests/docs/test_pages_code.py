@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import rlsdk
 from rlsdk.api.table import Table
 from rlsdk.config import RunConfig, load_config
-from rlsdk.config.checks.commands import READERS
+from rlsdk.config.checks.commands import GENERATE_KEPT, READERS
 from rlsdk.config.introspection.describe import option_paths
 from rlsdk.config.loading.overrides import ALIASES
 from rlsdk.config.loading.reads import Reader
@@ -223,7 +223,8 @@ def test_flags_of_pages_act_on_the_command_that_they_are_used_with(page: Path) -
         every = frozenset(flag for flags in own_flags().values() for flag in flags)
         known = COMMON | (every if at is None else own_flags().get(command, frozenset()))
         name = "train" if command and command[0] in AS_TRAIN else " ".join(command)
-        readers = list(READERS.values()) if at is None else [READERS[name]] if name in READERS else []
+        every_reader = [*READERS.values(), GENERATE_KEPT]
+        readers = [reader for reader in every_reader if at is None or reader.command == name]
         for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*(?:\.[\w-]+)*", line[at.end() if at is not None else 0 :]):
             elsewhere = at is None and is_of_another(flag, part)
             if flag not in known and not elsewhere and not acts(flag, readers):

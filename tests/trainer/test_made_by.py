@@ -100,7 +100,7 @@ def test_fields_without_influence_are_few_and_none_is_of_rewards_data_or_models(
         "trainer.parity_action", "trainer.callbacks", "schedule.journal", "schedule.uncorrected", "train.ema_decay",
         "placement.ray_address", "placement.network_interface", "sharding.transport", "sharding.bucket_mb",
         "reward_limits.max_failure_share", "reward_limits.num_workers", "reward_limits.start_timeout_s",
-        "reward_limits.log_mb",
+        "reward_limits.log_mb", "gateway.host", "gateway.port", "gateway.max_sessions",
     }  # fmt: skip
 
 
