@@ -121,12 +121,18 @@ def prepare(
     if training is not Training.RL or device is None or config.placement.device != "auto":
         device = resolve_device(config.placement)
     config = with_dtype(config, device)
-    checks = _Checks(with_model_path(config, MADE) if makes_model else config, registry, training, found, device)
+
+    def checks_of(config: RunConfig) -> _Checks:
+        """The quickstart has no path of a model yet, which is no problem."""
+        checked = with_model_path(config, MADE) if makes_model else config
+        return _Checks(checked, registry, training, found, device)
+
+    checks = checks_of(config)
     model = {"model_type": "llama"} if makes_model else checks.model()
     fitted, said = fitted_lengths(config, context_tokens(model))
     fitted, chosen = _chosen(fitted, model, device)
     if fitted != config:
-        config, checks = fitted, _Checks(fitted, registry, training, found, device)
+        config, checks = fitted, checks_of(fitted)
     if loads_models and not makes_model and model:
         checks.files()
     rates = [path for path in RATES if training.reader.reads(path, config)]
