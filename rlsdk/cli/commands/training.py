@@ -53,7 +53,7 @@ def dpo(context: typer.Context) -> None:
 @app.command(
     cls=FieldsCommand,
     context_settings=ONLY_FIELDS,
-    help="Kahneman-Tversky optimization, from answers that are labelled one by one.",
+    help="KTO, from answers that are labelled one by one.",
 )
 def kto(context: typer.Context) -> None:
     from rlsdk.cli.training.pairs import run

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlsdk.agents.chats.chat_format import ChatFormat
-from rlsdk.agents.environments.play import EnvironmentRollouter, Limits
 from rlsdk.agents.environments.tools import EnvironmentClass
 from rlsdk.config import RunConfig
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import find_function
-from rlsdk.trainer.inputs.tokenizer import run_ends
+
+if TYPE_CHECKING:
+    from rlsdk.agents.environments.play import EnvironmentRollouter
 
 
 def environment_rollouter(config: RunConfig, tokenizer: Any) -> EnvironmentRollouter:
@@ -21,6 +21,11 @@ def environment_rollouter(config: RunConfig, tokenizer: Any) -> EnvironmentRollo
         ConfigError: the class or a tool of it cannot be used, its options do not fit, or the tokenizer cannot write
             a chat with tools.
     """
+    # Checks before a run load the class without torch, which the rest needs.
+    from rlsdk.agents.chats.chat_format import ChatFormat
+    from rlsdk.agents.environments.play import EnvironmentRollouter, Limits
+    from rlsdk.trainer.inputs.tokenizer import run_ends
+
     rollout, times = config.rollout, config.rollout.timeouts
     form = ChatFormat(
         tokenizer,
