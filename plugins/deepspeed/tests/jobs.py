@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import torch
 
 from rlsdk.algorithms.objectives.policy import PolicyObjective
 from rlsdk.interfaces import Batch, Head, ModelSpec, OptimSpec, RankContext, TrainEngine, TrainSpec
+from rlsdk.kit.model.chunked_head import VocabularyHead
+from rlsdk.kit.model.logit_chunks import MAX_LOGITS
 from rlsdk.kit.ranks.shared_memory import find_block
 from rlsdk.testing.process.models import random_batch
 from rlsdk.testing.process.worlds import SEED, Seat
@@ -19,6 +24,9 @@ NUM_ROWS = 11
 # A large eps: Adam divides by the root of the squared gradient, and where that is 0 but for rounding, the sign of the
 # step would be rounding's too.
 OPTIM = OptimSpec(lr=1e-3, weight_decay=0.1, eps=1e-3, schedule="cosine", warmup_steps=2, total_steps=8)
+
+# Its first step is the gradient itself: Adam divides by `eps` plus a root that is nothing beside it.
+GRADIENT = OptimSpec(lr=1e9, eps=1e9, weight_decay=0.0, max_grad_norm=None)
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,10 @@ class Case:
     """`forward_backward` calls before each step."""
     lonely: bool = False
     """Rank 0 gets every row, the others none."""
+    logits: int = 1 << 25
+    """In memory at once."""
+    watched: bool = False
+    """The entropy is asked for, but no part of the loss."""
     load: str | None = None
     """A checkpoint after two steps; the third step follows."""
     save: str | None = None
@@ -51,6 +63,14 @@ class Case:
         )
 
 
+class Watched(PolicyObjective):
+    """Asks for an output that it does not use."""
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        return ("log_probs", "entropy")
+
+
 def share(batch: Batch, rank: int, world: int, *, lonely: bool = False) -> Batch:
     """Uneven shares: rank r takes rows r, r + world, ..., but rank 0 takes the last two."""
     if lonely:
@@ -61,7 +81,7 @@ def share(batch: Batch, rank: int, world: int, *, lonely: bool = False) -> Batch
 
 def drive(engine: TrainEngine, case: Case) -> dict[str, Any]:
     """Three steps, the third of them alone if a checkpoint is loaded: what engines can be compared in."""
-    place, objective = engine.parallel, PolicyObjective(entropy_coef=0.01)
+    place, objective = engine.parallel, Watched() if case.watched else PolicyObjective(entropy_coef=0.01)
     found: dict[str, Any] = {"losses": [], "norms": [], "lrs": []}
     if case.load:
         engine.load_checkpoint(Path(case.load))
@@ -92,23 +112,75 @@ def split(engine: TrainEngine, rows: Batch) -> tuple[torch.Tensor, ...]:
     return engine.forward(rows, ("log_probs",))["log_probs"].split(rows.lengths.tolist())
 
 
+@contextmanager
+def logits_in_memory(limit: int) -> Iterator[Mock]:
+    """Counts the chunks."""
+    usual = MAX_LOGITS["cpu"]
+    MAX_LOGITS["cpu"] = limit
+    try:
+        with patch.object(VocabularyHead, "logits", autospec=True, side_effect=VocabularyHead.logits) as calls:
+            yield calls
+    finally:
+        MAX_LOGITS["cpu"] = usual
+
+
 def train(seat: Seat, case: Case) -> dict[str, Any]:
     engine = seat.start(case.spec)
     try:
-        return drive(engine, case)
+        with logits_in_memory(case.logits) as calls:
+            return {**drive(engine, case), "chunks": calls.call_count}
+    finally:
+        engine.close()
+
+
+def gradient(seat: Seat, case: Case) -> dict[str, Any]:
+    """Of all rows, this rank's shards."""
+    engine = seat.start(replace(case.spec, optim=GRADIENT))
+    try:
+        with logits_in_memory(case.logits):
+            return step_of(engine)
+    finally:
+        engine.close()
+
+
+def step_of(engine: TrainEngine) -> dict[str, Any]:
+    """What a step subtracts from each shard."""
+    before = [shard.tensor.clone() for shard in engine.shards()]
+    place = engine.parallel
+    rows = share(random_batch(NUM_ROWS, seed=4), place.dp_rank, place.dp_size)
+    engine.forward_backward(rows, PolicyObjective(entropy_coef=0.01))
+    engine.optim_step()
+    shards = [(s.name, s.box, old - s.tensor) for s, old in zip(engine.shards(), before, strict=True)]
+    return {"shards": shards, "layout": engine.layout()}
+
+
+def outputs_of_a_frozen_model(seat: Seat, case: Case) -> list[torch.Tensor]:
+    """Of the rows of this rank, three times."""
+    engine = seat.start(replace(case.spec, optim=None))
+    try:
+        with logits_in_memory(case.logits):
+            rows = share(random_batch(NUM_ROWS, seed=3), seat.rank, seat.size, lonely=case.lonely)
+            return [engine.forward(rows, ("log_probs",))["log_probs"] for _ in range(3)]
     finally:
         engine.close()
 
 
 def plain(case: Case) -> dict[str, Any]:
     """The same by one process of the built-in engine."""
-    from dataclasses import replace
-
     from rlsdk.reference.torch_engine import TorchTrainEngine
 
     engine = TorchTrainEngine()
     engine.initialize(RankContext(role="actor", seed=SEED), replace(case.spec, options=None))
     return drive(engine, replace(case, load=None, save=None, export=None, lonely=False))
+
+
+def plain_gradient(case: Case) -> dict[str, Any]:
+    """The same by one process of the built-in engine, all logits at once."""
+    from rlsdk.reference.torch_engine import TorchTrainEngine
+
+    engine = TorchTrainEngine()
+    engine.initialize(RankContext(role="actor", seed=SEED), replace(case.spec, options=None, optim=GRADIENT))
+    return step_of(engine)
 
 
 def load_damaged(seat: Seat, case: Case, folders: list[str]) -> dict[str, Any]:

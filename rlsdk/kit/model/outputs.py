@@ -197,8 +197,7 @@ def vocabulary_head(model: nn.Module, temperature: float) -> VocabularyHead:
     """The layers of a transformers model above its backbone."""
     name = _output_embedding(model)
     product: Any = model._modules.get(name)
-    above = [module for at, module in model._modules.items() if module and at not in (name, _backbone(model)[0])]
-    others = (p for module in above for p in module.parameters())
+    others = (p for module in layers_above(model) if module is not product for p in module.parameters())
     return VocabularyHead(
         weight=getattr(product, "weight", None),
         bias=getattr(product, "bias", None),
@@ -206,6 +205,12 @@ def vocabulary_head(model: nn.Module, temperature: float) -> VocabularyHead:
         others=(*model.parameters(recurse=False), *others),
         temperature=temperature,
     )
+
+
+def layers_above(model: nn.Module) -> list[nn.Module]:
+    """Modules of a transformers model above its backbone, which compute its logits. They run once for each chunk of
+    tokens, so that ranks may run them different numbers of times."""
+    return [module for name, module in model._modules.items() if module is not None and name != _backbone(model)[0]]
 
 
 def _output_embedding(model: nn.Module) -> str:

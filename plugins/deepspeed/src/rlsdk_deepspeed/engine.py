@@ -18,6 +18,7 @@ from rlsdk.interfaces import (
     Batch,
     Box,
     ForwardBackwardResult,
+    Head,
     Objective,
     OptimSpec,
     OptimStepResult,
@@ -35,8 +36,9 @@ from rlsdk.kit.memory.offload import HostOffload
 from rlsdk.kit.model.hf import build_model, canonical_parameters, dtype_names, persistent_buffers
 from rlsdk.kit.model.microbatch import check_limits
 from rlsdk.kit.model.optim import adamw, learning_rate, set_learning_rate
-from rlsdk.kit.model.outputs import OutputModel
+from rlsdk.kit.model.outputs import OutputModel, layers_above
 from rlsdk.kit.model.part_loading import load_weights
+from rlsdk.kit.model.pass_plan import PassPlan
 from rlsdk.kit.model.rank_passes import collect_outputs, cut_alike, loss_of
 from rlsdk.kit.ranks.error_agreement import raise_objective_errors, raise_on_all_ranks
 from rlsdk.kit.ranks.metric_sums import MetricSums
@@ -97,6 +99,8 @@ class DeepSpeedTrainEngine(TrainEngine):
         if trained or self.stage == 3:
             optimizer = self._new_optimizer(named, shapes) if trained else None
             self.engine = library.start(self.ctx, self.outputs, optimizer, config)
+            if self.stage == 3 and self.spec.model.head is Head.LM:
+                library.keep_gathered(self.engine, layers_above(self.model))
             if trained and self.device.type == "cpu":
                 library.keep_shared(self.engine, self.stage)
             groups = library.groups_of(self.engine, self.stage)
@@ -119,15 +123,16 @@ class DeepSpeedTrainEngine(TrainEngine):
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         with torch.no_grad(), self._passes():
-            return collect_outputs(batch, cut_alike(batch, self.spec), outputs, lambda part: self._run(part, outputs))
+            cut = cut_alike(batch, self.spec)
+            return collect_outputs(batch, cut, outputs, lambda rows: self._run(*self._send(rows), outputs))
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         """See `TrainEngine`. If the objective raises on any rank, all gradients are dropped and every rank raises."""
         cut, metrics, failures = cut_alike(batch, self.spec, objective), MetricSums(), list[Exception]()
         with self._passes():
             for rows in cut:
-                part = batch.select(rows).to(self.device)
-                loss = loss_of(objective, self._run(part, objective.outputs), part, metrics, failures)
+                part, plan = self._send(batch.select(rows))
+                loss = loss_of(objective, self._run(part, plan, objective.outputs), part, metrics, failures)
                 # DeepSpeed averages over ranks; the contract requires the sum.
                 self.engine.backward(loss * self.ctx.world_size)
             raise_objective_errors(failures)
@@ -243,11 +248,15 @@ class DeepSpeedTrainEngine(TrainEngine):
         vars(self).clear()
         gc.collect()  # reference cycles of wrapped modules would keep weights and process group alive
 
-    def _run(self, part: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+    def _send(self, rows: Batch) -> tuple[Batch, PassPlan]:
+        """A micro-batch and the plan of its pass, on the device."""
+        return self.outputs.send(rows, self.device, packed=PACKED[self.options.packing])
+
+    def _run(self, part: Batch, plan: PassPlan, names: Sequence[str]) -> dict[str, Tensor]:
         """Outputs of a micro-batch on the device; without rows the model still runs, for its collectives."""
         run = self.engine if self.engine is not None else self.outputs
-        found: dict[str, Tensor] = run(part.to(self.device), names, PACKED[self.options.packing])
-        return found
+        found: dict[str, Tensor] = run(part, names, plan=plan)
+        return library.joined(found) if self.stage == 3 else found
 
     @contextmanager
     def _passes(self) -> Iterator[None]:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from rlsdk.interfaces import Box, Forecast, RankContext, RankMemory, RolloutSpec, TrainSpec, Workload
+from rlsdk.interfaces import Box, Forecast, Head, RankContext, RankMemory, RolloutSpec, TrainSpec, Workload
 from rlsdk.kit.memory.forecast import ModelTensors, count_passes, training
 from rlsdk.kit.model.hf import build_model
+from rlsdk.kit.model.outputs import layers_above
 from rlsdk.kit.weights.flat_boxes import boxes_of_range
 from rlsdk_deepspeed.shards import Range, split
 from rlsdk_deepspeed.sizes import check_options, dtype_of, options_of
@@ -31,7 +32,7 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
         boxes: list[tuple[str, Box]] = [(name, box) for name in tensors.shapes for box in mine[name]]
         layouts.append(tensors.layout(ctx, str(held).removeprefix("torch."), boxes))
     passes = count_passes(spec, workload, dp_size=len(contexts), dtype=computed)
-    gathered = _largest_module(model) * computed.itemsize if stage == 3 else 0
+    gathered = _gathered(model, spec.model.head) * computed.itemsize if stage == 3 else 0
     forward, backward = passes.forward_bytes, passes.backward_bytes
     memory = []
     for layout in layouts:
@@ -66,6 +67,9 @@ def _copies(total: int, stepped: int, stage: int, computed: torch.dtype, trained
     return (stepped if stage == 3 else total) * computed.itemsize
 
 
-def _largest_module(model: nn.Module) -> int:
-    """Elements that ZeRO 3 gathers at once, at least: those of the module with the most parameters of its own."""
-    return max(sum(p.numel() for p in module.parameters(recurse=False)) for module in model.modules())
+def _gathered(model: nn.Module, head: Head) -> int:
+    """Elements that ZeRO 3 gathers at once, at least: the layers above the backbone of a language model, and of the
+    other weights those of the module with the most parameters of its own."""
+    above = {p for layer in (layers_above(model) if head is Head.LM else ()) for p in layer.parameters()}
+    own = (sum(p.numel() for p in module.parameters(recurse=False) if p not in above) for module in model.modules())
+    return sum(p.numel() for p in above) + max(own)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -106,6 +106,39 @@ def start(
             config_class=known,
             dist_init_required=False,
         )
+
+
+def keep_gathered(engine: Any, layers: Iterable[nn.Module]) -> None:
+    """Lets the root gather the weights of these layers, once in a forward pass and once in its backward pass (ZeRO 3).
+
+    Layers with hooks of their own gather in every call: ranks that call them different numbers of times would wait for
+    each other forever.
+    """
+    for layer in layers:
+        for parameter in layer.parameters():
+            zero.register_external_parameter(engine.module, parameter)
+        for module in layer.modules():
+            module._forward_pre_hooks.clear()
+            module._forward_hooks.clear()
+
+
+def joined(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The outputs of a pass, such that a loss of some of them reaches all, with gradients of zero: ZeRO 3 counts those
+    that it reaches, and refuses counts that differ between ranks. A rank without rows uses all, an objective maybe
+    not."""
+    names = [name for name, value in outputs.items() if value.requires_grad]
+    values = _Joined.apply(*(outputs[name] for name in names)) if names else ()  # type: ignore[no-untyped-call]
+    return {**outputs, **dict(zip(names, values, strict=True))}
+
+
+class _Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *values: Tensor) -> tuple[Tensor, ...]:
+        return tuple(value.view_as(value) for value in values)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, ...]:
+        return slopes
 
 
 class _Engine(DeepSpeedEngine):  # type: ignore[misc]
