@@ -43,6 +43,8 @@ class Case:
     """Rank 0 gets every row, the others none."""
     logits: int = 1 << 25
     """In memory at once."""
+    split: bool = False
+    """ZeRO 3 splits even weights as small as these, which it keeps whole unless told."""
     watched: bool = False
     """The entropy is asked for, but no part of the loss."""
     load: str | None = None
@@ -60,6 +62,7 @@ class Case:
             micro_batch_rows=3,
             activation_checkpointing=self.checkpointing,
             options=self.options,
+            engine_kwargs={"stage3_param_persistence_threshold": 0} if self.split else {},
         )
 
 
@@ -170,7 +173,7 @@ def plain(case: Case) -> dict[str, Any]:
     from rlsdk.reference.torch_engine import TorchTrainEngine
 
     engine = TorchTrainEngine()
-    engine.initialize(RankContext(role="actor", seed=SEED), replace(case.spec, options=None))
+    engine.initialize(RankContext(role="actor", seed=SEED), replace(case.spec, options=None, engine_kwargs={}))
     return drive(engine, replace(case, load=None, save=None, export=None, lonely=False))
 
 
@@ -179,7 +182,8 @@ def plain_gradient(case: Case) -> dict[str, Any]:
     from rlsdk.reference.torch_engine import TorchTrainEngine
 
     engine = TorchTrainEngine()
-    engine.initialize(RankContext(role="actor", seed=SEED), replace(case.spec, options=None, optim=GRADIENT))
+    spec = replace(case.spec, options=None, engine_kwargs={}, optim=GRADIENT)
+    engine.initialize(RankContext(role="actor", seed=SEED), spec)
     return step_of(engine)
 
 

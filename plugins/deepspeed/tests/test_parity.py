@@ -50,7 +50,7 @@ def test_other_models_and_calls_equal_one_process_on_two_ranks(what: str, stage:
 def test_heads_run_in_different_numbers_of_chunks(stage: int, size: int, models: Any, world: Any) -> None:
     """Chunks of four tokens; where there are three ranks, the head is the embedding, too."""
     model = models["tied" if size == 3 else "plain"]
-    case = Case(model, DeepSpeedOptions(zero_stage=stage), logits=4 * 128)
+    case = Case(model, DeepSpeedOptions(zero_stage=stage), logits=4 * 128, split=True)
     ranks = world(size).run(train, case)
     found = show(f"ZeRO-{stage} x {size}, {[rank['chunks'] for rank in ranks]} chunks", difference(ranks, plain(case)))
     assert found <= EXACT
@@ -64,7 +64,7 @@ def test_heads_run_in_different_numbers_of_chunks(stage: int, size: int, models:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_rank_without_rows_runs_no_chunks(stage: int, models: Any, world: Any) -> None:
-    case = Case(models["plain"], DeepSpeedOptions(zero_stage=stage), logits=4 * 128, lonely=True)
+    case = Case(models["plain"], DeepSpeedOptions(zero_stage=stage), logits=4 * 128, lonely=True, split=True)
     expected = plain(case)
     found = difference(world(2).run(train, case), expected)
     assert show(f"ZeRO-{stage} x 2, chunks on one rank", found) <= EXACT
