@@ -402,9 +402,10 @@ async def odd(prompt, session, *, how="raise"):
         raise LookupError("no luck")
     if how == "silent":
         return 1.0
-    client = openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key)
-    while True:
-        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "1 + 1>"}], max_tokens=2)
+    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as client:
+        while True:
+            asked = [{"role": "user", "content": "1 + 1>"}]
+            await client.chat.completions.create(model="m", messages=asked, max_tokens=2)
 
 def plain(prompt, session):
     return 1.0
