@@ -16,7 +16,7 @@ class AgentSession:
     base_url: str
     """Of an OpenAI-compatible endpoint; it is this episode's own."""
     api_key: str
-    """The episode's key. Whoever has it can sample for the episode."""
+    """The episode's key. A secret: with it, a program can sample for the episode."""
     model: str
     """Name of the model; others are accepted, there is one."""
 

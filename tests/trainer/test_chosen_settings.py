@@ -1,4 +1,4 @@
-"""Settings that are `auto` follow from the device and the size of the model, and a run is told why."""
+"""Settings that are `auto` follow from the device and the size of the model, and notices give the reasons."""
 
 from __future__ import annotations
 

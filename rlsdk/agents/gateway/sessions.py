@@ -13,7 +13,7 @@ from rlsdk.agents.sessions.requests import Refusal
 from rlsdk.agents.sessions.session import Session
 
 _REMEMBERED = 65_536
-"""Closed sessions of which a late request is told that they are closed."""
+"""Closed sessions that are remembered, so that a late request gets 410 and not 404."""
 
 
 @dataclass(eq=False)

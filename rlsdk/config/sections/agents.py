@@ -59,7 +59,7 @@ class GatewayConfig(Section):
     """The OpenAI-compatible endpoint of agents, in the process that samples."""
 
     host: Annotated[str, NO_INFLUENCE] = "127.0.0.1"
-    """Address to listen at. Whoever reaches it needs the key of an open session."""
+    """Address to listen at. A request needs the key of an open session."""
     port: Annotated[NonNegativeInt, NO_INFLUENCE] = 0
     """0: any free one."""
     max_sessions: Annotated[PositiveInt | None, NO_INFLUENCE] = None

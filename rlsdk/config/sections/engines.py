@@ -129,7 +129,7 @@ class EpisodeTimeoutsConfig(Section):
     setup_s: PositiveFloat = 60.0
     """Making the environment, and its `reset`."""
     tool_s: PositiveFloat = 30.0
-    """One call of a tool; one that exceeds it failed, and the model is told."""
+    """One call of a tool; a call that exceeds it fails, and its result says so."""
     agent_s: PositiveFloat = 900.0
     """All turns; the episode then ends, and is scored as it is."""
     finalize_s: PositiveFloat = 60.0

@@ -29,7 +29,7 @@ def roles(config: RunConfig, device: str, *, needed: Sequence[str] | None = None
 
 
 def placed(table: Iterable[Role], placement: PlacementSpec) -> tuple[Role, ...]:
-    """These roles, each with the name of its pool; engines that sample are told whether they share it."""
+    """These roles, each with the name of its pool; `shares_devices` of rollout roles is set by it."""
     return tuple(_placed(role, placement) for role in table)
 
 
