@@ -45,7 +45,7 @@ ROOMS["testing"] = {"interfaces", "kit", "registry", "config", "sharding", "clus
 ROOMS["planning"] = {*ROOMS["trainer"], "trainer"} - {"algorithms", "data", "rewards"}
 ROOMS["chaos"] = {"interfaces", "rollouts", "trainer"}
 ROOMS["virtualenvs"] = {"interfaces", "registry", "config", "cluster", "diagnosis"}
-ROOMS["views"] = {"interfaces", "kit", "config", "trainer"}
+ROOMS["views"] = {"interfaces", "kit", "config", "rollouts", "trainer"}
 ROOMS["migrate"] = {"interfaces", "registry", "config"}
 ROOMS["api"] = {*ROOMS["trainer"], "trainer", "diagnosis", "planning", "views"}
 ROOMS["cli"] = {*ROOMS["api"], "api", "testing", "chaos", "virtualenvs", "migrate"}
@@ -55,7 +55,7 @@ for allowed in list(ROOMS.values())[2:]:
 the built-ins and the reference engines: they are found like any plugin's."""
 
 FLOORS: dict[str, tuple[str, ...]] = {
-    "agents": ("receipts.py", "chats", "environments", "conformance", "sessions", "dialects", "gateway", "programs"),
+    "agents": ("chats", "environments", "conformance", "sessions", "dialects", "gateway", "programs"),
     "algorithms": (".", "advantages", "losses", "objectives"),
     "cli": (".", "plugin_tools", "environment_tools", "preparation", "training", "models", "pages", "commands"),
     "cluster": ("devices", "ray_cluster", "batches", "calls", "workers"),

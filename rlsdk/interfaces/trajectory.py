@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -103,6 +104,19 @@ class Trajectory:
         if len(self.spans) == 2:
             return (*self.spans[0].versions, *self.spans[1].versions)
         return tuple(run for span in self.spans for run in span.versions)
+
+    @property
+    def digest(self) -> str:
+        """Hexadecimal digest: equal where ids, mask, log-probs and versions are, to the bit."""
+        digest = hashlib.blake2b(digest_size=16)
+        for span in self.spans:
+            digest.update(len(span).to_bytes(8, "little") + bytes([span.sampled]))
+            digest.update(span.token_ids.astype("<i4").tobytes())
+            if span.log_probs is not None:
+                digest.update(span.log_probs.astype("<f4").tobytes())
+            for run in span.versions:
+                digest.update(run.version.to_bytes(8, "little", signed=True) + run.num_tokens.to_bytes(8, "little"))
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

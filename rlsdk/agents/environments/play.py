@@ -15,7 +15,6 @@ from rlsdk.agents.chats.chat_format import message_of
 from rlsdk.agents.environments.schema import call_problem
 from rlsdk.agents.environments.tools import EnvironmentClass, cut_text, text_of_result
 from rlsdk.agents.environments.worker import Worker
-from rlsdk.agents.receipts import row_digest
 from rlsdk.interfaces import (
     AssistantMessage,
     BatchError,
@@ -279,7 +278,7 @@ class _Game:
                 sampled=self._sampled,
                 trained=sum(row.num_sampled for row in trajectories),
                 rendered_again={"template": self._rendered_again} if self._rendered_again else {},
-                digests=tuple(map(row_digest, trajectories)),
+                digests=tuple(row.digest for row in trajectories),
             ),
             info=info,
             reward=reward,

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from rlsdk.agents.receipts import row_digest
 from rlsdk.agents.sessions.limits import EpisodeLimits
 from rlsdk.agents.sessions.row_tree import RowTree, TurnNode
 from rlsdk.interfaces import Receipt, Span, Trajectory
@@ -74,7 +73,7 @@ def rows_of(tree: RowTree, limits: EpisodeLimits, *, overlapped: bool) -> Rows:
         chains=_chains([leaf.root for leaf in drawn]) if overlapped else (),
         scales=(scale,) * len(rows) if scale != 1.0 else (),
         not_trained={reason: count for reason, count in not_trained.items() if count},
-        digests=tuple(row_digest(row) for row in rows),
+        digests=tuple(row.digest for row in rows),
     )
 
 

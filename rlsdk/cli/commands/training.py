@@ -1,4 +1,4 @@
-"""Commands that train: `train`, `sft`, `reward-model`, `dpo`, `kto`; and `replay` and `chaos`, which repeat runs."""
+"""Commands that train: `train`, `sft`, `reward-model`, `dpo`, `kto`; and `replay`, `inspect`, `chaos`, which verify."""
 
 from __future__ import annotations
 
@@ -70,6 +70,19 @@ def replay(
     from rlsdk.cli.training.replay import run
 
     run(run_dir, with_trust([], trust_run))
+
+
+@app.command(help="Where every token of a run went, from its journal.")
+def inspect(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],
+    step: Annotated[int | None, typer.Option(min=1, help="The samples of this step.")] = None,
+    episode: Annotated[
+        str | None, typer.Option(metavar="GROUP/SAMPLE", help="One sample as it was sampled, such as 12/0.")
+    ] = None,
+) -> None:
+    from rlsdk.cli.training.inspect import run
+
+    run(run_dir, step, episode)
 
 
 @app.command(cls=FieldsCommand, context_settings=FIELDS, help="Kill processes of a run, and count what is lost.")

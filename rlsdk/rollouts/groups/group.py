@@ -88,6 +88,8 @@ class Sample:
     text: str
     """The text that the rewards got: the response without the token that ended it."""
     grade: Grade
+    lost_tokens: int = 0
+    """Tokens that were sampled for it although it failed."""
 
     @property
     def rows(self) -> tuple[Trajectory, ...]:

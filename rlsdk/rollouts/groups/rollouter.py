@@ -24,6 +24,7 @@ from rlsdk.interfaces import (
 from rlsdk.rollouts.client.client import GenerationClient
 from rlsdk.rollouts.client.flights import Waiter
 from rlsdk.rollouts.groups.group import GroupTask
+from rlsdk.rollouts.groups.receipts import TurnAccount
 from rlsdk.rollouts.schedule.seeds import request_seed
 
 Tokens = Sequence[int] | NDArray[np.int64]
@@ -168,6 +169,7 @@ class SampleGenerate:
         self.sampling = requests.task.sampling
         self.max_model_tokens = requests.max_model_tokens
         self.seed = request_seed(*requests.task.seed, "task")
+        self.account = TurnAccount()
 
     async def __call__(
         self,
@@ -206,7 +208,9 @@ class SampleGenerate:
         )
         self._turn += 1
         output = await self._requests.generate(call)
-        return Turn(span=Span.of(output), finish_reason=output.finish_reason)
+        turn = Turn(span=Span.of(output), finish_reason=output.finish_reason)
+        self.account.add(turn.span)
+        return turn
 
     def text(self, turn: Turn) -> str:
         """See `Generate`."""

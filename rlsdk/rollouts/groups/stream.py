@@ -316,13 +316,13 @@ class RolloutStream:
     ) -> None:
         try:
             made = await self._options.rollout(task.prompt, generate, **self._options.rollout_options)
-            episode = _episode(made)
-        except BatchError as error:
-            deliver(_failed(error))
-        except RlsdkError:
-            raise
+            episode = generate.account.checked(_episode(made))
+        except RlsdkError as error:
+            if not isinstance(error, BatchError):
+                raise
+            deliver(_failed(error, generate.account.num_tokens))
         except Exception as error:
-            deliver(_failed(error))
+            deliver(_failed(error, generate.account.num_tokens))
         else:
             self._last_sample = time.monotonic()
             self._grading.add(task, episode, deliver)
@@ -342,8 +342,8 @@ def _episode(made: Trajectory | Episode) -> Episode:
     raise TypeError(f"the rollouter returned {type(made).__name__}; expected a Trajectory or an Episode")
 
 
-def _failed(error: BaseException) -> Sample:
+def _failed(error: BaseException, lost_tokens: int = 0) -> Sample:
     """The failed sample of a rollouter that raised; other samples are not affected."""
     message = f"{type(error).__name__}: {error}"
     failure = Failure(kind=getattr(error, "kind", "exception"), source="rollout", message=message)
-    return Sample(episode=None, text="", grade=Grade(valid=False, failures=(failure,)))
+    return Sample(episode=None, text="", grade=Grade(valid=False, failures=(failure,)), lost_tokens=lost_tokens)

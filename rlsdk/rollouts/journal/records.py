@@ -40,14 +40,17 @@ def record_of(sample: Sample, prompt_ids: Sequence[int]) -> dict[str, Any]:
 
     Args:
         sample: a graded sample.
-        prompt_ids: prompt of its group: a first span with these tokens is omitted.
+        prompt_ids: prompt of its group: a first span with these tokens is omitted, unless the sample has a receipt,
+            which can be verified by the record alone.
     """
-    rows = [_row(row, prompt_ids) for row in sample.rows]
     episode = {} if sample.episode is None else _episode(sample.episode)
+    has_receipt = sample.episode is not None and sample.episode.receipt is not None
+    rows = [_row(row, () if has_receipt else prompt_ids) for row in sample.rows]
+    lost = {"lost_tokens": sample.lost_tokens} if sample.lost_tokens else {}
     if len(rows) > 1 or episode:
         return {"rows": rows, **episode, "grade": _grade(sample.grade)}
     # A sample of one row is written as that row.
-    return {**(rows[0] if rows else {"spans": None, "reason": None}), "grade": _grade(sample.grade)}
+    return {**(rows[0] if rows else {"spans": None, "reason": None}), **lost, "grade": _grade(sample.grade)}
 
 
 def samples_from(
@@ -72,7 +75,9 @@ def samples_from(
         rows = rows_from(record, prompt_ids, vocabulary)
         with _checked():
             episode = _episode_from(record, rows) if rows else None
-        samples[key] = Sample(episode=episode, text=text_of(rows[-1]) if rows else "", grade=grade_from(record))
+            lost = int(record.get("lost_tokens", 0))
+        text, grade = text_of(rows[-1]) if rows else "", grade_from(record)
+        samples[key] = Sample(episode=episode, text=text, grade=grade, lost_tokens=lost)
     return samples
 
 

@@ -12,6 +12,7 @@ from rlsdk.interfaces import GenerationOutput, Trajectory
 from rlsdk.rollouts import Group, GroupTask, Sample
 from rlsdk.rollouts.client.flights import Kept, SampleSeed
 from rlsdk.rollouts.groups.group_assembly import Record
+from rlsdk.rollouts.groups.receipts import step_account
 from rlsdk.rollouts.journal.journal import Journal
 from rlsdk.rollouts.journal.recorded import Recorded, read_journal
 from rlsdk.rollouts.journal.records import samples_from, unfinished_from
@@ -142,7 +143,8 @@ class History:
         if self._journal is None:
             return
         trained, let_go = ([group.task.ordinal for group in some] for some in (groups, rejected))
-        self._journal.write("update", step=step, groups=trained, rejected=let_go, figures=dict(figures))
+        tokens = step_account(groups, rejected)
+        self._journal.write("update", step=step, groups=trained, rejected=let_go, tokens=tokens, figures=dict(figures))
         self._journal.sync()
 
     def halted(self, kept: Sequence[Kept]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from rlsdk.config.sections.role_kinds import ACTOR, kind_of
 from rlsdk.interfaces import Batch, SyncReport
 from rlsdk.rollouts import Group, make_batch
+from rlsdk.rollouts.groups.receipts import SAMPLED, TRAINED, check_receipts, token_account
 from rlsdk.trainer.generation.group_source import GroupSource
 from rlsdk.trainer.generation.publishing import Publisher
 from rlsdk.trainer.generation.timeline import staleness_metrics
@@ -214,6 +215,7 @@ class RlStage(Stage):
             **batch_metrics(learned.batch, summary, has_entropy=self.options.has_entropy),
             **({SPECIAL: share} if (share := special_share(learned.batch, self.options.special)) else {}),
             **rollout_info(groups),
+            **token_metrics(groups),
             "rollout/rejected_groups": float(len(self.source.rejected)),
             **update_figures(learned),
             "policy/version": float(self.state.policy_version),
@@ -264,14 +266,27 @@ def learn_from(
     temperature: float,
     clock: StepClock,
 ) -> Learned:
-    """Makes the updates of a step, and counts them in `state`."""
+    """Makes the updates of a step, and counts them in `state`.
+
+    Raises:
+        BatchError: the samples do not account for the tokens that would be trained.
+    """
     batch = with_taught(make_batch(groups, temperature=temperature), groups, learner.options.taught)
+    check_receipts(groups, batch)
     learner.show(groups)
     learned = learner.learn(batch, step, clock)
     for result in learned.results[ACTOR]:
         state.count_update(result.step)
     state.count_batch(batch)
     return learned
+
+
+def token_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Sampled tokens of a step, and what became of them; empty where all of them are trained."""
+    found = token_account(sample for group in groups for sample in group.samples)
+    if found[SAMPLED] == found[TRAINED]:
+        return {}
+    return {f"tokens/{name}": float(count) for name, count in found.items()}
 
 
 def update_figures(learned: Learned) -> dict[str, float]:

@@ -1,0 +1,52 @@
+"""A real run of an environment: every token is accounted for, and it is repeated without calling a tool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import rlsdk
+from episodes import arguments, write_task
+
+from rlsdk.rollouts.journal.inspection import inspect_journal
+from rlsdk.rollouts.journal.segments import lines
+from rlsdk.trainer.tracking.trackers import read_metrics
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("episodes")
+    write_task(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Path:
+    """A run of three steps, undisturbed."""
+    rlsdk(*arguments(folder, "whole"), cwd=folder)
+    return folder / "runs" / "whole"
+
+
+def test_every_token_that_was_sampled_is_accounted_for(whole: Path) -> None:
+    found = inspect_journal(whole / "journal")
+    assert found.is_sound
+    assert [step.step for step in found.steps] == [1, 2, 3]
+    recorded = [line["tokens"] for line in lines(whole / "journal") if line["event"] == "update"]
+    assert recorded == [dict(step.tokens) for step in found.steps]
+    metrics = [line for line in read_metrics(whole) if "response/tokens_mean" in line]
+    for step, line in zip(found.steps, metrics, strict=True):
+        assert line["response/tokens_mean"] * len(step.samples) == pytest.approx(step.tokens["trained"], rel=1e-5)
+        assert {version for one in step.samples for version in one.versions or ()} == {step.step - 1}
+    said = rlsdk("inspect", str(whole), cwd=whole)
+    assert "verified: every trained token was sampled once" in said
+    group = found.steps[1].groups[0]
+    episode = rlsdk("inspect", str(whole), "--episode", f"{group}/2", cwd=whole)
+    assert "sampled, " in episode
+    assert "    [" in episode, "the answer of the tool, as text"
+
+
+def test_replay_repeats_the_updates_and_calls_no_tool(folder: Path, whole: Path) -> None:
+    trace = (folder / "trace.txt").read_bytes()
+    assert trace.count(b"say") > 20
+    assert "the same updates" in rlsdk("replay", str(whole), "--trust-run", cwd=folder)
+    assert (folder / "trace.txt").read_bytes() == trace
