@@ -50,6 +50,22 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return {"score": float(solution_str == ground_truth) + extra_info["bonus"], "source": data_source}
 
 
+async def own_async(sample, bonus=0.0):
+    await asyncio.sleep(0)
+    return len(sample.response) + bonus
+
+
+async def batch_async(samples):
+    await asyncio.sleep(0)
+    return [float(len(samples)) for _ in samples]
+batch_async.batched = True
+
+
+async def verl_async(data_source, solution_str, ground_truth, extra_info=None):
+    await asyncio.sleep(0)
+    return {"score": float(solution_str == ground_truth)}
+
+
 def own(sample, bonus=0.0):
     return bonus
 
@@ -88,6 +104,13 @@ def test_functions_of_trl_get_completions_and_columns(file: Path) -> None:
     assert graded(file, "trl", samples) == [1.0, 0.0]  # None counts as 0
     assert graded(file, "trl_narrow", samples) == [0.0, 0.0]
     assert graded(file, "trl_async", samples) == [2.0, 2.0]
+
+
+def test_async_functions_are_awaited_in_every_form(file: Path) -> None:
+    samples = [sample("four", "four"), sample("5", "four")]
+    assert graded(file, "own_async", samples, bonus=0.5) == [4.5, 1.5]
+    assert graded(file, "batch_async", samples) == [2.0, 2.0]
+    assert graded(file, "verl_async", samples) == [1.0, 0.0]
 
 
 def test_a_wrong_number_of_scores_is_a_failure_by_name_and_the_function_is_called_once(

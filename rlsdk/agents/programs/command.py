@@ -25,13 +25,15 @@ _TAIL_BYTES = 4000
 class CommandProgram:
     """Runs a command, which finds the policy in `OPENAI_BASE_URL` and `OPENAI_API_KEY`."""
 
-    def __init__(self, command: Sequence[str], environment: Sequence[str] = ()) -> None:
+    def __init__(self, command: Sequence[str], environment: Sequence[str] = (), row_fields: Sequence[str] = ()) -> None:
         """Args:
         command: program and arguments; no shell.
         environment: names of further variables that the process gets.
+        row_fields: names of the row's fields that it gets.
         """
         self._command = command
         self._environment = environment
+        self._row_fields = row_fields
 
     async def run(self, prompt: PromptView, session: AgentSession, options: Mapping[str, Any]) -> Outcome:
         """Runs one episode. A cancelled one ends the process and those it started.
@@ -41,7 +43,7 @@ class CommandProgram:
         """
         with tempfile.TemporaryDirectory(prefix="rlsdk-agent-") as folder:
             task = Path(folder) / "task.json"
-            task.write_text(json.dumps(_task(prompt, session, options)), encoding="utf-8")
+            task.write_text(json.dumps(self._task(prompt, session, options)), encoding="utf-8")
             environment = {**allowed_environment(os.environ, self._environment), **_variables(session), TASK: str(task)}
             code, output = await _finished(self._command, environment)
         if code:
@@ -49,17 +51,15 @@ class CommandProgram:
             raise BatchError(f"the agent's command {self._command[0]!r} ended with exit status {code}{said}")
         return Outcome()
 
-
-def _task(prompt: PromptView, session: AgentSession, options: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "prompt": prompt.text,
-        "messages": [*prompt.messages],
-        "answer": prompt.answer,
-        "row": prompt.row,
-        "options": options,
-        "model": session.model,
-        "base_url": session.base_url,
-    }
+    def _task(self, prompt: PromptView, session: AgentSession, options: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "prompt": prompt.text,
+            "messages": [*prompt.messages],
+            "row": {name: prompt.row[name] for name in self._row_fields if name in prompt.row},
+            "options": options,
+            "model": session.model,
+            "base_url": session.base_url,
+        }
 
 
 def _variables(session: AgentSession) -> dict[str, str]:

@@ -26,6 +26,9 @@ class AgentsConfig(Section):
     OPENAI_API_KEY, and the path of its task, a JSON file, in RLSDK_TASK."""
     command_environment: tuple[str, ...] = Field(default=(), strict=False)
     """Names of further environment variables that the command gets; others than usual ones are withheld."""
+    command_fields: tuple[str, ...] = Field(default=(), strict=False)
+    """Names of fields of the data row that the command finds in its task. Others are withheld, the answer too: a
+    program that knows it can pass it on."""
     max_rows: PositiveInt | None = None
     """Most rows of an episode that are trained; of more, so many are drawn, with as much more weight. null: all."""
     train_roles: tuple[Literal["agent", "auxiliary"], ...] = Field(default=("agent",), strict=False)
@@ -52,7 +55,7 @@ class AgentsConfig(Section):
         if not self.has_agent:
             yield from fields_of(("agent_options", "max_rows", "train_roles"), "rollout.agent is null")
         if not self.command:
-            yield from fields_of(("command_environment",), "rollout.command is empty")
+            yield from fields_of(("command_environment", "command_fields"), "rollout.command is empty")
 
 
 class GatewayConfig(Section):

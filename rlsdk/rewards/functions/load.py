@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from rlsdk.interfaces import ConfigError
 from rlsdk.interfaces.spelling import called
 from rlsdk.registry import check_call, find_function
-from rlsdk.rewards.functions.signatures import adapt
+from rlsdk.rewards.functions.signatures import adapt, awaited
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -57,7 +57,7 @@ def target_of(function: Callable[..., Any]) -> str:
 def load_function(target: str, options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
     """Loads the reward function `target`, and checks that it accepts a sample and these options.
 
-    A function with the signature of TRL or verl is wrapped.
+    A function with the signature of TRL or verl is wrapped, and so is an async one, which is awaited.
 
     Args:
         target: `pkg.mod:fn` or `path/file.py:fn`.
@@ -67,7 +67,7 @@ def load_function(target: str, options: Mapping[str, Any] | None = None) -> Call
         ConfigError: the file, module or function does not exist (the message gives the nearest name), or the function
             does not accept the arguments.
     """
-    function = find_function(target, what="reward")
+    function = awaited(find_function(target, what="reward"))
     wrapped = adapt(function, options or {}, f"reward {called(target)!r}")
     if wrapped is function:
         check_call(function, takes=("sample",), options=options or {}, said=f"reward {called(target)!r}")

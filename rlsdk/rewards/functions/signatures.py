@@ -63,6 +63,18 @@ def describe_form(form: Form, name: str) -> str:
     return f"reward {name} has {form}'s signature; {how[form]}"
 
 
+def awaited(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function itself; of an async one, a function that awaits it, on an event loop of each call's own."""
+    if not inspect.iscoroutinefunction(function):
+        return function
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        return asyncio.run(function(*args, **options))
+
+    return call
+
+
 def adapt(function: Callable[..., Any], options: Mapping[str, Any], label: str) -> Callable[..., Any]:
     """Returns a function that rlsdk can call: `function` itself, or a wrapper if it was written for another library.
 
@@ -120,8 +132,6 @@ def _trl(function: Callable[..., Any], takes: set[str] | None) -> Callable[..., 
         given["prompts"] = [_prompt(sample) for sample in samples]
         given["completions"] = [_completion(sample) for sample in samples]
         values = function(**{name: value for name, value in given.items() if takes is None or name in takes})
-        if inspect.iscoroutine(values):
-            values = asyncio.run(values)
         values = values_in_order(values, len(samples), BATCH_OF)
         return [0.0 if value is None else value for value in values]
 

@@ -67,4 +67,4 @@ def _max_sessions(config: RunConfig) -> int:
 def _program(rollout: RolloutConfig) -> Program:
     if rollout.agent is not None:
         return FunctionProgram(load_agent(rollout.agent))
-    return CommandProgram(rollout.command, rollout.command_environment)
+    return CommandProgram(rollout.command, rollout.command_environment, rollout.command_fields)
