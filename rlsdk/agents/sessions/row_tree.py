@@ -52,7 +52,8 @@ class TurnNode:
     def ids(self) -> list[int]:
         """Everything up to the end of its answer."""
         parts = [part for node in self.ancestors() for part in (node.span.token_ids, node.given)]
-        return [int(token) for part in reversed(parts) for token in part.tolist()]
+        ids: list[int] = np.concatenate(parts[::-1]).tolist()
+        return ids
 
 
 class RowTree:
@@ -75,7 +76,7 @@ class RowTree:
                 if end >= at:
                     found, at = node, end
                 waiting += [(child, end) for child in node.children]
-        return found, prompt[at:]
+        return found, prompt[at:].copy()  # a view would keep the whole prompt
 
     def add(self, node: TurnNode) -> None:
         (self.roots if node.parent is None else node.parent.children).append(node)

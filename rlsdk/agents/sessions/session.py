@@ -15,7 +15,7 @@ from rlsdk.agents.chats.chat_format import message_of
 from rlsdk.agents.sessions.history import chain, extended
 from rlsdk.agents.sessions.limits import EpisodeLimits
 from rlsdk.agents.sessions.requests import Answer, Ask, Choice, Refusal
-from rlsdk.agents.sessions.row_tree import RowTree, TurnNode
+from rlsdk.agents.sessions.row_tree import Ids, RowTree, TurnNode
 from rlsdk.interfaces import (
     AssistantMessage,
     BatchError,
@@ -144,6 +144,9 @@ class Session:
             if task.cancelled() or task.exception() is not None:
                 known.remove(pending)
                 self._failed(None if task.cancelled() else task.exception())
+            else:  # what a retry gets, without the task's frames: the collector visits all that a session holds
+                pending.answer = task.get_loop().create_future()
+                pending.answer.set_result(task.result())
 
         task.add_done_callback(done)
         return pending
@@ -160,10 +163,11 @@ class Session:
         ids, keys = self._prompt(ask)
         self._check_limits(ids, ask.num_choices)
         self._count(ask)
-        digest = hashlib.blake2b(np.asarray(ids, np.int64).tobytes(), digest_size=16).hexdigest()
-        places = [self._place(ids, digest) for _ in range(ask.num_choices)]
+        prompt = np.asarray(ids, np.int32)  # once: a list of 30,000 tokens takes a millisecond
+        digest = hashlib.blake2b(prompt.astype(np.int64).tobytes(), digest_size=16).hexdigest()
+        places = [self._place(prompt, digest) for _ in range(ask.num_choices)]
         turns = await self._sample(ask, ids, places)
-        nodes += [self._keep(ask, ids, turn, call) for turn in turns]
+        nodes += [self._keep(ask, prompt, turn, call) for turn in turns]
         answer_id = hashlib.blake2b(f"{digest}/{places[0]}".encode(), digest_size=12).hexdigest()
         choices = []
         for at, (node, turn) in enumerate(zip(nodes, turns, strict=True)):
@@ -245,10 +249,10 @@ class Session:
                 code="token_limit", ended=Ended.TOKENS,
             )  # fmt: skip
 
-    def _place(self, ids: Sequence[int], digest: str) -> Place:
+    def _place(self, prompt: Ids, digest: str) -> Place:
         """The random draw of a call: that of its turn in its row, as rollouters have it; calls that repeat one of equal
         ids have draws of their own. Nothing depends on which of several concurrent calls comes first."""
-        parent, _ = self.tree.parent_of(ids)
+        parent, _ = self.tree.parent_of(prompt)
         turn = 0 if parent is None else parent.depth + 1
         count = self._drawn[turn, digest]
         self._drawn[turn, digest] += 1
@@ -267,8 +271,8 @@ class Session:
         except BatchError as error:
             raise Refusal(str(error), code="context_length_exceeded", ended=Ended.CONTEXT) from error
 
-    def _keep(self, ask: Ask, ids: Sequence[int], turn: Turn, call: int) -> TurnNode:
-        parent, given = self.tree.parent_of(ids)
+    def _keep(self, ask: Ask, prompt: Ids, turn: Turn, call: int) -> TurnNode:
+        parent, given = self.tree.parent_of(prompt)
         node = TurnNode(
             parent=parent, given=given, span=turn.span, finish_reason=turn.finish_reason, call=call,
             has_tools=bool(ask.tools),
