@@ -2,8 +2,8 @@
 
 All sessions are open, each with a connection of its own. Turns begin at random times at a fixed rate, whether earlier
 ones are answered or not, from a process on another core; each is a whole history with a tool. The sampler answers at
-once, so the time of a turn is what passes outside of `generate`. A tenth of the time is spent on the same before, so
-that what is left in memory afterwards is what sessions left, and not the allocator's first blocks. Linux only.
+once, so the time of a turn is what passes outside of `generate`. The second of two rounds counts, so that what is left
+in memory afterwards is what sessions left, and not the allocator's first blocks. Linux only.
 """
 
 from __future__ import annotations
@@ -88,20 +88,20 @@ async def serve(args: argparse.Namespace, core: int | None) -> dict[str, Any]:
     gateway = Gateway(max_sessions=args.sessions)
     gc.collect()
     gc.freeze()  # as a run does before its loop
-    await _round(gateway, form, sampler, args, core, args.seconds / 10)
-    measured = await _round(gateway, form, sampler, args, core, args.seconds)
+    await _round(gateway, form, sampler, args, core)
+    measured = await _round(gateway, form, sampler, args, core)
     gateway.close()
     return measured
 
 
 async def _round(
-    gateway: Gateway, form: ChatFormat, sampler: AtOnce, args: argparse.Namespace, core: int | None, seconds: float
+    gateway: Gateway, form: ChatFormat, sampler: AtOnce, args: argparse.Namespace, core: int | None
 ) -> dict[str, Any]:
     """Opens the sessions, lets the load run, closes them."""
     before = resident_mib()
     opened = [await gateway.open(Session(form, sampler, EpisodeLimits(max_turns=10_000))) for _ in range(args.sessions)]
     load = [sys.executable, "-m", "benchmarks.gateway", "--load", gateway.url, "--rate", str(args.rate),
-            "--seconds", str(seconds)]  # fmt: skip
+            "--seconds", str(args.seconds)]  # fmt: skip
     spent = time.process_time()
     process = await asyncio.create_subprocess_exec(
         *load, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
