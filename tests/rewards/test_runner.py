@@ -339,6 +339,20 @@ def test_a_reward_that_cannot_be_loaded_is_refused_before_the_first_sample(start
         ).wait_ready()
 
 
+def test_what_a_function_imports_when_it_is_called_does_not_count_as_the_time_of_a_sample(tmp_path: Path) -> None:
+    (tmp_path / "takes_long.py").write_text("import time\ntime.sleep(1.5)\nUNIT = 0.5\n")
+    (tmp_path / "lazy.py").write_text(
+        "def unit():\n    from takes_long import UNIT\n    return UNIT\n\n\n"
+        "def absent():\n    import a_module_that_nobody_has\n\n\n"
+        "def of_trl(completions, **columns):\n    return [unit() * len(text) for text in completions]\n\n\n"
+        "def own(sample):\n    return unit() * len(sample.response) if sample.response else absent()\n"
+    )
+    limits = RewardLimits(timeout_s=0.7, batched_timeout_s=0.7)
+    for name in ("own", "of_trl"):
+        with RewardRunner([RewardDef(name="f", target=f"{tmp_path}/lazy.py:{name}")], limits) as runner:
+            assert runner.score([sample("four")]).scores.tolist() == [2.0]
+
+
 def test_wrong_definitions_are_refused() -> None:
     reward = RewardDef(name="a", target="m:f")
     for rewards in ([], [reward, reward]):

@@ -27,6 +27,7 @@ from rlsdk.confinement.measures import confine_after_imports, confine_before_imp
 from rlsdk.interfaces import ConfigError, RewardSample
 from rlsdk.interfaces.settings import RewardLimits
 from rlsdk.interfaces.spelling import PythonCall, set_reader
+from rlsdk.rewards.functions.byte_code import import_ahead
 from rlsdk.rewards.functions.load import load_function
 from rlsdk.rewards.functions.text_evaluation import evaluates_text
 from rlsdk.rewards.grading.hints import hint
@@ -148,9 +149,11 @@ def _load(
 
 def _load_one(reward: Mapping[str, Any], limits: RewardLimits) -> Callable[..., Any]:
     try:
-        return load_function(reward["target"], reward["options"])
+        function = load_function(reward["target"], reward["options"])
     except ConfigError as error:
         raise ConfigError(f"{error}{hint(error, limits)}") from error
+    import_ahead(function)
+    return function
 
 
 class _Reward:
