@@ -43,7 +43,15 @@ from rlsdk.algorithms.objectives import (
 )
 from rlsdk.algorithms.objectives.value import explained_variance
 from rlsdk.algorithms.reductions import Samples
-from rlsdk.algorithms.signal import GroupSignal, group_signal, has_signal, reaches, score_dtype, scores_differ
+from rlsdk.algorithms.signal import (
+    GroupSignal,
+    group_signal,
+    has_signal,
+    is_verdict,
+    reaches,
+    score_dtype,
+    scores_differ,
+)
 from rlsdk.algorithms.token_rewards import token_level_rewards
 from rlsdk.algorithms.versions import count_stale
 from rlsdk.algorithms.weights import AGGREGATIONS, Aggregation, keep_top_entropy, loss_weights
@@ -75,6 +83,7 @@ __all__ = [
     "grpo_passk",
     "gspo",
     "has_signal",
+    "is_verdict",
     "keep_top_entropy",
     "kl_estimator",
     "label_weights",

@@ -5,6 +5,7 @@ Scores are float64 sums, so that 0.1 + 0.2 is not 0.3. Differences of the size o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +57,13 @@ def scores_differ(larger: Tensor, smaller: Tensor, *, min_spread: float = 0.0) -
 def reaches(score: float, threshold: float) -> bool:
     """Whether a score is at least `threshold`, up to what rounding does to float64."""
     return score >= threshold - (ROUNDING * max(abs(score), abs(threshold)) + NEGLIGIBLE)
+
+
+def is_verdict(values: Iterable[float], threshold: float) -> bool:
+    """Whether values say what is right: no two that reach `threshold` differ. Otherwise they are a scale, such as the
+    length of a response, and that one reaches the threshold means nothing."""
+    high = [value for value in values if reaches(value, threshold)]
+    return not high or reaches(min(high), max(high))
 
 
 def has_signal(

@@ -37,8 +37,7 @@ def eval_lines(step: int, metrics: Mapping[str, float], rules: Mapping[str, str]
         spread = f" \N{PLUS-MINUS SIGN}{error:.4f}" if error else ""
         yield f"eval after step {step}: loss of held-out answers {metrics['sft/eval_loss']:.4f}{spread}"
     for name, figures in by_set(metrics).items():
-        rule = f" ({rules[name]})" if name in rules else ""
-        parts = [f"accuracy {share(figures, 'accuracy')}{rule}"] if "accuracy" in figures else []
+        parts = [_accuracy(figures, rules.get(name))] if "accuracy" in figures else []
         if "reward" in figures and figures["reward"] != figures.get("accuracy"):
             parts.append(f"reward {_number(figures, 'reward')}")
         if largest := _largest_k(figures):
@@ -69,7 +68,7 @@ def named(metrics: Mapping[str, float], other: Mapping[str, float]) -> dict[str,
     if "sft/eval_loss" in metrics:
         found["loss of held-out answers"] = f"{metrics['sft/eval_loss']:.4f}"
     for name, figures in by_set(metrics).items():
-        if "accuracy" in figures:
+        if not math.isnan(figures.get("accuracy", math.nan)):
             found[f"accuracy, {name}"] = share(figures, "accuracy")
         both = [one for one in (figures, others.get(name, {})) if "reward" in one]
         if "reward" in figures and any(one["reward"] != one.get("accuracy") for one in both):
@@ -109,13 +108,12 @@ def gains(config: RunConfig, first: Mapping[str, float], last: Mapping[str, floa
     before, after = by_set(first), by_set(last)
     for measure in config.eval.measures():
         old, new = before.get(measure.name, {}), after.get(measure.name, {})
-        if "accuracy" not in old or "accuracy" not in new:
-            continue
-        gain = new["accuracy"] - old["accuracy"]
-        yield (
-            f"accuracy on held-out prompts, {measure.name}: {share(old, 'accuracy')} before, "
-            f"{share(new, 'accuracy')} after ({gain:+.1%})"
-        )
+        for figure, text, form in (("accuracy", share, "+.1%"), ("reward", _number, "+.3f")):
+            gain = new.get(figure, math.nan) - old.get(figure, math.nan)
+            if not math.isnan(gain):  # the reward where no reward says what is right
+                at = f"{figure} on held-out prompts, {measure.name}"
+                yield f"{at}: {text(old, figure)} before, {text(new, figure)} after ({gain:{form}})"
+                break
 
 
 def share(figures: Mapping[str, float], name: str) -> str:
@@ -124,6 +122,12 @@ def share(figures: Mapping[str, float], name: str) -> str:
         return "unknown"
     error = figures.get(f"{name}_se")
     return f"{figures[name]:.1%}" + (f" \N{PLUS-MINUS SIGN}{error:.1%}" if error else "")
+
+
+def _accuracy(figures: Mapping[str, float], rule: str | None) -> str:
+    if rule and math.isnan(figures["accuracy"]) and figures.get("invalid_share", 0.0) < 1:
+        return f"accuracy - (several values of {rule}: say with eval.correct_from what is right)"
+    return f"accuracy {share(figures, 'accuracy')}" + (f" ({rule})" if rule else "")
 
 
 def _number(figures: Mapping[str, float], name: str) -> str:

@@ -24,6 +24,8 @@ class Totals:
 
     def __init__(self) -> None:
         self._steps = 0
+        self._gradient: bool | None = None
+        """Whether a step had one; None: no step said."""
         self._seconds: dict[str, float] = {}
         self._step_s = 0.0
         self._tokens = self._rated_s = 0.0
@@ -35,6 +37,8 @@ class Totals:
         """Adds a step."""
         seconds = metrics.get("time/step_s", 0.0)
         self._steps += 1
+        if (norm := metrics.get("policy/grad_norm")) is not None:
+            self._gradient = bool(self._gradient) or norm != 0
         self._step_s += seconds
         if has_own_time(metrics):  # otherwise a resume would promise that all steps are as fast as those it repeats
             self._tokens += seconds * metrics.get("throughput/tokens_per_s", 0.0)
@@ -68,6 +72,8 @@ class Totals:
             if share >= LEAST_SHARE
         ]
         yield from _wrapped("time by phase: ", parts)
+        if self._gradient is False:
+            yield "warning: no step had a gradient, so nothing was learned"
         if self._memory:
             yield f"main memory: {self._memory / 2**30:.1f} GiB at most, all processes of the run on this machine"
 

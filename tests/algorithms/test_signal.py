@@ -131,3 +131,14 @@ def test_scores_of_ordinary_size_give_the_numbers_of_float32() -> None:
     assert rewards[batch.offsets[1:] - 1].tolist() == batch["scores"].float().double().tolist()
     for scores in ([1e8, 1e8 + 1], [1.0, 1.0 + 1e-8, 2.0]):
         assert alg.score_dtype(make_batch(scores, [0] * len(scores))) == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([], True), ([0.0, 0.5, 0.9], True), ([0.0, 1.0, 1.0], True), ([-1.0, 2.0, 2.0], True),
+        ([sum([0.1] * 10), 1.0], True), ([0.4, 1.0, 1.1], False), ([3.0, 2.0], False),
+    ],
+)  # fmt: skip
+def test_values_that_go_on_above_the_threshold_are_no_verdict(values: list[float], expected: bool) -> None:
+    assert alg.is_verdict(values, 1.0) is expected

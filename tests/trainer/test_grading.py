@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -282,3 +283,11 @@ def test_samples_of_a_cut_distribution_show_no_entropy() -> None:
     assert "policy/sample_nll" not in whole
     assert "policy/entropy" not in cut
     assert whole["policy/entropy"] == cut["policy/sample_nll"]
+
+
+def test_a_reward_with_several_values_above_the_threshold_says_nothing_about_what_is_right() -> None:
+    """`0.1 * len(response)` counted every response of ten characters as right."""
+    grades = [Grade(score=score, terms={"length": score}) for score in (0.4, 1.0, 1.3)]
+    assert math.isnan(GradeSummary.of(grades, ["length"]).accuracy)
+    named = GradeSummary.of(grades, ["length"], correct=CorrectRule(reward="length"))
+    assert named.accuracy == pytest.approx(2 / 3), "somebody said that it does"

@@ -70,3 +70,11 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> Non
 def test_one_run_is_no_comparison(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"1 run cannot be compared.*rlsdk report"):
         write_comparison([run(tmp_path / "a", "", {1: 0.0})], tmp_path / "page.html")
+
+
+def test_runs_with_different_rewards_are_said_not_to_compare(tmp_path: Path) -> None:
+    runs = [run(tmp_path / name, f"rewards: [{{name: {name}}}]", {1: 0.0}) for name in ("a", "b")]
+    said = "judge answers in different ways (rewards, below)"
+    assert said in write_comparison(runs, tmp_path / "page.html").read_text()
+    again = run(tmp_path / "c", "rewards: [{name: a}]", {1: 0.0})
+    assert said not in write_comparison([runs[0], again], tmp_path / "page.html").read_text()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+from rlsdk.config import RunConfig
 from rlsdk.system.quantities import duration
 from rlsdk.views.console import HEADER_EVERY, ConsoleView
+from rlsdk.views.figures import eval_lines, gains
 from rlsdk.views.summary import Totals, memory_of_processes
 
 STEP = {"time/step_s": 4.0, "time/rollout_s": 2.0, "time/update_s": 1.5, "time/other_s": 0.499, "time/sync_s": 0.001,
@@ -95,3 +98,23 @@ def test_memory_is_that_of_all_processes_with_shared_pages_once() -> None:
 )
 def test_durations_read_as_people_say_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("norms", "warns"), [([0.0, 0.0], True), ([0.0, 1.5], False), ([], False)])
+def test_the_end_says_where_no_step_had_a_gradient(norms: list[float], warns: bool) -> None:
+    totals = Totals()
+    for norm in norms:
+        totals.step(STEP | {"policy/grad_norm": norm})
+    totals.step(STEP)
+    assert any("no step had a gradient" in line for line in totals.lines()) is warns
+
+
+def test_an_accuracy_that_no_reward_can_tell_is_a_dash_and_the_reward_stands_for_it() -> None:
+    before, after = (
+        {"eval/accuracy_greedy": math.nan, "eval/reward_greedy": reward, "eval/tokens_greedy": 6.0}
+        for reward in (0.5, 0.75)
+    )
+    (line,) = eval_lines(2, after, {"greedy": "length >= 1"})
+    assert "accuracy - (several values of length >= 1: say with eval.correct_from what is right), reward 0.750" in line
+    (gain,) = gains(RunConfig(), before, after)
+    assert gain == "reward on held-out prompts, greedy: 0.500 before, 0.750 after (+0.250)"

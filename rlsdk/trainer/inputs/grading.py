@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlsdk.algorithms import reaches
+from rlsdk.algorithms import is_verdict, reaches
 from rlsdk.interfaces import BatchError, RewardSample
 from rlsdk.rewards import OWN_METRICS, RewardResult, Scorer, failures_of
 from rlsdk.rollouts import Failure, Grade, Group
@@ -87,6 +88,14 @@ class CorrectRule:
     least: float = 1.0
     """A sample is correct if that reward is at least this value."""
 
+    def share(self, grades: Sequence[Grade], names: Sequence[str]) -> float:
+        """Share of the samples that are correct; NaN if the reward that decides does not say what is right."""
+        decide = names if self.reward is None else [self.reward]
+        graded = [_first_term(grade, decide) for grade in grades if not grade.has_failed]
+        if self.reward is None and not is_verdict(graded, self.least):
+            return math.nan
+        return sum(self.holds(grade, names) for grade in grades) / len(grades) if grades else 0.0
+
     def holds(self, grade: Grade, names: Sequence[str]) -> bool:
         """Whether a sample is correct; False if it has no score. `names`: of all rewards, in order."""
         decide = names if self.reward is None else [self.reward]
@@ -118,7 +127,8 @@ class GradeSummary:
     """Mean score without dropped samples; 0 if all were dropped."""
     std: float
     accuracy: float
-    """Share of all samples that are correct (`CorrectRule`); a failed sample counts as incorrect."""
+    """Share of all samples that are correct (`CorrectRule`); a failed sample counts as incorrect. NaN if no reward says
+    what is right."""
     terms: Mapping[str, float]
     """Mean of each reward over the samples that it graded; rewards that graded none are left out."""
     by_reward: Mapping[str, TermSummary]
@@ -139,7 +149,6 @@ class GradeSummary:
     ) -> GradeSummary:
         """`names` are the reward names, in order; `where` names the sample of each grade."""
         scores = np.array([grade.score for grade in grades if grade.valid])
-        right = [correct.holds(grade, names) for grade in grades]
         shown = [(at, failure) for at, grade in enumerate(grades) for failure in grade.failures if failure.message]
         by_reward = {name: _term(grades, name) for name in names}
         return cls(
@@ -147,7 +156,7 @@ class GradeSummary:
             num_failed=sum(grade.has_failed for grade in grades),
             mean=float(scores.mean()) if len(scores) else 0.0,
             std=float(scores.std()) if len(scores) else 0.0,
-            accuracy=sum(right) / len(right) if right else 0.0,
+            accuracy=correct.share(grades, names),
             terms={name: term.mean for name, term in by_reward.items() if term.mean is not None},
             by_reward=by_reward,
             failures=Counter(failure.kind for grade in grades for failure in grade.failures),

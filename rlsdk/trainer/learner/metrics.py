@@ -66,7 +66,7 @@ def batch_metrics(batch: Batch, summary: GradeSummary, *, has_entropy: bool = Tr
     return {
         "reward/mean": _mean(scores),
         "reward/std": float(scores.std(correction=0)) if len(scores) else 0.0,
-        "reward/accuracy": summary.accuracy,
+        **({} if math.isnan(summary.accuracy) else {"reward/accuracy": summary.accuracy}),
         **{f"reward/{name}": value for name, value in summary.metrics().items()},
         "reward/invalid_share": summary.num_failed / summary.num_samples if summary.num_samples else 0.0,
         "response/tokens_mean": _mean(lengths),

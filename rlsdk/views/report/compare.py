@@ -18,6 +18,8 @@ from rlsdk.views.report.record import RunRecord, read_run
 
 MOST_RUNS = 20
 MISSING = "\N{EN DASH}"
+JUDGING = ("rewards", "eval.correct_reward", "eval.correct_from", "eval.sets")
+"""Settings by which answers are judged: where they differ, accuracies and rewards of two runs are different figures."""
 
 
 def write_comparison(run_dirs: Sequence[Path], file: Path) -> Path:
@@ -50,7 +52,7 @@ def comparison_page(records: Sequence[RunRecord], names: Sequence[str]) -> tuple
     main = "".join(
         [
             f"<h1>{escaped(f'Comparison of {len(records)} runs')}</h1>",
-            f"<h2>Results</h2>{table(_figures(records), ['', *names])}",
+            f"<h2>Results</h2>{_judged_apart(differing)}{table(_figures(records), ['', *names])}",
             f"<h2>Settings that differ</h2>{settings}",
             f"<h2>Curves</h2>{controls(max(len(record.metrics) for record in records), data['axes'])}{curves}",
             f"<h2>All other metrics</h2><details><summary>{len(others)} curves</summary>{more}</details>",
@@ -94,6 +96,17 @@ def different_settings(records: Sequence[RunRecord]) -> list[list[str]]:
         if name and name not in NOT_SHOWN and any(value != values[0] for value in values):
             rows.append([name, *(readable(value)[:SHOWN_CHARS] for value in values)])
     return rows
+
+
+def _judged_apart(differing: Sequence[Sequence[str]]) -> str:
+    """A warning if the runs judge answers in different ways; empty otherwise."""
+    by = [name for name, *_ in differing if any(name == one or name.startswith(f"{one}.") for one in JUDGING)]
+    if not by:
+        return ""
+    return (
+        f"<p>These runs judge answers in different ways ({escaped(', '.join(by))}, below), so their accuracies and "
+        "rewards do not compare. <code>rlsdk eval CHECKPOINT --reward R</code> judges each by the same reward.</p>"
+    )
 
 
 def _without_folder(record: RunRecord) -> dict[str, object]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlsdk.algorithms import reaches
+from rlsdk.algorithms import is_verdict, reaches
 from rlsdk.config import Measure
 from rlsdk.config.sections.evaluation import MAX_VOTES, powers_of_two
 from rlsdk.data import Prompt
@@ -48,6 +48,11 @@ class EvalSet:
         named = self.measure.config.correct_reward
         return self.reward_names if named is None else [named]
 
+    def says_what_is_right(self, graded: Sequence[Sample]) -> bool:
+        """Whether the reward that decides correctness, of samples with a verdict, is one that can; see `is_verdict`."""
+        config = self.measure.config
+        return config.correct_reward is not None or is_verdict(map(self._deciding, graded), config.correct_from)
+
     @property
     def rule(self) -> str:
         """Text of the rule for what counts as correct."""
@@ -67,6 +72,11 @@ class EvalSet:
         if grade.has_failed or name is None or name in failed:
             return None
         return reaches(grade.terms[name], self.measure.config.correct_from)
+
+    def _deciding(self, sample: Sample) -> float:
+        """The reward that decides whether a graded sample is correct."""
+        terms = sample.grade.terms
+        return next(terms[name] for name in self.correct_rewards if name in terms)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +140,8 @@ def set_figures(groups: Sequence[Group], part: EvalSet) -> dict[str, float]:
     summary = GradeSummary.of_groups(groups, part.reward_names)
     graded = [[(sample, correct) for sample in group.samples if (correct := part.verdict(sample)) is not None]
               for group in groups]  # fmt: skip
+    if not part.says_what_is_right([sample for members in graded for sample, _ in members]):
+        graded = [[] for _ in graded]
     verdicts = [[float(correct) for _, correct in members] for members in graded]
     scores = [[sample.total for sample in group.samples if not sample.grade.has_failed] for group in groups]
     # If only reward models score a run, nothing is graded here.
