@@ -178,6 +178,11 @@ def check_call(function: Callable[..., Any], *, takes: Sequence[str], options: M
     try:
         signature.bind(*takes, **options)
     except TypeError as error:
+        if inspect.isclass(function):
+            raise ConfigError(
+                f"{said} is a class, and is called as fn({', '.join(takes)}): give an object of it with `__call__`, "
+                f"made in the same file (`mine = {function.__name__}(...)`, named as `:mine`), or a function"
+            ) from error
         raise ConfigError(
             f"{said} is called as fn({', '.join(takes)}, **options) with options {sorted(options)}, but its "
             f"signature is {signature}: {error}"

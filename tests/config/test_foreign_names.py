@@ -90,3 +90,8 @@ def test_commands_of_others_are_answered(name: str, capsys: pytest.CaptureFixtur
 def test_classes_of_trl_are_answered(name: str) -> None:
     with pytest.raises(AttributeError, match=r"here: `rlsdk\."):
         getattr(rlsdk, name)
+
+
+@pytest.mark.parametrize(("name", "ours"), [("run-name", "trainer.run_name"), ("num-train-epochs", "trainer.epochs")])
+def test_a_hyphen_is_read_as_an_underscore_when_a_name_is_looked_for(name: str, ours: str, registry: Registry) -> None:
+    assert f"did you mean {ours}?" in problems_of(name, registry)

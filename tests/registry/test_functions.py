@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from rlsdk.interfaces import ConfigError
+from rlsdk.registry.functions import check_call
+
 ASK = """
 import sys
 from rlsdk.registry import find_function
@@ -79,3 +82,11 @@ def test_a_file_that_needs_a_module_of_the_current_folder_finds_it(text: str, he
     said, places = load("rewards/mine.py:fn", here)
     assert said == "of the project"
     assert places[-2:] == [str(here / "rewards"), str(here)]
+
+
+def test_a_class_where_an_object_is_called_is_named_as_such() -> None:
+    class Agent:
+        async def run(self) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"agent 'x' is a class, .* made in the same file \(`mine = Agent"):
+        check_call(Agent, takes=("prompt", "session"), options={}, said="agent 'x'")

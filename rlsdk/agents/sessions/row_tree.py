@@ -64,7 +64,7 @@ class RowTree:
         self.nodes: list[TurnNode] = []
         """In the order in which they were added."""
 
-    def parent_of(self, prompt_ids: Sequence[int]) -> tuple[TurnNode | None, Ids]:
+    def parent_of(self, prompt_ids: Sequence[int] | Ids) -> tuple[TurnNode | None, Ids]:
         """The deepest turn whose ids are the beginning of a prompt, the latest of equal ones; and the ids behind it."""
         prompt = np.asarray(prompt_ids, np.int32)
         found, at = None, 0

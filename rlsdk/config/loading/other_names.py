@@ -27,6 +27,8 @@ def known_elsewhere(path: str) -> bool:
 
 def meant_by(path: str, reads: Reads = every) -> Sequence[str]:
     """The fields that a path that does not exist, or its last part, probably means, of those that a command reads."""
+    if "-" in path and not known_elsewhere(path):
+        return meant_by(path.replace("-", "_"), reads)
     key = path.rpartition(".")[2]
     named = _first(FOREIGN_NAMES.get(path) or FOREIGN_NAMES.get(key, ()), reads)
     parts = (option.split(".") for option in option_paths(RunConfig))
