@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from rlsdk.algorithms import PolicyObjective
+from rlsdk.config import load_config
 from rlsdk.interfaces import (
     AdapterSpec,
     Batch,
@@ -34,10 +35,12 @@ from rlsdk.interfaces import (
 from rlsdk.kit.files.adapter_config import spec_of
 from rlsdk.kit.model.adapter_files import write_merged
 from rlsdk.kit.model.adapters import merged
+from rlsdk.kit.model.shapes import count_parameters, shape_fields
 from rlsdk.reference.forecast import forecast_training
 from rlsdk.reference.torch_engine import TorchTrainEngine
 from rlsdk.testing.process.models import random_batch, write_tiny_model
 from rlsdk.testing.process.reference import plain_outputs
+from rlsdk.trainer.inputs.model_config import fields_of, quantized_base
 
 OPTIM = OptimSpec(lr=1e-2, eps=1e-6, max_grad_norm=0.5)
 CTX = RankContext(role="actor", seed=3)
@@ -369,6 +372,32 @@ def test_a_folder_of_another_adapter_is_refused(models: Any, tmp_path: Path) -> 
     save_file(tensors, tmp_path / "a" / "adapter_model.safetensors")
     with pytest.raises(ConfigError, match="1 tensors differ"):
         engine_of(models("untied"), AdapterSpec(**good))  # type: ignore[arg-type]
+
+
+def test_a_model_folder_with_an_adapter_in_it_is_refused(models: Any, tmp_path: Path) -> None:
+    shutil.copytree(models("untied"), tmp_path / "both")
+    peft_model(models("untied"), r=4, target_modules=["q_proj"]).save_pretrained(tmp_path / "both")
+    assert (tmp_path / "both" / "config.json").is_file()
+    for build in (lambda: engine_of(tmp_path / "both", None), lambda: fields_of(str(tmp_path / "both"), None, "f")):
+        with pytest.raises(ConfigError, match=r"holds both a model .* and an adapter .*model\.lora\.path"):
+            build()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / "both" / name).unlink()
+    engine_of(tmp_path / "both", None)
+
+
+@pytest.mark.parametrize("method", ["bitsandbytes", "gptq"])
+def test_quantized_weights_below_an_adapter_are_refused_with_what_bfloat16_needs(method: str) -> None:
+    model = {**shape_fields("shape:qwen3-8b"), "quantization_config": {"quant_method": method, "load_in_4bit": True}}
+    config = load_config([], ["--model", "m", "--model.lora.rank", "8"])
+    (found,) = quantized_base(config, model)
+    size = count_parameters(model)
+    assert size is not None
+    assert found.path == "model.lora.rank"
+    assert method in found.text
+    assert f"{2 * size / 1e9:.1f} GB" in found.text
+    assert not list(quantized_base(load_config([], ["--model", "m"]), model))
+    assert not list(quantized_base(config, shape_fields("shape:qwen3-8b")))
 
 
 def test_the_forecast_counts_optimizer_state_of_the_adapter_alone(models: Any) -> None:

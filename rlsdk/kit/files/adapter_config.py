@@ -30,6 +30,21 @@ def holds_adapter(folder: Path) -> bool:
     return (folder / CONFIG).is_file()
 
 
+def check_no_adapter(folder: Path, field: str) -> None:
+    """Checks that the folder of a model has no adapter beside its weights: with PEFT installed, transformers would load
+    the adapter's own base in place of these weights, and the adapter into it; without, these weights alone.
+
+    Raises:
+        ConfigError: it has one.
+    """
+    if holds_adapter(folder):
+        raise ConfigError(
+            f"{field}: {str(folder)!r} holds both a model (config.json) and an adapter ({CONFIG}), and it does not say "
+            f"which is meant. Move {CONFIG} and {WEIGHTS} to a folder of their own: without them the model is loaded "
+            "as it is; to start from the adapter, give that folder as model.lora.path"
+        )
+
+
 def read_adapter_config(folder: str | Path) -> Mapping[str, Any]:
     """Content of `adapter_config.json`.
 

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from rlsdk.interfaces import ConfigError, Head, ModelSpec, nearest
+from rlsdk.kit.files.adapter_config import check_no_adapter
 from rlsdk.kit.model.packed import ATTENTION, can_pack, register_attention
 from rlsdk.kit.model.shapes import is_shape, shape_fields
 from rlsdk.kit.weights.weight_fit import check_fits, check_unused, tie_error
@@ -31,6 +32,7 @@ def load_model_config(spec: ModelSpec) -> PretrainedConfig:
     if is_shape(spec.path):
         fields = shape_fields(spec.path)
         return AutoConfig.for_model(fields.pop("model_type"), **fields)
+    check_no_adapter(Path(spec.path), "model.path")
     try:
         return AutoConfig.from_pretrained(spec.path, revision=spec.revision, trust_remote_code=spec.trust_remote_code)
     except (OSError, ValueError, KeyError) as error:

@@ -13,9 +13,9 @@ from rlsdk.config import Problem, Role, RunConfig
 from rlsdk.config.problem import shown
 from rlsdk.interfaces import ConfigError, RolloutSpec, nearest
 from rlsdk.interfaces.spelling import Setting, spell
-from rlsdk.kit.files.adapter_config import holds_adapter, settings_of
+from rlsdk.kit.files.adapter_config import check_no_adapter, holds_adapter, settings_of
 from rlsdk.kit.files.model_files import tokenizer_fault, weights_fault
-from rlsdk.kit.model.shapes import is_shape, shape_fields
+from rlsdk.kit.model.shapes import count_parameters, is_shape, shape_fields
 from rlsdk.system.files import read_regular
 from rlsdk.trainer.checkpoints.checkpoint import is_model
 
@@ -73,7 +73,7 @@ def fields_of(path: str, revision: str | None, field: str) -> Mapping[str, Any]:
             raise ConfigError(f"{error}{near}") from error.__cause__
     try:
         fields: Mapping[str, Any] = json.loads(read_regular(folder / "config.json"))
-        return {**fields, "model_type": str(fields["model_type"])}
+        found = {**fields, "model_type": str(fields["model_type"])}
     except FileNotFoundError as error:
         inside = folder / "model"  # where a checkpoint of a run has it
         if holds_adapter(folder):
@@ -88,6 +88,8 @@ def fields_of(path: str, revision: str | None, field: str) -> Mapping[str, Any]:
             f"{field}: {str(folder)!r} has no config.json with a model_type ({type(error).__name__}: {error}); copy or "
             "download it again"
         ) from error
+    check_no_adapter(folder, field)
+    return found
 
 
 def nearest_folder(path: Path) -> str:
@@ -118,6 +120,27 @@ def file_problems(config: RunConfig, table: Sequence[Role]) -> Iterator[Problem]
     elif config.model.tokenizer is not None and not HUB_NAME.fullmatch(name):
         near = nearest_folder(Path(name))
         yield Problem(field, f"no such folder{near}, and not the name of a model on the hub", value=name)
+
+
+def quantized_base(config: RunConfig, model: Mapping[str, Any]) -> Iterator[Problem]:
+    """An adapter on weights that are stored quantized (QLoRA), which no train backend loads; says what the model needs
+    in bfloat16 instead.
+
+    Args:
+        config: the run.
+        model: `config.json` of the policy.
+    """
+    stored = model.get("quantization_config")
+    if not config.model.lora.rank or not isinstance(stored, Mapping):
+        return
+    size = count_parameters(model)
+    needs = "" if size is None else f", which needs about {2 * size / 1e9:.1f} GB besides activations,"
+    yield Problem(
+        "model.lora.rank",
+        f"{config.model.lora.rank}: the weights of {config.model.path!r} are quantized "
+        f"({stored.get('quant_method', 'quantization_config')}), and adapters stand beside weights in model.dtype (no "
+        f"QLoRA): give the same model in bfloat16 as model.path{needs} and model.dtype bfloat16",
+    )
 
 
 def check_same_model(config: RunConfig, checkpoint: Path) -> None:

@@ -18,7 +18,7 @@ from rlsdk.kit.model.shapes import count_parameters
 from rlsdk.registry import Registry
 from rlsdk.system.processors import usable_processors
 from rlsdk.trainer.inputs.environments import load_environment
-from rlsdk.trainer.inputs.model_config import file_problems, model_fields, other_models
+from rlsdk.trainer.inputs.model_config import file_problems, model_fields, other_models, quantized_base
 from rlsdk.trainer.inputs.option_trials import refused_options
 from rlsdk.trainer.inputs.reward_preflight import inspect_rewards
 from rlsdk.trainer.inputs.sources import check_rows, source_checks
@@ -220,7 +220,7 @@ class _Checks:
     def engines(self, model: Mapping[str, Any], placement: PlacementSpec | None) -> Sequence[str]:
         """Engines and functions, with rewards and algorithm where samples are made; returns notices."""
         samples, found = self.training is Training.RL, self.found
-        found.add(list(training_problems(self.training, self.config)))
+        found.add([*training_problems(self.training, self.config), *quantized_base(self.config, model)])
         nothing: Mapping[str, Mapping[str, Any]] = {}
         models = found.run_check(lambda: other_models(self.config, self.table), nothing) if samples else nothing
 
