@@ -31,6 +31,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
                     Capability.EXPORT,
                     Capability.PACKING,
                     Capability.LORA,
+                    Capability.ADAPTER_SYNC,
                 }
             ),
             dtypes=frozenset({"float32", "bfloat16"}),
@@ -54,6 +55,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
                     Capability.SLEEP,
                     Capability.PARTIAL_ROLLOUT,
                     Capability.STALE_CACHE,
+                    Capability.ADAPTER_SYNC,
                 }
             ),
             max_ranks=1,

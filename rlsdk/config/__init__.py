@@ -12,6 +12,7 @@ from rlsdk.config.derived.roles import (
     role_of,
     roles,
     sft_optim_spec,
+    with_adapter_sync,
     with_checkpointing,
     with_dtype,
 )
@@ -127,6 +128,7 @@ __all__ = [
     "roles",
     "sft_optim_spec",
     "step_passes",
+    "with_adapter_sync",
     "with_checkpointing",
     "with_dtype",
 ]

@@ -43,7 +43,12 @@ class Capability(StrEnum):
     """Train: no padding token passes through the linear layers."""
     LORA = "lora"
     """Train: with `ModelSpec.adapter` only a low-rank adapter is trained, and the model without it, or with a copy of
-    it, is its own reference policy. Rollout: not used yet; adapters are served merged into the weights."""
+    it, is its own reference policy. Rollout: not used; see `ADAPTER_SYNC`."""
+    ADAPTER_SYNC = "adapter_sync"
+    """Both: the adapter is sent alone, and served beside the model's own weights, which are sent once. Train (with
+    `LORA`): `part_layout` and `part_shards` describe the two apart. Rollout: `ModelSpec.adapter` may be given, and
+    `update_adapter` replaces the adapter. A run whose two backends do not both claim it sends the weights with the
+    adapter added."""
     SLEEP = "sleep"
     """Rollout: `sleep` frees device memory, `wake` restores service. Without it an engine keeps its memory while others
     of its pool work."""

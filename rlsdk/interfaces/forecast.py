@@ -58,6 +58,8 @@ class Forecast:
     """Per rank."""
     dp_size: int = 1
     """Train: number of data-parallel ranks."""
+    adapter_bytes: int = 0
+    """Rollout, with `ModelSpec.adapter`: bytes that a replica is sent at each sync after the first."""
 
 
 ForecastFn = Callable[[Sequence[RankContext], TrainSpec | RolloutSpec, Workload], Forecast]

@@ -41,7 +41,8 @@ class ModelSpec:
     """Allows code that comes with the model to run. Off unless the user sets it explicitly."""
     adapter: AdapterSpec | None = None
     """None: all weights are trained. Otherwise the model's own weights stay frozen in `dtype`, and a train engine holds
-    A and B of the adapter in float32. Given to engines with `Capability.LORA` only; rollout engines get None."""
+    A and B of the adapter in float32. Given to train engines with `Capability.LORA`, and to rollout engines with
+    `Capability.ADAPTER_SYNC` if they are to serve the adapter beside the weights."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,12 @@ class RolloutEngine(ABC):
 
     The host checks the order of calls (`rlsdk.kit.guards.guarded_rollout`), so engines need not. It never calls:
     `generate` or `resume` while a part is asleep, or without complete weights (none have arrived yet, `sleep(2)`
-    dropped them, an update failed); `update_weights` while the weights are asleep; `sleep` while a call of `generate`
-    runs; `wake` for a part that is awake; anything but `close` after `close`.
+    dropped them, an update failed); `update_weights` or `update_adapter` while the weights are asleep; `sleep` while a
+    call of `generate` runs; `wake` for a part that is awake; anything but `close` after `close`.
+
+    With `ModelSpec.adapter` (`Capability.ADAPTER_SYNC`), `layout` and `update_weights` are of the weights below the
+    adapter, and weights are complete only with an adapter: after the start, after each `update_weights` and after
+    `sleep(2)` the host calls `update_adapter` before anything is generated. `sleep(1)` keeps the adapter.
     """
 
     @abstractmethod
@@ -108,6 +112,28 @@ class RolloutEngine(ABC):
             WeightSyncError: as `update_weights`; or workers that hold the same box have different values.
         """
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.SHARDED_UPDATE.value!r}")
+
+    def adapter_layout(self) -> Sequence[WeightLayout]:
+        """As `layout`, of the tensors of the adapter that the replica serves (`WeightPart.ADAPTER`), in the dtype in
+        which it computes with them. One layout, without a worker."""
+        raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.ADAPTER_SYNC.value!r}")
+
+    def update_adapter(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
+        """Replaces the adapter, and serves `version` with it; the weights below stay as they are. Otherwise as
+        `update_weights`: shards, errors, all or nothing.
+
+        If samples are running, an engine either raises a WeightSyncError before it requests the first item, or each
+        of them finishes under the adapter that it began with, and says so by its versions. What was cached under an
+        older adapter is never read for samples that begin later.
+
+        Returns:
+            A receipt with a fingerprint of every tensor of `adapter_layout`, over the memory that the model computes
+            with: a tensor that no layer computes with has none.
+
+        Raises:
+            WeightSyncError: as `update_weights`.
+        """
+        raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.ADAPTER_SYNC.value!r}")
 
     def num_decoded(self) -> int | None:
         """Tokens sampled since `initialize`, over all calls; None: unknown. Never blocks and is cheap: hosts poll it to

@@ -118,6 +118,11 @@ class SyncReport:
     """Names of the transports used, in order of preference."""
     quantized_tensors: int = 0
     """Number of tensors that a replica serves as float8 with block scales (`BlockScales`)."""
+    base_bytes: int | None = None
+    """If an adapter is sent alone: the bytes of `num_bytes` that are of the weights below it, 0 if they were there
+    already. None: every sync sends all weights."""
+    effect: float | None = None
+    """If an adapter is sent alone: the smallest `SyncReceipt.effect` of the replicas. None: not measured."""
 
 
 class WeightSourceHost(Protocol):

@@ -12,7 +12,7 @@ from rlsdk.interfaces.batch import Batch
 from rlsdk.interfaces.capability import Capability
 from rlsdk.interfaces.errors import UnsupportedCapabilityError
 from rlsdk.interfaces.model import ModelSpec, OptimSpec, Parallel, RankContext, TrainSpec
-from rlsdk.interfaces.weights import WeightLayout, WeightShard
+from rlsdk.interfaces.weights import WeightLayout, WeightPart, WeightShard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,9 +95,9 @@ class TrainEngine(ABC):
     `initialize`, and after an `initialize` that raised. The host constructs the class without arguments, once per rank
     and role: one process may have several engines.
 
-    Every method except `parallel`, `layout` and `shards` is collective: each rank calls it, in the same order, and
-    blocks until its own part is done. Outputs are read from the ranks whose `parallel.is_collector` is true; the others
-    may return an empty mapping.
+    Every method except `parallel`, `layout`, `shards` and those of a part is collective: each rank calls it, in the
+    same order, and blocks until its own part is done. Outputs are read from the ranks whose `parallel.is_collector` is
+    true; the others may return an empty mapping.
 
     All calls come from one thread, except that a sync may iterate `shards` on other threads, at different times on each
     rank. No weight changes during that time; a checkpoint may be written.
@@ -200,6 +200,15 @@ class TrainEngine(ABC):
         """Yields this rank's boxes in the order of `layout().boxes`: views, no copy, no communication. Not collective,
         and not always on the engine's thread (see above). A caller may stop early, or iterate twice at once: between
         two items the engine holds no lock, and torch's settings of the thread (grad mode) are the caller's."""
+
+    def part_layout(self, part: WeightPart) -> WeightLayout:
+        """As `layout`, of the frozen weights or of the adapter alone; without a part of these, it has no boxes. Called
+        only with `ModelSpec.adapter`."""
+        raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.ADAPTER_SYNC.value!r}")
+
+    def part_shards(self, part: WeightPart) -> Iterator[WeightShard]:
+        """As `shards`, in the order of `part_layout(part).boxes`: views of what is held, with nothing added."""
+        raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.ADAPTER_SYNC.value!r}")
 
     @abstractmethod
     def save_checkpoint(self, path: Path) -> None:

@@ -11,6 +11,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.interfaces.errors import LayoutError
@@ -23,6 +24,16 @@ DTYPE_BYTES: Mapping[str, int] = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
 }  # fmt: skip
+
+
+class WeightPart(StrEnum):
+    """Which weights of a model with an adapter a layout describes (`Capability.ADAPTER_SYNC`)."""
+
+    BASE = "base"
+    """The canonical weights without the adapter, which stay as they are: sent once."""
+    ADAPTER = "adapter"
+    """A and B alone, float32: a layer with weight `NAME.weight` has `NAME.lora_A.weight` `[rank, in]` and
+    `NAME.lora_B.weight` `[out, rank]`. Sent after each step."""
 
 
 @dataclass(frozen=True, order=True)
@@ -235,6 +246,9 @@ class SyncReceipt:
     workers: tuple[WorkerReceipt, ...] = ()
     """For an engine whose workers received the weights themselves, one per worker. Boxes that several workers hold were
     compared."""
+    effect: float | None = None
+    """Of an adapter: the largest difference that it makes to the logits of a probe, some fixed tokens, computed by the
+    engine as it serves. 0: it changes nothing. None: not measured."""
     engine_checksum: str | None = None
     """The engine's own checksum of everything that it computes from, if it has one and it was requested. Compared
     between replicas that serve the same boxes and have one; only the engine can compute it."""

@@ -46,6 +46,9 @@ class PlanContents:
     batches: tuple[BatchSize, ...]
     reshard: ReshardSummary | None
     """Weight transfer; None: a backend cannot forecast its layout."""
+    adapter_bytes: int
+    """Bytes of an adapter that all replicas together are sent at each sync; then `reshard` is of the weights below it,
+    which are sent once. 0: every sync sends all weights."""
     memory: tuple[PhaseMemory, ...]
     host_bytes: int
     """Main memory that GPU processes use for weights and blocks on the fullest node; 0 with CPU ranks."""

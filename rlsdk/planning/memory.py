@@ -79,7 +79,7 @@ class CountedRole:
             role_memory=RoleMemory(
                 role=role.name,
                 is_rollout=role.is_rollout,
-                has_own_weights=role.has_own_weights,
+                keeps_weights=role.keeps_weights,
                 is_trained=role.is_trained,
                 can_offload=shared and able in capabilities,
             ),
@@ -184,7 +184,7 @@ def on_host(device: PlannedDevice, roles: Mapping[str, CountedRole]) -> int:
     for name, rank in device.ranks.items():
         role = roles[name]
         memory = role.memory
-        stays = role.role_memory.has_own_weights if role.role_memory.is_rollout else True
+        stays = role.role_memory.keeps_weights if role.role_memory.is_rollout else True
         if memory is not None and stays and (role.takes_turns or memory[rank].on_host):
             held = memory[rank]
             total += (held.weights_bytes or 0) + (held.optimizer_bytes or 0)

@@ -116,6 +116,7 @@ def make_plan(run: PreparedRun, *, hardware: Hardware | None = None, calibration
         places=found.places,
         batches=tuple(batches),
         reshard=reshard,
+        adapter_bytes=_adapter_bytes(found),
         memory=tuple(memory),
         host_bytes=max(host.values(), default=0),
         prediction=prediction,
@@ -224,12 +225,18 @@ def _reshard(config: RunConfig, roles: _Roles) -> ReshardSummary | None:
     return summarize(*layouts, bucket_bytes=sharding.bucket_mb << 20, transport=sharding.transport)
 
 
+def _adapter_bytes(roles: _Roles) -> int:
+    """Bytes of an adapter that is sent alone, to all replicas."""
+    forecast = roles.forecasts[ROLLOUT]
+    return 0 if forecast is None else forecast.adapter_bytes * len(roles.places.contexts[ROLLOUT])
+
+
 def _work(config: RunConfig, passes: StepPasses, device: str, roles: _Roles, reshard: ReshardSummary) -> Work:
     return Work(
         num_parameters=reshard.num_parameters,
         actor_devices=len(roles.places.contexts[ACTOR]),
         rollout_devices=len(roles.places.contexts[ROLLOUT]) * config.rollout.num_devices,
-        sync_bytes=reshard.num_bytes // max(len(roles.places.contexts[ROLLOUT]), 1),
+        sync_bytes=(_adapter_bytes(roles) or reshard.num_bytes) // max(len(roles.places.contexts[ROLLOUT]), 1),
         samples=config.trainer.samples_per_step,
         forward_passes=len(passes.passes),
         epochs=config.trainer.epochs_per_step * sum(role.is_trained for role in roles.table.values()),

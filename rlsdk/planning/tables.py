@@ -102,7 +102,10 @@ def _reshard(plan: PlanContents) -> Table | None:
     reshard = plan.reshard
     if reshard is None:
         return None
-    table = _table("Weights, each sync", ("", ""), ("", "right"), ("", ""))
+    title = "Weights below the adapter, sent once" if plan.adapter_bytes else "Weights, each sync"
+    table = _table(title, ("", ""), ("", "right"), ("", ""))
+    if plan.adapter_bytes:
+        table.add_row("the adapter alone, each sync", gb(plan.adapter_bytes), "to all targets")
     what = "target" if not reshard.workers else "worker" if reshard.workers == reshard.targets else "place"
     targets = f"{reshard.num_tensors} tensors, {reshard.targets} {what}{'' if reshard.targets == 1 else 's'}"
     table.add_row("to all targets", gb(reshard.num_bytes), targets)

@@ -50,16 +50,18 @@ def forecast_rollout(contexts: Sequence[RankContext], spec: TrainSpec | RolloutS
     tensors = ModelTensors.of(model)
     scales = block_scales(model, tensors.shapes, spec)
     rows, width = min(workload.running_rows, spec.max_running), DTYPE_BYTES[spec.model.dtype]
+    low = 4 * adapter_numel(spec.model)
     quantized = {name: math.prod(tensors.shapes[name]) for name in scales}
     # Each layer is multiplied out in float32, with the scale of each element beside it, and rounded.
     multiplied_out = max(quantized.values(), default=0) * (4 + 4 + width)
     memory = RankMemory(
         weights_bytes=(tensors.numel - sum(quantized.values())) * width
         + sum(quantized.values())
-        + sum(scales_bytes(tensors.shapes[name], said.block) for name, said in scales.items()),
+        + sum(scales_bytes(tensors.shapes[name], said.block) for name, said in scales.items())
+        + low,
         forward_bytes=DECODE_COPIES * rows * int(config.get_text_config().vocab_size) * 4 + multiplied_out,
         cache_bytes=rows * workload.row_tokens * bytes_per_token(config, spec.model.dtype),
     )
     metas = tensor_metas(tensors.shapes, spec.model.dtype, tensors.dtypes, scales)
     layouts = tuple((replace(tensors.layout(ctx, spec.model.dtype), tensors=metas),) for ctx in contexts)
-    return Forecast(layouts=layouts, memory=(memory,) * len(contexts))
+    return Forecast(layouts=layouts, memory=(memory,) * len(contexts), adapter_bytes=low)

@@ -29,6 +29,7 @@ from rlsdk.interfaces import (
     TrainEngine,
     TrainSpec,
     WeightLayout,
+    WeightPart,
     WeightShard,
     fingerprint,
 )
@@ -165,7 +166,23 @@ class TorchTrainEngine(TrainEngine):
         return OptimStepResult(grad_norm=norm, lr=lr, skipped=not finite)
 
     def layout(self) -> WeightLayout:
-        tensors = self._served()
+        return self._layout_of(self._served(), self.tied)
+
+    def shards(self) -> Iterator[WeightShard]:
+        for name, tensor in self._served().items():
+            yield WeightShard(name=name, box=Box.whole(tuple(tensor.shape)), tensor=self._merged(name, tensor))
+
+    def part_layout(self, part: WeightPart) -> WeightLayout:
+        return self._layout_of(self._part(part), self.tied if part is WeightPart.BASE else {})
+
+    def part_shards(self, part: WeightPart) -> Iterator[WeightShard]:
+        for name, tensor in self._part(part).items():
+            yield WeightShard(name=name, box=Box.whole(tuple(tensor.shape)), tensor=tensor.detach())
+
+    def _part(self, part: WeightPart) -> Mapping[str, Tensor]:
+        return self.parameters if part is WeightPart.ADAPTER else self._served()
+
+    def _layout_of(self, tensors: Mapping[str, Tensor], tied: Mapping[str, str]) -> WeightLayout:
         return WeightLayout(
             rank=0,
             node=self.ctx.node,
@@ -176,12 +193,8 @@ class TorchTrainEngine(TrainEngine):
                 for name, p in tensors.items()
             ),
             boxes=tuple((name, Box.whole(tuple(p.shape))) for name, p in tensors.items()),
-            tied=self.tied,
+            tied=tied,
         )
-
-    def shards(self) -> Iterator[WeightShard]:
-        for name, tensor in self._served().items():
-            yield WeightShard(name=name, box=Box.whole(tuple(tensor.shape)), tensor=self._merged(name, tensor))
 
     def _served(self) -> dict[str, Tensor]:
         """Tensors that a rollout engine needs, without the adapter."""

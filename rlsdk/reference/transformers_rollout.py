@@ -27,6 +27,7 @@ from rlsdk.kit.generation.requests import check_requests, response_limit
 from rlsdk.kit.generation.sampling import mixed_seed
 from rlsdk.kit.generation.serving import check_rollout_spec, whole_layout
 from rlsdk.kit.generation.stop_text import StopText
+from rlsdk.kit.model.adapters import add_adapter, probe_tokens
 from rlsdk.kit.model.hf import build_model, canonical_tensors, dtype_names, persistent_buffers
 from rlsdk.reference.block_linear import block_scales, quantize_linears, quantizers
 from rlsdk.reference.decoding import Decoder
@@ -48,7 +49,7 @@ class TransformersRolloutEngine(RolloutEngine):
 
     Weights are loaded in place; with `weights: fp8_block` those of linear layers are quantized on the way. Updates are
     refused while requests run, unless they are paused; what was computed for them under the old weights is computed
-    again.
+    again. An adapter is replaced in place, too, and only when no request is left.
     """
 
     num_tokens = 0
@@ -67,8 +68,13 @@ class TransformersRolloutEngine(RolloutEngine):
         if self.scales:
             quantize_linears(self.model, self.scales)
             self.parameters, _ = canonical_tensors(self.model)
-        self.held = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
-        """Of all that is in memory: canonical tensors, and scales."""
+        self.adapter = add_adapter(self.model, spec.model, trained=False)
+        self.low = {} if self.adapter is None else self.adapter.parameters
+        """A and B; 0 until an update brings them."""
+        for values in self.low.values():
+            values.data.zero_()
+        self.held = {name: tuple(tensor.shape) for name, tensor in self._tensors().items()}
+        """Of all that is in memory: canonical tensors, scales, and the adapter."""
         self.vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
         self.decoder = Decoder(
             rows_for(self.model), device, max_running=spec.max_running, stop_text=StopText(spec.model)
@@ -118,6 +124,44 @@ class TransformersRolloutEngine(RolloutEngine):
             self.version = version
         return SyncReceipt(version=version, num_tensors=len(taken), num_bytes=num_bytes, fingerprints=fingerprints)
 
+    def adapter_layout(self) -> Sequence[WeightLayout]:
+        shapes = {name: tuple(values.shape) for name, values in self.low.items()}
+        return [whole_layout(self.ctx, "float32", shapes, {})]
+
+    def update_adapter(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
+        with self.lock:
+            if self.decoder.jobs:
+                raise WeightSyncError(
+                    f"the adapter of version {version} arrived while {len(self.decoder.jobs)} requests are running or "
+                    "paused; finish or abort them first"
+                )
+            self.decoder.version = None
+            num_bytes = load_shards(self.low, shards, version)
+            fingerprints = {name: fingerprint(p, Box.whole(tuple(p.shape))) for name, p in self.low.items()}
+            self.version = version
+            effect = self._effect()
+        return SyncReceipt(
+            version=version,
+            num_tensors=len(fingerprints),
+            num_bytes=num_bytes,
+            fingerprints=fingerprints,
+            effect=effect,
+        )
+
+    @torch.inference_mode()
+    def _effect(self) -> float:
+        """Largest difference that the adapter makes to the logits of a probe."""
+        assert self.adapter is not None
+        ids = torch.tensor([probe_tokens(self.vocabulary)], device=self.model.device)
+        with_it = self.model(input_ids=ids, use_cache=False).logits
+        with self.adapter.switched_off():
+            without = self.model(input_ids=ids, use_cache=False).logits
+        return float((with_it.float() - without.float()).abs().max())
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """All that is in memory."""
+        return {**self.parameters, **self.low}
+
     def num_decoded(self) -> int:
         return self.num_tokens
 
@@ -141,7 +185,7 @@ class TransformersRolloutEngine(RolloutEngine):
         Key-value memory lives only as long as there are requests.
         """
         with self.lock:
-            for parameter in self.parameters.values():
+            for parameter in self._tensors().values():
                 parameter.data = parameter.data.to("cpu") if level == 1 else parameter.data.new_empty(0)
             if self.ctx.device != "cpu":
                 torch.cuda.empty_cache()
@@ -149,7 +193,7 @@ class TransformersRolloutEngine(RolloutEngine):
     def wake(self, parts: Sequence[str] = ("weights", "kv_cache")) -> None:
         with self.lock:
             if "weights" in parts:
-                for name, parameter in self.parameters.items():
+                for name, parameter in self._tensors().items():
                     here = parameter.data.to(self.ctx.device)
                     parameter.data = here if here.shape == self.held[name] else here.new_empty(self.held[name])
 
@@ -159,7 +203,7 @@ class TransformersRolloutEngine(RolloutEngine):
             with self.lock:
                 self.paused = False
                 self.decoder.fail(RlsdkError("the engine was closed while this call ran"))
-                self.parameters = {}
+                self.parameters, self.low = {}, {}
                 del self.model, self.decoder
 
     def _step(self) -> None:

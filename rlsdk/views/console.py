@@ -158,6 +158,9 @@ class ConsoleView(RunView):
         bound = (
             f"{report.moved_bytes / report.lower_bound_bytes:.2f} x bound" if report.lower_bound_bytes else "in place"
         )
+        if report.base_bytes is not None:
+            below = f", {report.base_bytes / 1e6:.1f} MB below it" if report.base_bytes else ""
+            bound = f"{bound}; the adapter alone{below}"
         by = f" by {', '.join(report.transports)}" if report.transports else ""
         self._print(
             f"sync v{report.version}: {report.num_bytes / 1e6:.1f} MB{by}, {report.seconds * 1e3:.0f} ms, "

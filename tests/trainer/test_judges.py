@@ -120,7 +120,7 @@ def test_the_table_has_the_judge_as_an_engine_with_weights_of_its_own(model: Pat
 def test_a_judge_that_takes_turns_keeps_its_weights_on_the_host() -> None:
     memories = [
         RoleMemory(role="rollout", is_rollout=True),
-        RoleMemory(role="judge", is_rollout=True, has_own_weights=True),
+        RoleMemory(role="judge", is_rollout=True, keeps_weights=True),
     ]
     whole = frozenset((WEIGHTS, CACHE))
     found = moves(memories, {"rollout": whole, "judge": whole}, {})

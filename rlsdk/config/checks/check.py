@@ -317,6 +317,12 @@ def _schedule(config: RunConfig, registry: Registry) -> Iterator[Problem]:
         return
     spec = registry.backend(BackendKind.ROLLOUT, name)
     can = spec.capabilities
+    if schedule.on_new_weights != "drain" and config.model.lora.sync == "adapter":
+        yield Problem(
+            "schedule.on_new_weights",
+            f"{schedule.on_new_weights!r} has no effect with model.lora.sync 'adapter': a sample finishes under the "
+            "adapter that it began with. Use 'drain', or model.lora.sync 'merged'",
+        )
     if schedule.on_new_weights == "recompute" and not can & {Capability.PARTIAL_ROLLOUT, Capability.ABORT}:
         yield Problem(
             "schedule.on_new_weights",

@@ -59,7 +59,10 @@ def role_requirements(
 def _capabilities(config: RunConfig, role: Role) -> Iterator[tuple[Capability, str]]:
     """Capabilities that a role needs from its backend, and the field that causes each."""
     if role.model.adapter is not None:
-        yield Capability.LORA, "model.lora.rank"
+        if not role.is_rollout:
+            yield Capability.LORA, "model.lora.rank"
+        if config.model.lora.sync == "adapter":
+            yield Capability.ADAPTER_SYNC, "model.lora.sync"
     rollout = config.rollout
     if role.has_own_weights:
         if role.devices_per_rank > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlsdk.config.sections.base import Options
@@ -74,6 +74,11 @@ class Role:
         return kind_of(self.name).has_own_weights
 
     @property
+    def keeps_weights(self) -> bool:
+        """Whether it is a rollout engine with weights that no sync restores: its own, or those below an adapter."""
+        return self.has_own_weights or (self.is_rollout and self.model.adapter is not None)
+
+    @property
     def starts_as_policy(self) -> bool:
         """Whether it is the policy at the start of reinforcement learning."""
         return kind_of(self.name).starts_as_policy and self.fields["path"] == "model.path"
@@ -86,7 +91,8 @@ class Role:
     def loading_weights(self) -> Role:
         """A copy of this rollout role that loads its model's weights from disk and waits for no sync."""
         spec = self.spec
-        return replace(self, spec=replace(spec, load_weights=True) if isinstance(spec, RolloutSpec) else spec)
+        assert isinstance(spec, RolloutSpec)
+        return replace(self, spec=replace(spec, load_weights=True, model=replace(spec.model, adapter=None)))
 
     def with_optim(self, optim: OptimSpec) -> Role:
         """The same with another optimizer.
@@ -163,12 +169,13 @@ def actor_role(config: RunConfig) -> Role:
 def rollout_role(config: RunConfig) -> Role:
     """The rollout engine; it gets its weights by the first sync."""
     rollout = config.rollout
+    adapter = adapter_spec(config) if config.model.lora.sync == "adapter" else None
     return Role(
         name=ROLLOUT,
         kind=BackendKind.ROLLOUT,
         backend=rollout.backend,
         spec=RolloutSpec(
-            model=model_spec(config),
+            model=replace(model_spec(config), adapter=adapter),
             max_model_tokens=config.max_model_tokens,
             max_running=rollout.max_running_samples,
             **shared(rollout, ReplicaSize),
@@ -338,6 +345,25 @@ def with_checkpointing(config: RunConfig, device: str, num_parameters: int | Non
         return config
     chosen = device == "cuda" and (num_parameters or 0) >= CHECKPOINTED_PARAMETERS
     return config.model_copy(update={"train": config.train.model_copy(update={"activation_checkpointing": chosen})})
+
+
+def with_adapter_sync(config: RunConfig, capabilities: Collection[frozenset[Capability]]) -> RunConfig:
+    """The same with `model.lora.sync: auto` decided.
+
+    Args:
+        config: of the run.
+        capabilities: of the train and the rollout backend.
+    """
+    if config.model.lora.sync != "auto" or not config.model.lora.rank:
+        return config
+    able = all(Capability.ADAPTER_SYNC in found for found in capabilities) and not goes_on_under_new_weights(config)
+    lora = config.model.lora.model_copy(update={"sync": "adapter" if able else "merged"})
+    return config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
+
+
+def goes_on_under_new_weights(config: RunConfig) -> bool:
+    """Whether samples go on under weights that came while they ran, which an adapter's never do."""
+    return config.schedule.on_new_weights != "drain"
 
 
 def model_spec(config: RunConfig) -> ModelSpec:

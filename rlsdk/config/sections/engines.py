@@ -32,6 +32,10 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 class LoraConfig(Section, AdapterSettings):
     """A low-rank adapter (LoRA) that is trained in place of the model's weights, which stay frozen."""
 
+    sync: Literal["auto", "adapter", "merged"] = "auto"
+    """What rollout engines are sent. adapter: A and B alone, served beside the weights, which are sent once; merged:
+    at every sync all weights, with the adapter added; auto: adapter if both backends can, else merged."""
+
     def problems(self) -> Iterator[Problem]:
         if self.dropout:
             yield Problem("dropout", value=self.dropout, expected="0, because log-probs of training and sampling agree")

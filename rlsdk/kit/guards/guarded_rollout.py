@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
 
+Update = Callable[[Iterable[WeightShard], int], SyncReceipt]
+
+
 @dataclass(eq=False)
 class _Call:
     """One running call of `generate`."""
@@ -49,6 +52,9 @@ class GuardedRolloutEngine(RolloutEngine):
         self.is_closed = False
         self._level = 0
         """Level of sleep; 0: awake."""
+        self._has_adapter = False
+        self._has_weights = False
+        """Whether the weights are there, below the adapter if there is one."""
         self._paused = False
         self._calls: set[_Call] = set()
         self._lock = threading.Lock()
@@ -56,7 +62,11 @@ class GuardedRolloutEngine(RolloutEngine):
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         self.engine.initialize(ctx, spec)
-        self.lacking = "" if spec.load_weights else "no weights have arrived yet: call update_weights() first"
+        self._has_adapter = spec.model.adapter is not None
+        if spec.load_weights:
+            self._complete()
+        else:
+            self.lacking = "no weights have arrived yet: call update_weights() first"
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         """See `RolloutEngine`.
@@ -92,20 +102,8 @@ class GuardedRolloutEngine(RolloutEngine):
         """
         self._check_open("update_weights")
         self._check_awake("update_weights", "weights")
-        has_begun = False
-
-        def watched() -> Iterator[WeightShard]:
-            nonlocal has_begun
-            has_begun = True
-            yield from shards
-
-        try:
-            receipt = self.engine.update_weights(watched(), version)
-        except BaseException:
-            if has_begun:
-                self._lose_weights(version)
-            raise
-        self.lacking = ""
+        receipt = self._updated(self.engine.update_weights, shards, version)
+        self._complete()
         return receipt
 
     def receive_weights(self, deliveries: Sequence[Delivery], version: int) -> SyncReceipt:
@@ -119,8 +117,28 @@ class GuardedRolloutEngine(RolloutEngine):
         try:
             receipt = self.engine.receive_weights(deliveries, version)
         except BaseException:
+            self._has_weights = False
             self._lose_weights(version)
             raise
+        self._complete()
+        return receipt
+
+    def adapter_layout(self) -> Sequence[WeightLayout]:
+        return self.engine.adapter_layout()
+
+    def update_adapter(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
+        """See `RolloutEngine`. If it fails after the first item was read, nothing is served until an update
+        succeeds.
+
+        Raises:
+            RlsdkError: the weights are asleep, or the engine is closed.
+            WeightSyncError: there are no weights below it.
+        """
+        self._check_open("update_adapter")
+        self._check_awake("update_adapter", "weights")
+        if not self._has_weights:
+            raise WeightSyncError(f"an adapter has no weights to stand beside: {self.lacking}")
+        receipt = self._updated(self.engine.update_adapter, shards, version, is_whole=False)
         self.lacking = ""
         return receipt
 
@@ -170,6 +188,7 @@ class GuardedRolloutEngine(RolloutEngine):
         self.engine.sleep(level)
         self.asleep, self._level = set(ROLLOUT_PARTS), max(level, self._level)
         if level > 1:
+            self._has_weights = False
             self.lacking = "sleep dropped the weights: call wake(), then update_weights()"
 
     def wake(self, parts: Sequence[str] = ROLLOUT_PARTS) -> None:
@@ -191,6 +210,30 @@ class GuardedRolloutEngine(RolloutEngine):
     def close(self) -> None:
         self.is_closed = True
         self.engine.close()
+
+    def _updated(
+        self, update: Update, shards: Iterable[WeightShard], version: int, *, is_whole: bool = True
+    ) -> SyncReceipt:
+        """The receipt of an update; if it fails once begun, what it replaces is lost: the weights, or the adapter."""
+        has_begun = False
+
+        def watched() -> Iterator[WeightShard]:
+            nonlocal has_begun
+            has_begun = True
+            yield from shards
+
+        try:
+            return update(watched(), version)
+        except BaseException:
+            if has_begun:
+                self._has_weights &= not is_whole
+                self._lose_weights(version)
+            raise
+
+    def _complete(self) -> None:
+        """Notes that the weights have come; with an adapter, they wait for it."""
+        self._has_weights = True
+        self.lacking = "the adapter has not arrived yet: call update_adapter()" if self._has_adapter else ""
 
     def _lose_weights(self, version: int) -> None:
         self.lacking = f"the update to version {version} failed halfway; a complete update is needed"

@@ -20,6 +20,7 @@ from rlsdk.interfaces import (
     TrainEngine,
     TrainSpec,
     WeightLayout,
+    WeightPart,
     WeightShard,
 )
 from rlsdk.kit.memory.memory_parts import TRAIN_PARTS, check_parts
@@ -79,6 +80,14 @@ class GuardedTrainEngine(TrainEngine):
     def shards(self) -> Iterator[WeightShard]:
         self._check_here("shards", "weights")
         return self.engine.shards()
+
+    def part_layout(self, part: WeightPart) -> WeightLayout:
+        self._check_here("part_layout")
+        return self.engine.part_layout(part)
+
+    def part_shards(self, part: WeightPart) -> Iterator[WeightShard]:
+        self._check_here("part_shards", "weights")
+        return self.engine.part_shards(part)
 
     def save_checkpoint(self, path: Path) -> None:
         self._check_here("save_checkpoint", "weights", "optimizer")

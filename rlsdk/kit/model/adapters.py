@@ -81,6 +81,14 @@ class ModelAdapter:
                 layer._disable_adapters = False
 
 
+PROBE_TOKENS = 16
+
+
+def probe_tokens(vocabulary: int) -> list[int]:
+    """Tokens over the whole vocabulary, on which an engine measures the effect of an adapter (`SyncReceipt.effect`)."""
+    return [(2 * at + 1) * vocabulary // (2 * PROBE_TOKENS) for at in range(PROBE_TOKENS)]
+
+
 def add_adapter(model: PreTrainedModel, spec: ModelSpec, *, trained: bool) -> ModelAdapter | None:
     """Puts the adapter of `spec` into a model, in place, and freezes everything else; None if there is none.
 
@@ -110,7 +118,9 @@ def add_adapter(model: PreTrainedModel, spec: ModelSpec, *, trained: bool) -> Mo
     # Inside a module without a configuration, PEFT does not take `gate_proj` of a model with experts for theirs.
     holder = nn.ModuleDict({_HOLDER: model})
     targets = [f"{_HOLDER}.{name}" for name in names]
-    peft.inject_adapter_in_model(peft_config(spec.adapter, targets), holder, low_cpu_mem_usage=True)
+    # Not with `low_cpu_mem_usage`, which for its time lets every thread of the process create empty tensors.
+    with torch.random.fork_rng(devices=[]):
+        peft.inject_adapter_in_model(peft_config(spec.adapter, targets), holder)
     model.requires_grad_(False)
     adapter = ModelAdapter(spec.adapter, {name: model.get_submodule(name) for name in names})
     for layer in adapter.layers.values():

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from rlsdk.interfaces import (
     Bucket,
     LayoutError,
     QuantizedPiece,
-    TrainEngine,
     Transfer,
     WeightLayout,
     WeightShard,
@@ -33,11 +32,19 @@ from rlsdk.sharding.transports.table import make_transport
 from rlsdk.sharding.transports.transport import Outgoing, Transport
 
 
+class Held(Protocol):
+    """The part of a `TrainEngine` that weights are taken from."""
+
+    def layout(self) -> WeightLayout: ...
+
+    def shards(self) -> Iterator[WeightShard]: ...
+
+
 class WeightSource:
     """One per rank of a train engine. `export` may be called from a thread other than the engine's, by one thread at
     once, while the engine itself is idle. The engine's memory is held only until the target has taken the bucket."""
 
-    def __init__(self, engine: TrainEngine, accelerators: Sequence[str] = ()) -> None:
+    def __init__(self, engine: Held, accelerators: Sequence[str] = ()) -> None:
         """`accelerators`: as in `RankContext`."""
         self._engine = engine
         self._accelerators = accelerators

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from rlsdk.interfaces import (
     Bucket,
     Peer,
     Relay,
-    RolloutEngine,
     SyncReceipt,
     Transfer,
     WeightLayout,
+    WeightShard,
     WeightSyncError,
 )
 from rlsdk.sharding.transfer.devices import on_physical_device
@@ -24,7 +24,15 @@ from rlsdk.sharding.transfer.fetching import PASS_ON_METHOD, Feed, OpenTransport
 from rlsdk.sharding.transfer.forwarding import Forwarder, merged_rounds, teed
 from rlsdk.sharding.transfer.gathering import Gathering
 from rlsdk.sharding.transfer.relay_source import RelaySource, from_parent
-from rlsdk.sharding.transfer.workers import WorkerPull
+from rlsdk.sharding.transfer.workers import Receives, WorkerPull
+
+
+class Served(Receives, Protocol):
+    """The part of a `RolloutEngine` that weights are delivered to."""
+
+    def layout(self) -> Sequence[WeightLayout]: ...
+
+    def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt: ...
 
 
 class WeightTarget:
@@ -32,7 +40,7 @@ class WeightTarget:
     rounds are in memory. Places that are workers of the engine (`WeightLayout.worker`) receive their buckets
     themselves."""
 
-    def __init__(self, engine: RolloutEngine, accelerators: Sequence[str] = ()) -> None:
+    def __init__(self, engine: Served, accelerators: Sequence[str] = ()) -> None:
         """`accelerators`: as in `RankContext`."""
         self._engine = engine
         self._accelerators = accelerators

@@ -7,9 +7,9 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Protocol
 
-from rlsdk.interfaces import Bucket, Delivery, RolloutEngine, SyncReceipt, WeightLayout, WeightSyncError
+from rlsdk.interfaces import Bucket, Delivery, SyncReceipt, WeightLayout, WeightSyncError
 from rlsdk.kit.ranks.shared_memory import AttachError
 from rlsdk.sharding.transfer.forwarding import Forwarder, merged_rounds, teed
 from rlsdk.sharding.transfer.gathering import Gathering, MakeFeed, feeds_of
@@ -25,10 +25,16 @@ HOST = -1
 """Key of this process among keys that are indices of source layouts."""
 
 
+class Receives(Protocol):
+    """The part of a `RolloutEngine` whose workers receive weights themselves."""
+
+    def receive_weights(self, deliveries: Sequence[Delivery], version: int) -> SyncReceipt: ...
+
+
 class WorkerPull:
     """One per replica. Keeps its forwarding resources between syncs."""
 
-    def __init__(self, engine: RolloutEngine) -> None:
+    def __init__(self, engine: Receives) -> None:
         self._engine = engine
         self._ways: dict[int, Transport] = {}
         self._signs: WorkerProgress | None = None

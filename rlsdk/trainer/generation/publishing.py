@@ -57,6 +57,7 @@ class Publisher(ABC):
         self._serving = ExitStack()
         """Entered while the replicas have their devices; closed before training."""
         self._clock = StepClock()
+        self._said_effect = False
         self._sampled_from = time.perf_counter()
         """When this step began to wait for samples: at its start, or once its weights are served."""
 
@@ -114,7 +115,18 @@ class Publisher(ABC):
         version, changed = self._version()
         report = self.weights.sync(version, expect_change=changed)
         self._state.expects_change = False
+        self._check_effect(report, changed)
         return report
+
+    def _check_effect(self, report: SyncReport, changed: bool) -> None:
+        """Warns once if a trained adapter changes nothing of what the replicas compute."""
+        if changed and report.effect == 0.0 and not self._said_effect:
+            self._said_effect = True
+            self._view.notice(
+                f"warning: the adapter of version {report.version} changes no logit of a probe on the rollout engine "
+                "(sync/adapter_effect 0): samples are those of the model without it. Expected only if the learning "
+                "rate is so small that rounding hides all steps so far; else use model.lora.sync merged"
+            )
 
     def _version(self) -> tuple[int, bool]:
         """Version of the current weights, and whether they must differ from those of the last sync."""
@@ -190,6 +202,7 @@ class OverlappedPublisher(Publisher):
             if running:
                 self._stream.interrupt(self._timeout_s)
             self.last_report = report = self.weights.sync(version, expect_change=changed)
+            self._check_effect(report, changed)
             if running:
                 self._stream.resume(self._timeout_s, keep_cache=self._on_new_weights == "keep")
             self._view.synced(report)

@@ -187,7 +187,8 @@ class PolicyLearner:
     def _rounding(self) -> Mapping[str, float]:
         """Share of the served weights that the adapter changes at all, where rounding may lose changes."""
         model = self.session.actor.role.model
-        if model.adapter is None or model.dtype == "float32":
+        served_apart = self.session.rollout.role.model.adapter is not None
+        if model.adapter is None or served_apart or model.dtype == "float32":
             return {}
         with self.session.turns.using(ACTOR):
             share = float(self.session.actor.run("moved_share", timeout_s=self.options.update_timeout_s))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rlsdk.algorithms import Samples, explained_variance, group_signal, score_dtype, update_means
-from rlsdk.interfaces import Batch, Head
+from rlsdk.interfaces import Batch, Head, SyncReport
 
 if TYPE_CHECKING:
     from rlsdk.trainer.inputs.grading import GradeSummary
@@ -76,6 +76,16 @@ def batch_metrics(batch: Batch, summary: GradeSummary, *, has_entropy: bool = Tr
         "policy/entropy" if has_entropy else "policy/sample_nll": _mean(
             -batch["rollout_log_probs"][batch["response_mask"]]
         ),
+    }
+
+
+def sync_metrics(report: SyncReport) -> dict[str, float]:
+    """Bytes of a sync, and of an adapter that is sent alone what it does."""
+    apart = {"sync/base_bytes": report.base_bytes, "sync/adapter_effect": report.effect}
+    return {
+        "sync/bytes": float(report.num_bytes),
+        "sync/moved_bytes": float(report.moved_bytes),
+        **{name: float(value) for name, value in apart.items() if value is not None},
     }
 
 

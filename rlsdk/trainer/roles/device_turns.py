@@ -53,7 +53,7 @@ class DeviceTurns:
         memory = RoleMemory(
             role=role.name,
             is_rollout=role.is_rollout,
-            has_own_weights=role.has_own_weights,
+            keeps_weights=role.keeps_weights,
             is_trained=role.is_trained,
             can_offload=group.can(ability),
         )

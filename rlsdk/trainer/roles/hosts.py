@@ -40,11 +40,13 @@ from rlsdk.interfaces import (
     TrainSpec,
     Transfer,
     WeightLayout,
+    WeightPart,
 )
 from rlsdk.kit.guards.guarded_rollout import GuardedRolloutEngine
 from rlsdk.kit.guards.guarded_train import GuardedTrainEngine
 from rlsdk.rollouts import Collected, Pump
 from rlsdk.sharding import WeightSource, WeightTarget
+from rlsdk.trainer.roles.adapter_sync import PartSource, RolloutAdapter, TrainPart
 from rlsdk.trainer.roles.average import WeightAverage
 
 if TYPE_CHECKING:
@@ -100,6 +102,8 @@ class TrainHost:
         self.engine: TrainEngine = GuardedTrainEngine(import_class(engine)())
         self.engine.initialize(ctx, replace(spec, options=options.build()))
         self.source = WeightSource(self.engine, ctx.accelerators)
+        self.parts = {p: PartSource(WeightSource(TrainPart(self.engine, p), ctx.accelerators)) for p in WeightPart}
+        """Sources of a sync of the adapter alone."""
         self.rank = ctx.rank
         self.average: WeightAverage | None = None
 
@@ -203,19 +207,33 @@ class TrainHost:
         return self.source.export(buckets)
 
     @dispatch(split=Split.ALL, join=Join.NONE)
-    def hold_weights(self) -> None:
-        """Copies the current weights; syncs use this copy while training continues."""
-        self.source.hold()
+    def hold_weights(self, adapter: bool = False) -> None:
+        """Copies the current weights, or the adapter alone; syncs use this copy while training continues."""
+        (self.parts[WeightPart.ADAPTER].source if adapter else self.source).hold()
 
     @dispatch(split=Split.ALL, join=Join.NONE, concurrent=True)
     def release_weights(self) -> None:
         """Ends the use of the copy: syncs take the engine's own weights again."""
-        self.source.release()
+        for source in self._sources():
+            source.release()
 
     @dispatch(split=Split.ALL, join=Join.NONE, concurrent=True)
     def close_transports(self) -> None:
         """Frees resources that are kept between syncs, because the next sync goes to other replicas."""
-        self.source.close()
+        for source in self._sources():
+            source.close()
+
+    @dispatch(split=Split.ALL, join=Join.LIST)
+    def part_layout(self, part: WeightPart) -> WeightLayout:
+        return self.parts[part].weight_layout()
+
+    @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
+    def call_part(self, part: WeightPart, method: str, *args: Any) -> Any:
+        """Calls a method of `SOURCE_METHODS` of one part."""
+        return getattr(self.parts[part], method)(*args)
+
+    def _sources(self) -> list[WeightSource]:
+        return [self.source, *(part.source for part in self.parts.values())]
 
     @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
     def weight_fingerprints(self, transfers: Sequence[Transfer]) -> dict[str, int]:
@@ -232,7 +250,7 @@ class TrainHost:
         return self.source.block_fingerprints(pieces, maxima)
 
     def close(self) -> None:
-        self.source.close()
+        self.close_transports()
         self.engine.close()
 
 
@@ -244,6 +262,7 @@ class RolloutHost:
         self.engine: RolloutEngine = GuardedRolloutEngine(import_class(engine)())
         self.engine.initialize(ctx, replace(spec, options=options.build()))
         self.target = WeightTarget(self.engine, ctx.accelerators)
+        self.adapter_target = WeightTarget(RolloutAdapter(self.engine), ctx.accelerators)
         self.pump = Pump(self.engine, shares=Capability.ABORT in options.spec.capabilities)
 
     @dispatch(split=Split.ALL, join=Join.NONE, concurrent=True)
@@ -275,6 +294,28 @@ class RolloutHost:
     def pass_on_weights(self, buckets: Sequence[Bucket], sync: str, timeout_s: float) -> Sequence[Mapping[str, Any]]:
         return self.target.pass_on(buckets, sync, timeout_s)
 
+    @dispatch(split=Split.ALL, join=Join.LIST)
+    def adapter_layouts(self) -> Sequence[WeightLayout]:
+        """As `target_layouts`, of the adapter."""
+        return self.adapter_target.layouts()
+
+    @dispatch(split=Split.ALL, join=Join.LIST)
+    def pull_adapter(
+        self,
+        buckets: Sequence[Bucket],
+        peers: Mapping[int, Peer],
+        version: int,
+        timeout_s: float,
+        relay: Relay | None = None,
+    ) -> SyncReceipt:
+        """As `pull_weights`, of the adapter."""
+        return self.adapter_target.pull(buckets, peers, version, timeout_s, relay)
+
+    @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
+    def pass_on_adapter(self, buckets: Sequence[Bucket], sync: str, timeout_s: float) -> Sequence[Mapping[str, Any]]:
+        """As `pass_on_weights`, of the adapter."""
+        return self.adapter_target.pass_on(buckets, sync, timeout_s)
+
     @dispatch(split=Split.ALL, join=Join.NONE, concurrent=True)
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
         self.engine.abort(request_ids)
@@ -300,4 +341,5 @@ class RolloutHost:
 
     def close(self) -> None:
         self.target.close()
+        self.adapter_target.close()
         self.engine.close()

@@ -20,8 +20,8 @@ class RoleMemory:
     role: str
     is_rollout: bool = False
     """Whether it is a rollout engine, which sleeps and wakes; other roles are offloaded and onloaded."""
-    has_own_weights: bool = False
-    """Whether it is a rollout engine with its own weights, which no sync restores."""
+    keeps_weights: bool = False
+    """Whether it is a rollout engine with weights that no sync restores."""
     is_trained: bool = False
     can_offload: bool = True
     """Whether it can free its device memory; otherwise it is always on the device."""
@@ -77,7 +77,7 @@ def _serving(memory: RoleMemory, here: frozenset[str], target: frozenset[str]) -
     away: list[Move] = []
     if here - target:
         away.append(
-            Move(role=memory.role, method="sleep", argument=KEEP if memory.has_own_weights else DROP, after=NOTHING)
+            Move(role=memory.role, method="sleep", argument=KEEP if memory.keeps_weights else DROP, after=NOTHING)
         )
         here = NOTHING
     back = []

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlsdk.interfaces import DeadlineError, Peer, RlsdkError, WeightSourceHost
+from rlsdk.trainer.roles.adapter_sync import PART_LAYOUT
 from rlsdk.trainer.roles.role_group import PendingResult, Ranks
 
 DEATH_S = 2.0
@@ -95,18 +96,18 @@ class RememberedLayouts:
 
     def __init__(self, group: Ranks) -> None:
         self._group = group
-        self._layouts: Any = None
+        self._layouts: dict[tuple[Any, ...], Any] = {}
 
     @property
     def world_size(self) -> int:
         return self._group.world_size
 
     def run(self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
-        if method != WeightSourceHost.weight_layout.__name__:
+        if method not in (WeightSourceHost.weight_layout.__name__, PART_LAYOUT):
             return self._group.run(method, *args, timeout_s=timeout_s, **kwargs)
-        if self._layouts is None:
-            self._layouts = self._group.run(method, timeout_s=timeout_s)
-        return self._layouts
+        if (method, *args) not in self._layouts:
+            self._layouts[(method, *args)] = self._group.run(method, *args, timeout_s=timeout_s)
+        return self._layouts[(method, *args)]
 
     def submit(self, method: str, *args: Any, **kwargs: Any) -> PendingResult:
         return self._group.submit(method, *args, **kwargs)

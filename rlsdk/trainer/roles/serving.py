@@ -25,7 +25,8 @@ class ServedWeights:
     def snapshot(self) -> None:
         """Copies the current weights for the next `sync`; later training does not change the copy. Blocks until the
         copy is complete."""
-        self._session.actor.run("hold_weights", timeout_s=self._timeout_s)
+        is_apart = self._session.rollout.role.model.adapter is not None
+        self._session.actor.run("hold_weights", is_apart, timeout_s=self._timeout_s)
 
     def release(self) -> None:
         """Called after the copy was synced to the replicas; ends the use of the copy."""

@@ -12,9 +12,19 @@ from typing import TYPE_CHECKING, Any
 from rlsdk.cluster import Cluster
 from rlsdk.config import Role, ShardingConfig
 from rlsdk.config.sections.role_kinds import ACTOR, REF, ROLLOUT
-from rlsdk.interfaces import BackendSpec, Batch, CheckpointError, ConfigError, ShardingManager, nearest
+from rlsdk.interfaces import (
+    BackendSpec,
+    Batch,
+    CheckpointError,
+    ConfigError,
+    EngineGroup,
+    ShardingManager,
+    WeightPart,
+    nearest,
+)
 from rlsdk.sharding.transports.table import allowed_transports
 from rlsdk.trainer.checkpoints.checkpoint import older_whole
+from rlsdk.trainer.roles.adapter_sync import ADAPTER_METHODS, AdapterSync, PartGroup, source_methods
 from rlsdk.trainer.roles.device_turns import DeviceTurns
 from rlsdk.trainer.roles.devices import HOSTS
 from rlsdk.trainer.roles.hosts import EngineOptions
@@ -212,13 +222,21 @@ def start_role(role: Role, registry: Registry, cluster: Cluster) -> RoleGroup:
 def sharding_manager(
     sharding: ShardingConfig, registry: Registry, train: RoleGroup, rollout: RoleGroup, *, timeout_s: float
 ) -> ShardingManager:
-    """The manager registered for this pair of backends, or else the generic one."""
-    chosen = registry.sharding_manager(train.backend, rollout.backend, sharding.manager)
-    manager: ShardingManager = chosen(
-        train,
-        rollout,
-        timeout_s=timeout_s,
-        bucket_bytes=sharding.bucket_mb << 20,
-        transports=allowed_transports(sharding.transport),
-    )
-    return manager
+    """The manager registered for this pair of backends, or else the generic one; of the adapter alone, if the rollout
+    engine serves it as one."""
+
+    def manager(source: EngineGroup, target: EngineGroup) -> ShardingManager:
+        chosen = registry.sharding_manager(train.backend, rollout.backend, sharding.manager)
+        made: ShardingManager = chosen(
+            source,
+            target,
+            timeout_s=timeout_s,
+            bucket_bytes=sharding.bucket_mb << 20,
+            transports=allowed_transports(sharding.transport),
+        )
+        return made
+
+    if rollout.role.model.adapter is None:
+        return manager(train, rollout)
+    base, adapter = (PartGroup(train, source_methods(part), part) for part in WeightPart)
+    return AdapterSync(manager(base, rollout), manager(adapter, PartGroup(rollout, ADAPTER_METHODS, adapter.part)))

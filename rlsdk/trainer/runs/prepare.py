@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlsdk.cluster import PlacementSpec, count_gpus
-from rlsdk.config import Problem, Role, RunConfig, check_run, with_checkpointing, with_dtype
+from rlsdk.config import Problem, Role, RunConfig, check_run, with_adapter_sync, with_checkpointing, with_dtype
 from rlsdk.config.checks.context import context_tokens, fitted_lengths
 from rlsdk.config.checks.findings import Findings
 from rlsdk.config.checks.training import Training, table_of, training_problems
 from rlsdk.config.checks.watched import reported_in_sft, reported_on_pairs, watch_problems
 from rlsdk.config.loading.foreign_names import RATES
+from rlsdk.interfaces import BackendKind, Capability
 from rlsdk.kit.model.shapes import count_parameters
 from rlsdk.registry import Registry
 from rlsdk.system.processors import usable_processors
@@ -62,7 +63,7 @@ class PreparedRun:
             ConfigError: the placement has fewer devices than pools.
         """
         device = device if config.placement.device == "auto" else config.placement.device
-        config = with_dtype(config, device)
+        config = with_sync(with_dtype(config, device), registry, training)[0]
         table = table_of(training, config)
         placement = placement_of(config.placement, [role.name for role in table], device)
         return cls(
@@ -131,12 +132,13 @@ def prepare(
     model = {"model_type": "llama"} if makes_model else checks.model()
     fitted, said = fitted_lengths(config, context_tokens(model))
     fitted, chosen = _chosen(fitted, model, device)
+    fitted, synced = with_sync(fitted, registry, training)
     if fitted != config:
         config, checks = fitted, checks_of(fitted)
     if loads_models and not makes_model and model:
         checks.files()
     rates = [path for path in RATES if training.reader.reads(path, config)]
-    notices = [*notices, *said, *chosen, *rate_notices(config, rates), *checks.data()]
+    notices = [*notices, *said, *chosen, *synced, *rate_notices(config, rates), *checks.data()]
     placement = checks.placement()
     notices = [*notices, *checks.engines(model, placement)]
     if found or placement is None:
@@ -172,6 +174,22 @@ def _chosen(config: RunConfig, model: Mapping[str, Any], device: str) -> tuple[R
             why = "none of the run's GPUs is known to be on this machine"
         notices.append(f"placement.cpus_per_device {number}: auto, {why}")
     return decided, notices
+
+
+def with_sync(config: RunConfig, registry: Registry, training: Training) -> tuple[RunConfig, list[str]]:
+    """The configuration with `model.lora.sync: auto` decided by the two backends, and why."""
+    kinds = {BackendKind.TRAIN: config.train.backend, BackendKind.ROLLOUT: config.rollout.backend}
+    known = all(name in registry.usable(kind) for kind, name in kinds.items())
+    if training is not Training.RL or not known or not config.model.lora.rank or config.model.lora.sync != "auto":
+        return config, []
+    specs = [registry.backend(kind, name) for kind, name in kinds.items()]
+    decided = with_adapter_sync(config, [spec.capabilities for spec in specs])
+    if decided.model.lora.sync == "adapter":
+        return decided, ["model.lora.sync adapter: auto; syncs send the adapter alone, and the weights below it once"]
+    lacking = [spec for spec in specs if Capability.ADAPTER_SYNC not in spec.capabilities]
+    names = " and ".join(f"{spec.kind} backend {spec.name!r}" for spec in lacking)
+    why = f"{names} cannot do otherwise" if lacking else "running samples go on under new weights"
+    return decided, [f"model.lora.sync merged: auto; syncs send all weights with the adapter added, because {why}"]
 
 
 class _Checks:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.config.sections.role_kinds import ACTOR, kind_of
-from rlsdk.interfaces import Batch, SyncReport
+from rlsdk.interfaces import Batch
 from rlsdk.rollouts import Group, make_batch
 from rlsdk.rollouts.groups.receipts import SAMPLED, TRAINED, check_receipts, token_account
 from rlsdk.trainer.generation.group_source import GroupSource
@@ -25,6 +25,7 @@ from rlsdk.trainer.learner.metrics import (
     StepClock,
     batch_metrics,
     special_share,
+    sync_metrics,
 )
 from rlsdk.trainer.learner.state import TrainerState
 from rlsdk.trainer.learner.watch import ADVANTAGES, LearningWatch, quantized_notice
@@ -207,10 +208,8 @@ class RlStage(Stage):
         summary: GradeSummary,
         clock: StepClock,
     ) -> dict[str, float]:
-        report: SyncReport | None = self.publisher.last_report
-        synced = {} if report is None else {
-            "sync/bytes": float(report.num_bytes), "sync/moved_bytes": float(report.moved_bytes),
-        }  # fmt: skip
+        report = self.publisher.last_report
+        synced = {} if report is None else sync_metrics(report)
         metrics = {
             **batch_metrics(learned.batch, summary, has_entropy=self.options.has_entropy),
             **({SPECIAL: share} if (share := special_share(learned.batch, self.options.special)) else {}),

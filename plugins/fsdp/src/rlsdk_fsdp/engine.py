@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from rlsdk.interfaces import (
     TrainEngine,
     TrainSpec,
     WeightLayout,
+    WeightPart,
     WeightShard,
 )
 from rlsdk.kit.files.export import ExportedTensor, in_dtype, write_model
@@ -162,9 +163,29 @@ class FsdpTrainEngine(TrainEngine):
         return OptimStepResult(grad_norm=norm, lr=lr, skipped=not finite)
 
     def layout(self) -> WeightLayout:
-        held = [piece for piece in self.pieces if piece.box.numel]
         # Every rank has the full tensors.
-        buffers = persistent_buffers(self.model)
+        return self._layout_of(self.pieces, persistent_buffers(self.model), self.tied)
+
+    def shards(self) -> Iterator[WeightShard]:
+        for piece in self.pieces:
+            if piece.box.numel:
+                yield WeightShard(name=piece.name, box=piece.box, tensor=self._merged(piece))
+        yield from self._buffer_shards()
+
+    def part_layout(self, part: WeightPart) -> WeightLayout:
+        return self._layout_of(self.trained, {}, {}) if part is WeightPart.ADAPTER else self.layout()
+
+    def part_shards(self, part: WeightPart) -> Iterator[WeightShard]:
+        for piece in self.trained if part is WeightPart.ADAPTER else self.pieces:
+            if piece.box.numel:
+                yield WeightShard(name=piece.name, box=piece.box, tensor=piece.held.detach())
+        if part is WeightPart.BASE:
+            yield from self._buffer_shards()
+
+    def _layout_of(
+        self, pieces: Sequence[Piece], buffers: Mapping[str, Tensor], tied: Mapping[str, str]
+    ) -> WeightLayout:
+        held = [piece for piece in pieces if piece.box.numel]
         return WeightLayout(
             rank=self.ctx.rank,
             node=self.ctx.node,
@@ -181,13 +202,10 @@ class FsdpTrainEngine(TrainEngine):
                 *((piece.name, piece.box) for piece in held),
                 *((name, Box.whole(tuple(buffer.shape))) for name, buffer in buffers.items()),
             ),
-            tied=self.tied,
+            tied=tied,
         )
 
-    def shards(self) -> Iterator[WeightShard]:
-        for piece in self.pieces:
-            if piece.box.numel:
-                yield WeightShard(name=piece.name, box=piece.box, tensor=self._merged(piece))
+    def _buffer_shards(self) -> Iterator[WeightShard]:
         for name, buffer in persistent_buffers(self.model).items():
             here = buffer.detach().to("cpu" if self.options.cpu_offload else buffer.device)
             yield WeightShard(name=name, box=Box.whole(tuple(buffer.shape)), tensor=here)

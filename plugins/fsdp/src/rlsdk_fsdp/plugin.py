@@ -28,6 +28,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
                     Capability.DATA_PARALLEL,
                     Capability.PACKING,
                     Capability.LORA,
+                    Capability.ADAPTER_SYNC,
                 }
             ),
             dtypes=frozenset({"float32", "bfloat16"}),

@@ -1,0 +1,231 @@
+"""Syncs an adapter alone: the weights below it are sent once, by a manager of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from rlsdk.interfaces import (
+    Bucket,
+    Delivery,
+    Peer,
+    QuantizedPiece,
+    ReshardPlan,
+    RolloutEngine,
+    ShardingManager,
+    SyncReceipt,
+    SyncReport,
+    TrainEngine,
+    Transfer,
+    WeightLayout,
+    WeightPart,
+    WeightShard,
+    WeightSourceHost,
+    WeightSyncError,
+    WeightTargetHost,
+)
+from rlsdk.sharding import WeightSource
+
+Names = Mapping[str, tuple[Any, ...]]
+"""Method of a host -> the method that does the same for a part of the weights, with its first arguments."""
+PART_LAYOUT = "part_layout"
+"""Method of a train host: `part_layout(part) -> WeightLayout`."""
+SOURCE_METHODS = ("export_weights", "weight_fingerprints", "weight_block_maxima", "weight_block_fingerprints")
+ADAPTER_METHODS: Names = {
+    WeightTargetHost.target_layouts.__name__: ("adapter_layouts",),
+    WeightTargetHost.pull_weights.__name__: ("pull_adapter",),
+    WeightTargetHost.pass_on_weights.__name__: ("pass_on_adapter",),
+}
+"""Of rollout hosts."""
+
+
+def source_methods(part: WeightPart) -> Names:
+    """Of train hosts."""
+    calls = {name: ("call_part", part, name) for name in SOURCE_METHODS}
+    return {WeightSourceHost.weight_layout.__name__: (PART_LAYOUT, part), **calls}
+
+
+class TrainPart:
+    """A part of a train engine's weights, with the two methods that a sync asks for."""
+
+    def __init__(self, engine: TrainEngine, part: WeightPart) -> None:
+        self._engine, self._part = engine, part
+
+    def layout(self) -> WeightLayout:
+        return self._engine.part_layout(self._part)
+
+    def shards(self) -> Iterator[WeightShard]:
+        return self._engine.part_shards(self._part)
+
+
+class RolloutAdapter:
+    """The adapter of a rollout engine, as weights."""
+
+    def __init__(self, engine: RolloutEngine) -> None:
+        self._engine = engine
+
+    def layout(self) -> Sequence[WeightLayout]:
+        return self._engine.adapter_layout()
+
+    def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
+        return self._engine.update_adapter(shards, version)
+
+    def receive_weights(self, deliveries: Sequence[Delivery], version: int) -> SyncReceipt:
+        raise WeightSyncError("an adapter goes to the replica's process: its layout may name no worker")
+
+
+@dataclass(frozen=True)
+class PartSource:
+    """`WeightSourceHost` of one part."""
+
+    source: WeightSource
+
+    def weight_layout(self) -> WeightLayout:
+        return self.source.layout()
+
+    def export_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
+        return self.source.export(buckets)
+
+    def weight_fingerprints(self, transfers: Sequence[Transfer]) -> Mapping[str, int]:
+        return self.source.fingerprints(transfers)
+
+    def weight_block_maxima(self, pieces: Sequence[QuantizedPiece]) -> Sequence[NDArray[Any]]:
+        return self.source.block_maxima(pieces)
+
+    def weight_block_fingerprints(
+        self, pieces: Sequence[QuantizedPiece], maxima: Sequence[NDArray[Any]]
+    ) -> Mapping[str, int]:
+        return self.source.block_fingerprints(pieces, maxima)
+
+
+@dataclass(frozen=True)
+class PartPeer:
+    """A rank of another role, asked for a part of its weights; satisfies `rlsdk.interfaces.Peer`."""
+
+    peer: Peer
+    names: Names
+    part: WeightPart
+
+    def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        name, *first = self.names[method]
+        return self.peer.call(name, *first, *args, timeout_s=timeout_s)
+
+    def local(self) -> Any | None:
+        host = self.peer.local()
+        return None if host is None else host.parts[self.part]
+
+
+class CalledRanks(Protocol):
+    """What a part's group needs of a `RoleGroup`."""
+
+    @property
+    def backend(self) -> str: ...
+
+    @property
+    def capabilities(self) -> frozenset[str]: ...
+
+    def run(self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any: ...
+
+    def run_each(
+        self, method: str, arguments: Sequence[tuple[Any, ...]], timeout_s: float | None = None
+    ) -> list[Any]: ...
+
+    def peers(self) -> Sequence[Peer]: ...
+
+
+@dataclass(frozen=True)
+class PartGroup:
+    """The ranks of a role as a sharding manager of one part sees them; satisfies `rlsdk.interfaces.EngineGroup`."""
+
+    group: CalledRanks
+    names: Names
+    part: WeightPart
+
+    @property
+    def backend(self) -> str:
+        return self.group.backend
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        return self.group.capabilities
+
+    def run(self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> list[Any]:
+        name, *first = self.names[method]
+        found: list[Any] = self.group.run(name, *first, *args, timeout_s=timeout_s, **kwargs)
+        return found
+
+    def run_each(self, method: str, arguments: Sequence[tuple[Any, ...]], timeout_s: float | None = None) -> list[Any]:
+        name, *first = self.names[method]
+        return self.group.run_each(name, [(*first, *args) for args in arguments], timeout_s)
+
+    def peers(self) -> Sequence[Peer]:
+        return [PartPeer(peer, self.names, self.part) for peer in self.group.peers()]
+
+
+class AdapterSync(ShardingManager):
+    """Sends the adapter at every sync, and the weights below it before the first one: each by a manager for its part.
+    A manager serves one set of running replicas: where one of them was replaced there is a new manager, which sends the
+    weights below again."""
+
+    def __init__(self, base: ShardingManager, adapter: ShardingManager) -> None:
+        """`base` and `adapter`: managers of the two parts, between the same groups."""
+        super().__init__(
+            adapter.train,
+            adapter.rollout,
+            timeout_s=adapter.timeout_s,
+            bucket_bytes=adapter.bucket_bytes,
+            transports=adapter.transports,
+        )
+        self.base, self.adapter = base, adapter
+        self._has_base = False
+
+    def plan(self, source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> ReshardPlan:
+        """Of the adapter."""
+        return self.adapter.plan(source, target)
+
+    def sync_weights(self, plan: ReshardPlan, version: int, *, expect_change: bool | None = None) -> SyncReport:
+        """Of the adapter."""
+        return self.adapter.sync_weights(plan, version, expect_change=expect_change)
+
+    def sync(self, version: int, *, expect_change: bool | None = None) -> SyncReport:
+        """See `ShardingManager.sync`."""
+        below = None if self._has_base else self.base.sync(version, expect_change=False)
+        self._has_base = True
+        report = self.adapter.sync(version, expect_change=expect_change)
+        effects = [receipt.effect for receipt in report.receipts if receipt.effect is not None]
+        report = replace(report, base_bytes=0, effect=min(effects, default=None))
+        return report if below is None else joined(below, report)
+
+
+def joined(base: SyncReport, adapter: SyncReport) -> SyncReport:
+    """One report of both parts' syncs."""
+    return replace(
+        adapter,
+        num_tensors=base.num_tensors + adapter.num_tensors,
+        num_bytes=base.num_bytes + adapter.num_bytes,
+        base_bytes=base.num_bytes,
+        moved_bytes=base.moved_bytes + adapter.moved_bytes,
+        lower_bound_bytes=base.lower_bound_bytes + adapter.lower_bound_bytes,
+        changed_tensors=base.changed_tensors + adapter.changed_tensors,
+        seconds=base.seconds + adapter.seconds,
+        stages_s={**{f"base {name}": s for name, s in base.stages_s.items()}, **adapter.stages_s},
+        receipts=tuple(map(joined_receipt, base.receipts, adapter.receipts)),
+        transports=tuple(dict.fromkeys((*base.transports, *adapter.transports))),
+        quantized_tensors=base.quantized_tensors,
+    )
+
+
+def joined_receipt(base: SyncReceipt, adapter: SyncReceipt) -> SyncReceipt:
+    """One replica's receipt of both parts."""
+    return replace(
+        adapter,
+        num_tensors=base.num_tensors + adapter.num_tensors,
+        num_bytes=base.num_bytes + adapter.num_bytes,
+        fingerprints={**base.fingerprints, **adapter.fingerprints},
+        seconds=base.seconds + adapter.seconds,
+        workers=base.workers,
+        engine_checksum=base.engine_checksum,
+    )
