@@ -185,3 +185,8 @@ def rlsdk_register_sharding_managers(register: RegisterComponent) -> None:
 @hookimpl
 def rlsdk_register_rollouters(register: RegisterComponent) -> None:
     register("single_turn", "rlsdk.rollouts.groups.rollouter:single_turn", "One response to each prompt.")
+
+
+@hookimpl
+def rlsdk_register_sandboxes(register: RegisterComponent) -> None:
+    register("confined", "rlsdk.agents.sandbox.confined:ConfinedSandbox", "Confined processes of this machine.")

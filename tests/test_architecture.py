@@ -34,7 +34,7 @@ ROOMS: dict[str, set[str]] = {
     "rollouts": {"interfaces", "kit"},
     "data": {"interfaces", "registry"},
     "confinement": set(),
-    "agents": {"interfaces", "data", "confinement"},
+    "agents": {"interfaces", "registry", "data", "confinement"},
     "rewards": {"interfaces", "registry", "confinement"},
     "sharding": {"interfaces", "kit"},
     "reference": {"interfaces", "kit"},
@@ -55,7 +55,7 @@ for allowed in list(ROOMS.values())[2:]:
 the built-ins and the reference engines: they are found like any plugin's."""
 
 FLOORS: dict[str, tuple[str, ...]] = {
-    "agents": ("chats", "environments", "conformance", "sessions", "dialects", "gateway", "programs"),
+    "agents": ("sandbox", "chats", "environments", "conformance", "sessions", "dialects", "gateway", "programs"),
     "algorithms": (".", "advantages", "losses", "objectives"),
     "cli": (".", "plugin_tools", "environment_tools", "preparation", "training", "models", "pages", "commands"),
     "cluster": ("devices", "ray_cluster", "batches", "calls", "workers"),

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlsdk.confinement.landlock import restrict
 from rlsdk.confinement.system_calls import filter_system_calls
 
 MAX_FILE_BYTES = 64 << 20
@@ -57,7 +58,7 @@ def confine_before_imports(*, allow_network: bool) -> Confinement:
     if sys.platform != "linux":
         confinement.missing += [f"no network ({sys.platform} has no seccomp)", "no new privileges"]
         return confinement
-    confinement.note("no new privileges", _prctl(_PR_SET_NO_NEW_PRIVS, 1))
+    confinement.note("no new privileges", forbid_new_privileges())
     confinement.note("no access to this process from others", _prctl(_PR_SET_DUMPABLE, 0))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     denied = "no network and no tracing" if not allow_network else "no tracing"
@@ -81,7 +82,10 @@ def confine_after_imports(
     """
     if sys.platform == "linux":
         what = "no signals to others" if allow_writes else "no file writes outside its own folder"
-        confinement.note(what, _landlock(scratch, allow_network=allow_network, allow_writes=allow_writes))
+        devices = [] if allow_writes else writable_devices()
+        ports = None if allow_network else ()
+        writes = None if allow_writes else [scratch]
+        confinement.note(what, restrict(writes=writes, devices=devices, ports=ports))
     elif not allow_writes:
         confinement.missing.append(f"no file writes ({sys.platform} has no Landlock)")
     if sys.platform == "linux" and os.getuid() == 0:
@@ -111,6 +115,29 @@ def probe() -> Confinement:
     return Confinement(*([line for line in part.split("\n") if line] for part in (held, missing)))
 
 
+def forbid_new_privileges() -> str | None:
+    """Makes set-user-id programs ordinary ones. Returns why it cannot."""
+    return _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def become(user: int) -> str | None:
+    """Changes from root to another user and group, for good; keeps the right to read any file, which the interpreter
+    may need. Returns why it cannot."""
+    try:
+        _prctl(_PR_SET_KEEPCAPS, 1)
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    except OSError as error:
+        return str(error.strerror)
+    return keep_reading()
+
+
+def writable_devices() -> list[str]:
+    """Device files of this machine that stay writable when file writes are off."""
+    return [path for device in DEVICES for path in glob.glob(device)]
+
+
 def limit_memory(memory_mb: int) -> None:
     """Limits the address space to current use plus `memory_mb` MiB. Only Linux reports current use."""
     statm = Path("/proc/self/statm")
@@ -123,52 +150,6 @@ def limit_memory(memory_mb: int) -> None:
 _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 4, 8, 36, 38, 47
 _AMBIENT_RAISE = 2
 _CAP_DAC_READ_SEARCH = 2
-_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
-_WRITE_FILE, _REFER, _TRUNCATE = 1 << 1, 1 << 13, 1 << 14
-_CHANGES = _WRITE_FILE | sum(1 << bit for bit in range(4, 13))
-"""Landlock rights to write files, and to create and remove entries of folders."""
-
-
-class _Beneath(ctypes.Structure):
-    """`struct landlock_path_beneath_attr`."""
-
-    _pack_ = 1
-    _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
-
-
-def _landlock(scratch: str, *, allow_network: bool, allow_writes: bool) -> str | None:
-    """Blocks writes outside `scratch` and some devices, TCP, and signals and abstract sockets to other processes.
-
-    Only what the kernel's Landlock version supports is blocked. Returns the reason if Landlock cannot be used at all.
-    """
-    version = _call(_LANDLOCK_CREATE, None, 0, 1)
-    if version < 1:
-        return "the kernel has no Landlock"
-    changes = _CHANGES | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
-    wanted = [0 if allow_writes else changes]
-    wanted += [0 if allow_network else 3] if version >= 4 else []
-    wanted += [3] if version >= 6 else []
-    if not any(wanted):
-        return f"Landlock {version} is too old"
-    attributes = (ctypes.c_uint64 * len(wanted))(*wanted)
-    rules = _call(_LANDLOCK_CREATE, ctypes.byref(attributes), ctypes.sizeof(attributes), 0)
-    if rules < 0:
-        return _reason()
-    try:
-        if not allow_writes:
-            _let_write(rules, scratch, changes)
-            for path in (path for device in DEVICES for path in glob.glob(device)):
-                _let_write(rules, path, changes & (_WRITE_FILE | _TRUNCATE))
-        return None if _call(_LANDLOCK_RESTRICT, rules, 0) == 0 else _reason()
-    finally:
-        os.close(rules)
-
-
-def _let_write(rules: int, path: str, rights: int) -> None:
-    with contextlib.suppress(OSError):  # a missing file cannot be written
-        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        _call(_LANDLOCK_ADD, rules, 1, ctypes.byref(_Beneath(rights, fd)), 0)
-        os.close(fd)
 
 
 def _limit_resources(confinement: Confinement) -> None:
@@ -178,25 +159,26 @@ def _limit_resources(confinement: Confinement) -> None:
         (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
     ]
     for kind, value in wanted:
-        _limit(kind, value)
+        limit_resource(kind, value)
     _limit_processes()
     confinement.held.append("limits on memory, open files, processes and the size of files")
 
 
 def _limit_processes() -> None:
     """Limits the processes of this process's user; root has no such limit."""
-    if os.getuid() != 0 and (running := _tasks_of_user()) is not None:
-        _limit(resource.RLIMIT_NPROC, running + MORE_PROCESSES)
+    if os.getuid() != 0 and (running := tasks_of_user()) is not None:
+        limit_resource(resource.RLIMIT_NPROC, running + MORE_PROCESSES)
 
 
-def _limit(kind: int, value: int) -> None:
+def limit_resource(kind: int, value: int) -> None:
+    """Lowers a limit, soft and hard."""
     _, hard = resource.getrlimit(kind)
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(kind, (value, value))
 
 
-def _tasks_of_user() -> int | None:
+def tasks_of_user() -> int | None:
     """Counts the processes and threads of this user, to which RLIMIT_NPROC applies."""
     total = 0
     try:
@@ -256,11 +238,6 @@ def keep_reading() -> str | None:
 def _prctl(option: int, value: int, argument: Any = 0) -> str | None:
     library = ctypes.CDLL(None, use_errno=True)
     return None if library.prctl(option, value, argument, 0, 0) == 0 else _reason()
-
-
-def _call(number: int, *arguments: Any) -> int:
-    library = ctypes.CDLL(None, use_errno=True)
-    return int(library.syscall(ctypes.c_long(number), *arguments))
 
 
 def _reason() -> str:

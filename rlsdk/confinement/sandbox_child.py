@@ -23,7 +23,7 @@ _MS_REC, _MS_PRIVATE, _MS_NOSUID, _MS_NODEV = 0x4000, 1 << 18, 2, 4
 _SYS_MOUNT_SETATTR, _AT_RECURSIVE, _AT_FDCWD, _MOUNT_ATTR_RDONLY = 442, 0x8000, -100, 1
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _CAPABILITY_VERSION = 0x20080522
-_INNER_ID = 1000
+INNER_ID = 1000
 CANNOT_CONFINE = 97
 """Exit status if the system does not allow the process to confine itself."""
 
@@ -86,7 +86,8 @@ def confine(folder: str) -> None:
     unshared = not reads_by_right and libc.unshare(_NEW_NAMESPACES) == 0
     try:
         _check(0 if unshared else -1, "unshare")
-        hide_files(libc, folder, uid, gid)
+        map_user(uid, gid)
+        hide_files(libc, dict.fromkeys([*hidden(), folder], 64))
         with open(os.devnull, "wb") as stream:  # the inherited one is on a writable mount
             os.dup2(stream.fileno(), 2)
         attributes = True
@@ -104,9 +105,14 @@ def confine(folder: str) -> None:
     problem = load_rules("system_calls").filter_system_calls(network=False, attributes=attributes)
     if problem is not None:
         raise OSError(errno.ENOSYS, f"seccomp: {problem}")
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     if not reads_by_right:
-        _check(libc.capset(ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)())), "capset")
+        drop_rights(libc)
+
+
+def drop_rights(libc: ctypes.CDLL) -> None:
+    """Drops all capabilities of this process."""
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    _check(libc.capset(ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)())), "capset")
 
 
 def has_rights() -> bool:
@@ -115,18 +121,22 @@ def has_rights() -> bool:
         return any(line.startswith("CapEff:") and int(line.split()[1], 16) for line in stream)
 
 
-def hide_files(libc: ctypes.CDLL, folder: str, uid: int, gid: int) -> None:
-    """In new namespaces: makes all files read-only, and mounts empty folders over those that other processes use."""
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{_INNER_ID} {uid} 1"), ("gid_map", f"{_INNER_ID} {gid} 1")):
+def map_user(uid: int, gid: int) -> None:
+    """In a new user namespace: makes this process, of this user outside, its only one."""
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{INNER_ID} {uid} 1"), ("gid_map", f"{INNER_ID} {gid} 1")):
         with open(f"/proc/self/{name}", "w") as stream:
             stream.write(text)
+
+
+def hide_files(libc: ctypes.CDLL, folders: dict[str, int]) -> None:
+    """In new namespaces: makes all files read-only, and mounts empty folders, of so many MiB each, over `folders`."""
     _check(libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "mount private")
     read_only = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY, 0, 0, 0)
     size = ctypes.sizeof(read_only)
     called = libc.syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, b"/", _AT_RECURSIVE, ctypes.byref(read_only), size)
     _check(called, "mount_setattr")
-    options = f"size=64m,mode=700,uid={_INNER_ID},gid={_INNER_ID}".encode()
-    for path in [*hidden(), folder]:
+    for path, size_mb in folders.items():
+        options = f"size={size_mb}m,mode=700,uid={INNER_ID},gid={INNER_ID}".encode()
         os.makedirs(path, exist_ok=True)
         _check(libc.mount(b"none", path.encode(), b"tmpfs", _MS_NOSUID | _MS_NODEV, options), f"mount tmpfs {path}")
 
@@ -137,7 +147,8 @@ def apply_rules(folder: str, why: OSError) -> None:
     Raises OSError if these cannot block network and file writes either.
     """
     try:
-        load_rules("system_calls")  # `measures` imports it
+        for needed in ("landlock", "system_calls"):  # `measures` imports them
+            load_rules(needed)
         rules = load_rules("measures")
     except FileNotFoundError:
         raise why from None
@@ -159,10 +170,11 @@ def load_rules(name: str) -> types.ModuleType:
     return module
 
 
-def hidden() -> list[str]:
-    """Returns folders with sockets, shared memory and temporary files of other processes, except ones in use here."""
-    used = [os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, __file__, *sys.path)]
-    folders = {os.path.realpath(path) for path in ("/proc", "/run", "/tmp", "/var/tmp", "/dev/shm")}
+def hidden(more: tuple[str, ...] = (), needed: tuple[str, ...] = ()) -> list[str]:
+    """Returns folders with sockets, shared memory and temporary files of other processes, and `more`, except ones in
+    use here or with files that are `needed`."""
+    used = [os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, __file__, *sys.path, *needed)]
+    folders = {os.path.realpath(path) for path in ("/proc", "/run", "/tmp", "/var/tmp", "/dev/shm", *more)}
     folders -= {path for path in folders for name in used if f"{name}/".startswith(f"{path}/")}
     return sorted(path for path in folders if os.path.isdir(path))
 

@@ -73,6 +73,7 @@ from rlsdk.interfaces.model import (
 )
 from rlsdk.interfaces.reward import RewardRecord
 from rlsdk.interfaces.rollout import RolloutEngine
+from rlsdk.interfaces.sandbox import Ran, Sandbox, SandboxError
 from rlsdk.interfaces.sharding import (
     Bucket,
     EngineGroup,
@@ -183,6 +184,7 @@ __all__ = [
     "PolicyLossInputs",
     "PromptView",
     "QuantizedPiece",
+    "Ran",
     "RankContext",
     "RankMemory",
     "Reads",
@@ -199,6 +201,8 @@ __all__ = [
     "RolloutSpec",
     "Rollouter",
     "SamplingParams",
+    "Sandbox",
+    "SandboxError",
     "ShardingManager",
     "Span",
     "StepCallback",

@@ -73,3 +73,7 @@ class Hooks:
     @hookspec
     def rlsdk_register_rollouters(self, register: RegisterComponent) -> Any:
         """Rollouters (`Rollouter`): how a prompt becomes one sample; chosen by `rollout.rollouter`."""
+
+    @hookspec
+    def rlsdk_register_sandboxes(self, register: RegisterComponent) -> Any:
+        """Sandboxes (`Sandbox`): called with options, by `rlsdk.agents.open_sandbox(NAME, ...)`."""

@@ -1,0 +1,1 @@
+"""Where tools run what a model wrote."""
