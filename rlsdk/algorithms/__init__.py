@@ -34,12 +34,14 @@ from rlsdk.algorithms.objectives import (
     DpoObjective,
     KtoObjective,
     PolicyObjective,
+    ProcessRewardObjective,
     RewardModelObjective,
     SftObjective,
     ValueObjective,
     label_weights,
     mean_log_ratio,
     pair_weights,
+    step_weights,
 )
 from rlsdk.algorithms.objectives.value import explained_variance
 from rlsdk.algorithms.reductions import Samples
@@ -52,6 +54,7 @@ from rlsdk.algorithms.signal import (
     score_dtype,
     scores_differ,
 )
+from rlsdk.algorithms.step_scores import REDUCTIONS, reduce_steps, step_scores
 from rlsdk.algorithms.token_rewards import token_level_rewards
 from rlsdk.algorithms.versions import count_stale
 from rlsdk.algorithms.weights import AGGREGATIONS, Aggregation, keep_top_entropy, loss_weights
@@ -59,6 +62,7 @@ from rlsdk.algorithms.weights import AGGREGATIONS, Aggregation, keep_top_entropy
 __all__ = [
     "AGGREGATIONS",
     "KL_ESTIMATORS",
+    "REDUCTIONS",
     "Aggregation",
     "DpoObjective",
     "GroupSignal",
@@ -67,6 +71,7 @@ __all__ = [
     "LogProbDifference",
     "Mismatch",
     "PolicyObjective",
+    "ProcessRewardObjective",
     "RewardModelObjective",
     "Samples",
     "SftObjective",
@@ -100,6 +105,7 @@ __all__ = [
     "policy_gradient",
     "ppo_clip",
     "reaches",
+    "reduce_steps",
     "reinforce",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
@@ -110,6 +116,8 @@ __all__ = [
     "sapo",
     "score_dtype",
     "scores_differ",
+    "step_scores",
+    "step_weights",
     "token_level_rewards",
     "update_average",
     "update_means",

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from rlsdk.api.run import Run
     from rlsdk.api.small_model import make_model
     from rlsdk.api.table import Table
-    from rlsdk.api.training import dpo, kto, reward_model, sft, train
+    from rlsdk.api.training import dpo, kto, process_reward, reward_model, sft, train
     from rlsdk.interfaces import RewardSample, RlsdkError
     from rlsdk.trainer.tracking.events import RunView as Quiet
 
 __all__ = ["Chart", "Quiet", "RewardSample", "RlsdkError", "Run", "Table", "doctor", "dpo", "evaluate", "generate",
-           "kto", "make_model", "plan", "plugins", "reward_model", "sft", "train"]  # fmt: skip
+           "kto", "make_model", "plan", "plugins", "process_reward", "reward_model", "sft", "train"]  # fmt: skip
 
 PLACES = {
     "Chart": "rlsdk.api.chart",
@@ -41,6 +41,7 @@ PLACES = {
     "make_model": "rlsdk.api.small_model",
     "plan": "rlsdk.api.machine",
     "plugins": "rlsdk.api.installed",
+    "process_reward": "rlsdk.api.training",
     "reward_model": "rlsdk.api.training",
     "sft": "rlsdk.api.training",
     "train": "rlsdk.api.training",

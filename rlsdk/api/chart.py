@@ -13,7 +13,7 @@ from rlsdk.system.printable import printable
 
 DEFAULT = ("reward/mean", "eval/accuracy_sampled", "eval/accuracy_greedy", "response/tokens_mean", "policy/entropy",
            "policy/grad_norm", "sft/loss", "reward_model/loss", "reward_model/accuracy", "dpo/loss", "kto/loss",
-           "dpo/accuracy")  # fmt: skip
+           "dpo/accuracy", "process_reward/loss", "process_reward/accuracy")  # fmt: skip
 """Metrics that are drawn by default, if the run has them."""
 
 

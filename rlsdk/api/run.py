@@ -179,7 +179,7 @@ class Run:
         """Kind of training, by the content of its folder."""
         from rlsdk.config.checks.training import Training
 
-        for training in (Training.REWARD_MODEL, Training.DPO, Training.KTO):
+        for training in (one for one in Training if one.pairs is not None):
             if (self.path / training.checkpoints).is_dir():
                 return training
         config = self.config

@@ -1,4 +1,5 @@
-"""Training from Python: `rlsdk.train`, `sft`, `dpo`, `kto` and `reward_model`, as the commands of these names."""
+"""Training from Python: `rlsdk.train`, `sft`, `dpo`, `kto`, `reward_model` and `process_reward`, as the commands of
+these names."""
 
 from __future__ import annotations
 
@@ -171,6 +172,25 @@ def reward_model(
     from rlsdk.config.checks.training import Training
 
     return _pairs(Training.REWARD_MODEL, model, data, steps, **fields)
+
+
+def process_reward(
+    model: Path | None = None, data: Rows | None = None, *, steps: int | None = None, **fields: Any
+) -> Run:
+    """Trains a process reward model on solutions with labelled steps; exports `run.model`. Arguments as for `dpo`.
+
+    Args:
+        model: see `train`.
+        data: see `train`; rows hold a prompt, `completions` (texts of the steps) and `labels` (of each).
+        steps: see `dpo`.
+        fields: see `dpo`.
+
+    Raises:
+        ConfigError, DataError: as `train`.
+    """
+    from rlsdk.config.checks.training import Training
+
+    return _pairs(Training.PROCESS_REWARD, model, data, steps, **fields)
 
 
 def _pairs(

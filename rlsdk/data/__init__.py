@@ -20,9 +20,10 @@ from rlsdk.data.mixture import MixturePart, next_part
 from rlsdk.data.pairs import PairFields
 from rlsdk.data.prompts import FilterReport, NoPromptError, Prompt, PromptDataset
 from rlsdk.data.render import PromptFormat, Template, render
-from rlsdk.data.rows import DataRow, JsonValue, Messages, Pair, Reply, lookup, missing_field, to_json, to_row
+from rlsdk.data.rows import DataRow, JsonValue, Messages, Pair, Reply, Steps, lookup, missing_field, to_json, to_row
 from rlsdk.data.sources import Loader, SourceName, check_source, load_rows, parse_source
 from rlsdk.data.split import distinct, drop_seen, question_key, split_by_content
+from rlsdk.data.steps import StepFields
 from rlsdk.data.stream import PromptStream, epoch_order
 
 __all__ = [
@@ -47,6 +48,8 @@ __all__ = [
     "PromptStream",
     "Reply",
     "SourceName",
+    "StepFields",
+    "Steps",
     "Template",
     "Tokenizer",
     "answer_notes",

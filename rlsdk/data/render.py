@@ -13,6 +13,7 @@ from rlsdk.data.control_tokens import LiteralEncoder
 from rlsdk.data.messages import ASSISTANT, check_messages, content_text, holds_messages, own_fields, tool_schemas
 from rlsdk.data.pairs import PairFields, read_pair, with_context
 from rlsdk.data.rows import DataRow, Fields, JsonValue, Messages, lookup, missing_field
+from rlsdk.data.steps import StepFields, read_steps, with_prompt
 from rlsdk.interfaces import ConfigError, DataError
 from rlsdk.interfaces.spelling import Setting
 
@@ -95,6 +96,8 @@ class PromptFormat:
     """Whether special tokens in the text of rows become control tokens. False: they are encoded as text."""
     pair: PairFields | None = None
     """Read rows as preference pairs, with their answers in these fields."""
+    steps: StepFields | None = None
+    """Read rows as solutions in steps, with steps and labels in these fields."""
 
     def select(self, rows: Sequence[DataRow]) -> list[DataRow]:
         """The rows with `prompt`, `answer` and the fields after them filled in.
@@ -178,6 +181,9 @@ class PromptFormat:
         return replace(row, prompt=literal.hide_parts(template.parts(row, prompt=value)))
 
     def _selected(self, row: DataRow) -> DataRow:
+        if self.steps is not None:
+            row = with_prompt(row, self.steps)
+            row = replace(row, steps=read_steps(row, self.steps))
         prompt, answer, pair = self._prompt(row), self._answer(row), None
         tools = tool_schemas(row.row.get(TOOLS))
         if self.pair is not None:

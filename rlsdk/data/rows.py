@@ -45,6 +45,16 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Steps:
+    """A solution in steps."""
+
+    texts: tuple[str, ...]
+    """Of each step, without what separates them."""
+    labels: tuple[float | None, ...]
+    """Of each step: 0 wrong to 1 right; None: not learned."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataRow:
     """A row as loaded; `PromptFormat.select` fills in what stands below `fields`."""
 
@@ -63,6 +73,8 @@ class DataRow:
     """Column `tools`: JSON schemas of the tools that the chat template describes to the model."""
     pair: Pair | None = None
     """The two answers, if the row is read as a preference pair."""
+    steps: Steps | None = None
+    """The solution, if the row is read as one in steps."""
 
 
 def lookup(row: Mapping[str, JsonValue], path: str) -> JsonValue:

@@ -102,6 +102,11 @@ SCHEMA: Mapping[str, FieldSpec] = {
     "row_weight": _row(
         "float32", "Share of the row's pair in the mini-batch loss; equal on both rows. KTO: of the row."
     ),
+    "step_labels": _token(
+        "float32",
+        "Process rewards: label, 0 to 1, of the step that ends before this token; NaN where no labelled step ends.",
+    ),
+    "step_weight": _token("float32", "Share of the step that ends before this token in the mini-batch loss; else 0."),
     "log_ratio_estimate": _row(
         "float32",
         "KTO: mean over the mini-batch of log policy/reference of answers to other prompts; equal on all rows.",

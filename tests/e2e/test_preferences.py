@@ -24,6 +24,7 @@ TASK = [
     "--rollout.max_response_tokens", "9", "--preferences.pairs_per_step", "7", "--preferences.lr", "1e-3",
     "--preferences.steps", "3", "--train.micro_batch_rows", "4", "--tracking.trackers", "[jsonl]",
 ]  # fmt: skip
+ROWS = {PairTraining.KTO: "answers", PairTraining.PROCESS_REWARD: "steps"}
 TWO = ["--train-backend", "fsdp", "--placement.devices_per_node", "2"]
 
 
@@ -40,6 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "rejected": "no" * (1 + at % 4),
                 "answer": "yes" if at % 3 else "no",
                 "label": at % 3 > 0,
+                "completions": ["no", "yes"][: 1 + at % 2],
+                "labels": [at % 3 > 0, False][: 1 + at % 2],
             }
         )
         for at in range(60)
@@ -61,8 +64,9 @@ def test_two_ranks_take_the_steps_of_one(command: str, kind: PairTraining, folde
     """Loss and gradient of each step: both rows of every pair reach the same rank, and the same micro-batch."""
     label, registry = command.replace("-", "_"), Registry.discover({"RLSDK_PLUGINS": "rlsdk"})
     torch.set_num_threads(1)
-    one = run(load_config([], task(model, folder), registry), kind, registry, folder / label).view.steps
-    said = rlsdk(command, *task(model, folder), "--trainer.run_name", f"{label}-2", *TWO, cwd=folder)
+    own = ["--preferences.step_separator", ";"] if kind is PairTraining.PROCESS_REWARD else []
+    one = run(load_config([], [*task(model, folder), *own], registry), kind, registry, folder / label).view.steps
+    said = rlsdk(command, *task(model, folder), *own, "--trainer.run_name", f"{label}-2", *TWO, cwd=folder)
     two = metrics(folder, f"{label}-2")
     assert len(one) == len(two) == 3
     assert {"loss", "grad_norm", "accuracy"} <= one[0].keys()
@@ -71,7 +75,7 @@ def test_two_ranks_take_the_steps_of_one(command: str, kind: PairTraining, folde
             if (step, name) == (0, "accuracy") and label in ("dpo", "kto"):
                 continue  # The policy still is its reference: every margin is 0, give or take a rounding.
             assert mine[f"{label}/{name}"] == pytest.approx(theirs[name], rel=2e-4, abs=2e-5), name
-    assert f"accuracy on held-out {'pairs' if kind.reads_pairs else 'answers'}" in said
+    assert f"accuracy on held-out {ROWS.get(kind, 'pairs')}" in said
     assert (folder / "runs" / f"{label}-2" / "model" / "config.json").is_file()
 
 

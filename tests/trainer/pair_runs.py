@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlsdk.config import PairTraining, RunConfig, pair_roles
+from rlsdk.config.checks.training import Training
 from rlsdk.registry import Registry
 from rlsdk.testing.roles.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.roles.device_turns import DeviceTurns
 from rlsdk.trainer.roles.placement import roles
 from rlsdk.trainer.roles.session import Session, start_roles
 from rlsdk.trainer.runs.build_supervised import pair_stage, read_pairs
-from rlsdk.trainer.runs.run_inputs import build_run_inputs
+from rlsdk.trainer.runs.run_inputs import RunInputs, build_run_inputs
 from rlsdk.trainer.stages.export import export_policy
 from rlsdk.trainer.stages.loop import Trainer
 from rlsdk.trainer.stages.preferences import PairStage
@@ -61,6 +62,13 @@ def ready(config: RunConfig, kind: PairTraining, registry: Registry) -> Session:
     return Session(roles=groups, turns=turns, cluster=InProcessStore())
 
 
+def inputs_of(kind: PairTraining, config: RunConfig, registry: Registry, folder: Path, view: RunView) -> RunInputs:
+    training = Training(kind.value)
+    return build_run_inputs(
+        config, registry, folder, view, rewarded=False, of_pairs=training.reads_pairs, of_steps=training.reads_steps
+    )
+
+
 def run(
     config: RunConfig,
     kind: PairTraining,
@@ -73,8 +81,7 @@ def run(
     """To its end, from the newest checkpoint of the folder where there is one."""
     folder.mkdir(exist_ok=True)
     view, session = Recorder(), ready(config, kind, registry)
-    of_pairs = kind.reads_pairs
-    with closing(build_run_inputs(config, registry, folder, view, rewarded=False, of_pairs=of_pairs)) as run_inputs:
+    with closing(inputs_of(kind, config, registry, folder, view)) as run_inputs:
         stage = pair_stage(kind, run_inputs, read_pairs(kind, run_inputs), session)
         trainer = Trainer(
             stage, session, tokenizer=run_inputs.tokenizer, config_text="", keep_checkpoints=2,

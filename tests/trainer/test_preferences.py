@@ -1,8 +1,10 @@
-"""Training from pairs on real reference engines in this process: a reward model, DPO, and RL on that reward model."""
+"""Training from preferences on real reference engines in this process: models of rewards, DPO, KTO, and RL on a reward
+model."""
 
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from pair_runs import Recorder, ready, run
+from pair_runs import Recorder, inputs_of, ready, run
 
 from rlsdk.algorithms import RewardModelObjective
 from rlsdk.config import (
@@ -61,7 +63,8 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> str:
     for at in range(120):
         right, wrong = ("".join(drawn.choices(kind, k=drawn.randint(1, 4))) for kind in ("0123456789", "qwertyuiop"))
         row = {"question": f"{at % 10} + {at} =", "chosen": right, "rejected": wrong, "margin": drawn.choice([0, 0.5]),
-               "answer": (right, wrong)[at % 3 == 1], "label": at % 3 != 1}  # fmt: skip
+               "answer": (right, wrong)[at % 3 == 1], "label": at % 3 != 1,
+               "completions": [wrong[0], right[:1]], "labels": [0.2, None if at % 5 == 2 else True]}  # fmt: skip
         lines.append(json.dumps(row))
     path = tmp_path_factory.mktemp("rows") / "pairs.jsonl"
     path.write_text("\n".join(lines))
@@ -73,7 +76,7 @@ def config_of(model: str, rows: str, registry: Registry, *extra: str) -> RunConf
         "--model", model, "--data", rows, "--data.num_eval_rows", "16", "--data.max_prompt_tokens", "96",
         "--rollout.max_response_tokens", "5", "--tracking.trackers", "[]", "--eval.every_steps", "4",
         "--preferences.pairs_per_step", "8", "--preferences.lr", "1e-3", "--preferences.steps", "4",
-        "--train.micro_batch_rows", "5",
+        "--train.micro_batch_rows", "5", "--preferences.step_separator", ";",
     ]  # fmt: skip
     return load_config([], [*task, *extra], registry)
 
@@ -104,7 +107,22 @@ def plain_loss(kind: PairTraining, folder: Path, ref: str, batch: Batch) -> tupl
     """Loss and gradients by transformers and the papers' formulas: one padded pass, nothing of this project."""
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-    if kind is PairTraining.REWARD_MODEL:
+    if kind is PairTraining.PROCESS_REWARD:
+        model = AutoModelForTokenClassification.from_pretrained(folder, dtype=torch.float32).eval()
+        ids, mask = padded(batch)
+        values = model(input_ids=ids, attention_mask=mask).logits[..., 0]
+        # Rows end with a step of one character, its separator, another such step, and the end token.
+        ends = torch.stack([batch.lengths - 3, batch.lengths - 2], 1)
+        labels = torch.tensor(
+            [
+                [0.2, math.nan if math.isnan(last) else 1.0]
+                for last in batch["step_labels"][batch.offsets[1:] - 1].tolist()
+            ]
+        )
+        chance = values.gather(1, ends).sigmoid()[labels.isfinite()]
+        wanted = labels[labels.isfinite()]
+        loss = -(wanted * chance.log() + (1 - wanted) * (1 - chance).log()).mean()
+    elif kind is PairTraining.REWARD_MODEL:
         model = AutoModelForTokenClassification.from_pretrained(folder, dtype=torch.float32).eval()
         ids, mask = padded(batch)
         last = batch.lengths - 1
@@ -141,11 +159,12 @@ def test_loss_and_gradient_are_those_of_plain_transformers(
             "--preferences.beta", "0.3", "--ref.path", other, "--preferences.desirable_weight", "1.5",
             "--preferences.undesirable_weight", "0.8",
         ],
+        PairTraining.PROCESS_REWARD: [],
     }[kind]  # fmt: skip
     config = config_of(model, rows, registry, *extra)
     session = ready(config, kind, registry)
-    view, of_pairs = Recorder(), kind.reads_pairs
-    with closing(build_run_inputs(config, registry, tmp_path, view, rewarded=False, of_pairs=of_pairs)) as run_inputs:
+    of_pairs = kind.reads_pairs
+    with closing(inputs_of(kind, config, registry, tmp_path, Recorder())) as run_inputs:
         stage = pair_stage(kind, run_inputs, read_pairs(kind, run_inputs), session)
         export_policy(session, run_inputs.tokenizer, tmp_path / "model")
     batch = stage._estimated(*stage._rows(stage.pairs, range(11)))

@@ -14,7 +14,17 @@ from reading import Reads, recorded
 from test_loop import Recorder, config_of, model, registry
 
 from rlsdk.config import PairTraining, RunConfig, sft_optim_spec, with_dtype
-from rlsdk.config.checks.commands import DPO, EVAL_FIGURES, GENERATE, KTO, REWARD_MODEL, SFT, TRAIN
+from rlsdk.config.checks.commands import (
+    DPO,
+    EVAL_FIGURES,
+    GENERATE,
+    GENERATE_KEPT,
+    KTO,
+    PROCESS_REWARD,
+    REWARD_MODEL,
+    SFT,
+    TRAIN,
+)
 from rlsdk.config.derived.roles import rollout_role
 from rlsdk.config.introspection.describe import option_paths
 from rlsdk.config.loading.reads import Reader
@@ -26,7 +36,7 @@ from rlsdk.trainer.roles.device_turns import DeviceTurns
 from rlsdk.trainer.roles.placement import placed, placement_of, roles
 from rlsdk.trainer.roles.role_group import RoleGroup
 from rlsdk.trainer.roles.session import Session, start_roles
-from rlsdk.trainer.runs import inference
+from rlsdk.trainer.runs import inference, keep
 from rlsdk.trainer.runs.build_supervised import sft_stage
 from rlsdk.trainer.runs.run_inputs import build_run_inputs
 from rlsdk.trainer.stages.loop import Trainer
@@ -49,7 +59,10 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "_pairs": "a field of the other command with pairs is handed on",
 }
 """Functions that read a field in supervised training without an effect, and why."""
-SAMPLED: Mapping[str, str] = {"sampling_params": "replaced by what the evaluation says"}
+SAMPLED: Mapping[str, str] = {
+    "sampling_params": "replaced by what the evaluation says",
+    "_eval_prompts": "the name of a set, where rows are held out",
+}
 """Functions that read a field without an effect on samples that nothing is trained on, and why."""
 HANDED_ON = {
     "train.optim.min_lr_ratio": "with the schedule", "faults.replica_restarts": "with the session",
@@ -118,6 +131,11 @@ SUPERVISED = [
     (DPO, pairs(PairTraining.DPO), ("--preferences.steps", "1", "--preferences.pairs_per_step", "2")),
     (KTO, pairs(PairTraining.KTO), ("--preferences.steps", "1", "--preferences.pairs_per_step", "2")),
     (REWARD_MODEL, pairs(PairTraining.REWARD_MODEL), ("--preferences.steps", "1", "--preferences.pairs_per_step", "2")),
+    (
+        PROCESS_REWARD,
+        pairs(PairTraining.PROCESS_REWARD),
+        ("--preferences.steps", "1", "--preferences.pairs_per_step", "2", "--preferences.step_separator", ";"),
+    ),
 ]
 
 
@@ -126,7 +144,8 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Rows for every command."""
     path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
     lines = [
-        f'{{"question": "{at}+1=", "answer": "{at + 1}", "chosen": "{at + 1}", "rejected": "x{at}", "label": {at % 2}}}'
+        f'{{"question": "{at}+1=", "answer": "{at + 1}", "chosen": "{at + 1}", "rejected": "x{at}", "label": {at % 2}, '
+        f'"completions": ["{at + 1}"], "labels": [{at % 2}]}}'
         for at in range(24)
     ]
     path.write_text("\n".join(lines))
@@ -158,8 +177,15 @@ def generation(config: RunConfig, registry: Registry, folder: Path) -> None:
     inference.sample_prompts(config, registry, [], num_prompts=2, num_samples=1)
 
 
+def kept_generation(config: RunConfig, registry: Registry, folder: Path) -> None:
+    rule = keep.KeepRule.parse("best")
+    keep.keep_samples(config, registry, rule, num_prompts=2, num_samples=2, notice=lambda text: None)
+
+
 @pytest.mark.parametrize(
-    ("reader", "run"), [(EVAL_FIGURES, evaluation), (GENERATE, generation)], ids=["eval", "generate"]
+    ("reader", "run"),
+    [(EVAL_FIGURES, evaluation), (GENERATE, generation), (GENERATE_KEPT, kept_generation)],
+    ids=["eval", "generate", "generate --keep"],
 )
 def test_commands_that_only_sample_read_what_they_are_said_to_read(
     reader: Reader,
@@ -176,7 +202,8 @@ def test_commands_that_only_sample_read_what_they_are_said_to_read(
         (role,) = placed([rollout_role(with_dtype(config, "cpu")).loading_weights()], pools)
         yield start_in_process(role, registry)
 
-    monkeypatch.setattr(inference, "open_rollout", open_rollout)  # without a cluster around it
+    for module in (inference, keep):
+        monkeypatch.setattr(module, "open_rollout", open_rollout)  # without a cluster around it
     config = config_of(model, registry, 1, "--data", rows)
     with recorded(monkeypatch) as reads:
         run(config, registry, tmp_path / "run")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from rlsdk.algorithms.objectives.kto import KtoObjective, label_weights, mean_log_ratio
 from rlsdk.algorithms.objectives.policy import PolicyObjective
 from rlsdk.algorithms.objectives.preference import DpoObjective, RewardModelObjective, pair_weights
+from rlsdk.algorithms.objectives.process import ProcessRewardObjective, step_weights
 from rlsdk.algorithms.objectives.supervised import SftObjective
 from rlsdk.algorithms.objectives.value import ValueObjective
 
@@ -18,10 +19,12 @@ __all__ = [
     "DpoObjective",
     "KtoObjective",
     "PolicyObjective",
+    "ProcessRewardObjective",
     "RewardModelObjective",
     "SftObjective",
     "ValueObjective",
     "label_weights",
     "mean_log_ratio",
     "pair_weights",
+    "step_weights",
 ]

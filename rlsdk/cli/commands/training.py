@@ -1,4 +1,5 @@
-"""Commands that train: `train`, `sft`, `reward-model`, `dpo`, `kto`; and `replay`, `inspect`, `chaos`, which verify."""
+"""Commands that train: `train`, `sft`, `reward-model`, `dpo`, `kto`, `process-reward`; and `replay`, `inspect`,
+`chaos`, which verify."""
 
 from __future__ import annotations
 
@@ -60,6 +61,19 @@ def kto(context: typer.Context) -> None:
     from rlsdk.config import PairTraining
 
     run(PairTraining.KTO, context.args)
+
+
+@app.command(
+    "process-reward",
+    cls=FieldsCommand,
+    context_settings=ONLY_FIELDS,
+    help="Train a process reward model from solutions with labelled steps.",
+)
+def process_reward(context: typer.Context) -> None:
+    from rlsdk.cli.training.pairs import run
+    from rlsdk.config import PairTraining
+
+    run(PairTraining.PROCESS_REWARD, context.args)
 
 
 @app.command(help="Repeat a run's updates from its journal, and compare them.")

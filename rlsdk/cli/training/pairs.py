@@ -1,4 +1,4 @@
-"""`rlsdk reward-model`, `rlsdk dpo` and `rlsdk kto`: training from preferences, on the same engines."""
+"""`rlsdk reward-model`, `dpo`, `kto` and `process-reward`: training from preferences, on the same engines."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rlsdk.cli.training.train import command_here, quoted, train
 from rlsdk.config import PairTraining
 from rlsdk.config.checks.training import Training
+from rlsdk.interfaces import Head
 
 if TYPE_CHECKING:
     from rlsdk.trainer.runs.start import RunResult
@@ -29,7 +30,7 @@ def run(kind: PairTraining, args: Sequence[str]) -> None:
 
 def _figures(kind: PairTraining, result: RunResult) -> str:
     """The accuracy before and after the training, both on the same rows."""
-    rows = "pairs" if kind.reads_pairs else "answers"
+    rows = "pairs" if kind.reads_pairs else "steps" if kind is PairTraining.PROCESS_REWARD else "answers"
     for metric, pairs in (("eval/accuracy_pairs", f"held-out {rows}"), (f"{kind.label}/accuracy", rows)):
         before, after = result.first_eval.get(metric), result.last_eval.get(metric)
         if after is not None:
@@ -38,6 +39,7 @@ def _figures(kind: PairTraining, result: RunResult) -> str:
 
 
 def _next_command(kind: PairTraining, model: Path) -> str:
-    if kind is not PairTraining.REWARD_MODEL:
+    if kind.head is Head.LM:
         return f"generate {quoted(model)} --prompt '...'"
-    return f"train --reward_models {shlex.quote(f'[{{path: {json.dumps(str(model))}}}]')} ..."
+    own = ", step_scores: min" if kind is PairTraining.PROCESS_REWARD else ""
+    return f"train --reward_models {shlex.quote(f'[{{path: {json.dumps(str(model))}{own}}}]')} ..."

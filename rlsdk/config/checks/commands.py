@@ -36,6 +36,7 @@ _PAIRS = (*_ENGINE, *_ACTOR, *_LOOP, *_ANSWERS, "train.optim.min_lr_ratio", "tra
 _OF_REWARD_MODEL = ("preferences.margin_field", "preferences.center_coef")
 _OF_DPO = tuple(f"preferences.{name}" for name in ("loss", "label_smoothing", "target_margin", "sft_coef"))
 _OF_KTO = tuple(f"preferences.{name}" for name in ("label_field", "desirable_weight", "undesirable_weight"))
+_OF_STEPS = tuple(f"preferences.{name}" for name in ("step_field", "step_label_field", "step_separator"))
 _BETA = "preferences.beta"
 _ANSWERS_OF_PAIRS = ("preferences.chosen_field", "preferences.rejected_field")
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
@@ -106,7 +107,7 @@ def _of_supervised(config: RunConfig) -> Iterator[Problem]:
 
 
 def _of_pairs(config: RunConfig) -> Iterator[Problem]:
-    """What `rlsdk dpo`, `kto` and `reward-model` do not read with these values."""
+    """What `rlsdk dpo`, `kto`, `reward-model` and `process-reward` do not read with these values."""
     yield from _of_decay("train.optim", config.train.optim, config.preferences.schedule, "preferences")
     yield from _of_evaluation(config)
 
@@ -150,10 +151,21 @@ TRAIN = Reader(
     unused=_of_reinforcement,
 )
 SFT = Reader(command="sft", fields=(*_ENGINE, *_ACTOR, *_LOOP, *_ANSWERS, "sft"), unused=_of_supervised)
-REWARD_MODEL = Reader(command="reward-model", fields=_PAIRS, but=(*_OF_DPO, *_OF_KTO, _BETA), unused=_of_pairs)
-DPO = Reader(command="dpo", fields=(*_PAIRS, "ref"), but=(*_OF_REWARD_MODEL, *_OF_KTO), unused=_of_dpo)
+REWARD_MODEL = Reader(
+    command="reward-model", fields=_PAIRS, but=(*_OF_DPO, *_OF_KTO, *_OF_STEPS, _BETA), unused=_of_pairs
+)
+DPO = Reader(command="dpo", fields=(*_PAIRS, "ref"), but=(*_OF_REWARD_MODEL, *_OF_KTO, *_OF_STEPS), unused=_of_dpo)
 KTO = Reader(
-    command="kto", fields=(*_PAIRS, "ref"), but=(*_OF_REWARD_MODEL, *_OF_DPO, *_ANSWERS_OF_PAIRS), unused=_of_pairs
+    command="kto",
+    fields=(*_PAIRS, "ref"),
+    but=(*_OF_REWARD_MODEL, *_OF_DPO, *_OF_STEPS, *_ANSWERS_OF_PAIRS),
+    unused=_of_pairs,
+)
+PROCESS_REWARD = Reader(
+    command="process-reward",
+    fields=_PAIRS,
+    but=(*_OF_REWARD_MODEL, *_OF_DPO, *_OF_KTO, *_ANSWERS_OF_PAIRS, _BETA, "preferences.answer_template"),
+    unused=_of_pairs,
 )
 EVAL = Reader(
     command="eval",
@@ -178,6 +190,7 @@ GENERATE_KEPT = replace(
 """`rlsdk generate --keep`, which grades what it samples."""
 REWARD_SERVE = Reader(command="reward serve", fields=("rewards", "reward_limits"))
 READERS: Mapping[str, Reader] = {
-    reader.command: reader for reader in (TRAIN, SFT, REWARD_MODEL, DPO, KTO, EVAL, GENERATE, REWARD_SERVE)
+    reader.command: reader
+    for reader in (TRAIN, SFT, REWARD_MODEL, DPO, KTO, PROCESS_REWARD, EVAL, GENERATE, REWARD_SERVE)
 }
 """By what is typed behind `rlsdk`. `plan` and `chaos` take the arguments of `train`."""

@@ -23,6 +23,7 @@ class Training(StrEnum):
     REWARD_MODEL = "reward-model"
     DPO = "dpo"
     KTO = "kto"
+    PROCESS_REWARD = "process-reward"
 
     @property
     def pairs(self) -> PairTraining | None:
@@ -33,6 +34,11 @@ class Training(StrEnum):
     def reads_pairs(self) -> bool:
         """Whether its rows are pairs of answers."""
         return self.pairs is not None and self.pairs.reads_pairs
+
+    @property
+    def reads_steps(self) -> bool:
+        """Whether its rows are solutions in steps."""
+        return self is Training.PROCESS_REWARD
 
     @property
     def reader(self) -> Reader:

@@ -17,6 +17,7 @@ SFT_METRICS = ("sft/eval_loss", "sft/eval_loss_se")
 _OF_REWARD_MODEL = ("loss", "accuracy", "score_margin", "score")
 _OF_DPO = ("loss", "accuracy", "reward_margin", "chosen_reward", "rejected_reward", "chosen_nll")
 _OF_KTO = ("loss", "accuracy", "kl", "reward_margin")
+_OF_PROCESS_REWARD = ("loss", "accuracy", "score", "label")
 _NAMES_SHOWN = 12
 
 
@@ -73,8 +74,13 @@ def reported_in_sft() -> Reported:
 
 
 def reported_on_pairs(config: RunConfig, kind: PairTraining) -> Reported:
-    """What the evaluations of `rlsdk dpo`, `kto` and `reward-model` report."""
-    of_kind = {PairTraining.REWARD_MODEL: _OF_REWARD_MODEL, PairTraining.DPO: _OF_DPO, PairTraining.KTO: _OF_KTO}
+    """What the evaluations of `rlsdk dpo`, `kto`, `reward-model` and `process-reward` report."""
+    of_kind = {
+        PairTraining.REWARD_MODEL: _OF_REWARD_MODEL,
+        PairTraining.DPO: _OF_DPO,
+        PairTraining.KTO: _OF_KTO,
+        PairTraining.PROCESS_REWARD: _OF_PROCESS_REWARD,
+    }
     figures = of_kind[kind]
     if kind is PairTraining.DPO and config.preferences.nll_coef:
         figures = (*figures, "sft_loss")

@@ -1,4 +1,4 @@
-"""The roles of training from preferences: a reward model, or a policy and its reference."""
+"""The roles of training from preferences: a model of rewards, or a policy and its reference."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class PairTraining(StrEnum):
     REWARD_MODEL = "reward-model"
     DPO = "dpo"
     KTO = "kto"
+    PROCESS_REWARD = "process-reward"
 
     @property
     def label(self) -> str:
@@ -31,8 +32,14 @@ class PairTraining(StrEnum):
 
     @property
     def reads_pairs(self) -> bool:
-        """Whether a row holds two answers; otherwise it holds one, and its label."""
-        return self is not PairTraining.KTO
+        """Whether a row holds two answers; otherwise it holds one, and its label or those of its steps."""
+        return self in (PairTraining.REWARD_MODEL, PairTraining.DPO)
+
+    @property
+    def head(self) -> Head:
+        """Of the model that is trained."""
+        heads = {PairTraining.REWARD_MODEL: Head.SCORE, PairTraining.PROCESS_REWARD: Head.VALUE}
+        return heads.get(self, Head.LM)
 
     def role_names(self, config: RunConfig) -> tuple[str, ...]:
         """Its roles, in the order in which they get devices."""
@@ -41,16 +48,14 @@ class PairTraining(StrEnum):
 
 
 def pair_roles(config: RunConfig, kind: PairTraining, table: Sequence[Role]) -> tuple[Role, ...]:
-    """The rows of `kind.role_names(config)` for this training: with the actor's optimizer and a reward model's head."""
+    """The rows of `kind.role_names(config)` for this training: with the actor's optimizer and head."""
     optim = preference_optim_spec(config)
     return tuple(_trained(role, kind, optim) if role.name == ACTOR else role for role in table)
 
 
 def _trained(role: Role, kind: PairTraining, optim: OptimSpec) -> Role:
     role = role.with_optim(optim)
-    if kind is not PairTraining.REWARD_MODEL:
-        return role
-    return replace(role, spec=replace(role.spec, model=replace(role.model, head=Head.SCORE)))
+    return replace(role, spec=replace(role.spec, model=replace(role.model, head=kind.head)))
 
 
 def preference_optim_spec(config: RunConfig) -> OptimSpec:

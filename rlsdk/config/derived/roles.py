@@ -21,7 +21,7 @@ from rlsdk.config.sections.role_kinds import (
     reward_role,
     teacher_role,
 )
-from rlsdk.config.sections.role_sections import ModelRoleConfig, TrainedRoleConfig
+from rlsdk.config.sections.role_sections import ModelRoleConfig, RewardModelConfig, TrainedRoleConfig
 from rlsdk.config.sections.schema import RunConfig
 from rlsdk.interfaces import AdapterSpec, BackendKind, Capability, Head, ModelSpec, OptimSpec, RolloutSpec, TrainSpec
 from rlsdk.interfaces.settings import AdapterSettings, OptimSettings, PassLimits, ReplicaSize, TrainPasses, shared
@@ -196,9 +196,14 @@ def rollout_role(config: RunConfig) -> Role:
 
 def _rewards(config: RunConfig) -> list[Role]:
     return [
-        _beside(config, kind_of(REWARD), model, reward_role(model.name), f"reward_models.{at}")
+        _beside(config, _reward_kind(model), model, reward_role(model.name), f"reward_models.{at}")
         for at, model in enumerate(config.reward_models)
     ]
+
+
+def _reward_kind(model: RewardModelConfig) -> RoleKind:
+    kind = kind_of(REWARD)
+    return kind if model.step_scores is None else replace(kind, head=Head.VALUE)
 
 
 def _teachers(config: RunConfig) -> list[Role]:

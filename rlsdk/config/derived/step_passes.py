@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlsdk.config.derived.roles import needed_roles
 from rlsdk.config.sections.old_log_probs import OldLogProbs, choose_old_log_probs
-from rlsdk.config.sections.role_kinds import ACTOR, TEACHER, kind_of, teacher_role
+from rlsdk.config.sections.role_kinds import ACTOR, TEACHER, kind_of, reward_role, teacher_role
 from rlsdk.config.sections.schema import RunConfig
 
 
@@ -19,7 +19,8 @@ class ForwardPass:
     output: str
     """`log_probs`, `entropy`, `values`, `scores` or `hidden_states`."""
     field: str
-    """Field of the batch that it fills; `scores` are added to it."""
+    """Field of the batch that it fills; `scores` are added to it, and so are those made of a process reward model's
+    values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +50,11 @@ def step_passes(config: RunConfig, *, stale: bool, comparable: bool = True, read
 def _passes(config: RunConfig, old: OldLogProbs, reads: Collection[str]) -> Iterator[ForwardPass]:
     algorithm = config.algorithm
     kinds = {name: kind_of(name) for name in needed_roles(config) if kind_of(name).output}
+    of_steps = {reward_role(model.name) for model in config.reward_models if model.step_scores is not None}
     beside = [
         ForwardPass(name, "hidden_states", "teacher_states")
         if kind.name == TEACHER and config.learns_exactly
-        else ForwardPass(name, kind.output, kind.field_of(name))
+        else ForwardPass(name, "values" if name in of_steps else kind.output, kind.field_of(name))
         for name, kind in kinds.items()
     ]
     kind = kind_of(TEACHER)

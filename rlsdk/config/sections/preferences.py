@@ -1,4 +1,4 @@
-"""The section of training from preferences: `rlsdk reward-model`, `rlsdk dpo` and `rlsdk kto`."""
+"""The section of training from preferences: `rlsdk reward-model`, `dpo`, `kto` and `process-reward`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ SUPERVISED = ("orpo", "cpo")
 
 
 class PreferencesConfig(Section):
-    """Training from preferences: pairs of answers (`rlsdk reward-model`, `rlsdk dpo`), or labelled answers (`rlsdk
-    kto`). Rows for evaluation are held out as `data` and `eval` say (`data.eval`, `data.num_eval_rows`,
-    `eval.every_steps`, `eval.at_start`)."""
+    """Training from preferences: pairs of answers (`rlsdk reward-model`, `rlsdk dpo`), labelled answers (`rlsdk kto`)
+    or solutions with labelled steps (`rlsdk process-reward`). Rows for evaluation are held out as `data` and `eval` say
+    (`data.eval`, `data.num_eval_rows`, `eval.every_steps`, `eval.at_start`)."""
 
     steps: PositiveInt = 100
     """Optimizer steps."""
     epochs: PositiveFloat | None = None
-    """Passes over the pairs or labelled answers, in place of `steps`; rounded up to whole steps. null: `steps`."""
+    """Passes over the pairs, labelled answers or solutions, in place of `steps`; rounded up to whole steps. null:
+    `steps`."""
     pairs_per_step: PositiveInt = 64
-    """Pairs in one optimizer step; each is two rows. KTO: labelled answers, at least 2."""
+    """Pairs in one optimizer step; each is two rows. KTO: labelled answers, at least 2. Process rewards: solutions in
+    steps."""
     lr: PositiveFloat = 1e-6
     """Peak learning rate. The other optimizer settings are those of `train.optim`."""
     warmup_steps: NonNegativeInt = 0
@@ -52,6 +54,14 @@ class PreferencesConfig(Section):
     undesirable_weight: NonNegativeFloat = 1.0
     """KTO: weight of the loss of undesirable answers. The paper advises weights with which the numbers of answers times
     their weights stand in a ratio of 1 to 4/3, desirable to undesirable."""
+    step_field: str = "completions"
+    """Process rewards: field of a row with the texts of the steps, a list. Rows in the form of Math-Shepherd or PRM800K
+    need none."""
+    step_label_field: str = "labels"
+    """Process rewards: field of a row with the labels of the steps, a list: true or false, a number from 0 to 1, or
+    null for a step that is not learned."""
+    step_separator: str = Field(default="\n", min_length=1)
+    """Process rewards: text between two steps."""
     answer_template: str = "{answer}"
     """Template of answers; `{answer}` and `{any_field_of_the_row}` are filled in."""
     long_answers: Literal["drop", "cut"] = "drop"
@@ -94,6 +104,8 @@ class PreferencesConfig(Section):
         if self.label_smoothing and self.loss not in SMOOTHED:
             named = f"needs loss {', '.join(map(repr, SMOOTHED))}, but it is {self.loss!r}"
             yield Problem("label_smoothing", f"{self.label_smoothing} {named}")
+        if self.step_field == self.step_label_field:
+            yield Problem("step_label_field", f"{self.step_label_field!r} is step_field as well; name two fields")
         if self.chosen_field == self.rejected_field:
             yield Problem("rejected_field", f"{self.rejected_field!r} is chosen_field as well; name two fields")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
 from rlsdk.config.problem import Problem
 from rlsdk.config.sections.algorithm import DistillationConfig
@@ -97,16 +97,29 @@ class NamedModelConfig(ModelRoleConfig):
 
 class RewardModelConfig(NamedModelConfig):
     """One reward model: it scores the tokens of a whole row, and the score is added to those of `rewards`. Its
-    tokenizer must be that of the policy."""
+    tokenizer must be that of the policy. With `step_scores` it is a process reward model, which scores the ends of
+    steps."""
 
     path: str
     """Folder in Hugging Face format, or a name on the hub, with a head of one label
-    (`...ForSequenceClassification`)."""
+    (`...ForSequenceClassification`; with `step_scores` what `rlsdk process-reward` wrote,
+    `...ForTokenClassification`)."""
     name: str | None = None
     """Name, in letters, digits, `-` and `_`: the role is `reward.NAME`, and metrics contain it. Null, for a single
     reward model: the role is `reward`."""
     weight: float = 1.0
     """Factor of its score in a sample's score."""
+    step_scores: Literal["each", "min", "mean", "product", "last"] | None = None
+    """A process reward model, and what becomes of its scores, the probabilities that steps are right. each: reward of
+    the step, at its last token; min, mean, product or last of them: score of the sample, 0 without a complete step.
+    null: a reward model of whole answers."""
+    step_separator: str = Field(default="\n", min_length=1)
+    """With `step_scores`: text between two steps; as in `preferences` at its training."""
+
+    def unused(self) -> Iterator[Problem]:
+        yield from super().unused()
+        if self.step_scores is None:
+            yield Problem("step_separator", "step_scores is null")
 
 
 class TeacherConfig(NamedModelConfig):

@@ -77,6 +77,7 @@ def load_prompts(
     *,
     measures: Sequence[Measure],
     of_pairs: bool = False,
+    of_steps: bool = False,
 ) -> RunPrompts:
     """Loads training and evaluation prompts that share no question. Reports rows that were left out.
 
@@ -87,11 +88,13 @@ def load_prompts(
         view: receives notices about the rows.
         measures: evaluation measures; empty: no row is held out, and `data.eval` is only excluded from training.
         of_pairs: rows are preference pairs.
+        of_steps: rows are solutions in steps.
 
     Raises:
         ConfigError, DataError: the source or a row of it cannot be used.
     """
-    sources, form = _load_train(config, registry), prompt_format(config, of_pairs=of_pairs)
+    sources = _load_train(config, registry)
+    form = prompt_format(config, of_pairs=of_pairs, of_steps=of_steps)
     rows = _eval_rows(config, registry, measures, sources, form)
     if config.data.eval is not None and not any(part.source == HELD_OUT for part in rows.values()):
         held = _held_out(config, registry, sources, form)

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from rlsdk.config import EvalSetConfig, RunConfig
-from rlsdk.data import DataRow, PairFields, PromptFormat, question_key, split_by_content
+from rlsdk.data import DataRow, PairFields, PromptFormat, StepFields, question_key, split_by_content
 from rlsdk.interfaces import DataError
 
 
-def prompt_format(config: RunConfig, *, of_pairs: bool = False) -> PromptFormat:
+def prompt_format(config: RunConfig, *, of_pairs: bool = False, of_steps: bool = False) -> PromptFormat:
     """The format that makes training prompts from rows. `of_pairs`: rows are preference pairs, whose conversations may
-    hold the prompt."""
+    hold the prompt; `of_steps`: rows are solutions in steps."""
     data, own = config.data, config.preferences
     return PromptFormat(
         prompt_field=data.prompt_field,
@@ -24,6 +24,7 @@ def prompt_format(config: RunConfig, *, of_pairs: bool = False) -> PromptFormat:
         chat_template_kwargs=dict(data.chat_template_kwargs),
         allow_special_tokens=data.allow_special_tokens,
         pair=PairFields(chosen=own.chosen_field, rejected=own.rejected_field) if of_pairs else None,
+        steps=StepFields(steps=own.step_field, labels=own.step_label_field) if of_steps else None,
     )
 
 

@@ -43,7 +43,13 @@ def source_names(config: RunConfig) -> dict[str, str]:
 
 
 def check_rows(
-    config: RunConfig, registry: Registry, *, of_pairs: bool = False, rewarded: bool = False, learned: bool = False
+    config: RunConfig,
+    registry: Registry,
+    *,
+    of_pairs: bool = False,
+    of_steps: bool = False,
+    rewarded: bool = False,
+    learned: bool = False,
 ) -> Sequence[str]:
     """Checks rows before the run starts a process: all rows of a small file, the first row of others.
 
@@ -53,6 +59,7 @@ def check_rows(
         config: the run's configuration.
         registry: the installed backends and components.
         of_pairs: every row must hold the two answers of a pair (`preferences.chosen_field`, `rejected_field`).
+        of_steps: every row must hold a solution in steps, and their labels.
         learned: the answers are trained on, so at least one row must have an answer.
         rewarded: rewards grade the rows; checks whether rlsdk's own rewards can grade them.
 
@@ -64,7 +71,7 @@ def check_rows(
             out; the message begins with the configuration field.
     """
     data = config.data
-    form = prompt_format(config, of_pairs=of_pairs)
+    form = prompt_format(config, of_pairs=of_pairs, of_steps=of_steps)
     parts: list[tuple[str, str, Mapping[str, Any], int | None, Mapping[str, Any]]] = []
     if data.train is not None:
         parts = [("data.train", data.train, data.options, data.num_train_rows, {})]

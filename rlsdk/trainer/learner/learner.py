@@ -23,8 +23,10 @@ from rlsdk.interfaces import (
 )
 from rlsdk.kit.model.hf import model_vocabulary
 from rlsdk.rollouts import Group
+from rlsdk.trainer.inputs.step_ends import StepReader
 from rlsdk.trainer.inputs.teachers import OwnPrompts, Taught
 from rlsdk.trainer.learner.metrics import StepClock
+from rlsdk.trainer.learner.model_scores import with_step_ends
 from rlsdk.trainer.learner.state import TrainerState
 from rlsdk.trainer.roles.hosts import MiniBatchResult
 
@@ -45,6 +47,8 @@ class LearnerOptions:
 
     reward_weights: Mapping[str, float] = field(default_factory=dict)
     """Weights of reward models, by role."""
+    step_readers: Mapping[str, StepReader] = field(default_factory=dict)
+    """What finds the ends of steps for process reward models, by role."""
     taught: Sequence[Taught] = ()
     """What each teacher teaches."""
     exact_teachers: Sequence[str] = ()
@@ -99,7 +103,7 @@ class PolicyLearner:
             if not self._parity_checked:
                 self._load_teachers()
                 self._check_parity(batch)
-            batch, metrics = self.algorithm.prepare(batch, self)
+            batch, metrics = self.algorithm.prepare(with_step_ends(batch, self.options.step_readers), self)
         with clock.measure("advantages"):
             batch, more = self.algorithm.advantages(batch)
         with clock.measure("update"):

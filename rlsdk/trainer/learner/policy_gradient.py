@@ -30,7 +30,7 @@ from rlsdk.algorithms import (
     token_level_rewards,
 )
 from rlsdk.config import OldLogProbs, RunConfig, step_passes
-from rlsdk.config.sections.role_kinds import ACTOR, CRITIC, teacher_role
+from rlsdk.config.sections.role_kinds import ACTOR, CRITIC, reward_role, teacher_role
 from rlsdk.interfaces import Algorithm, AlgorithmContext, Batch, ConfigError, Models, Update, reads_of
 from rlsdk.trainer.learner.algorithm import build_objective
 from rlsdk.trainer.learner.mini_batches import (
@@ -42,6 +42,7 @@ from rlsdk.trainer.learner.mini_batches import (
     shape_scores,
     with_signal,
 )
+from rlsdk.trainer.learner.model_scores import add_scores, add_step_scores
 from rlsdk.trainer.learner.teaching import learn_from_teachers, with_teacher
 
 
@@ -59,6 +60,7 @@ class PolicyGradient(Algorithm):
         self.kl_coef = config.kl_coef
         """Coefficient of the KL in the reward: as configured, or adapted to a target KL."""
         self._on_policy_first = False
+        self._step_scores = {reward_role(one.name): one.step_scores for one in self.run.reward_models}
         self._teachers = {teacher_role(one.name): one for one in self.run.teachers}
 
     @property
@@ -90,12 +92,14 @@ class PolicyGradient(Algorithm):
                 batch = with_teacher(batch, models, each, teacher, self.config.distillation)
                 continue
             given = models.forward(each.role, batch, each.output)
-            if each.output == "scores":
-                # A sample's score is that of its last row, which has how it ended.
-                samples = Samples.of(batch)
-                given, weight = samples.of_rows(given), models.reward_weights[each.role]
-                batch = batch.with_rows(scores=batch["scores"] + weight * given.double()[samples.index])
-                metrics[f"reward/{each.role}"] = float(given.mean()) if len(given) else 0.0
+            if each.field == "scores":
+                how, weight = self._step_scores.get(each.role), models.reward_weights[each.role]
+                if how is None:
+                    # A sample's score is that of its last row, which has how it ended.
+                    batch, own = add_scores(batch, Samples.of(batch).of_rows(given), weight, each.role)
+                else:
+                    batch, own = add_step_scores(batch, given, weight, each.role, how)
+                metrics |= own
             else:
                 batch = batch.with_tokens(**{each.field: given})
         if made.old.source == "recomputed":

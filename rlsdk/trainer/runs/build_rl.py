@@ -21,6 +21,7 @@ from rlsdk.trainer.generation.publishing import BlockingPublisher, OverlappedPub
 from rlsdk.trainer.generation.sampler import Draw, scores_of
 from rlsdk.trainer.inputs.codec import TokenCodec
 from rlsdk.trainer.inputs.grading import CorrectRule
+from rlsdk.trainer.inputs.step_ends import StepReader
 from rlsdk.trainer.inputs.teachers import Taught
 from rlsdk.trainer.learner.algorithm import build_algorithm
 from rlsdk.trainer.learner.learner import LearnerOptions, PolicyLearner
@@ -245,6 +246,13 @@ def learner_options(config: RunConfig, run_inputs: RunInputs) -> LearnerOptions:
     """The options of a run's learner."""
     return LearnerOptions(
         reward_weights={reward_role(model.name): model.weight for model in config.reward_models},
+        step_readers={
+            reward_role(model.name): StepReader(
+                tokenizer=run_inputs.tokenizer, separator=model.step_separator, stops=run_inputs.ends.stops
+            )
+            for model in config.reward_models
+            if model.step_scores is not None
+        },
         taught=Taught.of_run(config, run_inputs.train_prompts, run_inputs.tokenizer),
         exact_teachers=[teacher_role(one.name) for one in config.teachers] if config.learns_exactly else [],
         update_timeout_s=config.deadlines.update_s,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rlsdk.algorithms import DpoObjective, KtoObjective, RewardModelObjective
+from rlsdk.algorithms import DpoObjective, KtoObjective, ProcessRewardObjective, RewardModelObjective
 from rlsdk.config import PairTraining, PreferencesConfig, RunConfig
 from rlsdk.config.sections.evaluation import HELD_OUT
 from rlsdk.data import PromptDataset, PromptStream
@@ -15,6 +15,7 @@ from rlsdk.rollouts import request_seed
 from rlsdk.trainer.inputs.answers import AnswerSettings, Learned
 from rlsdk.trainer.inputs.data import with_pair_steps
 from rlsdk.trainer.inputs.prompt_formats import prompt_format
+from rlsdk.trainer.inputs.step_ends import StepReader
 from rlsdk.trainer.runs.run_inputs import RunInputs, learned_of
 from rlsdk.trainer.stages.evaluation.settings import eval_options
 from rlsdk.trainer.stages.labels import LabelledSet, encode_labelled
@@ -22,6 +23,7 @@ from rlsdk.trainer.stages.pairs import PairSet, PairSettings, encode_pairs
 from rlsdk.trainer.stages.preferences import PairObjective, PairOptions, PairStage
 from rlsdk.trainer.stages.sft import CHECKPOINTS, SftStage
 from rlsdk.trainer.stages.stage import StageSettings
+from rlsdk.trainer.stages.steps import StepSet, encode_steps
 from rlsdk.trainer.tracking.run_output import RunOutput
 
 if TYPE_CHECKING:
@@ -65,22 +67,22 @@ def _held_out_answers(config: RunConfig, run_inputs: RunInputs) -> Learned | Non
 
 @dataclass(frozen=True, kw_only=True)
 class RunPairs:
-    """The pairs or labelled answers of a run."""
+    """The pairs, labelled answers or solutions in steps of a run."""
 
     config: RunConfig
     """The run's configuration, with epochs converted to a number of steps."""
-    train: PairSet | LabelledSet
-    held_out: PairSet | LabelledSet | None
+    train: PairSet | LabelledSet | StepSet
+    held_out: PairSet | LabelledSet | StepSet | None
 
 
 def read_pairs(kind: PairTraining, run_inputs: RunInputs) -> RunPairs:
-    """Tokenizes the pairs or labelled answers to train on, and those that are held out.
+    """Tokenizes the pairs, labelled answers or solutions to train on, and those that are held out.
 
     Raises:
         ConfigError, DataError: a row cannot be used, or a schedule does not fit the number of steps.
     """
     config = run_inputs.config
-    read = _pairs if kind.reads_pairs else _labelled
+    read = _pairs if kind.reads_pairs else _labelled if kind is PairTraining.KTO else _solutions
     train = read(config, run_inputs, run_inputs.train_prompts, "train")
     rows = run_inputs.eval_prompts.get(HELD_OUT.name)
     held_out = None if rows is None else read(config, run_inputs, rows, "held-out")
@@ -118,6 +120,8 @@ def pair_stage(kind: PairTraining, run_inputs: RunInputs, pairs: RunPairs, sessi
 def _objective(kind: PairTraining, own: PreferencesConfig) -> PairObjective:
     if kind is PairTraining.REWARD_MODEL:
         return RewardModelObjective(center_coef=own.center_coef)
+    if kind is PairTraining.PROCESS_REWARD:
+        return ProcessRewardObjective()
     if kind is PairTraining.KTO:
         return KtoObjective(
             beta=own.beta, desirable_weight=own.desirable_weight, undesirable_weight=own.undesirable_weight
@@ -152,12 +156,28 @@ def _labelled(config: RunConfig, run_inputs: RunInputs, prompts: PromptDataset, 
     return found
 
 
+def _solutions(config: RunConfig, run_inputs: RunInputs, prompts: PromptDataset, name: str) -> StepSet:
+    tokenizer, separator = run_inputs.tokenizer, config.preferences.step_separator
+    settings = AnswerSettings(template="{answer}", **_limits(config, run_inputs), form=prompt_format(config))
+    reader = StepReader(tokenizer=tokenizer, separator=separator, stops=run_inputs.ends.stops)
+    found = encode_steps(prompts, tokenizer, settings, separator, reader)
+    run_inputs.vocabulary.check_rows(found.answers, [prompts.rows[at].source for at in found.positions])
+    run_inputs.output.view.notice(f"{name} data: {found.report}")
+    return found
+
+
 def _answers(config: RunConfig, run_inputs: RunInputs, *, of_pairs: bool) -> AnswerSettings:
     return AnswerSettings(
         template=config.preferences.answer_template,
-        max_tokens=config.rollout.max_response_tokens,
-        long_answers=config.preferences.long_answers,
         form=prompt_format(config, of_pairs=of_pairs),
-        ends=run_inputs.ends,
-        section="preferences",
+        **_limits(config, run_inputs),
     )
+
+
+def _limits(config: RunConfig, run_inputs: RunInputs) -> Any:
+    return {
+        "max_tokens": config.rollout.max_response_tokens,
+        "long_answers": config.preferences.long_answers,
+        "ends": run_inputs.ends,
+        "section": "preferences",
+    }

@@ -224,8 +224,9 @@ class _Checks:
         are_there = [self.found.run_check(check, False) for check in source_checks(self.config, self.registry)]
         if not all(are_there):
             return ()
-        kinds = {"of_pairs": self.training.reads_pairs, "rewarded": self.training is Training.RL}
-        learned = self.training in (Training.SFT, Training.KTO)
+        own = self.training
+        kinds = {"of_pairs": own.reads_pairs, "of_steps": own.reads_steps, "rewarded": own is Training.RL}
+        learned = own in (Training.SFT, Training.KTO)
         return self.found.run_check(lambda: check_rows(self.config, self.registry, **kinds, learned=learned), ())
 
     def placement(self) -> PlacementSpec | None:

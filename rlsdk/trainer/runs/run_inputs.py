@@ -70,6 +70,7 @@ def build_run_inputs(
     rewarded: bool = True,
     supervised: bool = True,
     of_pairs: bool = False,
+    of_steps: bool = False,
     table: Sequence[Role] = (),
     resume: Path | None = None,
 ) -> RunInputs:
@@ -84,6 +85,7 @@ def build_run_inputs(
         supervised: prepare supervised training if `sft` configures it; False: the run has completed it, or it is not
             part of the run.
         of_pairs: rows are preference pairs.
+        of_steps: rows are solutions in steps.
         table: roles of the run, whose models must know every token.
         resume: checkpoint from which the run continues.
 
@@ -102,7 +104,7 @@ def build_run_inputs(
         for text in odd_ends(config, tokenizer):
             view.notice(text)
         asked = measures if rewarded else [HELD_OUT] * bool(measures)
-        prompts = load_prompts(config, registry, tokenizer, view, measures=asked, of_pairs=of_pairs)
+        prompts = load_prompts(config, registry, tokenizer, view, measures=asked, of_pairs=of_pairs, of_steps=of_steps)
         for part in (prompts.train, *prompts.sets.values()):
             vocabulary.check_prompts(part)
         if rewarded:

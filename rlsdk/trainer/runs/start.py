@@ -167,6 +167,7 @@ def opened(start: SessionStart, *, rewarded: bool) -> Iterator[tuple[RunInputs, 
         rewarded=rewarded,
         supervised=training.pairs is None and start.resume.within(Training.RL.checkpoints) is None,
         of_pairs=training.reads_pairs,
+        of_steps=training.reads_steps,
         table=start.table,
         resume=checkpoint,
     )

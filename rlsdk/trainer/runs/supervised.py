@@ -1,4 +1,5 @@
-"""A whole run of supervised training (`rlsdk sft`) or from preferences (`rlsdk reward-model`, `dpo`, `kto`)."""
+"""A whole run of supervised training (`rlsdk sft`) or from preferences (`rlsdk reward-model`, `dpo`, `kto`,
+`process-reward`)."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def supervise(
 
 
 def train_pairs(kind: PairTraining, start: SessionStart, run_inputs: RunInputs, cluster: Cluster) -> RunResult:
-    """Trains on pairs or labelled answers; writes the Hugging Face folder `model/` of the run."""
+    """Trains on pairs, labelled answers or steps; writes the Hugging Face folder `model/` of the run."""
     pairs = read_pairs(kind, run_inputs)
     start = start.with_config(pairs.config)
     session = start.start_all(cluster)

@@ -1,4 +1,5 @@
-"""The stage for training from preferences: reward models, direct preference optimization, and labelled answers."""
+"""The stage for training from preferences: reward models of answers and of steps, direct preference optimization, and
+labelled answers."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class PairObjective(Protocol):
-    """The loss of a `PairStage`: see `preference` and `kto` in `rlsdk.algorithms.objectives`."""
+    """The loss of a `PairStage`: see `preference`, `kto` and `process` in `rlsdk.algorithms.objectives`."""
 
     @property
     def outputs(self) -> Sequence[str]: ...
@@ -42,7 +43,7 @@ class PairObjective(Protocol):
 
 
 class Examples(Protocol):
-    """Pairs or labelled answers, numbered from 0."""
+    """Pairs, labelled answers or solutions in steps, numbered from 0."""
 
     def __len__(self) -> int: ...
 
@@ -66,8 +67,8 @@ class PairOptions:
 
 
 class PairStage(Stage):
-    """Stage in which each step takes pairs of answers, or labelled answers, and makes one optimizer step of the actor.
-    If the session has a reference, it computes its log-probs first."""
+    """Stage in which each step takes pairs of answers, labelled answers or solutions, and makes one optimizer step of
+    the actor. If the session has a reference, it computes its log-probs first."""
 
     def __init__(
         self,
@@ -184,8 +185,9 @@ class PairStage(Stage):
 
 
 def means(sums: Mapping[str, Tensor | float]) -> dict[str, float]:
-    """Divides an objective's sums by the number of pairs or labelled answers; its loss becomes `loss`."""
+    """Divides an objective's sums by the number of pairs, labelled answers or steps; its loss becomes `loss`."""
     weight = float(sums["metric_weight"])
     names = [name for name in sums if not name.endswith("_weight")]
     averages = {name: float(sums[name]) / weight if weight else 0.0 for name in names}
-    return {"loss": averages.pop("preference_loss"), **averages}
+    own = next(name for name in ("preference_loss", "step_loss") if name in averages)
+    return {"loss": averages.pop(own), **averages}

@@ -41,12 +41,13 @@ CHARTS = (
           curves={"training samples": "reward/accuracy", "held-out, sampled": "eval/accuracy_sampled",
                   "held-out, greedy": "eval/accuracy_greedy", "pairs, reward model": "reward_model/accuracy",
                   "pairs, DPO": "dpo/accuracy", "answers, KTO": "kto/accuracy",
+                  "steps, process rewards": "process_reward/accuracy",
                   "held-out pairs": "eval/accuracy_pairs"}),
     Chart(title="Score", note="the weighted sum that was trained on",
           curves={"mean": "reward/mean", "std over samples": "reward/std", "held-out": "eval/reward_sampled"}),
     Chart(title="Loss", curves={"supervised": "sft/loss", "held-out answers": "sft/eval_loss",
                                 "reward model": "reward_model/loss", "DPO": "dpo/loss",
-                                "KTO": "kto/loss"}),
+                                "KTO": "kto/loss", "process rewards": "process_reward/loss"}),
     Chart(title="Response length", unit="", note="tokens", curves={
         "mean": "response/tokens_mean", "longest": "response/tokens_max"}),
     Chart(title="Truncated and failed", unit="%", note="share of samples", curves={

@@ -91,6 +91,7 @@ def headlines(record: RunRecord) -> list[Headline]:
         "Pairs ranked correctly": ("reward_model/accuracy", True),
         "Preferred answers more likely": ("dpo/accuracy", True),
         "Labelled answers on their side of the reference": ("kto/accuracy", True),
+        "Steps labelled correctly": ("process_reward/accuracy", True),
     }
     if not any("reward/mean" in m for m in record.metrics):
         names["Loss of the last steps"] = ("sft/loss", False)
