@@ -59,7 +59,14 @@ from rlsdk.interfaces.extend import (
     reads_of,
 )
 from rlsdk.interfaces.forecast import Forecast, ForecastFn, RankMemory, Workload
-from rlsdk.interfaces.generation import FinishReason, GenerationOutput, GenerationRequest, SamplingParams, VersionRun
+from rlsdk.interfaces.generation import (
+    FinishReason,
+    GenerationOutput,
+    GenerationRequest,
+    PromptLogProbs,
+    SamplingParams,
+    VersionRun,
+)
 from rlsdk.interfaces.hookspecs import ENTRY_POINT_GROUP, Hooks, RegisterBackend, RegisterComponent, hookimpl, hookspec
 from rlsdk.interfaces.model import (
     AdapterSpec,
@@ -182,6 +189,7 @@ __all__ = [
     "PluginNotFoundError",
     "PolicyLoss",
     "PolicyLossInputs",
+    "PromptLogProbs",
     "PromptView",
     "QuantizedPiece",
     "Ran",

@@ -42,6 +42,10 @@ class Models(Protocol):
         """
         ...
 
+    def outputs(self, role: str, batch: Batch, names: Sequence[str]) -> Mapping[str, Tensor]:
+        """Several outputs of one pass; see `forward`."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Example:

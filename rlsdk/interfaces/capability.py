@@ -16,8 +16,8 @@ class Capability(StrEnum):
     ENTROPY = "entropy"
     """Train: `forward` and objectives may request `entropy`."""
     DISTILLATION = "distillation"
-    """Train: `forward` computes `hidden_states`, `load_teacher` loads a teacher's head, and objectives may then request
-    `divergence`."""
+    """Train: `forward` computes `hidden_states`, `top_ids` and `top_log_probs`; `load_teacher` loads a teacher's head,
+    and objectives may then request `divergence`, or without it, by the teacher's `top_log_probs`."""
     OFFLOAD = "offload"
     """Train: `offload(parts)` frees device memory and `onload(parts)` restores it bit for bit. Without it a role
     stays on its device, beside the other roles of its pool."""
@@ -66,6 +66,8 @@ class Capability(StrEnum):
     """Rollout: `SamplingParams.min_p` above zero."""
     STOP_STRINGS = "stop_strings"
     """Rollout: `SamplingParams.stop_strings` may be given."""
+    PROMPT_LOG_PROBS = "prompt_log_probs"
+    """Rollout: `GenerationRequest.prompt_log_probs` may be given. Needed of a teacher in a rollout engine."""
     SHARDED_UPDATE = "sharded_update"
     """Rollout: `layout()` asks for boxes smaller than whole tensors. If a replica has workers in separate processes,
     there is one layout per worker, and each receives its own part (`RolloutEngine.receive_weights`)."""

@@ -61,6 +61,9 @@ class GenerationRequest:
     """Tokens that the response already has: for an unfinished sample that moves to another replica or continues after a
     restart. The engine continues after them. They contain no stop token and no complete stop string; a stop string that
     begins in them and ends in the new tokens is found. Outputs contain the new tokens only."""
+    prompt_log_probs: int | None = None
+    """k: outputs also say how probable each given token (`prompt_ids`, `response_ids`) was, and which k tokens were the
+    most probable ones in its place; 0: the given tokens alone. Requires `Capability.PROMPT_LOG_PROBS`."""
 
 
 class FinishReason(StrEnum):
@@ -81,6 +84,20 @@ class VersionRun:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PromptLogProbs:
+    """How probable the `P` tokens that a sample started from were, from the second one on: entry i is of token i + 1.
+
+    Natural log-probs of the distribution at temperature 1, nothing left out, whatever `SamplingParams` say."""
+
+    log_probs: NDArray[np.float32]
+    """`[P - 1]`: of the given tokens."""
+    top_ids: NDArray[np.int64]
+    """`[P - 1, k]`: the most probable tokens, the best one first; of equally probable ones at the limit any."""
+    top_log_probs: NDArray[np.float32]
+    """`[P - 1, k]`: of these."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class GenerationOutput:
     """One finished sample."""
 
@@ -96,6 +113,9 @@ class GenerationOutput:
     versions: tuple[VersionRun, ...]
     """Version of the weights that sampled each token, as runs in order. Their lengths sum to L; adjacent runs differ in
     version. A sample without tokens has one run of 0 tokens, with the version that would have sampled its first."""
+    prompt_log_probs: PromptLogProbs | None = None
+    """Of the tokens that it started from, if the request asks for them; under the weights that read them last. None
+    also where a sample was aborted before it had a token."""
 
     @property
     def policy_version(self) -> int:

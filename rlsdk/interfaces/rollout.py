@@ -57,9 +57,9 @@ class RolloutEngine(ABC):
         Raises:
             RlsdkError: logits are not finite. They are never sampled from; the calls that they affect end.
             ConfigError: an empty prompt; prompt and `response_ids` that leave no room for one more token, by
-                `max_model_tokens` or `max_tokens`; or a sampling field that needs a capability the engine lacks
-                (`min_p`, `stop_strings`; without `Capability.SEED` a `seed` is ignored). Nothing is generated then, and
-                other calls are not affected.
+                `max_model_tokens` or `max_tokens`; or a field that needs a capability the engine lacks (`min_p`,
+                `stop_strings`, `prompt_log_probs`; without `Capability.SEED` a `seed` is ignored). Nothing is generated
+                then, and other calls are not affected.
         """
 
     @abstractmethod

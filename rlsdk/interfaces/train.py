@@ -17,7 +17,10 @@ from rlsdk.interfaces.weights import WeightLayout, WeightPart, WeightShard
 if TYPE_CHECKING:
     from torch import Tensor
 
-OUTPUTS = ("log_probs", "entropy", "values", "scores", "hidden_states", "divergence")
+OUTPUTS = (
+    *("log_probs", "entropy", "values", "scores"),
+    *("hidden_states", "divergence", "top_ids", "top_log_probs"),
+)
 """Outputs of a forward pass. `log_probs`, `entropy`, `values`: flat `[N]` float32, 0 at the first position of each row;
 log-probs and entropy in nats, of logits divided by `Batch.temperature`. `values` at t is the value of the state in
 which token t is chosen. `scores`: `[B]` float32, read at each row's last token. If the batch has a `response_mask`,
@@ -28,7 +31,10 @@ With `Capability.DISTILLATION`, masked as log-probs are: `hidden_states` `[N, H]
 last hidden state of which the logits of token t are made. `divergence` `[N]` float32, nats: of this model's
 distribution at t from that of the teacher (`TrainEngine.load_teacher`), over the whole vocabulary
 (`rlsdk.kit.model.divergence`). It reads the teacher's `hidden_states` from the batch's `teacher_states`, and
-`teacher_temperature` and `divergence_beta` from its `meta`."""
+`teacher_temperature` and `divergence_beta` from its `meta`. `top_ids` int64 and `top_log_probs` float32 `[N, k]`,
+without gradient: the k most probable tokens at t and their log-probs, the most probable one first; k is `top_k` in
+`meta`. Of a batch with the teacher's `teacher_top_ids` and `teacher_top_log_probs` (at its temperature) in place of its
+states, `divergence` is that between the distributions over these tokens and one more category, all others."""
 
 
 @dataclass(frozen=True, kw_only=True)

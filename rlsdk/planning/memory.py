@@ -80,6 +80,7 @@ class CountedRole:
                 role=role.name,
                 is_rollout=role.is_rollout,
                 keeps_weights=role.keeps_weights,
+                is_sampling=role.is_sampling,
                 is_trained=role.is_trained,
                 can_offload=shared and able in capabilities,
             ),
@@ -108,7 +109,7 @@ class Phase:
 
 def phases_of(roles: Mapping[str, CountedRole], source: str) -> list[Phase]:
     """The phases of a step, in order. `source` is the role whose weights are served."""
-    serving = frozenset(name for name, role in roles.items() if role.role_memory.is_rollout)
+    serving = frozenset(name for name, role in roles.items() if role.role_memory.is_sampling)
     weights = frozenset((WEIGHTS,))
     synced = {source, *serving}
     arriving = dict.fromkeys(synced, weights)
@@ -125,7 +126,8 @@ def phases_of(roles: Mapping[str, CountedRole], source: str) -> list[Phase]:
     )
     for role in training:
         name = role.passes if role.name == source else f"{role.name} {role.passes}"
-        phases.append(Phase(name=name, works=frozenset((role.name,)), wanted={role.name: weights}))
+        parts = frozenset(role.role_memory.parts) if role.role_memory.is_rollout else weights
+        phases.append(Phase(name=name, works=frozenset((role.name,)), wanted={role.name: parts}))
     for role in training:
         if role.role_memory.is_trained:
             name = "update" if role.name == source else f"{role.name} update"

@@ -12,6 +12,7 @@ from rlsdk.interfaces import FinishReason, VersionRun
 from rlsdk.kit.generation.stop_text import StopText
 from rlsdk.reference.jobs import Call, Job, Prefilled
 from rlsdk.reference.lockstep import Rows
+from rlsdk.reference.prompt_scores import prompt_log_probs
 from rlsdk.reference.running import Running, joins
 
 ADMIT_SHARE = 8
@@ -158,4 +159,7 @@ class Decoder:
             jobs.append(self.waiting.pop())
             num_samples += jobs[-1].pending
         logits, states = self.memory.prefill([torch.tensor(job.text) for job in jobs])
+        for job in jobs:
+            if (count := job.request.prompt_log_probs) is not None:
+                job.prompt_log_probs = prompt_log_probs(self.memory.model, job.text, count)
         return Prefilled(jobs, logits, states)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest, VersionRun
+from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest, PromptLogProbs, VersionRun
 from rlsdk.kit.generation.sampling import row_keys
 
 ROW = np.dtype(
@@ -64,6 +64,8 @@ class Job:
     left: int = 0
     """Samples that are not finished."""
     aborted: bool = False
+    prompt_log_probs: PromptLogProbs | None = None
+    """Of `text`, once its prompt was run."""
     runs: dict[int, list[VersionRun]] = field(default_factory=dict)
     """By sample index: runs of tokens of versions before the newest."""
 
@@ -101,6 +103,7 @@ class Job:
                 log_probs=log_probs,
                 finish_reason=reason,
                 versions=(*self.runs.pop(index, ()), newest),
+                prompt_log_probs=self.prompt_log_probs,
             )
         )
 

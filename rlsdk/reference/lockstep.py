@@ -24,6 +24,7 @@ HALF_TOLERANCE = 0.25
 class Rows(Protocol):
     """The cache of the rows being decoded, and the forward passes that use it."""
 
+    model: Any
     lockstep: bool
     """Whether all rows must have the same length and start together."""
     count: int

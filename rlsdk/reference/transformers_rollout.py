@@ -88,7 +88,12 @@ class TransformersRolloutEngine(RolloutEngine):
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         call = Call()
         with self.lock:
-            check_requests(requests, max_model_tokens=self.spec.max_model_tokens, vocabulary=self.vocabulary)
+            check_requests(
+                requests,
+                max_model_tokens=self.spec.max_model_tokens,
+                vocabulary=self.vocabulary,
+                scores_prompts=True,
+            )
             self.decoder.submit([self._job(call, request, at) for at, request in enumerate(requests)])
             self.num_calls += 1
         try:

@@ -24,6 +24,7 @@ from rlsdk.testing.rollout.requirements.kept_state import KeptStateRequirements
 from rlsdk.testing.rollout.requirements.length import LengthRequirements
 from rlsdk.testing.rollout.requirements.lifetime import LifetimeRequirements
 from rlsdk.testing.rollout.requirements.processes import ProcessRequirements
+from rlsdk.testing.rollout.requirements.prompt_log_probs import PromptLogProbRequirements
 from rlsdk.testing.rollout.requirements.random_calls import RandomCallRequirements
 from rlsdk.testing.rollout.requirements.sampling import SamplingRequirements
 from rlsdk.testing.rollout.requirements.scheduling import SchedulingRequirements
@@ -41,6 +42,7 @@ class RolloutConformance(
     ProcessRequirements,
     SamplingRequirements,
     DistributionRequirements,
+    PromptLogProbRequirements,
     LengthRequirements,
     BatchInvarianceRequirements,
     ContinuationRequirements,

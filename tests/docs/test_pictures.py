@@ -1,4 +1,4 @@
-"""The pictures of docs/concepts.md are those that the schedule, the planner and the placement give today."""
+"""The pictures of the pages are those that the schedule, the planner, the placement and the losses give today."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def test_a_picture_is_up_to_date_well_formed_and_on_the_page(name: str) -> None:
     text = (FOLDER / name).read_text()
     assert text == PICTURES[name](), "run: make pictures"
     assert ElementTree.fromstring(text).attrib["role"] == "img"
-    assert f"](pictures/{name})" in (ROOT / "docs" / "concepts.md").read_text()
+    assert any(
+        f"](pictures/{name})" in (ROOT / "docs" / page).read_text() for page in ("concepts.md", "distillation.md")
+    )
 
 
 def test_a_picture_that_is_out_of_date_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""Draws the pictures of docs/concepts.md anew: `make pictures`. With `--check`, only says which are out of date."""
+"""Draws the pictures of docs/concepts.md and of docs/distillation.md anew: `make pictures`. With `--check`, only says
+which are out of date."""
 
 from __future__ import annotations
 
@@ -9,12 +10,14 @@ from .given import ROOT
 from .placement import placement_picture
 from .reshard import reshard_picture
 from .stream import stream_picture
+from .top_tokens import top_tokens_picture
 
 FOLDER = ROOT / "docs" / "pictures"
 PICTURES: Mapping[str, Callable[[], str]] = {
     "stream.svg": stream_picture,
     "reshard.svg": reshard_picture,
     "placement.svg": placement_picture,
+    "top_tokens.svg": top_tokens_picture,
 }
 
 

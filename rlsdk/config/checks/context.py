@@ -8,6 +8,7 @@ from typing import Any
 from rlsdk.config.derived.roles import Role
 from rlsdk.config.problem import Problem
 from rlsdk.config.sections.schema import RunConfig
+from rlsdk.interfaces import RolloutSpec
 from rlsdk.interfaces.spelling import Setting, spell
 
 _LENGTHS = ("max_position_embeddings", "n_positions")
@@ -93,9 +94,17 @@ def context_problems(config: RunConfig, role: Role, fields: Mapping[str, Any]) -
         role: reads or generates the rows.
         fields: of its model's `config.json`.
     """
-    # A rollout engine serves the actor's model, which is checked once.
-    context = None if role.is_rollout else context_tokens(fields)
-    if context is None or config.max_model_tokens <= context:
+    # A rollout engine serves the actor's model, which is checked once; a judge reads questions of its own.
+    context = None if role.is_sampling else context_tokens(fields)
+    needed = role.spec.max_model_tokens if isinstance(role.spec, RolloutSpec) else config.max_model_tokens
+    if context is None or needed <= context:
+        return
+    if config.max_model_tokens <= context:
+        yield Problem(
+            role.fields["path"],
+            f"{role.model.path!r} has positions for {context} tokens, and its rollout engine needs {needed}: rows, and "
+            "one token more; shorten them (rollout.max_response_tokens), or let a train engine read them",
+        )
         return
     rollout, prompt = config.rollout, config.data.max_prompt_tokens
     if rollout.max_model_tokens is not None:

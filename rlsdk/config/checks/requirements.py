@@ -33,8 +33,10 @@ def role_requirements(
         leaves_model: the command ends with a model folder that the actor writes (`rlsdk sft`, `reward-model`, `dpo`).
     """
     capabilities = dict(_capabilities(config, role))
-    if config.learns_exactly and base_role(role.name) in (ACTOR, TEACHER):
+    if config.learns_by_divergence and not role.is_rollout and base_role(role.name) in (ACTOR, TEACHER):
         capabilities[Capability.DISTILLATION] = "algorithm.distillation.objective"
+    if role.is_rollout and base_role(role.name) == TEACHER:
+        capabilities[Capability.PROMPT_LOG_PROBS] = role.fields["backend"]
     if role.name == ACTOR and (field := _exporting_field(config, role, leaves_model=leaves_model)):
         capabilities[Capability.EXPORT] = field
     devices = "placement.pools" if config.placement.preset is None else "placement.devices_per_node"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from rlsdk.config.sections.base import Options
 from rlsdk.config.sections.engines import OptimConfig
-from rlsdk.config.sections.rewards import RewardConfig
+from rlsdk.config.sections.rewards import JudgeEngineConfig, RewardConfig
 from rlsdk.config.sections.role_kinds import (
     ACTOR,
     REWARD,
@@ -21,7 +21,12 @@ from rlsdk.config.sections.role_kinds import (
     reward_role,
     teacher_role,
 )
-from rlsdk.config.sections.role_sections import ModelRoleConfig, RewardModelConfig, TrainedRoleConfig
+from rlsdk.config.sections.role_sections import (
+    ModelRoleConfig,
+    RewardModelConfig,
+    TeacherRolloutConfig,
+    TrainedRoleConfig,
+)
 from rlsdk.config.sections.schema import RunConfig
 from rlsdk.interfaces import AdapterSpec, BackendKind, Capability, Head, ModelSpec, OptimSpec, RolloutSpec, TrainSpec
 from rlsdk.interfaces.settings import AdapterSettings, OptimSettings, PassLimits, ReplicaSize, TrainPasses, shared
@@ -65,13 +70,18 @@ class Role:
 
     @property
     def is_rollout(self) -> bool:
-        """Whether it samples: the policy's rollout engine, or a judge."""
+        """Whether its engine is a rollout engine: that of the policy, a judge's, or a teacher's."""
         return self.kind is BackendKind.ROLLOUT
 
     @property
     def has_own_weights(self) -> bool:
-        """Whether it is a rollout engine with the weights of its own model."""
-        return kind_of(self.name).has_own_weights
+        """Whether it is a rollout engine with the weights of its own model, and gets none from the actor."""
+        return self.is_rollout and self.name != ROLLOUT
+
+    @property
+    def is_sampling(self) -> bool:
+        """Whether it works while the policy samples: its rollout engine, and judges. A teacher does afterwards."""
+        return kind_of(self.name).engine is BackendKind.ROLLOUT
 
     @property
     def keeps_weights(self) -> bool:
@@ -112,7 +122,7 @@ def needed_roles(config: RunConfig, *, train_only: bool = False) -> tuple[str, .
     return (
         *(kind.name for kind in ROLE_KINDS if not kind.has_names and _is_needed(kind, config)),
         *(reward_role(model.name) for model in config.reward_models),
-        *(teacher_role(model.name) for model in config.teachers if not model.is_policy),
+        *(teacher_role(model.name) for model in config.teachers if model.has_engine),
         *(judge_role(reward.label) for _, reward in _judging(config)),
     )
 
@@ -207,11 +217,19 @@ def _reward_kind(model: RewardModelConfig) -> RoleKind:
 
 
 def _teachers(config: RunConfig) -> list[Role]:
-    return [
-        _beside(config, kind_of(TEACHER), model, teacher_role(model.name), f"teachers.{at}")
-        for at, model in enumerate(config.teachers)
-        if not model.is_policy
-    ]
+    made = []
+    for at, model in enumerate(config.teachers):
+        name, section = teacher_role(model.name), f"teachers.{at}"
+        if model.has_engine:
+            beside = _beside(config, kind_of(TEACHER), model, name, section)
+            made.append(beside if model.rollout is None else _served(config, beside, model.rollout, section))
+    return made
+
+
+def _served(config: RunConfig, beside: Role, own: TeacherRolloutConfig, section: str) -> Role:
+    """A teacher in a rollout engine; `beside`: the same in a train engine."""
+    longest = own.max_model_tokens or config.max_model_tokens + 1
+    return _own_rollout(config, beside.name, beside.model, own, f"{section}.rollout", longest, beside.fields)
 
 
 def _judging(config: RunConfig) -> list[tuple[int, RewardConfig]]:
@@ -225,36 +243,49 @@ def _judges(config: RunConfig) -> list[Role]:
     for at, reward in _judging(config):
         own = reward.judge.engine if reward.judge is not None else None
         assert own is not None
-        backend = own.backend or config.rollout.backend
-        same = backend == config.rollout.backend
-        kwargs = own.engine_kwargs if own.engine_kwargs is not None else config.rollout.engine_kwargs if same else {}
         model = replace(model_spec(config), path=own.path, revision=own.revision)
-        field = f"rewards.{at}.judge.engine"
-        found.append(
-            Role(
-                name=judge_role(reward.label),
-                kind=BackendKind.ROLLOUT,
-                backend=backend,
-                spec=RolloutSpec(
-                    model=replace(model, dtype=own.dtype or model.dtype),
-                    max_model_tokens=own.max_model_tokens,
-                    max_running=own.max_running_samples,
-                    tp_size=own.tp_size,
-                    load_weights=True,
-                    engine_kwargs=dict(kwargs),
-                ),
-                options=own.options if own.options is not None else config.rollout.options if same else {},
-                devices_per_rank=own.tp_size,
-                fields={
-                    "backend": "rollout.backend" if own.backend is None else f"{field}.backend",
-                    "options": f"rollout.{backend}" if own.options is None else f"{field}.options",
-                    "path": f"{field}.path",
-                    "dtype": "model.dtype" if own.dtype is None else f"{field}.dtype",
-                    "tp_size": f"{field}.tp_size",
-                },
-            )
-        )
+        model = replace(model, dtype=own.dtype or model.dtype)
+        section = f"rewards.{at}.judge.engine"
+        fields = {"path": f"{section}.path", "dtype": "model.dtype" if own.dtype is None else f"{section}.dtype"}
+        name = judge_role(reward.label)
+        found.append(_own_rollout(config, name, model, own, section, own.max_model_tokens, fields))
     return found
+
+
+def _own_rollout(
+    config: RunConfig,
+    name: str,
+    model: ModelSpec,
+    own: JudgeEngineConfig | TeacherRolloutConfig,
+    section: str,
+    max_model_tokens: int,
+    fields: Mapping[str, str],
+) -> Role:
+    """A rollout engine with weights of its own. Null fields are taken from `rollout`; `fields`: those of its model."""
+    backend = own.backend or config.rollout.backend
+    same = backend == config.rollout.backend
+    kwargs = own.engine_kwargs if own.engine_kwargs is not None else config.rollout.engine_kwargs if same else {}
+    return Role(
+        name=name,
+        kind=BackendKind.ROLLOUT,
+        backend=backend,
+        spec=RolloutSpec(
+            model=model,
+            max_model_tokens=max_model_tokens,
+            max_running=own.max_running_samples,
+            tp_size=own.tp_size,
+            load_weights=True,
+            engine_kwargs=dict(kwargs),
+        ),
+        options=own.options if own.options is not None else config.rollout.options if same else {},
+        devices_per_rank=own.tp_size,
+        fields={
+            **fields,
+            "backend": "rollout.backend" if own.backend is None else f"{section}.backend",
+            "options": f"rollout.{backend}" if own.options is None else f"{section}.options",
+            "tp_size": f"{section}.tp_size",
+        },
+    )
 
 
 def _beside(config: RunConfig, kind: RoleKind, own: ModelRoleConfig, name: str, section: str) -> Role:

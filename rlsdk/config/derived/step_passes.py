@@ -17,7 +17,7 @@ class ForwardPass:
 
     role: str
     output: str
-    """`log_probs`, `entropy`, `values`, `scores` or `hidden_states`."""
+    """`log_probs`, `entropy`, `values`, `scores`, `hidden_states`, or `top_log_probs` with `top_ids`."""
     field: str
     """Field of the batch that it fills; `scores` are added to it, and so are those made of a process reward model's
     values."""
@@ -47,23 +47,30 @@ def step_passes(config: RunConfig, *, stale: bool, comparable: bool = True, read
     return StepPasses(old=old, passes=tuple(_passes(config, old, reads)))
 
 
+def _of_teacher(config: RunConfig, name: str) -> ForwardPass:
+    """The pass of a teacher."""
+    if config.learns_exactly:
+        return ForwardPass(name, "hidden_states", "teacher_states")
+    if config.learns_by_divergence:
+        return ForwardPass(name, "top_log_probs", "teacher_top_log_probs")
+    kind = kind_of(TEACHER)
+    return ForwardPass(name, kind.output, kind.field_of(name))
+
+
 def _passes(config: RunConfig, old: OldLogProbs, reads: Collection[str]) -> Iterator[ForwardPass]:
     algorithm = config.algorithm
     kinds = {name: kind_of(name) for name in needed_roles(config) if kind_of(name).output}
     of_steps = {reward_role(model.name) for model in config.reward_models if model.step_scores is not None}
     beside = [
-        ForwardPass(name, "hidden_states", "teacher_states")
-        if kind.name == TEACHER and config.learns_exactly
-        else ForwardPass(name, "values" if name in of_steps else kind.output, kind.field_of(name))
+        ForwardPass(name, "values" if name in of_steps else kind.output, kind.field_of(name))
         for name, kind in kinds.items()
+        if kind.name != TEACHER
     ]
-    kind = kind_of(TEACHER)
-    for name in (teacher_role(one.name) for one in config.teachers if one.is_policy):
-        beside.append(ForwardPass(name, kind.output, kind.field_of(name)))
+    beside += [_of_teacher(config, teacher_role(one.name)) for one in config.teachers]
     yield from (one for one in beside if one.field == "scores")
     # A KL in the reward compares the reference with the train engine's log-probs, unless the sampler's were chosen; so
     # does the gap to a teacher.
-    compares = algorithm.kl_in_reward or (bool(config.teachers) and not config.learns_exactly)
+    compares = algorithm.kl_in_reward or (bool(config.teachers) and not config.learns_by_divergence)
     if old.source == "recomputed" or (compares and old.source != "rollout"):
         yield ForwardPass(ACTOR, "log_probs", "old_log_probs")
     if algorithm.entropy_share is not None or "entropy" in reads:

@@ -134,26 +134,32 @@ class DistillationConfig(Section):
     """How the policy learns from `teachers`: on-policy distillation, on the policy's own samples (Agarwal et al.,
     arXiv 2306.13649; Lu et al., On-Policy Distillation, Thinking Machines, 2025)."""
 
-    objective: Literal["sampled", "exact"] = "sampled"
+    objective: Literal["sampled", "exact", "top_k"] = "sampled"
     """sampled: each response token has the advantage log p_teacher - log p_policy of the token that was sampled: the
     policy gradient of the reverse KL at that token. Ratio, clipping and correction are those of the algorithm. exact:
     the divergence over the whole vocabulary at each response token is a term of the loss, without ratio; one teacher,
-    whose hidden states travel."""
+    whose hidden states travel. top_k: the same over the teacher's `top_k` most probable tokens and all others as one
+    more category, a lower bound of it; their ids and log-probs travel, so that the teacher may be a rollout engine or a
+    service; a row may have one teacher."""
+    top_k: PositiveInt = 32
+    """The teacher's most probable tokens of objective `top_k`."""
     divergence: Literal["reverse", "forward", "jsd"] = "reverse"
-    """Divergence of `exact`. reverse: KL(policy || teacher); forward: KL(teacher || policy); jsd: the generalised
-    Jensen-Shannon divergence with `beta`."""
+    """Divergence of `exact` and `top_k`. reverse: KL(policy || teacher); forward: KL(teacher || policy); jsd: the
+    generalised Jensen-Shannon divergence with `beta`."""
     beta: float = Field(default=0.5, gt=0.0, lt=1.0)
     """Share of the teacher in the mean of `jsd`: beta KL(teacher || mean) + (1 - beta) KL(policy || mean)."""
     coef: NonNegativeFloat = 1.0
-    """Factor of the teachers' part of the advantage (sampled) or of the loss (exact)."""
+    """Factor of the teachers' part of the advantage (sampled) or of the loss (exact, top_k)."""
     reward_coef: NonNegativeFloat = 1.0
     """Factor of the advantage that rewards give; 0: rewards are only measured and logged."""
 
     def unused(self) -> Iterator[Problem]:
-        if self.objective != "exact":
-            yield Problem("divergence", f"algorithm.distillation.objective is {self.objective!r}")
-        if self.objective != "exact" or self.divergence != "jsd":
-            yield Problem("beta", "only objective 'exact' with divergence 'jsd' reads it")
+        if self.objective == "sampled":
+            yield Problem("divergence", "algorithm.distillation.objective is 'sampled'")
+        if self.objective == "sampled" or self.divergence != "jsd":
+            yield Problem("beta", "only divergence 'jsd' of the objectives 'exact' and 'top_k' reads it")
+        if self.objective != "top_k":
+            yield Problem("top_k", f"algorithm.distillation.objective is {self.objective!r}")
 
 
 class AlgorithmConfig(Section):

@@ -16,6 +16,7 @@ class RoleKind:
 
     name: str
     engine: BackendKind
+    """Kind of its engine. A teacher may ask for a rollout engine in its section; it does not sample then."""
     head: Head = Head.LM
     section: str
     """Section of the configuration with its fields; of a kind with several roles, the list that has one item each."""
@@ -31,8 +32,6 @@ class RoleKind:
     """Whether every run of reinforcement learning has it; a placement by pools must list it."""
     has_names: bool = False
     """Whether a run may have several, `KIND.NAME`."""
-    has_own_weights: bool = False
-    """Whether it is a rollout engine that loads its weights itself, and gets none from the actor."""
     starts_as_policy: bool = False
     """Whether, without a path of its own, it is the policy at the start of reinforcement learning."""
     with_fields: tuple[str, ...] = ()
@@ -108,7 +107,7 @@ ROLE_KINDS = (
         has_names=True,
     ),
     # Rollout engines with their own weights that judge responses.
-    RoleKind(name=JUDGE, engine=BackendKind.ROLLOUT, section="rewards", has_names=True, has_own_weights=True),
+    RoleKind(name=JUDGE, engine=BackendKind.ROLLOUT, section="rewards", has_names=True),
 )
 """In the order in which they get devices."""
 ROLES = tuple(kind.name for kind in ROLE_KINDS)

@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from rlsdk.config.problem import Problem
 from rlsdk.config.sections.algorithm import DistillationConfig
 from rlsdk.config.sections.base import Options, Section, empty_mapping, empty_tuple, fields_of, unused_revision
 from rlsdk.config.sections.engines import DtypeName, OptimConfig
-from rlsdk.config.sections.rewards import RowValues
+from rlsdk.config.sections.rewards import RemoteRewardConfig, RowValues
 from rlsdk.interfaces import nearest
 from rlsdk.interfaces.settings import PassLimits
 from rlsdk.interfaces.spelling import Setting
@@ -122,14 +123,41 @@ class RewardModelConfig(NamedModelConfig):
             yield Problem("step_separator", "step_scores is null")
 
 
+class TeacherRolloutConfig(Section):
+    """A rollout engine of the run that serves a teacher. Its log-probs are those at temperature 1."""
+
+    backend: str | None = None
+    """Registered rollout backend; null: as `rollout.backend`."""
+    options: Options | None = None
+    """The backend's own options; null: those of `rollout` if the backend is the same."""
+    engine_kwargs: Options | None = None
+    """Passed to the engine's constructor unchanged; null: those of `rollout` if the backend is the same."""
+    tp_size: PositiveInt = 1
+    """Tensor-parallel size of one replica."""
+    max_running_samples: PositiveInt = 64
+    """Most rows that one replica reads at once."""
+    max_model_tokens: PositiveInt | None = None
+    """Longest row, and one token more; null: that of the policy and one more. A longer prompt of its own needs more."""
+
+
 class TeacherConfig(NamedModelConfig):
     """One teacher: a frozen model, from whose log-probs of the policy's own samples the policy learns
-    (`algorithm.distillation`). Each id must mean the same bytes in its tokenizer as in the policy's. A string is short
-    for `path`."""
+    (`algorithm.distillation`). Each id must mean the same bytes in its tokenizer as in the policy's. A train engine
+    computes them, or a rollout engine of the run (`rollout`), or a service (`url`). A string is short for `path`."""
 
     path: str | None = None
-    """Folder in Hugging Face format, or a name on the hub; null: the policy itself, at the weights with which the step
-    begins. It then reads a `prompt_template` of its own, and there is no second model."""
+    """Folder in Hugging Face format, or a name on the hub; null without a `url`: the policy itself, at the weights with
+    which the step begins. It then reads a `prompt_template` of its own, and there is no second model."""
+    rollout: TeacherRolloutConfig | None = None
+    """A rollout engine serves it (vLLM, SGLang); null: a train engine computes its log-probs. `rollout: {}` takes all
+    of it from `rollout`."""
+    url: str | None = None
+    """URL, up to `/v1`, of a service with the OpenAI completions API that gives log-probs of prompts, in place of
+    `path`: `http://127.0.0.1:8000/v1`."""
+    model: str | None = None
+    """Name of the model at the service."""
+    remote: RemoteRewardConfig | None = None
+    """Settings of requests to the service; null: the defaults."""
     name: str | None = None
     """Name, in letters, digits, `-` and `_`: the role is `teacher.NAME`, and metrics contain it. Null, for a single
     teacher: the role is `teacher`."""
@@ -137,7 +165,8 @@ class TeacherConfig(NamedModelConfig):
     """Text of the user message that this teacher reads, `{prompt}\n{solution}`: `{prompt}` and `{any_field_of_the_row}`
     are filled in, so that it may know what the policy does not. null: `data.prompt_template`, as the policy."""
     tokenizer: str | None = None
-    """Folder or hub name of its tokenizer, which is only compared with the policy's; null: the model's own."""
+    """Folder or hub name of its tokenizer, which is only compared with the policy's; null: the model's own. A service
+    needs it."""
     weight: NonNegativeFloat = 1.0
     """Factor of its part of the advantage; 0: its gap is only measured and logged."""
     temperature: PositiveFloat | None = None
@@ -154,21 +183,54 @@ class TeacherConfig(NamedModelConfig):
         for field, values in self.rows.items():
             if not values:
                 yield Problem(f"rows.{field}", "[]: expected at least one value; leave the field out for every row")
-        if self.path is None and self.prompt_template is None:
+        if self.is_policy and self.prompt_template is None:
             yield Problem(
                 "path", "null is the policy itself, which needs a prompt_template of its own to teach anything"
             )
+        if self.is_policy and self.rollout is not None:
+            yield Problem("rollout", "belongs to a teacher with a path; the policy itself is served with its own")
+        yield from self._of_service()
+
+    def _of_service(self) -> Iterator[Problem]:
+        if self.url is None:
+            for name in ("model", "remote"):
+                if getattr(self, name) is not None:
+                    yield Problem(name, "belongs to a teacher that is a service; it has no url")
+            return
+        if not self.url.startswith(("http://", "https://")):
+            yield Problem("url", value=self.url, expected="a URL such as http://127.0.0.1:8000/v1")
+        for name in ("path", "rollout"):
+            if getattr(self, name) is not None:
+                yield Problem(name, f"and url {self.url!r}: expected one of the two, a model of the run or a service")
+        if self.model is None:
+            yield Problem("model", "is required beside url: the name of the model at the service")
+        if self.tokenizer is None:
+            yield Problem("tokenizer", "is required beside url: folder or hub name of the model that is served there")
 
     @property
     def is_policy(self) -> bool:
         """Whether it is the policy itself, with another prompt."""
-        return self.path is None
+        return self.path is None and self.url is None
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether the run has an engine for it."""
+        return self.path is not None
+
+    @property
+    def is_served(self) -> bool:
+        """Whether a rollout engine or a service gives its log-probs: those at temperature 1."""
+        return self.rollout is not None or self.url is not None
 
     def unused(self) -> Iterator[Problem]:
         yield from super().unused()
+        of_train = ("backend", "options", "engine_kwargs", *(one.name for one in dataclasses.fields(PassLimits)))
         if self.is_policy:
-            names = ("revision", "dtype", "backend", "options", "engine_kwargs", "tokenizer")
+            names = ("revision", "dtype", *of_train, "tokenizer")
             yield from fields_of(names, "path is null, so that it is the policy itself")
+        elif self.is_served:
+            names = of_train if self.url is None else ("revision", "dtype", *of_train)
+            yield from fields_of(names, "a rollout engine serves it" if self.url is None else "it is a service")
 
     @model_validator(mode="before")
     @classmethod
@@ -189,7 +251,10 @@ def name_problems(section: str, models: Sequence[NamedModelConfig]) -> Iterator[
 
 
 def teacher_problems(
-    teachers: Sequence[TeacherConfig], sources: Sequence[str], distillation: DistillationConfig
+    teachers: Sequence[TeacherConfig],
+    sources: Sequence[str],
+    distillation: DistillationConfig,
+    temperature: float,
 ) -> Iterator[Problem]:
     """Problems of teachers with the same role, of sources that the run does not mix, and of what is asked of them.
 
@@ -197,6 +262,7 @@ def teacher_problems(
         teachers: of the run.
         sources: of its mixture.
         distillation: how the policy learns from them.
+        temperature: at which the policy samples.
     """
     yield from name_problems("teachers", teachers)
     if not teachers and not distillation.reward_coef:
@@ -218,6 +284,21 @@ def teacher_problems(
             expected="'sampled', because a teacher has a prompt_template of its own",
         )
     for at, teacher in enumerate(teachers):
+        own = temperature if teacher.temperature is None else teacher.temperature
+        if teacher.is_served and own != 1.0:
+            said = "its own" if teacher.temperature is not None else "that of rollout.temperature, because it has none"
+            yield Problem(
+                f"teachers.{at}.temperature",
+                value=own,
+                expected=f"1.0 (this is {said}): rollout engines and services give log-probs of prompts at temperature "
+                "1. Set it to 1.0, or let a train engine compute them (leave out `rollout`)",
+            )
+        if teacher.is_served and distillation.objective == "exact":
+            yield Problem(
+                "algorithm.distillation.objective",
+                value="exact",
+                expected=f"'top_k' or 'sampled', because teachers.{at} is no train engine, and gives no hidden states",
+            )
         for place, source in enumerate(teacher.sources):
             if source not in sources:
                 yield Problem(

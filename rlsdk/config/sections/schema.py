@@ -353,6 +353,11 @@ class RunConfig(Section):
         return bool(self.teachers) and self.algorithm.distillation.objective == "exact"
 
     @property
+    def learns_by_divergence(self) -> bool:
+        """Whether teachers teach by a divergence in the loss, over the whole vocabulary or over the top tokens."""
+        return bool(self.teachers) and self.algorithm.distillation.objective != "sampled"
+
+    @property
     def learning_rate_decays(self) -> bool:
         """Whether the learning rate of a step, and so its weights, depends on the number of steps of the run."""
         return any(optim.schedule != "constant" for optim in (self.train.optim, self.critic.optim))
@@ -385,7 +390,7 @@ class RunConfig(Section):
         yield from judge_pool_problems(self.rewards, self.placement, self.schedule.max_staleness)
         yield from name_problems("reward_models", self.reward_models)
         sources = [part.source for part in self.data.mixture]
-        yield from teacher_problems(self.teachers, sources, self.algorithm.distillation)
+        yield from teacher_problems(self.teachers, sources, self.algorithm.distillation, self.rollout.temperature)
         yield from self._evaluation_problems()
         if self.needs_values:
             trainer = self.trainer

@@ -11,8 +11,15 @@ LEAST_TOP_P = 2.0**-126
 """Smallest `top_p` that is not 0 as a 32-bit number."""
 
 
-def check_requests(requests: Sequence[GenerationRequest], *, max_model_tokens: int, vocabulary: int) -> None:
+def check_requests(
+    requests: Sequence[GenerationRequest], *, max_model_tokens: int, vocabulary: int, scores_prompts: bool = False
+) -> None:
     """Checks every request before the first is run.
+
+    Args:
+        requests: of one call.
+        max_model_tokens, vocabulary: of the engine.
+        scores_prompts: it claims `Capability.PROMPT_LOG_PROBS`.
 
     Raises:
         ConfigError: names the request, the field, its value and what was expected.
@@ -27,7 +34,7 @@ def check_requests(requests: Sequence[GenerationRequest], *, max_model_tokens: i
         if fault is None and id(request.sampling) not in checked:
             checked.add(id(request.sampling))
             fault = _sampling_fault(request.sampling)
-        fault = fault or _room_fault(request, max_model_tokens)
+        fault = fault or _room_fault(request, max_model_tokens) or _scores_fault(request, vocabulary, scores_prompts)
         if fault is not None:
             raise ConfigError(f"request {request.request_id!r}: {fault}")
 
@@ -45,6 +52,15 @@ def _room_fault(request: GenerationRequest, max_model_tokens: int) -> str | None
         f"response_ids of {len(request.response_ids)} tokens behind a prompt of {len(request.prompt_ids)} leave no "
         f"room for one more: max_tokens is {request.sampling.max_tokens}, max_model_tokens {max_model_tokens}"
     )
+
+
+def _scores_fault(request: GenerationRequest, vocabulary: int, scores_prompts: bool) -> str | None:
+    count = request.prompt_log_probs
+    if count is None:
+        return None
+    if not scores_prompts:
+        return f"prompt_log_probs {count}; expected None, because this engine computes none"
+    return None if 0 <= count <= vocabulary else f"prompt_log_probs {count}; expected 0 to {vocabulary}, or None"
 
 
 def _prompt_fault(request: GenerationRequest, max_model_tokens: int, vocabulary: int) -> str | None:

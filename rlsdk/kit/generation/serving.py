@@ -18,6 +18,7 @@ from rlsdk.interfaces import (
     GenerationOutput,
     GenerationRequest,
     Head,
+    PromptLogProbs,
     RankContext,
     RlsdkError,
     RolloutSpec,
@@ -156,6 +157,8 @@ class RunningSample:
     log_probs: list[float] = field(default_factory=list)
     versions: list[tuple[int, int]] = field(default_factory=list)
     """Runs of (version, tokens), as in `GenerationOutput.versions`."""
+    prompt_log_probs: PromptLogProbs | None = None
+    """Of the given tokens, once they are known."""
 
     def extend(self, token_ids: Sequence[int], log_probs: Sequence[float], version: int) -> None:
         """Adds tokens, and the version of the weights with which they were sampled."""
@@ -170,7 +173,9 @@ class RunningSample:
 
     def check_finite(self) -> None:
         """Raises `RlsdkError` if a log-prob is not finite."""
-        if not all(map(math.isfinite, self.log_probs)):
+        given = self.prompt_log_probs
+        scored = given is None or (np.isfinite(given.log_probs).all() and np.isfinite(given.top_log_probs).all())
+        if not scored or not all(map(math.isfinite, self.log_probs)):
             versions = ", ".join(str(version) for version, _ in self.versions)
             raise RlsdkError(
                 f"the model gives logits that are not finite, with the weights of version {versions}: training has "
@@ -186,4 +191,5 @@ class RunningSample:
             log_probs=np.array(self.log_probs, np.float32),
             finish_reason=reason,
             versions=tuple(VersionRun(*run) for run in self.versions or [(version, 0)]),
+            prompt_log_probs=self.prompt_log_probs,
         )

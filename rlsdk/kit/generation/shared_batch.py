@@ -63,6 +63,8 @@ class SharedBatchEngine(RolloutEngine):
 
     library: ClassVar[str]
     """Its name in messages."""
+    scores_prompts: ClassVar[bool] = False
+    """Whether it claims `Capability.PROMPT_LOG_PROBS`."""
     engine: Library
     samples: Mapping[str, RunningSample]
     """Running samples by key."""
@@ -109,7 +111,12 @@ class SharedBatchEngine(RolloutEngine):
 
     def check_call(self, requests: Sequence[GenerationRequest]) -> None:
         """Prepares for the requests of one call. Raises `ConfigError` if one of them cannot be served."""
-        check_requests(requests, max_model_tokens=self.spec.max_model_tokens, vocabulary=self.engine.vocabulary)
+        check_requests(
+            requests,
+            max_model_tokens=self.spec.max_model_tokens,
+            vocabulary=self.engine.vocabulary,
+            scores_prompts=self.scores_prompts,
+        )
         for request in requests:
             self.stop_text.prepare(request.sampling.stop_strings)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlsdk.interfaces import ModelSpec
+from rlsdk.interfaces import ConfigError, ModelSpec
 from rlsdk.kit.files.weight_files import checkpoint_files, open_weights
 from rlsdk.kit.model.hf import build_model, canonical_parameters
 
@@ -68,6 +68,80 @@ def _mixed(logs: Tensor, others: Tensor, beta: float) -> tuple[Tensor, Tensor]:
     weighed = share * probabilities * part
     total = weighed.sum(-1)
     return values + total, weighed - probabilities * total[..., None]
+
+
+def top_divergence(policy: Tensor, top_ids: Tensor, top_log_probs: Tensor, beta: float) -> Tensor:
+    """`[m]`: `divergence` between the distributions over the k tokens that a teacher gives and **the rest as one more
+    category**, in nats; differentiable in `policy`.
+
+    Merging tokens cannot increase such a divergence (data-processing inequality), so it is a lower bound of that over
+    the whole vocabulary, and equal to it where the k tokens are all of it. It stays a divergence: it is 0 only where
+    the policy gives each of the k tokens, and so the rest, the teacher's probability. The sum over the k tokens alone
+    is none: for the reverse KL it falls below 0 as a policy empties them.
+
+    Args:
+        policy: `[m, V]` logits.
+        top_ids: `[m, k]` int64, distinct. Tokens beyond V, which the policy lacks, count to the rest.
+        top_log_probs: `[m, k]`: the teacher's.
+        beta: see `divergence`.
+    """
+    found: Tensor = _TopDivergence.apply(policy, top_ids, top_log_probs.detach(), beta)  # type: ignore[no-untyped-call]
+    return found
+
+
+NEVER = -100.0
+"""Log-prob in place of minus infinity: its probability, 4e-44, takes part in no sum."""
+
+
+class _TopDivergence(torch.autograd.Function):
+    """Keeps one tensor of the size of the logits: their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, policy: Tensor, top_ids: Tensor, top: Tensor, beta: float) -> Tensor:
+        known = top_ids < policy.shape[-1]
+        ids = torch.where(known, top_ids, 0)
+        logs, rest, is_whole = _categories(policy, ids, known)
+        others = _with_rest(top.to(policy.dtype).masked_fill(~known, NEVER), is_whole)
+        values, slope = _forward_kl(logs, others) if beta == 0.0 else _mixed(logs, others, beta)
+        # Within the rest, as the policy shares it out.
+        gradient = rest.mul_(slope[..., -1:])
+        gradient.scatter_add_(-1, ids, slope[..., :-1].masked_fill(~known, 0.0))
+        ctx.save_for_backward(gradient)
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        (slope,) = ctx.saved_tensors
+        return slope * gradient[..., None], None, None, None
+
+
+def _categories(policy: Tensor, ids: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs `[m, k + 1]` of the chosen tokens and of all others together; `[m, V]`: each token's share of the
+    others, 0 on the chosen ones; `[m]`: whether there are no others. What is not `known` is no token: it has
+    `NEVER`."""
+    taken = torch.zeros_like(policy, dtype=torch.int8).scatter_add_(-1, ids, known.to(torch.int8))
+    masked = policy.masked_fill(taken > 0, -torch.inf)
+    others, total = masked.logsumexp(-1, keepdim=True), policy.logsumexp(-1, keepdim=True)
+    is_whole = others.isneginf()
+    share = (masked - others.masked_fill(is_whole, 0.0)).exp_()
+    chosen = (policy.gather(-1, ids) - total).masked_fill(~known, NEVER)
+    return torch.cat([chosen, others - total], -1).clamp_(min=NEVER), share, is_whole[..., 0]
+
+
+def _with_rest(top: Tensor, is_whole: Tensor) -> Tensor:
+    """Log-probs `[m, k + 1]` of a teacher, whose rest is what its tokens leave of 1: at least what rounding may hide,
+    unless its tokens are the whole vocabulary."""
+    left = (1.0 - top.double().exp().sum(-1)).to(top.dtype).clamp(min=torch.finfo(top.dtype).eps)
+    return torch.cat([top, left.log().masked_fill(is_whole, NEVER)[..., None]], -1)
+
+
+@torch.no_grad()
+def most_probable(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` most probable tokens `[m, k]` of `[m, V]` logits, the best one first, and their log-probs."""
+    if not 1 <= count <= logits.shape[-1]:
+        raise ConfigError(f"top_k {count}: expected 1 to the {logits.shape[-1]} tokens of the vocabulary")
+    values, ids = logits.topk(count, dim=-1)
+    return ids, values - logits.logsumexp(-1, keepdim=True)
 
 
 def load_teacher_head(spec: ModelSpec, device: torch.device) -> nn.Module:

@@ -13,11 +13,16 @@ from torch import Tensor, nn
 
 from rlsdk.interfaces import OUTPUTS, Batch, ConfigError, Head, nearest
 from rlsdk.kit.model.chunked_head import OfLogits, Product, VocabularyHead, log_probs, outputs_of_logits
-from rlsdk.kit.model.divergence import divergence
+from rlsdk.kit.model.divergence import divergence, most_probable, top_divergence
 from rlsdk.kit.model.logit_chunks import chunk_tokens
 from rlsdk.kit.model.packed import ATTENTION
 from rlsdk.kit.model.pass_plan import PassPlan, plan_pass, send
 from rlsdk.kit.ranks.progress import advance
+
+TOP_FIELDS = ("teacher_top_ids", "teacher_top_log_probs")
+_TOP = ("top_ids", "top_log_probs")
+_OF_LOGITS = ("log_probs", "entropy", "divergence", *_TOP)
+"""Outputs that are made of logits, in the order in which they are computed."""
 
 
 class OutputModel(nn.Module):
@@ -84,11 +89,11 @@ def compute_outputs(
         names: of `OUTPUTS`.
         plan: of the pass over this batch, on the model's device. None: made here, which waits for an accelerator.
         packed: without a plan: whether to pack; None: the cheaper form.
-        teacher: of the output `divergence`.
+        teacher: of the output `divergence`, where the batch has its states.
 
     Returns:
         `log_probs`, `entropy`, `values`, `divergence`: `[N]` float32; `hidden_states`: `[N, H]` float32, without
-        gradient; `scores`: `[B]` float32.
+        gradient; `top_ids` int64 and `top_log_probs`: `[N, k]`; `scores`: `[B]` float32.
 
     Raises:
         ConfigError: an output that the head does not compute, a temperature that is not above 0, a divergence without a
@@ -98,7 +103,7 @@ def compute_outputs(
     _check_names(names, head)
     if not batch.temperature > 0:
         raise ConfigError(f"temperature {batch.temperature} of the batch: log-probs need one above 0")
-    if "divergence" in names and teacher is None:
+    if "divergence" in names and teacher is None and "teacher_top_ids" not in batch:
         raise ConfigError("output 'divergence': no teacher was loaded (`load_teacher`)")
     if plan is None:
         device = batch.lengths.device
@@ -157,9 +162,10 @@ def _of_tokens(
     if "divergence" in names:
         # Rows that share a prefix have equal hidden states of the teacher, too: any of them will do.
         at = places.new_zeros(len(states)).scatter(0, index, places)
-        given.append(batch["teacher_states"].index_select(0, at))
+        fields = TOP_FIELDS if TOP_FIELDS[0] in batch else ("teacher_states",)
+        given += [batch[field].index_select(0, at) for field in fields]
     if set(names) - found.keys():
-        asked = [name for name in ("log_probs", "entropy", "divergence") if name == "log_probs" or name in names]
+        asked = [name for name in _OF_LOGITS if name == "log_probs" or name in names]
         compute = functools.partial(_of_logits, asked, teacher, batch.meta)
         values = head_outputs(model, compute, states, given, batch.temperature)
         found |= dict(zip(asked, values, strict=True))
@@ -172,15 +178,28 @@ def _of_logits(
     meta: Mapping[str, float],
     logits: Tensor,
     targets: Tensor,
-    states: Tensor | None = None,
+    *of_teacher: Tensor,
 ) -> tuple[Tensor, ...]:
-    """What is needed of the logits of a chunk of tokens; an `OfLogits`. `states` are those of the teacher."""
+    """What is needed of the logits of a chunk of tokens; an `OfLogits`. `of_teacher`: its states, or `TOP_FIELDS`."""
     found = log_probs(logits, targets, entropy="entropy" in names)
-    if teacher is None or states is None:
-        return found
+    if "divergence" in names:
+        found = *found, _divergence_of(teacher, meta, logits, *of_teacher)
+    if "top_ids" in names or "top_log_probs" in names:
+        ids, log_probs_of = most_probable(logits, int(meta["top_k"]))
+        found = *found, *(one for name, one in zip(_TOP, (ids, log_probs_of), strict=True) if name in names)
+    return found
+
+
+def _divergence_of(teacher: TeacherHead | None, meta: Mapping[str, float], logits: Tensor, *given: Tensor) -> Tensor:
+    beta = meta["divergence_beta"]
+    if len(given) == len(TOP_FIELDS):
+        ids, top = given
+        return top_divergence(logits, ids, top, beta)
+    assert teacher is not None
+    (states,) = given
     with torch.no_grad():
         others = teacher.logits(states, meta["teacher_temperature"])
-    return *found, divergence(logits, others, meta["divergence_beta"])
+    return divergence(logits, others, beta)
 
 
 def head_outputs(
@@ -221,7 +240,7 @@ def _output_embedding(model: nn.Module) -> str:
 
 
 def _at(plan: PassPlan, values: Tensor) -> Tensor:
-    """`[N, ...]` float32: `values` at the places of the plan, 0 elsewhere; in the autograd graph even if there are no
+    """`[N, ...]`: `values` at the places of the plan, 0 elsewhere; in the autograd graph even if there are no
     values."""
     assert plan.places is not None
     return values.new_zeros(plan.num_results, *values.shape[1:]).index_put((plan.places,), values)
@@ -303,11 +322,13 @@ def empty_outputs(model: nn.Module, batch: Batch, names: Sequence[str]) -> dict[
     """Zeros on the CPU in the shapes of these outputs, to be filled micro-batch by micro-batch."""
     size = int(model.config.get_text_config().hidden_size) if "hidden_states" in names else 0  # type: ignore[union-attr, operator]
     shapes = {"scores": (batch.num_rows,), "hidden_states": (batch.num_tokens, size)}
-    return {name: torch.zeros(shapes.get(name, (batch.num_tokens,))) for name in names}
+    shapes |= {name: (batch.num_tokens, int(batch.meta["top_k"])) for name in _TOP if name in names}
+    dtypes = {"top_ids": torch.int64}
+    return {name: torch.zeros(shapes.get(name, (batch.num_tokens,)), dtype=dtypes.get(name)) for name in names}
 
 
 def _check_names(names: Sequence[str], head: Head) -> None:
-    of_tokens = ("log_probs", "entropy", "hidden_states", "divergence")
+    of_tokens = ("hidden_states", *_OF_LOGITS)
     gives = {Head.LM: of_tokens, Head.VALUE: ("values",), Head.SCORE: ("scores",)}[head]
     for name in names:
         if name not in gives:

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsdk.interfaces import FinishReason, GenerationOutput, VersionRun
+from rlsdk.interfaces import FinishReason, GenerationOutput, PromptLogProbs, VersionRun
 
 _REASONS = tuple(FinishReason)
 
@@ -36,10 +36,13 @@ class PackedOutputs:
     """Flat, run after run."""
     run_lengths: NDArray[np.int64]
     """Flat: number of tokens of each run."""
+    prompts: tuple[PromptLogProbs | None, ...] = ()
+    """Of each sample, what it says of the tokens that it started from; empty: nothing of any."""
 
     @classmethod
     def pack(cls, outputs: Sequence[GenerationOutput]) -> PackedOutputs:
         runs = [run for output in outputs for run in output.versions]
+        prompts = tuple(output.prompt_log_probs for output in outputs)
         return cls(
             request_ids=tuple(output.request_id for output in outputs),
             sample_index=np.array([output.sample_index for output in outputs], np.int64),
@@ -50,6 +53,7 @@ class PackedOutputs:
             runs=np.array([len(output.versions) for output in outputs], np.int64),
             run_versions=np.array([run.version for run in runs], np.int64),
             run_lengths=np.array([run.num_tokens for run in runs], np.int64),
+            prompts=prompts if any(prompt is not None for prompt in prompts) else (),
         )
 
     def __len__(self) -> int:
@@ -69,9 +73,10 @@ class PackedOutputs:
             pairwise(token_ends),
             pairwise(run_ends),
             self.reasons.tolist(),
+            self.prompts or (None,) * len(self),
             strict=True,
         )
-        for request_id, index, (start, end), (first_run, last_run), reason in rows:
+        for request_id, index, (start, end), (first_run, last_run), reason, prompt in rows:
             yield GenerationOutput(
                 request_id=request_id,
                 sample_index=index,
@@ -79,4 +84,5 @@ class PackedOutputs:
                 log_probs=self.log_probs[start:end],
                 finish_reason=_REASONS[reason],
                 versions=tuple(runs[first_run:last_run]),
+                prompt_log_probs=prompt,
             )

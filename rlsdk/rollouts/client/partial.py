@@ -26,6 +26,8 @@ def joined(partial: GenerationOutput, rest: GenerationOutput) -> GenerationOutpu
         token_ids=np.concatenate([partial.token_ids, rest.token_ids]),
         log_probs=np.concatenate([partial.log_probs, rest.log_probs]),
         versions=_runs(partial.versions, rest.versions),
+        # The rest started from more tokens.
+        prompt_log_probs=rest.prompt_log_probs if partial.prompt_log_probs is None else partial.prompt_log_probs,
     )
 
 

@@ -55,21 +55,34 @@ def plain_numbers(model: Any, head: Head, batch: Batch) -> dict[str, Tensor]:
 
 def plain_divergence(model: Any, batch: Batch) -> Tensor:
     """Generalised Jensen-Shannon divergence of each distribution from the teacher's, flat `[N]`, with probabilities as
-    in arXiv 2306.13649; differentiable. A vocabulary that is padded is cut to the other one."""
+    in arXiv 2306.13649; differentiable. A vocabulary that is padded is cut to the other one. Of a batch with a
+    teacher's most probable tokens, between these and the rest."""
     share, found = batch.meta["divergence_beta"], []
     lengths = batch.lengths.tolist()
-    for ids, teacher in zip(
-        torch.split(batch["input_ids"], lengths), torch.split(batch[PLAIN_TEACHER], lengths), strict=True
+    tops = torch.split(batch["teacher_top_ids"], lengths) if "teacher_top_ids" in batch else [None] * len(lengths)
+    for ids, teacher, top in zip(
+        torch.split(batch["input_ids"], lengths), torch.split(batch[PLAIN_TEACHER], lengths), tops, strict=True
     ):
         logits = model(ids[None]).logits[0, :-1].double() / batch.temperature
-        common = min(logits.shape[-1], teacher.shape[-1])
-        ours = logits[:, :common].log_softmax(-1)
-        theirs = teacher[1:, :common].double().log_softmax(-1)
+        if top is None:
+            common = min(logits.shape[-1], teacher.shape[-1])
+            ours = logits[:, :common].log_softmax(-1)
+            theirs = teacher[1:, :common].double().log_softmax(-1)
+        else:
+            ours, theirs = (_categories(one, top[1:], logits.shape[-1]) for one in (logits, teacher[1:].double()))
         mean = (share * theirs.exp() + (1 - share) * ours.exp()).log()
         to_mean = share * (theirs.exp() * (theirs - mean)).sum(-1) + (1 - share) * (ours.exp() * (ours - mean)).sum(-1)
         whole = {0.0: (theirs.exp() * (theirs - ours)).sum(-1), 1.0: (ours.exp() * (ours - theirs)).sum(-1)}
         found += [ours.new_zeros(1), whole.get(share, to_mean)]
     return torch.cat(found).float()
+
+
+def _categories(logits: Tensor, ids: Tensor, common: int) -> Tensor:
+    """Log-probs `[T, k + 1]` of these tokens, and of all others together; those from `common` on are others, too."""
+    chances = logits.softmax(-1)
+    # Next to nothing where a token is another: it takes part in no sum.
+    chosen = torch.where(ids < common, chances.gather(-1, ids.clamp(max=logits.shape[-1] - 1)), 1e-300)
+    return torch.cat([chosen, 1.0 - chosen.sum(-1, keepdim=True)], -1).log()
 
 
 def drive_plain(case: Case, model: Any = None) -> Driven:

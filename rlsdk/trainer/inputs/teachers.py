@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from rlsdk.config import RunConfig, TeacherConfig
+from rlsdk.config.sections.rewards import RemoteRewardConfig
 from rlsdk.config.sections.role_kinds import teacher_role
 from rlsdk.data import PromptDataset, PromptFormat
-from rlsdk.interfaces import Batch, BatchError, ConfigError
+from rlsdk.interfaces import Batch, BatchError, ConfigError, RlsdkError
 from rlsdk.interfaces.spelling import Setting
 from rlsdk.rewards import applies_to, check_routes
 from rlsdk.rollouts import Group
 from rlsdk.trainer.inputs.prompt_formats import prompt_format
+from rlsdk.trainer.inputs.prompt_scorers import ServiceScorer, run_apart
 from rlsdk.trainer.inputs.teacher_tokenizers import check_tokenizer
 
 
@@ -116,8 +118,8 @@ class OwnPrompts:
         return replace(made, meta=batch.meta).with_tokens(response_mask=torch.cat(masks))
 
     def back(self, batch: Batch, found: Tensor) -> Tensor:
-        """`[N]` of the policy's rows, from what was computed of the teacher's: 0 on prompts."""
-        given, at = found.new_zeros(batch.num_tokens), 0
+        """`[N, ...]` of the policy's rows, from what was computed of the teacher's: 0 on prompts."""
+        given, at = found.new_zeros(batch.num_tokens, *found.shape[1:]), 0
         for uid, start, end in _places(batch):
             policy, own = self.prompts[uid]
             behind = end - start - len(policy)
@@ -150,7 +152,55 @@ def check_teachers(config: RunConfig, prompts: PromptDataset, tokenizer: Any) ->
         if not teacher.is_policy:
             check_tokenizer(config, teacher, f"teachers.{at}", tokenizer)
     check_routes(config.teachers, ((row.source, row.row) for row in prompts.rows), whole=False, field="teachers")
-    return list(_check_shares(config, prompts, Taught.of_run(config, prompts, tokenizer)))
+    everyone = Taught.of_run(config, prompts, tokenizer)
+    notices = list(_check_shares(config, prompts, everyone))
+    if config.learns_by_divergence:
+        _check_alone(prompts, everyone)
+    for at, one in enumerate(everyone):
+        _check_room(config, one, f"teachers.{at}")
+        _check_service(config, one, f"teachers.{at}", prompts)
+    return notices
+
+
+def _check_alone(prompts: PromptDataset, everyone: Sequence[Taught]) -> None:
+    """Raises `ConfigError` where two teachers teach a row by a divergence: a token has one teacher's distribution."""
+    for index, row in enumerate(prompts.rows):
+        teaching = [one.role for one in everyone if one.teaches_row(index, row.row)]
+        if len(teaching) > 1:
+            raise ConfigError(
+                f"teachers: {' and '.join(teaching)} teach {row.source}, and with algorithm.distillation.objective "
+                "'top_k' a row may have one: say which rows each teaches (`rows`, `sources`), or use 'sampled'"
+            )
+
+
+def _check_room(config: RunConfig, taught: Taught, field: str) -> None:
+    """Raises `ConfigError` where a prompt of its own leaves a teacher's rollout engine no room for a response."""
+    own, engine = taught.own_prompts, taught.teacher.rollout
+    if not own or engine is None:
+        return
+    longest = max(map(len, own.values())) + config.rollout.max_response_tokens + 1
+    room = engine.max_model_tokens or config.max_model_tokens + 1
+    if longest > room:
+        raise ConfigError(
+            f"{field}.rollout.max_model_tokens {room}: its longest prompt, a response of "
+            f"rollout.max_response_tokens {config.rollout.max_response_tokens}, and one token more are {longest}: "
+            f"`{Setting(f'{field}.rollout.max_model_tokens', longest)}`"
+        )
+
+
+def _check_service(config: RunConfig, taught: Taught, field: str, prompts: PromptDataset) -> None:
+    """Asks a teacher that is a service once, for a prompt of the run.
+
+    Raises:
+        ConfigError: it does not answer, lacks the model, or gives no log-probs of prompts.
+    """
+    teacher, count = taught.teacher, config.algorithm.distillation.top_k if config.learns_by_divergence else 0
+    if teacher.url is None or not (teacher.remote or RemoteRewardConfig()).check_at_start:
+        return
+    try:
+        run_apart(ServiceScorer.of(teacher).check(prompts[0].prompt_ids, count))
+    except RlsdkError as error:
+        raise ConfigError(f"{field}.url {teacher.url!r}: {error}") from error
 
 
 def _check_shares(config: RunConfig, prompts: PromptDataset, everyone: Sequence[Taught]) -> Iterator[str]:

@@ -74,7 +74,11 @@ def read_vocabulary(model: ModelConfig, table: Sequence[Role], tokenizer: Any, e
     """
     spec = ModelSpec(path=model.path or "", revision=model.revision, trust_remote_code=model.trust_remote_code)
     models = {spec.path: ("model.path", spec)}
-    models |= {role.model.path: (role.fields["path"], role.model) for role in table if not role.has_own_weights}
+    models |= {
+        role.model.path: (role.fields["path"], role.model)
+        for role in table
+        if not (role.is_sampling and role.has_own_weights)
+    }
     sizes = [(size, f"{where} {path!r}") for path, (where, one) in models.items() if (size := _vocab_size(one, where))]
     if not sizes:
         return Vocabulary(size=0)

@@ -81,7 +81,7 @@ def build_objective(algorithm: AlgorithmConfig, context: AlgorithmContext) -> Po
         kl_coef=0.0 if algorithm.kl_in_reward else algorithm.kl_coef,
         kl_estimator=context.portable("kl estimator", algorithm.kl_estimator),
         entropy_coef=algorithm.entropy_coef,
-        divergence_coef=algorithm.distillation.coef if context.config.learns_exactly else 0.0,
+        divergence_coef=algorithm.distillation.coef if context.config.learns_by_divergence else 0.0,
     )
 
 

@@ -23,6 +23,7 @@ from rlsdk.interfaces import (
 )
 from rlsdk.kit.model.hf import model_vocabulary
 from rlsdk.rollouts import Group
+from rlsdk.trainer.inputs.prompt_scorers import PromptScorer, prompt_outputs
 from rlsdk.trainer.inputs.step_ends import StepReader
 from rlsdk.trainer.inputs.teachers import OwnPrompts, Taught
 from rlsdk.trainer.learner.metrics import StepClock
@@ -53,6 +54,8 @@ class LearnerOptions:
     """What each teacher teaches."""
     exact_teachers: Sequence[str] = ()
     """Roles of teachers whose heads the policy's workers need."""
+    scorers: Mapping[str, PromptScorer] = field(default_factory=dict)
+    """By role, the teachers that are rollout engines or services."""
     update_timeout_s: float | None = None
     parity_threshold: float
     parity_is_error: bool = False
@@ -114,6 +117,7 @@ class PolicyLearner:
     def roles(self) -> Collection[str]:
         """See `Models`."""
         computing = {name for name, group in self.session.roles.items() if not group.role.is_rollout}
+        computing |= {one.role for one in self.options.taught} | set(self.options.scorers)
         return computing | ({REF} if self.session.is_own_reference else set())
 
     @property
@@ -128,16 +132,37 @@ class PolicyLearner:
 
     def forward(self, role: str, batch: Batch, output: str) -> Tensor:
         """See `Models`."""
-        is_policy = any(one.role == role and one.teacher.is_policy for one in self.options.taught)
-        role, own = ACTOR if is_policy else role, self._own_prompts.get(role)
+        return self.outputs(role, batch, (output,))[output]
+
+    def outputs(self, role: str, batch: Batch, names: Sequence[str]) -> Mapping[str, Tensor]:
+        """See `Models`."""
         self._check_role(role)
-        group, method = self.session.computing(role)
-        read = batch if own is None else own.read(batch)
+        own = self._own_prompts.get(role)
+        read = (batch if own is None else own.read(batch)).keep(("input_ids", "response_mask", *IDENTITY))
+        if (scorer := self.options.scorers.get(role)) is not None:
+            found: Mapping[str, Tensor] = self._scored(role, scorer, read, names)
+        else:
+            found = self._computed(role, read, names)
+        return found if own is None else {name: own.back(batch, values) for name, values in found.items()}
+
+    def _computed(self, role: str, read: Batch, names: Sequence[str]) -> Mapping[str, Tensor]:
+        """By a train engine."""
+        is_policy = any(one.role == role and one.teacher.is_policy for one in self.options.taught)
+        group, method = self.session.computing(ACTOR if is_policy else role)
         self._check_vocabulary(group, read)
-        needed = self.session.put(read.keep(("input_ids", "response_mask", *IDENTITY)))
+        needed = self.session.put(read)
         with self.session.turns.using(group.name):
-            answer: Batch = group.run(method, needed, {output: output}, timeout_s=self.options.update_timeout_s)
-        return answer[output] if own is None else own.back(batch, answer[output])
+            outputs = {name: name for name in names}
+            answer: Batch = group.run(method, needed, outputs, timeout_s=self.options.update_timeout_s)
+        return {name: answer[name] for name in names}
+
+    def _scored(self, role: str, scorer: PromptScorer, read: Batch, names: Sequence[str]) -> Mapping[str, Tensor]:
+        """By a rollout engine of the run, or by a service."""
+        if role not in self.session.roles:
+            return prompt_outputs(scorer, read, names)
+        self._check_vocabulary(self.session[role], read)
+        with self.session.turns.using(role):
+            return prompt_outputs(scorer, read, names)
 
     def check_difference(self, mean: float, largest: float) -> None:
         """Compares the engines' log-prob difference on the same tokens, in nats, with `trainer.parity_threshold`.

@@ -12,12 +12,16 @@ from rlsdk.config.sections.role_kinds import TEACHER, kind_of
 from rlsdk.interfaces import Batch, BatchError, Models
 from rlsdk.trainer.inputs.teachers import row_field
 
+MORE_THAN_ONE = 1e-3
+"""By how much rounding may raise a sum of probabilities above 1."""
+
 
 def with_teacher(
     batch: Batch, models: Models, each: ForwardPass, teacher: TeacherConfig, settings: DistillationConfig
 ) -> Batch:
     """Adds what a teacher computes of the rows that it teaches: its log-probs `[N]`, NaN on all other rows; or its
-    hidden states `[N, H]`, 0 on all other rows, with the settings of the divergence.
+    hidden states `[N, H]`, or its most probable tokens `[N, k]`, 0 on rows without a teacher, with the settings of the
+    divergence.
 
     Args:
         batch: with the row field of `with_taught`.
@@ -34,17 +38,46 @@ def with_teacher(
     if not len(rows):
         if each.output == "log_probs":
             return batch.with_tokens(**{each.field: torch.full((batch.num_tokens,), float("nan"))})
-        rows = rows.new_zeros(1)  # For the size of its hidden states, which then have no weight.
-    given = models.forward(each.role, batch.select(rows).with_meta(temperature=temperature), each.output)
-    fill = float("nan") if given.dim() == 1 else 0.0
-    found = given.new_full((batch.num_tokens, *given.shape[1:]), fill)
-    found[batch.token_index(rows)] = given
-    _check_complete(batch, each.role, found)
-    if each.output == "hidden_states":
-        weight = teacher.weight * _taught_tokens(batch, each.role).float()
-        batch = batch.with_tokens(teacher_weight=weight)
-        batch = batch.with_meta(teacher_temperature=temperature, divergence_beta=_share_of_teacher(settings))
-    return batch.with_tokens(**{each.field: found})
+        rows = rows.new_zeros(1)  # For the size of what it gives, which then has no weight.
+    asked = batch.select(rows).with_meta(temperature=temperature, top_k=settings.top_k)
+    if each.output == "top_log_probs":
+        given = models.outputs(each.role, asked, ("top_ids", "top_log_probs", "log_probs"))
+        fields = {f"teacher_{name}": given[name] for name in ("top_ids", "top_log_probs")}
+        fields[kind_of(each.role).field_of(each.role)] = given["log_probs"]
+        _check_sums(each.role, given["top_log_probs"])
+    else:
+        fields = {each.field: models.forward(each.role, asked, each.output)}
+    for field, values in fields.items():
+        batch = _placed(batch, rows, each.role, field, values)
+    if each.output == "log_probs":
+        return batch
+    weight = teacher.weight * _taught_tokens(batch, each.role).float()
+    batch = batch.with_tokens(teacher_weight=batch.tokens.get("teacher_weight", 0.0) + weight)
+    return batch.with_meta(teacher_temperature=temperature, divergence_beta=_share_of_teacher(settings))
+
+
+def _placed(batch: Batch, rows: torch.Tensor, role: str, field: str, values: torch.Tensor) -> Batch:
+    """Adds what a teacher gives of rows; other rows keep what another teacher gave, or get NaN for single numbers, and
+    0 for several."""
+    before = batch.tokens.get(field)
+    fill = float("nan") if values.dim() == 1 else 0
+    found = values.new_full((batch.num_tokens, *values.shape[1:]), fill) if before is None else before.clone()
+    at = batch.token_index(rows)
+    mine = _taught_tokens(batch, role)[at]
+    found[at] = values if values.dim() == 1 else torch.where(mine[:, None], values, found[at])
+    _check_complete(batch, role, found)
+    return batch.with_tokens(**{field: found})
+
+
+def _check_sums(role: str, top: torch.Tensor) -> None:
+    """Raises `BatchError` where the probabilities of a token's top tokens add up to more than 1: what is 0 off the mask
+    is not counted."""
+    sums = top.double().exp().sum(-1)[(top != 0).any(-1)]
+    if len(sums) and float(sums.max()) > 1.0 + MORE_THAN_ONE:
+        raise BatchError(
+            f"{role}: the probabilities of its top tokens add up to {float(sums.max()):.4f} at a token, which "
+            "is no distribution: its log-probs are those of a part of it, or not at temperature 1"
+        )
 
 
 def _share_of_teacher(settings: DistillationConfig) -> float:
@@ -79,9 +112,10 @@ def learn_from_teachers(
     """
     taught = torch.stack([_taught_tokens(batch, role) for role in teachers]).any(0)
     metrics = {"teacher/tokens": float(taught.sum()), "teacher/share": _share(taught, batch["response_mask"])}
+    learned = batch.with_tokens(advantages=settings.reward_coef * batch["advantages"])
     if settings.objective == "exact":
-        return batch.with_tokens(advantages=settings.reward_coef * batch["advantages"]), metrics
-    policy = batch["old_log_probs"]
+        return learned, metrics
+    policy = batch["rollout_log_probs"] if "old_log_probs" not in batch else batch["old_log_probs"]
     found = {
         role: TeacherLogProbs(
             log_probs=batch[kind_of(role).field_of(role)],
@@ -97,9 +131,10 @@ def learn_from_teachers(
         if count:
             mean = float(gap(policy, one).double().sum() / count)
             metrics[f"{role.replace('.', '/')}/gap"] = mean
-    learned = add_teacher_advantages(
-        batch, policy, list(found.values()), coef=settings.coef, reward_coef=settings.reward_coef
-    )
+    if settings.objective == "sampled":
+        learned = add_teacher_advantages(
+            batch, policy, list(found.values()), coef=settings.coef, reward_coef=settings.reward_coef
+        )
     return learned, metrics
 
 

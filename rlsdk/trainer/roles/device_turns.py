@@ -54,6 +54,7 @@ class DeviceTurns:
             role=role.name,
             is_rollout=role.is_rollout,
             keeps_weights=role.keeps_weights,
+            is_sampling=role.is_sampling,
             is_trained=role.is_trained,
             can_offload=group.can(ability),
         )
@@ -72,7 +73,8 @@ class DeviceTurns:
 
     @contextmanager
     def using(self, role: str, *, training: bool = False) -> Iterator[Mapping[str, float]]:
-        """Context manager: inside, a train role's weights are on its devices, and other roles of its pool are off.
+        """Context manager: inside, a train role's weights are on its devices, or all of a teacher's rollout engine, and
+        other roles of its pool are off.
 
         Args:
             role: name of the role.
@@ -85,7 +87,7 @@ class DeviceTurns:
             RlsdkError: another role is using the same devices.
         """
         memory = self._memories[role]
-        parts = frozenset(memory.parts if training else (WEIGHTS,))
+        parts = frozenset(memory.parts if training or memory.is_rollout else (WEIGHTS,))
         stages: dict[str, float] = {}
         pool = self._pool(role)
         with self._held(pool, role):
@@ -113,7 +115,7 @@ class DeviceTurns:
         Raises:
             RlsdkError: another role is using the same devices.
         """
-        serving = [role for role, memory in self._memories.items() if memory.is_rollout]
+        serving = [role for role, memory in self._memories.items() if memory.is_sampling]
         pools = dict.fromkeys(self._pool(role) for role in serving)
         stages: dict[str, float] = {}
         with self._all_held(list(pools), " and ".join(serving)):

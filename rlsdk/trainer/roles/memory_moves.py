@@ -22,6 +22,8 @@ class RoleMemory:
     """Whether it is a rollout engine, which sleeps and wakes; other roles are offloaded and onloaded."""
     keeps_weights: bool = False
     """Whether it is a rollout engine with weights that no sync restores."""
+    is_sampling: bool = False
+    """Whether it works while the policy samples: its rollout engine, and judges; a teacher's does afterwards."""
     is_trained: bool = False
     can_offload: bool = True
     """Whether it can free its device memory; otherwise it is always on the device."""

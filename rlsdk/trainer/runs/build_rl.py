@@ -18,9 +18,11 @@ from rlsdk.rollouts.journal.journal import FOLDER
 from rlsdk.trainer.generation.group_source import GroupSource
 from rlsdk.trainer.generation.history import History
 from rlsdk.trainer.generation.publishing import BlockingPublisher, OverlappedPublisher, Publisher
+from rlsdk.trainer.generation.replicas import replicas_of
 from rlsdk.trainer.generation.sampler import Draw, scores_of
 from rlsdk.trainer.inputs.codec import TokenCodec
 from rlsdk.trainer.inputs.grading import CorrectRule
+from rlsdk.trainer.inputs.prompt_scorers import EngineScorer, PromptScorer, ServiceScorer
 from rlsdk.trainer.inputs.step_ends import StepReader
 from rlsdk.trainer.inputs.teachers import Taught
 from rlsdk.trainer.learner.algorithm import build_algorithm
@@ -73,7 +75,7 @@ def rl_stage(
     )
     return RlStage(
         _source(config, registry, run_inputs, stream, publisher, algorithm, session),
-        PolicyLearner(session, algorithm, learner_options(config, run_inputs), state, view),
+        PolicyLearner(session, algorithm, learner_options(config, run_inputs, session), state, view),
         publisher,
         evaluate,
         run_inputs.output,
@@ -242,7 +244,7 @@ def _publisher(
     )
 
 
-def learner_options(config: RunConfig, run_inputs: RunInputs) -> LearnerOptions:
+def learner_options(config: RunConfig, run_inputs: RunInputs, session: Session) -> LearnerOptions:
     """The options of a run's learner."""
     return LearnerOptions(
         reward_weights={reward_role(model.name): model.weight for model in config.reward_models},
@@ -255,7 +257,22 @@ def learner_options(config: RunConfig, run_inputs: RunInputs) -> LearnerOptions:
         },
         taught=Taught.of_run(config, run_inputs.train_prompts, run_inputs.tokenizer),
         exact_teachers=[teacher_role(one.name) for one in config.teachers] if config.learns_exactly else [],
+        scorers=_scorers(config, session),
         update_timeout_s=config.deadlines.update_s,
         parity_threshold=config.trainer.parity_threshold,
         parity_is_error=config.trainer.parity_action == "error",
     )
+
+
+def _scorers(config: RunConfig, session: Session) -> dict[str, PromptScorer]:
+    """By role, the teachers that are rollout engines of the session, or services."""
+    found: dict[str, PromptScorer] = {}
+    for teacher in config.teachers:
+        role = teacher_role(teacher.name)
+        if teacher.url is not None:
+            found[role] = ServiceScorer.of(teacher)
+        elif teacher.rollout is not None:
+            group = session[role]
+            replicas = replicas_of(group.group, backend=group.backend, max_running=teacher.rollout.max_running_samples)
+            found[role] = EngineScorer(role, replicas, progress_s=config.deadlines.rollout_s)
+    return found

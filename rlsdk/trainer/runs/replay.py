@@ -74,7 +74,7 @@ def replay_parts(
     prompts, draw, texts = prompts_of(config, run_inputs), draw_of(algorithm, run_inputs), text_of(run_inputs)
     found = recorded_groups(folder, prompts, draw, texts, vocabulary_of(session, run_inputs))
     state = TrainerState()
-    options = replace(learner_options(config, run_inputs), parity_threshold=math.inf)
+    options = replace(learner_options(config, run_inputs, session), parity_threshold=math.inf)
     learner = PolicyLearner(session, algorithm, options, state, run_inputs.output.view)
     steps = itertools.count()
 

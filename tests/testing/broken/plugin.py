@@ -25,6 +25,7 @@ ROLLOUT_CAPABILITIES = frozenset(
         Capability.SEED,
         Capability.MIN_P,
         Capability.STOP_STRINGS,
+        Capability.PROMPT_LOG_PROBS,
         Capability.ABORT,
         Capability.SLEEP,
         Capability.PARTIAL_ROLLOUT,

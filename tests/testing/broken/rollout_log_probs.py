@@ -49,6 +49,39 @@ class AfterFilters(BeforeTemperature):
         return replace(output, log_probs=self.log_probs(request.prompt_ids, output, cut))
 
 
+@defect({"prompt_log_probs": "largest difference"})
+class PromptsAtTheTemperature(Rewritten):
+    """Log-probs of the most probable tokens in the place of a prompt's are divided by the temperature, as those of
+    sampled tokens would be."""
+
+    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+        found = output.prompt_log_probs
+        if found is None:
+            return output
+        colder = found.top_log_probs / np.float32(request.sampling.temperature)
+        return replace(output, prompt_log_probs=replace(found, top_log_probs=colder))
+
+
+@defect({"prompt_log_probs": "wrong forms"})
+class PromptsOneShort(Rewritten):
+    """The last token of a prompt has no log-prob."""
+
+    def given(self, request: GenerationRequest, output: GenerationOutput) -> GenerationOutput:
+        found = output.prompt_log_probs
+        if found is None:
+            return output
+        return replace(output, prompt_log_probs=replace(found, log_probs=found.log_probs[:-1]))
+
+
+@defect({"prompt_log_probs.refusals": "accepted"})
+class CutsTheCount(Rewritten):
+    """More of the most probable tokens than there are is taken for all of them."""
+
+    def asked(self, request: GenerationRequest) -> GenerationRequest:
+        count = request.prompt_log_probs
+        return request if count is None else replace(request, prompt_log_probs=min(max(count, 0), self.vocabulary))
+
+
 @defect({"length.responses": "log-prob 257"})
 class DriftsLate(Rewritten):
     """After 256 tokens the error of log-probs grows by a thousandth with each token."""

@@ -68,6 +68,28 @@ class TeacherWithoutTemperature(TorchTrainEngine):
         return super().forward_backward(batch.with_meta(teacher_temperature=1.0), objective)
 
 
+@defect({"distillation.top_tokens": "largest difference of log-probs"})
+class TopTokensAtTemperatureOne(TorchTrainEngine):
+    """Log-probs of the most probable tokens are those before the temperature."""
+
+    def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        found = super().forward(batch, outputs)
+        if "top_log_probs" in outputs:
+            found |= super().forward(batch.with_meta(temperature=1.0), ("top_log_probs",))
+        return found
+
+
+@defect({"distillation.top_divergence": "largest difference of"})
+class NothingBesideTheTopTokens(TorchTrainEngine):
+    """The divergence is summed over the teacher's most probable tokens alone, as if they were all there are."""
+
+    def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
+        if "teacher_top_log_probs" in batch:
+            whole = batch["teacher_top_log_probs"].log_softmax(-1)
+            batch = batch.with_tokens(teacher_top_log_probs=whole)
+        return super().forward_backward(batch, objective)
+
+
 def early(batch: Batch) -> Batch:
     if "response_mask" not in batch:
         return batch

@@ -120,6 +120,7 @@ def engine_args(
         "load_format": LOAD_FORMAT,
         "model_loader_extra_config": {"shapes": dict(shapes), "sources": files, "load": spec.load_weights},
         "logprobs_mode": "raw_logprobs",
+        "max_logprobs": -1,  # as many as a request asks for
         "max_model_len": spec.max_model_tokens,
         "max_num_seqs": spec.max_running,
         "tensor_parallel_size": spec.tp_size,

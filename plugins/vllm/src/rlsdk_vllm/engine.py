@@ -37,6 +37,7 @@ class VllmRolloutEngine(SharedBatchEngine):
     runs independently, and callers collect samples."""
 
     library = "vLLM"
+    scores_prompts = True
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         check_rollout_spec(spec, VllmOptions)
@@ -178,6 +179,8 @@ class VllmRolloutEngine(SharedBatchEngine):
         sample = self.samples.get(progress.key)
         if sample is None:
             return
+        if progress.prompt is not None:
+            sample.prompt_log_probs = progress.prompt
         finished = progress.finished
         if self.extend_until_stop(sample, progress.token_ids, progress.log_probs, progress.versions):
             if finished is None:

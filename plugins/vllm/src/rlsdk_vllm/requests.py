@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from rlsdk.interfaces import ConfigError, FinishReason
+import numpy as np
+
+from rlsdk.interfaces import ConfigError, FinishReason, PromptLogProbs
 from rlsdk_vllm.samples import MIN_P_ARGUMENT, PRIOR_ARGUMENT, SEED_ARGUMENT, Sample
 
 LEAST_TEMPERATURE = 0.01
@@ -26,6 +28,8 @@ class Progress(NamedTuple):
     versions: Sequence[int]
     """Version of the weights that each token was sampled with."""
     finished: FinishReason | None
+    prompt: PromptLogProbs | None = None
+    """Of the given tokens: with the first new one."""
 
 
 def sampling_params(sample: Sample) -> Any:
@@ -52,6 +56,7 @@ def sampling_params(sample: Sample) -> Any:
         ignore_eos=True,
         logprobs=0,
         flat_logprobs=True,
+        prompt_logprobs=sample.request.prompt_log_probs,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )
@@ -68,10 +73,20 @@ def progress_of(key: str, output: Any) -> Progress:
     finished = None if made.finish_reason is None else REASONS.get(made.finish_reason)
     if made.finish_reason is not None and finished is None:
         raise RuntimeError(f"vLLM ended request {key!r} with {made.finish_reason!r}")
+    prompt = _prompt_log_probs(output.prompt_logprobs) if output.prompt_logprobs else None
     if made.logprobs is None:
-        return Progress(key, made.token_ids, (), (), finished)
+        return Progress(key, made.token_ids, (), (), finished, prompt)
     # The plugin's sampler puts versions in the place of ranks.
-    return Progress(key, made.token_ids, made.logprobs.logprobs, made.logprobs.ranks, finished)
+    return Progress(key, made.token_ids, made.logprobs.logprobs, made.logprobs.ranks, finished, prompt)
+
+
+def _prompt_log_probs(given: Any) -> PromptLogProbs:
+    """The log-probs of a prompt from vLLM's `FlatLogprobs`: the first position, which has none, is empty; all others
+    have the given token, and then the most probable ones."""
+    columns = (len(given.start_indices) - 1, max(len(given.token_ids) // max(len(given.start_indices) - 1, 1), 1))
+    ids = np.array(given.token_ids, np.int64).reshape(columns)
+    found = np.array(given.logprobs, np.float32).reshape(columns)
+    return PromptLogProbs(log_probs=found[:, 0], top_ids=ids[:, 1:], top_log_probs=found[:, 1:])
 
 
 @contextmanager

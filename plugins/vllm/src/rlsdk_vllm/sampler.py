@@ -35,6 +35,7 @@ class ContractSampler(Sampler):  # type: ignore[misc]
         super().__init__(logprobs_mode="raw_logprobs")
         self.topk_topp_sampler = SeededDraw(runner)
         self._temperature: Tensor | None = None
+        self._is_sampling = False
         self.version = 0
         """Version of the weights."""
         self.spoiled: Tensor | bool = False
@@ -42,7 +43,12 @@ class ContractSampler(Sampler):  # type: ignore[misc]
 
     def forward(self, logits: Tensor, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
         self._temperature = None if sampling_metadata.all_greedy else sampling_metadata.temperature
-        return super().forward(logits, sampling_metadata, *args, **kwargs)
+        self._is_sampling = True
+        try:
+            return super().forward(logits, sampling_metadata, *args, **kwargs)
+        finally:
+            # Beyond it the runner asks for log-probs of prompts, which are at temperature 1.
+            self._temperature, self._is_sampling = None, False
 
     def compute_logprobs(self, logits: Tensor) -> Tensor:
         """`[R, V]` float32; for greedy rows at temperature 1."""
@@ -53,10 +59,13 @@ class ContractSampler(Sampler):  # type: ignore[misc]
         return logits.log_softmax(dim=-1)
 
     def gather_logprobs(self, logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> LogprobsTensors:
-        """Log-probs of the sampled tokens only: `[R, 1]`. Their ranks are replaced by the version of the weights: the
-        engine's process reads tokens later and could not know it otherwise."""
+        """Log-probs of the sampled tokens only: `[R, 1]`; of prompt tokens, and then of the most probable ones in their
+        places: `[R, 1 + num_logprobs]`. Ranks are replaced by the version of the weights: the engine's process reads
+        tokens later and could not know it otherwise."""
         ids = token_ids.unsqueeze(-1)
         versions = torch.full_like(token_ids, self.version)
+        if not self._is_sampling and num_logprobs:
+            ids = torch.cat([ids, logprobs.topk(num_logprobs, dim=-1).indices], dim=-1)
         found = logprobs.gather(-1, ids)
         self.spoiled = ~found.isfinite().all() | self.spoiled
         return LogprobsTensors(ids.to(torch.int32), found, versions)
