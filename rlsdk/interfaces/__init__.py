@@ -20,7 +20,7 @@ from rlsdk.interfaces.environment import (
     ToolCall,
     ToolFormat,
 )
-from rlsdk.interfaces.episode import Ended, Episode, Receipt, Rollouter
+from rlsdk.interfaces.episode import Ended, Episode, Receipt, Rollouter, ToolUse
 from rlsdk.interfaces.errors import (
     BatchError,
     CheckpointError,
@@ -220,6 +220,7 @@ __all__ = [
     "Tool",
     "ToolCall",
     "ToolFormat",
+    "ToolUse",
     "Tracker",
     "TrackerContext",
     "TrainEngine",

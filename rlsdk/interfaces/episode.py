@@ -65,6 +65,23 @@ class Receipt:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ToolUse:
+    """A call of a tool that the model made, and its answer."""
+
+    turn: int
+    """Number of the model's answer that made the call, from 0, in the order in which answers were asked for."""
+    name: str
+    arguments: Mapping[str, Any]
+    """JSON types."""
+    result: str
+    """Text that the model got."""
+    failed: bool = False
+    """Whether `result` says what was wrong."""
+    seconds: float | None = None
+    """None: an agent called it, which nobody timed."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Episode:
     """What one run of an agent on one prompt made: one score, one advantage, one row or more."""
 
@@ -79,6 +96,8 @@ class Episode:
     ended: Ended = Ended.AGENT
     receipt: Receipt | None = None
     """Account of its tokens; None: none was kept."""
+    tools: tuple[ToolUse, ...] = ()
+    """Calls of tools that were answered, in order: for the journal, and for people. Nothing is trained on them."""
     info: Mapping[str, float] = field(default_factory=dict)
     """As `Trajectory.info`, whose numbers it is joined with."""
     extra: Mapping[str, Any] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -52,6 +53,11 @@ def one_episode(sample: Sample, decode: Decode) -> Iterator[str]:
                 head += f", trained in row {trained_in[key]}"
             yield f"  {head}"
             yield from (f"    {line}" for line in decode(span.token_ids.tolist()).splitlines() or [""])
+    for use in () if sample.episode is None else sample.episode.tools:
+        took = "" if use.seconds is None else f"  {use.seconds:.3f} s"
+        said = json.dumps(dict(use.arguments), ensure_ascii=False)
+        yield f"turn {use.turn + 1}: {use.name} {said}{' FAILED' if use.failed else ''}{took}"
+        yield from (f"    {line}" for line in use.result.splitlines())
     receipt = None if sample.episode is None else sample.episode.receipt
     if receipt is not None:
         reasons = "".join(f" + {count} {reason}" for reason, count in receipt.not_trained.items())

@@ -118,6 +118,10 @@ def conversation(episode: Episode) -> str:
 def test_a_game_is_played_by_calls_and_scored_by_its_environment() -> None:
     episode, policy = play(Guess, [guess(8), guess(4), guess(5), "never said"], row={"secret": 5, "level": 2})
     assert (episode.ended, episode.reward, len(episode.rows)) == (Ended.AGENT, 1.0, 1)
+    assert [(use.turn, use.name, use.arguments, use.result, use.failed) for use in episode.tools] == [
+        (0, "guess", {"number": 8}, "<", False), (1, "guess", {"number": 4}, ">", False),
+        (2, "guess", {"number": 5}, "=", False),
+    ]  # fmt: skip
     assert episode.info["turns"] == episode.info["tool_calls"] == 3
     assert episode.info["ended_agent"] == 1
     assert episode.info["ended_turns"] == episode.info["tool_errors"] == 0

@@ -87,6 +87,9 @@ def test_a_tool_turn_is_continued_by_ids_whatever_the_client_makes_of_it() -> No
         second = await player.say([user("40 + 2?"), turn, result], tools=(ADD,))
         assert second.choices[0].message.content == "42"
         assert [choice.finish_reason for choice in (*first.choices, *second.choices)] == ["tool_calls", "stop"]
+        assert [vars(use) for use in player.session.tools] == [
+            {"turn": 0, "name": "add", "arguments": {"a": 40, "b": 2}, "result": "42", "failed": False, "seconds": None}
+        ]
 
     play(work)
     episode = player.episode()

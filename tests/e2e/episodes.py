@@ -16,7 +16,7 @@ class Diary:
     """What is said is counted."""
 
     def __init__(self, trace: str, slow_s: float = 0.0) -> None:
-        self._trace, self._slow_s = Path(trace), slow_s
+        self._trace, self._slow_s = Path(__file__).with_name(f"{trace}.txt"), slow_s
 
     def reset(self, prompt: str) -> str:
         self._trace_of("reset")
@@ -73,9 +73,18 @@ def write_task(folder: Path) -> None:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def arguments(folder: Path, name: str, *extra: str, trace: str = "trace.txt", slow_s: float = 0.0) -> list[str]:
-    """Of a run of three steps with this environment; `slow_s` is how long its tool takes."""
-    options = json.dumps({"trace": str(folder / trace), "slow_s": slow_s})
+def arguments(folder: Path, name: str, *extra: str, trace: str = "whole", slow_s: float = 0.0) -> list[str]:
+    """Of a run of three steps with this environment.
+
+    Args:
+        folder: of the task.
+        name: of the run.
+        extra: more arguments.
+        trace: what the environment does is written into this file, with the suffix `.txt`. Not by its path: a run that
+            is gone on with knows the content of files that options name.
+        slow_s: how long the tool takes.
+    """
+    options = json.dumps({"trace": trace, "slow_s": slow_s})
     return [
         "train", "--model", str(folder / "model"), "--data", str(folder / "rows.jsonl"), "--rollout.environment",
         f"{folder / 'diary.py'}:Diary", "--rollout.environment_options", options, "--rollout.max_turns", "3",

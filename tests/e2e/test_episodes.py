@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import rlsdk
+from conftest import kill_when, rlsdk
 from episodes import arguments, write_task
 
 from rlsdk.rollouts.journal.inspection import inspect_journal
@@ -45,8 +45,42 @@ def test_every_token_that_was_sampled_is_accounted_for(whole: Path) -> None:
     assert "    [" in episode, "the answer of the tool, as text"
 
 
-def test_replay_repeats_the_updates_and_calls_no_tool(folder: Path, whole: Path) -> None:
-    trace = (folder / "trace.txt").read_bytes()
+@pytest.fixture(scope="module")
+def killed(folder: Path) -> Path:
+    """The same run, ended by signal 9 in the middle of an episode of its second step, and gone on with."""
+    run = folder / "runs" / "killed"
+    words = arguments(folder, "killed", "--trainer.save_every_steps", "1", trace="killed", slow_s=0.2)
+
+    def is_amid() -> bool:
+        if not (run / "checkpoints" / "step_00000001").is_dir():
+            return False
+        events = [line["event"] for line in lines(run / "journal")]
+        return "update" in events and "turn" in events[events.index("update") :]
+
+    kill_when(is_amid, "a turn of the second step", words, folder)
+    rlsdk(*words, "--trainer.resume", "auto", cwd=folder)
+    return run
+
+
+def test_a_run_killed_in_an_episode_samples_none_of_its_turns_again(whole: Path, killed: Path) -> None:
+    one, other = (
+        [
+            {name: value for name, value in line.items() if name.startswith(("reward/", "response/", "policy/"))}
+            for line in read_metrics(run)
+        ]
+        for run in (whole, killed)
+    )
+    assert len(one) == 3
+    assert one == [{name: pytest.approx(value, rel=1e-4, abs=1e-6) for name, value in line.items()} for line in other]
+    assert inspect_journal(killed / "journal").is_sound
+    keys = [
+        (line["group"], line["sample"], line["key"]) for line in lines(killed / "journal") if line["event"] == "turn"
+    ]
+    assert len(set(keys)) == len(keys), "a turn was sampled twice"
+
+
+def test_replay_repeats_the_updates_and_calls_no_tool(folder: Path, killed: Path) -> None:
+    trace = (folder / "killed.txt").read_bytes()
     assert trace.count(b"say") > 20
-    assert "the same updates" in rlsdk("replay", str(whole), "--trust-run", cwd=folder)
-    assert (folder / "trace.txt").read_bytes() == trace
+    assert "the same updates" in rlsdk("replay", str(killed), "--trust-run", cwd=folder)
+    assert (folder / "killed.txt").read_bytes() == trace

@@ -29,6 +29,7 @@ from rlsdk.interfaces import (
     SamplingParams,
     Span,
     Trajectory,
+    Turn,
     UnsupportedCapabilityError,
     WorkerError,
 )
@@ -121,6 +122,9 @@ class Full:
 
     def sample(self, task: GroupTask, name: str, index: int, sample: Sample) -> None:
         self.noted += 1
+
+    def turn(self, task: GroupTask, name: str, index: int, key: str, turn: Turn) -> None:
+        pass
 
     def flush(self) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

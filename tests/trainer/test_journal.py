@@ -28,11 +28,13 @@ from rlsdk.interfaces import (
     CheckpointError,
     Episode,
     FinishReason,
+    Generate,
     PromptView,
     SamplingParams,
     Span,
     Trajectory,
     VersionRun,
+    joined_ids,
 )
 from rlsdk.kit.files.write_errors import OutputError
 from rlsdk.rollouts import (
@@ -48,6 +50,7 @@ from rlsdk.rollouts import (
     StreamOptions,
     single_turn,
 )
+from rlsdk.rollouts.journal.inspection import inspect_journal
 from rlsdk.rollouts.journal.journal import Journal
 from rlsdk.rollouts.journal.recorded import account, read_journal
 from rlsdk.rollouts.journal.records import grade_from, record_of, rows_from
@@ -161,6 +164,7 @@ class Life:
     checkpoints: list[tuple[int, Mapping[str, Any], int]] = field(default_factory=list)
     """Step, state, and bytes of the journal at that moment."""
     requested: int = 0
+    rollout: Any = single_turn
 
     def run(
         self,
@@ -170,7 +174,7 @@ class Life:
     ) -> Life:
         replicas = replicas or [Replica("one", max_running=2, delay=1), Replica("two", max_running=2, delay=2)]
         stream = RolloutStream(
-            replicas, LetterCodec(), StreamOptions(rollout=single_turn, max_model_tokens=40), grader=LengthGrader()
+            replicas, LetterCodec(), StreamOptions(rollout=self.rollout, max_model_tokens=40), grader=LengthGrader()
         )
         weights = weights or Weights(replicas)
         source = GroupSource(
@@ -274,6 +278,40 @@ def test_a_run_that_is_killed_anywhere_ends_where_the_undisturbed_one_ends(
         assert sorted(ordinals) == list(range(STEPS * GROUPS))
         fates = account(life.folder)
         assert {f for g, f in fates.items() if g < STEPS * GROUPS} == {f"trained in step {s + 1}" for s in range(STEPS)}
+
+
+TURNS = 3
+
+
+async def with_a_tool(prompt: PromptView, generate: Generate) -> Trajectory:
+    """Three turns, with the answer of a tool between them."""
+    spans = [Span.given(prompt.prompt_ids)]
+    for turn in range(TURNS):
+        made = await generate(joined_ids(spans))
+        spans += [made.span, *([Span.given(generate.encode(f"{turn}"))] if turn < TURNS - 1 else [])]
+    return Trajectory(spans=tuple(spans), finish_reason=made.finish_reason)
+
+
+@given(kill=st.floats(0.0, 1.0))
+@settings(max_examples=15, deadline=None)
+def test_no_turn_of_an_episode_is_sampled_again_after_a_kill(kill: float) -> None:
+    config = ScheduleConfig(max_staleness=1, journal="all")
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        life = Life(folder / "killed", config, rollout=with_a_tool).run()
+        left = int(size(life.folder) * kill)
+        found = [(step, state) for step, state, written in life.checkpoints if written <= left]
+        if not found:
+            return
+        step, state = found[0]
+        cut(life.folder, left)
+        known = read_journal(life.folder, after=step)
+        had = TURNS * sum(len(group) for group in known.samples.values())
+        had += sum(len(turns) for group in known.turns.values() for turns in group.values())
+        again = Life(life.folder, config, rollout=with_a_tool).run((step, state))
+        assert again.requested == (STEPS - step) * GROUPS * SAMPLES * TURNS - had
+        assert [*life.trained[:step], *again.trained] == life.trained
+        assert inspect_journal(life.folder).is_sound
 
 
 @given(kill=st.floats(0.05, 0.95))

@@ -27,6 +27,7 @@ from rlsdk.interfaces import (
     Receipt,
     SamplingParams,
     Span,
+    ToolUse,
     Trajectory,
     VersionRun,
 )
@@ -301,12 +302,13 @@ def test_an_episode_comes_back_from_the_journal() -> None:
     made = Episode(
         rows=sample.rows, chains=tuple(range(count)), scales=(0.5,) * count, ended=Ended.TURNS, receipt=receipt,
         info={"calls": 2.0},
+        tools=(ToolUse(turn=1, name="add", arguments={"a": [1, None]}, result="é", failed=True, seconds=0.5),),
     )  # fmt: skip
     record = json.loads(json.dumps(record_of(replace(sample, episode=made), task.prompt.prompt_ids)))
     back = samples_from({("", 0): record}, task.prompt.prompt_ids, lambda row: "")["", 0].episode
     assert back is not None
-    assert (back.chains, back.scales, back.ended, back.receipt, back.info) == (
-        made.chains, made.scales, made.ended, made.receipt, made.info,
+    assert (back.chains, back.scales, back.ended, back.receipt, back.info, back.tools) == (
+        made.chains, made.scales, made.ended, made.receipt, made.info, made.tools,
     )  # fmt: skip
     batch = make_batch([Group(task=task, samples=[replace(sample, episode=back)])], temperature=1.0)
     assert batch["chain"].tolist() == list(range(count))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -30,6 +31,7 @@ from rlsdk.interfaces import (
     Span,
     ToolCall,
     ToolFormat,
+    ToolUse,
     Trajectory,
     Turn,
     joined_ids,
@@ -101,6 +103,7 @@ class _Game:
         self._counts = dict.fromkeys(("turns", "tool_calls", "tool_errors", "tool_failures", "results_cut"), 0)
         self._failures = 0
         """Failures of tools in a row."""
+        self._tools: list[ToolUse] = []
         self._sampled = 0
         self._rendered_again = 0
         """Turns whose history began a new row."""
@@ -191,11 +194,24 @@ class _Game:
             return [{"role": "tool", "content": cut_text(expected, self._limits.max_tool_chars)}]
         found: list[Message] = []
         for call in said.calls:
-            text = await self._answer(call)
+            text = await self._noted(call)
             found.append({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text})
             if getattr(self._object, "done", False) is True:
                 break
         return found
+
+    async def _noted(self, call: ToolCall) -> str:
+        """As `_answer`; the episode shows it."""
+        began, wrong = time.monotonic(), self._counts["tool_errors"] + self._counts["tool_failures"]
+        text = await self._answer(call)
+        failed = self._counts["tool_errors"] + self._counts["tool_failures"] > wrong
+        self._tools.append(
+            ToolUse(
+                turn=self._counts["turns"] - 1, name=call.name, arguments=call.arguments, result=text, failed=failed,
+                seconds=round(time.monotonic() - began, 4),
+            )
+        )  # fmt: skip
+        return text
 
     async def _answer(self, call: ToolCall) -> str:
         """Calls a tool; its failure is text for the model."""
@@ -280,6 +296,7 @@ class _Game:
                 rendered_again={"template": self._rendered_again} if self._rendered_again else {},
                 digests=tuple(row.digest for row in trajectories),
             ),
+            tools=tuple(self._tools),
             info=info,
             reward=reward,
             token_rewards=np.concatenate([row.token_rewards() for row in rows]) if scored else None,

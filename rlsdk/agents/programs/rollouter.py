@@ -182,6 +182,7 @@ def _episode(
         scales=rows.scales,
         ended=session.ended or (Ended.TIME if is_late else Ended.AGENT),
         receipt=rows.receipt(sampled, session.rendered_again, session.counts),
+        tools=tuple(session.tools),
         info={**info_of(rows, session.counts, session.rendered_again), **outcome.info},
         extra={**(finished.extra if finished is not None else {}), **outcome.extra},
         reward=outcome.reward if finished is None or finished.reward is None else finished.reward,

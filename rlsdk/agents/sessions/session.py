@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlsdk.agents.chats.chat_format import message_of
-from rlsdk.agents.sessions.history import chain, extended
+from rlsdk.agents.sessions.history import chain, extended, text_of
 from rlsdk.agents.sessions.limits import EpisodeLimits
 from rlsdk.agents.sessions.requests import Answer, Ask, Choice, Refusal
 from rlsdk.agents.sessions.row_tree import Ids, RowTree, TurnNode
@@ -23,7 +23,9 @@ from rlsdk.interfaces import (
     Ended,
     FinishReason,
     Message,
+    ToolCall,
     ToolFormat,
+    ToolUse,
     Turn,
 )
 
@@ -95,6 +97,10 @@ class Session:
         self.overlapped = False
         """Whether calls were sampled at the same time."""
         self._form, self._sampler, self._limits = form, sampler, limits
+        self.tools: list[ToolUse] = []
+        """Calls of tools whose results came with later requests."""
+        self._open_calls: dict[str, tuple[int, ToolCall]] = {}
+        """Id of a call without a result -> number of its answer, and the call."""
         self._known: dict[bytes, list[Pending]] = {}
         self._turns: dict[bytes, tuple[TurnNode, Message]] = {}
         """Key of a history -> the turn that ends it, and its message."""
@@ -163,6 +169,7 @@ class Session:
         ids, keys = self._prompt(ask)
         self._check_limits(ids, ask.num_choices)
         self._count(ask)
+        self._note_results(ask.messages)
         prompt = np.asarray(ids, np.int32)  # once: a list of 30,000 tokens takes a millisecond
         digest = hashlib.blake2b(prompt.astype(np.int64).tobytes(), digest_size=16).hexdigest()
         places = [self._place(prompt, digest) for _ in range(ask.num_choices)]
@@ -176,12 +183,21 @@ class Session:
             self._turns[extended(keys[-1], message)] = node, message
             self._longest = max(self._longest, len(ask.messages) + 1)
             choices.append(choice)
+            self._open_calls |= {one.id: (call, one) for one in choice.message.calls}
         return Answer(id=answer_id, choices=tuple(choices), prompt_tokens=len(ids))
 
     def _count(self, ask: Ask) -> None:
         self.counts["turns"] += ask.num_choices
         self.counts["overridden"] += len(ask.overridden)
         self.counts["neutralised"] += self._form.texts_with_control(ask.messages)
+
+    def _note_results(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            found = self._open_calls.pop(str(message.get("tool_call_id")), None)
+            if found is not None:
+                turn, call = found
+                result = text_of(message.get("content"))
+                self.tools.append(ToolUse(turn=turn, name=call.name, arguments=call.arguments, result=result))
 
     def _prompt(self, ask: Ask) -> tuple[list[int], list[bytes]]:
         """Ids of a request's prompt: those of the longest known history, and what follows it; or all of it anew."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rlsdk.interfaces import Turn
 from rlsdk.rollouts.groups.group import Group, GroupTask, Sample
 from rlsdk.rollouts.schedule.events import Sampled
 
@@ -19,6 +20,8 @@ Inbox = queue.SimpleQueue[Any]
 """Receives groups, or the error that ended their rollout."""
 Made = Mapping[tuple[str, int], Sample]
 """Samples of a group that exist already, by name of their requests and index."""
+Turns = Mapping[tuple[str, int], Mapping[str, Turn]]
+"""Turns of unfinished samples that exist already, by name of their requests and index, and key of their call."""
 
 
 class Record(Protocol):
@@ -28,8 +31,12 @@ class Record(Protocol):
         """Records a graded sample, with the name of its requests."""
         ...
 
+    def turn(self, task: GroupTask, name: str, index: int, key: str, turn: Turn) -> None:
+        """Records a turn of a sample that is not finished, with the key of its call."""
+        ...
+
     def flush(self) -> None:
-        """Writes the recorded samples; called after samples that arrived together.
+        """Writes the recorded samples and turns; called after samples that arrived together.
 
         Raises:
             OutputError: they cannot be written.
@@ -51,6 +58,13 @@ class Recording:
 
     def sample(self, task: GroupTask, name: str, index: int, sample: Sample) -> None:
         self._record.sample(task, name, index, sample)
+        self._flush_soon()
+
+    def turn(self, task: GroupTask, name: str, index: int, key: str, turn: Turn) -> None:
+        self._record.turn(task, name, index, key, turn)
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
         if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._flush)
@@ -81,6 +95,8 @@ class Delivery:
     into: Inbox
     recording: Recording | None
     made: Mapping[int, Made]
+    turns: Mapping[int, Turns] = field(default_factory=dict)
+    """Ordinal of a group -> turns of its samples that are reused."""
     reports_sampled: bool = False
     """`into` receives a `Sampled` when the last token of a group was drawn, too."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -57,6 +58,10 @@ class GroupRequests:
     max_model_tokens: int
     name: str = ""
     """Distinguishes it from other requests of the same group."""
+    made: Mapping[int, Mapping[str, Turn]] = field(default_factory=dict)
+    """Turns that exist already, by sample and key of the call: they are not sampled again."""
+    record: Callable[[int, str, Turn], None] | None = None
+    """Called with sample, key and turn, as soon as a turn was sampled."""
 
     def __post_init__(self) -> None:
         self._calls: list[_Call] = []
@@ -136,6 +141,14 @@ class _Call:
     stop_strings: tuple[str, ...]
     output: asyncio.Future[GenerationOutput]
 
+    @property
+    def key(self) -> str:
+        """Equal for calls of a sample whose turns are equal: the same draw, after the same ids, within the same
+        limits."""
+        digest = hashlib.blake2b(repr((self.place, self.max_tokens, self.stop_strings)).encode(), digest_size=12)
+        digest.update(np.asarray(self.token_ids, np.int64).tobytes())
+        return digest.hexdigest()
+
     def continues(self, other: _Call) -> bool:
         """Whether both calls fit into one request, this one directly after the other."""
         return (self.place, self.sample, self.max_tokens, self.token_ids, self.stop_strings) == (
@@ -170,6 +183,9 @@ class SampleGenerate:
         self.max_model_tokens = requests.max_model_tokens
         self.seed = request_seed(*requests.task.seed, "task")
         self.account = TurnAccount()
+        self._made = requests.made.get(sample, {})
+        self._turns: dict[str, Turn] = {}
+        """Key of a call -> its turn. An agent that is run again gets the turns that it had."""
 
     async def __call__(
         self,
@@ -207,9 +223,18 @@ class SampleGenerate:
             output=asyncio.get_running_loop().create_future(),
         )
         self._turn += 1
+        key = call.key
+        if key not in self._turns:
+            turn = self._made.get(key) or await self._sampled(key, call)
+            self.account.add(turn.span)
+            self._turns[key] = turn
+        return self._turns[key]
+
+    async def _sampled(self, key: str, call: _Call) -> Turn:
         output = await self._requests.generate(call)
         turn = Turn(span=Span.of(output), finish_reason=output.finish_reason)
-        self.account.add(turn.span)
+        if self._requests.record is not None:
+            self._requests.record(self._sample, key, turn)
         return turn
 
     def text(self, turn: Turn) -> str:

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from rlsdk.interfaces import CheckpointError, GenerationOutput, GenerationRequest
+from rlsdk.interfaces import CheckpointError, GenerationOutput, GenerationRequest, Turn
 from rlsdk.kit.files.write_errors import OutputError, writing
 from rlsdk.rollouts.groups.group import GroupTask, Sample
 from rlsdk.rollouts.journal.recorded import Recorded, first_needed
-from rlsdk.rollouts.journal.records import record_of, unfinished_record
+from rlsdk.rollouts.journal.records import record_of, turn_record, unfinished_record
 from rlsdk.rollouts.journal.segments import FORMAT, Segment, body_of, chained, read_header, segments
 
 FOLDER = "journal"
@@ -100,6 +100,13 @@ class Journal:
         `flush`: hundreds of samples that arrive together cost one system call."""
         record = record_of(sample, task.prompt.prompt_ids)
         body = _body("sample", {"group": task.ordinal, "name": name, "sample": index, **record})
+        with self._lock:
+            self._behind.append(body)
+
+    def turn(self, task: GroupTask, name: str, index: int, key: str, turn: Turn) -> None:
+        """As `sample`, for a turn of one that is not finished; `key` is that of its call."""
+        record = turn_record(key, turn)
+        body = _body("turn", {"group": task.ordinal, "name": name, "sample": index, **record})
         with self._lock:
             self._behind.append(body)
 

@@ -31,6 +31,8 @@ class Recorded:
 
     samples: dict[int, dict[SampleKey, Mapping[str, Any]]] = field(default_factory=dict)
     """Sample records by ordinal of the group."""
+    turns: dict[int, dict[SampleKey, list[Mapping[str, Any]]]] = field(default_factory=dict)
+    """Records of the turns of samples that were not finished, by ordinal of the group."""
     trained: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Groups that each step trained on, by step."""
     updates: dict[int, Mapping[str, float]] = field(default_factory=dict)
@@ -53,10 +55,12 @@ class Recorded:
             ordinal: {key: record for key, record in group.items() if _newest(record) <= version}
             for ordinal, group in self.samples.items()
         }
-        unfinished = {
-            key: record for key, record in self.unfinished.items() if _newest({"spans": [record["span"]]}) <= version
+        unfinished = {key: record for key, record in self.unfinished.items() if _newest_of(record) <= version}
+        turns = {
+            ordinal: {key: [one for one in found if _newest_of(one) <= version] for key, found in group.items()}
+            for ordinal, group in self.turns.items()
         }
-        return replace(self, samples=kept, unfinished=unfinished, trained={})
+        return replace(self, samples=kept, turns=turns, unfinished=unfinished, trained={})
 
 
 def read_journal(
@@ -105,6 +109,7 @@ def read_journal(
     again = {group for groups in recorded.trained.values() for group in groups}
     for ordinal in done - again:
         recorded.samples.pop(ordinal, None)
+        recorded.turns.pop(ordinal, None)
     return recorded
 
 
@@ -167,9 +172,15 @@ def _take(found: Recorded, line: Mapping[str, Any], after: int, done: set[int], 
             found.reached = max(found.reached, int(line["step"]))
         case "sample" if needed(group := int(line["group"])):
             _newest(line)
-            found.samples.setdefault(group, {})[str(line["name"]), int(line["sample"])] = line
+            key = str(line["name"]), int(line["sample"])
+            found.samples.setdefault(group, {})[key] = line
+            found.turns.get(group, {}).pop(key, None)
+        case "turn" if needed(group := int(line["group"])):
+            _newest_of(line)
+            key = str(line["name"]), int(line["sample"])
+            found.turns.setdefault(group, {}).setdefault(key, []).append(line)
         case "unfinished":
-            _newest({"spans": [line["span"]]})
+            _newest_of(line)
             found.unfinished[int(line["seed"]), int(line["sample"])] = line
         case "train" if int(line["step"]) > after:
             found.trained[int(line["step"])] = tuple(map(int, line["groups"]))
@@ -189,6 +200,11 @@ def row_records(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         rows: Sequence[Mapping[str, Any]] = record["rows"]
         return rows
     return () if record["spans"] is None else (record,)
+
+
+def _newest_of(record: Mapping[str, Any]) -> int:
+    """As `_newest`, of a record of one span."""
+    return _newest({"spans": [record["span"]]})
 
 
 def _newest(record: Mapping[str, Any]) -> int:

@@ -23,7 +23,9 @@ from rlsdk.interfaces import (
     Receipt,
     RlsdkError,
     Span,
+    ToolUse,
     Trajectory,
+    Turn,
     VersionRun,
 )
 from rlsdk.interfaces.spelling import Setting
@@ -97,6 +99,31 @@ def rows_from(
     """
     with _checked():
         return tuple(_row_from(row, prompt_ids, vocabulary) for row in row_records(record))
+
+
+def turn_record(key: str, turn: Turn) -> dict[str, Any]:
+    """The record of a turn of an unfinished sample, with the key of its call."""
+    return {"key": key, "reason": turn.finish_reason.value, "span": _span(turn.span)}
+
+
+def turns_from(
+    records: Mapping[SampleKey, Sequence[Mapping[str, Any]]], vocabulary: int | None = None
+) -> dict[SampleKey, dict[str, Turn]]:
+    """The turns of a group's records, by sample and key of the call; see `rows_from`.
+
+    Raises:
+        CheckpointError: a record is damaged.
+    """
+    with _checked():
+        return {
+            sample: {
+                str(one["key"]): Turn(
+                    span=_span_from(one["span"], vocabulary), finish_reason=FinishReason(one["reason"])
+                )
+                for one in turns
+            }
+            for sample, turns in records.items()
+        }
 
 
 def unfinished_record(request: GenerationRequest, output: GenerationOutput) -> dict[str, Any]:
@@ -173,6 +200,8 @@ def _episode(episode: Episode) -> dict[str, Any]:
         found["info"] = dict(episode.info)
     if episode.receipt is not None:
         found["receipt"] = _plain(asdict(episode.receipt))
+    if episode.tools:
+        found["tools"] = [_plain(asdict(use)) for use in episode.tools]
     return {"episode": found} if found else {}
 
 
@@ -187,6 +216,7 @@ def _episode_from(record: Mapping[str, Any], rows: tuple[Trajectory, ...]) -> Ep
         scales=tuple(map(float, found.get("scales", ()))),
         ended=Ended(found.get("ended", plain.ended)),
         info={str(name): float(value) for name, value in found.get("info", {}).items()},
+        tools=tuple(ToolUse(**use) for use in found.get("tools", ())),
         receipt=None if receipt is None else Receipt(**{**receipt, "digests": tuple(receipt["digests"])}),
     )
 

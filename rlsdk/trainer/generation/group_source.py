@@ -283,9 +283,15 @@ class GroupSource:
         tasks = [self._task(ordinal, step) for ordinal in groups]
         made = {task.ordinal: samples for task in tasks if (samples := self._history.made(task)) is not None}
         self._reused |= {ordinal: len(samples) for ordinal, samples in made.items()}
+        turns = {task.ordinal: found for task in tasks if (found := self._history.turns(task))}
         reports_sampled = self._config.overlaps and self._drains
         self._stream.start(
-            tasks, self._driver.inbox, record=self._history.record, made=made, reports_sampled=reports_sampled
+            tasks,
+            self._driver.inbox,
+            record=self._history.record,
+            made=made,
+            turns=turns,
+            reports_sampled=reports_sampled,
         )
 
     def train(self, step: int, groups: Sequence[int]) -> None:
