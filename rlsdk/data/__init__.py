@@ -16,9 +16,10 @@ from rlsdk.data.answers import (
 )
 from rlsdk.data.chat import ChatTemplate, Tokenizer
 from rlsdk.data.control_tokens import LiteralEncoder, special_ids
+from rlsdk.data.conversations import LearnedRow, TurnTokens, earlier_turns, learned_rows
 from rlsdk.data.mixture import MixturePart, next_part
 from rlsdk.data.pairs import PairFields
-from rlsdk.data.prompts import FilterReport, NoPromptError, Prompt, PromptDataset
+from rlsdk.data.prompts import FilterReport, NoPromptError, Prompt, PromptDataset, encode_prompts
 from rlsdk.data.render import PromptFormat, Template, render
 from rlsdk.data.rows import DataRow, JsonValue, Messages, Pair, Reply, Steps, lookup, missing_field, to_json, to_row
 from rlsdk.data.sources import Loader, SourceName, check_source, load_rows, parse_source
@@ -35,6 +36,7 @@ __all__ = [
     "DataRow",
     "FilterReport",
     "JsonValue",
+    "LearnedRow",
     "LiteralEncoder",
     "Loader",
     "Messages",
@@ -52,13 +54,17 @@ __all__ = [
     "Steps",
     "Template",
     "Tokenizer",
+    "TurnTokens",
     "answer_notes",
     "answer_report",
     "check_source",
     "distinct",
     "drop_seen",
+    "earlier_turns",
+    "encode_prompts",
     "epoch_order",
     "learned_reply",
+    "learned_rows",
     "load_rows",
     "lookup",
     "missing_field",

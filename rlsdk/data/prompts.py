@@ -229,6 +229,15 @@ class PromptDataset(Sequence[Prompt]):
         return int.from_bytes(digest.digest(), "big") >> 1
 
 
+def encode_prompts(rows: Sequence[DataRow], tokenizer: Tokenizer, form: PromptFormat) -> list[NDArray[np.int32]]:
+    """Token ids of the prompts of selected rows, as a `PromptDataset` has them.
+
+    Raises:
+        DataError: the chat template refuses a row; names file and line.
+    """
+    return _encode(rows, render(rows, tokenizer, form), tokenizer, form, None)[0]
+
+
 def _parts_of(parts: Sequence[MixturePart], positions: Sequence[int]) -> tuple[MixturePart, ...]:
     """The parts restricted to the prompts at ascending `positions`; empty parts are dropped."""
     found, start = [], 0

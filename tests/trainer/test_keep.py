@@ -159,8 +159,9 @@ def test_sft_and_dpo_read_what_is_kept(
     learned = config_of(model, files["above:-1"], registry, "--sft.steps", "1")
     with closing(build_run_inputs(learned, registry, tmp_path, Recorder(), rewarded=False)) as run_inputs:
         assert run_inputs.learned is not None
-        prompts, answers = run_inputs.learned
-        texts = [run_inputs.tokenizer.decode(ids, skip_special_tokens=True) for ids in answers]
+        prompts, made = run_inputs.learned
+        spans = [row.token_ids[first:end] for rows in made for row in rows for first, end in row.learned]
+        texts = [run_inputs.tokenizer.decode(ids, skip_special_tokens=True) for ids in spans]
     assert texts == [row["answer"] for row in samples["above:-1"]]
     assert [prompt.text for prompt in prompts][:1] == [samples["above:-1"][0]["question"]]
     compared = config_of(model, files["pairs"], registry)

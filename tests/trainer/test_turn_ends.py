@@ -63,7 +63,7 @@ def ends_of(run_inputs: RunInputs) -> Mapping[str, set[int]]:
     assert run_inputs.learned is not None
     pairs = read_pairs(PairTraining.DPO, run_inputs).train
     return {
-        "sft": {ids[-1] for ids in run_inputs.learned[1]},
+        "sft": {row.token_ids[-1] for rows in run_inputs.learned[1] for row in rows},
         "ptx": {example.answer_ids[-1] for example in run_inputs.examples},
         "chosen": {ids[-1] for ids in pairs.chosen},
         "rejected": {ids[-1] for ids in pairs.rejected},
@@ -134,5 +134,5 @@ def test_an_end_that_only_the_generation_config_names_is_learned(
     config = config_of(folder, rows, registry, "--sft.steps", "2")
     with closing(build_run_inputs(config, registry, tmp_path, Recorder(), rewarded=False)) as run_inputs:
         assert run_inputs.learned is not None
-        assert {ids[-1] for ids in run_inputs.learned[1]} == {5}
+        assert {row.token_ids[-1] for rows in run_inputs.learned[1] for row in rows} == {5}
         assert run_inputs.sampling.stop_token_ids == (5, 6)

@@ -241,6 +241,9 @@ class SftConfig(Section):
     """Optimizer steps of linear warm-up."""
     save_every_steps: PositiveInt | None = 100
     """Optimizer steps between checkpoints, from which an interrupted run resumes; null: no checkpoints."""
+    turns: Literal["all", "last"] = "all"
+    """Turns of the assistant that are learned of a conversation: all, in one row where the chat template keeps earlier
+    turns as they are and in a row each where it changes them; or the last one, to which the others are the prompt."""
     answer_template: str = "{answer}"
     """Text that is learned; `{answer}` and `{any_field_of_the_row}` are filled in."""
     long_answers: Literal["drop", "cut"] = "drop"

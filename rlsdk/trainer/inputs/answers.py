@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from rlsdk.data import (
+    Answer,
     AnswerEncoder,
     AnswerEnds,
+    AnswerReport,
     DataRow,
+    LearnedRow,
     PromptDataset,
     PromptFormat,
     Reply,
+    TurnTokens,
     answer_report,
+    earlier_turns,
+    encode_prompts,
     learned_reply,
+    learned_rows,
 )
 from rlsdk.interfaces import DataError
+from rlsdk.system.quantities import counted
 
 Learned = tuple[PromptDataset, Sequence[Sequence[int]]]
 """Prompts, and the answer tokens that are trained on after each."""
+Conversations = tuple[PromptDataset, Sequence[Sequence[LearnedRow]]]
+"""Prompts, and for each the rows that are trained on: one, unless the chat template changes earlier turns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,21 +58,87 @@ def learned_answers(
     Raises:
         DataError: a row has no answer, or all answers are too long.
     """
-    limit, choice = settings.max_tokens, settings.long_answers
-    replies = [_reply(row, settings) for row in prompts.rows]
-    sources = [row.source for row in prompts.rows]
+    answers, report = _encoded(prompts.rows, tokenizer, settings, notice)
+    kept = [at for at, answer in enumerate(answers) if _is_learned(answer, settings)]
+    if not kept:
+        raise _all_too_long(report, settings)
+    return prompts.subset(kept), [answers[at].token_ids for at in kept]
+
+
+def learned_conversations(
+    prompts: PromptDataset, tokenizer: Any, settings: AnswerSettings, notice: Callable[[str], None], *, every: bool
+) -> Conversations:
+    """Returns the prompts to train on with the rows of each; `long_answers` decides which turns are not learned.
+
+    Args:
+        prompts: conversations up to the last answer.
+        tokenizer: of the policy.
+        settings: how answers are tokenized.
+        notice: shows a line.
+        every: learn every turn of the assistant, rather than the answer alone.
+
+    Raises:
+        DataError: a row has no answer, or all answers are too long.
+    """
+    before = [[*earlier_turns(row)] if every else [] for row in prompts.rows]
+    earlier = [row for rows in before for row in rows]
+    answers, report = _encoded(prompts.rows, tokenizer, settings, notice, earlier)
+    ids = [tuple(one.tolist()) for one in encode_prompts(earlier, tokenizer, settings.form)]
+    turns = [
+        TurnTokens(prompt_ids=asked, answer_ids=answer.token_ids, is_learned=_is_learned(answer, settings))
+        for asked, answer in zip([*ids, *(one.prompt_ids for one in prompts)], answers, strict=True)
+    ]
+    first, made = iter(turns[: len(earlier)]), []
+    for rows, last in zip(before, turns[len(earlier) :], strict=True):
+        made.append(learned_rows([*itertools.islice(first, len(rows)), last]))
+    kept = [at for at, rows in enumerate(made) if rows]
+    if not kept:
+        raise _all_too_long(report, settings)
+    if earlier:
+        text = f"{len(earlier):,} earlier turns of the assistant are learned, too ({settings.section}.turns)"
+        apart = sum(len(rows) > 1 for rows in made)
+        more = f"; {counted(apart, 'conversation')} in several rows each, as the chat template changes earlier turns"
+        notice(f"{settings.section}: {text}{more if apart else ''}")
+    return prompts.subset(kept), [made[at] for at in kept]
+
+
+def _encoded(
+    rows: Sequence[DataRow],
+    tokenizer: Any,
+    settings: AnswerSettings,
+    notice: Callable[[str], None],
+    earlier: Sequence[DataRow] = (),
+) -> tuple[list[Answer], AnswerReport]:
+    """The answers of `earlier` rows as they are, then those of `rows` in their template; and what is said of them.
+
+    Raises:
+        DataError: a row has no answer, or one that cannot be encoded.
+    """
+    limit = settings.max_tokens
     encoder = AnswerEncoder(tokenizer, limit, settings.ends, form=settings.form)
-    answers = encoder.encode_replies(prompts.rows, replies, settings.template)
-    report = answer_report(answers, sources, limit, choice, special_allowed=settings.form.allow_special_tokens)
+    answers = [
+        answer
+        for part, template in ((earlier, "{answer}"), (rows, settings.template))
+        for answer in encoder.encode_replies(part, [_reply(row, settings) for row in part], template)
+    ]
+    special_allowed = settings.form.allow_special_tokens
+    sources = [row.source for row in (*earlier, *rows)]
+    report = answer_report(answers, sources, limit, settings.long_answers, special_allowed=special_allowed)
     if report.num_long or report.notes:
         notice(f"{settings.section}: {report.line()}")
-    kept = [at for at, answer in enumerate(answers) if choice == "cut" or not answer.cut]
-    if not kept:
-        raise DataError(
-            f"{settings.section}: {report.line()}; raise rollout.max_response_tokens {limit}"
-            + (f", or choose {settings.section}.long_answers 'cut', which is {choice!r}" if settings.can_cut else "")
-        )
-    return prompts.subset(kept), [answers[at].token_ids for at in kept]
+    return answers, report
+
+
+def _is_learned(answer: Answer, settings: AnswerSettings) -> bool:
+    return settings.long_answers == "cut" or not answer.cut
+
+
+def _all_too_long(report: AnswerReport, settings: AnswerSettings) -> DataError:
+    section, choice = settings.section, settings.long_answers
+    return DataError(
+        f"{section}: {report.line()}; raise rollout.max_response_tokens {settings.max_tokens}"
+        + (f", or choose {section}.long_answers 'cut', which is {choice!r}" if settings.can_cut else "")
+    )
 
 
 def _reply(row: DataRow, settings: AnswerSettings) -> Reply:

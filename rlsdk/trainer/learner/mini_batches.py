@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rlsdk.algorithms import Samples, length_penalty, overlong_punishment, relative_length_reward
 from rlsdk.config import LengthConfig
+from rlsdk.data import LearnedRow
 from rlsdk.interfaces import Batch
 from rlsdk.rollouts import request_seed
 
@@ -18,6 +19,18 @@ def make_sft_batch(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[
     batch = Batch.from_rows([[*p, *a] for p, a in zip(prompts, answers, strict=True)])
     starts = torch.tensor([len(p) for p in prompts])
     return batch.with_tokens(response_mask=batch.position_ids >= torch.repeat_interleave(starts, batch.lengths))
+
+
+def make_rows_batch(rows: Sequence[LearnedRow]) -> Batch:
+    """As `make_sft_batch`, for rows with any number of learned spans."""
+    batch = Batch.from_rows([row.token_ids for row in rows])
+    mask = torch.zeros(batch.num_tokens, dtype=torch.bool)
+    start = 0
+    for row in rows:
+        for first, end in row.learned:
+            mask[start + first : start + end] = True
+        start += len(row.token_ids)
+    return batch.with_tokens(response_mask=mask)
 
 
 def cut_mini_batches(whole: Tensor, num_parts: int, *, seed: Sequence[int | str]) -> list[Tensor]:

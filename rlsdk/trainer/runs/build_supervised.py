@@ -12,7 +12,7 @@ from rlsdk.data import PromptDataset, PromptStream
 from rlsdk.interfaces import ConfigError
 from rlsdk.interfaces.spelling import Setting
 from rlsdk.rollouts import request_seed
-from rlsdk.trainer.inputs.answers import AnswerSettings, Learned
+from rlsdk.trainer.inputs.answers import AnswerSettings, Conversations
 from rlsdk.trainer.inputs.data import with_pair_steps
 from rlsdk.trainer.inputs.prompt_formats import prompt_format
 from rlsdk.trainer.inputs.step_ends import StepReader
@@ -37,11 +37,11 @@ def sft_stage(config: RunConfig, run_inputs: RunInputs, session: Session, *, mea
         raise ConfigError(
             f"sft.steps: 0 trains nothing; give {Setting('sft.steps', 'N')} or {Setting('sft.epochs', 'N')}"
         )
-    prompts, answers = run_inputs.learned
+    prompts, rows = run_inputs.learned
     return SftStage(
         session,
         PromptStream(prompts, seed=request_seed(config.trainer.seed, "sft"), shuffle=config.data.shuffle),
-        answers,
+        rows,
         RunOutput(run_dir=run_inputs.output.run_dir, view=run_inputs.output.view, trackers=run_inputs.output.trackers),
         StageSettings(
             steps=config.sft.steps,
@@ -57,7 +57,7 @@ def sft_stage(config: RunConfig, run_inputs: RunInputs, session: Session, *, mea
     )
 
 
-def _held_out_answers(config: RunConfig, run_inputs: RunInputs) -> Learned | None:
+def _held_out_answers(config: RunConfig, run_inputs: RunInputs) -> Conversations | None:
     prompts = run_inputs.eval_prompts.get(HELD_OUT.name)
     answered = [] if prompts is None else [at for at, prompt in enumerate(prompts) if prompt.answer is not None]
     if prompts is None or not answered:

@@ -20,7 +20,7 @@ from rlsdk.interfaces import (
 )
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.trainer.checkpoints.checkpoint import step_of
-from rlsdk.trainer.inputs.answers import AnswerSettings, Learned, learned_answers
+from rlsdk.trainer.inputs.answers import AnswerSettings, Conversations, learned_conversations
 from rlsdk.trainer.inputs.data import load_examples, load_prompts, with_sft_steps, with_steps
 from rlsdk.trainer.inputs.prompt_formats import prompt_format
 from rlsdk.trainer.inputs.rewards import check_rows
@@ -46,7 +46,7 @@ class RunInputs:
     """Evaluation prompts by name of the measure; empty without evaluations."""
     examples: Sequence[Example]
     """Examples of the supervised loss term; empty without one."""
-    learned: Learned | None
+    learned: Conversations | None
     """Prompts of supervised training and the answer tokens of each; None without supervised training."""
     rewards: RunRewards
     sampling: SamplingParams
@@ -120,7 +120,9 @@ def build_run_inputs(
         config = config if learned is None else with_sft_steps(config, len(learned[0]))
         examples = load_examples(config, registry, tokenizer, prompts.train, view, ends) if rewarded else []
         if learned is not None:
-            vocabulary.check_rows(learned[1], [row.source for row in learned[0].rows])
+            learned_ids = [(one.token_ids, row.source) for row, rows in zip(learned[0].rows, learned[1], strict=True)
+                           for one in rows]  # fmt: skip
+            vocabulary.check_rows([ids for ids, _ in learned_ids], [source for _, source in learned_ids])
         vocabulary.check_rows(
             [[*one.prompt_ids, *one.answer_ids] for one in examples], ["algorithm.ptx"] * len(examples)
         )
@@ -159,8 +161,10 @@ def _say_end(ends: AnswerEnds, tokenizer: Any, view: RunView) -> None:
         )
 
 
-def learned_of(config: RunConfig, prompts: PromptDataset, tokenizer: Any, ends: AnswerEnds, view: RunView) -> Learned:
-    """The prompts and answers of supervised training."""
+def learned_of(
+    config: RunConfig, prompts: PromptDataset, tokenizer: Any, ends: AnswerEnds, view: RunView
+) -> Conversations:
+    """The prompts and rows of supervised training."""
     settings = AnswerSettings(
         template=config.sft.answer_template,
         max_tokens=config.rollout.max_response_tokens,
@@ -168,7 +172,7 @@ def learned_of(config: RunConfig, prompts: PromptDataset, tokenizer: Any, ends: 
         form=prompt_format(config),
         ends=ends,
     )
-    return learned_answers(prompts, tokenizer, settings, view.notice)
+    return learned_conversations(prompts, tokenizer, settings, view.notice, every=config.sft.turns == "all")
 
 
 def build_trackers(

@@ -11,12 +11,12 @@ import torch
 
 from rlsdk.algorithms import SftObjective, loss_weights
 from rlsdk.config.sections.role_kinds import ACTOR
-from rlsdk.data import PromptStream
+from rlsdk.data import LearnedRow, PromptStream
 from rlsdk.interfaces import CheckpointError
 from rlsdk.trainer.checkpoints.run_folder import WARM_START
-from rlsdk.trainer.inputs.answers import Learned
+from rlsdk.trainer.inputs.answers import Conversations
 from rlsdk.trainer.learner.metrics import StepClock
-from rlsdk.trainer.learner.mini_batches import make_sft_batch
+from rlsdk.trainer.learner.mini_batches import make_rows_batch
 from rlsdk.trainer.learner.watch import LearningWatch, supervised_symptoms
 from rlsdk.trainer.stages.evaluation.metrics import clustered_error
 from rlsdk.trainer.stages.evaluation.run import Evaluated
@@ -35,7 +35,7 @@ CHECKPOINTS = WARM_START
 
 
 class SftStage(Stage):
-    """Each step takes rows of prompt and answer, and makes one optimizer step of the actor.
+    """Each step takes conversations, and makes one optimizer step of the actor.
 
     Rows are ordered differently than in RL: the RL steps that follow must not begin with the prompts that were just
     memorized, which leave little to explore.
@@ -45,20 +45,20 @@ class SftStage(Stage):
         self,
         session: Session,
         stream: PromptStream,
-        answers: Sequence[Sequence[int]],
+        rows: Sequence[Sequence[LearnedRow]],
         output: RunOutput,
         settings: StageSettings,
         *,
         rows_per_step: int,
         update_timeout_s: float | None = None,
-        held_out: Learned | None = None,
+        held_out: Conversations | None = None,
         when: EvalOptions | None = None,
     ) -> None:
-        """`answers` holds the answer tokens after each prompt, by the prompt's index in the data set; `held_out` is
-        never trained on, and evaluated according to `when`."""
+        """`rows` holds what is learned of each conversation, by its index in the data set; `held_out` is never trained
+        on, and evaluated according to `when`."""
         self.session = session
         self.stream = stream
-        self.answers = answers
+        self.rows = rows
         self.output = output
         self.evaluations = Evaluations(None if held_out is None else partial(self._evaluate, held_out), output, when)
         self.settings = settings
@@ -76,8 +76,8 @@ class SftStage(Stage):
 
     def advance(self) -> Mapping[str, float]:
         clock = StepClock()
-        rows = self.stream.take(self.rows_per_step)
-        batch = make_sft_batch([row.prompt_ids for row in rows], [self.answers[row.index] for row in rows])
+        drawn = self.stream.take(self.rows_per_step)
+        batch = make_rows_batch([row for prompt in drawn for row in self.rows[prompt.index]])
         batch = batch.with_tokens(loss_weight=loss_weights(batch))
         actor = self.session.actor
         with self.session.turns.using(actor.name, training=True):
@@ -119,16 +119,16 @@ class SftStage(Stage):
         if hasattr(self, "_progress"):
             self._progress.__exit__(None, None, None)
 
-    def _evaluate(self, held_out: Learned) -> Evaluated:
-        """Mean negative log-likelihood per token of held-out answers, in nats, with its standard error over rows."""
-        prompts, answers = held_out
-        batch = make_sft_batch([prompt.prompt_ids for prompt in prompts], answers)
+    def _evaluate(self, held_out: Conversations) -> Evaluated:
+        """Mean negative log-likelihood per token of held-out answers, in nats, with its standard error over
+        conversations."""
+        batch = make_rows_batch([row for rows in held_out[1] for row in rows])
         log_probs = forward_in_parts(
             self.session, ACTOR, batch.keep(("input_ids", "response_mask")), "log_probs",
             look=self.evaluations.check_stop, timeout_s=self.update_timeout_s,
         )  # fmt: skip
         mask = batch["response_mask"]
-        lengths = batch.row_sum(mask.long()).tolist()
+        lengths = [sum(end - first for row in rows for first, end in row.learned) for rows in held_out[1]]
         rows = [part.tolist() for part in torch.split(-log_probs[mask].double(), lengths)]
         tokens = [value for row in rows for value in row]
         error = clustered_error(rows)
