@@ -5,7 +5,7 @@ with the same boxes and not FSDP itself: only the move is measured). One or two 
 processes take it, by each transport. Everything runs through the product's own planner, manager and both ends.
 
     python -m benchmarks.reshard_move                                   # 50 M and 500 M parameters, about 12 minutes
-    python -m benchmarks.reshard_move --sizes 50m --transports shared_memory --bucket-mb 8 64
+    python -m benchmarks.reshard_move --sizes 50m --transports ring --bucket-mb 8 64
 
     UCX_TLS=tcp,self python -m benchmarks.reshard_move --transports process_group nixl   # both over TCP
 
@@ -43,9 +43,9 @@ SIZES: Mapping[str, tuple[int, int, int]] = {"50m": (512, 1408, 10), "500m": (15
 """Hidden size, inner size, layers."""
 VOCABULARY = 32000
 TRAIN_RANKS = 2
-STREAMED = "shared_memory, streamed"
+STREAMED = "ring, streamed"
 """That transport where the training side's weights are in private memory."""
-TRANSPORTS = ("in_process", "shared_memory", STREAMED, "shared_file", "process_group", "nixl", "object_store")
+TRANSPORTS = ("in_process", "ring", STREAMED, "process_group", "nixl", "object_store")
 PLACES = {"in_process": here, "object_store": actors}
 """Where the two sides of a transport live; of the others each in a process of its own."""
 
@@ -119,7 +119,7 @@ def measure(size: str, replicas: int, tp: int, args: argparse.Namespace) -> Iter
                 for bucket_mb in args.bucket_mb:
                     names = [transport.partition(",")[0]]
                     manager = GenericShardingManager(*sides, bucket_bytes=bucket_mb << 20, transports=names)
-                    manager.train.run("keep_weights_shared", transport == "shared_memory")
+                    manager.train.run("keep_weights_shared", transport == "ring")
                     yield _measure(manager, size, replicas, tp, transport, bucket_mb, args.repeats)
 
 

@@ -6,6 +6,7 @@ A section of the configuration and what is built from it inherit the same class:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
@@ -216,3 +217,25 @@ class RewardLimits:
                 raise ConfigError(f"reward limit isolation is {value!r}; expected auto, always or never")
             if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
                 raise ConfigError(f"reward limit {name} is {value!r}; expected a number above 0")
+
+
+FORMER_TRANSPORTS = {
+    "shared_memory": "ring",
+    "shared_file": "ring",
+    "cuda_ipc": "device_ring",
+    "inline": "object_store",
+}
+"""Names that transports of weights had -> the one that replaces each. The old names go with interface 2.2."""
+
+
+def transport_name(name: Any) -> Any:
+    """Today's name of a transport; other values unchanged."""
+    new = FORMER_TRANSPORTS.get(name) if isinstance(name, str) else None
+    if new is None:
+        return name
+    warnings.warn(
+        f"the transport {name!r} is now {new!r}; the old name goes with interface 2.2",
+        FutureWarning,
+        stacklevel=2,
+    )
+    return new

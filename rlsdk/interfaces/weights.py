@@ -119,6 +119,9 @@ class WeightLayout:
     worker: str | None = None
     """Rollout: name of the engine's worker that receives these weights in its own process, `process`
     (`RolloutEngine.receive_weights`). None: the replica's process receives them (`update_weights`)."""
+    host: str | None = None
+    """Rollout: process of the replica of a worker. It fetches what the worker itself cannot, in place if it holds it.
+    None: unknown."""
     is_apart: bool = False
     """True for a worker on another node than its replica's process: they share no memory. Replicas do not forward its
     weights, since forwarding goes through their processes."""

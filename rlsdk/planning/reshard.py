@@ -12,8 +12,7 @@ from rlsdk.sharding.plan.packed_plan import PackedBuckets, bytes_by_route
 from rlsdk.sharding.plan.planner import plan_reshard
 from rlsdk.sharding.plan.relays import INTER_NODE_BYTES_S, INTRA_NODE_BYTES_S
 from rlsdk.sharding.transfer.devices import on_physical_device
-from rlsdk.sharding.transports.host_memory import InProcessTransport
-from rlsdk.sharding.transports.object_store import ObjectStoreTransport
+from rlsdk.sharding.transports.in_process import InProcessTransport
 from rlsdk.sharding.transports.table import allowed_transports, named_transports
 
 MAX_BYTES = 200 * 10**9
@@ -63,18 +62,15 @@ def layouts_of(
 ) -> tuple[WeightLayout, ...]:
     """Layouts of all ranks, each with its process and device."""
     return tuple(
-        on_physical_device(layout if layout.process else replace(layout, process=process), ctx.accelerators)
+        on_physical_device(_placed(layout, process), ctx.accelerators)
         for layouts, process, ctx in zip(forecast.layouts, processes, contexts, strict=True)
         for layout in layouts
     )
 
 
-class _StoreOfTheRun(ObjectStoreTransport):
-    """Placeholder for the object store of the run's cluster, which this process is not part of."""
-
-    @classmethod
-    def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
-        return True
+def _placed(layout: WeightLayout, process: str) -> WeightLayout:
+    """A layout of a rank, or of a worker of the replica, in this process."""
+    return replace(layout, process=process) if not layout.process else replace(layout, host=process)
 
 
 def plan_move(
@@ -85,8 +81,7 @@ def plan_move(
     Raises:
         LayoutError: as `summarize`.
     """
-    named = named_transports(allowed_transports(transport))
-    transports = [_StoreOfTheRun if known is ObjectStoreTransport else known for known in named]
+    transports = named_transports(allowed_transports(transport))
     return plan_reshard(source, target, bucket_bytes=bucket_bytes, transports=transports)
 
 

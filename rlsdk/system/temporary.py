@@ -11,7 +11,6 @@ import hashlib
 import os
 import shutil
 import socket
-import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -80,19 +79,6 @@ def remove_abandoned(parent: str) -> None:
             if os.fstat(descriptor).st_uid in owners:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
-
-
-def remove_abandoned_files(parent: str, prefix: str) -> None:
-    """As `remove_abandoned`, for files named PREFIX, process id, dash, and more, whose owners `hold` them."""
-    for name in _names(parent, prefix):
-        owner = name.removeprefix(prefix).partition("-")[0]
-        if not owner.isdecimal() or os.path.exists(f"/proc/{owner}"):
-            continue
-        with suppress(OSError), _opened(os.path.join(parent, name)) as descriptor:
-            status = os.fstat(descriptor)
-            if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(os.path.join(parent, name))
 
 
 @cache

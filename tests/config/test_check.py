@@ -294,9 +294,9 @@ POOLS = ["--placement.pools", "{a: {devices_per_node: [1]}, b: {devices_per_node
         ("in_process", APART, "cpu", "processes of their own"),
         ("in_process", [*POOLS, "--placement.roles", "{actor: a, rollout: a}"], "cpu", ""),
         ("in_process", [*POOLS, "--placement.roles", "{actor: a, rollout: b}"], "cpu", "processes of their own"),
-        ("cuda_ipc", APART, "cpu", "on a CPU"),
-        ("cuda_ipc", APART, "cuda", ""),
-        ("shared_memory", APART, "cpu", ""),
+        ("device_ring", APART, "cpu", "on a CPU"),
+        ("device_ring", APART, "cuda", ""),
+        ("ring", APART, "cpu", ""),
     ],
 )
 def test_a_transport_that_cannot_reach_is_refused_before_anything_starts(

@@ -131,13 +131,6 @@ class PipeGroup(LocalGroup):
         return self.hosts
 
 
-def weight_files(*pids: int) -> list[str]:
-    """Files of weights in /dev/shm that these processes made, and this one."""
-    return [
-        n for n in os.listdir("/dev/shm") if n.startswith(tuple(f"rlsdk-weights-{p}-" for p in (os.getpid(), *pids)))
-    ]
-
-
 @contextmanager
 def train_processes(shapes: Shapes, parts: int, **way: Any) -> Iterator[PipeGroup]:
     """Starts one process per part of the weights, `Way(**way)`; ends them all on the way out."""

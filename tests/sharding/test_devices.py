@@ -15,7 +15,7 @@ from rlsdk.interfaces import RankContext, WeightLayout
 from rlsdk.sharding import GenericShardingManager
 from rlsdk.sharding.plan.holders import ELSEWHERE, SAME_DEVICE, SAME_NODE, Places
 from rlsdk.sharding.transfer.devices import on_physical_device
-from rlsdk.sharding.transports.cuda_ipc import CudaIpcTransport
+from rlsdk.sharding.transports.ring_transport import DeviceRingTransport
 from rlsdk.testing.sharding.local_groups import LocalGroup, RolloutHost, TrainHost
 from rlsdk.testing.sharding.tensor_engines import TensorRolloutEngine, TensorTrainEngine
 
@@ -59,8 +59,6 @@ def test_two_processes_share_a_device_where_node_and_physical_name_agree(
     actor, serving = contexts("actor", ("a", "0")), contexts("rollout", rollout)
     assert actor[0].device == serving[0].device == "cuda:0"
     ends = manager(actor, serving).ends()
-    reaches = CudaIpcTransport.reaches
-    assert reaches(ends.source[0], ends.target[0]) is shared
     near, far = Places.of(ends.source, ends.target)
     first = np.zeros(1, np.int64)
     expected = SAME_DEVICE if shared else SAME_NODE if rollout[0] == "a" else ELSEWHERE
@@ -83,4 +81,4 @@ def test_without_a_name_and_on_a_cpu_the_device_stays_as_the_engine_says() -> No
     assert (rank.device, rank.accelerators) == ("cpu", ())
     assert on_physical_device(whole_target(SHAPES, device="cpu"), ("0",)).device == "cpu"
     ends = manager([rank], contexts("rollout", ("a", ""), device="cpu")).ends()
-    assert not CudaIpcTransport.reaches(ends.source[0], ends.target[0])
+    assert not DeviceRingTransport.reaches(ends.source[0], ends.target[0])

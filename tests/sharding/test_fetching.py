@@ -13,7 +13,7 @@ from sharding_cases import dim0_sharded, random_tensors, rollout_group, train_gr
 from rlsdk.interfaces import SyncReceipt, WeightShard
 from rlsdk.sharding import GenericShardingManager, WeightTarget
 from rlsdk.sharding.transfer import fetching
-from rlsdk.sharding.transports.host_memory import InlineTransport
+from rlsdk.sharding.transports.object_store import ObjectStoreTransport
 from rlsdk.testing.sharding.local_groups import LocalPeer
 from rlsdk.testing.sharding.tensor_engines import TensorRolloutEngine
 
@@ -26,8 +26,8 @@ class Rank(LocalPeer):
 
     def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         (buckets,) = args
-        inline = [replace(bucket, transport="inline") for bucket in buckets]
-        return super().call(method, inline, timeout_s=timeout_s)
+        by_call = [replace(bucket, transport="object_store") for bucket in buckets]
+        return super().call(method, by_call, timeout_s=timeout_s)
 
 
 class BreaksOff(TensorRolloutEngine):
@@ -41,7 +41,7 @@ class BreaksOff(TensorRolloutEngine):
         return super().update_weights(shards, version)
 
 
-class First(InlineTransport):
+class First(ObjectStoreTransport):
     """Closes when the end of the other source has been made, as by a thread that comes late."""
 
     closing = threading.Event()
@@ -52,7 +52,7 @@ class First(InlineTransport):
         self.late.wait(PATIENCE_S)
 
 
-class Second(InlineTransport):
+class Second(ObjectStoreTransport):
     """Made while the other is being closed."""
 
     begun = threading.Event()
@@ -70,7 +70,7 @@ def test_a_thread_that_comes_late_neither_breaks_the_closing_nor_leaves_anything
     train = train_group(random_tensors(SHAPES), dim0_sharded(SHAPES, 2))
     layout = whole_target(SHAPES)
     rollout = rollout_group([[layout]])
-    plan = GenericShardingManager(train, rollout, transports=("inline",)).plan(dim0_sharded(SHAPES, 2), [layout])
+    plan = GenericShardingManager(train, rollout, transports=("object_store",)).plan(dim0_sharded(SHAPES, 2), [layout])
     buckets = [replace(bucket, round=bucket.source, transport=f"of {bucket.source}") for bucket in plan.buckets]
     assert [bucket.source for bucket in buckets] == [0, 1]
     peers = {source: Rank(host, is_local=False) for source, host in enumerate(train.hosts)}
@@ -83,5 +83,5 @@ def test_a_thread_that_comes_late_neither_breaks_the_closing_nor_leaves_anything
     with pytest.raises(OSError, match="the engine gave up"):
         target.pull(buckets, peers, 1, PATIENCE_S)
     assert First.late.is_set()
-    ends |= {"of 0": InlineTransport, "of 1": InlineTransport}
+    ends |= {"of 0": ObjectStoreTransport, "of 1": ObjectStoreTransport}
     assert target.pull(buckets, peers, 2, 60.0).version == 2

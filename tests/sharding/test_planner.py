@@ -163,7 +163,7 @@ def test_the_transport_follows_from_where_the_ends_stand() -> None:
         tensor_layout(metas, boxes[2:], rank=2, node="b", process="b:1"),
     ]
     made = plan(source, [replace(whole_target(tensors, node="a"), process="a:1")])
-    assert [b.transport for b in made.buckets] == ["in_process", "shared_memory", "inline"]
+    assert [b.transport for b in made.buckets] == ["in_process", "ring", "object_store"]
     assert made.moved_bytes == lower_bound_bytes(source, [replace(whole_target(tensors), process="a:1")]) == 2 * 6 * 4
 
 

@@ -62,13 +62,13 @@ def test_a_source_that_never_sends_is_an_error_at_the_deadline(monkeypatch: pyte
 
 
 def test_ends_of_different_wire_versions_refuse_each_other() -> None:
-    with pytest.raises(WeightSyncError, match="speaks version 0 of the wire, this end version 3"):
+    with pytest.raises(WeightSyncError, match="speaks version 0 of the wire, this end version 4"):
         ProcessGroupTransport().fetch({"wire_version": 0}, [])
 
 
 def test_a_transport_that_does_not_exist_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"transport 'shared_memroy' does not exist; did you mean 'shared_memory'\?"):
-        GenericShardingManager(rollout_group([]), rollout_group([]), transports=["shared_memroy"])
+    with pytest.raises(ConfigError, match=r"transport 'rinq' does not exist; did you mean 'ring'\?"):
+        GenericShardingManager(rollout_group([]), rollout_group([]), transports=["rinq"])
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2 to make a host")

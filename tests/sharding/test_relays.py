@@ -104,7 +104,7 @@ def far_groups(nodes: Sequence[str], sources: int = 2) -> tuple[LocalGroup, Loca
     return train, rollout, sent
 
 
-@pytest.mark.parametrize("transport", ["object_store", "process_group", "inline"])
+@pytest.mark.parametrize("transport", ["object_store", "process_group"])
 def test_three_replicas_of_a_node_take_each_byte_from_the_sources_once(transport: str) -> None:
     use_store(Store())
     try:
@@ -147,7 +147,7 @@ def test_a_replica_that_breaks_off_takes_the_rest_of_its_chain_along_and_the_nex
         raise OSError("its memory is full")
 
     first.update_weights = fails
-    manager = GenericShardingManager(train, rollout, bucket_bytes=2048, timeout_s=20.0, transports=["inline"])
+    manager = GenericShardingManager(train, rollout, bucket_bytes=2048, timeout_s=20.0, transports=["object_store"])
     with pytest.raises(OSError, match="its memory is full"):
         manager.sync(1)
     assert all(tensor.count_nonzero() == 0 for host in rollout.hosts for _, _, tensor in host.engine.served)
@@ -182,7 +182,7 @@ def test_other_replicas_under_the_same_indices_get_ways_of_their_own() -> None:
 def test_who_asks_behind_a_sync_that_broke_off_waits_for_nothing() -> None:
     passing = RelaySource()
     relay = Relay(target=0, manager="m", sync="m-0", children=(1,))
-    bucket = Bucket(source=2, target=1, transport="inline", transfers=(), num_bytes=0, round=0)
+    bucket = Bucket(source=2, target=1, transport="object_store", transfers=(), num_bytes=0, round=0)
     passing.begin({1: [[]]}, relay, 60.0, "cpu")
     passing.fail("m-0", "its memory is full")
     with pytest.raises(WeightSyncError, match="its memory is full"):
@@ -193,6 +193,6 @@ def test_who_asks_behind_a_sync_that_broke_off_waits_for_nothing() -> None:
 
 def test_a_replica_that_nobody_passes_weights_on_to_is_told_so() -> None:
     _, rollout, _ = far_groups(["far"])
-    bucket = Bucket(source=5, target=3, transport="inline", transfers=(), num_bytes=0, round=0)
+    bucket = Bucket(source=5, target=3, transport="object_store", transfers=(), num_bytes=0, round=0)
     with pytest.raises(WeightSyncError, match="target 3 asked for weights that are not passed on to it"):
         rollout.hosts[0].pass_on_weights([bucket], "m-0", 0.1)

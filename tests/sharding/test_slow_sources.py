@@ -16,7 +16,7 @@ from rlsdk.kit.ranks.progress import idle_s
 from rlsdk.sharding import GenericShardingManager, WeightTarget
 from rlsdk.sharding.transfer import worker_progress
 from rlsdk.sharding.transfer.worker_progress import WorkerProgress, counted
-from rlsdk.sharding.transports.host_memory import SharedMemoryTransport
+from rlsdk.sharding.transports.ring_transport import RingTransport
 from rlsdk.testing.sharding.local_groups import LocalPeer
 
 SHAPES = {f"layer.{at}": (64, 16) for at in range(12)}
@@ -52,7 +52,7 @@ def groups(transport: str) -> tuple[WeightTarget, list[Bucket], SlowPeer, dict[s
 
 
 def test_calls_that_are_answered_slowly_one_after_the_other_outlive_the_time_of_one() -> None:
-    target, buckets, peer, _ = groups("inline")
+    target, buckets, peer, _ = groups("object_store")
     start = time.monotonic()
     assert target.pull(buckets, {0: peer}, 1, TIMEOUT_S).version == 1
     assert time.monotonic() - start > TIMEOUT_S
@@ -60,9 +60,9 @@ def test_calls_that_are_answered_slowly_one_after_the_other_outlive_the_time_of_
 
 
 def test_a_stream_that_comes_slowly_outlives_the_time_of_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    fill = SharedMemoryTransport._fill
-    monkeypatch.setattr(SharedMemoryTransport, "_fill", lambda *args: (time.sleep(PAUSE_S), fill(*args)))
-    target, buckets, peer, _ = groups("shared_memory")
+    fill = RingTransport._fill
+    monkeypatch.setattr(RingTransport, "_fill", lambda *args: (time.sleep(PAUSE_S), fill(*args)))
+    target, buckets, peer, _ = groups("ring")
     start = time.monotonic()
     assert target.pull(buckets, {0: peer}, 1, TIMEOUT_S).version == 1
     assert time.monotonic() - start > TIMEOUT_S
@@ -72,7 +72,7 @@ def test_a_stream_that_comes_slowly_outlives_the_time_of_one_wait(monkeypatch: p
 
 @pytest.mark.parametrize("come", [0, 4])
 def test_calls_that_are_answered_no_more_end_the_pull_in_time(come: int) -> None:
-    target, buckets, peer, _ = groups("inline")
+    target, buckets, peer, _ = groups("object_store")
     peer.answers = come
     start = time.monotonic()
     with pytest.raises(WeightSyncError, match=r"did not arrive .* DeadlineError: no answer in 1.2 s"):
@@ -81,7 +81,7 @@ def test_calls_that_are_answered_no_more_end_the_pull_in_time(come: int) -> None
 
 
 def test_a_stream_that_stands_still_ends_the_pull_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    fill, filled, over = SharedMemoryTransport._fill, [], threading.Event()
+    fill, filled, over = RingTransport._fill, [], threading.Event()
 
     def fill_four(*args: Any) -> None:
         filled.append(1)
@@ -89,8 +89,8 @@ def test_a_stream_that_stands_still_ends_the_pull_in_time(monkeypatch: pytest.Mo
             over.wait(120)
         fill(*args)
 
-    monkeypatch.setattr(SharedMemoryTransport, "_fill", fill_four)
-    target, buckets, peer, _ = groups("shared_memory")
+    monkeypatch.setattr(RingTransport, "_fill", fill_four)
+    target, buckets, peer, _ = groups("ring")
     start = time.monotonic()
     try:
         with pytest.raises(WeightSyncError, match=r"the source sent nothing for 1.2 s"):

@@ -20,14 +20,13 @@ from sharding_cases import (
     train_group,
     whole_target,
 )
-from sharding_processes import weight_files
 from torch import Tensor
 
 from rlsdk.interfaces import Box, Bucket, SyncReceipt, SyncReport, WeightShard, WeightSyncError
 from rlsdk.kit.ranks.shared_memory import share
 from rlsdk.sharding import GenericShardingManager
-from rlsdk.sharding.transports.host_memory import SharedFileTransport, SharedMemoryTransport
 from rlsdk.sharding.transports.ring import RingWriter
+from rlsdk.sharding.transports.ring_transport import RingTransport
 from rlsdk.testing.sharding.local_groups import LocalGroup, LocalPeer, RolloutHost, TrainHost
 from rlsdk.testing.sharding.tensor_engines import TensorRolloutEngine, TensorTrainEngine
 
@@ -275,21 +274,20 @@ def test_only_what_changed_is_counted() -> None:
 
 def test_memory_that_cannot_be_attached_is_gone_around_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    for transport in (SharedMemoryTransport, SharedFileTransport):
+    export = RingTransport.export
 
-        def hidden(self: Any, *args: Any, export: Any = transport.export) -> Mapping[str, Any]:
-            asked.append(self.name)
-            return [{**handle, "path": "/proc/0/fd/0"} for handle in export(self, *args)]
+    def hidden(self: Any, *args: Any) -> Sequence[Mapping[str, Any]]:
+        asked.append(self.name)
+        return [{**handle, "path": "/proc/0/fd/0"} for handle in export(self, *args)]
 
-        monkeypatch.setattr(transport, "export", hidden)
+    monkeypatch.setattr(RingTransport, "export", hidden)
     manager = make(parts=1, num_replicas=1)
     sync(manager, 1)
-    assert (asked.count("shared_memory"), asked.count("shared_file")) == (1, 1)
+    assert asked == ["ring"]
     step(manager)
     sync(manager, 2)
-    assert (asked.count("shared_memory"), asked.count("shared_file")) == (1, 1)
+    assert asked == ["ring"]
     assert torch.equal(served(manager.rollout)[0][2], random_tensors(SHAPES)["embed"] + 0.125)  # type: ignore[arg-type]
-    assert weight_files() == []
 
 
 class DeadPeer(LocalPeer):
@@ -305,7 +303,7 @@ class DeadPeer(LocalPeer):
 
 
 def test_a_source_that_dies_between_two_buckets_ends_the_sync_with_its_rank() -> None:
-    manager = make(parts=1, num_replicas=1, transports=["shared_file"])
+    manager = make(parts=1, num_replicas=1, transports=["object_store"])
     manager.train.peers = lambda: [DeadPeer(host) for host in manager.train.hosts]  # type: ignore[attr-defined,method-assign]
     before = served(manager.rollout)  # type: ignore[arg-type]
     with pytest.raises(
@@ -346,12 +344,12 @@ def test_each_source_is_asked_for_one_bucket_at_a_time_and_at_most_one_ahead() -
 
             return super().update_weights(watch(), version)
 
-    manager = make(parts=1, num_replicas=1, engine=Watching, transports=["shared_file"])
+    manager = make(parts=1, num_replicas=1, engine=Watching, transports=["object_store"])
     peers += [WatchedPeer(host) for host in manager.train.hosts]  # type: ignore[attr-defined]
     manager.train.peers = lambda: peers  # type: ignore[method-assign]
     ends = manager.ends()
     buckets = manager.plan(ends.source, ends.target).buckets
-    assert {bucket.transport for bucket in buckets} == {"shared_file"}
+    assert {bucket.transport for bucket in buckets} == {"object_store"}
     numbers = [bucket.round for bucket in buckets for _ in bucket.transfers]
     rounds_until = [number + 1 for number in numbers]
     sync(manager, 1)

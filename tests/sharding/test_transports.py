@@ -1,18 +1,19 @@
 """Transports: bitwise, within bounds, and leaving nothing behind."""
 
+import errno
 import gc
 import os
+import weakref
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
 from sharding_cases import export, random_tensors
-from sharding_processes import weight_files
 
 from rlsdk.interfaces import Box, WeightShard, WeightSyncError
 from rlsdk.kit.ranks.shared_memory import AttachError, SharedBlock, attach, share
+from rlsdk.sharding.transports.ring_transport import RingTransport
 from rlsdk.sharding.transports.table import make_transport
 from rlsdk.sharding.transports.transport import Transport
 from rlsdk.sharding.transports.wire import announcement
@@ -22,8 +23,8 @@ BETWEEN_HOSTS = [
     "process_group",
     pytest.param("nixl", marks=pytest.mark.skipif(find_spec("nixl") is None, reason="rlsdk[nixl] is not installed")),
 ]
-HERE = ["in_process", "shared_memory", "shared_file", "inline", *BETWEEN_HOSTS]
-COPYING = ["shared_memory", "shared_file", "inline"]
+HERE = ["in_process", "ring", "object_store", *BETWEEN_HOSTS]
+COPYING = ["ring", "object_store"]
 
 
 def shards_of(dtype: str = "float32", seed: int = 0) -> list[WeightShard]:
@@ -75,24 +76,11 @@ def test_within_a_process_nothing_is_copied() -> None:
         assert came.data_ptr() == shard.tensor.data_ptr()
 
 
-def test_two_files_take_turns_and_are_used_again() -> None:
-    source, target = make_transport("shared_file"), make_transport("shared_file")
-    first = shards_of(seed=1)
-    early = move("shared_file", first, ["float32"] * 5, (source, target))
-    late = move("shared_file", shards_of(seed=2), ["float32"] * 5, (source, target))
-    assert torch.equal(early[0], first[0].tensor)
-    before = descriptors()
-    again = move("shared_file", shards_of(seed=3), ["float32"] * 5, (source, target))
-    assert again[0].data_ptr() == early[0].data_ptr() != late[0].data_ptr()
-    assert descriptors() <= before  # fewer where garbage of an earlier test went meanwhile
-
-
-@pytest.mark.parametrize("name", ["shared_memory", "shared_file"])
-def test_a_larger_bucket_gets_a_larger_block(name: str) -> None:
-    source, target = make_transport(name), make_transport(name)
+def test_a_larger_bucket_gets_larger_slots() -> None:
+    source, target = make_transport("ring"), make_transport("ring")
     for elements in (10, 10, 2_000_000, 2_000_000, 10):
         shard = WeightShard(name="w", box=Box.whole((elements,)), tensor=torch.randn(elements))
-        (came,) = move(name, [shard], ["float32"], (source, target))
+        (came,) = move("ring", [shard], ["float32"], (source, target))
         assert torch.equal(came, shard.tensor)
 
 
@@ -106,16 +94,7 @@ def test_nothing_is_left_behind_after_close(name: str) -> None:
     source.close()
     target.close()
     gc.collect()
-    assert weight_files() == []
     assert descriptors() == fds
-
-
-def test_a_file_that_nobody_attached_goes_with_its_owner() -> None:
-    block = SharedBlock(100, anonymous=False)
-    assert weight_files() == [Path(block.name.path).name]
-    del block
-    gc.collect()
-    assert weight_files() == []
 
 
 @pytest.mark.parametrize("name", [*COPYING, "process_group"])
@@ -137,9 +116,8 @@ def test_a_bucket_of_another_size_is_refused(name: str) -> None:
     source.close()
 
 
-@pytest.mark.parametrize("anonymous", [True, False])
-def test_a_block_that_is_gone_cannot_be_attached(anonymous: bool) -> None:
-    block = SharedBlock(100, anonymous=anonymous)
+def test_a_block_that_is_gone_cannot_be_attached() -> None:
+    block = SharedBlock(100)
     name = block.name
     block.close()
     with pytest.raises(AttachError, match=r"cannot open the source's shared memory|no longer the block"):
@@ -147,26 +125,39 @@ def test_a_block_that_is_gone_cannot_be_attached(anonymous: bool) -> None:
 
 
 def test_a_path_that_leads_to_another_block_by_now_is_refused() -> None:
-    block = SharedBlock(100, anonymous=True)
+    block = SharedBlock(100)
     with pytest.raises(AttachError, match="no longer the block"):
         attach(replace(block.name, inode=block.name.inode + 1))
     block.close()
 
 
-def test_a_file_in_shared_memory_disappears_as_soon_as_it_is_attached() -> None:
-    block = SharedBlock(100, anonymous=False)
-    assert Path(block.name.path).exists()
-    view = attach(block.name)
-    assert not Path(block.name.path).exists()
-    block.tensor[7] = 42
-    assert view[7] == 42
-    block.close()
+def test_memory_that_is_lacking_is_an_error_and_not_a_bus_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, start: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    before = descriptors()
+    with pytest.raises(WeightSyncError, match=r"cannot take 2097152 bytes of shared memory .* No space left"):
+        SharedBlock(100)
+    assert descriptors() == before
 
 
-def test_memory_that_does_not_exist_is_an_error_and_not_a_bus_error() -> None:
-    with pytest.raises(WeightSyncError, match=r"cannot take .* bytes of shared memory"):
-        SharedBlock(1 << 60, anonymous=False)
-    assert weight_files() == []
+def test_a_source_keeps_no_weights_once_they_were_taken() -> None:
+    """Their memory is the engine's, which may move them."""
+    source, target = make_transport("ring"), make_transport("ring")
+    values = torch.randn(64, 64)
+    alive = weakref.ref(values)
+    shard = WeightShard(name="w", box=Box.whole((64, 64)), tensor=values)
+    handle = export(source, [shard], ["float32"])
+    assert len(list(target.fetch(handle, [((64, 64), "float32")]))) == 1
+    assert isinstance(source, RingTransport)
+    assert source._streaming is not None
+    source._streaming.join()
+    del values, shard
+    gc.collect()
+    assert alive() is None
+    source.close()
+    target.close()
 
 
 @pytest.mark.parametrize("name", [*COPYING, *BETWEEN_HOSTS])
@@ -174,7 +165,7 @@ def test_ends_of_different_wire_versions_refuse_each_other(name: str) -> None:
     source, target = make_transport(name), make_transport(name)
     shards = shards_of()
     handle = {**export(source, shards, ["float32"] * 5), "wire_version": 1}
-    with pytest.raises(WeightSyncError, match="the source speaks version 1 of the wire, this end version 3"):
+    with pytest.raises(WeightSyncError, match="the source speaks version 1 of the wire, this end version 4"):
         target.fetch(handle, [(s.box.size, "float32") for s in shards])
     source.close()
 
@@ -186,7 +177,7 @@ def test_a_bucket_over_the_limit_is_refused_before_memory_is_taken() -> None:
 
 
 def test_weights_in_shared_memory_are_read_where_they_are() -> None:
-    source, target = make_transport("shared_memory"), make_transport("shared_memory")
+    source, target = make_transport("ring"), make_transport("ring")
     first, second = share([torch.randn(8, 6), torch.randn(5)])
     shards = [
         WeightShard(name="w", box=Box((2, 1), (4, 3)), tensor=first[2:6, 1:4]),
@@ -207,13 +198,13 @@ def test_weights_in_shared_memory_are_read_where_they_are() -> None:
 def test_weights_in_shared_memory_of_another_dtype_than_asked_for_are_sent() -> None:
     (shared,) = share([torch.randn(8, 6)])
     shard = WeightShard(name="w", box=Box.whole((8, 6)), tensor=shared)
-    source, target = make_transport("shared_memory"), make_transport("shared_memory")
+    source, target = make_transport("ring"), make_transport("ring")
     (came,) = target.fetch(export(source, [shard], ["bfloat16"]), [((8, 6), "bfloat16")])
     assert torch.equal(came, shared.to(torch.bfloat16))
 
 
 def test_a_new_block_of_weights_takes_the_place_of_the_old_one() -> None:
-    source, target = make_transport("shared_memory"), make_transport("shared_memory")
+    source, target = make_transport("ring"), make_transport("ring")
     for value in (1.0, 2.0, 3.0):
         (shared,) = share([torch.full((100,), value)])
         shard = WeightShard(name="w", box=Box.whole((100,)), tensor=shared)

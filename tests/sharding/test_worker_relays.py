@@ -82,10 +82,10 @@ def test_workers_of_a_name_form_chains_and_those_of_one_replica_never_do() -> No
     assert plan_reshard(dim0_sharded(SHAPES, 2), copies, bucket_bytes=1024, transports=TRANSPORTS).relays == {}
 
 
-@pytest.mark.parametrize("transport", ["process_group", "inline"])
+@pytest.mark.parametrize("transport", ["process_group", "object_store"])
 def test_two_workers_of_three_replicas_take_each_byte_from_the_sources_once(three: Groups, transport: str) -> None:
     # Between replicas on one node the first that reaches is taken, as between replicas without workers.
-    manager = three.manager("shared_memory", transport)
+    manager = three.manager("ring", transport)
     for version in range(2):
         three.sent = dict.fromkeys(three.sent, 0)
         report = manager.sync(version)
@@ -102,7 +102,7 @@ def test_two_workers_of_three_replicas_take_each_byte_from_the_sources_once(thre
 def test_workers_on_two_nodes_take_a_byte_once_on_each() -> None:
     groups = Groups(["a", "b", "a", "b"], sources=4)
     try:
-        groups.manager("shared_memory", "inline").sync(1)
+        groups.manager("ring", "object_store").sync(1)
         assert sum(groups.sent.values()) == 2 * TP * HELD_BYTES
     finally:
         groups.close()
@@ -116,7 +116,7 @@ def test_a_replica_that_breaks_off_takes_the_chain_along_and_the_next_sync_is_wh
         raise OSError("a worker is gone")
 
     middle.receive_weights = fails  # type: ignore[method-assign,assignment]
-    manager = three.manager("shared_memory", "inline", timeout_s=5.0)
+    manager = three.manager("ring", "object_store", timeout_s=5.0)
     with pytest.raises((OSError, WeightSyncError)):
         manager.sync(1)
     middle.receive_weights = receive  # type: ignore[method-assign]
@@ -151,12 +151,12 @@ def test_what_cannot_reach_a_worker_on_another_node_goes_there_by_its_replicas_p
         return receive(deliveries, version)
 
     groups.engines[0].receive_weights = watched  # type: ignore[method-assign]
-    manager = groups.manager("inline")
+    manager = groups.manager("object_store")
     try:
         for version in range(2):
             receipt = manager.sync(version).receipts[0]
             assert [part.num_bytes for part in receipt.workers] == [HELD_BYTES] * TP
             groups.train.run("optim_step")
-        assert seen == [(names[0], {"shared_memory"}), (names[1], {"process_group"})] * 2
+        assert seen == [(names[0], {"ring"}), (names[1], {"process_group"})] * 2
     finally:
         groups.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlsdk.system import temporary
-from rlsdk.system.temporary import HeldFolder, held_folder, hold, remove_abandoned_files
+from rlsdk.system.temporary import HeldFolder, held_folder, hold
 
 
 @contextmanager
@@ -85,20 +85,3 @@ def test_a_folder_that_another_process_takes_for_abandoned_is_made_again(
     with held_folder("plan", str(tmp_path)) as folder:
         assert not Path(taken[0]).exists()
         assert Path(folder).is_dir()
-
-
-def test_a_shared_file_of_a_killed_process_is_removed_by_the_next(tmp_path: Path) -> None:
-    code = (
-        "import os, tempfile\nfrom rlsdk.system.temporary import hold\n"
-        f"fd, path = tempfile.mkstemp(prefix=f'weights-{{os.getpid()}}-', dir={str(tmp_path)!r})\n"
-        "assert hold(fd)\nprint(path, flush=True)"
-    )
-    with process(code) as path:
-        remove_abandoned_files(str(tmp_path), "weights-")
-        assert Path(path).exists()
-    (tmp_path / "weights-x-y").write_text("")
-    (tmp_path / f"weights-{os.getpid()}-y").write_text("")
-    (tmp_path / "weights-999999999-y").symlink_to(tmp_path / "weights-x-y")
-    remove_abandoned_files(str(tmp_path), "weights-")
-    assert not Path(path).exists()
-    assert len(list(tmp_path.iterdir())) == 3

@@ -18,15 +18,17 @@ from rlsdk.interfaces import (
     WeightLayout,
     hookimpl,
 )
+from rlsdk.interfaces.settings import FORMER_TRANSPORTS
 from rlsdk.registry import Registry
 from rlsdk.sharding import TRANSPORTS, GenericShardingManager, plan_reshard
+from rlsdk.sharding.transports.table import named_transports
 from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.trainer.roles.devices import start_cluster
 from rlsdk.trainer.roles.role_group import RoleGroup
 from rlsdk.trainer.roles.session import sharding_manager, start_role
 from rlsdk.trainer.runs.prepare import PreparedRun
 
-BETWEEN_PROCESSES = ["auto", "shared_memory", "shared_file", "object_store", "inline", "process_group"]
+BETWEEN_PROCESSES = ["auto", "ring", "object_store", "process_group"]
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +74,11 @@ def test_every_transport_brings_weights_to_an_engine_that_has_none(
     assert isinstance(manager, GenericShardingManager)
     ends = manager.ends()
     plan = manager.plan(ends.source, ends.target)
-    assert {bucket.transport for bucket in plan.buckets} == {"shared_memory" if name == "auto" else name}
+    assert {bucket.transport for bucket in plan.buckets} == {"ring" if name == "auto" else name}
     for version in (1, 2):
         report = manager.sync_weights(plan, version, expect_change=False)
         assert report.receipts[0].version == version
-        assert report.transports == ("shared_memory" if name == "auto" else name,)
+        assert report.transports == ("ring" if name == "auto" else name,)
         assert report.moved_bytes == report.lower_bound_bytes == report.num_bytes > 0
 
 
@@ -137,6 +139,18 @@ def test_the_setting_knows_every_transport_and_suggests_the_nearest() -> None:
     assert set(known) - {"auto"} == {transport.name for transport in TRANSPORTS}
 
 
+@pytest.mark.parametrize("former", FORMER_TRANSPORTS)
+def test_a_former_name_is_read_as_the_transport_that_replaces_it(
+    tmp_path: Path, registry: Registry, former: str
+) -> None:
+    now = FORMER_TRANSPORTS[former]
+    with pytest.warns(FutureWarning, match=rf"'{former}' is now '{now}'; the old name goes with interface 2\.2"):
+        config = load_config([], ["--model", str(tmp_path), "--sharding.transport", former], registry)
+    assert config.sharding.transport == now
+    with pytest.warns(FutureWarning, match="is now"):
+        assert [transport.name for transport in named_transports([former, now])] == [now]
+
+
 def test_a_misspelt_transport_is_refused_with_the_nearest_name(tmp_path: Path, registry: Registry) -> None:
-    with pytest.raises(ConfigError, match=r"(?s)sharding\.transport.*shared_memroy.*shared_memory"):
-        load_config([], ["--model", str(tmp_path), "--sharding.transport", "shared_memroy"], registry)
+    with pytest.raises(ConfigError, match=r"(?s)sharding\.transport.*object_stor.*object_store"):
+        load_config([], ["--model", str(tmp_path), "--sharding.transport", "object_stor"], registry)

@@ -71,7 +71,7 @@ ENGINES = {
             *_named("rlsdk/sharding/plan", "relays", "scales"),
             *_named("rlsdk/sharding/transfer", "calls", "fetching", "forwarding", "gathering", "receiving"),
             *_named("rlsdk/sharding/transfer", "relay_source", "source", "target", "verify", "worker_progress"),
-            *_named("rlsdk/sharding/transports", "host_memory", "table", "transport", "wire"),
+            *_named("rlsdk/sharding/transports", "ring", "ring_memory", "ring_transport", "table", "transport", "wire"),
         ],
         first=("test_constructor", "test_bitwise", "test_cover"),
     ),

@@ -23,9 +23,9 @@ def test_workers_on_two_nodes_receive_what_they_hold_and_serve_it(tmp_path: Path
     assert len(set(found["nodes"])) == 2
     assert [(node, is_apart) for node, is_apart, _ in found["layouts"]] == [("near", False), ("far", True)]
     direct, passed = found["ways"]
-    assert direct["transports"] == ["process_group", "shared_memory"]
+    assert direct["transports"] == ["process_group", "ring"]
     assert direct["calls"] == [2, 2, 2], "one for each worker"
-    assert passed["transports"] == ["inline", "shared_memory"]
+    assert passed["transports"] == ["object_store", "ring"]
     for way in (direct, passed):
         assert way["received"] == way["held"] == [658_944] * 2
         assert way["difference"] < 2e-4

@@ -83,10 +83,10 @@ def test_every_worker_receives_what_it_holds_and_no_more(replica: Any) -> None:
 def test_what_cannot_reach_a_worker_passes_through_its_host(replica: Any) -> None:
     plain, engine = replica
     train, rollout = row_ranks(plain.state), LocalGroup([RolloutHost(engine)])
-    manager = GenericShardingManager(train, rollout, bucket_bytes=BUCKET_BYTES, transports=["inline"])
+    manager = GenericShardingManager(train, rollout, bucket_bytes=BUCKET_BYTES, transports=["object_store"])
     for version in (3, 4):
         report = manager.sync(version, expect_change=False)
-        assert report.transports == ("inline",)
+        assert report.transports == ("object_store",)
         assert sum(part.num_bytes for part in report.receipts[0].workers) == report.lower_bound_bytes
         assert log_probs_differ(plain, plain.state, engine) < InProcess.tolerance
     rollout.hosts[0].target.close()
@@ -100,7 +100,7 @@ def test_workers_that_may_not_open_a_sources_memory_get_it_through_their_host(
     class Hidden(CountedHost):
         def export_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
             handles = super().export_weights(buckets)
-            hides = {"path": "/proc/0/fd/0"} if buckets[0].transport == "shared_memory" else {}
+            hides = {"path": "/proc/0/fd/0"} if buckets[0].transport == "ring" else {}
             return [{**handle, **hides} for handle in handles]
 
     train, rollout = row_ranks(plain.state, Hidden), LocalGroup([RolloutHost(engine)])

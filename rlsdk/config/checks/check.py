@@ -181,10 +181,10 @@ def _transport(config: RunConfig, device: str | None) -> Iterator[Problem]:
             "`pip install 'rlsdk[nixl]'`, or choose another; auto takes the quickest that reaches",
         )
     kinds = {device_of(placement, role, device) for role in (ACTOR, ROLLOUT)}
-    if chosen == "cuda_ipc" and "cpu" in kinds:
+    if chosen == "device_ring" and "cpu" in kinds:
         yield Problem(
             "sharding.transport",
-            "'cuda_ipc': expected another, because actor or rollout runs on a CPU; "
+            "'device_ring': expected another, because actor or rollout runs on a CPU; "
             "auto takes the quickest that reaches",
         )
 

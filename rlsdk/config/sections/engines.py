@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from rlsdk.config.problem import Problem
 from rlsdk.config.sections.agents import AgentsConfig
@@ -22,7 +22,14 @@ from rlsdk.config.sections.base import (
 from rlsdk.config.sections.role_kinds import JUDGE, REQUIRED_ROLES, REWARD, ROLES, TEACHER, is_role
 from rlsdk.config.sections.sampling import temperature_problems
 from rlsdk.interfaces import nearest
-from rlsdk.interfaces.settings import NO_INFLUENCE, AdapterSettings, OptimSettings, ReplicaSize, TrainPasses
+from rlsdk.interfaces.settings import (
+    NO_INFLUENCE,
+    AdapterSettings,
+    OptimSettings,
+    ReplicaSize,
+    TrainPasses,
+    transport_name,
+)
 
 SINGLE_TURN = "single_turn"
 """The rollouter that makes one request per sample."""
@@ -341,21 +348,21 @@ class ShardingConfig(Section):
         Literal[
             "auto",
             "in_process",
-            "shared_memory",
-            "shared_file",
-            "object_store",
-            "inline",
+            "ring",
+            "device_ring",
             "process_group",
-            "cuda_ipc",
+            "object_store",
             "nixl",
         ],
+        BeforeValidator(transport_name),
         NO_INFLUENCE,
     ] = "auto"
     """Transport between a training and a rollout process. auto: for each pair the fastest that can connect them:
-    in_process; cuda_ipc between two processes on one GPU; process_group (NCCL) between two GPUs; shared_memory,
-    shared_file (files in /dev/shm), object_store (Ray's; works everywhere). inline: in the results of calls.
-    process_group between CPUs uses gloo. nixl: the target reads the source's memory, by RDMA or TCP (needs
-    `rlsdk[nixl]`; never chosen by auto). cuda_ipc, NCCL, and nixl on GPUs are untested. Within one process weights are
-    viewed in place if the named transport does not apply there."""
+    in_process; device_ring (CUDA IPC) between GPUs of one node; process_group (NCCL) between GPUs of two nodes; ring
+    (shared memory) within a node; object_store (Ray's; works everywhere). process_group between CPUs uses gloo. nixl:
+    the target reads the source's memory, by RDMA or TCP (needs `rlsdk[nixl]`; never chosen by auto). device_ring, NCCL,
+    and nixl on GPUs are untested. Within one process weights are viewed in place if the named transport does not apply
+    there. Until interface 2.2 the former names are read as these: shared_memory and shared_file (ring), cuda_ipc
+    (device_ring), inline (object_store)."""
     bucket_mb: Annotated[PositiveInt, NO_INFLUENCE] = 64
     """Bucket size in MiB: bounds the extra memory of a transfer on each side."""

@@ -134,6 +134,7 @@ def worker_layouts(
                 boxes=tuple((name, Box(tuple(start), tuple(size))) for name, start, size, _ in worker["boxes"]),
                 tied=tied,
                 worker=worker["worker"],
+                host=f"{ctx.node}:{os.getpid()}",
                 is_apart=node != ctx.node,
             )
         )

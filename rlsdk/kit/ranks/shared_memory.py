@@ -1,9 +1,7 @@
 """Memory that processes of one node share, without a name that could be left behind.
 
 The owner creates anonymous memory (`memfd_create`) and keeps its descriptor open; the other process opens it as
-`/proc/PID/fd/N`. The kernel frees it when both are gone, however they ended. If that is impossible (no memfd, or a
-/proc that hides the owner), a file in /dev/shm is used; the reader unlinks it as soon as it is attached, and otherwise
-the owner when it ends, or another process that makes one if the owner was killed.
+`/proc/PID/fd/N`. The kernel frees it when both are gone, however they ended.
 
 An engine on a CPU that keeps its weights in such memory (`share`) saves a copy in every sync: other processes read them
 in place (`find_block`).
@@ -11,10 +9,8 @@ in place (`find_block`).
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
-import tempfile
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +19,6 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import WeightSyncError
-from rlsdk.system.temporary import hold, remove_abandoned_files
 
 PAGE_BYTES = 1 << 21
 """Sizes of blocks are multiples of this, so that buckets of nearly equal size reuse one block."""
@@ -41,57 +36,32 @@ class BlockName:
     inode: int
     """Distinguishes a block from a later one with the same path."""
     num_bytes: int
-    unlink: bool
-    """Whether the reader removes `path` once it is attached."""
 
 
 class SharedBlock:
     """The owner's end. `tensor` is `[num_bytes]` uint8 in shared memory."""
 
-    def __init__(self, num_bytes: int, *, anonymous: bool, label: str = "rlsdk-bucket") -> None:
+    def __init__(self, num_bytes: int, *, label: str = "rlsdk-bucket") -> None:
         size = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
-        if anonymous:
-            fd = os.memfd_create(label, os.MFD_CLOEXEC)
-            path = f"/proc/{os.getpid()}/fd/{fd}"
-        else:
-            folder = "/dev/shm" if os.path.isdir("/dev/shm") else None
-            fd, path = _held_file(folder or tempfile.gettempdir())
-        where = None if anonymous else path
+        fd = os.memfd_create(label, os.MFD_CLOEXEC)
+        path = f"/proc/{os.getpid()}/fd/{fd}"
         try:
-            # Allocates the pages now: a full /dev/shm is an error here, instead of a bus error at the first write.
+            # Allocates the pages now: memory that is lacking is an error here, instead of a bus error at a write.
             os.posix_fallocate(fd, 0, size)
             memory = mmap.mmap(fd, size)
         except OSError as error:
-            _release(fd, where)
+            os.close(fd)
             raise WeightSyncError(f"cannot take {size} bytes of shared memory at {path}: {error}") from error
-        self._release = weakref.finalize(memory, _release, fd, where)
+        self._release = weakref.finalize(memory, os.close, fd)
         self.memory = weakref.ref(memory)
         """Lives as long as a tensor refers to it, as does the descriptor, unless `close` closes it earlier."""
         self.tensor: Tensor = torch.frombuffer(memory, dtype=torch.uint8)
-        self.name = BlockName(path=path, inode=os.fstat(fd).st_ino, num_bytes=size, unlink=not anonymous)
+        self.name = BlockName(path=path, inode=os.fstat(fd).st_ino, num_bytes=size)
 
     def close(self) -> None:
         """Prevents further attaching; frees the memory once no tensor refers to it."""
         self.tensor = torch.empty(0, dtype=torch.uint8)
         self._release()
-
-
-def _held_file(folder: str) -> tuple[int, str]:
-    """Makes a file, and removes those of processes that were killed before a reader had. Returns descriptor, path."""
-    prefix = f"{SHARED_WEIGHTS}-"
-    remove_abandoned_files(folder, prefix)
-    while True:
-        fd, path = tempfile.mkstemp(prefix=f"{prefix}{os.getpid()}-", dir=folder)
-        if hold(fd):
-            return fd, path
-        os.close(fd)
-
-
-def _release(fd: int, path: str | None) -> None:
-    os.close(fd)
-    if path is not None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
 
 
 SHARED_WEIGHTS = "rlsdk-weights"
@@ -111,7 +81,7 @@ def share(tensors: Sequence[Tensor]) -> list[Tensor]:
     for tensor in tensors:
         starts.append(end)
         end += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
-    block = SharedBlock(max(end, 1), anonymous=True, label=SHARED_WEIGHTS)
+    block = SharedBlock(max(end, 1), label=SHARED_WEIGHTS)
     first = block.tensor.data_ptr()
     _shared[first] = first + block.name.num_bytes, block.name
     memory = block.memory()
@@ -159,7 +129,4 @@ def attach(name: BlockName, *, private: bool = False) -> Tensor:
         block = mmap.mmap(fd, name.num_bytes, access=mmap.ACCESS_COPY if private else mmap.ACCESS_DEFAULT)
     finally:
         os.close(fd)
-    if name.unlink:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name.path)
     return torch.frombuffer(block, dtype=torch.uint8)

@@ -33,6 +33,7 @@ from rlsdk.sharding.plan.holders import (
 from rlsdk.sharding.plan.packed_plan import PIECE_BYTES, PackedParts, Pieces
 from rlsdk.sharding.plan.relays import plan_relays, predict_seconds, relayed_load
 from rlsdk.sharding.plan.scales import check_scales
+from rlsdk.sharding.transports.in_process import InProcessTransport
 from rlsdk.sharding.transports.transport import Transport
 
 
@@ -319,7 +320,28 @@ def choose_transports(
         names.index(choose_transport(source[pieces.source[at]], target[pieces.boxes.rank[at]], transports))
         for at in first.tolist()
     ]
-    return names, np.array(chosen, np.int64)[which.reshape(-1)]
+    by_piece = np.array(chosen, np.int64)[which.reshape(-1)]
+    return names, _in_place_for_hosts(pieces, by_piece, source, target, transports)
+
+
+def _in_place_for_hosts(
+    pieces: Pieces,
+    chosen: Ints,
+    source: Sequence[WeightLayout],
+    target: Sequence[WeightLayout],
+    transports: Sequence[type[Transport]],
+) -> Ints:
+    """The chosen transports, where a source that is in the process that fetches is read in place: the replica's process
+    fetches everything of a worker that some transport does not reach."""
+    names = [transport.name for transport in transports]
+    workers = np.array([layout.worker is not None for layout in target], bool)
+    if not workers.any() or InProcessTransport.name not in names:
+        return chosen
+    unreached = ~np.array([transport.reaches_workers() for transport in transports], bool)
+    for rank in np.unique(pieces.boxes.rank[workers[pieces.boxes.rank] & unreached[chosen]]).tolist():
+        here = [at for at, layout in enumerate(source) if layout.process == target[rank].host]
+        chosen[(pieces.boxes.rank == rank) & np.isin(pieces.source, here)] = names.index(InProcessTransport.name)
+    return chosen
 
 
 def choose_transport(source: WeightLayout, target: WeightLayout, transports: Sequence[type[Transport]]) -> str:

@@ -9,28 +9,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from rlsdk.interfaces import Bucket, Peer, WeightShard, WeightSyncError
 from rlsdk.kit.ranks.shared_memory import AttachError
-from rlsdk.sharding.transports.cuda_ipc import CudaIpcTransport
-from rlsdk.sharding.transports.host_memory import (
-    InlineTransport,
-    InProcessTransport,
-    SharedFileTransport,
-    SharedMemoryTransport,
-)
+from rlsdk.sharding.transports.in_process import InProcessTransport
+from rlsdk.sharding.transports.object_store import ObjectStoreTransport
+from rlsdk.sharding.transports.ring_transport import DeviceRingTransport, RingTransport
 from rlsdk.sharding.transports.table import make_transport, named_transports
-from rlsdk.sharding.transports.transport import Transport
+from rlsdk.sharding.transports.transport import Transport, use_device
 
 EXPORT_METHOD = "export_weights"
 """Method of a train engine's host: `export_weights(buckets) -> handles`, served while its engine thread is busy."""
 PASS_ON_METHOD = "pass_on_weights"
 """The same method of a rollout engine's host."""
-_NEXT_BEST = {
-    CudaIpcTransport.name: SharedMemoryTransport.name,
-    SharedMemoryTransport.name: SharedFileTransport.name,
-    SharedFileTransport.name: InlineTransport.name,
+NEXT_BEST = {
+    DeviceRingTransport.name: RingTransport.name,
+    RingTransport.name: ObjectStoreTransport.name,
 }
-"""Transport to try if a block cannot be attached from this process."""
+"""Transport to try if memory cannot be opened from this process."""
 _log = logging.getLogger(__name__)
 
 
@@ -38,7 +35,9 @@ class OpenTransports:
     """The transports of one target, by route, until a pull fails. Threads of an aborted pull may outlive it: they find
     these transports closed, and leave nothing attached for which a source would wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
+        """`device`: of this process, in its own numbering; None: the host."""
+        self.device = device
         self._open: dict[tuple[str, int, int], Transport] = {}
         self._closed = False
         self._lock = threading.Lock()
@@ -60,7 +59,8 @@ class OpenTransports:
         """
         transport = self.find(bucket) or self._add(bucket)
         transport.timeout_s = timeout_s
-        tensors = transport.fetch(handle, [(t.box.size, t.dtype) for t in bucket.transfers])
+        with use_device(self.device):  # a new thread starts with device 0
+            tensors = transport.fetch(handle, [(t.box.size, t.dtype) for t in bucket.transfers])
         if self._closed:
             transport.close()
             raise WeightSyncError("this pull was broken off")
@@ -79,6 +79,7 @@ class OpenTransports:
 
     def _add(self, bucket: Bucket) -> Transport:
         made = make_transport(bucket.transport)
+        made.device = self.device
         with self._lock:
             if self._closed:
                 raise WeightSyncError("this pull was broken off")
@@ -107,11 +108,13 @@ class Feed:
     """Method of the peer's host to call."""
     sync: str | None = None
     """If the peer is a replica: name of the sync that it forwards."""
+    in_place: bool = False
+    """Read the weights of the peer, which is in this process, in place, by whatever transport they were planned."""
 
     @property
     def is_local(self) -> bool:
         """Whether the shards are views within this process, which are created on demand and without a thread."""
-        return bool(self.left) and self.left[0].transport == InProcessTransport.name
+        return bool(self.left) and self._chosen(self.left[0]).transport == InProcessTransport.name
 
     def next(self) -> Iterator[WeightShard]:
         """The shards of the next bucket, once its source has them ready. Falls back to the next best transport if the
@@ -123,9 +126,9 @@ class Feed:
         """
         while True:
             bucket = self._chosen(self.left[0])
-            if not self.handles:
-                self.handles.extend(self.ask())
             try:
+                if not self.handles:
+                    self.handles.extend(self.ask())
                 shards = self.transports.fetch(bucket, self.handles[0], self.timeout_s)
             except AttachError as error:
                 self._take_another_way(bucket, error)
@@ -136,6 +139,8 @@ class Feed:
 
     def _chosen(self, bucket: Bucket) -> Bucket:
         name = self.instead.get((bucket.transport, bucket.source), bucket.transport)
+        if self.in_place:
+            name = InProcessTransport.name
         return bucket if name == bucket.transport else replace(bucket, transport=name)
 
     def ask(self) -> Sequence[Mapping[str, Any]]:
@@ -151,7 +156,7 @@ class Feed:
                 )
             handles: Sequence[Mapping[str, Any]] = getattr(host, EXPORT_METHOD)([self.left[0]])
             return handles
-        buckets = [self._chosen(bucket) for bucket in window(self.left, named_transports([name])[0].call_bytes)]
+        buckets = [self._chosen(bucket) for bucket in window(self.left, named_transports([name])[0].most_bytes())]
         which = () if self.sync is None else (self.sync, self.timeout_s)
         handles = self.peer.call(self.method, buckets, *which, timeout_s=self.timeout_s)
         if len(handles) != len(buckets):
@@ -160,9 +165,9 @@ class Feed:
 
     def _take_another_way(self, bucket: Bucket, error: AttachError) -> None:
         # Memory that was mapped before but is gone now does not justify another transport, least of all in mid-sync.
-        if self.peer is None or bucket.transport not in _NEXT_BEST or _in_place(self.transports.find(bucket)):
+        if self.peer is None or bucket.transport not in NEXT_BEST or _in_place(self.transports.find(bucket)):
             raise error
-        chosen = self.instead[self.left[0].transport, bucket.source] = _NEXT_BEST[bucket.transport]
+        chosen = self.instead[self.left[0].transport, bucket.source] = NEXT_BEST[bucket.transport]
         self.handles.clear()
         _log.warning(
             "weights of source rank %d cannot come by %s (%s); from now on by %s",
@@ -171,7 +176,7 @@ class Feed:
 
 
 def _in_place(transport: Transport | None) -> bool:
-    return isinstance(transport, SharedMemoryTransport) and transport.in_place
+    return isinstance(transport, RingTransport) and transport.in_place
 
 
 def window(buckets: Sequence[Bucket], call_bytes: int | None) -> list[Bucket]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlsdk.interfaces import Box, Bucket, Transfer, WeightShard, WeightSyncError
+from rlsdk.sharding.transfer.devices import current_device
 from rlsdk.sharding.transfer.fetching import Feed, OpenTransports
 from rlsdk.sharding.transfer.forwarding import teed
 from rlsdk.sharding.transfer.gathering import Gathering
@@ -70,6 +71,7 @@ def receive(parcel: Mapping[str, Any]) -> Iterator[WeightShard]:
         return Feed(mine, None, _open, {}, parcel["timeout_s"], handles[mine[0].source])
 
     gathering = Gathering(buckets, {name: at for at, name in enumerate(names)}, feed, parcel["version"])
+    _open.device = current_device()
     try:
         yield from counted(teed(gathering.rounds(), ()), parcel["sign"])
     except BaseException:

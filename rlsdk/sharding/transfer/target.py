@@ -9,6 +9,8 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any, Protocol
 
+import torch
+
 from rlsdk.interfaces import (
     Bucket,
     Peer,
@@ -19,7 +21,7 @@ from rlsdk.interfaces import (
     WeightShard,
     WeightSyncError,
 )
-from rlsdk.sharding.transfer.devices import on_physical_device
+from rlsdk.sharding.transfer.devices import on_physical_device, own_device
 from rlsdk.sharding.transfer.fetching import PASS_ON_METHOD, Feed, OpenTransports
 from rlsdk.sharding.transfer.forwarding import Forwarder, merged_rounds, teed
 from rlsdk.sharding.transfer.gathering import Gathering
@@ -44,6 +46,8 @@ class WeightTarget:
         """`accelerators`: as in `RankContext`."""
         self._engine = engine
         self._accelerators = accelerators
+        self._device: torch.device | None = None
+        """Of this process, in its own numbering; None: the host."""
         self._transports = OpenTransports()
         self._instead: dict[tuple[str, int], str] = {}
         self._workers = WorkerPull(engine)
@@ -54,7 +58,10 @@ class WeightTarget:
     def layouts(self) -> Sequence[WeightLayout]:
         """The layouts that the replica wants, one per place that weights are delivered to."""
         if not self._layouts:
-            self._layouts = tuple(on_physical_device(layout, self._accelerators) for layout in self._engine.layout())
+            own = tuple(self._engine.layout())
+            self._device = next((own_device(layout) for layout in own if layout.worker is None), None)
+            self._transports = OpenTransports(self._device)
+            self._layouts = tuple(on_physical_device(layout, self._accelerators) for layout in own)
         return self._layouts
 
     def order(self) -> Mapping[str, int]:
@@ -124,7 +131,7 @@ class WeightTarget:
 
     def close(self) -> None:
         """Unmaps the transports' memory."""
-        held, self._transports = self._transports, OpenTransports()
+        held, self._transports = self._transports, OpenTransports(self._device)
         held.close()
         self._workers.close()
         self._passing.close()
@@ -134,9 +141,9 @@ class WeightTarget:
     ) -> Sequence[Forwarder]:
         if not relay.children:
             return ()
-        (layout,) = self.layouts()
         rounds = merged_rounds(buckets, order)
-        made = self._passing.begin(dict.fromkeys(relay.children, rounds), relay, timeout_s, layout.device)
+        device = str(self._device or "cpu")
+        made = self._passing.begin(dict.fromkeys(relay.children, rounds), relay, timeout_s, device)
         return list(made.values())
 
     def _pass_on_places(

@@ -33,7 +33,7 @@ class WorkerProgress:
         self._block: SharedBlock | None = None
         self._far: RemoteProgress | None = None
         try:
-            self._block = SharedBlock(8 * count, anonymous=True, label="rlsdk-signs")
+            self._block = SharedBlock(8 * count, label="rlsdk-signs")
         except (AttributeError, OSError, WeightSyncError):  # no memfd_create on this system, or no memory
             return
 
@@ -145,7 +145,7 @@ def counted(shards: Iterator[WeightShard], sign: Mapping[str, Any] | None) -> It
     if sign is not None:
         at = sign["at"]
         with suppress(AttachError):
-            counters = attach(BlockName(sign["path"], sign["inode"], sign["num_bytes"], unlink=False)).view(torch.int64)
+            counters = attach(BlockName(sign["path"], sign["inode"], sign["num_bytes"])).view(torch.int64)
     for shard in shards:
         if counters is not None:
             counters[at] += 1

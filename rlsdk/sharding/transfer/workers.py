@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, Protocol
 
 from rlsdk.interfaces import Bucket, Delivery, SyncReceipt, WeightLayout, WeightSyncError
 from rlsdk.kit.ranks.shared_memory import AttachError
+from rlsdk.sharding.transfer.fetching import Feed
 from rlsdk.sharding.transfer.forwarding import Forwarder, merged_rounds, teed
 from rlsdk.sharding.transfer.gathering import Gathering, MakeFeed, feeds_of
 from rlsdk.sharding.transfer.receiving import RECEIVER, parcel
 from rlsdk.sharding.transfer.worker_progress import WorkerProgress
-from rlsdk.sharding.transports.host_memory import InProcessTransport, SharedMemoryTransport
 from rlsdk.sharding.transports.process_group import ProcessGroupTransport
+from rlsdk.sharding.transports.ring_transport import DeviceRingTransport, RingTransport
 from rlsdk.sharding.transports.table import named_transports
 from rlsdk.sharding.transports.transport import Transport
 
@@ -38,8 +41,10 @@ class WorkerPull:
         self._engine = engine
         self._ways: dict[int, Transport] = {}
         self._signs: WorkerProgress | None = None
+        self._through_host_memory = False
+        """Whether workers could not open device memory of their sources."""
         self._all_by_host = False
-        """Whether workers could not open the memory of their sources."""
+        """Whether workers could not open any memory of their sources."""
 
     def pull(
         self,
@@ -69,10 +74,25 @@ class WorkerPull:
             try:
                 return self._pull(workers, buckets, feed, order, version, timeout_s, passed or {})
             except AttachError as error:
-                again, self._all_by_host = not self._all_by_host, True
-                if passed or not again:  # Forwarded weights cannot be received twice.
+                # Forwarded weights cannot be received twice.
+                way = None if passed else self._take_another_way(buckets)
+                if way is None:
                     raise
-                _log.warning("weights cannot come to workers directly (%s); from now on through their host", error)
+                _log.warning("weights cannot come to workers directly (%s); from now on through %s", error, way)
+
+    def _take_another_way(self, buckets: Sequence[Bucket]) -> str | None:
+        """Chooses what to try if workers cannot open memory, and names it; None: nothing is left."""
+        if not self._through_host_memory and any(b.transport == DeviceRingTransport.name for b in buckets):
+            self._through_host_memory = True
+            return "host memory"
+        if not self._all_by_host:
+            self._all_by_host = True
+            return "their host"
+        return None
+
+    def _chosen(self, bucket: Bucket) -> Bucket:
+        by_host_memory = self._through_host_memory and bucket.transport == DeviceRingTransport.name
+        return replace(bucket, transport=RingTransport.name) if by_host_memory else bucket
 
     def _pull(
         self,
@@ -97,10 +117,10 @@ class WorkerPull:
         with ExitStack() as passing:
             for target, place in zip(targets, workers, strict=True):
                 worker = str(place.worker)
-                mine = [bucket for bucket in buckets if bucket.target == target]
+                mine = [self._chosen(bucket) for bucket in buckets if bucket.target == target]
                 wanted[worker] = sum(bucket.num_bytes for bucket in mine)
-                if target in passed or self._all_by_host or not all(map(_reaches_workers, mine)):
-                    gathering = Gathering(mine, order, feed, version)
+                if target in passed or self._all_by_host or not all(_reaches_workers(b) for b in mine):
+                    gathering = Gathering(mine, order, _in_place_if_here(feed), version)
                     way, onward = self._way(target, place), passed.get(target, ())
                     mine, handles, thread = self._pass_on(way, mine, gathering, order, timeout_s, passing, onward)
                     threads.append(thread)
@@ -137,7 +157,7 @@ class WorkerPull:
     def _way(self, target: int, worker: WeightLayout) -> Transport:
         """The transport from this process to one of its workers."""
         if target not in self._ways:
-            self._ways[target] = ProcessGroupTransport() if worker.is_apart else SharedMemoryTransport()
+            self._ways[target] = ProcessGroupTransport() if worker.is_apart else RingTransport()
         return self._ways[target]
 
     def _pass_on(
@@ -174,6 +194,17 @@ class WorkerPull:
         return seen, {HOST: handles}, thread
 
 
+def _in_place_if_here(feed: MakeFeed) -> MakeFeed:
+    """This process reads its own weights in place, however they were planned to reach the worker."""
+
+    def make(buckets: deque[Bucket]) -> Feed:
+        made = feed(buckets)
+        made.in_place = made.peer is not None and made.peer.local() is not None
+        return made
+
+    return make
+
+
 def _drain(gathering: Gathering, forwarders: Sequence[Forwarder]) -> None:
     try:
         for _ in teed(gathering.rounds(), forwarders):
@@ -184,6 +215,5 @@ def _drain(gathering: Gathering, forwarders: Sequence[Forwarder]) -> None:
 
 
 def _reaches_workers(bucket: Bucket) -> bool:
-    """Whether one answer of the source describes everything that a worker receives; workers cannot make calls."""
     (kind,) = named_transports([bucket.transport])
-    return kind.call_bytes is None and kind is not InProcessTransport
+    return kind.reaches_workers()

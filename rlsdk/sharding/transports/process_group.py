@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlsdk.interfaces import WeightLayout, WeightSyncError
-from rlsdk.sharding.transports.transport import Outgoing, Transport
+from rlsdk.sharding.transports.transport import Outgoing, Transport, use_device
 from rlsdk.sharding.transports.wire import (
     ALIGNMENT,
     Metas,
@@ -38,8 +38,8 @@ _AS_TARGET, _AS_SOURCE = threading.Lock(), threading.Lock()
 
 
 class ProcessGroupTransport(Transport):
-    """Two processes anywhere, with a process group of these two, never the default one: gloo between CPUs, NCCL between
-    two GPUs, with the same calls. The source starts to send while its handles are still on the way, and sends one
+    """Two processes, with a process group of these two, never the default one: gloo between CPUs, NCCL between GPUs of
+    two nodes, with the same calls. The source starts to send while its handles are still on the way, and sends one
     bucket while it fills the next; the checksums of a bucket follow its bytes.
 
     Between CPUs it is used only if it is named explicitly, because the target must be able to connect to the source's
@@ -68,10 +68,11 @@ class ProcessGroupTransport(Transport):
 
     @classmethod
     def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
-        on_one_gpu = (source.node, source.device) == (target.node, target.device) and source.device != "cpu"
-        # NCCL refuses two ranks on one device: CUDA IPC is for those.
-        same_kind = (source.device == "cpu") == (target.device == "cpu")
-        return source.process != target.process and dist.is_available() and same_kind and not on_one_gpu
+        on_cpus = source.device == "cpu" == target.device
+        # NCCL refuses two ranks on one device, and may hang where a device has several communicators at once: within a
+        # node the device ring is for GPUs.
+        apart = on_cpus or (source.node != target.node and "cpu" not in (source.device, target.device))
+        return source.process != target.process and dist.is_available() and apart
 
     def export(self, buckets: Sequence[Outgoing]) -> list[Mapping[str, Any]]:
         if self._store is None:
@@ -90,13 +91,14 @@ class ProcessGroupTransport(Transport):
     def fetch(self, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
         num_bytes = check_announcement(handle, metas)
         num_groups = len(groups(*bucket_offsets(metas)))
-        data = self._buffer(num_bytes + _trailer_bytes(num_groups), torch.device(handle["device"]))
+        device = self._own_device(handle["device"])
+        data = self._buffer(num_bytes + _trailer_bytes(num_groups), device)
         if handle["group"] != self._joined:
             self._group, self._joined = None, handle["group"]  # Another source, or a new group of the same one.
         try:
             if self._group is None:
                 with _one_at_a_time(_AS_TARGET, self.timeout_s):
-                    self._group = self._open(handle)
+                    self._group = self._open(handle, device)
             if len(data):
                 self._group.recv([data], 0, 0).wait(timedelta(seconds=self.timeout_s))
         except (RuntimeError, dist.DistError) as error:
@@ -123,6 +125,10 @@ class ProcessGroupTransport(Transport):
         by the target, which does not get its bytes."""
         if before is not None:
             before.join()
+        with use_device(device):
+            self._send_all(buckets, device)
+
+    def _send_all(self, buckets: Sequence[Outgoing], device: torch.device) -> None:
         limit, leaving = timedelta(seconds=self.timeout_s), None
         try:
             if self._group is None:
@@ -130,7 +136,7 @@ class ProcessGroupTransport(Transport):
                 # The target records by which of this host's addresses it connected.
                 host = self._store.get(f"{self._id}/host").decode()
                 with _one_at_a_time(_AS_SOURCE, self.timeout_s):
-                    self._group = self._meet(self._id, 0, device.type, host)
+                    self._group = self._meet(self._id, 0, device, host)
             for bucket in buckets:
                 data = self._fill(bucket, device)
                 if leaving is not None:
@@ -150,19 +156,25 @@ class ProcessGroupTransport(Transport):
         data[num_bytes:].view(torch.int64)[:num_groups] = torch.tensor(sums, dtype=torch.int64)
         return data
 
-    def _open(self, handle: Mapping[str, Any]) -> Any:
+    def _own_device(self, kind: str) -> torch.device:
+        """This end's device of a kind: a bare "cuda" would be device 0, also in a process that serves another."""
+        if self.device is not None and self.device.type == kind:
+            return self.device
+        return torch.device(kind) if kind != "cuda" else torch.device(kind, torch.cuda.current_device())
+
+    def _open(self, handle: Mapping[str, Any], device: torch.device) -> Any:
         """The target's end of the group."""
         host, own = _reach(handle["hosts"], handle["port"], self.timeout_s)
         self._store = dist.TCPStore(  # type: ignore[attr-defined]
             host, handle["port"], is_master=False, timeout=timedelta(seconds=self.timeout_s)
         )
         self._store.set(f"{handle['group']}/host", host)
-        return self._meet(handle["group"], 1, handle["device"], own)
+        return self._meet(handle["group"], 1, device, own)
 
-    def _meet(self, name: str, rank: int, device: str, host: str) -> Any:
+    def _meet(self, name: str, rank: int, device: torch.device, host: str) -> Any:
         limit = timedelta(seconds=self.timeout_s)
         store = dist.PrefixStore(name, self._store)  # type: ignore[attr-defined]
-        if device == "cpu":
+        if device.type == "cpu":
             gloo: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             gloo._timeout = limit
             gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]

@@ -1,8 +1,12 @@
-"""A ring of slots in shared memory: one process fills them while another reads, without a call per slot.
+"""A ring of slots: one process fills them while others read, without a call per slot.
 
-The slots are in an unnamed block (`SharedBlock`); two pipes report which slots were filled and read. The reader opens
-them as `/proc/PID/fd/N`, like the block. Therefore nothing can leak, waiting costs no CPU, and each end notices
-immediately that the other one is gone, because its pipe is closed in any case.
+The slots are in memory that the readers open (`ring_memory`). Each reader has two pipes of its own: one reports which
+slots were filled, the other returns them. A slot is filled again when every reader has returned it; a reader that is
+gone no longer counts. Readers open the pipes as `/proc/PID/fd/N`. Therefore nothing can leak, waiting costs no CPU, and
+each end notices immediately that the other one is gone, because its pipe is closed in any case.
+
+Readers may attach at any time: a late one finds the slots from the first on, since none is filled again before it has
+returned it.
 """
 
 from __future__ import annotations
@@ -22,110 +26,132 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import WeightSyncError
-from rlsdk.kit.ranks.shared_memory import AttachError, BlockName, SharedBlock, attach
+from rlsdk.kit.ranks.shared_memory import AttachError
+from rlsdk.sharding.transports.ring_memory import RingMemory, open_memory
 
-NUM_SLOTS = 4
-"""Number of slots: one being filled, one being read, and spare ones for when either side is delayed."""
 LOOK_S = 0.05
 """Seconds between a waiting writer's checks of whether it was closed or its process is ending."""
 _FILLED = struct.Struct("<Qq?")
 """Stream, checksum, and whether the slot holds the text of an error instead. Shorter than PIPE_BUF: written whole."""
+_ATTACHED, _RETURNED = b"a", b"r"
+"""What a reader writes: once that it has opened the ring, then for every slot that it returns."""
 
 
 class RingClosedError(Exception):
-    """The other end is gone, or this one was closed."""
+    """No reader is left, or this end was closed."""
 
 
 class RingWriter:
-    """The source's end. The reader's first credits report that it has attached; from then on only the reader has its
-    ends of the pipes."""
+    """The source's end. It starts before readers attach; once one has, only that reader has its ends of its pipes."""
 
-    def __init__(self, slot_bytes: int) -> None:
-        self._block = SharedBlock(NUM_SLOTS * slot_bytes, anonymous=True)
-        self.slot_bytes = slot_bytes
-        self._fds = _Descriptors(credits=os.pipe2(os.O_CLOEXEC), filled=os.pipe2(os.O_CLOEXEC))
-        self._release = weakref.finalize(self, self._fds.close)
+    def __init__(self, memory: RingMemory, num_readers: int = 1) -> None:
+        self.memory = memory
+        self._exported = {
+            **memory.export(),
+            "kind": memory.kind,
+            "num_slots": memory.num_slots,
+            "slot_bytes": memory.slot_bytes,
+        }
+        self._readers = [_ReaderPipes(memory.num_slots) for _ in range(num_readers)]
+        self._release = weakref.finalize(self, _close_readers, self._readers)
         self._closed = threading.Event()
-        self._credits = self._count = 0
+        self._count = 0
 
-    def announcement(self) -> dict[str, Any]:
-        """Plain values with which the reader finds the ring."""
-        here, fds, name = f"/proc/{os.getpid()}/fd", self._fds, self._block.name
+    def export(self, reader: int = 0) -> dict[str, Any]:
+        """Plain values with which this reader opens the ring."""
+        here, pipes = f"/proc/{os.getpid()}/fd", self._readers[reader]
         return {
-            "path": name.path,
-            "inode": name.inode,
-            "block_bytes": name.num_bytes,
-            "slot_bytes": self.slot_bytes,
-            "credits": f"{here}/{fds.credits[1]}",
-            "credits_inode": fds.inodes[0],
-            "filled": f"{here}/{fds.filled[0]}",
-            "filled_inode": fds.inodes[1],
+            **self._exported,
+            "credits": f"{here}/{pipes.credits[1]}",
+            "credits_inode": pipes.inodes[0],
+            "filled": f"{here}/{pipes.filled[0]}",
+            "filled_inode": pipes.inodes[1],
         }
 
     @property
     def alive(self) -> bool:
-        """False once the reader is gone or this end was closed."""
-        return not self._closed.is_set() and not (self._fds.attached and _hung_up(self._fds.credits[0]))
+        """False once a reader is gone or this end was closed: a new ring is needed for all of them."""
+        self._collect(0)
+        return not self._closed.is_set() and not any(reader.gone for reader in self._readers)
 
     def next_slot(self, timeout_s: float) -> Tensor:
-        """Waits for a free slot, `[slot_bytes]` uint8.
+        """Waits for a slot that every reader has returned, `[slot_bytes]` uint8.
 
         Raises:
-            RingClosedError: the reader is gone, this end was closed, or nothing was read for `timeout_s`.
+            RingClosedError: all readers are gone, this end was closed, or nothing was returned for `timeout_s`.
         """
         end = time.monotonic() + timeout_s
-        while not self._credits:
+        self._collect(0)
+        while not all(reader.left or reader.gone for reader in self._readers):
             if self._closed.is_set() or time.monotonic() > end or not threading.main_thread().is_alive():
                 raise RingClosedError
-            if not _wait(self._fds.credits[0], LOOK_S):
-                continue
-            given = os.read(self._fds.credits[0], 64)
-            if not given:
-                raise RingClosedError
-            self._credits += len(given)
-            self._fds.let_go_of_reader()
-        start = self._count % NUM_SLOTS * self.slot_bytes
-        return self._block.tensor[start : start + self.slot_bytes]
+            self._collect(LOOK_S)
+        self._check_read()
+        start = self._count % self.memory.num_slots * self.memory.slot_bytes
+        return self.memory.data[start : start + self.memory.slot_bytes]
 
     def post(self, stream: int, checksum: int) -> None:
-        """Passes the slot from `next_slot` to the reader."""
+        """Passes the slot from `next_slot` to the readers."""
         self._report(stream, checksum, False)
 
     def post_error(self, stream: int, message: str) -> None:
-        """Ends a stream: the reader raises with this message."""
-        text = message.encode()[: self.slot_bytes - 1] + b"\0"
+        """Ends a stream: the readers raise with this message."""
+        text = message.encode()[: self.memory.slot_bytes - 1] + b"\0"
         self.next_slot(LOOK_S)[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        self.memory.finish()
         self._report(stream, 0, True)
+
+    def leave(self, reader: int) -> None:
+        """This reader will not attach, or takes no more: it is not waited for."""
+        self._readers[reader].gone = True
 
     def close(self) -> None:
         """Ends waiting calls; the memory is freed with the last reference."""
         self._closed.set()
 
+    def _collect(self, timeout_s: float) -> None:
+        """Waits until a reader returns slots or ends, and counts what all of them have returned."""
+        poll = select.poll()
+        of_descriptor = {reader.credits[0]: reader for reader in self._readers if not reader.gone}
+        for descriptor in of_descriptor:
+            poll.register(descriptor, select.POLLIN)
+        for descriptor, _ in poll.poll(timeout_s * 1000):
+            of_descriptor[descriptor].collect()
+
     def _report(self, stream: int, checksum: int, failed: bool) -> None:
-        try:
-            os.write(self._fds.filled[1], _FILLED.pack(stream, checksum, failed))
-        except BrokenPipeError:
-            raise RingClosedError from None
-        self._credits -= 1
+        for reader in self._readers:
+            reader.tell(_FILLED.pack(stream, checksum, failed))
         self._count += 1
+        self._check_read()
+
+    def _check_read(self) -> None:
+        if all(reader.gone for reader in self._readers):
+            raise RingClosedError
 
 
 class RingReader:
-    """The target's end."""
+    """A target's end."""
 
-    def __init__(self, announced: Mapping[str, Any]) -> None:
-        """Raises `AttachError` if this process cannot open the writer's descriptors."""
-        self._block = attach(BlockName(announced["path"], announced["inode"], announced["block_bytes"], unlink=False))
-        self._slot_bytes = announced["slot_bytes"]
-        filled = _open_pipe(announced["filled"], announced["filled_inode"], os.O_RDONLY)
+    def __init__(self, exported: Mapping[str, Any], device: torch.device | None = None) -> None:
+        """
+        Args:
+            exported: from `RingWriter.export`, of this reader alone.
+            device: this process's own device.
+
+        Raises:
+            AttachError: this process cannot open the writer's memory or pipes.
+        """
+        self._data = open_memory(exported, device)
+        self._slot_bytes, self._num_slots = exported["slot_bytes"], exported["num_slots"]
+        filled = _open_pipe(exported["filled"], exported["filled_inode"], os.O_RDONLY)
         try:
-            credits = _open_pipe(announced["credits"], announced["credits_inode"], os.O_WRONLY)
+            credits = _open_pipe(exported["credits"], exported["credits_inode"], os.O_WRONLY)
         except AttachError:
             os.close(filled)
             raise
         self._filled, self._credits, self._count = filled, credits, 0
         self._release = weakref.finalize(self, _close_all, (filled, credits))
-        self._give(NUM_SLOTS)
+        os.write(self._credits, _ATTACHED)
 
     def take(self, stream: int, timeout_s: float) -> tuple[Tensor, int]:
         """The next slot of a stream, `[slot_bytes]` uint8, with its checksum; it may be read until `free`. Slots of
@@ -141,45 +167,67 @@ class RingReader:
             if len(header) < _FILLED.size:
                 raise WeightSyncError("the source is gone")
             found, checksum, failed = _FILLED.unpack(header)
-            start = self._count % NUM_SLOTS * self._slot_bytes
-            slot = self._block[start : start + self._slot_bytes]
+            start = self._count % self._num_slots * self._slot_bytes
+            slot = self._data[start : start + self._slot_bytes]
             self._count += 1
             if found < stream:
                 self.free()
             elif failed:
-                raise WeightSyncError(bytes(slot.numpy()).split(b"\0", 1)[0].decode(errors="replace"))
+                text = bytes(slot.cpu().numpy()).split(b"\0", 1)[0].decode(errors="replace")
+                self.free()
+                raise WeightSyncError(text)
             else:
                 return slot, checksum
 
     def free(self) -> None:
         """Returns the slot that was taken first to the writer."""
         with contextlib.suppress(BrokenPipeError):  # Slots that it filled before it ended can still be read.
-            self._give(1)
+            os.write(self._credits, _RETURNED)
 
     def close(self) -> None:
         """Closes this end; the writer notices at once."""
         self._release()
 
-    def _give(self, count: int) -> None:
-        os.write(self._credits, b"\1" * count)
 
+class _ReaderPipes:
+    """A writer's ends of one reader's pipes; until that reader has attached, also the reader's ends."""
 
-class _Descriptors:
-    """A writer's ends of both pipes; until the reader has attached, also the reader's ends."""
+    def __init__(self, num_slots: int) -> None:
+        self.credits, self.filled = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+        self.inodes = os.fstat(self.credits[0]).st_ino, os.fstat(self.filled[0]).st_ino
+        self.left = num_slots
+        """Slots that may be filled for this reader."""
+        self.gone = False
+        self._attached = False
 
-    def __init__(self, credits: tuple[int, int], filled: tuple[int, int]) -> None:
-        self.credits, self.filled = credits, filled
-        self.inodes = os.fstat(credits[0]).st_ino, os.fstat(filled[0]).st_ino
-        self.attached = False
-
-    def let_go_of_reader(self) -> None:
-        if not self.attached:
-            self.attached = True
+    def collect(self) -> None:
+        """Counts the slots that the reader has returned since the last call."""
+        given = os.read(self.credits[0], 64)
+        self.left += given.count(_RETURNED)
+        self.gone = not given
+        if given and not self._attached:
+            self._attached = True
             _close_all((self.credits[1], self.filled[0]))
 
+    def tell(self, report: bytes) -> None:
+        """Reports a filled slot, unless the reader is gone."""
+        if self.gone:
+            return
+        try:
+            os.write(self.filled[1], report)
+        except BrokenPipeError:
+            self.gone = True
+        self.left -= 1
+
     def close(self) -> None:
-        self.let_go_of_reader()
+        if not self._attached:
+            _close_all((self.credits[1], self.filled[0]))
         _close_all((self.credits[0], self.filled[1]))
+
+
+def _close_readers(readers: list[_ReaderPipes]) -> None:
+    for reader in readers:
+        reader.close()
 
 
 def _close_all(descriptors: tuple[int, ...]) -> None:
@@ -192,12 +240,6 @@ def _wait(descriptor: int, timeout_s: float) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(max(0.0, timeout_s) * 1000))
-
-
-def _hung_up(descriptor: int) -> bool:
-    poll = select.poll()
-    poll.register(descriptor, 0)
-    return bool(poll.poll(0))
 
 
 def _open_pipe(path: str, inode: int, flags: int) -> int:

@@ -5,25 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlsdk.interfaces import ConfigError, nearest
-from rlsdk.sharding.transports.cuda_ipc import CudaIpcTransport
-from rlsdk.sharding.transports.host_memory import (
-    InlineTransport,
-    InProcessTransport,
-    SharedFileTransport,
-    SharedMemoryTransport,
-)
+from rlsdk.interfaces.settings import transport_name
+from rlsdk.sharding.transports.in_process import InProcessTransport
 from rlsdk.sharding.transports.object_store import ObjectStoreTransport
 from rlsdk.sharding.transports.process_group import ProcessGroupTransport
 from rlsdk.sharding.transports.remote_memory import RemoteMemoryTransport
+from rlsdk.sharding.transports.ring_transport import DeviceRingTransport, RingTransport
 from rlsdk.sharding.transports.transport import Transport
 
 TRANSPORTS: tuple[type[Transport], ...] = (
     InProcessTransport,
-    SharedMemoryTransport,
-    SharedFileTransport,
+    RingTransport,
     ObjectStoreTransport,
-    InlineTransport,
-    CudaIpcTransport,
+    DeviceRingTransport,
     ProcessGroupTransport,
     RemoteMemoryTransport,
 )
@@ -40,6 +34,7 @@ def named_transports(names: Sequence[str] | None) -> tuple[type[Transport], ...]
     if names is None:
         return TRANSPORTS
     known = {transport.name: transport for transport in TRANSPORTS}
+    names = list(dict.fromkeys(map(transport_name, names)))
     for name in names:
         if name not in known:
             raise ConfigError(f"transport {name!r} does not exist{nearest(name, known)}; known: {sorted(known)}")
@@ -48,12 +43,14 @@ def named_transports(names: Sequence[str] | None) -> tuple[type[Transport], ...]
 
 def allowed_transports(setting: str) -> tuple[str, ...] | None:
     """Names that `sharding.transport` allows, in order of preference; None: all. A named transport is for transfers
-    between processes; within one process, where it may not work, views are used. CUDA IPC works on one device, NCCL
-    between two: if either is named, the other handles the remaining pairs."""
+    between processes; within one process, where it may not work, views are used. NCCL works between nodes and the
+    device ring within one: if either is named, the other handles the remaining pairs. `ring` is the device ring too."""
     if setting == "auto":
         return None
-    devices = (CudaIpcTransport.name, ProcessGroupTransport.name)
-    return tuple(dict.fromkeys((setting, InProcessTransport.name, *(devices if setting in devices else ()))))
+    setting = transport_name(setting)
+    devices = (DeviceRingTransport.name, ProcessGroupTransport.name)
+    others = devices if setting in devices else devices[:1] if setting == RingTransport.name else ()
+    return tuple(dict.fromkeys((setting, InProcessTransport.name, *others)))
 
 
 def make_transport(name: str) -> Transport:

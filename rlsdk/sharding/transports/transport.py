@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,19 @@ class Transport(ABC):
     buckets, because it sends each while the target reads the previous one, through memory of bounded size."""
     timeout_s: float = 600.0
     """Longest wait of this end for the other's next action; the target sets its own to that of the sync."""
+    device: torch.device | None = None
+    """On a target's end: the device of this process, in its own numbering. None: the host, or the current device."""
+
+    @classmethod
+    def most_bytes(cls) -> int | None:
+        """`call_bytes`, where it depends on the process."""
+        return cls.call_bytes
+
+    @classmethod
+    def reaches_workers(cls) -> bool:
+        """Whether one answer of a source describes everything that a worker of an engine receives: workers cannot make
+        calls. Otherwise their replica's process fetches for them."""
+        return cls.call_bytes is None
 
     @classmethod
     @abstractmethod
@@ -76,3 +90,10 @@ class Transport(ABC):
 
     def close(self) -> None:  # noqa: B027 - a working default
         """Frees the resources of this end. Nothing may leak, not even after kill -9."""
+
+
+def use_device(device: torch.device | None) -> AbstractContextManager[Any]:
+    """Makes a GPU the current device of this thread: a new thread starts with device 0. No-op for other devices."""
+    is_cuda = device is not None and device.type == "cuda"
+    context: AbstractContextManager[Any] = torch.cuda.device(device) if is_cuda else nullcontext()
+    return context

@@ -11,7 +11,7 @@ from torch import Tensor
 from rlsdk.interfaces import DTYPE_BYTES, WeightShard, WeightSyncError
 from rlsdk.sharding.transports.transport import Outgoing
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 """Version of the protocol; ends of different versions refuse each other."""
 MAX_BUCKET_BYTES = 1 << 32
 """Largest bucket in bytes: a larger one is refused before memory is allocated."""
@@ -85,13 +85,13 @@ def slots(data: Tensor, offsets: Sequence[int], metas: Metas) -> list[Tensor]:
     return views
 
 
-def groups(offsets: Sequence[int], num_bytes: int) -> list[tuple[slice, slice]]:
-    """(tensors, bytes) of the groups that are copied and checked together: as many tensors as fit in `GROUP_BYTES`, or
+def groups(offsets: Sequence[int], num_bytes: int, group_bytes: int = GROUP_BYTES) -> list[tuple[slice, slice]]:
+    """(tensors, bytes) of the groups that are copied and checked together: as many tensors as fit in `group_bytes`, or
     one larger tensor."""
     found, first = [], 0
     for at, end in enumerate([*offsets[1:], num_bytes], start=1):
         after = offsets[at + 1] if at + 1 < len(offsets) else num_bytes
-        if at == len(offsets) or after - offsets[first] > GROUP_BYTES:
+        if at == len(offsets) or after - offsets[first] > group_bytes:
             found.append((slice(first, at), slice(offsets[first], end)))
             first = at
     return found

@@ -107,7 +107,7 @@ def check_foreseen(foreseen: Sequence[WeightLayout], real: Sequence[WeightLayout
             assert sum(box.numel for box in wanted) == covered_elements(Box.whole(meta.shape), held), meta.name
 
 
-TWO_NODES = (("shared_memory", "process_group"), ("shared_memory", "inline"))
+TWO_NODES = (("ring", "process_group"), ("ring", "object_store"))
 """Transports of two updates: to workers on the sources' node; and to others, directly or through their replica's
 process."""
 
@@ -182,7 +182,7 @@ def check_workers_take_their_own(
             assert [part.num_bytes for part in receipt.workers] == held
             assert [part.worker for part in receipt.workers] == [layout.worker for layout in layouts]
             assert report.moved_bytes == report.lower_bound_bytes == sum(held)
-            assert report.transports == ("shared_memory",)
+            assert report.transports == ("ring",)
             # One call for each pair of source and worker, whatever the number of buckets.
             assert [host.calls for host in train.hosts] == [len(layouts) * version] * SOURCES
             assert all(host.buckets > 5 * host.calls for host in train.hosts)

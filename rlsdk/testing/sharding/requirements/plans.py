@@ -193,9 +193,9 @@ class PlanRequirements:
         """`transports` names the allowed transports, even if none of them reaches a target; one that does not exist is
         a ConfigError."""
         pair = pairs()["sharded to whole, two replicas"]
-        plan = lab.trial(pair, transports=("inline",)).plan()
+        plan = lab.trial(pair, transports=("object_store",)).plan()
         used = {bucket.transport for bucket in plan.buckets}
-        measured.none("transports that were not allowed", sorted(used - {"inline"}))
+        measured.none("transports that were not allowed", sorted(used - {"object_store"}))
         with suppress(RlsdkError):
             plan = lab.trial(pair, transports=("in_process",)).plan()
             used = {bucket.transport for bucket in plan.buckets}

@@ -103,7 +103,7 @@ class RandomLayoutRequirements:
         """The first allowed transport that reaches the target is used, in the order of `transports`; the report names
         the used ones."""
         pair = pairs()["sharded to whole, two replicas"]
-        orders: tuple[tuple[str, ...], ...] = (("inline", "shared_memory"), ("shared_memory", "inline"))
+        orders: tuple[tuple[str, ...], ...] = (("object_store", "ring"), ("ring", "object_store"))
         for order in orders:
             trial = lab.trial(pair, transports=order)
             used = {bucket.transport for bucket in trial.plan().buckets}
@@ -111,9 +111,9 @@ class RandomLayoutRequirements:
             report = trial.sync(1)
             measured.equal(f"transports that the report names, of {order}", tuple(report.transports) != order[:1], 0)
             measured.none(f"boxes that differ, {order}", trial.differing())
-        near = lab.trial(in_one_process(), transports=("inline", "in_process"))
+        near = lab.trial(in_one_process(), transports=("object_store", "in_process"))
         used = {bucket.transport for bucket in near.plan().buckets}
-        measured.equal("transports other than the first, in one process", used != {"inline"}, 0)
+        measured.equal("transports other than the first, in one process", used != {"object_store"}, 0)
 
     @requirement("sync.random", since=(2, 0))
     def test_sync_random(self, lab: ShardingLab, measured: Measured) -> None:

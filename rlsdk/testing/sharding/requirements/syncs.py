@@ -91,7 +91,7 @@ class SyncRequirements:
     def test_chains(self, lab: ShardingLab, measured: Measured) -> None:
         """If replicas forward weights, they do so by an allowed transport, managers and syncs have unique names, and a
         replica that was started anew forwards as well."""
-        arguments: Mapping[str, Any] = {"transports": ("inline",), "timeout_s": CHAIN_S}
+        arguments: Mapping[str, Any] = {"transports": ("object_store",), "timeout_s": CHAIN_S}
         first, second = lab.trial(chain(), **arguments), lab.trial(chain(), **arguments)
         for trial in (first, second):
             trial.sync(1)
@@ -101,7 +101,7 @@ class SyncRequirements:
             measured.none("boxes that differ after a replica was started anew", trial.differing())
         relays = [[relay for host in t.replicas for relay in host.relays if relay is not None] for t in (first, second)]
         used = {relay.transport for mine in relays for relay in mine if relay.parent is not None}
-        measured.none("transports that were not allowed", sorted(used - {"inline"}))
+        measured.none("transports that were not allowed", sorted(used - {"object_store"}))
         for what in ("manager", "sync"):
             one, other = ({getattr(relay, what) for relay in mine} for mine in relays)
             measured.none(f"names of a {what} that two managers share", sorted(one & other))
@@ -197,7 +197,7 @@ class SyncRequirements:
             source=placed(sharded(2), node="a"),
             replicas=[placed(complete(0), node="a"), placed(complete(1), node="b")],
         )
-        for order in (("shared_memory", "inline"), ("inline", "shared_memory")):
+        for order in (("ring", "object_store"), ("object_store", "ring")):
             trial = lab.trial(near_and_far, transports=order)
             used = {bucket.transport for bucket in trial.plan().buckets}
             expected = [name for name in order if name in used]
