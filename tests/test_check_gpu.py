@@ -76,7 +76,7 @@ def test_weights_between_processes_are_compared_and_timed(tmp_path: Path) -> Non
     environment = {"PYTHONPATH": str(gpu_steps.ROOT)}
     found = gpu_steps.run(step, python=sys.executable, environment=environment, left_s=100)
     assert found.outcome == gpu_steps.PASSED, found.why
-    assert found.figures["transport"] == "shared_memory"
+    assert found.figures["transport"] == "ring"
     assert found.figures["arrived"] is True
     assert float(str(found.figures["sync_gb_per_s"])) > 0
 

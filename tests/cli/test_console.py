@@ -25,7 +25,7 @@ MOVED = SyncReport(
     lower_bound_bytes=400_000_000,
     changed_tensors=9,
     seconds=0.25,
-    transports=("shared_memory",),
+    transports=("ring",),
 )
 
 
@@ -38,10 +38,10 @@ def said(*reports: SyncReport) -> list[str]:
 
 
 def test_each_sync_is_one_line_with_bytes_time_rate_and_what_moved_over_the_bound() -> None:
-    wasteful = replace(MOVED, version=4, moved_bytes=500_000_000, transports=("shared_memory", "object_store"))
+    wasteful = replace(MOVED, version=4, moved_bytes=500_000_000, transports=("ring", "object_store"))
     assert said(MOVED, wasteful) == [
-        "sync v3: 500.0 MB by shared_memory, 250 ms, 2.00 GB/s, 1.00 x bound",
-        "sync v4: 500.0 MB by shared_memory, object_store, 250 ms, 2.00 GB/s, 1.25 x bound",
+        "sync v3: 500.0 MB by ring, 250 ms, 2.00 GB/s, 1.00 x bound",
+        "sync v4: 500.0 MB by ring, object_store, 250 ms, 2.00 GB/s, 1.25 x bound",
     ]
 
 
