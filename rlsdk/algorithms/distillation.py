@@ -31,6 +31,36 @@ def gap(policy: Tensor, teacher: TeacherLogProbs) -> Tensor:
     return torch.where(teacher.taught, policy - teacher.log_probs, 0.0)
 
 
+def shared_out(teacher: Tensor, ends: Tensor, policy: Tensor, policy_ends: Tensor) -> tuple[Tensor, Tensor]:
+    """Shares a teacher's log-probs out over the policy's tokens of the same text, whose boundaries differ.
+
+    Between two boundaries that both have, the sums are equal: the probability that the teacher gives to this piece of
+    the text. Within a piece it is shared out in proportion to the policy's own log-probs, so that no token is preferred
+    where both give the piece the same probability; evenly where these are 0.
+
+    Args:
+        teacher: `[m]`: log-probs of the teacher's tokens, nats.
+        ends: `[m]` int64, not falling: bytes of the text up to the end of each.
+        policy: `[n]`: log-probs of the policy's tokens.
+        policy_ends: `[n]` int64, not falling; both texts end with the same byte, or the policy's before.
+
+    Returns:
+        `[n]`: the teacher's log-prob of each token, NaN behind the last boundary that both have; and `[n]` bool:
+        whether a token ends at a boundary that both have.
+    """
+    common = torch.unique(policy_ends[torch.isin(policy_ends, ends)])
+    if not len(common):
+        return torch.full_like(policy, float("nan")), torch.zeros_like(policy_ends, dtype=torch.bool)
+    piece, of_teacher = (torch.searchsorted(common, one) for one in (policy_ends, ends))
+    size = len(common) + 1  # The last piece is behind the last common boundary.
+    sums = policy.new_zeros(size, dtype=torch.float64).index_add(0, of_teacher, teacher.double())
+    own = policy.new_zeros(size, dtype=torch.float64).index_add(0, piece, policy.double())
+    count = torch.bincount(piece, minlength=size)
+    share = torch.where(own[piece] < 0, policy.double() / own[piece], 1.0 / count[piece])
+    given = (sums[piece] * share).masked_fill(piece == len(common), float("nan"))
+    return given.to(policy.dtype), torch.isin(policy_ends, common)
+
+
 def add_teacher_advantages(
     batch: Batch, policy: Tensor, teachers: Sequence[TeacherLogProbs], *, coef: float = 1.0, reward_coef: float = 1.0
 ) -> Batch:

@@ -350,8 +350,8 @@ def test_a_row_that_does_not_begin_with_its_prompt_is_refused() -> None:
     read = OwnPrompts({7: ([1, 2], [5, 6, 7])}).read(batch)
     assert read["input_ids"].tolist() == [5, 6, 7, 3]
     assert read["response_mask"].tolist() == [False, False, False, True]
-    back = OwnPrompts({7: ([1, 2], [5, 6, 7])}).back(batch, torch.tensor([0.0, 0.1, 0.2, 0.3]))
-    assert back.tolist() == [0.0, 0.0, pytest.approx(0.3)]
+    back = OwnPrompts({7: ([1, 2], [5, 6, 7])}).back(batch, {"log_probs": torch.tensor([0.0, 0.1, 0.2, 0.3])})
+    assert back["log_probs"].tolist() == [0.0, 0.0, pytest.approx(0.3)]
 
 
 def plain_divergence(policy: str, teacher: str, batch: Batch, share: float, temperature: float = 1.0) -> torch.Tensor:

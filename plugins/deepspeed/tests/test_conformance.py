@@ -12,6 +12,7 @@ import pytest
 from rlsdk.testing import TrainConformance
 from rlsdk.testing.train.lab import TrainLab
 from rlsdk.testing.train.requirements.checkpoints import CheckpointRequirements
+from rlsdk.testing.train.requirements.distillation import DistillationRequirements
 from rlsdk.testing.train.requirements.parallelism import ParallelismRequirements
 from rlsdk.testing.train.requirements.placement import PlacementRequirements
 from rlsdk.testing.train.requirements.rank_calls import RankCallRequirements
@@ -51,7 +52,7 @@ class TestZero1OnRanks(OnRanks):
 
 
 @pytest.mark.filterwarnings("ignore")
-class TestZero3OnRanks(OnRanks):
+class TestZero3OnRanks(OnRanks, DistillationRequirements):
     options: ClassVar[Mapping[str, object]] = {"zero_stage": 3}
 
 

@@ -47,6 +47,29 @@ def test_a_run_learns_from_samples_of_the_weights_that_it_trains(qwen2: Path, tm
     assert second["policy/grad_norm"] > 0
 
 
+def test_a_teacher_in_vllm_gives_the_log_probs_of_the_same_in_fsdp(qwen2: Path, tmp_path: Path) -> None:
+    """One in each engine, beside the policy on one device; of the policy's own model, so that the first step has no
+    gap."""
+    given = [
+        {"path": str(qwen2), "name": "vllm", "rollout": {}, "weight": 0.0},
+        {"path": str(qwen2), "name": "fsdp", "weight": 0.0},
+    ]
+    command = [sys.executable, "-m", "rlsdk.cli", "train", "--model", str(qwen2), "--teachers", json.dumps(given)]
+    command += ["--train-backend", "fsdp", "--rollout-backend", "vllm", "--rollout.vllm.kv_cache_mb", "64"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [*command, *TASK, "--trainer.run_name", "run", "--trainer.updates_per_step", "1"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()
+    first, second = (row for row in map(json.loads, lines) if "policy/grad_norm" in row)
+    for step in (first, second):
+        assert step["teacher/vllm/tokens"] == step["teacher/fsdp/tokens"] > 0
+        assert abs(step["teacher/vllm/gap"] - step["teacher/fsdp/gap"]) < 2e-6
+    assert abs(first["teacher/vllm/gap"]) < 2e-6 < abs(second["teacher/vllm/gap"])
+
+
 def test_the_quickstart_gives_the_numbers_of_the_recorded_run(tmp_path: Path) -> None:
     """On FSDP and vLLM, within what another processor does to the last digits of a sum."""
     recorded = json.loads((Path(__file__).with_name("recorded") / "quickstart.json").read_text())["steps"]

@@ -165,8 +165,12 @@ class TeacherConfig(NamedModelConfig):
     """Text of the user message that this teacher reads, `{prompt}\n{solution}`: `{prompt}` and `{any_field_of_the_row}`
     are filled in, so that it may know what the policy does not. null: `data.prompt_template`, as the policy."""
     tokenizer: str | None = None
-    """Folder or hub name of its tokenizer, which is only compared with the policy's; null: the model's own. A service
-    needs it."""
+    """Folder or hub name of its tokenizer, which is only compared with the policy's, or reads the text with `align:
+    text`; null: the model's own. A service needs it."""
+    align: Literal["tokens", "text"] = "tokens"
+    """tokens: it reads the policy's token ids, which must mean the same bytes to it. text: it reads its own tokens of
+    the same text, in its own chat template; its log-probs are shared out over the policy's tokens between boundaries
+    that both have. Objective `sampled` only."""
     weight: NonNegativeFloat = 1.0
     """Factor of its part of the advantage; 0: its gap is only measured and logged."""
     temperature: PositiveFloat | None = None
@@ -187,6 +191,10 @@ class TeacherConfig(NamedModelConfig):
             yield Problem(
                 "path", "null is the policy itself, which needs a prompt_template of its own to teach anything"
             )
+        if self.align == "text" and self.is_policy:
+            yield Problem("align", "text belongs to a teacher with a tokenizer of its own; path is null: the policy")
+        if self.align == "text" and self.rollout is not None and self.rollout.max_model_tokens is None:
+            yield Problem("rollout.max_model_tokens", "is required with align 'text': its rows may have more tokens")
         if self.is_policy and self.rollout is not None:
             yield Problem("rollout", "belongs to a teacher with a path; the policy itself is served with its own")
         yield from self._of_service()
@@ -292,6 +300,12 @@ def teacher_problems(
                 value=own,
                 expected=f"1.0 (this is {said}): rollout engines and services give log-probs of prompts at temperature "
                 "1. Set it to 1.0, or let a train engine compute them (leave out `rollout`)",
+            )
+        if teacher.align == "text" and distillation.objective != "sampled":
+            yield Problem(
+                "algorithm.distillation.objective",
+                value=distillation.objective,
+                expected=f"'sampled', because teachers.{at}.align is 'text', and a divergence compares the same tokens",
             )
         if teacher.is_served and distillation.objective == "exact":
             yield Problem(

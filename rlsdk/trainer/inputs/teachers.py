@@ -15,11 +15,14 @@ from rlsdk.config.sections.role_kinds import teacher_role
 from rlsdk.data import PromptDataset, PromptFormat
 from rlsdk.interfaces import Batch, BatchError, ConfigError, RlsdkError
 from rlsdk.interfaces.spelling import Setting
+from rlsdk.kit.model.hf import load_tokenizer
 from rlsdk.rewards import applies_to, check_routes
 from rlsdk.rollouts import Group
 from rlsdk.trainer.inputs.prompt_formats import prompt_format
 from rlsdk.trainer.inputs.prompt_scorers import ServiceScorer, run_apart
 from rlsdk.trainer.inputs.teacher_tokenizers import check_tokenizer
+from rlsdk.trainer.inputs.text_alignment import OwnText, TextReader
+from rlsdk.trainer.inputs.tokenizer import answer_ends, run_ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,8 @@ class Taught:
     """Indices of the prompts of its sources; None: those of all."""
     own_prompts: Mapping[int, Sequence[int]] | None = None
     """Index of a prompt -> the tokens that it reads in its place; None: it reads what the policy reads."""
+    reader: TextReader | None = None
+    """How it reads responses in tokens of its own; None: it reads the policy's tokens."""
 
     @classmethod
     def of_run(cls, config: RunConfig, prompts: PromptDataset, tokenizer: Any) -> list[Taught]:
@@ -43,11 +48,24 @@ class Taught:
         made = []
         for one in config.teachers:
             taught = cls(role=teacher_role(one.name), teacher=one, indices=_indices(one.sources, prompts))
-            if one.prompt_template is not None:
-                form = replace(prompt_format(config), prompt_template=one.prompt_template)
+            form = replace(prompt_format(config), prompt_template=one.prompt_template or config.data.prompt_template)
+            if one.align == "text":
+                taught = taught._reading(config, prompts, tokenizer, form)
+            elif one.prompt_template is not None:
                 taught = replace(taught, own_prompts=taught._tokenized(prompts, tokenizer, form))
             made.append(taught)
         return made
+
+    def _reading(self, config: RunConfig, prompts: PromptDataset, tokenizer: Any, form: PromptFormat) -> Taught:
+        """The same, with a tokenizer and a chat template of its own."""
+        teacher, trust = self.teacher, config.model.trust_remote_code
+        name = teacher.tokenizer or teacher.path or ""
+        own = load_tokenizer(name, revision=teacher.revision, trust_remote_code=trust)
+        form = replace(form, chat_template_kwargs={})
+        end = answer_ends(own, form, name, revision=teacher.revision).learned
+        stops = run_ends(config, tokenizer).stops
+        reader = TextReader.of(tokenizer, sorted(stops), own, end)
+        return replace(self, own_prompts=self._tokenized(prompts, own, form), reader=reader)
 
     def _tokenized(self, prompts: PromptDataset, tokenizer: Any, form: PromptFormat) -> Mapping[int, Sequence[int]]:
         """The prompts that it teaches, as it reads them."""
@@ -81,6 +99,12 @@ def with_taught(batch: Batch, groups: Sequence[Group], teachers: Sequence[Taught
         ordinals = [group.task.ordinal for group in groups if one.teaches(group)]
         fields[row_field(one.role)] = torch.isin(batch["uid"], torch.tensor(ordinals, dtype=torch.int64))
     return batch.with_rows(**fields)
+
+
+def own_of(groups: Sequence[Group], teacher: Taught) -> OwnPrompts | OwnText:
+    """What a teacher with prompts of its own reads of a step's groups."""
+    own = OwnPrompts.of_groups(groups, teacher)
+    return own if teacher.reader is None else OwnText(teacher.reader, own.prompts)
 
 
 @dataclass(frozen=True)
@@ -117,8 +141,11 @@ class OwnPrompts:
         made = Batch.from_rows(ids, row_id=batch["row_id"], uid=batch["uid"])
         return replace(made, meta=batch.meta).with_tokens(response_mask=torch.cat(masks))
 
-    def back(self, batch: Batch, found: Tensor) -> Tensor:
+    def back(self, batch: Batch, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """`[N, ...]` of the policy's rows, from what was computed of the teacher's: 0 on prompts."""
+        return {name: self._back(batch, values) for name, values in found.items()}
+
+    def _back(self, batch: Batch, found: Tensor) -> Tensor:
         given, at = found.new_zeros(batch.num_tokens, *found.shape[1:]), 0
         for uid, start, end in _places(batch):
             policy, own = self.prompts[uid]
@@ -149,7 +176,7 @@ def check_teachers(config: RunConfig, prompts: PromptDataset, tokenizer: Any) ->
     if not config.teachers:
         return []
     for at, teacher in enumerate(config.teachers):
-        if not teacher.is_policy:
+        if not teacher.is_policy and teacher.align == "tokens":
             check_tokenizer(config, teacher, f"teachers.{at}", tokenizer)
     check_routes(config.teachers, ((row.source, row.row) for row in prompts.rows), whole=False, field="teachers")
     everyone = Taught.of_run(config, prompts, tokenizer)

@@ -25,7 +25,8 @@ from rlsdk.kit.model.hf import model_vocabulary
 from rlsdk.rollouts import Group
 from rlsdk.trainer.inputs.prompt_scorers import PromptScorer, prompt_outputs
 from rlsdk.trainer.inputs.step_ends import StepReader
-from rlsdk.trainer.inputs.teachers import OwnPrompts, Taught
+from rlsdk.trainer.inputs.teachers import OwnPrompts, Taught, own_of
+from rlsdk.trainer.inputs.text_alignment import OwnText
 from rlsdk.trainer.learner.metrics import StepClock
 from rlsdk.trainer.learner.model_scores import with_step_ends
 from rlsdk.trainer.learner.state import TrainerState
@@ -87,12 +88,12 @@ class PolicyLearner:
         self._parity_checked = False
         self._vocabularies: dict[str, int] = {}
         self._said_rounding = False
-        self._own_prompts: Mapping[str, OwnPrompts] = {}
+        self._own_prompts: Mapping[str, OwnPrompts | OwnText] = {}
 
     def show(self, groups: Sequence[Group]) -> None:
         """Gives teachers with templates of their own what they read of a step's groups."""
         own = [one for one in self.options.taught if one.own_prompts is not None]
-        self._own_prompts = {one.role: OwnPrompts.of_groups(groups, one) for one in own}
+        self._own_prompts = {one.role: own_of(groups, one) for one in own}
 
     def learn(self, batch: Batch, step: int, clock: StepClock) -> Learned:
         """Trains on a step's batch.
@@ -143,7 +144,7 @@ class PolicyLearner:
             found: Mapping[str, Tensor] = self._scored(role, scorer, read, names)
         else:
             found = self._computed(role, read, names)
-        return found if own is None else {name: own.back(batch, values) for name, values in found.items()}
+        return found if own is None else own.back(batch, found)
 
     def _computed(self, role: str, read: Batch, names: Sequence[str]) -> Mapping[str, Tensor]:
         """By a train engine."""

@@ -11,6 +11,7 @@ from rlsdk.config import DistillationConfig, ForwardPass, TeacherConfig
 from rlsdk.config.sections.role_kinds import TEACHER, kind_of
 from rlsdk.interfaces import Batch, BatchError, Models
 from rlsdk.trainer.inputs.teachers import row_field
+from rlsdk.trainer.inputs.text_alignment import BOUNDARIES
 
 MORE_THAN_ONE = 1e-3
 """By how much rounding may raise a sum of probabilities above 1."""
@@ -45,6 +46,10 @@ def with_teacher(
         fields = {f"teacher_{name}": given[name] for name in ("top_ids", "top_log_probs")}
         fields[kind_of(each.role).field_of(each.role)] = given["log_probs"]
         _check_sums(each.role, given["top_log_probs"])
+    elif teacher.align == "text":
+        given = models.outputs(each.role, asked, ("log_probs",))
+        fields = {each.field: given["log_probs"]}
+        batch = _with_alignment(batch, rows, each.role, given)
     else:
         fields = {each.field: models.forward(each.role, asked, each.output)}
     for field, values in fields.items():
@@ -67,6 +72,32 @@ def _placed(batch: Batch, rows: torch.Tensor, role: str, field: str, values: tor
     found[at] = values if values.dim() == 1 else torch.where(mine[:, None], values, found[at])
     _check_complete(batch, role, found)
     return batch.with_tokens(**{field: found})
+
+
+def _with_alignment(batch: Batch, rows: torch.Tensor, role: str, given: Mapping[str, torch.Tensor]) -> Batch:
+    """Adds which tokens a teacher with a tokenizer of its own could read, and which of them end where one of its does.
+
+    Raises:
+        BatchError: it could read none.
+    """
+    read, ends = (torch.zeros(batch.num_tokens, dtype=torch.bool) for _ in range(2))
+    at = batch.token_index(rows)
+    read[at], ends[at] = given["log_probs"].isfinite(), given[BOUNDARIES]
+    taught = _taught_tokens(batch, role)
+    if taught.any() and not (read & taught).any():
+        raise BatchError(
+            f"{role}: none of the {int(taught.sum())} tokens that it should teach is text that its tokenizer reads as "
+            "it is written: it changes every text (`align: text` needs one that does not)"
+        )
+    return batch.with_tokens(**{_read_field(role): read, _ends_field(role): ends})
+
+
+def _read_field(role: str) -> str:
+    return f"read_by.{role}"
+
+
+def _ends_field(role: str) -> str:
+    return f"ends_of.{role}"
 
 
 def _check_sums(role: str, top: torch.Tensor) -> None:
@@ -128,6 +159,8 @@ def learn_from_teachers(
         count = int(one.taught.sum())
         if role != TEACHER:
             metrics[f"{role.replace('.', '/')}/tokens"] = float(count)
+        if (ends := batch.tokens.get(_ends_field(role))) is not None:
+            metrics[f"{role.replace('.', '/')}/aligned"] = _share(ends & one.taught, one.taught)
         if count:
             mean = float(gap(policy, one).double().sum() / count)
             metrics[f"{role.replace('.', '/')}/gap"] = mean
@@ -143,5 +176,7 @@ def _share(part: torch.Tensor, whole: torch.Tensor) -> float:
 
 
 def _taught_tokens(batch: Batch, role: str) -> torch.Tensor:
-    """`[N]` bool: sampled tokens of the rows that a teacher teaches."""
-    return batch["response_mask"] & batch[row_field(role)][batch.row_of_token]
+    """`[N]` bool: sampled tokens of the rows that a teacher teaches, as far as it can read them."""
+    taught = batch["response_mask"] & batch[row_field(role)][batch.row_of_token]
+    read = batch.tokens.get(_read_field(role))
+    return taught if read is None else taught & read

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlsdk.config import Measure, Role, RunConfig
 from rlsdk.config.sections.evaluation import HELD_OUT
+from rlsdk.config.sections.role_kinds import teacher_role
 from rlsdk.data import AnswerEnds, PromptDataset
 from rlsdk.interfaces import (
     Example,
@@ -100,7 +101,9 @@ def build_run_inputs(
         ends = run_ends(config, tokenizer)
         if not rewarded or (supervised and config.sft.is_asked) or config.algorithm.ptx.coef:
             _say_end(ends, tokenizer, view)
-        vocabulary = read_vocabulary(config.model, table, tokenizer, ends)
+        apart = {teacher_role(one.name) for one in config.teachers if one.align == "text"}
+        readers = [role for role in table if role.name not in apart]
+        vocabulary = read_vocabulary(config.model, readers, tokenizer, ends)
         for text in odd_ends(config, tokenizer):
             view.notice(text)
         asked = measures if rewarded else [HELD_OUT] * bool(measures)

@@ -19,6 +19,7 @@ from rlsdk.interfaces import (
     Box,
     ForwardBackwardResult,
     Head,
+    ModelSpec,
     Objective,
     OptimSpec,
     OptimStepResult,
@@ -33,10 +34,11 @@ from rlsdk.interfaces import (
 from rlsdk.kit.files.export import ExportedTensor, in_dtype, write_model
 from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
 from rlsdk.kit.memory.offload import HostOffload
+from rlsdk.kit.model.divergence import load_teacher_head
 from rlsdk.kit.model.hf import build_model, canonical_parameters, dtype_names, persistent_buffers
 from rlsdk.kit.model.microbatch import check_limits
 from rlsdk.kit.model.optim import adamw, learning_rate, set_learning_rate
-from rlsdk.kit.model.outputs import OutputModel, layers_above
+from rlsdk.kit.model.outputs import OutputModel, TeacherHead, layers_above
 from rlsdk.kit.model.part_loading import load_weights
 from rlsdk.kit.model.pass_plan import PassPlan
 from rlsdk.kit.model.rank_passes import collect_outputs, cut_alike, loss_of
@@ -125,6 +127,9 @@ class DeepSpeedTrainEngine(TrainEngine):
         with torch.no_grad(), self._passes():
             cut = cut_alike(batch, self.spec)
             return collect_outputs(batch, cut, outputs, lambda rows: self._run(*self._send(rows), outputs))
+
+    def load_teacher(self, spec: ModelSpec) -> None:
+        self.outputs.teacher = TeacherHead(load_teacher_head(spec, self.device))
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         """See `TrainEngine`. If the objective raises on any rank, all gradients are dropped and every rank raises."""

@@ -21,6 +21,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
                     Capability.VALUE_HEAD,
                     Capability.SCORE_HEAD,
                     Capability.ENTROPY,
+                    Capability.DISTILLATION,
                     Capability.OFFLOAD,
                     Capability.EXPORT,
                     Capability.RESHARD_ON_LOAD,
