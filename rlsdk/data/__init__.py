@@ -20,7 +20,7 @@ from rlsdk.data.conversations import LearnedRow, TurnTokens, earlier_turns, lear
 from rlsdk.data.mixture import MixturePart, next_part
 from rlsdk.data.pairs import PairFields
 from rlsdk.data.prompts import FilterReport, NoPromptError, Prompt, PromptDataset, encode_prompts
-from rlsdk.data.render import PromptFormat, Template, render
+from rlsdk.data.render import PromptFormat, Template, check_plain, render
 from rlsdk.data.rows import DataRow, JsonValue, Messages, Pair, Reply, Steps, lookup, missing_field, to_json, to_row
 from rlsdk.data.sources import Loader, SourceName, check_source, load_rows, parse_source
 from rlsdk.data.split import distinct, drop_seen, question_key, split_by_content
@@ -57,6 +57,7 @@ __all__ = [
     "TurnTokens",
     "answer_notes",
     "answer_report",
+    "check_plain",
     "check_source",
     "distinct",
     "drop_seen",

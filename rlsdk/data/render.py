@@ -270,7 +270,7 @@ def render(rows: Sequence[DataRow], tokenizer: Tokenizer, form: PromptFormat) ->
         DataError: the chat template refuses a row; names file and line.
     """
     if not form.uses_chat_template(tokenizer):
-        return [_plain_text(row) for row in rows]
+        return check_plain(rows)
     template = form.template(tokenizer)
     return [template.render(form.messages(row), row.tools, row.source, opens_answer=True) for row in rows]
 
@@ -297,10 +297,17 @@ def unread_fields(rows: Sequence[DataRow], tokenizer: Tokenizer, form: PromptFor
     return found
 
 
-def _plain_text(row: DataRow) -> str:
-    if isinstance(row.prompt, str):
-        return row.prompt
-    raise ConfigError(
-        f"{row.source}: the prompt is a list of chat messages, but no chat template is in use; take a tokenizer that "
-        f"has one, or name a text field in prompt_field"
-    )
+def check_plain(rows: Sequence[DataRow]) -> list[str]:
+    """The prompts of selected rows, for a tokenizer without a chat template.
+
+    Raises:
+        ConfigError: one is a list of messages; names file and line.
+    """
+    texts = [row.prompt for row in rows if isinstance(row.prompt, str)]
+    if len(texts) < len(rows):
+        row = next(row for row in rows if not isinstance(row.prompt, str))
+        raise ConfigError(
+            f"{row.source}: the prompt is a list of chat messages, but no chat template is in use; take a tokenizer "
+            f"that has one, or name a text field in prompt_field"
+        )
+    return texts

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rlsdk.config import RewardConfig
 from rlsdk.data import DataRow, PromptFormat
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
-from rlsdk.trainer.inputs.reward_preflight import MOST_ROWS, check_gradable
+from rlsdk.trainer.inputs.reward_preflight import MOST_ROWS, check_gradable, rationale_notices
 
 
 def rows(*answers: str | None) -> list[DataRow]:
@@ -64,3 +66,18 @@ def test_many_rows_cost_as_little_as_a_thousand(registry: Registry) -> None:
     (told,) = check_gradable(asked("gsm8k"), rows(*["1", None] * MOST_ROWS), registry)
     assert f"of {MOST_ROWS:,} rows looked at" in told
     assert 400 < int(told.removeprefix("gsm8k: ").split()[0]) < 600
+
+
+def test_a_function_of_verl_is_told_of_answers_with_their_rationale(tmp_path: Path) -> None:
+    file = tmp_path / "rewards.py"
+    file.write_text(
+        "def verl(data_source, solution_str, ground_truth, extra_info=None): ...\n\n\n"
+        "def own(sample): ...\n\n\ndef trl(completions, **columns): ...\n"
+    )
+    given = [one for name in ("verl", "own", "trl") for one in asked(f"{file}:{name}")]
+    long = rows("Two and two make\nfour.\n#### 4", "It is five.\n#### 5")
+    (told,) = rationale_notices(given, long)
+    assert told.startswith("reward verl: its ground_truth is a rationale")
+    assert "--reward gsm8k" in told
+    assert not [*rationale_notices(given, rows("4", "#### 5", "a\n# b"))]
+    assert not [*rationale_notices(given, rows(None))]

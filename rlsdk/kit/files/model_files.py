@@ -15,6 +15,8 @@ from rlsdk.system.files import foreign_reason, read_regular
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 MAX_HEADER_BYTES = 100_000_000
 """As safetensors itself allows."""
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
@@ -59,6 +61,16 @@ def tokenizer_fault(folder: Path) -> str:
         return _json_fault(file) if file.is_file() else ""
     except OSError as error:
         return _unreadable(error, folder)
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Whether the tokenizer of a folder has a chat template, in one of the places where transformers looks for it."""
+    if any((folder / name).exists() for name in CHAT_TEMPLATES):
+        return True
+    try:
+        return bool(json.loads(read_regular(folder / TOKENIZER_CONFIG)).get("chat_template"))
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _index_fault(folder: Path) -> str:

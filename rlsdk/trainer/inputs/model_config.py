@@ -14,7 +14,7 @@ from rlsdk.config.problem import shown
 from rlsdk.interfaces import ConfigError, RolloutSpec, nearest
 from rlsdk.interfaces.spelling import Setting, spell
 from rlsdk.kit.files.adapter_config import check_no_adapter, holds_adapter, settings_of
-from rlsdk.kit.files.model_files import tokenizer_fault, weights_fault
+from rlsdk.kit.files.model_files import has_chat_template, tokenizer_fault, weights_fault
 from rlsdk.kit.model.shapes import count_parameters, is_shape, shape_fields
 from rlsdk.system.files import read_regular
 from rlsdk.trainer.checkpoints.checkpoint import is_model
@@ -120,6 +120,14 @@ def file_problems(config: RunConfig, table: Sequence[Role]) -> Iterator[Problem]
     elif config.model.tokenizer is not None and not HUB_NAME.fullmatch(name):
         near = nearest_folder(Path(name))
         yield Problem(field, f"no such folder{near}, and not the name of a model on the hub", value=name)
+
+
+def chat_template_known(config: RunConfig) -> bool | None:
+    """Whether the policy's tokenizer has a chat template; None: not known before it is loaded."""
+    folder = Path(config.model.tokenizer or config.model.path or "")
+    if config.model.trust_remote_code or not config.model.path or not folder.is_dir():
+        return None
+    return has_chat_template(folder)
 
 
 def quantized_base(config: RunConfig, model: Mapping[str, Any]) -> Iterator[Problem]:

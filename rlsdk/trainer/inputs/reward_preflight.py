@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from random import Random
@@ -10,11 +11,16 @@ from typing import Any
 from rlsdk.config import Problem, RewardConfig
 from rlsdk.data import DataRow
 from rlsdk.interfaces import ConfigError, RewardSample
+from rlsdk.interfaces.spelling import Setting
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rewards import applies_to
 from rlsdk.rewards.functions.inspection import inspect_target
 from rlsdk.rewards.functions.signatures import Form, describe_form
 
+_RATIONALE = re.compile(r"\S\s*\n####[ \t]*\S+\s*$")
+"""Text, then a last line with the answer, as in GSM8K."""
+MOSTLY = 0.9
+"""Share of the rows."""
 MOST_ROWS = 1_000
 """Largest number of rows to check, drawn with a fixed seed: a systematic problem shows in few rows."""
 
@@ -82,6 +88,23 @@ def check_gradable(
             f"count as failed (reward_limits.on_failure); the first, {row.source}: {fault}"
         )
     return notices
+
+
+def rationale_notices(rewards: Sequence[RewardConfig], rows: Sequence[DataRow]) -> Iterator[str]:
+    """Says where functions in verl's form get answers as GSM8K has them: verl's own data holds the number alone, so
+    such a function compares a response with the whole rationale, which no response equals."""
+    answers = [row.answer for row in rows if row.answer is not None]
+    long = [answer for answer in answers if _RATIONALE.search(answer)]
+    if len(long) < MOSTLY * max(len(answers), 1):
+        return
+    for reward in rewards:
+        if ":" in reward.name and "://" not in reward.name and inspect_target(reward.name, reward.options) is Form.VERL:
+            yield (
+                f"reward {reward.title}: its ground_truth is a rationale, and the answer stands behind `####` "
+                f"({long[0][-40:]!r}): no response equals it unless the function takes "
+                "`ground_truth.split('####')[-1].strip()`. The built-in reward gsm8k reads such answers: "
+                f"`{Setting('reward', 'gsm8k')}`"
+            )
 
 
 def _asked(

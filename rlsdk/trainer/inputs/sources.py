@@ -11,6 +11,7 @@ from rlsdk.config import RunConfig
 from rlsdk.data import (
     DataRow,
     Loader,
+    check_plain,
     check_source,
     load_rows,
     missing_field,
@@ -21,12 +22,12 @@ from rlsdk.interfaces import ConfigError, DataError, PluginError
 from rlsdk.interfaces.spelling import under
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.trainer.inputs.prompt_formats import hold_out, prompt_format
-from rlsdk.trainer.inputs.reward_preflight import check_gradable
+from rlsdk.trainer.inputs.reward_preflight import check_gradable, rationale_notices
 
 SMALL_BYTES = 4 << 20
 """Largest file, in bytes, that is read whole before a run starts (takes about 0.1 s)."""
-TEXT_FILES = ("jsonl", "json", "csv")
-"""Data source kinds that are text files."""
+FILES = ("jsonl", "json", "csv", "parquet")
+"""Data source kinds whose rows are read before a run starts."""
 
 
 def source_names(config: RunConfig) -> dict[str, str]:
@@ -50,10 +51,11 @@ def check_rows(
     of_steps: bool = False,
     rewarded: bool = False,
     learned: bool = False,
+    has_template: bool = True,
 ) -> Sequence[str]:
     """Checks rows before the run starts a process: all rows of a small file, the first row of others.
 
-    Text files only; sources that need a library or the network are read when the run starts.
+    Files only; sources that need a library or the network are read when the run starts.
 
     Args:
         config: the run's configuration.
@@ -62,6 +64,7 @@ def check_rows(
         of_steps: every row must hold a solution in steps, and their labels.
         learned: the answers are trained on, so at least one row must have an answer.
         rewarded: rewards grade the rows; checks whether rlsdk's own rewards can grade them.
+        has_template: whether the tokenizer has a chat template, as far as is known.
 
     Returns:
         Notices about the rows.
@@ -81,9 +84,11 @@ def check_rows(
     is_whole = True
     for field, name, options, limit, fields in parts:
         try:
-            found, all_of_it = _text_rows(name, registry, options, limit)
+            found, all_of_it = _rows_of_file(name, registry, options, limit)
             found = [replace(row, row={**row.row, **fields}) for row in found]
             found = form.select(found)
+            if not has_template or form.chat_template == "never":
+                check_plain(found)
             if learned and found and all(row.answer is None for row in found):
                 raise missing_field(
                     form.answer_name(found[0]), found[0], "answer_field; no row has it", flag="data.answer_field"
@@ -102,16 +107,16 @@ def check_rows(
     if not (rewarded and rows and is_whole):
         return notices
     own = check_gradable(config.rewards, rows, registry, only=lambda name: registry.is_own(ComponentKind.REWARD, name))
-    return [*notices, *own]
+    return [*notices, *own, *rationale_notices(config.rewards, rows)]
 
 
-def _text_rows(
+def _rows_of_file(
     name: str, registry: Registry, options: Mapping[str, Any], limit: int | None
 ) -> tuple[list[DataRow], bool]:
-    """Rows of a text file, and whether these are all the rows that the run will read."""
+    """Rows of a file, and whether these are all the rows that the run will read."""
     kinds = registry.usable(ComponentKind.DATASET)
     source = parse_source(name, kinds)
-    if source.kind not in TEXT_FILES:
+    if source.kind not in FILES:
         return [], False
     is_small = existing_file(source.rest).stat().st_size <= SMALL_BYTES
     if not is_small and source.kind == "json":  # one array, which is read as a whole

@@ -18,8 +18,15 @@ from rlsdk.interfaces import BackendKind, Capability
 from rlsdk.kit.model.shapes import count_parameters
 from rlsdk.registry import Registry
 from rlsdk.system.processors import usable_processors
+from rlsdk.trainer.checkpoints.run_folder import check_run_name
 from rlsdk.trainer.inputs.environments import load_environment
-from rlsdk.trainer.inputs.model_config import file_problems, model_fields, other_models, quantized_base
+from rlsdk.trainer.inputs.model_config import (
+    chat_template_known,
+    file_problems,
+    model_fields,
+    other_models,
+    quantized_base,
+)
 from rlsdk.trainer.inputs.option_trials import refused_options
 from rlsdk.trainer.inputs.reward_preflight import inspect_rewards
 from rlsdk.trainer.inputs.sources import check_rows, source_checks
@@ -130,6 +137,8 @@ def prepare(
 
     checks = checks_of(config)
     model = {"model_type": "llama"} if makes_model else checks.model()
+    if (name := config.trainer.run_name) is not None:
+        found.run_check(lambda: check_run_name(name), None)
     fitted, said = fitted_lengths(config, context_tokens(model))
     fitted, chosen = _chosen(fitted, model, device)
     fitted, synced = with_sync(fitted, registry, training)
@@ -227,7 +236,10 @@ class _Checks:
         own = self.training
         kinds = {"of_pairs": own.reads_pairs, "of_steps": own.reads_steps, "rewarded": own is Training.RL}
         learned = own in (Training.SFT, Training.KTO)
-        return self.found.run_check(lambda: check_rows(self.config, self.registry, **kinds, learned=learned), ())
+        has_template = chat_template_known(self.config) is not False
+        return self.found.run_check(
+            lambda: check_rows(self.config, self.registry, **kinds, learned=learned, has_template=has_template), ()
+        )
 
     def placement(self) -> PlacementSpec | None:
         """The pools of the roles; None: refused."""
