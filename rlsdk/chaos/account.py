@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlsdk.chaos.run import ChaosRun
+from rlsdk.rollouts.journal.inspection import inspect_journal
 from rlsdk.system.files import read_regular_text
 
 CLOCK = (
@@ -85,6 +86,16 @@ def account(run: ChaosRun, whole: ChaosRun, outcomes: Sequence[Outcome], *, is_o
             last_before(step, struck).wrong.append(f"step {step}: other metrics: {', '.join(names[:MOST_NAMED])}")
     newest = CheckpointStore(run.run_dir / "checkpoints", keep=1).newest()
     struck[-1].wrong += [f"checkpoint: {what}" for what in damage(newest)] if newest is not None else []
+
+
+def token_problems(run: ChaosRun) -> Sequence[str]:
+    """What in the journal of a run that is over does not account for its tokens.
+
+    Raises:
+        CheckpointError: the journal is damaged.
+    """
+    found = inspect_journal(run.run_dir / "journal")
+    return [f"tokens: {each}" for each in (*found.problems, *(one for step in found.steps for one in step.problems))]
 
 
 def last_before(step: int, struck: Sequence[Outcome]) -> Outcome:

@@ -101,9 +101,11 @@ def _remove(whole: ChaosRun) -> None:
     whole.output.unlink(missing_ok=True)
 
 
-def least_struck(roles: Sequence[str], outcomes: Sequence[Outcome], chance: random.Random) -> list[Fault]:
+def least_struck(
+    roles: Sequence[str], outcomes: Sequence[Outcome], chance: random.Random, moments: Sequence[str] = MOMENTS
+) -> list[Fault]:
     """Returns every process at every moment, in random order, those with the fewest attempts so far first."""
-    found = [Fault(role=role, moment=moment) for role in (*roles, *PROCESSES) for moment in MOMENTS]
+    found = [Fault(role=role, moment=moment) for role in (*roles, *PROCESSES) for moment in moments]
     chance.shuffle(found)
     tried = Counter(outcome.fault for outcome in outcomes)
     return sorted(found, key=lambda fault: tried[str(fault)])

@@ -18,6 +18,8 @@ from rlsdk.interfaces import ConfigError, nearest
 MOMENTS = ("rollout", "reward", "update", "sync", "save", "restart")
 """rollout: samples are generated; reward: a grader is working; update: a step trains; sync: weights are transferred;
 save: a checkpoint is written; restart: what an earlier fault ended is restarting."""
+TURN = "turn"
+"""Moment of runs with episodes: one of them has a turn and is not finished."""
 PATIENCE = 6
 """Number of steps within which the moment must occur while the process exists."""
 LAST_STEPS = 2
@@ -44,8 +46,8 @@ class Fault:
         known = [*roles, *PROCESSES]
         if role not in known:
             raise ConfigError(f"--kill {text!r}: {role!r} is no process of this run{nearest(role, known)}; has {known}")
-        if moment not in MOMENTS:
-            raise ConfigError(f"--kill {text!r}: expected ROLE@MOMENT with a moment of {list(MOMENTS)}")
+        if moment not in (*MOMENTS, TURN):
+            raise ConfigError(f"--kill {text!r}: expected ROLE@MOMENT with a moment of {[*MOMENTS, TURN]}")
         return cls(role=role, moment=moment)
 
     def __str__(self) -> str:

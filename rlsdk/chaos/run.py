@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ import psutil
 
 PROCESSES = ("controller", "grader", "raylet", "gcs")
 """Processes that can be killed in addition to those of roles."""
+AGENT = "agent"
+"""The process of an agent's command, in runs with `rollout.command`."""
 LOOK_S = 0.002
 PROCESSES_S = 0.1
 """Seconds between two scans of processes, which take longer than reading new lines of the journal."""
@@ -27,11 +30,12 @@ END_S = 600.0
 LEAVE_S = 20.0
 """Seconds for the processes of a finished command to end."""
 _BACK = ("serves again", "resumed from", "lost for good")
-_SAMPLE = b'{"event":"sample"'
+_OF_EPISODES = re.compile(rb'\{"event":"(sample|turn)","at":[\d.]+,"group":(\d+),"name":"([^"]*)","sample":(\d+),')
+"""Beginning of a line about a sample, or about a turn of one that is not finished."""
 
 
 class JournalTail:
-    """Reads new lines of a journal, except those of samples, which are most of its bytes."""
+    """Reads new lines of a journal, except those of samples and turns, which are most of its bytes."""
 
     def __init__(self, folder: Path) -> None:
         """Reads nothing yet."""
@@ -39,6 +43,8 @@ class JournalTail:
         self._read: dict[Path, int] = {}
         self.lines: list[Mapping[str, Any]] = []
         """All complete lines so far, in the order of writing."""
+        self.playing: set[tuple[bytes, ...]] = set()
+        """Episodes that have a turn and are not finished."""
 
     def update(self) -> list[Mapping[str, Any]]:
         """Reads new lines; returns all."""
@@ -48,7 +54,7 @@ class JournalTail:
         with suppress(FileNotFoundError):
             sizes = {path: path.stat().st_size for path in found}
             if any(sizes.get(path, 0) < size for path, size in self._read.items()):  # a run was restarted
-                self._read, self.lines = {}, []
+                self._read, self.lines, self.playing = {}, [], set()
             for path, size in sizes.items():
                 if size > self._read.get(path, 0):
                     self.lines += self._new_of(path)
@@ -60,7 +66,21 @@ class JournalTail:
             content = file.read()
         whole = content[: content.rfind(b"\n") + 1]
         self._read[path] = self._read.get(path, 0) + len(whole)
-        yield from (json.loads(line) for line in whole.splitlines() if not line.startswith(_SAMPLE))
+        for line in whole.splitlines():
+            found = _OF_EPISODES.match(line)
+            if not line.startswith((b'{"event":"sample"', b'{"event":"turn"')):
+                yield self._noted(json.loads(line))
+            elif found is None:
+                continue
+            elif found[1] == b"turn":
+                self.playing.add(found.groups()[1:])
+            else:
+                self.playing.discard(found.groups()[1:])
+
+    def _noted(self, line: Mapping[str, Any]) -> Mapping[str, Any]:
+        if line["event"] == "open" and line["begins"]:
+            self.playing.clear()  # of the process before it
+        return line
 
 
 class ChaosRun:
@@ -100,7 +120,7 @@ class ChaosRun:
         return self.output.read_text(encoding="utf-8", errors="replace")
 
     def journal(self) -> list[Mapping[str, Any]]:
-        """Lines of the journal, except those of samples."""
+        """Lines of the journal, except those of samples and turns."""
         return self._tail.update()
 
     def updates(self) -> list[int]:
@@ -122,6 +142,7 @@ class ChaosRun:
                 trained.update(line["groups"])
         found |= {"rollout"} if started - trained else set()
         found |= {"update"} if len(steps["train"]) > len(steps["update"]) - 1 else set()
+        found |= {"turn"} if self._tail.playing else set()
         found |= {"sync"} if steps["update"][-1] > steps["publish"][-1] else set()
         found |= {"save"} if any((self.run_dir / "checkpoints").glob(".step_*.tmp")) else set()
         text = self.text()
@@ -172,6 +193,8 @@ class ChaosRun:
     def _is(self, process: psutil.Process, role: str) -> bool:
         if role == "grader":
             return any("rlsdk.rewards" in part for part in process.cmdline())
+        if role == AGENT:
+            return os.getpgid(process.pid) == process.pid and "RLSDK_TASK" in process.environ()
         if role in PROCESSES:
             return process.name() == {"gcs": "gcs_server"}.get(role, role)
         output = Path(os.readlink(f"/proc/{process.pid}/fd/1"))

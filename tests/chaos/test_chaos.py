@@ -86,6 +86,37 @@ def test_the_journal_says_which_moment_it_is(
     assert "restart" not in run.moments()
 
 
+def test_an_episode_is_played_from_its_first_turn_to_its_end(tmp_path: Path) -> None:
+    def of(event: str, sample: int) -> dict[str, object]:
+        return {"event": event, "at": 1764374400.25, "group": 0, "name": "", "sample": sample, "key": ""}
+
+    begins = {"event": "open", "begins": True}
+    run = chaos_run(tmp_path, "run", [])
+    for event, is_playing in (
+        (of("turn", 0), True), (of("turn", 1), True), (of("sample", 0), True), (of("sample", 1), False),
+        (of("turn", 2), True), (begins, False), (of("turn", 2), True), (of("sample", 2), False),
+    ):  # fmt: skip
+        with next((run.run_dir / "journal").glob("*.jsonl")).open("a") as file:
+            file.write(json.dumps(event, separators=(",", ":")) + "\n")
+        assert run.is_in("turn") is is_playing, event
+
+
+def test_the_process_of_a_command_is_known_by_its_task(tmp_path: Path) -> None:
+    run = chaos_run(tmp_path, "run", [])
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    start = (
+        "import os, subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], start_new_session=True, "
+        "env={**os.environ, 'RLSDK_TASK': 'task.json'})"
+    )
+    run.process = subprocess.Popen([sys.executable, "-c", start, child])
+    run.commands = 1
+    try:
+        assert run.wait(lambda: run.processes("agent") and len(run.family) == 2, 50)
+        assert [process.ppid() for process in run.processes("agent")] == [run.process.pid]
+    finally:
+        run.end()
+
+
 def test_a_process_is_known_by_the_file_of_its_output(tmp_path: Path) -> None:
     run = chaos_run(tmp_path, "run", [])
     (run.run_dir / "logs").mkdir()

@@ -21,6 +21,7 @@ from rlsdk.interfaces import Batch, Ended, FinishReason, GenerationRequest
 from rlsdk.kit.model.hf import load_tokenizer
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rollouts import Group, Sample, make_batch
+from rlsdk.rollouts.groups.receipts import token_account
 from rlsdk.testing.roles.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.learner.metrics import StepClock
 from rlsdk.trainer.roles.device_turns import DeviceTurns, shared_pools
@@ -392,6 +393,45 @@ def test_a_command_makes_the_batch_of_the_rollouter(chat_model: Path, registry: 
     through, _ = collected(chat_model, registry, tmp_path, *few, *AGENT, "--rollout.command", command)
     for name in (*own.tokens, *own.rows):
         assert own[name].equal(through[name]), name
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, {folder!r})
+import agent
+
+first = Path({mark!r})
+answer_of = agent.answer_of
+
+async def once_killed(client, question, max_turns, turn_tokens):
+    given = await answer_of(client, question, max_turns, turn_tokens)
+    try:
+        first.touch(exist_ok=False)
+    except FileExistsError:
+        return given
+    os.kill(os.getpid(), signal.SIGKILL)
+
+agent.answer_of = once_killed
+import asyncio
+asyncio.run(agent.main())
+"""
+
+
+def test_an_agent_that_is_killed_is_run_again_and_gets_the_turns_that_it_had(
+    chat_model: Path, registry: Registry, tmp_path: Path
+) -> None:
+    few = ["--trainer.prompts_per_step", "1", "--trainer.samples_per_prompt", "2"]
+    own, _ = collected(chat_model, registry, tmp_path, *few)
+    file = tmp_path / "killed.py"
+    file.write_text(KILLED.format(folder=str(EXAMPLE), mark=str(tmp_path / "first")))
+    command = json.dumps([sys.executable, str(file)])
+    through, groups = collected(chat_model, registry, tmp_path, *few, *AGENT, "--rollout.command", command)
+    assert (tmp_path / "first").exists()
+    for name in (*own.tokens, *own.rows):
+        assert own[name].equal(through[name]), name
+    counts = token_account(sample for group in groups for sample in group.samples)
+    assert counts["sampled"] == counts["trained"], "no turn was sampled again"
 
 
 FAILS = """

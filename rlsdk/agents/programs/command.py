@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import functools
 import json
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -20,6 +23,13 @@ TASK = "RLSDK_TASK"
 _GRACE_S = 5.0
 _TAIL_BYTES = 4000
 """Of its output, kept for messages."""
+
+
+class AgentKilledError(BatchError):
+    """A signal ended the agent's process, which says nothing about the episode."""
+
+    kind = "agent"
+    """Kind of the failure in metrics."""
 
 
 class CommandProgram:
@@ -39,6 +49,7 @@ class CommandProgram:
         """Runs one episode. A cancelled one ends the process and those it started.
 
         Raises:
+            AgentKilledError: a signal ended it.
             BatchError: the command cannot be started, or ends with an error.
         """
         with tempfile.TemporaryDirectory(prefix="rlsdk-agent-") as folder:
@@ -46,8 +57,11 @@ class CommandProgram:
             task.write_text(json.dumps(self._task(prompt, session, options)), encoding="utf-8")
             environment = {**allowed_environment(os.environ, self._environment), **_variables(session), TASK: str(task)}
             code, output = await _finished(self._command, environment)
+        said = f"; it said: {output}" if output else ""
+        if code < 0:
+            name = signal.Signals(-code).name
+            raise AgentKilledError(f"the agent's command {self._command[0]!r} was ended by {name}{said}")
         if code:
-            said = f"; it said: {output}" if output else ""
             raise BatchError(f"the agent's command {self._command[0]!r} ended with exit status {code}{said}")
         return Outcome()
 
@@ -74,9 +88,12 @@ def _variables(session: AgentSession) -> dict[str, str]:
 async def _finished(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
     """Exit status of a command, and the end of its output."""
     try:
+        if shutil.which(command[0]) is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         process = await asyncio.create_subprocess_exec(
-            *command, env=environment, start_new_session=True, stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+            *_ending_with_this_process(), *command, env=environment, start_new_session=True,
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
     except OSError as error:
         raise BatchError(f"rollout.command: {command[0]!r} cannot be started: {error.strerror}") from error
@@ -86,6 +103,13 @@ async def _finished(command: Sequence[str], environment: Mapping[str, str]) -> t
         return await process.wait(), tail
     finally:
         await _end(process)
+
+
+@functools.cache
+def _ending_with_this_process() -> tuple[str, ...]:
+    """Words before a command that have the kernel end its process if this one is killed; none where that is unknown."""
+    program = shutil.which("setpriv")  # of util-linux
+    return () if program is None else (program, "--pdeathsig", "KILL", "--")
 
 
 async def _tail(output: asyncio.StreamReader) -> str:

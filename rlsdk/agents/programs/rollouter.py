@@ -12,6 +12,7 @@ from rlsdk.agents.gateway.app import MODEL
 from rlsdk.agents.gateway.loop_thread import LoopThread
 from rlsdk.agents.gateway.server import Gateway
 from rlsdk.agents.gateway.sessions import OpenSession
+from rlsdk.agents.programs.command import AgentKilledError
 from rlsdk.agents.sessions.limits import EpisodeLimits
 from rlsdk.agents.sessions.rows import info_of, rows_of
 from rlsdk.agents.sessions.session import ChatForm, Place, Session
@@ -73,6 +74,14 @@ class AgentRollouter:
         Raises:
             BatchError: the agent failed, or nothing of it can be trained.
         """
+        try:
+            return await self._played(prompt, generate, options)
+        except AgentKilledError:
+            # Once more: `generate` gives the calls that it makes again the turns that they had.
+            return await self._played(prompt, generate, options)
+
+    async def _played(self, prompt: PromptView, generate: Generate, options: Mapping[str, Any]) -> Episode:
+        """One run of the agent, in a session of its own."""
         sampler = _StreamSampler(cast(PlacedGenerate, generate), asyncio.get_running_loop(), self._supports_stop)
         session = Session(self._form, sampler, self._limits)
         opened = await self._gateway.open(session, may_score=self._may_score)

@@ -16,12 +16,13 @@ from rich.table import Table
 
 from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings
-from rlsdk.chaos.account import Outcome
+from rlsdk.chaos.account import Outcome, token_problems
 from rlsdk.chaos.campaign import earlier, least_struck, save, undisturbed
-from rlsdk.chaos.faults import Fault, strike
-from rlsdk.chaos.run import ChaosRun
+from rlsdk.chaos.faults import MOMENTS, TURN, Fault, strike
+from rlsdk.chaos.run import AGENT, ChaosRun
 from rlsdk.config.loading.overrides import split_arguments
 from rlsdk.config.loading.trust import take_trust_flag
+from rlsdk.config.sections.engines import SINGLE_TURN
 from rlsdk.interfaces import ConfigError
 from rlsdk.system.files import is_pipe
 from rlsdk.views.terminal import SafeConsole
@@ -40,13 +41,18 @@ def run(
     """
     deadline = time.monotonic() + 60 * minutes
     check_files(args)
-    pools = {role.name: role.pool for role in resolve(Settings(flags=list(args))).table}
-    chosen = [Fault.parse(text, list(pools)) for text in kills]
+    resolved = resolve(Settings(flags=list(args)))
+    pools = {role.name: role.pool for role in resolved.table}
+    rollout = resolved.config.rollout
+    roles = [*pools, *([AGENT] if rollout.command else [])]
+    chosen = [Fault.parse(text, roles) for text in kills]
     outcomes = earlier(args, folder)
     folder = folder.resolve()
     say = SafeConsole(highlight=False, soft_wrap=True)
     chance = random.Random(f"{seed} {len(outcomes)}")
-    chosen = chosen or least_struck(list(pools), outcomes, chance)
+    has_episodes = rollout.environment is not None or rollout.has_agent or rollout.rollouter != SINGLE_TURN
+    moments = [*MOMENTS, TURN] if has_episodes else MOMENTS
+    chosen = chosen or least_struck(roles, outcomes, chance, moments)
     wanted = faults or len(chosen)
     end_on_signals()
     whole = undisturbed(args, folder, pools, lambda text: say.print(text, markup=False))
@@ -61,8 +67,9 @@ def run(
 
     while waiting and (not minutes or time.monotonic() < deadline):
         number = 1 + max((int(path.stem.partition("_")[2]) for path in folder.glob("faults_*.txt")), default=0)
+        struck = ChaosRun(args, folder, f"faults_{number}", pools)
         outcomes += strike(
-            ChaosRun(args, folder, f"faults_{number}", pools),
+            struck,
             waiting,
             whole,
             chance,
@@ -70,6 +77,7 @@ def run(
             has_time=lambda: not minutes or time.monotonic() < deadline,
             report=keep,
         )
+        outcomes[-1].wrong += token_problems(struck) if outcomes[-1].struck else []
         save(args, folder, outcomes)
     say.print(table_of(outcomes))
     costs = [f"{outcome.fault} after step {outcome.step} of {outcome.run}: {outcome.cost}" for outcome in outcomes]
