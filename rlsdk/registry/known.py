@@ -13,4 +13,5 @@ FIRST_PARTY: Mapping[Kind, Mapping[str, str]] = {
     BackendKind.ROLLOUT: {"vllm": "rlsdk-vllm", "sglang": "rlsdk-sglang"},
     ComponentKind.DATASET: {"reasoning_gym": "rlsdk-reasoning-gym"},
     ComponentKind.REWARD: {"reasoning_gym": "rlsdk-reasoning-gym"},
+    ComponentKind.ENVIRONMENT: {"mcp": "rlsdk-mcp", "openenv": "rlsdk-openenv"},
 }

@@ -29,6 +29,7 @@ COMPONENT_HOOKS: Mapping[str, ComponentKind] = {
     "rlsdk_register_sharding_managers": ComponentKind.SHARDING_MANAGER,
     "rlsdk_register_callbacks": ComponentKind.CALLBACK,
     "rlsdk_register_rollouters": ComponentKind.ROLLOUTER,
+    "rlsdk_register_environments": ComponentKind.ENVIRONMENT,
     "rlsdk_register_sandboxes": ComponentKind.SANDBOX,
 }
 

@@ -24,6 +24,7 @@ class ComponentKind(StrEnum):
     SHARDING_MANAGER = "sharding manager"
     CALLBACK = "callback"
     ROLLOUTER = "rollouter"
+    ENVIRONMENT = "environment"
     SANDBOX = "sandbox"
 
 

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from agent_cases import Scripted, prompt_of
 
+from rlsdk.agents.environments.naming import find_environment
+from rlsdk.agents.environments.tools import EnvironmentClass
 from rlsdk.config import RunConfig, load_config
-from rlsdk.interfaces import ConfigError, Ended
+from rlsdk.interfaces import ConfigError, Ended, PluginNotFoundError, hookimpl
 from rlsdk.registry import Registry
 from rlsdk.trainer.inputs.environments import environment_rollouter, load_environment
 
@@ -83,3 +85,32 @@ def test_a_class_or_option_that_there_is_not_is_named(task: Path) -> None:
     options = ["--rollout.environment", f"{file}:Guess", "--rollout.environment_options", "{highest: 3}"]
     with pytest.raises(ConfigError, match=r"environment_options: .*guess.py:Guess' is not made with them"):
         load_environment(config_of(task, *options))
+
+
+def test_an_environment_of_a_plugin_is_named_with_a_colon(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Made:
+        def reset(self) -> None:
+            pass
+
+        def ask(self, **arguments: object) -> str:
+            return ""
+
+    Made.ask.tool_schema = {"description": "Asks.", "parameters": {}}  # type: ignore[attr-defined]
+
+    class Plugin:
+        @hookimpl
+        def rlsdk_register_environments(self, register: Any) -> None:
+            register("worlds", lambda rest: type(rest, (Made,), {}), "Worlds.")
+
+    registry = Registry()
+    registry.register_module(Plugin())
+    monkeypatch.setattr(Registry, "discover", classmethod(lambda cls: registry))
+    made = find_environment("worlds:Small:one")
+    (tool,) = EnvironmentClass.of(made, "worlds:Small:one").tools
+    assert (made.__name__, tool["function"]["description"]) == ("Small:one", "Asks.")
+    with pytest.raises(ConfigError, match="expected worlds:REST"):
+        find_environment("worlds:")
+    with pytest.raises(PluginNotFoundError, match="pip install rlsdk-openenv"):
+        find_environment("openenv:http://h")
+    with pytest.raises(PluginNotFoundError, match="did you mean 'worlds'"):
+        find_environment("world:Small")

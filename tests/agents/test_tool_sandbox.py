@@ -345,8 +345,8 @@ def test_others_are_found_by_name() -> None:
 def test_the_example_with_a_python_tool_holds_what_an_environment_must() -> None:
     make = find_function(f"{EXAMPLE}:Solver", what="environment")
     lab = Lab(environment=EnvironmentClass.of(make, "Solver"), rows=[{"answer": 42}])
-    findings = check(lab, [3, 6, 10, 18])
-    assert [finding.verdict for finding in findings] == [Verdict.HELD] * 4
+    findings = check(lab, [3, 6, 10])
+    assert [finding.verdict for finding in findings] == [Verdict.HELD] * 3
     solver = make()
     assert solver.reset(answer=42).startswith("Compute")
     assert (solver.python("x = 6 * 7"), solver.python("x"), solver.submit(42)) == ("", "42", "submitted")

@@ -12,6 +12,9 @@ from rlsdk.interfaces import ConfigError, DataError, Tool, nearest
 
 HOOKS = frozenset({"reset", "get_reward", "turn_reward", "close"})
 """Methods with a meaning of their own: they are no tools."""
+TOOL_SCHEMA = "tool_schema"
+"""Attribute of a method whose description and parameters are known already, as of tools of a server: a mapping with
+`description` and `parameters`."""
 CUT = "\n[... {count} characters left out ...]\n"
 
 
@@ -108,6 +111,8 @@ def cut_text(text: str, most: int) -> str:
 
 
 def _schema(method: Any, tool: str, environment: str) -> Tool:
+    if isinstance(ready := getattr(method, TOOL_SCHEMA, None), Mapping):
+        return {"type": "function", "function": {**ready, "name": tool}}
     from transformers.utils import get_json_schema
 
     try:

@@ -12,7 +12,12 @@ from rlsdk.cli.commands.apps import environments_app
 
 @environments_app.command("check", help="Check an environment on the CPU, without a model: twenty requirements.")
 def check_environment(
-    target: Annotated[str, typer.Argument(metavar="FILE.py:CLASS", help="Class of the environment, or pkg.mod:Class.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE.py:CLASS", help="Class of the environment, pkg.mod:Class, or NAME:REST of a plugin."
+        ),
+    ],
     data: Annotated[str | None, typer.Option(help="Its rows, as `--data` of a run; default: one empty row.")] = None,
     rows: Annotated[int, typer.Option(min=1, help="Number of rows to check with.")] = 16,
     option: Annotated[list[str] | None, typer.Option(help="Option of its class, NAME=VALUE; may be repeated.")] = None,

@@ -11,10 +11,11 @@ import typer
 from rlsdk.agents.conformance.lab import Lab
 from rlsdk.agents.conformance.requirement import Finding, Verdict
 from rlsdk.agents.conformance.suite import REQUIREMENTS, check
+from rlsdk.agents.environments.naming import find_environment
 from rlsdk.agents.environments.tools import EnvironmentClass
 from rlsdk.data import load_rows
 from rlsdk.interfaces import ConfigError
-from rlsdk.registry import ComponentKind, Registry, find_function
+from rlsdk.registry import ComponentKind, Registry
 from rlsdk.system.printable import printable
 
 EXIT_FAILED = 1
@@ -33,7 +34,7 @@ def run(
     numbers = {one.number for one in REQUIREMENTS}
     if odd := sorted({*only} - numbers):
         raise ConfigError(f"--only {odd[0]}: expected numbers of requirements, 1 to {max(numbers)}")
-    made = find_function(target, what="environment")
+    made = find_environment(target)
     environment = EnvironmentClass.of(made, target)
     given = _options(options)
     try:

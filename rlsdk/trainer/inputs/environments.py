@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from rlsdk.agents.environments.naming import find_environment
 from rlsdk.agents.environments.tools import EnvironmentClass
 from rlsdk.config import RunConfig
 from rlsdk.interfaces import ConfigError
-from rlsdk.registry import find_function
 
 if TYPE_CHECKING:
     from rlsdk.agents.environments.play import EnvironmentRollouter
@@ -55,7 +55,7 @@ def load_environment(config: RunConfig) -> EnvironmentClass:
         ConfigError: there is none, it or a tool of it cannot be used, or `rollout.environment_options` do not fit.
     """
     target = config.rollout.environment or ""
-    found = find_function(target, what="environment")
+    found = find_environment(target)
     environment = EnvironmentClass.of(found, target)
     try:
         inspect.signature(found).bind(**config.rollout.environment_options)
