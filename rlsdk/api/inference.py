@@ -16,7 +16,7 @@ from rlsdk.api.settings import Settings, from_keywords
 from rlsdk.api.table import Table
 from rlsdk.config import RunConfig, config_error
 from rlsdk.config.checks.commands import EVAL_FIGURES, GENERATE, GENERATE_KEPT
-from rlsdk.config.derived.roles import rollout_role
+from rlsdk.config.derived.roles import best_of_role, rollout_role
 from rlsdk.config.loading.load import read_config
 from rlsdk.config.loading.reads import Reader, unread
 from rlsdk.interfaces import ConfigError
@@ -262,7 +262,10 @@ def configured(
         _to_stderr(line)
     config = with_absolute_paths(loaded.config)
     model_fields(config)
-    if problems := list(file_problems(config, [rollout_role(config).loading_weights()])):
+    models = [rollout_role(config).loading_weights()]
+    if config.eval.best_of is not None and reader.may_read("eval.best_of"):
+        models.append(best_of_role(config))
+    if problems := list(file_problems(config, models)):
         raise config_error(problems)
     return config, registry
 

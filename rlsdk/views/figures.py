@@ -10,7 +10,7 @@ from rlsdk.config import RunConfig
 
 _NAMED = re.compile(r"eval/(?P<set>[^/]+)/(?P<figure>.+)")
 _UNNAMED = re.compile(r"eval/(?P<figure>.+)_(?P<set>[a-z]+)")
-_AT_K = re.compile(r"(pass|maj)@(\d+)")
+_AT_K = re.compile(r"(pass|maj|best)@(\d+)")
 
 
 def by_set(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
@@ -41,7 +41,11 @@ def eval_lines(step: int, metrics: Mapping[str, float], rules: Mapping[str, str]
         if "reward" in figures and figures["reward"] != figures.get("accuracy"):
             parts.append(f"reward {_number(figures, 'reward')}")
         if largest := _largest_k(figures):
-            parts += [f"{at} {figures[at]:.1%}" for at in (f"pass@{largest}", f"maj@{largest}") if at in figures]
+            parts += [
+                f"{at} {figures[at]:.1%}"
+                for at in (f"pass@{largest}", f"maj@{largest}", f"best@{largest}")
+                if at in figures
+            ]
         if "loss" in figures:
             parts.append(f"loss {figures['loss']:.4f}")
         if "tokens" in figures:

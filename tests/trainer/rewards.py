@@ -11,6 +11,11 @@ def share_of_digits(sample: RewardSample) -> float:
     return sum(letter.isdigit() for letter in sample.response) / max(len(sample.response), 1)
 
 
+def right_steps(sample: RewardSample) -> float:
+    """1 if all steps, which semicolons separate, are digits."""
+    return float(all(step.isdigit() for step in sample.response.rstrip(";").split(";")))
+
+
 def large(sample: RewardSample) -> float:
     """The number of digits, far from 0."""
     return 1e8 + sum(letter.isdigit() for letter in sample.response)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
+import re
 import string
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +19,35 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pair_runs import run
+from pair_runs import Recorder, run
 from test_preferences import reinforce
 
 from rlsdk.algorithms import REDUCTIONS, Samples, reduce_steps, step_scores
-from rlsdk.config import PairTraining, RunConfig, check_run, load_config
+from rlsdk.config import PairTraining, RunConfig, check_run, load_config, sft_optim_spec, with_dtype
 from rlsdk.config.checks.watched import reported_on_pairs
+from rlsdk.config.derived.roles import best_of_role, rollout_role
 from rlsdk.data import DataRow, PromptFormat, StepFields
 from rlsdk.data.fields import find_fields
 from rlsdk.data.steps import TAG
-from rlsdk.interfaces import Batch, BatchError, DataError
+from rlsdk.interfaces import Batch, BatchError, ConfigError, DataError
 from rlsdk.kit.model.tokenizers import write_byte_tokenizer
 from rlsdk.registry import Registry
+from rlsdk.rollouts import Group
 from rlsdk.testing.process.models import write_tiny_model
+from rlsdk.testing.roles.in_process import InProcessStore, start_in_process
 from rlsdk.trainer.inputs.step_ends import StepReader
 from rlsdk.trainer.learner.model_scores import add_step_scores, with_step_ends
+from rlsdk.trainer.roles.device_turns import DeviceTurns
+from rlsdk.trainer.roles.placement import roles
+from rlsdk.trainer.roles.role_group import RoleGroup
+from rlsdk.trainer.roles.session import Session, start_roles
+from rlsdk.trainer.runs import inference
+from rlsdk.trainer.runs.build_supervised import sft_stage
+from rlsdk.trainer.runs.run_inputs import build_run_inputs
+from rlsdk.trainer.runs.step_judge import StepJudge
+from rlsdk.trainer.stages.evaluation.metrics import best_at_k
+from rlsdk.trainer.stages.evaluation.run import Evaluated
+from rlsdk.trainer.stages.export import export_policy
 
 HERE = Path(__file__).parent
 FORM = PromptFormat(steps=StepFields())
@@ -177,7 +196,8 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> str:
         right = [drawn.random() < 0.5 for _ in range(drawn.randint(2, 3))]
         steps = ["".join(drawn.choices(string.digits if one else WRONG, k=drawn.randint(1, 2))) for one in right]
         labels = [0.9 if one else 0.05 for one in right]
-        lines.append(json.dumps({"question": f"{at % 10} + {at} =", "completions": steps, "labels": labels}))
+        row = {"question": f"{at % 10} + {at} =", "completions": steps, "labels": labels, "answer": ";".join(steps)}
+        lines.append(json.dumps(row))
     path = tmp_path_factory.mktemp("rows") / "steps.jsonl"
     path.write_text("\n".join(lines))
     return str(path)
@@ -243,3 +263,158 @@ def test_marks_are_made_for_each_process_reward_model(tokenizer: Any) -> None:
     marked = with_step_ends(batch, readers)
     assert marked["step_end.a"].nonzero()[:, 0].tolist() == [1, 4]
     assert marked["step_end.b"].nonzero()[:, 0].tolist() == [3, 4]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, 2.0]), st.booleans()), min_size=1, max_size=6),
+    st.integers(1, 6),
+)
+def test_best_at_k_is_what_plain_enumeration_gives(scored: list[tuple[float, bool]], k: int) -> None:
+    k = min(k, len(scored))
+    shares = []
+    for drawn in itertools.combinations(scored, k):
+        best = [correct for score, correct in drawn if score == max(score for score, _ in drawn)]
+        shares.append(sum(best) / len(best))
+    assert best_at_k(scored, k) == pytest.approx(sum(shares) / len(shares))
+
+
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluations run without a cluster around them."""
+
+    @contextmanager
+    def open_rollout(config: RunConfig, registry: Registry, **_: Any) -> Iterator[RoleGroup]:
+        role = replace(rollout_role(with_dtype(config, "cpu")).loading_weights(), pool="main")
+        yield start_in_process(role, registry)
+
+    @contextmanager
+    def open_judged(
+        config: RunConfig, registry: Registry, reader: StepReader, **own: Any
+    ) -> Iterator[tuple[RoleGroup, StepJudge]]:
+        role = start_in_process(replace(best_of_role(with_dtype(config, "cpu")), pool="main"), registry)
+        with open_rollout(config, registry) as rollout:
+            yield rollout, StepJudge.of_config(config, role, InProcessStore(), reader)
+
+    monkeypatch.setattr(inference, "open_rollout", open_rollout)
+    monkeypatch.setattr(inference, "open_judged", open_judged)
+
+
+def evaluated(model: str, rows: str, registry: Registry, best_of: str, *extra: str) -> Evaluated:
+    config = config_of(
+        model, rows, registry, "--rewards", f"[{{name: '{HERE / 'rewards.py'}:right_steps'}}]",
+        "--data.num_eval_rows", "24", "--eval.greedy", "false",
+        *(("--eval.best_of", best_of) if best_of else ()), *extra,
+    )  # fmt: skip
+    return inference.evaluate_model(config, registry, Recorder())[0]
+
+
+@cache
+def plain(folder: Path) -> tuple[Any, Any]:
+    from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+    model = AutoModelForTokenClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    return AutoTokenizer.from_pretrained(folder), model
+
+
+def plain_scores(folder: Path, before: Sequence[int], own: Sequence[int]) -> list[float]:
+    """The probability that each step of a response is right, by plain transformers: a token is a character at most."""
+    tokenizer, model = plain(folder)
+    with torch.no_grad():
+        chances = model(input_ids=torch.tensor([[*before, *own]])).logits[0, :, 0].sigmoid()[len(before) :].tolist()
+    found, has_words = [], False
+    for at, token in enumerate(own):
+        text = tokenizer.decode([token])
+        ends = token == tokenizer.eos_token_id
+        if (text == ";" or ends) and has_words and at + 1 < len(own) + ends:
+            found.append(chances[at - ends])
+        has_words = text != ";" and (has_words or text != "")
+    return found
+
+
+@pytest.fixture(scope="module")
+def policy(model: str, rows: str, registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Answers in steps, half of which are right."""
+    folder = tmp_path_factory.mktemp("policy")
+    config = config_of(model, rows, registry, "--sft.steps", "40", "--sft.lr", "3e-3", "--sft.rows_per_step", "32")
+    turns = DeviceTurns()
+    table = [role.with_optim(sft_optim_spec(config)) for role in roles(config, "cpu", needed=["actor"])]
+    groups = start_roles(table, lambda role: start_in_process(role, registry), turns)
+    session = Session(roles=groups, turns=turns, cluster=InProcessStore())
+    with closing(build_run_inputs(config, registry, folder, Recorder(), rewarded=False)) as run_inputs:
+        stage = sft_stage(config, run_inputs, session)
+        stage.begin()
+        while stage.step < config.sft.steps:
+            stage.advance()
+        export_policy(session, run_inputs.tokenizer, folder / "model")
+    return str(folder / "model")
+
+
+def test_eval_chooses_the_best_of_several_samples(
+    policy: str, rows: str, registry: Registry, learned: Path, judged: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, given, wanted = f"{{path: {learned}, step_separator: ';', step_scores: min}}", [], []
+    of_samples = StepJudge.of_samples
+
+    def noted(self: StepJudge, groups: Sequence[Group]) -> list[list[float]]:
+        given.extend(of_samples(self, groups))
+        for group in groups:
+            spans = [sample.rows[0].spans for sample in group.samples]
+            plain = [plain_scores(learned, *(span.token_ids.tolist() for span in pair)) for pair in spans]
+            wanted.append([min(scores, default=0.0) for scores in plain])
+        return given
+
+    monkeypatch.setattr(StepJudge, "of_samples", noted)
+    found = evaluated(policy, rows, registry, own, "--eval.samples_per_prompt", "6")
+    for one, other in zip(given, wanted, strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+    assert found.samples is not None
+    scored: list[list[tuple[float, bool]]] = [[] for _ in given]
+    for row in found.samples["sampled"]:
+        scored[row["index"]].append((given[row["index"]][row["sample"]], row["correct"]))
+    for k in (1, 2, 4, 6):
+        expected = sum(best_at_k(members, k) for members in scored) / len(scored)
+        assert found.metrics[f"eval/best@{k}_sampled"] == pytest.approx(expected)
+    assert found.metrics["eval/best@6_sampled"] > found.metrics["eval/best@1_sampled"] + 0.1
+    assert found.metrics["eval/best@1_sampled"] == pytest.approx(found.metrics["eval/accuracy_sampled"])
+
+
+def test_eval_searches_step_by_step(policy: str, rows: str, registry: Registry, learned: Path, judged: None) -> None:
+    """Steps are right that would be so half of the time, and so are answers."""
+    own = f"{{path: {learned}, step_separator: ';', by: step, num_candidates: 12}}"
+    usual, searched = evaluated(policy, rows, registry, ""), evaluated(policy, rows, registry, own)
+    assert usual.samples is not None
+    assert searched.samples is not None
+    tokenizer, _ = plain(learned)
+
+    def scores_of(samples: Sequence[Mapping[str, Any]]) -> list[float]:
+        ids = [[tokenizer(row[name], add_special_tokens=False)["input_ids"] for name in ("prompt", "response")]
+               for row in samples]  # fmt: skip
+        return [score for before, own in ids for score in plain_scores(learned, before, [*own, EOS])]
+
+    scores = [scores_of(one["sampled"]) for one in (usual.samples, searched.samples)]
+    assert sum(scores[0]) / len(scores[0]) < 0.7
+    assert sum(scores[1]) / len(scores[1]) > 0.8
+    assert searched.metrics["eval/accuracy_sampled"] > usual.metrics["eval/accuracy_sampled"] + 0.3
+    assert searched.metrics["eval/rollout/steps_sampled"] > 1
+    assert "eval/best@1_sampled" not in searched.metrics
+    again = evaluated(policy, rows, registry, own)
+    assert [row["response"] for row in (again.samples or {})["sampled"]] == [
+        row["response"] for row in searched.samples["sampled"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ("{path: MODEL}", "gives no score: expected an architecture that ends in"),
+        ("{path: LEARNED}", "eval.best_of: there is one sample of a prompt"),
+        ("{path: LEARNED, by: steps}", "'answer' or 'step'"),
+        ("{path: LEARNED, by: step, backend: none}", "backend"),
+    ],
+)
+def test_eval_refuses_what_it_could_not_choose_by(
+    own: str, said: str, model: str, rows: str, registry: Registry, learned: Path, judged: None
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        evaluated(model, rows, registry, own.replace("MODEL", model).replace("LEARNED", str(learned)))

@@ -104,7 +104,7 @@ def _role_problems(
     model_type = None if kind is None else str(kind)
     needed = role_requirements(config, role, model_type, device, count or 1, leaves_model=leaves_model)
     yield from check_backend(needed, role.backend, registry, field=role.fields["backend"])
-    yield from _missing_head(role, model)
+    yield from missing_head(role, model)
     if role.model.adapter is not None and role.model.head is not Head.LM:
         yield Problem(
             "model.lora.rank",
@@ -114,7 +114,7 @@ def _role_problems(
     yield from _options(needed, role, registry, model)
 
 
-def _missing_head(role: Role, model: Mapping[str, Any]) -> Iterator[Problem]:
+def missing_head(role: Role, model: Mapping[str, Any]) -> Iterator[Problem]:
     """A frozen model with a head of numbers that its folder does not have: they would be random."""
     named = [str(name) for name in model.get("architectures") or ()]
     if role.model.head is Head.LM or role.is_trained or not named or any(name.endswith(SCORING) for name in named):

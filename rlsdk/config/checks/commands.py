@@ -47,7 +47,8 @@ _RESPONSES = dict.fromkeys(
     ("trainer.samples_per_prompt", "eval.samples_per_prompt"), "`--samples-per-prompt` is the number of responses"
 )
 _HELD_OUT = ("data.eval", "data.eval_options", "data.num_eval_rows")
-_EVALUATED = ("temperature", "samples_per_prompt", "greedy", "correct_reward", "correct_from", "sets", "save_samples")
+_EVALUATED = ("temperature", "samples_per_prompt", "greedy", "correct_reward", "correct_from", "sets", "save_samples",
+              "best_of")  # fmt: skip
 
 
 def _of_reinforcement(config: RunConfig) -> Iterator[Problem]:
@@ -148,6 +149,7 @@ def _of_sets(config: RunConfig) -> Iterator[Problem]:
 TRAIN = Reader(
     command="train",
     fields=tuple(name for name in RunConfig.model_fields if name != "preferences"),
+    but=("eval.best_of",),
     unused=_of_reinforcement,
 )
 SFT = Reader(command="sft", fields=(*_ENGINE, *_ACTOR, *_LOOP, *_ANSWERS, "sft"), unused=_of_supervised)

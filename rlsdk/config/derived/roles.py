@@ -211,6 +211,13 @@ def _rewards(config: RunConfig) -> list[Role]:
     ]
 
 
+def best_of_role(config: RunConfig) -> Role:
+    """The process reward model of `eval.best_of`."""
+    assert config.eval.best_of is not None
+    kind = replace(kind_of(REWARD), head=Head.VALUE)
+    return _beside(config, kind, config.eval.best_of, REWARD, "eval.best_of")
+
+
 def _reward_kind(model: RewardModelConfig) -> RoleKind:
     kind = kind_of(REWARD)
     return kind if model.step_scores is None else replace(kind, head=Head.VALUE)

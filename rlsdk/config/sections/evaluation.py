@@ -12,6 +12,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from rlsdk.config.problem import Problem
 from rlsdk.config.sections.base import Options, Section, empty_mapping, empty_tuple, fields_of
 from rlsdk.config.sections.rewards import RewardConfig, own_engine_problems, reward_problems
+from rlsdk.config.sections.role_sections import BestOfConfig
 from rlsdk.config.sections.sampling import temperature_problems
 
 SET_NAME = re.compile(r"[A-Za-z][\w.-]{0,63}")
@@ -21,7 +22,7 @@ SAMPLED, GREEDY = "sampled", "greedy"
 FIGURES = ("accuracy", "accuracy_se", "reward", "reward_se", "tokens", "tokens_max", "truncated_share", "log_prob",
            "entropy", "invalid_share")  # fmt: skip
 """Metrics of every set; pass@k, maj@k, reward/NAME and rollout/NAME are added to them."""
-AT_K = re.compile(r"(pass|maj)@[1-9]\d*")
+AT_K = re.compile(r"(pass|maj|best)@[1-9]\d*")
 """Pattern of metrics of several samples of a prompt."""
 MAX_VOTES = 256
 """Largest n for which maj@k with k < n is computed: beyond it, binomials overflow float64."""
@@ -165,6 +166,8 @@ class EvalConfig(Section):
     save_samples: Literal["gzip", "plain", "never"] = "gzip"
     """Whether and how to save all samples of an evaluation, one JSON object per line, in
     `eval_samples/step_N/NAME.jsonl.gz` of the run."""
+    best_of: BestOfConfig | None = None
+    """`rlsdk eval`: a process reward model that chooses among responses; null: none."""
     early_stopping: EarlyStoppingConfig = EarlyStoppingConfig()
     """Ends the run if a metric does not improve for some evaluations."""
 

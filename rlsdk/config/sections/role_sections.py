@@ -140,6 +140,30 @@ class TeacherRolloutConfig(Section):
     """Longest row, and one token more; null: that of the policy and one more. A longer prompt of its own needs more."""
 
 
+class BestOfConfig(ModelRoleConfig):
+    """`rlsdk eval`: a process reward model (`rlsdk process-reward`) that chooses among responses. Its tokenizer must be
+    that of the policy."""
+
+    path: str
+    """Folder in Hugging Face format, or a name on the hub."""
+    by: Literal["answer", "step"] = "answer"
+    """answer: of the samples of a prompt, the one with the best score (`best@k` beside pass@k and maj@k). step: for
+    each step of a response, `num_candidates` are sampled, and it goes on with the best one."""
+    step_scores: Literal["min", "mean", "product", "last"] = "min"
+    """The score of an answer, of the probabilities that its steps are right; 0 without a complete step."""
+    step_separator: str = Field(default="\n", min_length=1)
+    """Text between two steps; as in `preferences` at the model's training."""
+    num_candidates: PositiveInt = 8
+    """Samples of each step with `by: step`."""
+
+    def unused(self) -> Iterator[Problem]:
+        yield from super().unused()
+        if self.by == "answer":
+            yield Problem("num_candidates", "by is 'answer', which chooses among eval.samples_per_prompt")
+        else:
+            yield Problem("step_scores", "by is 'step', where each step has its own score")
+
+
 class TeacherConfig(NamedModelConfig):
     """One teacher: a frozen model, from whose log-probs of the policy's own samples the policy learns
     (`algorithm.distillation`). Each id must mean the same bytes in its tokenizer as in the policy's. A train engine

@@ -26,7 +26,7 @@ from rlsdk.trainer.inputs.grading import RewardGrader
 from rlsdk.trainer.inputs.judges import EngineJudge
 from rlsdk.trainer.inputs.rewards import reward_grader
 from rlsdk.trainer.inputs.run_rewards import RunRewards
-from rlsdk.trainer.stages.evaluation.run import EvalSet, Evaluation
+from rlsdk.trainer.stages.evaluation.run import EvalSet, Evaluation, Judge
 from rlsdk.trainer.stages.evaluation.settings import eval_sampling, samples_whole_distribution
 
 if TYPE_CHECKING:
@@ -41,9 +41,10 @@ def open_stream(
     rewards: RunRewards | None = None,
     notice: Callable[[str], None] = print,
     restarts: Restarts | None = None,
+    rollouter: Rollouter | None = None,
 ) -> RolloutStream:
     """Opens the stream over all replicas of a rollout group. `notice` receives messages about the rewards; `restarts`
-    restarts lost replicas."""
+    restarts lost replicas; `rollouter` stands in for that of the run."""
     rollout, rewards = config.rollout, rewards or RunRewards()
     spec = registry.backend(BackendKind.ROLLOUT, rollout.backend)
     return RolloutStream(
@@ -55,7 +56,7 @@ def open_stream(
         ),
         TokenCodec(tokenizer),
         StreamOptions(
-            rollout=rollouter_of(config, registry, tokenizer),
+            rollout=rollouter or rollouter_of(config, registry, tokenizer),
             rollout_options=options_of(config),
             brings_score=rollout.brings_score,
             max_model_tokens=config.max_model_tokens,
@@ -85,6 +86,7 @@ def evaluation_of(
     sampling: SamplingParams,
     stream: RolloutStream,
     kind: LogProbKind,
+    judge: Judge | None = None,
 ) -> Evaluation | None:
     """Builds the evaluation; None if there are no evaluation prompts.
 
@@ -94,6 +96,7 @@ def evaluation_of(
         sampling: sampling parameters of training; an evaluation uses their stop tokens and limits, and its own filters.
         stream: samples and grades the prompts.
         kind: kind of the rollout engine's log-probs.
+        judge: chooses the best of several samples.
     """
     if not prompts:
         return None
@@ -113,6 +116,7 @@ def evaluation_of(
         ],
         seed=config.trainer.seed,
         max_failure_share=config.reward_limits.max_failure_share,
+        judge=judge,
     )
 
 

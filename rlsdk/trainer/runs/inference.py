@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlsdk.config import Measure, RunConfig, with_dtype
-from rlsdk.config.derived.roles import rollout_role
+from rlsdk.config import Measure, Role, RunConfig, with_dtype
+from rlsdk.config.derived.roles import best_of_role, rollout_role
 from rlsdk.config.problem import shown
-from rlsdk.config.sections.role_kinds import ROLLOUT
+from rlsdk.config.sections.role_kinds import REWARD, ROLLOUT
 from rlsdk.data import AnswerEnds, DataRow, Prompt, PromptDataset, PromptFormat
 from rlsdk.data.render import Template
 from rlsdk.data.rows import Fields, Messages
@@ -24,13 +24,16 @@ from rlsdk.trainer.generation.sampler import Draw, sample_all
 from rlsdk.trainer.inputs.data import first_prompts, load_eval_prompts
 from rlsdk.trainer.inputs.prompt_formats import prompt_format
 from rlsdk.trainer.inputs.run_rewards import RunRewards, start_run_rewards
+from rlsdk.trainer.inputs.step_ends import StepReader
 from rlsdk.trainer.inputs.tokenizer import load_run_tokenizer, run_ends, sampling_params
 from rlsdk.trainer.inputs.vocabulary import odd_ends, read_vocabulary
+from rlsdk.trainer.roles.device_turns import DeviceTurns
 from rlsdk.trainer.roles.devices import start_cluster
 from rlsdk.trainer.roles.placement import placed, placement_of, resolve_device
 from rlsdk.trainer.roles.role_group import RoleGroup
-from rlsdk.trainer.roles.session import limit_controller_threads, start_role
+from rlsdk.trainer.roles.session import limit_controller_threads, start_role, start_roles
 from rlsdk.trainer.runs.build_stream import evaluation_of, open_stream
+from rlsdk.trainer.runs.step_judge import StepJudge, check_best_of, step_reader
 from rlsdk.trainer.stages.evaluation.run import Evaluated
 
 if TYPE_CHECKING:
@@ -54,7 +57,8 @@ def evaluate_model(
         ConfigError: a set does not exist, or there is nothing to evaluate.
         DataError: a row cannot be used.
     """
-    measures = chosen_measures(config, sets)
+    measures, device = chosen_measures(config, sets), resolve_device(config.placement)
+    check_best_of(config, registry, measures, device)
     with held_folder("eval") as folder, ExitStack() as stack:
         logs = Path(folder)
         tokenizer = load_run_tokenizer(config.model)
@@ -64,12 +68,17 @@ def evaluate_model(
         prompts = load_eval_prompts(config, registry, tokenizer, view, measures=measures)
         sampling = sampling_params(config.rollout, known_ends(config, tokenizer, prompts.values(), view.notice))
         rewards.wait_ready()
-        group = stack.enter_context(
-            open_rollout(config, registry, device=resolve_device(config.placement), log_dir=logs)
-        )
-        stream = open_stream(config, registry, group.group, tokenizer, rewards, view.notice)
+        judge: StepJudge | None = None
+        if config.eval.best_of is None:
+            group = stack.enter_context(open_rollout(config, registry, device=device, log_dir=logs))
+        else:
+            reader = step_reader(config.eval.best_of, tokenizer, sampling)
+            group, judge = stack.enter_context(open_judged(config, registry, reader, device=device, log_dir=logs))
+        search = None if judge is None else judge.search
+        stream = open_stream(config, registry, group.group, tokenizer, rewards, view.notice, rollouter=search)
         stack.enter_context(closing(stream))
-        evaluation = evaluation_of(config, prompts, sampling, stream, group.spec.log_prob_kind)
+        chooses = None if judge is None or search is not None else judge.of_samples
+        evaluation = evaluation_of(config, prompts, sampling, stream, group.spec.log_prob_kind, chooses)
         if evaluation is None:
             raise ConfigError(
                 f"data.num_eval_rows: no evaluation prompts are left; give {Setting('data.eval', 'SOURCE')}"
@@ -202,12 +211,31 @@ def typed_format(form: PromptFormat, notice: Notice, *, is_text: bool = True) ->
 def open_rollout(config: RunConfig, registry: Registry, *, device: str, log_dir: Path) -> Iterator[RoleGroup]:
     """Context manager with a rollout engine that serves the model of `config`."""
     pools = placement_of(config.placement, [ROLLOUT], device)
+    (role,) = placed([_served(config, device, log_dir)], pools)
+    limit_controller_threads()
+    with start_cluster([role], registry, config, pools, run_dir=log_dir) as cluster:
+        yield start_role(role, registry, cluster)
+
+
+@contextmanager
+def open_judged(
+    config: RunConfig, registry: Registry, reader: StepReader, *, device: str, log_dir: Path
+) -> Iterator[tuple[RoleGroup, StepJudge]]:
+    """As `open_rollout`, with the process reward model of `eval.best_of` beside it. It stays on the device, of which
+    the rollout engine takes what is left."""
+    pools = placement_of(config.placement, [ROLLOUT, REWARD], device)
+    table = placed([best_of_role(with_dtype(config, device)), _served(config, device, log_dir)], pools)
+    limit_controller_threads()
+    with start_cluster(table, registry, config, pools, run_dir=log_dir) as cluster:
+        groups = start_roles(table, lambda role: start_role(role, registry, cluster), DeviceTurns())
+        yield groups[ROLLOUT], StepJudge.of_config(config, groups[REWARD], cluster, reader)
+
+
+def _served(config: RunConfig, device: str, log_dir: Path) -> Role:
+    """The rollout role, which loads the weights of the model, an adapter's merged into them."""
     role = rollout_role(with_dtype(config, device)).loading_weights()
     if (adapter := config.model.lora.path) is not None:
         merged = log_dir / "merged"
         write_merged(role.model, Path(adapter), merged)
         role = role.with_model(str(merged))
-    (role,) = placed([role], pools)
-    limit_controller_threads()
-    with start_cluster([role], registry, config, pools, run_dir=log_dir) as cluster:
-        yield start_role(role, registry, cluster)
+    return role

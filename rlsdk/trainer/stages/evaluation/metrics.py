@@ -59,6 +59,25 @@ def majority_at_k(votes: Sequence[Vote], k: int) -> float:
     return share
 
 
+def best_at_k(scored: Sequence[tuple[float, bool]], k: int) -> float:
+    """Probability that the sample with the highest score of k samples is correct, drawn without replacement from the n
+    given ones. Ties are broken at random.
+
+    Args:
+        scored: score of each of n samples, and whether it is correct; at least `k`.
+        k: at least 1.
+    """
+    blocks: dict[float, list[bool]] = {}
+    for score, correct in scored:
+        blocks.setdefault(score, []).append(correct)
+    below, share = 0, 0.0
+    for _, block in sorted(blocks.items()):
+        wins = math.comb(below + len(block), k) - math.comb(below, k)
+        share += wins / math.comb(len(scored), k) * sum(block) / len(block)
+        below += len(block)
+    return share
+
+
 @cache
 def _wins(own: int, others: tuple[int, ...], num_samples: int, k: int) -> float:
     """Probability that an answer with `own` samples is the majority of k drawn samples; `others` are the sample counts

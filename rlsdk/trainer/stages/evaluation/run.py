@@ -18,10 +18,14 @@ from rlsdk.trainer.generation.sampler import Draw, sample_all
 from rlsdk.trainer.inputs.grading import GradeSummary
 from rlsdk.trainer.stages.evaluation.metrics import (
     Vote,
+    best_at_k,
     clustered_error,
     majority_at_k,
     pass_at_k,
 )
+
+Judge = Callable[[Sequence[Group]], Sequence[Sequence[float]]]
+"""Scores each sample of each group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +106,8 @@ class Evaluation:
     seed: int
     max_failure_share: float
     """Largest allowed share of a set's samples without a grade."""
+    judge: Judge | None = None
+    """Scores all samples of groups, to choose the best of several; None: nothing is chosen."""
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> Evaluated:
         """Evaluates the weights that are served now.
@@ -114,7 +120,10 @@ class Evaluation:
         notices, failures = [], []
         for part in self.sets:
             groups = sample_all(self.stream, part.prompts, part.draw, seed=(self.seed, "eval", part.name), stop=stop)
-            metrics |= {part.measure.metric(name): value for name, value in set_figures(groups, part).items()}
+            figures = set_figures(groups, part)
+            if self.judge is not None and part.reward_names and part.draw.num_samples > 1:
+                figures |= _best_at_k(groups, self.judge(groups), part)
+            metrics |= {part.measure.metric(name): value for name, value in figures.items()}
             samples[part.name] = sample_rows(groups, part)
             summary = GradeSummary.of_groups(groups, part.reward_names)
             text = summary.text(f"evaluation ({part.name})")
@@ -159,6 +168,21 @@ def set_figures(groups: Sequence[Group], part: EvalSet) -> dict[str, float]:
         figures["invalid_share"] = summary.num_failed / summary.num_samples
     if part.reward_names and part.measure.config.samples_per_prompt > 1:
         figures |= _at_k(graded, part.measure.config.samples_per_prompt)
+    return figures
+
+
+def _best_at_k(groups: Sequence[Group], scores: Sequence[Sequence[float]], part: EvalSet) -> dict[str, float]:
+    """best@k: means over the prompts with at least k graded samples."""
+    graded = [
+        [(score, known) for score, sample in zip(own, group.samples, strict=True)
+         if (known := part.verdict(sample)) is not None]
+        for own, group in zip(scores, groups, strict=True)
+    ]  # fmt: skip
+    figures = {}
+    for k in powers_of_two(part.draw.num_samples):
+        chosen = [best_at_k(members, k) for members in graded if len(members) >= k]
+        if chosen:
+            figures[f"best@{k}"] = math.fsum(chosen) / len(chosen)
     return figures
 
 
