@@ -29,6 +29,7 @@ class PythonScript:
     trainers: list[tuple[str, str]] = field(default_factory=list)
     """Class and place of each trainer, in order."""
     functions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = field(default_factory=dict)
+    classes: set[str] = field(default_factory=set)
     imported: dict[str, str] = field(default_factory=dict)
     """Name -> `package.module:name` of what the script imports."""
     rows: list[Row] = field(default_factory=list)
@@ -84,6 +85,7 @@ class _Reader:
                 if node.name in ("main", "train", "run") or any(self._is_known(call) for call in _calls(node)):
                     self.statements(node.body)
             case ast.ClassDef():
+                self.found.classes.add(node.name)
                 self._defaults(node)
             case ast.Import() | ast.ImportFrom():
                 self._import(node)
@@ -204,6 +206,9 @@ class _Reader:
                 self._dataset(name, value)
             elif name == "reward_funcs":
                 self._rewards(value)
+            elif name == "environment_factory" and (environment := self._environment(value)) is not None:
+                where = f"{self.found.source}:{value.lineno}"
+                self.found.settings[f"trainer.{name}"] = Setting(name=f"trainer.{name}", value=environment, where=where)
             elif "get_quantization_config(" in ast.unparse(value):
                 pass  # comes from the command line, too
             elif name == "peft_config" and isinstance(value, ast.Name | ast.Call):
@@ -237,6 +242,14 @@ class _Reader:
         if isinstance(item, ast.Name) and item.id in self.found.imported:
             return self.found.imported[item.id]
         return Unknown(ast.unparse(item))
+
+    def _environment(self, value: ast.expr) -> str | None:
+        """`file.py:Class` or `package.module:Class`; None: the text does not tell."""
+        if not isinstance(value, ast.Name):
+            return None
+        return (
+            f"{self.found.source}:{value.id}" if value.id in self.found.classes else self.found.imported.get(value.id)
+        )
 
     def _loaded(self, name: str, value: ast.expr, position: int | None = None) -> None:
         """Remembers what a data set is loaded with; `.map(...)` of it is a data set of the same origin."""

@@ -1,4 +1,5 @@
-"""Reward functions of a training script as a module of their own: importing the script would import the trainer."""
+"""Reward functions and environments of a training script as a module of their own: importing the script would import
+the trainer."""
 
 from __future__ import annotations
 
@@ -9,11 +10,7 @@ DEFINING = (
     ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign,
 )  # fmt: skip
 """Statements that give a name a meaning."""
-DEFINING = (
-    ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign,
-)  # fmt: skip
-"""Statements that give a name a meaning."""
-HEAD = '"""Reward functions of {source}, with what they use; written by `rlsdk migrate`."""\n'
+HEAD = '"""Functions and classes of {source}, with what they use; written by `rlsdk migrate`."""\n'
 
 
 def reward_module(text: str, functions: Sequence[str], source: str) -> str:
@@ -45,7 +42,9 @@ def _definitions(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
         if isinstance(node, ast.If | ast.Try | ast.With):
             yield from _definitions(node.body)
             yield from _definitions(getattr(node, "orelse", []))
-        elif isinstance(node, ast.FunctionDef) and any(isinstance(part, ast.FunctionDef) for part in node.body):
+        elif isinstance(node, ast.FunctionDef) and any(
+            isinstance(part, ast.FunctionDef | ast.ClassDef) for part in node.body
+        ):
             yield from _definitions(node.body)
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rlsdk.config import RunConfig
 from rlsdk.migrate.common import (
     SHARDED,
     AdapterNames,
@@ -198,6 +199,7 @@ def _devices(draft: Draft) -> int:
 
 def _sampled(draft: Draft) -> None:
     draft.take(TAKEN_SAMPLED)
+    _environment(draft)
     _batches(draft, _devices(draft))
     put_objective(draft)
     put_engine(draft)
@@ -214,6 +216,29 @@ def _sampled(draft: Draft) -> None:
     )
     draft.only("min_p", (None, 0), "") if not draft.value("min_p") else draft.take(["min_p"])
     draft.only("repetition_penalty", (1, 1.0, None), "tokens are sampled from the policy itself")
+
+
+def _environment(draft: Draft) -> None:
+    """An environment class, which rlsdk takes in the form that it has for TRL."""
+    name, turns = "trainer.environment_factory", "max_tool_calling_iterations"
+    if isinstance(calls := draft.value(turns), int):
+        why = "rounds of calls, and the last answer"
+        draft.put("rollout.max_turns", calls + 1, turns, fate=Fate.OTHERWISE, why=why)
+    value = draft.value(name)
+    if not isinstance(value, str):
+        return
+    why = "the class is used as it is"
+    if value.startswith(f"{draft.script.source}:"):
+        of_class = value.rpartition(":")[2]
+        draft.functions.append(of_class)
+        value = f"{draft.script.rewards_file}:{of_class}"
+        why += f", copied with what it uses: importing {draft.script.source} would need {PEER}"
+    draft.put("rollout.environment", value, name, why=why)
+    prompt, answer = draft.value("max_prompt_length"), draft.value("max_completion_length")
+    if isinstance(answer, int):
+        room = (RunConfig().data.max_prompt_tokens if prompt is None else int(prompt)) + answer
+        why = f"{PEER}'s completion has the tokens of all turns and tool answers"
+        draft.put("rollout.max_model_tokens", room, note=f"prompt and completion: {why}")
 
 
 def _batches(draft: Draft, devices: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
+from rlsdk.agents.environments.tools import tool_names
 from rlsdk.cli import main
-from rlsdk.config import load_config
+from rlsdk.config import RunConfig, load_config
 from rlsdk.interfaces import ConfigError
 from rlsdk.migrate.draft import Draft, Fate, Script, Setting
 from rlsdk.migrate.read import DRAFTS, migrate, script_of
+from rlsdk.migrate.reward_source import reward_module
 from rlsdk.migrate.writing import run_file, summary, table
 from rlsdk.registry import Registry
 
@@ -256,6 +259,56 @@ def test_a_script_is_read_and_planned_at_once(tmp_path: Path, capsys: pytest.Cap
     with pytest.raises(SystemExit) as refused:
         main(["migrate", str(INPUTS / "trl_grpo.py")])
     assert refused.value.code == 2
+
+
+ENVIRONMENT = """\
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+
+STEP = 1
+
+
+def main():
+    class Counter:
+        def reset(self, **row):
+            self.count = 0
+            return "Count to three."
+
+        def up(self, by: int) -> str:
+            \'\'\'Counts.
+
+            Args:
+                by: how far.
+            \'\'\'
+            self.count += STEP * by
+            return str(self.count)
+
+        def get_reward(self) -> float:
+            return float(self.count == 3)
+
+    trainer = GRPOTrainer(
+        model="m", reward_funcs=None, environment_factory=Counter,
+        args=GRPOConfig(max_completion_length=100, max_tool_calling_iterations=4),
+        train_dataset=load_dataset("json", data_files="rows.jsonl", split="train"),
+    )
+    trainer.train()
+"""
+
+
+def test_an_environment_of_trl_becomes_one_of_the_run(tmp_path: Path) -> None:
+    source = str(tmp_path / "agent.py")
+    read = script_of(ENVIRONMENT, source)
+    found = DRAFTS[read.peer](read)
+    assert found.fields["rollout.environment"] == "run_rewards.py:Counter"
+    assert found.fields["rollout.max_turns"] == 5
+    assert found.fields["rollout.max_model_tokens"] == RunConfig().data.max_prompt_tokens + 100
+    file = tmp_path / "run_rewards.py"
+    file.write_text(reward_module(ENVIRONMENT, found.functions, source))
+    assert "trl" not in file.read_text().partition('"""\n')[2]
+    made = runpy.run_path(str(file))["Counter"]
+    assert tool_names(made) == ["up"]
+    played = made()
+    assert (played.reset(prompt="x"), played.up(by=3), played.get_reward()) == ("Count to three.", "3", 1.0)
 
 
 @pytest.mark.parametrize(
