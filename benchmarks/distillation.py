@@ -1,9 +1,10 @@
 """What a teacher does to learning: `python -m benchmarks.distillation --folder RUNS [--steps 60] [--seeds 3]`.
 
 The quickstart's model is trained first: it is the teacher. A student of a quarter of its parameters learns the task
-from rewards alone, from the teacher by sampled tokens, and by the exact divergence, with the same prompts, the same
-number of samples and the same supervised steps before, for several seeds: a table, and the curves in one picture
-(`--picture`). Runs that are in the folder already are not made again, so it can be stopped and started anew.
+from rewards alone, from the teacher by sampled tokens, by the exact divergence, and by that over its 8 top tokens and
+the rest, in a train engine and in a rollout engine, with the same prompts, the same number of samples and the same
+supervised steps before, for several seeds: a table, and the curves in one picture (`--picture`). Runs that are in the
+folder already are not made again, so it can be stopped and started anew.
 """
 
 from __future__ import annotations
@@ -46,17 +47,25 @@ class Variant:
     flags: tuple[str, ...] = ()
     gap: str = "teacher/gap"
     """Metric of the divergence from the teacher."""
+    is_served: bool = False
+    """Whether the teacher is in a rollout engine."""
+
+
+ALONE = ("--algorithm.distillation.reward_coef", "0.0")
+TOP_K = (*ALONE, "--algorithm.distillation.objective", "top_k", "--algorithm.distillation.top_k", "8")
 
 
 VARIANTS = (
     Variant(name="rewards (GRPO)", weight=0.0),
-    Variant(name="sampled", weight=1.0, flags=("--algorithm.distillation.reward_coef", "0.0")),
+    Variant(name="sampled", weight=1.0, flags=ALONE),
     Variant(
         name="exact",
         weight=1.0,
-        flags=("--algorithm.distillation.reward_coef", "0.0", "--algorithm.distillation.objective", "exact"),
+        flags=(*ALONE, "--algorithm.distillation.objective", "exact"),
         gap="policy/divergence_loss",
     ),
+    Variant(name="top_k", weight=1.0, flags=TOP_K),
+    Variant(name="top_k served", weight=1.0, flags=TOP_K, is_served=True),
     Variant(name="sampled and rewards", weight=1.0),
 )
 
@@ -103,10 +112,11 @@ def run(variant: Variant, seed: int, steps: int, folder: Path) -> list[Mapping[s
     if len(found := _steps(folder / name)) >= steps:
         return found
     of = teacher(folder)
+    served: Mapping[str, object] = {"rollout": {}} if variant.is_served else {}
     command(
         name, folder, "--config", str(QUICKSTART), "--model", str(student(folder, of)), "--model.init_from_config",
         "true", "--trainer.seed", str(seed), "--trainer.steps", str(steps), "--eval.every_steps", str(steps),
-        "--teachers", json.dumps([{"path": str(of), "weight": variant.weight}]),
+        "--teachers", json.dumps([{"path": str(of), "weight": variant.weight, **served}]),
         "--trainer.save_every_steps", "null", *variant.flags,
     )  # fmt: skip
     return _steps(folder / name)

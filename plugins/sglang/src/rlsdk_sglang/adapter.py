@@ -29,7 +29,7 @@ from rlsdk_sglang.launch import OwnEngine
 from rlsdk_sglang.messages import Answer, Command
 from rlsdk_sglang.remote import RemoteServer
 from rlsdk_sglang.remote_answers import AnswerServer, RemoteAnswer
-from rlsdk_sglang.reports import Progress, progress_of, sampling_params
+from rlsdk_sglang.reports import Progress, progress_of, prompt_fields, sampling_params
 from rlsdk_sglang.samples import Sample
 
 STAGING_BYTES = 64 << 20
@@ -80,12 +80,13 @@ class ServedModel:
             sampling_params=sampling_params(sample),
             return_logprob=True,
             stream=True,
+            **({} if (count := sample.request.prompt_log_probs) is None else prompt_fields(count)),
         )
         seen = 0
         try:
             async with aclosing(self._front.generate_request(asked)) as reports:
                 async for report in reports:
-                    progress = progress_of(report, seen)
+                    progress = progress_of(report, seen, count if sample.prompt_log_probs is None else None)
                     seen += len(progress.token_ids)
                     yield progress
         except ValueError as error:

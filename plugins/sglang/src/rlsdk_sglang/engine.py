@@ -40,6 +40,7 @@ class SglangRolloutEngine(SharedBatchEngine):
     weight sessions."""
 
     library = "SGLang"
+    scores_prompts = True
 
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         check_rollout_spec(spec, SglangOptions)
@@ -184,6 +185,8 @@ class SglangRolloutEngine(SharedBatchEngine):
 
     def _take(self, sample: Sample, progress: Progress) -> None:
         self.num_tokens += len(progress.token_ids)
+        if sample.prompt_log_probs is None:
+            sample.prompt_log_probs = progress.prompt
         versions = [self.version] * len(progress.token_ids)
         if self.extend_until_stop(sample, progress.token_ids, progress.log_probs, versions):
             self._end(sample, FinishReason.STOP)

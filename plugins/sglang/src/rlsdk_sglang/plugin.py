@@ -21,6 +21,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
                     Capability.SEED,
                     Capability.MIN_P,
                     Capability.STOP_STRINGS,
+                    Capability.PROMPT_LOG_PROBS,
                     Capability.ABORT,
                     Capability.SLEEP,
                     Capability.PARTIAL_ROLLOUT,

@@ -109,6 +109,8 @@ class RemoteFront:
             "sampling_params": asked.sampling_params,
             "return_logprob": True,
             "stream": True,
+            "logprob_start_len": asked.logprob_start_len,
+            "top_logprobs_num": asked.top_logprobs_num,
         }
         ended = False
         try:

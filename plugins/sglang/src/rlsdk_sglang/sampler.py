@@ -28,7 +28,8 @@ class ContractSampler(Sampler):  # type: ignore[misc]
         *,
         logprob_logits: Tensor | None = None,
     ) -> Tensor:
-        """`[R]` int32 tokens; their log-probs, `[R]` float32, go to `logits_output`."""
+        """`[R]` int32 tokens; their log-probs, `[R]` float32, go to `logits_output`. Where the most probable tokens
+        in the places of prompt tokens are asked for, SGLang expects them of new ones, too: there are none."""
         logits = logits_output.next_token_logits
         if sampling_info.has_custom_logit_processor:
             apply_custom_logit_processor(logits, sampling_info)
@@ -36,6 +37,9 @@ class ContractSampler(Sampler):  # type: ignore[misc]
         noise = uniforms(keys, positions.cpu().numpy().astype(np.int64), logits.shape[1])
         tokens, log_probs = draw(logits, row_sampling(sampling_info), noise)
         logits_output.next_token_logprobs = log_probs
+        if any(top_logprobs_nums or ()):
+            nothing = [logits.new_empty(0)] * len(logits)
+            logits_output.next_token_top_logprobs_val = logits_output.next_token_top_logprobs_idx = nothing
         tokens = tokens.to(torch.int32)
         self._sync_token_ids_across_tp(tokens, sampling_info)
         return tokens
