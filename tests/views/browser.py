@@ -91,6 +91,12 @@ class Browser:
     def point(self, x: float, y: float) -> None:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
+    def press(self, key: str) -> None:
+        """Presses a key by its name (`Tab`, `ArrowLeft`)."""
+        code = {"Tab": 9, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}[key]
+        for kind in ("keyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+
     def picture(self, file: Path, *, whole: bool = True) -> None:
         """Writes what is shown as PNG."""
         answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)

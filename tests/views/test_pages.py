@@ -128,6 +128,68 @@ def test_pointing_at_a_curve_shows_the_values_of_that_step(tab: Browser, page: s
     assert other == step  # all charts follow
 
 
+def test_a_page_is_read_by_keys_alone(tab: Browser, page: str) -> None:
+    shown(tab, page)
+    values = "[...document.querySelectorAll('[data-chart=\"0\"] .u-value')].map((e) => e.textContent)"
+    newest = tab.run(values)
+    tab.run("document.querySelector('[data-chart=\"0\"]').focus()")
+    assert "arrow keys" in tab.run("document.activeElement.getAttribute('aria-label')")
+    seen = []
+    for key in ("Home", "ArrowRight", "ArrowRight", "ArrowLeft", "End", "Escape"):
+        tab.press(key)
+        tab.wait("new Promise((done) => requestAnimationFrame(() => done(true)))")
+        seen.append(tab.run(values))
+    assert seen[1] == seen[3] != seen[2]
+    assert len({tuple(one) for one in seen[:3]}) == 3
+    assert seen[5] == newest, "away from the curve it shows the newest values again"
+    reached = set[str]()
+    for _ in range(60):
+        tab.press("Tab")
+        reached.add(
+            tab.run("document.activeElement.id || document.activeElement.className || document.activeElement.tagName")
+        )
+    assert {"text", "SUMMARY"} <= reached, reached
+    tab.run("document.querySelector('.sample .text:has(.t)').focus()")
+    tab.press("ArrowRight")
+    first = tab.run("document.querySelector('.t.on').title")
+    tab.press("ArrowRight")
+    assert tab.run("document.querySelectorAll('.t.on').length") == 1
+    assert tab.run("document.querySelector('.t.on').closest('.sample').querySelector('.token').textContent") != first
+    assert tab.complaints == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_page_is_readable_in_light_and_in_the_dark(tab: Browser, page: str, scheme: str) -> None:
+    """Text has the contrast of WCAG 2.2, 1.4.3: 4.5 to 1, on the page and on its boxes."""
+    tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    try:
+        shown(tab, page)
+        names = ("--back", "--box", "--text", "--quiet", "--accent")
+        read = "getComputedStyle(document.documentElement).getPropertyValue"
+        colors = {name: luminance(tab.run(f"{read}('{name}').trim()")) for name in names}
+        drawn = luminance(tab.run(as_hex("getComputedStyle(document.body).backgroundColor")))
+    finally:
+        tab.call("Emulation.setEmulatedMedia", features=[])
+    assert drawn == colors["--back"]
+    assert (colors["--back"] > 0.5) is (scheme == "light")
+    for behind in ("--back", "--box"):
+        for text in ("--text", "--quiet"):
+            low, high = sorted((colors[behind], colors[text]))
+            assert (high + 0.05) / (low + 0.05) >= 4.5, (behind, text)
+
+
+def as_hex(expression: str) -> str:
+    """JavaScript that writes `rgb(1, 2, 3)` as `#010203`."""
+    return f"'#' + {expression}.match(/\\d+/g).slice(0, 3).map((v) => Number(v).toString(16).padStart(2, '0')).join('')"
+
+
+def luminance(color: str) -> float:
+    """Relative luminance of `#rrggbb` (WCAG 2.2)."""
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
 def test_smoothing_redraws_and_leaves_evaluations_as_they_are(tab: Browser, page: str) -> None:
     shown(tab, page)
     assert tab.run("document.getElementById('smoothing-value').textContent") == "0.60"

@@ -148,6 +148,19 @@
     const made = chart.kind === "stack" ? stack(chart) : lines(chart);
     drawn.set(place, new uPlot(options(chart, made, place.clientWidth), made.columns, place));
     html.dataset.charts = drawn.size;
+    place.tabIndex = 0;
+    place.setAttribute("role", "group");
+    place.setAttribute("aria-label", (place.closest("figure")?.querySelector("h3")?.textContent ?? "chart") + ": arrow keys go from step to step");
+    place.onkeydown = (event) => { if (moved(drawn.get(place), event.key)) event.preventDefault(); };
+  }
+
+  // What the pointer does, by keys: from step to step, to either end, away.
+  function moved(plot, key) {
+    const places = plot.data[0], end = places.length - 1, at = plot.cursor.idx;
+    const next = { ArrowLeft: at == null ? end : at - 1, ArrowRight: at == null ? 0 : at + 1, Home: 0, End: end }[key];
+    if (key === "Escape") plot.setCursor({ left: -10, top: -10 });
+    else if (next !== undefined) plot.setCursor({ left: plot.valToPos(places[Math.min(Math.max(next, 0), end)], "x"), top: 0 });
+    return key === "Escape" || next !== undefined;
   }
 
   // Only what is in view is drawn: a long report opens at once.
@@ -242,15 +255,26 @@
     const apply = () => { if (choice) document.body.dataset.colors = choice.value; };
     if (choice) choice.addEventListener("change", apply);
     apply();
-    document.body.addEventListener("click", (event) => {
-      const token = event.target.closest(".t");
-      if (!token) return;
-      const said = token.closest(".sample").querySelector(".token");
-      said.textContent = token.title;
-      document.querySelectorAll(".t.on").forEach((other) => other.classList.remove("on"));
-      token.classList.add("on");
+    document.querySelectorAll(".sample .text:has(.t)").forEach((text) => {
+      text.tabIndex = 0;
+      text.onkeydown = (event) => {
+        const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key], all = [...text.querySelectorAll(".t")];
+        if (!step) return;
+        const at = all.findIndex((token) => token.classList.contains("on"));
+        tell(all[Math.min(Math.max(at < 0 ? 0 : at + step, 0), all.length - 1)]);
+        event.preventDefault();
+      };
     });
   }
+  function tell(token) {
+    token.closest(".sample").querySelector(".token").textContent = token.title;
+    document.querySelectorAll(".t.on").forEach((other) => other.classList.remove("on"));
+    token.classList.add("on");
+  }
+  document.body.addEventListener("click", (event) => {
+    const token = event.target.closest(".t");
+    if (token) tell(token);
+  });
 
   function ready() { watch(); controls(); filters(); tokens(); age(); }
   setInterval(age, 1000);
