@@ -174,6 +174,29 @@ class RequestSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JudgeSettings:
+    """The question to a judge, and how its verdict is read."""
+
+    template: str
+    """Text of the question; `{prompt}`, `{response}`, `{answer}` and `{any_field_of_the_row}` are filled in."""
+    system_prompt: str | None = None
+    """Text of the system message."""
+    pattern: str | None = None
+    """Regular expression with one group; its last match in the reply is the verdict. null: the text after `Score:`,
+    `Rating:` or `Verdict:`."""
+    lowest: float = 0.0
+    """Smallest numeric verdict; its score is 0."""
+    highest: float = 1.0
+    """Largest numeric verdict; its score is 1. A verdict outside of `lowest` and `highest` is a failure."""
+    temperature: NonNegativeFloat = 0.0
+    """Sampling temperature of the judge's reply."""
+    max_tokens: PositiveInt = 1024
+    """Most tokens of the judge's reply."""
+    seed: NonNegativeInt = 0
+    """Seed in requests, for services that sample with a seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RewardLimits:
     """Limits of grading. A sample that exceeds one has no reward; the run continues."""
 

@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from rlsdk.config.problem import Problem
 from rlsdk.config.sections.base import Options, Section, empty_mapping, fields_of, unused_revision
 from rlsdk.config.sections.engines import DtypeName, PlacementConfig
 from rlsdk.config.sections.role_kinds import ACTOR, JUDGE, base_role, judge_role
 from rlsdk.config.sections.sampling import temperature_problems
-from rlsdk.interfaces.settings import NO_INFLUENCE, RequestSettings, RewardLimits
+from rlsdk.interfaces.settings import NO_INFLUENCE, JudgeSettings, RequestSettings, RewardLimits
 
 RowValues = Annotated[tuple[str | int | float | bool | None, ...], Field(strict=False)]
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -69,7 +69,7 @@ class JudgeEngineConfig(Section):
         return unused_revision(self.path)
 
 
-class JudgeConfig(Section):
+class JudgeConfig(Section, JudgeSettings):
     """A model that judges every response: a rollout engine of the run (`engine`), or a service with the OpenAI chat API
     (`url` and `model`; timeouts, retries and secrets are in `remote`)."""
 
@@ -79,25 +79,8 @@ class JudgeConfig(Section):
     """The judge as a service: its URL up to `/v1`, `http://127.0.0.1:8000/v1`."""
     model: str | None = None
     """Name of the model at the service."""
-    template: str
-    """Text of the question; `{prompt}`, `{response}`, `{answer}` and `{any_field_of_the_row}` are filled in."""
-    system_prompt: str | None = None
-    """Text of the system message."""
-    pattern: str | None = None
-    """Regular expression with one group; its last match in the reply is the verdict. null: the text after `Score:`,
-    `Rating:` or `Verdict:`."""
     choices: dict[str, float] = empty_mapping()
     """Verdict -> score, `{yes: 1, no: 0}`, case-insensitive; empty: the verdict is a number."""
-    lowest: float = 0.0
-    """Smallest numeric verdict; its score is 0."""
-    highest: float = 1.0
-    """Largest numeric verdict; its score is 1. A verdict outside of `lowest` and `highest` is a failure."""
-    temperature: NonNegativeFloat = 0.0
-    """Sampling temperature of the judge's reply."""
-    max_tokens: PositiveInt = 1024
-    """Most tokens of the judge's reply."""
-    seed: NonNegativeInt = 0
-    """Seed in requests, for services that sample with a seed."""
 
     def problems(self) -> Iterator[Problem]:
         yield from temperature_problems(self.temperature, can_be_greedy=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlsdk.interfaces import RewardSample, nearest
+from rlsdk.interfaces.settings import JudgeSettings
 from rlsdk.rewards.scores.routing import value_at
 from rlsdk.rewards.services.http_client import HttpClient, RemoteError, RemoteOptions, check_url, shown
 from rlsdk.rewards.services.messages import SentScore, describe
@@ -38,24 +39,13 @@ _PLACE = re.compile(r"\{([A-Za-z_][\w.]*)\}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeOptions:
-    """The question to a judge, and how to parse its verdict."""
+class JudgeOptions(JudgeSettings):
+    """What a judge is asked, by whom, and the scores of its verdicts."""
 
     model: str
     """Name of the model on the server."""
-    template: str
-    """Text of the question; `{prompt}`, `{response}`, `{answer}` and `{any_field_of_the_row}` are filled in."""
-    system_prompt: str | None = None
-    pattern: str = PATTERN
-    """Regular expression with one group: the last match in the reply is the verdict."""
     choices: Mapping[str, float] = field(default_factory=dict)
     """Verdict -> score, case-insensitive. Empty: the verdict is a number."""
-    lowest: float = 0.0
-    highest: float = 1.0
-    """Range of numeric verdicts, mapped linearly to scores from 0 to 1. Verdicts outside the range are failures."""
-    temperature: float = 0.0
-    max_tokens: int = 1024
-    seed: int = 0
 
 
 class VerdictError(ValueError):
@@ -98,7 +88,7 @@ def verdict(reply: str, options: JudgeOptions, *, is_cut: bool = False) -> float
             choices, or not a number in the range.
     """
     text = reply[-MAX_REPLY_CHARS:]
-    matches = [match for match in re.finditer(options.pattern, text) if match[1] is not None]
+    matches = [match for match in re.finditer(options.pattern or PATTERN, text) if match[1] is not None]
     if not matches:
         raise VerdictError(f"the judge's reply has no verdict: it ends in {reply[-80:]!r}")
     match = matches[-1]

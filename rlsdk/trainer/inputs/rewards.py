@@ -14,12 +14,12 @@ from rlsdk.config import JudgeConfig, Measure, RemoteRewardConfig, RewardConfig,
 from rlsdk.config.sections.role_kinds import judge_role
 from rlsdk.data import PromptDataset
 from rlsdk.interfaces import ConfigError
-from rlsdk.interfaces.settings import RequestSettings, shared
+from rlsdk.interfaces.settings import JudgeSettings, RequestSettings, shared
 from rlsdk.interfaces.spelling import Setting
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.rewards import CombinedScorer, RewardDef, RewardRunner, Scorer, check_routes
 from rlsdk.rewards.services.http_client import RemoteOptions
-from rlsdk.rewards.services.judge import PATTERN, JudgeClient, JudgeOptions
+from rlsdk.rewards.services.judge import JudgeClient, JudgeOptions
 from rlsdk.rewards.services.remote import RemoteScorer
 from rlsdk.trainer.inputs.grading import RewardGrader
 from rlsdk.trainer.inputs.judges import EngineJudge
@@ -152,18 +152,7 @@ def load_judges(config: RunConfig) -> dict[str, EngineJudge]:
 
 def judge_options(asked: JudgeConfig) -> JudgeOptions:
     """The judge's question template, and how its verdict is read."""
-    return JudgeOptions(
-        model=asked.model or "",
-        template=asked.template,
-        system_prompt=asked.system_prompt,
-        pattern=asked.pattern or PATTERN,
-        choices=asked.choices,
-        lowest=asked.lowest,
-        highest=asked.highest,
-        temperature=asked.temperature,
-        max_tokens=asked.max_tokens,
-        seed=asked.seed,
-    )
+    return JudgeOptions(model=asked.model or "", choices=asked.choices, **shared(asked, JudgeSettings))
 
 
 def secret_headers(token_env: str | None, headers_from_env: Mapping[str, str]) -> dict[str, str]:
