@@ -55,7 +55,7 @@ def migrate(
 @app.command(
     cls=FieldsCommand,
     context_settings=FIELDS,
-    help="Show placement, batches and memory of a run; uses no device.",
+    help="Show placement and memory of a run; uses no device.",
 )
 def plan(
     context: typer.Context,

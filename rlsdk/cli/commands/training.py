@@ -67,7 +67,7 @@ def kto(context: typer.Context) -> None:
     "process-reward",
     cls=FieldsCommand,
     context_settings=ONLY_FIELDS,
-    help="Train a process reward model from solutions with labelled steps.",
+    help="Train a process reward model from labelled steps.",
 )
 def process_reward(context: typer.Context) -> None:
     from rlsdk.cli.training.pairs import run
