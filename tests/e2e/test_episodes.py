@@ -43,6 +43,9 @@ def test_every_token_that_was_sampled_is_accounted_for(whole: Path) -> None:
     episode = rlsdk("inspect", str(whole), "--episode", f"{group}/2", cwd=whole)
     assert "sampled, " in episode
     assert "    [" in episode, "the answer of the tool, as text"
+    page = (whole / "report.html").read_text()
+    assert '<div class="who">policy, version 2: ' in page
+    assert "<td>say</td>" in page
 
 
 @pytest.fixture(scope="module")

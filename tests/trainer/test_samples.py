@@ -10,10 +10,21 @@ from transformers import PreTrainedTokenizerFast
 
 from rlsdk.algorithms import has_signal
 from rlsdk.config import LengthConfig
-from rlsdk.interfaces import Episode, FinishReason, PromptView, SamplingParams, Span, Trajectory, VersionRun
+from rlsdk.interfaces import (
+    Episode,
+    FinishReason,
+    PromptView,
+    Receipt,
+    SamplingParams,
+    Span,
+    ToolUse,
+    Trajectory,
+    VersionRun,
+)
 from rlsdk.rollouts import Grade, Group, GroupId, GroupTask, Sample, make_batch
 from rlsdk.trainer.generation.sampler import scores_of
 from rlsdk.trainer.inputs.codec import TokenCodec
+from rlsdk.trainer.tracking.episodes import MAX_CHARS, conversation
 from rlsdk.trainer.tracking.samples import SampleLog, plain_columns, shown_samples
 
 
@@ -48,6 +59,34 @@ def logged(groups: list[Group], log: SampleLog, **tokens: float) -> list[dict]: 
     fields = {name: torch.full((batch.num_tokens,), value) for name, value in ({"advantages": 0.25} | tokens).items()}
     fields["advantages"] = fields["advantages"] * batch["response_mask"]
     return [dict(sample) for sample in shown_samples(groups, batch.with_tokens(**fields), log)]
+
+
+def test_an_episode_is_logged_as_a_conversation() -> None:
+    first, second = (sampled(1.0, ids).rows[0].spans[1] for ids in ([8, 9], [4]))
+    again = Span.given(first.token_ids)
+    prompt = Span.given([1])
+    rows = (
+        Trajectory(spans=(prompt, first), finish_reason=FinishReason.STOP),
+        Trajectory(spans=(prompt, again, Span.given([5] * MAX_CHARS), second), finish_reason=FinishReason.STOP),
+    )
+    receipt = Receipt(sampled=7, trained=3, not_trained={"abandoned": 4})
+    use = ToolUse(turn=0, name="look", arguments={"at": 1}, result="x" * (MAX_CHARS + 1), failed=True)
+    episode = Episode(rows=rows, chains=(0, 1), scales=(1.0, 2.0), receipt=receipt, tools=(use,))
+    found = conversation(episode, lambda ids: [f"{token}," for token in ids])
+    one, two = found["rows"]
+    assert (one["chain"], one["scale"], one["trained"]) == (0, 1.0, 2)
+    assert one["spans"] == [
+        {"text": "1,", "tokens": 1, "sampled": False}, {"text": "8,9,", "tokens": 2, "sampled": True, "versions": [0]},
+    ]  # fmt: skip
+    assert (two["chain"], two["scale"], two["trained"]) == (1, 2.0, 1)
+    assert two["spans"][1] == {"text": "8,9,", "tokens": 2, "sampled": False, "trained_in": 1}
+    assert two["spans"][3] == {"text": "4,", "tokens": 1, "sampled": True, "versions": [0]}
+    assert f"[{MAX_CHARS} characters]" in two["spans"][2]["text"]
+    assert found["not_trained"] == {"abandoned": 4}
+    (tool,) = found["tools"]
+    assert (tool["turn"], tool["name"], tool["arguments"], tool["failed"]) == (0, "look", {"at": 1}, True)
+    assert "[1 characters]" in tool["result"]
+    assert conversation(Episode(rows=rows[:1]), lambda ids: [""] * len(ids)) == {}, "a single turn is plain"
 
 
 def test_the_best_and_the_worst_of_a_prompt_are_logged_with_the_scores_of_all() -> None:

@@ -67,12 +67,31 @@ def _samples(step: int, draw: random.Random) -> list[dict[str, Any]]:
         for sample in (0, 5):
             score = float(draw.random() < step / 60) if sample else 1.0
             tokens = ["She", " sold", " ", "48", " +", " 24", " =", " ", "72", ".\n", "<call>", "#### ", "72", HOSTILE]
+            episode = _episode() if index else {}
             chances = [-round(abs(draw.gauss(0, 0.8)), 4) for _ in tokens]
             found.append({
-                "group": f"train/0/{index}", "sample": sample, "prompt": prompt, "response": "".join(tokens),
+                **episode, "group": f"train/0/{index}", "sample": sample, "prompt": prompt, "response": "".join(tokens),
                 "answer": "72", "score": score, "reward/gsm8k": score, "reward/format": 1.0,
                 "advantage": score - 0.5, "group_scores": [1.0, 0.0, 0.0, None, 1.0, score, 0.0, 0.0], "tokens": tokens,
                 "log_probs": [None if at == tokens.index("<call>") else value for at, value in enumerate(chances)],
                 "train_log_probs": [round(value + draw.gauss(0, 0.15), 4) for value in chances],
             })  # fmt: skip
     return found
+
+
+def _episode() -> dict[str, Any]:
+    """Two rows of a conversation, in which strangers have their say."""
+    first = [
+        {"text": "Natalia sold clips", "tokens": 3, "sampled": False},
+        {"text": "She sold 48", "tokens": 4, "sampled": True, "versions": [3, 4]},
+        {"text": f"[48] {HOSTILE}", "tokens": 2, "sampled": False},
+        {"text": HOSTILE, "tokens": 9, "sampled": True, "versions": [4]},
+    ]
+    again = [first[0], {"text": "She sold 48", "tokens": 4, "sampled": False, "trained_in": 1}]
+    last = [*again, {"text": "#### 72", "tokens": 2, "sampled": True, "versions": [4]}]
+    use = {"turn": 0, "name": HOSTILE, "arguments": {"number": HOSTILE}, "result": HOSTILE, "failed": True}
+    rows = [
+        {"chain": 0, "scale": 1.0, "trained": 13, "spans": first},
+        {"chain": 1, "scale": 0.5, "trained": 2, "spans": last},
+    ]
+    return {"episode": {"ended": "agent", "rows": rows, "tools": [use], "not_trained": {"abandoned": 4}}}

@@ -228,6 +228,25 @@ def test_samples_are_filtered_and_coloured(tab: Browser, page: str) -> None:
     assert "probability" in tab.run("document.querySelector('.prompt .sample .token').textContent")
 
 
+def test_an_episode_is_a_conversation(tab: Browser, page: str) -> None:
+    shown(tab, page)
+    card = "document.querySelector('.episode')"
+    labels = tab.run(f"[...{card}.querySelectorAll('.label, .who')].map((e) => e.textContent)")
+    assert labels == [
+        "row 1 of 2, 13 tokens trained", "given: 3 tokens", "policy, version 3, 4: 4 tokens, trained",
+        "given: 2 tokens", "policy, version 4: 9 tokens, trained",
+        "row 2 of 2, 2 tokens trained, chain 1, weight 0.5", "given: 3 tokens",
+        "policy, in row 1, which trains it: 4 tokens", "policy, version 4: 2 tokens, trained",
+        "19 sampled = 15 trained + 4 abandoned; ended: agent",
+    ]  # fmt: skip
+    tools = f"{card}.querySelector('.tools')"
+    assert not tab.run(f"{tools}.open")
+    tab.run(f"{tools}.querySelector('summary').click()")
+    assert "<script>" in tab.run(f"{tools}.querySelector('td:last-child').textContent")
+    assert tab.run(f"{card}.querySelectorAll('.turn.policy .t').length") > 0
+    assert tab.run("window.ran") is None
+
+
 def test_two_runs_are_drawn_over_each_other(tab: Browser, tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name, seed=seed, lr=lr) for name, seed, lr in (("one", 0, 1e-6), ("two", 1, 5e-6))]
     for width in (1280, 390):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from rlsdk.algorithms import log_prob_difference
-from rlsdk.config.sections.role_kinds import ACTOR, REF, TRAINED_ROLES
+from rlsdk.config.sections.role_kinds import ACTOR, REF, ROLLOUT, TRAINED_ROLES
 from rlsdk.interfaces import (
     Algorithm,
     Batch,
@@ -217,7 +217,8 @@ class PolicyLearner:
     def _rounding(self) -> Mapping[str, float]:
         """Share of the served weights that the adapter changes at all, where rounding may lose changes."""
         model = self.session.actor.role.model
-        served_apart = self.session.rollout.role.model.adapter is not None
+        rollout = self.session.roles.get(ROLLOUT)  # a replay has none
+        served_apart = rollout is not None and rollout.role.model.adapter is not None
         if model.adapter is None or served_apart or model.dtype == "float32":
             return {}
         with self.session.turns.using(ACTOR):

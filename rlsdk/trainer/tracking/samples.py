@@ -17,6 +17,7 @@ from rlsdk.interfaces import Batch, BatchError
 from rlsdk.rollouts import Group, Sample
 from rlsdk.system.atomic import atomic_write_bytes
 from rlsdk.system.printable import json_line
+from rlsdk.trainer.tracking.episodes import conversation
 
 
 def write_eval_samples(
@@ -82,6 +83,7 @@ def shown_samples(groups: Sequence[Group], batch: Batch, log: SampleLog) -> list
             **{f"reward/{name}": value for name, value in group.samples[index].grade.terms.items()},
             "advantage": advantages[at],
             "group_scores": [sample.total if sample.grade.valid else None for sample in group.samples],
+            **_episode(group.samples[index], log),
             **_tokens(group.samples[index], rows, (samples.index == at).nonzero()[:, 0], log),
         }
         for at, (group, index) in enumerate(picked)
@@ -89,8 +91,8 @@ def shown_samples(groups: Sequence[Group], batch: Batch, log: SampleLog) -> list
 
 
 def plain_columns(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Removes the per-token and per-sample lists: for tables with one text per cell."""
-    return [{name: value for name, value in sample.items() if not isinstance(value, list)} for sample in samples]
+    """Removes the per-token and per-sample lists, and episodes: for tables with one text per cell."""
+    return [{name: value for name, value in sample.items() if not isinstance(value, list | dict)} for sample in samples]
 
 
 def _rows_of(batch: Batch, uid: int, sample: int) -> Tensor:
@@ -115,6 +117,14 @@ def _best_and_worst(group: Group) -> list[int]:
     made = [index for index, sample in enumerate(group.samples) if sample.rows]
     ranked = sorted(made, key=lambda index: -group.samples[index].total)
     return [ranked[0], ranked[-1]] if len(made) > 1 else ranked
+
+
+def _episode(sample: Sample, log: SampleLog) -> dict[str, Any]:
+    """The sample as a conversation, where it is more than one turn."""
+    if log.pieces is None or sample.episode is None:
+        return {}
+    found = conversation(sample.episode, log.pieces)
+    return {"episode": found} if found else {}
 
 
 def _tokens(sample: Sample, batch: Batch, rows: Tensor, log: SampleLog) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlsdk.views.report.conversation import conversation
 from rlsdk.views.report.markup import escaped, figure, number_of
 from rlsdk.views.report.tokens import coloured, tokens_of
 
@@ -128,14 +129,20 @@ def _card(sample: Sample) -> str:
         sign = "plus" if advantage > 0 else "minus" if advantage < 0 else ""
         shown += f'<div><span>advantage</span> <b class="{sign}">{f"{advantage:+.3g}" if advantage else "0"}</b></div>'
     tokens = tokens_of(sample)
+    if talk := conversation(sample.get("episode"), tokens):
+        return _framed(sample, shown, talk, has_tokens=bool(tokens))
     rest = sample.get("rest")
     text = coloured(tokens) + (escaped(rest) if isinstance(rest, str) else "") if tokens else escaped(
         sample.get("response", "")
     )  # fmt: skip
+    return _framed(sample, shown, f'<div class="text">{text}</div>', has_tokens=bool(tokens))
+
+
+def _framed(sample: Sample, figures: str, content: str, *, has_tokens: bool) -> str:
+    score, advantage = (_attribute(number_of(sample.get(name))) for name in ("score", "advantage"))
     return (
-        f'<div class="sample" data-step="{_step(sample):.0f}" data-score="{_attribute(score)}" '
-        f'data-advantage="{_attribute(advantage)}"><div class="figures">{shown}</div><div class="text">{text}</div>'
-        f"{'<div class=token></div>' if tokens else ''}</div>"
+        f'<div class="sample" data-step="{_step(sample):.0f}" data-score="{score}" data-advantage="{advantage}">'
+        f'<div class="figures">{figures}</div>{content}{"<div class=token></div>" if has_tokens else ""}</div>'
     )
 
 
