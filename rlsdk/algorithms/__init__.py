@@ -31,6 +31,7 @@ from rlsdk.algorithms.losses import cispo, gspo, policy_gradient, ppo_clip, sapo
 from rlsdk.algorithms.metrics import LogProbDifference, log_prob_difference, update_means
 from rlsdk.algorithms.mismatch import Mismatch, mismatch
 from rlsdk.algorithms.objectives import (
+    DistillObjective,
     DpoObjective,
     KtoObjective,
     PolicyObjective,
@@ -64,6 +65,7 @@ __all__ = [
     "KL_ESTIMATORS",
     "REDUCTIONS",
     "Aggregation",
+    "DistillObjective",
     "DpoObjective",
     "GroupSignal",
     "KlController",

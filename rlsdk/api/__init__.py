@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from rlsdk.api.run import Run
     from rlsdk.api.small_model import make_model
     from rlsdk.api.table import Table
-    from rlsdk.api.training import dpo, kto, process_reward, reward_model, sft, train
+    from rlsdk.api.training import distill, dpo, kto, process_reward, reward_model, sft, train
     from rlsdk.interfaces import RewardSample, RlsdkError
     from rlsdk.trainer.tracking.events import RunView as Quiet
 
-__all__ = ["Chart", "Quiet", "RewardSample", "RlsdkError", "Run", "Table", "doctor", "dpo", "evaluate", "generate",
-           "kto", "make_model", "plan", "plugins", "process_reward", "reward_model", "sft", "train"]  # fmt: skip
+__all__ = ["Chart", "Quiet", "RewardSample", "RlsdkError", "Run", "Table", "distill", "doctor", "dpo", "evaluate",
+           "generate", "kto", "make_model", "plan", "plugins", "process_reward", "reward_model", "sft",
+           "train"]  # fmt: skip
 
 PLACES = {
     "Chart": "rlsdk.api.chart",
@@ -33,6 +34,7 @@ PLACES = {
     "RlsdkError": "rlsdk.interfaces",
     "Run": "rlsdk.api.run",
     "Table": "rlsdk.api.table",
+    "distill": "rlsdk.api.training",
     "doctor": "rlsdk.api.machine",
     "dpo": "rlsdk.api.training",
     "evaluate": "rlsdk.api.inference",

@@ -179,7 +179,7 @@ class Run:
         """Kind of training, by the content of its folder."""
         from rlsdk.config.checks.training import Training
 
-        for training in (one for one in Training if one.pairs is not None):
+        for training in (one for one in Training if one.pairs is not None or one is Training.DISTILL):
             if (self.path / training.checkpoints).is_dir():
                 return training
         config = self.config

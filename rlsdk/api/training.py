@@ -1,5 +1,5 @@
-"""Training from Python: `rlsdk.train`, `sft`, `dpo`, `kto`, `reward_model` and `process_reward`, as the commands of
-these names."""
+"""Training from Python: `rlsdk.train`, `sft`, `distill`, `dpo`, `kto`, `reward_model` and `process_reward`, as the
+commands of these names."""
 
 from __future__ import annotations
 
@@ -119,6 +119,55 @@ def sft(
         trainer__seed=seed,
     )
     return _run(Training.SFT, settings, view, data=data)
+
+
+def distill(
+    model: Path | None = None,
+    teacher: Path | None = None,
+    data: Rows | None = None,
+    *,
+    steps: int | None = None,
+    run_name: str | None = None,
+    seed: int | None = None,
+    config: Path | None = None,
+    view: RunView | None = None,
+    trust_run: bool = False,
+    **fields: Any,
+) -> Run:
+    """Distillation on the reference answers of rows: learns a teacher's probabilities of each token; exports
+    `run.model`. Arguments as for `sft`.
+
+        rlsdk.distill("org/small", "org/large", rows, steps=200, **{"algorithm.distillation.objective": "exact"})
+
+    Args:
+        model: see `train`.
+        teacher: folder or hub name of the teacher; None: `teachers` among the fields.
+        data: see `sft`.
+        steps: see `sft`.
+        run_name: see `train`.
+        seed: see `train`.
+        config: see `train`.
+        view: see `train`.
+        trust_run: see `train`.
+        fields: see `train`; `algorithm.distillation` has the objective.
+
+    Raises:
+        ConfigError, DataError: as `train`.
+    """
+    from rlsdk.config.checks.training import Training
+
+    settings = from_keywords(
+        fields,
+        Training.DISTILL.reader,
+        config=config,
+        trust_run=trust_run,
+        model__path=model,
+        teachers=None if teacher is None else os.fspath(teacher),
+        sft__steps=steps,
+        trainer__run_name=run_name,
+        trainer__seed=seed,
+    )
+    return _run(Training.DISTILL, settings, view, data=data)
 
 
 def dpo(model: Path | None = None, data: Rows | None = None, *, steps: int | None = None, **fields: Any) -> Run:

@@ -294,7 +294,7 @@ def _pairs_or_answers(draft: Draft) -> None:
     ]
     why = f"{rows} rows x {devices} device{'s' * (devices > 1)} x {accumulation} accumulated = {total} a step"
     draft.put(field, total, *(names or ["per_device_train_batch_size"]), fate=Fate.OTHERWISE, why=why)
-    per_row = 1 if draft.script.command in ("sft", "kto") else 2
+    per_row = 1 if draft.script.command in ("sft", "kto", "process-reward") else 2
     draft.put("train.micro_batch_rows", rows * per_row, note="TRL: per_device_train_batch_size"
               + ("; a pair is two rows" if per_row == 2 else ""))  # fmt: skip
     steps, epochs = draft.value("max_steps"), draft.value("num_train_epochs")
@@ -389,11 +389,18 @@ def _kto(draft: Draft) -> None:
     draft.only("loss_type", ("kto",), "KTO without its estimate of the KL is not among the losses")
 
 
+def _prm(draft: Draft) -> None:
+    draft.put("preferences.step_separator", str(draft.value("step_separator")), "step_separator",
+              note="TRL has a separator behind the last step, too, and two labels in place of one number")  # fmt: skip
+    draft.only("train_on_last_step_only", (False,), "all labelled steps are learned; null labels leave steps out")
+
+
 PREFERENCES: Mapping[str, Callable[[Draft], None]] = {
     "DPOTrainer": _dpo,
     "CPOTrainer": _cpo,
     "ORPOTrainer": _orpo,
     "KTOTrainer": _kto,
+    "PRMTrainer": _prm,
 }
 """Trainer -> what its loss takes."""
 

@@ -9,6 +9,7 @@ from rlsdk.migrate.common import NO_LORA
 
 CONFIGS: Mapping[str, str] = {
     **dict.fromkeys(("GRPOConfig", "RLOOConfig", "SFTConfig", "DPOConfig", "CPOConfig", "ORPOConfig", "KTOConfig"), ""),
+    "PRMConfig": "",
     **dict.fromkeys(("RewardConfig", "TrainingArguments", "ModelConfig", "ScriptArguments"), ""),
     "LoraConfig": "LoraConfig.",
     "BitsAndBytesConfig": "BitsAndBytesConfig.",
@@ -23,6 +24,7 @@ TRAINERS: Mapping[str, str] = {
     "ORPOTrainer": "dpo",
     "KTOTrainer": "kto",
     "RewardTrainer": "reward-model",
+    "PRMTrainer": "process-reward",
 }
 """Class -> command of rlsdk."""
 CONFIG_OF: Mapping[str, str] = {
@@ -34,6 +36,7 @@ CONFIG_OF: Mapping[str, str] = {
     "ORPOConfig": "ORPOTrainer",
     "KTOConfig": "KTOTrainer",
     "RewardConfig": "RewardTrainer",
+    "PRMConfig": "PRMTrainer",
 }
 COMMANDS: Mapping[str, str] = {
     "grpo": "GRPOTrainer",
@@ -45,6 +48,7 @@ COMMANDS: Mapping[str, str] = {
     "orpo": "ORPOTrainer",
     "kto": "KTOTrainer",
     "reward": "RewardTrainer",
+    "prm": "PRMTrainer",
 }
 """Word in `trl WORD`, and in a script's name -> trainer."""
 
@@ -87,6 +91,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "ORPOTrainer": {**_BASE, "learning_rate": 1e-6, "max_length": 1024, "beta": 0.1},
     "KTOTrainer": {**_BASE, "learning_rate": 1e-6, "max_length": 1024, "beta": 0.1, "loss_type": "kto"},
     "RewardTrainer": {**_BASE, "learning_rate": 1e-4, "max_length": 1024},
+    "PRMTrainer": {**_BASE, "learning_rate": 1e-5, "max_length": 1024, "step_separator": "\n"},
 }
 """Values of settings that a script leaves out, where they differ from ours or enter a product (TRL 1.16)."""
 

@@ -93,6 +93,16 @@ EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {
             "train.micro_batch_rows": 4,
         },
     ),
+    "prm.py": (
+        "process-reward",
+        {
+            "preferences.pairs_per_step": 16,
+            "preferences.lr": 2e-5,
+            "preferences.step_separator": "\n\n",
+            "preferences.steps": 30,
+            "train.micro_batch_rows": 4,
+        },
+    ),
     "cpo.yaml": (
         "dpo",
         {
@@ -314,7 +324,7 @@ def test_an_environment_of_trl_becomes_one_of_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "source", "expected"),
     [
-        ("from trl import PRMTrainer\nPRMTrainer(model='m')\n", "a.py", "uses PRMTrainer"),
+        ("from trl import BCOTrainer\nBCOTrainer(model='m')\n", "a.py", "uses BCOTrainer"),
         ("print(", "a.py", "is no Python"),
         ("echo hello\n", "run.sh", "no command starts a training"),
         ("- 1\n", "a.yaml", "expected a mapping"),

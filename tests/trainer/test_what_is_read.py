@@ -15,6 +15,7 @@ from test_loop import Recorder, config_of, model, registry
 
 from rlsdk.config import PairTraining, RunConfig, sft_optim_spec, with_dtype
 from rlsdk.config.checks.commands import (
+    DISTILL,
     DPO,
     EVAL_FIGURES,
     GENERATE,
@@ -32,12 +33,13 @@ from rlsdk.config.sections.base import unused_in
 from rlsdk.config.sections.role_kinds import ROLLOUT
 from rlsdk.registry import Registry
 from rlsdk.testing.roles.in_process import InProcessStore, start_in_process
+from rlsdk.trainer.inputs.teachers import check_teachers
 from rlsdk.trainer.roles.device_turns import DeviceTurns
 from rlsdk.trainer.roles.placement import placed, placement_of, roles
 from rlsdk.trainer.roles.role_group import RoleGroup
 from rlsdk.trainer.roles.session import Session, start_roles
 from rlsdk.trainer.runs import inference, keep
-from rlsdk.trainer.runs.build_supervised import sft_stage
+from rlsdk.trainer.runs.build_supervised import distill_stage, sft_stage
 from rlsdk.trainer.runs.run_inputs import build_run_inputs
 from rlsdk.trainer.stages.loop import Trainer
 
@@ -56,6 +58,9 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "_eval_prompts": "the name of a set",
     "build_run_inputs": "callbacks are built, and not called",
     "is_asked": "whether there is a warm start",
+    "with_teacher": "handed on with a batch of which the output does not read it",
+    "_check_service": "the same",
+    "_share_of_teacher": "the divergence is not that of the mean",
     "_pairs": "a field of the other command with pairs is handed on",
 }
 """Functions that read a field in supervised training without an effect, and why."""
@@ -99,6 +104,20 @@ def sft(config: RunConfig, registry: Registry, folder: Path) -> None:
             Trainer(stage, session, tokenizer=run_inputs.tokenizer, config_text="", keep_checkpoints=1).fit()
 
 
+def distill(config: RunConfig, registry: Registry, folder: Path) -> None:
+    folder.mkdir()
+    turns = DeviceTurns()
+    actor, teacher = roles(config, "cpu", needed=["actor", "teacher"])
+    table = [actor.with_optim(sft_optim_spec(config)), teacher]
+    groups = start_roles(table, lambda role: start_in_process(role, registry), turns)
+    session = Session(roles=groups, turns=turns, cluster=InProcessStore())
+    with closing(build_run_inputs(config, registry, folder, Recorder(), rewarded=False)) as run_inputs:
+        check_teachers(config, run_inputs.train_prompts, run_inputs.tokenizer)
+        stage = distill_stage(config, run_inputs, session, measured=True)
+        with closing(stage):
+            Trainer(stage, session, tokenizer=run_inputs.tokenizer, config_text="", keep_checkpoints=1).fit()
+
+
 def train(config: RunConfig, registry: Registry, folder: Path) -> None:
     test_loop.run(config, registry, folder)
 
@@ -128,6 +147,7 @@ def check(reads: Reads, config: RunConfig, reader: Reader, ignored: Mapping[str,
 EVALUATED = ("--eval.every_steps", "1")
 SUPERVISED = [
     (SFT, sft, ("--sft.steps", "1", "--sft.rows_per_step", "2")),
+    (DISTILL, distill, ("--sft.steps", "1", "--sft.rows_per_step", "2", "--algorithm.distillation.objective", "exact")),
     (DPO, pairs(PairTraining.DPO), ("--preferences.steps", "1", "--preferences.pairs_per_step", "2")),
     (KTO, pairs(PairTraining.KTO), ("--preferences.steps", "1", "--preferences.pairs_per_step", "2")),
     (REWARD_MODEL, pairs(PairTraining.REWARD_MODEL), ("--preferences.steps", "1", "--preferences.pairs_per_step", "2")),
@@ -163,7 +183,8 @@ def test_supervised_commands_read_what_they_are_said_to_read(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = config_of(model, registry, 1, "--data", rows, *EVALUATED, *flags)
+    teachers = ("--teachers", model) if reader is DISTILL else ()
+    config = config_of(model, registry, 1, "--data", rows, *EVALUATED, *flags, *teachers)
     with recorded(monkeypatch) as reads:
         run(config, registry, tmp_path / "run")
     check(reads, config, reader, WITHOUT_EFFECT)

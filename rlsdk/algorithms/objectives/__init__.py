@@ -12,10 +12,11 @@ from rlsdk.algorithms.objectives.kto import KtoObjective, label_weights, mean_lo
 from rlsdk.algorithms.objectives.policy import PolicyObjective
 from rlsdk.algorithms.objectives.preference import DpoObjective, RewardModelObjective, pair_weights
 from rlsdk.algorithms.objectives.process import ProcessRewardObjective, step_weights
-from rlsdk.algorithms.objectives.supervised import SftObjective
+from rlsdk.algorithms.objectives.supervised import DistillObjective, SftObjective
 from rlsdk.algorithms.objectives.value import ValueObjective
 
 __all__ = [
+    "DistillObjective",
     "DpoObjective",
     "KtoObjective",
     "PolicyObjective",

@@ -40,3 +40,50 @@ class SftObjective:
         loss = self.coef * nll
         sums = {"loss_weight": weight.sum(), "metric_weight": weight.sum(), "nll": nll.detach()}
         return ObjectiveResult(loss=loss, sums={**sums, "sft_loss": loss.detach()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillObjective:
+    """Knowledge distillation on given answers (Hinton et al. 2015, arXiv 1503.02531).
+
+    `coef` times the divergence of the model's distribution of each token under `response_mask` from its teacher's,
+    weighted by `teacher_weight`, and `sft_coef` times the token's negative log-likelihood; both weighted by
+    `loss_weight`.
+
+    The output `divergence` is over the whole vocabulary (the batch has `teacher_states`), or over the teacher's top
+    tokens and all others as one (`teacher_top_ids`, `teacher_top_log_probs`).
+
+    Sums for metrics: `divergence` over `teacher_weight`, `nll` over `metric_weight`; `sft_loss`.
+    """
+
+    coef: float = 1.0
+    sft_coef: float = 0.0
+    whole_groups: bool = False
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        return ("log_probs", "divergence")
+
+    @property
+    def fields(self) -> Sequence[str]:
+        given = ("teacher_states", "teacher_top_ids", "teacher_top_log_probs")
+        return ("response_mask", "loss_weight", "teacher_weight", *given)
+
+    def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
+        mask = batch["response_mask"]
+        weight = torch.where(mask, batch["loss_weight"], 0.0)
+        taught = weight * batch["teacher_weight"]
+        divergence = (torch.where(taught > 0, outputs["divergence"], 0.0) * taught).sum()
+        nll = -(torch.where(mask, outputs["log_probs"], 0.0) * weight).sum()
+        loss = self.coef * divergence + self.sft_coef * nll
+        return ObjectiveResult(
+            loss=loss,
+            sums={
+                "loss_weight": weight.sum(),
+                "metric_weight": weight.sum(),
+                "teacher_weight": taught.sum(),
+                "divergence": divergence.detach(),
+                "nll": nll.detach(),
+                "sft_loss": loss.detach(),
+            },
+        )

@@ -1,5 +1,5 @@
-"""Commands that train: `train`, `sft`, `reward-model`, `dpo`, `kto`, `process-reward`; and `replay`, `inspect`,
-`chaos`, which verify."""
+"""Commands that train: `train`, `sft`, `distill`, `reward-model`, `dpo`, `kto`, `process-reward`; and `replay`,
+`inspect`, `chaos`, which verify."""
 
 from __future__ import annotations
 
@@ -27,6 +27,18 @@ def sft(context: typer.Context) -> None:
     from rlsdk.cli.training.sft import run
 
     run(context.args)
+
+
+@app.command(
+    cls=FieldsCommand,
+    context_settings=ONLY_FIELDS,
+    help="Distillation: learn a teacher's probabilities of given answers.",
+)
+def distill(context: typer.Context) -> None:
+    from rlsdk.cli.training.sft import run
+    from rlsdk.config.checks.training import Training
+
+    run(context.args, Training.DISTILL)
 
 
 @app.command(

@@ -103,7 +103,7 @@ def _of_policy_gradient(config: RunConfig) -> Iterator[Problem]:
 
 
 def _of_supervised(config: RunConfig) -> Iterator[Problem]:
-    """What `rlsdk sft` does not read with these values."""
+    """What `rlsdk sft` and `distill` do not read with these values."""
     return _of_evaluation(config)
 
 
@@ -149,10 +149,16 @@ def _of_sets(config: RunConfig) -> Iterator[Problem]:
 TRAIN = Reader(
     command="train",
     fields=tuple(name for name in RunConfig.model_fields if name != "preferences"),
-    but=("eval.best_of",),
+    but=("eval.best_of", "algorithm.distillation.sft_coef"),
     unused=_of_reinforcement,
 )
 SFT = Reader(command="sft", fields=(*_ENGINE, *_ACTOR, *_LOOP, *_ANSWERS, "sft"), unused=_of_supervised)
+DISTILL = Reader(
+    command="distill",
+    fields=(*_ENGINE, *_ACTOR, *_LOOP, *_ANSWERS, "sft", "teachers", "algorithm.distillation"),
+    but=("algorithm.distillation.reward_coef",),
+    unused=_of_supervised,
+)
 REWARD_MODEL = Reader(
     command="reward-model", fields=_PAIRS, but=(*_OF_DPO, *_OF_KTO, *_OF_STEPS, _BETA), unused=_of_pairs
 )
@@ -193,6 +199,6 @@ GENERATE_KEPT = replace(
 REWARD_SERVE = Reader(command="reward serve", fields=("rewards", "reward_limits"))
 READERS: Mapping[str, Reader] = {
     reader.command: reader
-    for reader in (TRAIN, SFT, REWARD_MODEL, DPO, KTO, PROCESS_REWARD, EVAL, GENERATE, REWARD_SERVE)
+    for reader in (TRAIN, SFT, DISTILL, REWARD_MODEL, DPO, KTO, PROCESS_REWARD, EVAL, GENERATE, REWARD_SERVE)
 }
 """By what is typed behind `rlsdk`. `plan` and `chaos` take the arguments of `train`."""

@@ -10,7 +10,7 @@ from rlsdk.config.derived.pair_roles import PairTraining, pair_roles
 from rlsdk.config.derived.roles import Role, roles, sft_optim_spec
 from rlsdk.config.loading.reads import Reader
 from rlsdk.config.problem import Problem
-from rlsdk.config.sections.role_kinds import ACTOR
+from rlsdk.config.sections.role_kinds import ACTOR, teacher_role
 from rlsdk.config.sections.schema import RunConfig
 from rlsdk.interfaces.spelling import Setting
 
@@ -20,6 +20,7 @@ class Training(StrEnum):
 
     RL = "train"
     SFT = "sft"
+    DISTILL = "distill"
     REWARD_MODEL = "reward-model"
     DPO = "dpo"
     KTO = "kto"
@@ -28,7 +29,7 @@ class Training(StrEnum):
     @property
     def pairs(self) -> PairTraining | None:
         """The kind of training from preferences; None otherwise."""
-        return None if self in (Training.RL, Training.SFT) else PairTraining(self.value)
+        return None if self in (Training.RL, Training.SFT, Training.DISTILL) else PairTraining(self.value)
 
     @property
     def reads_pairs(self) -> bool:
@@ -50,13 +51,17 @@ class Training(StrEnum):
         """Folder of a run with its checkpoints."""
         if self.pairs is not None:
             return self.pairs.checkpoints
-        return "checkpoints" if self is Training.RL else "sft_checkpoints"
+        return "checkpoints" if self is Training.RL else f"{self.value}_checkpoints"
 
 
 def table_of(training: Training, config: RunConfig) -> tuple[Role, ...]:
     """The roles of a run, not placed yet, with the optimizers of this training."""
     if (kind := training.pairs) is not None:
         return pair_roles(config, kind, roles(config, needed=kind.role_names(config)))
+    if training is Training.DISTILL:
+        names = [ACTOR, *(teacher_role(one.name) for one in config.teachers if one.has_engine)]
+        optim = sft_optim_spec(config)
+        return tuple(role.with_optim(optim) if role.name == ACTOR else role for role in roles(config, needed=names))
     if training is Training.SFT:
         return tuple(role.with_optim(sft_optim_spec(config)) for role in roles(config, needed=[ACTOR]))
     return roles(config)
@@ -65,7 +70,9 @@ def table_of(training: Training, config: RunConfig) -> tuple[Role, ...]:
 def training_problems(training: Training, config: RunConfig) -> Iterator[Problem]:
     """Values with which this training, and no other, cannot run."""
     own = config.preferences
-    if training is Training.SFT and not config.sft.is_asked:
+    if training is Training.DISTILL:
+        yield from _distill_problems(config)
+    if training in (Training.SFT, Training.DISTILL) and not config.sft.is_asked:
         yield Problem(
             "sft.steps", f"0: trains nothing; give {Setting('sft.steps', 'N')} or {Setting('sft.epochs', 'N')}"
         )
@@ -77,3 +84,26 @@ def training_problems(training: Training, config: RunConfig) -> Iterator[Problem
         )
     if training is Training.KTO and not own.desirable_weight + own.undesirable_weight:
         yield Problem("preferences.desirable_weight", "0, as undesirable_weight: trains nothing")
+
+
+def _distill_problems(config: RunConfig) -> Iterator[Problem]:
+    """Values with which `rlsdk distill` cannot run."""
+    own, path = config.algorithm.distillation, "algorithm.distillation.objective"
+    if not config.teachers:
+        yield Problem("teachers", f"at least one is required: {Setting('teachers', 'MODEL')}")
+    if own.objective == "sampled":
+        yield Problem(
+            path,
+            value="sampled",
+            expected="'exact' or 'top_k': given answers are not the policy's samples, of which its gap is an estimate",
+            commands=(Setting(path, "exact"),),
+        )
+    if not own.coef or (config.teachers and not any(teacher.weight for teacher in config.teachers)):
+        yield Problem("algorithm.distillation.coef", "0, or every teacher's weight: teaches nothing; see `rlsdk sft`")
+    for at, teacher in enumerate(config.teachers):
+        if teacher.is_served or teacher.is_policy or teacher.prompt_template is not None or teacher.align == "text":
+            yield Problem(
+                f"teachers.{at}",
+                "of `rlsdk distill` is a model in a train engine that reads what the policy reads: leave out rollout, "
+                "url, prompt_template and align, and give its path",
+            )

@@ -47,7 +47,7 @@ def step_passes(config: RunConfig, *, stale: bool, comparable: bool = True, read
     return StepPasses(old=old, passes=tuple(_passes(config, old, reads)))
 
 
-def _of_teacher(config: RunConfig, name: str) -> ForwardPass:
+def pass_of_teacher(config: RunConfig, name: str) -> ForwardPass:
     """The pass of a teacher."""
     if config.learns_exactly:
         return ForwardPass(name, "hidden_states", "teacher_states")
@@ -66,7 +66,7 @@ def _passes(config: RunConfig, old: OldLogProbs, reads: Collection[str]) -> Iter
         for name, kind in kinds.items()
         if kind.name != TEACHER
     ]
-    beside += [_of_teacher(config, teacher_role(one.name)) for one in config.teachers]
+    beside += [pass_of_teacher(config, teacher_role(one.name)) for one in config.teachers]
     yield from (one for one in beside if one.field == "scores")
     # A KL in the reward compares the reference with the train engine's log-probs, unless the sampler's were chosen; so
     # does the gap to a teacher.

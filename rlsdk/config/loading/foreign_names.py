@@ -284,6 +284,8 @@ COMMANDS: Mapping[str, str] = {
     **dict.fromkeys(("vllm-serve", "serve"), "no server is needed: a run starts its engines itself"),
     "version": "`rlsdk --version`",
     "env": "`rlsdk doctor`",
+    **dict.fromkeys(("prm", "train-prm"), "`rlsdk process-reward`"),
+    **dict.fromkeys(("gkd", "kd"), "`rlsdk distill` on given answers, `rlsdk train --teachers MODEL` on own samples"),
     **dict.fromkeys(("orpo", "simpo", "cpo", "ipo"), "`rlsdk dpo --preferences.loss NAME`"),
 }
 """Command that people type -> ours."""
@@ -296,8 +298,9 @@ CLASSES: Mapping[str, str] = {
     **{f"{name}{end}": f"`rlsdk.dpo(model, data, preferences={{'loss': '{name.lower()}'}})`"
        for name in ("ORPO", "CPO") for end in ("Trainer", "Config")},
     **{f"Reward{end}": "`rlsdk.reward_model(model, data)`" for end in ("Trainer", "Config")},
-    **{f"GKD{end}": "`rlsdk.train(model, data, teachers=[...], algorithm='on_policy_distillation')`"
-       for end in ("Trainer", "Config")},
+    **{f"PRM{end}": "`rlsdk.process_reward(model, data)`" for end in ("Trainer", "Config")},
+    **{f"GKD{end}": "`rlsdk.train(model, data, teachers=[...], algorithm='on_policy_distillation')`; on given answers "
+                    "(lmbda 0) `rlsdk.distill(model, teacher, data)`" for end in ("Trainer", "Config")},
     "Trainer": "`rlsdk.train(model, data, reward)`",
 }  # fmt: skip
 """Class of TRL -> our function."""

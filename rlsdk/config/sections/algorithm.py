@@ -152,6 +152,8 @@ class DistillationConfig(Section):
     """Factor of the teachers' part of the advantage (sampled) or of the loss (exact, top_k)."""
     reward_coef: NonNegativeFloat = 1.0
     """Factor of the advantage that rewards give; 0: rewards are only measured and logged."""
+    sft_coef: NonNegativeFloat = 0.0
+    """`rlsdk distill`: weight of the given answers' negative log-likelihood per token, beside the divergence."""
 
     def unused(self) -> Iterator[Problem]:
         if self.objective == "sampled":

@@ -33,6 +33,7 @@ from rlsdk.trainer.checkpoints.run_environment import surroundings
 
 CHECKPOINTS = "checkpoints"
 WARM_START = "sft_checkpoints"
+DISTILL = "distill_checkpoints"
 CONFIG_FILE = "config.yaml"
 HISTORY_FILE = "config.history.jsonl"
 """One line for each accepted start: when, from which step, and which settings changed."""
@@ -45,7 +46,7 @@ EVAL_FOLDER = "eval_samples"
 """Folder in a run's folder: `step_N/SET.jsonl.gz` has every sample of each evaluation."""
 EARLIER = "earlier"
 """Folder in a run's folder for files set aside when the run started again, in `1/`, `2/` and so on."""
-OWN_FILES = ("metrics.jsonl", "samples.jsonl", EVAL_FOLDER, "tensorboard", CHECKPOINTS, WARM_START,
+OWN_FILES = ("metrics.jsonl", "samples.jsonl", EVAL_FOLDER, "tensorboard", CHECKPOINTS, WARM_START, DISTILL,
              *(kind.checkpoints for kind in PairTraining), "reference", CONFIG_FILE)  # fmt: skip
 """Files of one attempt."""
 NOT_SETTINGS = ("trainer.resume", "trainer.run_dir", "trainer.run_name")

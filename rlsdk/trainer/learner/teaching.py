@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 
 from rlsdk.algorithms.distillation import TeacherLogProbs, add_teacher_advantages, gap
 from rlsdk.config import DistillationConfig, ForwardPass, TeacherConfig
 from rlsdk.config.sections.role_kinds import TEACHER, kind_of
-from rlsdk.interfaces import Batch, BatchError, Models
+from rlsdk.interfaces import Batch, BatchError
 from rlsdk.trainer.inputs.teachers import row_field
 from rlsdk.trainer.inputs.text_alignment import BOUNDARIES
 
@@ -17,8 +18,16 @@ MORE_THAN_ONE = 1e-3
 """By how much rounding may raise a sum of probabilities above 1."""
 
 
+class Computes(Protocol):
+    """What computes the outputs of teachers: see `rlsdk.interfaces.Models`."""
+
+    def forward(self, role: str, batch: Batch, output: str) -> torch.Tensor: ...
+
+    def outputs(self, role: str, batch: Batch, names: Sequence[str]) -> Mapping[str, torch.Tensor]: ...
+
+
 def with_teacher(
-    batch: Batch, models: Models, each: ForwardPass, teacher: TeacherConfig, settings: DistillationConfig
+    batch: Batch, models: Computes, each: ForwardPass, teacher: TeacherConfig, settings: DistillationConfig
 ) -> Batch:
     """Adds what a teacher computes of the rows that it teaches: its log-probs `[N]`, NaN on all other rows; or its
     hidden states `[N, H]`, or its most probable tokens `[N, k]`, 0 on rows without a teacher, with the settings of the

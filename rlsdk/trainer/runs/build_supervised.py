@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlsdk.algorithms import DpoObjective, KtoObjective, ProcessRewardObjective, RewardModelObjective
 from rlsdk.config import PairTraining, PreferencesConfig, RunConfig
+from rlsdk.config.derived.step_passes import pass_of_teacher
 from rlsdk.config.sections.evaluation import HELD_OUT
+from rlsdk.config.sections.role_kinds import teacher_role
 from rlsdk.data import PromptDataset, PromptStream
 from rlsdk.interfaces import ConfigError
 from rlsdk.interfaces.spelling import Setting
 from rlsdk.rollouts import request_seed
+from rlsdk.trainer.checkpoints.run_folder import DISTILL as DISTILL_CHECKPOINTS
 from rlsdk.trainer.inputs.answers import AnswerSettings, Conversations
 from rlsdk.trainer.inputs.data import with_pair_steps
 from rlsdk.trainer.inputs.prompt_formats import prompt_format
 from rlsdk.trainer.inputs.step_ends import StepReader
+from rlsdk.trainer.inputs.teachers import Taught
 from rlsdk.trainer.runs.run_inputs import RunInputs, learned_of
+from rlsdk.trainer.stages.distill import DistillStage
 from rlsdk.trainer.stages.evaluation.settings import eval_options
 from rlsdk.trainer.stages.labels import LabelledSet, encode_labelled
 from rlsdk.trainer.stages.pairs import PairSet, PairSettings, encode_pairs
@@ -33,28 +38,49 @@ if TYPE_CHECKING:
 def sft_stage(config: RunConfig, run_inputs: RunInputs, session: Session, *, measured: bool = False) -> SftStage:
     """Builds the stage of supervised training on a running session whose actor has the optimizer for it. `measured`:
     also evaluate the loss on held-out answers, if there are any."""
+    return SftStage(**_supervised(config, run_inputs, session, measured=measured))
+
+
+def distill_stage(
+    config: RunConfig, run_inputs: RunInputs, session: Session, *, measured: bool = False
+) -> DistillStage:
+    """Builds the stage of distillation on given answers, on a running session with the teachers."""
+    made = _supervised(config, run_inputs, session, measured=measured)
+    return DistillStage(
+        **{**made, "settings": replace(made["settings"], folder=DISTILL_CHECKPOINTS)},
+        taught=Taught.of_run(
+            config, run_inputs.learned[0] if run_inputs.learned else run_inputs.train_prompts, run_inputs.tokenizer
+        ),
+        passes=[pass_of_teacher(config, teacher_role(one.name)) for one in config.teachers],
+        distillation=config.algorithm.distillation,
+    )
+
+
+def _supervised(config: RunConfig, run_inputs: RunInputs, session: Session, *, measured: bool) -> dict[str, Any]:
+    """Arguments of the stage of supervised training."""
     if run_inputs.learned is None:
         raise ConfigError(
             f"sft.steps: 0 trains nothing; give {Setting('sft.steps', 'N')} or {Setting('sft.epochs', 'N')}"
         )
     prompts, rows = run_inputs.learned
-    return SftStage(
-        session,
-        PromptStream(prompts, seed=request_seed(config.trainer.seed, "sft"), shuffle=config.data.shuffle),
-        rows,
-        RunOutput(run_dir=run_inputs.output.run_dir, view=run_inputs.output.view, trackers=run_inputs.output.trackers),
-        StageSettings(
+    output = run_inputs.output
+    return {
+        "session": session,
+        "stream": PromptStream(prompts, seed=request_seed(config.trainer.seed, "sft"), shuffle=config.data.shuffle),
+        "rows": rows,
+        "output": RunOutput(run_dir=output.run_dir, view=output.view, trackers=output.trackers),
+        "settings": StageSettings(
             steps=config.sft.steps,
             save_every=config.sft.save_every_steps,
             saves_last=False,
             folder=CHECKPOINTS,
             exports=False,
         ),
-        rows_per_step=config.sft.rows_per_step,
-        update_timeout_s=config.deadlines.update_s,
-        held_out=_held_out_answers(config, run_inputs) if measured else None,
-        when=eval_options(config),
-    )
+        "rows_per_step": config.sft.rows_per_step,
+        "update_timeout_s": config.deadlines.update_s,
+        "held_out": _held_out_answers(config, run_inputs) if measured else None,
+        "when": eval_options(config),
+    }
 
 
 def _held_out_answers(config: RunConfig, run_inputs: RunInputs) -> Conversations | None:

@@ -172,7 +172,7 @@ def _train(start: SessionStart) -> RunResult:
     """Trains in sessions, until one of them ends without losing a process."""
     from rlsdk.trainer.runs.rl import say_recipe, train_rl
     from rlsdk.trainer.runs.start import opened, with_restarts
-    from rlsdk.trainer.runs.supervised import train_pairs, train_sft
+    from rlsdk.trainer.runs.supervised import train_distill, train_pairs, train_sft
 
     training = start.run.training
 
@@ -181,7 +181,8 @@ def _train(start: SessionStart) -> RunResult:
             start = start.with_config(run_inputs.config)
             if training.pairs is not None:
                 return train_pairs(training.pairs, start, run_inputs, cluster)
-            return (train_rl if training is Training.RL else train_sft)(start, run_inputs, cluster)
+            alone = {Training.RL: train_rl, Training.SFT: train_sft, Training.DISTILL: train_distill}
+            return alone[training](start, run_inputs, cluster)
 
     if training is Training.RL:
         say_recipe(start)

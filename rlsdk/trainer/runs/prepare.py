@@ -235,7 +235,7 @@ class _Checks:
             return ()
         own = self.training
         kinds = {"of_pairs": own.reads_pairs, "of_steps": own.reads_steps, "rewarded": own is Training.RL}
-        learned = own in (Training.SFT, Training.KTO)
+        learned = own in (Training.SFT, Training.DISTILL, Training.KTO)
         has_template = chat_template_known(self.config) is not False
         return self.found.run_check(
             lambda: check_rows(self.config, self.registry, **kinds, learned=learned, has_template=has_template), ()
@@ -253,7 +253,8 @@ class _Checks:
         samples, found = self.training is Training.RL, self.found
         found.add([*training_problems(self.training, self.config), *quantized_base(self.config, model)])
         nothing: Mapping[str, Mapping[str, Any]] = {}
-        models = found.run_check(lambda: other_models(self.config, self.table), nothing) if samples else nothing
+        others = samples or self.training is Training.DISTILL
+        models = found.run_check(lambda: other_models(self.config, self.table), nothing) if others else nothing
 
         def problems() -> list[Problem]:
             return check_run(

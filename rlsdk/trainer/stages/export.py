@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from rlsdk.trainer.roles.session import Session
     from rlsdk.trainer.stages.stage import Stage
 
-TRAINED_BY = {"sft_checkpoints": "sft", **{kind.checkpoints: kind.value for kind in PairTraining}}
+TRAINED_BY = {
+    "sft_checkpoints": "sft",
+    "distill_checkpoints": "distill",
+    **{kind.checkpoints: kind.value for kind in PairTraining},
+}
 """Maps a stage's checkpoint folder to its training method, for stages that do not train with `algorithm`."""
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlsdk.algorithms import SftObjective, loss_weights
+from rlsdk.algorithms import DistillObjective, SftObjective, loss_weights
 from rlsdk.config.sections.role_kinds import ACTOR
-from rlsdk.data import LearnedRow, PromptStream
-from rlsdk.interfaces import CheckpointError
+from rlsdk.data import LearnedRow, Prompt, PromptStream
+from rlsdk.interfaces import Batch, CheckpointError
 from rlsdk.trainer.checkpoints.run_folder import WARM_START
 from rlsdk.trainer.inputs.answers import Conversations
 from rlsdk.trainer.learner.metrics import StepClock
@@ -66,6 +66,7 @@ class SftStage(Stage):
         self.update_timeout_s = update_timeout_s
         self.last: Mapping[str, float] = {}
         """Metrics of the last step."""
+        self.objective: SftObjective | DistillObjective = SftObjective()
         self._watch = LearningWatch(supervised_symptoms("sft", "sft.lr"))
 
     def begin(self) -> None:
@@ -76,13 +77,11 @@ class SftStage(Stage):
 
     def advance(self) -> Mapping[str, float]:
         clock = StepClock()
-        drawn = self.stream.take(self.rows_per_step)
-        batch = make_rows_batch([row for prompt in drawn for row in self.rows[prompt.index]])
-        batch = batch.with_tokens(loss_weight=loss_weights(batch))
+        batch = self.weighed(self.stream.take(self.rows_per_step))
         actor = self.session.actor
         with self.session.turns.using(actor.name, training=True):
             result: MiniBatchResult = actor.run(
-                "update", self.session.put(batch), SftObjective(), timeout_s=self.update_timeout_s
+                "update", self.session.put(batch), self.objective, timeout_s=self.update_timeout_s
             )
         self.step += 1
         self.last = {
@@ -91,6 +90,7 @@ class SftStage(Stage):
             "sft/lr": result.step.lr,
             "sft/tokens": float(batch.num_tokens),
             "sft/step_s": clock.metrics()["time/step_s"],
+            **self._figures(result),
         }
         self.output.view.advance()
         self.output.view.sft_step(self.step, self.settings.steps, self.last)
@@ -98,6 +98,19 @@ class SftStage(Stage):
         for text in self._watch.step(self.step, self.last):
             self.output.view.notice(text)
         return self.last
+
+    def weighed(self, drawn: Sequence[Prompt]) -> Batch:
+        """The mini-batch of these conversations."""
+        batch = make_rows_batch([row for prompt in drawn for row in self.rows[prompt.index]])
+        return self._prepared(batch.with_tokens(loss_weight=loss_weights(batch)), drawn)
+
+    def _prepared(self, batch: Batch, drawn: Sequence[Prompt]) -> Batch:
+        """Adds what the objective reads besides."""
+        return batch
+
+    def _figures(self, result: MiniBatchResult) -> Mapping[str, float]:
+        """Metrics of the objective's own."""
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         return {
