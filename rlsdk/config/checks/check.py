@@ -158,8 +158,9 @@ def _missing_data(config: RunConfig) -> Iterator[Problem]:
 
 
 def _missing_rewards(config: RunConfig) -> Iterator[Problem]:
-    scored = config.rewards or config.reward_models or config.teachers or config.rollout.environment is not None
-    if not scored:
+    maker = config.rollout.maker
+    scores_itself = maker in ("environment", "agent") or (maker == "command" and config.gateway.agent_may_score)
+    if not (config.rewards or config.reward_models or config.teachers or scores_itself):
         yield Problem("rewards", f"at least one is required: {Setting('rewards', 'NAME')}, or file.py:function")
 
 

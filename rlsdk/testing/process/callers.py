@@ -41,18 +41,29 @@ def write_caller(folder: Path, tool: str, argument: str) -> None:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def run_arguments(folder: Path, environment: str, steps: int = 2) -> list[str]:
-    """Of `rlsdk`, for a run of a few steps of that model in an environment."""
+def run_arguments(folder: Path, environment: str) -> list[str]:
+    """Of `rlsdk`, for a run of two steps of that model in an environment."""
+    rows = str(folder / "rows.jsonl")
+    ends = ["--rollout.stop_token_ids", json.dumps(["<eos>", *_ENDS])]
+    return [*_arguments(folder, rows), "--rollout.environment", environment, "--rollout.max_turns", "2", *ends]
+
+
+def agent_arguments(folder: Path, data: str, agent: str) -> list[str]:
+    """Of `rlsdk`, for a run of two steps of that model as what an agent talks to; it says what comes, and no call."""
+    tools = ["--rollout.tool_format", "json_in_tags"]
+    return [*_arguments(folder, data), "--rollout.agent", agent, "--rollout.max_turns", "2", *tools]
+
+
+def _arguments(folder: Path, data: str) -> list[str]:
     return [
-        "train", "--model", str(folder / "model"), "--data", str(folder / "rows.jsonl"), "--rollout.environment",
-        environment, "--rollout.max_turns", "2", "--rollout.stop_token_ids", json.dumps(["<eos>", *_ENDS]),
-        "--rollout.max_response_tokens", "8", "--rollout.max_model_tokens", "96", "--data.max_prompt_tokens", "16",
-        "--trainer.steps", str(steps), "--trainer.prompts_per_step", "2", "--trainer.samples_per_prompt", "3",
-        "--train.optim.lr", "1e-3", "--tracking.trackers", "[jsonl]", "--eval.every_steps", "null",
-        "--trainer.save_every_steps", "null", "--trainer.run_name", "run", "--trainer.run_dir", str(folder / "runs"),
+        "train", "--model", str(folder / "model"), "--data", data, "--rollout.max_response_tokens", "8",
+        "--rollout.max_model_tokens", "96", "--data.max_prompt_tokens", "16", "--trainer.steps", "2",
+        "--trainer.prompts_per_step", "2", "--trainer.samples_per_prompt", "3", "--train.optim.lr", "1e-3",
+        "--tracking.trackers", "[jsonl]", "--eval.every_steps", "null", "--trainer.save_every_steps", "null",
+        "--trainer.run_name", "run", "--trainer.run_dir", str(folder / "runs"),
     ]  # fmt: skip
 
 
 def steps_of(folder: Path) -> list[Mapping[str, Any]]:
     """Metrics of that run's steps."""
-    return [line for line in read_metrics(folder / "runs" / "run") if "rollout/tool_calls" in line]
+    return [line for line in read_metrics(folder / "runs" / "run") if "reward/mean" in line]
