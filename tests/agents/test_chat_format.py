@@ -35,8 +35,9 @@ hostile = st.lists(
 ).map("".join)
 
 
-def form(name: str) -> ChatFormat:
-    return ChatFormat(tokenizer_of(name), stop_token_ids=[tokenizer_of(name).eos_token_id])
+def form(name: str, *, never_rewrites: bool = False) -> ChatFormat:
+    tokenizer = tokenizer_of(name)
+    return ChatFormat(tokenizer, stop_token_ids=[tokenizer.eos_token_id], never_rewrites=never_rewrites)
 
 
 def whole(name: str, messages: list[Any], *, opens: bool) -> list[int]:
@@ -149,6 +150,32 @@ def test_a_template_that_takes_thoughts_away_cannot_be_continued_after_a_users_t
     end = tokenizer_of("thinks").eos_token_id
     assert form("thinks").extend([end], chat, [{"role": "user", "content": "z"}], []) is None
     assert form("thinks").extend([end], chat, [{"role": "tool", "content": "z"}], []) is not None
+
+
+def test_a_history_that_is_exact_goes_on_where_the_template_takes_thoughts_away() -> None:
+    tokenizer, exact = tokenizer_of("thinks"), form("thinks", never_rewrites=True)
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "reasoning_content": "hm"}]
+    for said, ending in (("<think>hm</think>b<|im_end|>", ""), ("<think>hm", "<|im_end|>")):
+        ids = tokenizer(said, add_special_tokens=False)["input_ids"]
+        new = exact.extend(ids, chat, [{"role": "user", "content": "c <|im_end|>"}], [])
+        assert new is not None
+        assert tokenizer.decode(new) == (
+            f"{ending}\n<|im_start|>user\nc <|im_end|><|im_end|>\n<|im_start|>assistant\n<think>"
+        )
+        assert new.count(tokenizer.eos_token_id) == 1 + bool(ending), "what the user wrote ends no turn"
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(["json_in_tags", "xml_parameters", "xml_keys"]), plain, st.booleans(), st.booleans())
+def test_a_history_that_is_exact_is_the_templates_where_that_keeps_the_past(
+    name: str, text: str, calls: bool, ended: bool
+) -> None:
+    one = ToolCall(name="add", arguments={"a": 1}, id="call_0")
+    turn = message_of(AssistantMessage(content=text, calls=(one,) if calls else ()))
+    new = [{"role": "tool", "tool_call_id": "call_0", "content": text} if calls else {"role": "user", "content": text}]
+    ids = whole(name, [{"role": "user", "content": "a"}], opens=True) + ([tokenizer_of(name).eos_token_id] * ended)
+    exact = form(name, never_rewrites=True)
+    assert exact._behind(turn, exact._literal.hide(new), ids, [TOOL]) == form(name).extend(ids, [turn], new, [TOOL])
 
 
 def test_what_no_format_is_known_for_is_refused_by_name() -> None:

@@ -15,6 +15,8 @@ PREFIX_TOKENS = 64
 CALLS = "tool_calls"
 """Field of calls in response templates."""
 _ASKED = "x"
+_SAID = "what-the-model-said"
+"""Stands in for a turn, to be found again in what a template writes."""
 _WHERE = "rollout.tool_format"
 
 
@@ -29,6 +31,7 @@ class ChatFormat:
         variables: Mapping[str, Any] | None = None,
         stop_token_ids: Collection[int] = (),
         needs_calls: bool = True,
+        never_rewrites: bool = False,
     ) -> None:
         """Looks the format of calls up.
 
@@ -38,6 +41,8 @@ class ChatFormat:
             variables: of the chat template (`enable_thinking`).
             stop_token_ids: tokens that end a turn, beside the one of the template.
             needs_calls: whether a format of calls must be known; otherwise turns may be plain text.
+            never_rewrites: a turn is also continued where the template would write the chat before it in another way
+                once more follows, such as without its reasoning.
 
         Raises:
             ConfigError: the tokenizer has no chat template, no such format exists, or none is known that fits.
@@ -50,6 +55,7 @@ class ChatFormat:
         self._tokenizer = tokenizer
         self._template = ChatTemplate(tokenizer, dict(variables or {}))
         self._literal = LiteralEncoder(tokenizer)
+        self._never_rewrites = never_rewrites
         ends = {*stop_token_ids, *([] if self._template.end is None else [self._template.end])}
         self._ends = ends & special_ids(tokenizer)
         """A stop token that is text is part of the turn, like a stop string."""
@@ -92,7 +98,25 @@ class ChatFormat:
                 return None
             if after.startswith(before):
                 return self._encoded(self._ending(before, ids) + after[len(before) :])
-        return None
+        return self._behind(turn, hidden, ids, tools) if self._never_rewrites else None
+
+    def _behind(
+        self, turn: Message, hidden: Sequence[Message], ids: Sequence[int], tools: Sequence[Tool]
+    ) -> list[int] | None:
+        """What the template writes behind a turn, whatever it makes of the turn; None: it cannot be told where the turn
+        ends, because the template writes no token there."""
+        stand_in = {**_stand_in(turn, None), "content": _SAID}
+        try:
+            text = self._text([{"role": "user", "content": _ASKED}, stand_in, *hidden], tools, opens=True)
+        except DataError:
+            return None
+        said = text.find(_SAID)
+        names = [self._tokenizer.convert_ids_to_tokens(token) for token in self._ends]
+        found = [(at, name) for name in names if (at := text.find(name, said)) >= 0]
+        if said < 0 or not found:
+            return None
+        at, name = min(found)
+        return self._encoded(text[at + len(name) :] if len(ids) and ids[-1] in self._ends else text[at:])
 
     def texts_with_control(self, messages: Sequence[Message]) -> int:
         """Number of messages that hold the text of a control token, which is encoded as text."""

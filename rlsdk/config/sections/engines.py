@@ -175,6 +175,9 @@ class RolloutConfig(AgentsConfig, ReplicaSize):
     tool_format: str | None = None
     """How the model writes calls of tools; null: as the tokenizer's `response_template` says, else by its chat
     template."""
+    history: Literal["template", "exact"] = "template"
+    """What becomes of earlier turns that the chat template would write in another way, such as without their reasoning.
+    template: as it is deployed, so a new row begins; exact: they stay as they were sampled, and the row goes on."""
     max_turns: PositiveInt = 32
     """Most turns of the model in an episode of an environment or an agent."""
     max_episode_tokens: PositiveInt | None = None
@@ -234,7 +237,7 @@ class RolloutConfig(AgentsConfig, ReplicaSize):
             names = ("environment_options", "max_tool_chars", *(f"timeouts.{name}" for name in times))
             yield from fields_of(names, "rollout.environment is null")
         if not self.brings_score:
-            names = ("tool_format", "max_turns", "max_episode_tokens", "timeouts.agent_s")
+            names = ("tool_format", "history", "max_turns", "max_episode_tokens", "timeouts.agent_s")
             yield from fields_of(names, "rollout.environment and rollout.agent are null")
 
     def _maker_problems(self) -> Iterator[Problem]:

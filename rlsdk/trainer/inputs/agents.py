@@ -41,6 +41,7 @@ def agent_rollouter(config: RunConfig, tokenizer: Any, *, supports_stop: bool) -
         variables=config.data.chat_template_kwargs,
         stop_token_ids=run_ends(config, tokenizer).stops,
         needs_calls=False,
+        never_rewrites=rollout.history == "exact",
     )
     return AgentRollouter(
         _program(rollout),

@@ -32,6 +32,7 @@ def environment_rollouter(config: RunConfig, tokenizer: Any) -> EnvironmentRollo
         name=rollout.tool_format,
         variables=config.data.chat_template_kwargs,
         stop_token_ids=run_ends(config, tokenizer).stops,
+        never_rewrites=rollout.history == "exact",
     )
     return EnvironmentRollouter(
         environment=load_environment(config),
