@@ -10,6 +10,7 @@ import pytest
 from rlsdk.interfaces import Capability, RolloutEngine
 from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.testing.rollout.lab import RolloutLab
+from rlsdk.testing.rollout.requirements.adapters import AdapterSyncRequirements
 from rlsdk.testing.rollout.requirements.batch_invariance import BatchInvarianceRequirements
 from rlsdk.testing.rollout.requirements.cancellation import CancellationRequirements
 from rlsdk.testing.rollout.requirements.capacity import CapacityRequirements
@@ -61,6 +62,7 @@ class RolloutConformance(
     ConfiguredModelRequirements,
     HalfPrecisionRequirements,
     RandomCallRequirements,
+    AdapterSyncRequirements,
     LifetimeRequirements,
     # First: an engine with several workers takes longest to start, and no other engine should run meanwhile.
     ShardedRequirements,

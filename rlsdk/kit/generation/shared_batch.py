@@ -154,7 +154,8 @@ class SharedBatchEngine(RolloutEngine):
         return None
 
     def _check_idle(self, version: int) -> None:
-        if self.samples and not self.paused:
+        # Paused samples continue under new weights, but never under another adapter.
+        if self.samples and (not self.paused or self.spec.model.adapter is not None):
             raise WeightSyncError(
                 f"version {version} arrived while {len(self.samples)} samples are running; finish, abort or pause them "
                 "first"

@@ -145,6 +145,17 @@ def check_shards(
     check.finish()
 
 
+def gathered(
+    shapes: Mapping[str, tuple[int, ...]], shards: Iterable[WeightShard], dtype: str
+) -> dict[str, torch.Tensor]:
+    """Small tensors, copied whole from their shards into main memory."""
+    found = {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, shape in shapes.items()}
+    for shard in shards:
+        whole = Box.whole(shapes[shard.name])
+        found[shard.name][shard.box.slices(whole)] = shard.tensor.detach().to("cpu", found[shard.name].dtype)
+    return found
+
+
 def find_unserved(shapes: Mapping[str, tuple[int, ...]], workers: Sequence[Boxes]) -> list[str]:
     """Names of the tensors that the workers together do not serve completely."""
     served: dict[str, set[Box]] = {name: set() for name in shapes}

@@ -112,8 +112,10 @@ class RolloutLab:
 
     def start(self, **fields: Any) -> GuardedRolloutEngine:
         """Starts another engine. `fields`: fields of its `RolloutSpec`, `seed` and `rank` of its context, and `folder`
-        of the model."""
+        or `adapter` of the model."""
         model, seed, rank = fields.get("model"), fields.pop("seed", 0), fields.pop("rank", 0)
+        if (adapter := fields.pop("adapter", None)) is not None:
+            fields["model"] = ModelSpec(path=str(self.folder), dtype="float32", adapter=adapter)
         spec = self.rollout_spec(**fields)
         self.num_started += 1
         inner = self.suite.registry().load_engine(self.spec)()

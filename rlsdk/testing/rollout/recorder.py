@@ -177,6 +177,11 @@ class RecordingRolloutEngine(GuardedRolloutEngine):
         self.record.faults += _wrong_receipt(receipt, self.record.served)
         return receipt
 
+    def update_adapter(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
+        receipt = super().update_adapter(shards, version)
+        self.record.serve(version, None)
+        return receipt
+
     def receive_weights(self, deliveries: Sequence[Delivery], version: int) -> SyncReceipt:
         receipt = super().receive_weights(deliveries, version)
         self.record.serve(version, None)

@@ -21,6 +21,7 @@ from rlsdk.interfaces import (
     OptimSpec,
     TrainSpec,
     WeightLayout,
+    WeightPart,
 )
 from rlsdk.testing.process.models import random_batch
 
@@ -177,6 +178,8 @@ class Driven:
     """For each of `seen`: identities and lengths of this rank's rows."""
     exported: list[tuple[str, list[tuple[str, Box, Tensor]]]] = field(default_factory=list)
     """Folders that several ranks exported to, and what this rank held then."""
+    parts: dict[WeightPart, tuple[WeightLayout, list[tuple[str, Box, Tensor]]]] = field(default_factory=dict)
+    """Layout and shards of the parts of a model with an adapter, as of the last time they were asked for."""
     faults: list[str] = field(default_factory=list)
     """Faults that a script found itself."""
     apart: list[str] = field(default_factory=list)

@@ -30,6 +30,7 @@ ROLLOUT_CAPABILITIES = frozenset(
         Capability.SLEEP,
         Capability.PARTIAL_ROLLOUT,
         Capability.STALE_CACHE,
+        Capability.ADAPTER_SYNC,
     }
 )
 TRAIN_CAPABILITIES = frozenset(
@@ -42,6 +43,7 @@ TRAIN_CAPABILITIES = frozenset(
         Capability.EXPORT,
         Capability.PACKING,
         Capability.LORA,
+        Capability.ADAPTER_SYNC,
     }
 )
 RANKS_CAPABILITIES = TRAIN_CAPABILITIES | {Capability.DATA_PARALLEL, Capability.RESHARD_ON_LOAD}

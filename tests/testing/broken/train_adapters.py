@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from broken.defect import defect
-from rlsdk.interfaces import Batch, OptimSpec, OptimStepResult, RankContext, TrainSpec, WeightShard
+from rlsdk.interfaces import Batch, OptimSpec, OptimStepResult, RankContext, TrainSpec, WeightPart, WeightShard
 from rlsdk.kit.model.optim import build_optimizer
 from rlsdk.reference.torch_engine import TorchTrainEngine
 
@@ -145,3 +145,38 @@ class ExportOfTheStart(TorchTrainEngine):
     def _fill(self, values: dict[str, Tensor]) -> None:
         for name, parameter in self.parameters.items():
             parameter.copy_(values[name])
+
+
+@defect({"adapter.parts": "moved below"})
+class MergedBelow(TorchTrainEngine):
+    """The weights below the adapter are handed out with the adapter added, which engines then add again."""
+
+    def part_shards(self, part: WeightPart) -> Iterator[WeightShard]:
+        return self.shards() if part is WeightPart.BASE else super().part_shards(part)
+
+
+@defect({"adapter.parts": "difference of the shards"})
+class StaleAdapter(TorchTrainEngine):
+    """The adapter is handed out as it was when its part was first described."""
+
+    first: dict[str, Tensor] | None = None
+
+    def initialize(self, ctx: RankContext, spec: TrainSpec) -> None:
+        super().initialize(ctx, spec)
+        if self.adapter is not None:
+            self.first = {name: p.detach().clone() for name, p in self.parameters.items()}
+
+    def part_shards(self, part: WeightPart) -> Iterator[WeightShard]:
+        for shard in super().part_shards(part):
+            old = None if self.first is None or part is WeightPart.BASE else self.first[shard.name]
+            yield shard if old is None else replace(shard, tensor=old)
+
+
+@defect({"adapter.parts": "difference of the shards"})
+class ScaledParts(TorchTrainEngine):
+    """B is handed out with the scale in it, which engines then apply again."""
+
+    def part_shards(self, part: WeightPart) -> Iterator[WeightShard]:
+        for shard in super().part_shards(part):
+            is_b = self.adapter is not None and ".lora_B." in shard.name
+            yield replace(shard, tensor=shard.tensor * self.adapter.spec.scale) if is_b and self.adapter else shard

@@ -13,7 +13,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rlsdk.interfaces import DeadlineError, Delivery, RankContext, RolloutSpec, WeightShard, WorkerReceipt
+from safetensors.torch import save
+from torch import Tensor
+
+from rlsdk.interfaces import (
+    AdapterSpec,
+    DeadlineError,
+    Delivery,
+    RankContext,
+    RolloutSpec,
+    WeightShard,
+    WorkerReceipt,
+)
 from rlsdk.kit.weights import delivery, weight_updates
 from rlsdk.kit.weights.staging import batches
 from rlsdk.kit.weights.weight_updates import Fingerprints
@@ -140,6 +151,18 @@ class VllmEngine(ABC):
     def fingerprints(self) -> list[Fingerprints]:
         """Fingerprints by worker."""
         return list(self.call_workers("rlsdk_fingerprints"))
+
+    def unbound(self, modules: Sequence[str]) -> list[str]:
+        """Canonical modules that no worker would compute an adapter of."""
+        found = [set(names) for names in self.call_workers("rlsdk_unbound", list(modules))]
+        return sorted(set.intersection(*found))
+
+    def put_adapter(
+        self, number: int, tensors: Mapping[str, Tensor], spec: AdapterSpec, keep: Sequence[int]
+    ) -> list[Fingerprints]:
+        """Puts an adapter beside the weights, under a new id; fingerprints by worker, see `low_rank.put`."""
+        said = {"rank": spec.rank, "alpha": spec.alpha, "rslora": spec.scaling == "rslora"}
+        return list(self.call_workers("rlsdk_put_adapter", number, save(dict(tensors)), said, list(keep)))
 
     def checksum(self) -> str | None:
         """A checksum over vLLM's own checksums of all parameters of all workers; None: this version computes none."""

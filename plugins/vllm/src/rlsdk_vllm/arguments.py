@@ -16,12 +16,13 @@ from rlsdk.kit.ranks.replica_devices import check_devices
 from rlsdk.kit.weights.tensor_origins import Source
 from rlsdk_vllm.config import VllmOptions
 from rlsdk_vllm.environment import has_copies_apart, has_workers_apart
+from rlsdk_vllm.low_rank import lora_arguments
 from rlsdk_vllm.memory import kv_cache_bytes
 from rlsdk_vllm.nodes import CopiesHere, check_copies
 
 OWNED = {
     *("load_format", "model_loader_extra_config", "logprobs_mode", "model", "worker_extension_cls"),
-    "weight_transfer_config",
+    *("weight_transfer_config", "enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank"),
 }
 """Arguments that only this plugin sets."""
 CPU_BLOCK_TOKENS = 32
@@ -144,6 +145,8 @@ def engine_args(
     if on_cpu:
         # Samples share their prompt in whole blocks: the smallest size with fast attention, instead of 128.
         arguments["block_size"] = CPU_BLOCK_TOKENS
+    if spec.model.adapter is not None:
+        arguments |= lora_arguments(spec.model.adapter, options.max_adapters)
     if place is not None:
         arguments |= place.arguments()
     if options.max_batched_tokens is not None:

@@ -26,6 +26,7 @@ from rlsdk_vllm.environment import (
     replica_environment,
     undisturbed_process,
 )
+from rlsdk_vllm.low_rank import lora_request
 from rlsdk_vllm.nodes import FOLLOWER, first_place, follower_of
 from rlsdk_vllm.requests import Progress, explained_refusal, progress_of, prompt_of, sampling_params
 from rlsdk_vllm.samples import Sample
@@ -178,7 +179,9 @@ class AsyncEngine(VllmEngine):
 
     async def _add(self, sample: Sample) -> None:
         with explained_refusal(sample):
-            stream = await self._engine.add_request(sample.key, prompt_of(sample), sampling_params(sample))
+            stream = await self._engine.add_request(
+                sample.key, prompt_of(sample), sampling_params(sample), lora_request=lora_request(sample.adapter)
+            )
         self._streams[sample.key] = asyncio.create_task(self._follow(sample.key, stream))
 
     async def _follow(self, key: str, stream: Any) -> None:

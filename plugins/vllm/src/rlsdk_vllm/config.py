@@ -28,5 +28,8 @@ class VllmOptions:
     """Lets vLLM compute its own SHA-256 of every parameter after each update (as its `/weight_checker` does). It is
     part of the receipt, and must be equal on all replicas. From 0.32 on; costs a copy to the host and about a second
     per GB."""
+    max_adapters: int = 2
+    """With `model.lora`, if syncs send the adapter alone: versions of it that are served at once. An adapter that
+    arrives while samples of as many versions run is refused."""
     log_level: str = "ERROR"
     """Level of vLLM's own messages: DEBUG, INFO, WARNING or ERROR."""

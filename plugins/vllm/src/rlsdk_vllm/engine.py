@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
 
 from rlsdk.interfaces import (
     ConfigError,
@@ -14,13 +16,19 @@ from rlsdk.interfaces import (
     RankContext,
     RlsdkError,
     RolloutSpec,
+    SamplingParams,
+    SyncReceipt,
     WeightLayout,
+    WeightShard,
+    WeightSyncError,
 )
 from rlsdk.kit.generation.requests import response_limit
 from rlsdk.kit.generation.sampling import mixed_seed
 from rlsdk.kit.generation.serving import check_rollout_spec, whole_layout, worker_layouts
 from rlsdk.kit.generation.shared_batch import SharedBatchEngine
+from rlsdk.kit.model.adapters import adapter_shapes, probe_tokens
 from rlsdk.kit.model.hf import dtype_names, persistent_buffers
+from rlsdk.kit.weights.weight_updates import check_shards, gathered, make_receipt
 from rlsdk_vllm.adapter import VllmEngine
 from rlsdk_vllm.asynchronous import AsyncEngine
 from rlsdk_vllm.config import VllmOptions
@@ -42,8 +50,14 @@ class VllmRolloutEngine(SharedBatchEngine):
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         check_rollout_spec(spec, VllmOptions)
         options = spec.options if isinstance(spec.options, VllmOptions) else VllmOptions()
-        self.dtypes = dtype_names(persistent_buffers(self.read_model(ctx, spec)))
+        model, adapter = self.read_model(ctx, spec), spec.model.adapter
+        self.dtypes = dtype_names(persistent_buffers(model))
         """Dtypes of buffers, which keep their own."""
+        self.low = {} if adapter is None else adapter_shapes(model, adapter)
+        """Shapes of the adapter's tensors."""
+        self.max_adapters = options.max_adapters
+        self.num_adapters = 0
+        """Adapters so far; the newest one's id."""
         kind = AsyncEngine if options.asynchronous else InProcessEngine
         self.engine: VllmEngine = kind(ctx, spec, options, self.shapes, self.sources)
         self.check_servable(self.engine.prepare(self.shapes))
@@ -54,6 +68,7 @@ class VllmRolloutEngine(SharedBatchEngine):
                 "rollout.vllm.engine_checksums true: this version of vLLM computes no checksums (0.32 does); give "
                 "false: the fingerprints in receipts still verify updates"
             )
+        self._prepare_adapter()
         self.samples: dict[str, Sample] = {}
         self.aborts: deque[Abort] = deque()
         """Aborts to apply before the next step."""
@@ -78,6 +93,29 @@ class VllmRolloutEngine(SharedBatchEngine):
             workers, apart = self.engine.describe_workers(), self.engine.spans_nodes
             return worker_layouts(self.ctx, workers, self.shapes, self.tied, spans_nodes=apart)
         return [whole_layout(self.ctx, self.spec.model.dtype, self.shapes, self.tied, dtypes=self.dtypes)]
+
+    def adapter_layout(self) -> Sequence[WeightLayout]:
+        return [whole_layout(self.ctx, self.spec.model.dtype, self.low, {}, on_host=True)]
+
+    def update_adapter(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
+        """See `RolloutEngine`. Running samples keep the adapter that they began with; versions of which no sample runs
+        any more make room."""
+        spec = self.spec.model.adapter
+        assert spec is not None
+        with self.lock:
+            keep = sorted({sample.adapter for sample in self.samples.values() if sample.adapter is not None})
+            if len(keep) >= self.max_adapters:
+                raise WeightSyncError(
+                    f"the adapter of version {version} arrived while samples of {len(keep)} older versions run, and "
+                    f"rollout.vllm.max_adapters is {self.max_adapters}; finish or abort them first, or raise it"
+                )
+            tensors = gathered(self.low, check_shards(self.low, shards, version), self.spec.model.dtype)
+            self.num_adapters += 1
+            served = self.engine.put_adapter(self.num_adapters, tensors, spec, keep)
+            receipt = make_receipt(self.low, self.spec.model.dtype, served, version)
+            self.engine.serve(version)
+            self.version = version
+            return replace(receipt, effect=self._effect())
 
     def drop_outdated_caches(self) -> None:
         if "kv_cache" not in self.asleep:
@@ -156,6 +194,8 @@ class VllmRolloutEngine(SharedBatchEngine):
                 index=index,
                 seed=mixed_seed(*base, index) >> 1,
                 limit=limit,
+                version=self.version,
+                adapter=self.num_adapters if self.low else None,
             )
             self.engine.add(sample)
             self.samples[sample.key] = sample
@@ -182,7 +222,9 @@ class VllmRolloutEngine(SharedBatchEngine):
         if progress.prompt is not None:
             sample.prompt_log_probs = progress.prompt
         finished = progress.finished
-        if self.extend_until_stop(sample, progress.token_ids, progress.log_probs, progress.versions):
+        # Under an adapter, a sample stays with the version that it began with.
+        versions = [sample.version] * len(progress.token_ids) if self.low else progress.versions
+        if self.extend_until_stop(sample, progress.token_ids, progress.log_probs, versions):
             if finished is None:
                 self.engine.abort([sample.key])
             finished = FinishReason.STOP
@@ -190,6 +232,42 @@ class VllmRolloutEngine(SharedBatchEngine):
             sample.check_finite()
             del self.samples[sample.key]
             sample.finish(finished, self.version)
+
+    def _prepare_adapter(self) -> None:
+        """Refuses an adapter that vLLM would accept and not compute with."""
+        modules = sorted({name.rpartition(".lora_")[0] for name in self.low})
+        if self.low and (ignored := self.engine.unbound(modules)):
+            engine = self.engine
+            del self.engine
+            engine.close()
+            raise ConfigError(
+                f"model.lora.targets: vLLM accepts an adapter of {', '.join(map(repr, ignored[:3]))} and does not compute "
+                f"with it ({len(ignored)} of {len(modules)} layers); leave it out, or give model.lora.sync merged"
+            )
+
+    def _effect(self) -> float | None:
+        """Difference that the newest adapter makes to the log-prob of the most probable token after a probe; None while
+        paused."""
+        if self.paused:
+            return None
+        ids = tuple(probe_tokens(self.engine.vocabulary))[: self.spec.max_model_tokens - 1]
+        request = GenerationRequest(
+            request_id="probe", prompt_ids=ids, sampling=SamplingParams(max_tokens=1, temperature=0.0)
+        )
+        with_it, without = (self._probed(request, adapter) for adapter in (self.num_adapters, None))
+        return abs(with_it - without)
+
+    def _probed(self, request: GenerationRequest, adapter: int | None) -> float:
+        """Log-prob of one token, alone if no sample runs, so that equal weights give equal numbers."""
+        key = f"probe-{self.num_adapters}-{adapter}"
+        self.engine.add(Sample(key=key, call=Call(), request=request, index=0, seed=0, limit=1, adapter=adapter))
+        while True:
+            for progress in self.engine.step():
+                if progress.key != key:
+                    self._take(progress)
+                elif progress.log_probs:
+                    return float(progress.log_probs[0])
+            time.sleep(self.engine.turn_s)
 
     def _leave_aborted(self) -> None:
         """Returns the tokens of aborted samples."""

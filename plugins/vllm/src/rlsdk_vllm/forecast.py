@@ -14,7 +14,7 @@ from rlsdk.interfaces import (
     WeightLayout,
     Workload,
 )
-from rlsdk.kit.memory.forecast import ModelTensors, cache_bytes, rollout
+from rlsdk.kit.memory.forecast import ModelTensors, adapter_numel, cache_bytes, rollout
 from rlsdk.kit.memory.worker_forecast import worker_layouts
 from rlsdk.kit.model.hf import load_model_config
 from rlsdk_vllm.config import VllmOptions
@@ -49,7 +49,8 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
     processes = WORKER_BYTES + CORE_BYTES // spec.num_devices if apart else OWN_BYTES
     memory = RankMemory(weights_bytes=weights, cache_bytes=cache, cache_stays=True, process_bytes=processes)
     layouts = tuple(_layouts(tensors, ctx, spec, apart) for ctx in contexts)
-    return Forecast(layouts=layouts, memory=(memory,) * len(contexts))
+    low = adapter_numel(spec.model) * DTYPE_BYTES[spec.model.dtype]
+    return Forecast(layouts=layouts, memory=(memory,) * len(contexts), adapter_bytes=low)
 
 
 def _layouts(tensors: ModelTensors, ctx: RankContext, spec: RolloutSpec, apart: bool) -> tuple[WeightLayout, ...]:

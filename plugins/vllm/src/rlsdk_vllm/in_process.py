@@ -16,6 +16,7 @@ from rlsdk_vllm.arguments import check_split, engine_args, explained_start
 from rlsdk_vllm.child_lifetime import started_within
 from rlsdk_vllm.config import VllmOptions
 from rlsdk_vllm.environment import eager_processes, prepare_environment, replica_environment, undisturbed_process
+from rlsdk_vllm.low_rank import lora_request
 from rlsdk_vllm.patching import patched
 from rlsdk_vllm.process_groups import WORLD
 from rlsdk_vllm.requests import Progress, explained_refusal, progress_of, prompt_of, sampling_params
@@ -61,7 +62,9 @@ class InProcessEngine(VllmEngine):
 
     def add(self, sample: Sample) -> None:
         with explained_refusal(sample):
-            self._engine.add_request(sample.key, prompt_of(sample), sampling_params(sample))
+            self._engine.add_request(
+                sample.key, prompt_of(sample), sampling_params(sample), lora_request=lora_request(sample.adapter)
+            )
 
     def step(self) -> list[Progress]:
         """One pass of the model."""

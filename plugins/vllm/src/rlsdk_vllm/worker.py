@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rlsdk.kit.memory.offload import ReleasedMemory
 from rlsdk.kit.weights import delivery, weight_updates
 from rlsdk.kit.weights.weight_tracing import Piece
 from rlsdk.kit.weights.weight_updates import Boxes, Fingerprints
-from rlsdk_vllm import loader, transfer, unnamed_memory  # noqa: F401 - importing `transfer` registers it
+from rlsdk_vllm import loader, low_rank, transfer, unnamed_memory  # noqa: F401 - importing `transfer` registers it
 from rlsdk_vllm.child_lifetime import watch_parent
 from rlsdk_vllm.sampler import ContractSampler
 
@@ -73,6 +74,15 @@ class WorkerExtension:
         """vLLM's own checksums of all parameters; None: this version computes none."""
         compute = getattr(self, "compute_weight_checksums", None)
         return None if compute is None else dict(compute())
+
+    def rlsdk_unbound(self, modules: Sequence[str]) -> list[str]:
+        """Canonical modules that no layer of this worker would compute an adapter of."""
+        return low_rank.unbound(self.model_runner.lora_manager._adapter_manager, modules)
+
+    def rlsdk_put_adapter(self, number: int, values: bytes, spec: dict[str, Any], keep: Sequence[int]) -> Fingerprints:
+        """Puts an adapter beside the weights; see `low_rank.put`."""
+        with torch.inference_mode(False):
+            return low_rank.put(self.model_runner.lora_manager._adapter_manager, number, values, spec, keep)
 
     def rlsdk_serve(self, version: int) -> None:
         """Sets the version of tokens sampled from now on."""

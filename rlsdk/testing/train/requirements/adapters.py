@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,12 +16,21 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rlsdk.interfaces import AdapterSpec, Batch, Box, Capability, CheckpointError, ForwardBackwardResult, TrainEngine
+from rlsdk.interfaces import (
+    AdapterSpec,
+    Batch,
+    Box,
+    Capability,
+    CheckpointError,
+    ForwardBackwardResult,
+    TrainEngine,
+    WeightPart,
+)
 from rlsdk.kit.files.adapter_config import CONFIG, WEIGHTS
 from rlsdk.testing.process.reference import load_plain_model, plain_outputs
 from rlsdk.testing.suites.requirements import Measured, requirement
 from rlsdk.testing.train.call_sequences import Act, export_alone, learn, load, look, play, refused, save, step
-from rlsdk.testing.train.case_runner import share
+from rlsdk.testing.train.case_runner import share, whole
 from rlsdk.testing.train.cases import OPTIM, Case, Driven, Weighted, rows_of
 from rlsdk.testing.train.lab import TrainLab, furthest_output, furthest_weight, seen_at, whole_of
 from rlsdk.testing.train.requirements.ranks import data_case
@@ -117,6 +126,24 @@ class AdapterRequirements:
         shards = {name: tensor for name, tensor in whole_of(found).items() if name in written}
         measured.equal("difference of the merged export", furthest_weight(shards, written), 0.0)
 
+    @requirement("adapter.parts", needs=Capability.ADAPTER_SYNC, since=(2, 1))
+    def test_adapter_parts(self, lab: TrainLab, measured: Measured) -> None:
+        """After two steps, the part of the weights below the adapter is the model that it was loaded from, bit for bit,
+        and the part of the adapter is A and B in float32, with which these weights are the shards."""
+        case = _case(lab)
+        found = lab.run(play, case, [*_steps(), look_at_parts])
+        _check_parts(measured, case, [found], whole_of(found))
+
+    @requirement("ranks.adapter_parts", needs=Capability.DATA_PARALLEL, since=(2, 1))
+    def test_ranks_adapter_parts(self, lab: TrainLab, measured: Measured) -> None:
+        """As `adapter.parts`, joined from the boxes of several ranks."""
+        if Capability.ADAPTER_SYNC not in lab.spec.capabilities:
+            return measured.record("adapters tried", 0)
+        case = replace(data_case(lab, steps=(), probe=PROBE), adapter=_started(lab, ADAPTER), witness=False)
+        ranks = lab.play_split(case, [*_steps(), look_at_parts])
+        _check_parts(measured, case, ranks, whole(ranks))
+        return None
+
     @requirement("ranks.adapter", needs=Capability.DATA_PARALLEL, since=(2, 1))
     def test_ranks_adapter(self, lab: TrainLab, measured: Measured) -> None:
         """As `adapter.steps`, with several ranks."""
@@ -146,6 +173,39 @@ def _refer(batch: Batch, engine: TrainEngine, found: Driven) -> None:
 def keep(engine: TrainEngine, found: Driven) -> None:
     """`keep_reference`."""
     engine.keep_reference()
+
+
+def look_at_parts(engine: TrainEngine, found: Driven) -> None:
+    """`part_layout` and `part_shards` of both parts."""
+    for part in WeightPart:
+        layout, shards = engine.part_layout(part), list(engine.part_shards(part))
+        if [(shard.name, shard.box) for shard in shards] != list(layout.boxes):
+            found.faults.append(f"shards of the part {part.value!r} are not in the order of its layout")
+        found.parts[part] = layout, [(shard.name, shard.box, shard.tensor.detach().clone()) for shard in shards]
+
+
+def _check_parts(measured: Measured, case: Case, ranks: Sequence[Driven], served: Mapping[str, Tensor]) -> None:
+    """Checks what `look_at_parts` found on all ranks against the shards."""
+    assert case.adapter is not None
+    measured.none("faults", [fault for rank in ranks for fault in rank.faults])
+    base, low = (
+        whole([replace(rank, layout=rank.parts[part][0], shards=rank.parts[part][1]) for rank in ranks])
+        for part in (WeightPart.BASE, WeightPart.ADAPTER)
+    )
+    plain = {name: p.detach() for name, p in load_plain_model(case.model).named_parameters()}
+    measured.equal(
+        "moved below the adapter", furthest_weight({n: base.get(n, t * 0) for n, t in plain.items()}, plain), 0
+    )
+    kinds = {meta.dtype for rank in ranks for meta in rank.parts[WeightPart.ADAPTER][0].tensors}
+    measured.none("dtypes of the adapter", sorted(kinds - {"float32"}))
+    targets = {name.removesuffix(".weight") for name in plain if _is_target(name)}
+    wanted = {f"{name}.lora_{kind}.weight" for name in targets for kind in "AB"}
+    measured.none("tensors of the adapter that differ by name", sorted(low.keys() ^ wanted))
+    made = dict(plain)
+    for name in targets:
+        a, b = (low[f"{name}.lora_{kind}.weight"] for kind in "AB")
+        made[f"{name}.weight"] = plain[f"{name}.weight"] + case.adapter.scale * b @ a
+    measured.at_most("difference of the shards", furthest_weight({n: served[n] for n in made}, made), case.tolerance)
 
 
 def _case(lab: TrainLab) -> Case:
