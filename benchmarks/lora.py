@@ -1,4 +1,5 @@
-"""Adapters beside full weights: `python -m benchmarks.lora --folder RUNS [--steps 60] [--seeds 3]`.
+"""Adapters beside full weights: `python -m benchmarks.lora --folder RUNS [--steps 60] [--seeds 3]`, and what a sync of
+the adapter alone takes beside one of merged weights: `python -m benchmarks.lora --folder RUNS --syncs`.
 
 The quickstart's model is first trained with all weights by `rlsdk sft` on the quickstart's own rows: below an adapter
 its random weights would stay frozen. From that base, reinforcement learning with adapters of ranks 1, 8 and 32, at ten
@@ -13,8 +14,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 
 from rich.console import Console
 from rich.table import Table
@@ -25,6 +27,7 @@ from rlsdk.interfaces import AdapterSpec, ModelSpec, OptimSpec, RankContext, Tra
 from rlsdk.kit.model.adapters import adapter_shapes
 from rlsdk.kit.model.hf import build_model
 from rlsdk.reference.forecast import forecast_training
+from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.trainer.runs.quickstart import TASK, make_model
 from rlsdk.trainer.tracking.trackers import read_metrics
 
@@ -32,6 +35,9 @@ RECIPE = Path(__file__).parents[1] / "rlsdk" / "trainer" / "recipes" / "quicksta
 RATE = 3e-4
 """Learning rate of the quickstart, for all weights; adapters get ten times as much."""
 ROW_TOKENS, UPDATE_ROWS = 14, 128
+LARGER = {"hidden_size": 768, "intermediate_size": 2048, "layers": 12, "num_attention_heads": 24}
+"""Shape of the model whose syncs are measured."""
+SYNCS = 6
 LAST = 10
 """Steps at the end whose mean stands in the table."""
 
@@ -136,15 +142,59 @@ def checkpoint_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in (newest / "actor").rglob("*") if file.is_file())
 
 
+def syncs(folder: Path, backend: str) -> list[tuple[str, Mapping[str, float], list[Mapping[str, float]]]]:
+    """(`model.lora.sync`, metrics of the first sync, of the later ones) of runs between two processes, of a model of
+    the size of `LARGER` with random weights, in bfloat16."""
+    model = folder / "larger"
+    if not (model / "config.json").is_file():
+        write_tiny_model(model, stored="bfloat16", **LARGER)
+    found = []
+    for sync in ("merged", "adapter"):
+        name = f"sync_{backend}_{sync}"
+        if len(_steps(folder / name)) < SYNCS:
+            rlsdk(
+                "train", "--model", str(model), "--data", TASK, "--data.options", "{size: 200, seed: 1}",
+                "--data.max_prompt_tokens", "64", "--reward", "reasoning_gym", "--trainer.prompts_per_step", "2",
+                "--trainer.samples_per_prompt", "2", "--rollout.max_response_tokens", "4", "--model.lora.rank", "16",
+                "--model.lora.sync", sync, "--model.dtype", "bfloat16", "--train.optim.lr", "1e-3",
+                "--rollout-backend", backend, "--placement.preset", "disaggregated", "--placement.devices_per_node",
+                "2", "--eval.every_steps", "null", "--tracking.trackers", "[jsonl]", "--schedule.journal", "none",
+                "--train.micro_batch_tokens", "512", "--trainer.steps", str(SYNCS), "--trainer.resume", "never",
+                "--trainer.save_every_steps", "null", "--trainer.run_dir", str(folder), "--trainer.run_name", name,
+            )  # fmt: skip
+        first, *later = _steps(folder / name)
+        found.append((sync, first, later))
+    return found
+
+
+def show_syncs(folder: Path) -> None:
+    """The table of `syncs`, of the rollout backends that are installed here."""
+    table = Table(title=f"Syncs between two processes, bfloat16, rank 16: first, and median of {SYNCS - 1} later ones")
+    for name in ("rollout", "sync", "first, MB", "later, MB", "first, s", "later, s"):
+        table.add_column(name, justify="right")
+    for backend in [name for name in ("transformers", "vllm") if name == "transformers" or find_spec("vllm")]:
+        for sync, first, later in syncs(folder, backend):
+            table.add_row(
+                backend,
+                sync,
+                *(f"{value / 1e6:.2f}" for value in (first["sync/bytes"], later[-1]["sync/bytes"])),
+                *(f"{v:.3f}" for v in (first["time/sync_s"], median(m["time/sync_s"] for m in later))),
+            )
+    Console(width=150).print(table)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--base-steps", type=int, default=100)
+    parser.add_argument("--syncs", action="store_true")
     given = parser.parse_args()
     folder = given.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    if given.syncs:
+        return show_syncs(folder)
     base = base_model(folder, given.base_steps)
     table = Table(title=f"{given.steps} steps, {given.seeds} seeds, from one base; adapters at 10 x the learning rate")
     for name in ("trained", "parameters", f"accuracy, last {LAST}", "held-out: before", "after", "step, s",
@@ -167,6 +217,7 @@ def main() -> None:
             f"{checkpoint_bytes(folders[0]) / 1e6:.2f}",
         )
     Console(width=150).print(table)
+    return None
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -62,8 +62,8 @@ class RolloutConformance(
     ConfiguredModelRequirements,
     HalfPrecisionRequirements,
     RandomCallRequirements,
-    AdapterSyncRequirements,
     LifetimeRequirements,
+    AdapterSyncRequirements,
     # First: an engine with several workers takes longest to start, and no other engine should run meanwhile.
     ShardedRequirements,
     RolloutSettings,

@@ -15,7 +15,7 @@ from rlsdk.kit.model.adapters import adapter_shapes
 from rlsdk.kit.model.hf import build_model
 from rlsdk.planning import make_plan, show
 from rlsdk.registry import Registry
-from rlsdk.trainer.runs.prepare import PreparedRun, prepare
+from rlsdk.trainer.runs.prepare import PreparedRun, prepare, with_sync
 
 __all__ = ["model", "registry"]
 
@@ -93,6 +93,14 @@ def test_a_run_says_which_way_it_chose(
     assert (served.model.adapter is not None) == served.keeps_weights == (sync == "adapter")
     said = [notice for notice in found.notices if "model.lora.sync" in notice]
     assert [why in notice for notice in said if why] == [True] * (why is not None)
+
+
+def test_a_model_with_experts_is_served_merged_unless_asked_otherwise(model: str, registry: Registry) -> None:
+    config = config_of(model, registry, 2, *LORA[:4])
+    for fields, sync in (({"num_experts": 4}, "merged"), ({"num_local_experts": 0}, "adapter"), ({}, "adapter")):
+        found, said = with_sync(config, registry, Training.RL, fields)
+        assert found.model.lora.sync == sync
+        assert ("experts" in said[0]) == bool(fields.get("num_experts"))
 
 
 def test_what_cannot_be_sent_alone_is_refused_by_name(model: str, registry: Registry) -> None:

@@ -24,7 +24,9 @@ SEPARATE = [
     "--placement.roles", "{actor: a, rollout: b}",
 ]  # fmt: skip
 ASYNCHRONOUS = ["--rollout.vllm.asynchronous", "true"]
+ADAPTER = ["--placement.devices_per_node", "2", "--model.lora.rank", "4", "--train.optim.lr", "1e-2"]
 RUNS = {
+    "an adapter alone, colocated": ADAPTER,
     "two replicas, colocated": ["--placement.devices_per_node", "2"],
     "asynchronous, separate from two ranks": [*SEPARATE, *ASYNCHRONOUS],
 }
@@ -45,6 +47,12 @@ def test_a_run_learns_from_samples_of_the_weights_that_it_trains(qwen2: Path, tm
     first, second = (row for row in map(json.loads, lines) if "policy/grad_norm" in row)
     assert first["parity/log_prob_diff_max"] < 2e-5
     assert second["policy/grad_norm"] > 0
+    if RUNS[name] is ADAPTER:
+        assert "syncs send the adapter alone" in done.stdout
+        assert [row["sync/base_bytes"] > 0 for row in (first, second)] == [True, False]
+        assert second["sync/bytes"] < first["sync/bytes"] / 20
+        assert first["sync/adapter_effect"] == 0.0 < second["sync/adapter_effect"]
+        assert second["parity/log_prob_diff_max"] < 2e-5
 
 
 def test_a_teacher_in_vllm_gives_the_log_probs_of_the_same_in_fsdp(qwen2: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rlsdk.interfaces import (
+    AdapterSpec,
     Box,
     Capability,
     GenerationOutput,
@@ -84,6 +85,7 @@ class RolloutLab:
         """Processes that the split engine started."""
         self._engine: GuardedRolloutEngine | None = None
         self._split: GuardedRolloutEngine | None = None
+        self._adapting: GuardedRolloutEngine | None = None
         self._records: list[tuple[Record, int, weakref.ref[RecordingRolloutEngine]]] = []
         """Record of each engine, with the number of tokens that the engine has room for."""
 
@@ -91,6 +93,7 @@ class RolloutLab:
     def engine(self) -> GuardedRolloutEngine:
         """The shared engine: serves the model's own weights as version 0."""
         if self._engine is None:
+            self.drop_adapting()
             self._engine = self.start()
         return self._engine
 
@@ -104,6 +107,18 @@ class RolloutLab:
             self._split = self.start(tp_size=self.suite.tensor_parallel)
             self.split_workers = [process for process in children() if process not in before]
         return self._split
+
+    def adapting(self, spec: AdapterSpec) -> GuardedRolloutEngine:
+        """An engine with this adapter, without weights at first; shared by requirements that ask for the same one after
+        another. The shared engine without one ends first."""
+        if self._adapting is not None and self._adapts != spec:
+            self.drop_adapting()
+        if self._adapting is None:
+            self.drop()
+            self._adapting, self._adapts = self.start(adapter=spec, load_weights=False), spec
+        return self._adapting
+
+    _adapts: AdapterSpec | None = None
 
     @property
     def inner(self) -> Any:
@@ -179,6 +194,12 @@ class RolloutLab:
         if engine is not None:
             engine.close()
 
+    def drop_adapting(self) -> None:
+        """Ends the engine with an adapter."""
+        engine, self._adapting = self._adapting, None
+        if engine is not None:
+            engine.close()
+
     def restore(self) -> None:
         """Restores the first weights of the shared engine."""
         if self._engine is not None:
@@ -187,6 +208,7 @@ class RolloutLab:
     def close(self) -> None:
         try:
             self.drop_split()
+            self.drop_adapting()
             self.drop()
         finally:
             self.runner.close()

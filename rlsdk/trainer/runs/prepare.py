@@ -33,6 +33,9 @@ from rlsdk.trainer.inputs.sources import check_rows, source_checks
 from rlsdk.trainer.learner.watch import rate_notices
 from rlsdk.trainer.roles.placement import placed, placement_of, processors_of_device, resolve_device, role_devices
 
+NO_FIELDS: Mapping[str, Any] = {}
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Fields of a `config.json` that count a layer's experts."""
 MADE = "made on the spot"
 """Path of the quickstart's model until it is made."""
 
@@ -141,7 +144,7 @@ def prepare(
         found.run_check(lambda: check_run_name(name), None)
     fitted, said = fitted_lengths(config, context_tokens(model))
     fitted, chosen = _chosen(fitted, model, device)
-    fitted, synced = with_sync(fitted, registry, training)
+    fitted, synced = with_sync(fitted, registry, training, model)
     if fitted != config:
         config, checks = fitted, checks_of(fitted)
     if loads_models and not makes_model and model:
@@ -185,19 +188,32 @@ def _chosen(config: RunConfig, model: Mapping[str, Any], device: str) -> tuple[R
     return decided, notices
 
 
-def with_sync(config: RunConfig, registry: Registry, training: Training) -> tuple[RunConfig, list[str]]:
-    """The configuration with `model.lora.sync: auto` decided by the two backends, and why."""
+def with_sync(
+    config: RunConfig, registry: Registry, training: Training, model: Mapping[str, Any] = NO_FIELDS
+) -> tuple[RunConfig, list[str]]:
+    """The configuration with `model.lora.sync: auto` decided, and why.
+
+    Args:
+        config: of the run.
+        registry: knows what the two backends can.
+        training: the kind of training.
+        model: `config.json` of the policy.
+    """
     kinds = {BackendKind.TRAIN: config.train.backend, BackendKind.ROLLOUT: config.rollout.backend}
     known = all(name in registry.usable(kind) for kind, name in kinds.items())
     if training is not Training.RL or not known or not config.model.lora.rank or config.model.lora.sync != "auto":
         return config, []
     specs = [registry.backend(kind, name) for kind, name in kinds.items()]
-    decided = with_adapter_sync(config, [spec.capabilities for spec in specs])
+    has_experts = any(isinstance(count := model.get(name), int) and count > 1 for name in EXPERTS)
+    able = [frozenset[Capability]() if has_experts else spec.capabilities for spec in specs]
+    decided = with_adapter_sync(config, able)
     if decided.model.lora.sync == "adapter":
         return decided, ["model.lora.sync adapter: auto; syncs send the adapter alone, and the weights below it once"]
     lacking = [spec for spec in specs if Capability.ADAPTER_SYNC not in spec.capabilities]
     names = " and ".join(f"{spec.kind} backend {spec.name!r}" for spec in lacking)
     why = f"{names} cannot do otherwise" if lacking else "running samples go on under new weights"
+    if has_experts and not lacking:
+        why = "not every engine starts with adapters beside experts; try model.lora.sync adapter"
     return decided, [f"model.lora.sync merged: auto; syncs send all weights with the adapter added, because {why}"]
 
 

@@ -241,8 +241,9 @@ class VllmRolloutEngine(SharedBatchEngine):
             del self.engine
             engine.close()
             raise ConfigError(
-                f"model.lora.targets: vLLM accepts an adapter of {', '.join(map(repr, ignored[:3]))} and does not compute "
-                f"with it ({len(ignored)} of {len(modules)} layers); leave it out, or give model.lora.sync merged"
+                f"model.lora.targets: vLLM accepts an adapter of {', '.join(map(repr, ignored[:3]))} and does not "
+                f"compute with it ({len(ignored)} of {len(modules)} layers); leave it out, or give model.lora.sync "
+                "merged"
             )
 
     def _effect(self) -> float | None:

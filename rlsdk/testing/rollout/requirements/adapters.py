@@ -218,10 +218,9 @@ class AdapterSyncRequirements:
 
 @contextmanager
 def adapting(lab: RolloutLab, spec: AdapterSpec = ADAPTER) -> Iterator[GuardedRolloutEngine]:
-    """An engine with an adapter; the shared one, which would hold its memory meanwhile, ends."""
-    lab.drop()
-    engine = lab.start(adapter=spec, load_weights=False)
+    """The engine with an adapter; a requirement that fails on it ends it."""
     try:
-        yield engine
-    finally:
-        engine.close()
+        yield lab.adapting(spec)
+    except BaseException:
+        lab.drop_adapting()
+        raise

@@ -1,0 +1,110 @@
+"""Adapters in vLLM against PEFT itself: its own layers, unmerged, in float32."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import make_engine, worker_of
+from peft import LoraConfig, get_peft_model
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from rlsdk.interfaces import (
+    AdapterSpec,
+    ConfigError,
+    GenerationOutput,
+    GenerationRequest,
+    ModelSpec,
+    SamplingParams,
+    WeightSyncError,
+)
+from rlsdk.kit.guards.guarded_rollout import GuardedRolloutEngine
+from rlsdk.testing.rollout.lab import collect, whole_shards
+from rlsdk_vllm import low_rank
+
+SPEC = AdapterSpec(rank=3, alpha=5.0, scaling="rslora", targets=("q_proj", "v_proj", "up_proj", "down_proj"))
+PROMPT = tuple(range(9, 40))
+
+
+@pytest.fixture(scope="module")
+def engine(qwen2: Path) -> Iterator[GuardedRolloutEngine]:
+    made = make_engine(qwen2, model=ModelSpec(path=str(qwen2), adapter=SPEC))
+    yield made
+    made.close()
+
+
+def peft_of(folder: Path, seed: int) -> tuple[Any, dict[str, Tensor]]:
+    """PEFT's model with random A and B, and these by canonical name."""
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    config = LoraConfig(r=SPEC.rank, lora_alpha=5, use_rslora=True, target_modules=list(SPEC.targets), lora_dropout=0.0)
+    model, generator, values = get_peft_model(base, config).eval(), torch.Generator().manual_seed(seed), {}
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.1
+            values[name.removeprefix("base_model.model.").replace(".default.", ".")] = parameter.detach()
+    return model, values
+
+
+def ask(name: str, max_tokens: int = 24) -> GenerationRequest:
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=1.0, seed=3)
+    return GenerationRequest(request_id=name, prompt_ids=PROMPT, n=2, sampling=sampling)
+
+
+@torch.no_grad()
+def worst(model: Any, outputs: list[GenerationOutput]) -> float:
+    """Largest difference of log-probs from a model of PEFT."""
+    found = 0.0
+    for output in outputs:
+        tokens = output.token_ids.tolist()
+        logits = model(torch.tensor([[*PROMPT, *tokens]])).logits[0, len(PROMPT) - 1 : -1].log_softmax(-1)
+        expected = logits[range(len(tokens)), tokens]
+        found = max(found, float((expected - torch.from_numpy(output.log_probs)).abs().max()))
+    return found
+
+
+def test_log_probs_are_pefts_and_a_running_sample_keeps_its_version(engine: GuardedRolloutEngine, qwen2: Path) -> None:
+    (first, one), (second, two) = (peft_of(qwen2, seed) for seed in (1, 2))
+
+    async def run() -> tuple[list[GenerationOutput], list[GenerationOutput]]:
+        engine.update_adapter(whole_shards(one), 1)
+        running = asyncio.create_task(collect(engine, [ask("running", 80)]))
+        while (engine.num_decoded() or 0) < 8:
+            await asyncio.sleep(0)
+        receipt = engine.update_adapter(whole_shards(two), 2)
+        assert receipt.num_tensors == len(two)
+        assert not running.done()
+        later = asyncio.create_task(collect(engine, [ask("later", 80)]))
+        await asyncio.sleep(0)
+        with pytest.raises(WeightSyncError, match=r"samples of 2 older versions run.*max_adapters is 2"):
+            engine.update_adapter(iter(()), 3)
+        return await running, await later
+
+    running, later = asyncio.run(run())
+    assert [output.versions[0].version for output in (*running, *later)] == [1, 1, 2, 2]
+    assert worst(first, running) < 1e-5 < worst(second, running)
+    assert worst(second, later) < 1e-5 < worst(first, later)
+
+
+def test_only_what_a_slot_holds_is_proven(engine: GuardedRolloutEngine, qwen2: Path) -> None:
+    values = peft_of(qwen2, 4)[1]
+    engine.update_adapter(whole_shards(values), 4)
+    manager = worker_of(engine).model_runner.lora_manager._adapter_manager
+    name = "model.layers.1.mlp.down_proj"
+    a, b = values[f"{name}.lora_A.weight"], values[f"{name}.lora_B.weight"] * SPEC.scale
+    layer, slot = manager.modules[name], manager.lora_index_to_id.index(engine.engine.num_adapters)  # type: ignore[attr-defined]
+    assert low_rank._is_in_slot(layer, 0, slot, a, b)
+    assert not low_rank._is_in_slot(layer, 0, slot, a, b * SPEC.scale), "the scale twice"
+    layer.lora_a_stacked[0][slot, 0, SPEC.rank + 1, 0] = 1.0
+    assert not low_rank._is_in_slot(layer, 0, slot, a, b), "a leftover of an adapter of a higher rank"
+    assert low_rank.unbound(manager, [name, "lm_head", "model.embed_tokens"]) == ["lm_head", "model.embed_tokens"]
+
+
+def test_ranks_beyond_vllms_are_refused() -> None:
+    assert low_rank.lora_arguments(AdapterSpec(rank=9), 2)["max_lora_rank"] == 16
+    with pytest.raises(ConfigError, match=r"model\.lora\.rank 513.*model\.lora\.sync merged"):
+        low_rank.lora_arguments(AdapterSpec(rank=513), 2)
