@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean, median, stdev
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -35,7 +36,7 @@ RECIPE = Path(__file__).parents[1] / "rlsdk" / "trainer" / "recipes" / "quicksta
 RATE = 3e-4
 """Learning rate of the quickstart, for all weights; adapters get ten times as much."""
 ROW_TOKENS, UPDATE_ROWS = 14, 128
-LARGER = {"hidden_size": 768, "intermediate_size": 2048, "layers": 12, "num_attention_heads": 24}
+LARGER: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 2048, "layers": 12, "num_attention_heads": 24}
 """Shape of the model whose syncs are measured."""
 SYNCS = 6
 LAST = 10

@@ -30,6 +30,7 @@ from rlsdk.interfaces import (
     OptimSpec,
     RankContext,
     TrainSpec,
+    WeightPart,
     Workload,
 )
 from rlsdk.kit.files.adapter_config import spec_of
@@ -40,6 +41,7 @@ from rlsdk.reference.forecast import forecast_training
 from rlsdk.reference.torch_engine import TorchTrainEngine
 from rlsdk.testing.process.models import random_batch, write_tiny_model
 from rlsdk.testing.process.reference import plain_outputs
+from rlsdk.testing.rollout.requirements.adapters import with_adapter
 from rlsdk.trainer.inputs.model_config import fields_of, quantized_base
 
 OPTIM = OptimSpec(lr=1e-2, eps=1e-6, max_grad_norm=0.5)
@@ -372,6 +374,33 @@ def test_a_folder_of_another_adapter_is_refused(models: Any, tmp_path: Path) -> 
     save_file(tensors, tmp_path / "a" / "adapter_model.safetensors")
     with pytest.raises(ConfigError, match="1 tensors differ"):
         engine_of(models("untied"), AdapterSpec(**good))  # type: ignore[arg-type]
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    rank=st.integers(1, 9),
+    alpha=st.floats(0.5, 64.0),
+    scaling=st.sampled_from(["standard", "rslora"]),
+    targets=st.sets(st.sampled_from(["q_proj", "v_proj", "o_proj", "up_proj", "down_proj", "lm_head"]), min_size=1),
+    seed=st.integers(0, 99),
+)
+def test_the_two_parts_are_the_merged_weights(
+    models: Any, rank: int, alpha: float, scaling: Any, targets: set[str], seed: int
+) -> None:
+    spec = AdapterSpec(rank=rank, alpha=alpha, scaling=scaling, targets=tuple(targets))
+    engine, generator = engine_of(models("untied"), spec), torch.Generator().manual_seed(seed)
+    for parameter in engine.parameters.values():
+        parameter.data = torch.randn(parameter.shape, generator=generator)
+    parts = {part: {s.name: s.tensor for s in engine.part_shards(part)} for part in WeightPart}
+    for part, tensors in parts.items():
+        layout = engine.part_layout(part)
+        assert [name for name, _ in layout.boxes] == list(tensors)
+        assert {meta.name: meta.shape for meta in layout.tensors} == {n: tuple(t.shape) for n, t in tensors.items()}
+    assert {tuple(t.shape)[0 if ".lora_A." in n else 1] for n, t in parts[WeightPart.ADAPTER].items()} == {rank}
+    found = with_adapter(parts[WeightPart.BASE], parts[WeightPart.ADAPTER], spec)
+    for name, tensor in _served(engine).items():
+        adapted = f"{name.removesuffix('.weight')}.lora_A.weight" in engine.parameters
+        assert (tensor - found[name]).abs().max() <= (1e-5 * spec.scale * rank if adapted else 0.0)
 
 
 def test_a_model_folder_with_an_adapter_in_it_is_refused(models: Any, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from test_loop import Recorder, config_of, model, registry, run, trainer_of
+from test_loop import Recorder, closing_engines, config_of, model, registry, run, session_of, trainer_of
 
 from rlsdk.config.checks.findings import Findings
 from rlsdk.config.checks.training import Training
@@ -15,6 +15,7 @@ from rlsdk.kit.model.adapters import adapter_shapes
 from rlsdk.kit.model.hf import build_model
 from rlsdk.planning import make_plan, show
 from rlsdk.registry import Registry
+from rlsdk.trainer.roles.session import sharding_manager
 from rlsdk.trainer.runs.prepare import PreparedRun, prepare, with_sync
 
 __all__ = ["model", "registry"]
@@ -64,6 +65,20 @@ def test_every_replica_gets_it(model: str, registry: Registry, tmp_path: Path) -
     for mine, theirs in zip(two, one, strict=True):
         assert mine["sync/bytes"] == 2 * theirs["sync/bytes"]
         assert mine["sync/base_bytes"] == 2 * theirs["sync/base_bytes"]
+
+
+def test_a_replaced_replica_gets_the_base_again(model: str, registry: Registry) -> None:
+    """A replica with a new process gets a new manager."""
+    config = config_of(model, registry, 1, *LORA)
+    with closing_engines(session_of(config, registry)) as session:
+        reports = [session.weights().sync(version, expect_change=False) for version in (0, 1)]
+        new = sharding_manager(config.sharding, registry, session.actor, session.rollout, timeout_s=60.0)
+        session.actor.run("close_transports")
+        reports.append(new.sync(1, expect_change=False))
+    whole = reports[0].num_bytes
+    assert [(report.base_bytes or 0) > 0 for report in reports] == [True, False, True]
+    assert [report.num_bytes for report in reports] == [whole, reports[1].num_bytes, whole]
+    assert all(report.moved_bytes <= report.lower_bound_bytes for report in reports)
 
 
 def prepared(model: str, registry: Registry, *flags: str) -> PreparedRun:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlsdk.interfaces import ModelSpec, RankContext, RlsdkError, RolloutSpec
+from rlsdk.interfaces import AdapterSpec, ModelSpec, RankContext, RlsdkError, RolloutSpec
 from rlsdk.kit.guards.guarded_rollout import GuardedRolloutEngine
 from rlsdk.testing import RolloutConformance
 from rlsdk.testing.rollout.lab import RolloutLab
@@ -31,14 +31,19 @@ class Asynchronous(InProcess):
 
 
 def make_engine(
-    folder: Path, *, dtype: str = "float32", context: Mapping[str, Any] | None = None, **spec: Any
+    folder: Path,
+    *,
+    dtype: str = "float32",
+    context: Mapping[str, Any] | None = None,
+    adapter: AdapterSpec | None = None,
+    **spec: Any,
 ) -> GuardedRolloutEngine:
     """An engine that a test has for itself."""
     engine = GuardedRolloutEngine(VllmRolloutEngine())
     fields = {"max_model_tokens": 128, "max_running": 16, "options": InProcess.options, **spec}
     engine.initialize(
         RankContext(role="rollout", **(context or {})),
-        RolloutSpec(model=ModelSpec(path=str(folder), dtype=dtype), **fields),
+        RolloutSpec(model=ModelSpec(path=str(folder), dtype=dtype, adapter=adapter), **fields),
     )
     return engine
 

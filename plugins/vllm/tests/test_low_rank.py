@@ -19,11 +19,11 @@ from rlsdk.interfaces import (
     ConfigError,
     GenerationOutput,
     GenerationRequest,
-    ModelSpec,
     SamplingParams,
     WeightSyncError,
 )
 from rlsdk.kit.guards.guarded_rollout import GuardedRolloutEngine
+from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.testing.rollout.lab import collect, whole_shards
 from rlsdk_vllm import low_rank
 
@@ -32,8 +32,13 @@ PROMPT = tuple(range(9, 40))
 
 
 @pytest.fixture(scope="module")
-def engine(qwen2: Path) -> Iterator[GuardedRolloutEngine]:
-    made = make_engine(qwen2, model=ModelSpec(path=str(qwen2), adapter=SPEC))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("adapters") / "model", seed=1, sharpness=2.0)
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[GuardedRolloutEngine]:
+    made = make_engine(folder, adapter=SPEC)
     yield made
     made.close()
 
@@ -67,8 +72,8 @@ def worst(model: Any, outputs: list[GenerationOutput]) -> float:
     return found
 
 
-def test_log_probs_are_pefts_and_a_running_sample_keeps_its_version(engine: GuardedRolloutEngine, qwen2: Path) -> None:
-    (first, one), (second, two) = (peft_of(qwen2, seed) for seed in (1, 2))
+def test_log_probs_are_pefts_and_a_running_sample_keeps_its_version(engine: GuardedRolloutEngine, folder: Path) -> None:
+    (first, one), (second, two) = (peft_of(folder, seed) for seed in (1, 2))
 
     async def run() -> tuple[list[GenerationOutput], list[GenerationOutput]]:
         engine.update_adapter(whole_shards(one), 1)
@@ -90,8 +95,8 @@ def test_log_probs_are_pefts_and_a_running_sample_keeps_its_version(engine: Guar
     assert worst(second, later) < 1e-5 < worst(first, later)
 
 
-def test_only_what_a_slot_holds_is_proven(engine: GuardedRolloutEngine, qwen2: Path) -> None:
-    values = peft_of(qwen2, 4)[1]
+def test_only_what_a_slot_holds_is_proven(engine: GuardedRolloutEngine, folder: Path) -> None:
+    values = peft_of(folder, 4)[1]
     engine.update_adapter(whole_shards(values), 4)
     manager = worker_of(engine).model_runner.lora_manager._adapter_manager
     name = "model.layers.1.mlp.down_proj"

@@ -13,8 +13,18 @@ from contextlib import aclosing, contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from rlsdk.interfaces import ConfigError, Delivery, RankContext, RlsdkError, RolloutSpec, WeightShard, WorkerReceipt
+from rlsdk.interfaces import (
+    AdapterSpec,
+    ConfigError,
+    Delivery,
+    RankContext,
+    RlsdkError,
+    RolloutSpec,
+    WeightShard,
+    WorkerReceipt,
+)
 from rlsdk.kit.model.hf import load_model_config
 from rlsdk.kit.ranks.companions import get_companions
 from rlsdk.kit.ranks.replica_devices import spans_nodes
@@ -22,7 +32,7 @@ from rlsdk.kit.weights import delivery, weight_updates
 from rlsdk.kit.weights.staging import batches
 from rlsdk.kit.weights.tensor_origins import Source
 from rlsdk.kit.weights.weight_updates import Fingerprints
-from rlsdk_sglang import weights
+from rlsdk_sglang import low_rank, weights
 from rlsdk_sglang.client import ClientThread
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.launch import OwnEngine
@@ -80,6 +90,7 @@ class ServedModel:
             sampling_params=sampling_params(sample),
             return_logprob=True,
             stream=True,
+            lora_path=sample.adapter,
             **({} if (count := sample.request.prompt_log_probs) is None else prompt_fields(count)),
         )
         seen = 0
@@ -160,6 +171,58 @@ class ServedModel:
         """Fingerprints by scheduler: `weights.WeightCommands.fingerprints`."""
         with self._session():
             return self._command("fingerprints")
+
+    def put_adapter(
+        self, name: str, tensors: Mapping[str, Tensor], spec: AdapterSpec, gone: Sequence[str]
+    ) -> list[Fingerprints]:
+        """Loads an adapter from memory under a new name; fingerprints by scheduler, see `low_rank.held`.
+
+        Args:
+            name: of the adapter.
+            tensors: A and B by canonical name.
+            spec: of the adapter.
+            gone: names of adapters that are dropped first; no sample uses them.
+        """
+        from sglang.srt.managers.io_struct import LoadLoRAAdapterFromTensorsReqInput, UnloadLoRAAdapterReqInput
+
+        front: Any = self._front  # no server, which `low_rank.check_adapter` refuses
+        for old in gone:
+            self._loaded(front.unload_lora_adapter(UnloadLoRAAdapterReqInput(lora_name=old), None))
+        modules = sorted({tensor.rpartition(".lora_")[0] for tensor in tensors})
+        named = {f"base_model.model.{tensor}": values for tensor, values in tensors.items()}
+        asked = LoadLoRAAdapterFromTensorsReqInput(
+            lora_name=name,
+            config_dict=low_rank.peft_config(spec, modules),
+            serialized_named_tensors=[pickle.dumps(named)] * self._home.num_ranks,
+        )
+        self._loaded(front.load_lora_adapter_from_tensors(asked, None))
+        said = {"rank": spec.rank, "scale": spec.scale}
+        with self._session():
+            return self._command(
+                "adapter", adapter=name, spec=said, shapes={n: list(values.shape) for n, values in tensors.items()}
+            )
+
+    def first_log_prob(self, ids: Sequence[int], adapter: str | None) -> float:
+        """Log-prob of the most probable token after these."""
+        from sglang.srt.managers.io_struct import GenerateReqInput
+
+        async def read() -> float:
+            asked = GenerateReqInput(
+                input_ids=list(ids),
+                sampling_params={"max_new_tokens": 1, "temperature": 0.0},
+                return_logprob=True,
+                lora_path=adapter,
+            )
+            async with aclosing(self._front.generate_request(asked)) as reports:
+                return [float(report["meta_info"]["output_token_logprobs"][0][0]) async for report in reports][-1]
+
+        return float(self._run(read()))
+
+    def _loaded(self, coroutine: Any) -> None:
+        """Waits for an answer about an adapter, which is no exception where it failed."""
+        answer = self._run(coroutine)
+        if not answer.success:
+            raise RlsdkError(f"SGLang refused an adapter: {answer.error_message}")
 
     def serve(self, version: int) -> None:
         """Sets the version of tokens sampled from now on."""

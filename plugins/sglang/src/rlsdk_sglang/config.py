@@ -27,5 +27,8 @@ class SglangOptions:
     stream_interval: int = 1
     """Tokens between two reports of a running sample. Aborts return, and stop strings are searched in, the reported
     tokens: a value above 1 means fewer messages, and some tokens that are computed and discarded."""
+    max_adapters: int = 2
+    """With `model.lora`, if syncs send the adapter alone: versions of it that are served at once. An adapter that
+    arrives while samples of as many versions run is refused."""
     log_level: str = "error"
     """Level of SGLang's own messages: debug, info, warning or error."""

@@ -30,6 +30,7 @@ from rlsdk_sglang import weights
 from rlsdk_sglang.client import ClientThread
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.contained_engine import ContainedEngine
+from rlsdk_sglang.low_rank import adapter_modules, lora_arguments
 from rlsdk_sglang.nodes import FOLLOWER, NEIGHBOURS, NodePlace, check_nodes, peers
 
 OWNED = {
@@ -37,6 +38,7 @@ OWNED = {
     *("nnodes", "node_rank", "dist_init_addr"),
     *("tokenizer_worker_num", "enable_weights_cpu_backup"),
     *("custom_weight_loader", "sampling_backend", "skip_tokenizer_init"),
+    *("enable_lora", "max_lora_rank", "lora_target_modules", "max_loras_per_batch"),
 }
 """Arguments that only this plugin sets."""
 RESERVED_TOKENS = 16
@@ -176,6 +178,9 @@ def engine_arguments(
         "incremental_streaming_output": True,
         "log_level": options.log_level,
     }
+    if spec.model.adapter is not None:
+        modules = adapter_modules(spec.model)
+        arguments |= lora_arguments(spec.model.adapter, modules, options.max_adapters, on_cpu=on_cpu)
     if place is not None:
         arguments |= place.arguments(ctx.timeout_s)
     if not on_cpu:

@@ -27,6 +27,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
                     Capability.PARTIAL_ROLLOUT,
                     Capability.TENSOR_PARALLEL,
                     Capability.SHARDED_UPDATE,
+                    Capability.ADAPTER_SYNC,
                 }
             ),
             log_prob_kind=LogProbKind.AFTER_TEMPERATURE,

@@ -20,7 +20,7 @@ from rlsdk.kit.weights.staging import attached, copied
 from rlsdk.kit.weights.tensor_origins import Source
 from rlsdk.kit.weights.weight_tracing import Piece, trace_loaders
 from rlsdk.kit.weights.weight_updates import Boxes, Fingerprints, write_shard
-from rlsdk_sglang import derived, scheduler_process
+from rlsdk_sglang import derived, low_rank, scheduler_process
 from rlsdk_sglang.messages import Command
 
 LOADER = "rlsdk_sglang.weights.run_command"
@@ -108,6 +108,10 @@ class WeightCommands:
         tensors."""
         derived.check(self.model)
         return weight_updates.served_fingerprints(PIECES)
+
+    def adapter(self, adapter: str, spec: dict[str, Any], shapes: dict[str, list[int]]) -> Fingerprints:
+        """Fingerprints of an adapter's tensors, over the slot that this process computes with."""
+        return low_rank.held(scheduler_process.RUNNERS[0].lora_manager, adapter, spec, shapes)
 
     def release(self, parts: list[str]) -> int:
         """Frees memory on a CPU; returns the number of bytes."""

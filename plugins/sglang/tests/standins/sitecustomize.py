@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import sys
 import types
 from collections.abc import Sequence
@@ -47,6 +48,51 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             module.assign_req_to_token_pool_cpu = assign_req_to_token_pool_cpu  # type: ignore[attr-defined]
 
 
+class Pinless:
+    """`torch` for SGLang's adapters, which ask for pinned memory, and a machine without an accelerator has none."""
+
+    def __getattr__(self, name: str) -> Any:
+        import torch
+
+        found = getattr(torch, name)
+        if name not in ("tensor", "empty", "zeros", "arange"):
+            return found
+
+        def without(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
+            return found(*args, **kwargs)
+
+        return without
+
+
+class Adapters(importlib.abc.MetaPathFinder):
+    """Takes pinned memory out of SGLang's modules of adapters, and out of no other module."""
+
+    busy = False
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> Any:
+        if not name.startswith("sglang.srt.lora.") or self.busy:
+            return None
+        self.busy = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.busy = False
+        if spec is None or spec.loader is None:
+            return spec
+        run = spec.loader.exec_module
+
+        def exec_module(module: types.ModuleType) -> None:
+            run(module)
+            if "torch" in vars(module):
+                import torch
+
+                module.torch = Pinless()  # type: ignore[attr-defined]
+                torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[method-assign,assignment]
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
 def _asked_by_sglang() -> bool:
     """transformers and others look whether torchvision is there, and must find that it is not."""
     frame = sys._getframe(2)
@@ -66,3 +112,4 @@ def assign_req_to_token_pool_cpu(
 
 
 sys.meta_path.insert(0, Finder())
+sys.meta_path.insert(0, Adapters())

@@ -126,7 +126,7 @@ def _part(cut: Any, tensor: Tensor, at: int, count: int) -> Tensor:
 
 def _places(manager: Any) -> dict[str, tuple[Any, int]]:
     """vLLM's name of each part of a layer -> the layer, and which of its slices it is."""
-    found = {}
+    found: dict[str, tuple[Any, int]] = {}
     for name, layer in manager.modules.items():
         parts = manager.packed_modules.get(name, [name])
         if len(parts) == len(getattr(layer, "lora_a_stacked", ())):

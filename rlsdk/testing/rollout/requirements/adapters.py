@@ -5,14 +5,22 @@ The reference is plain transformers whose weights are `W + scale * B A`: no adap
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from rlsdk.interfaces import AdapterSpec, Box, Capability, ConfigError, WeightSyncError, fingerprint
+from rlsdk.interfaces import (
+    AdapterSpec,
+    Box,
+    Capability,
+    ConfigError,
+    GenerationOutput,
+    WeightShard,
+    WeightSyncError,
+    fingerprint,
+)
 from rlsdk.kit.guards.guarded_rollout import GuardedRolloutEngine
 from rlsdk.testing.rollout.lab import RolloutLab, collect, whole_shards
 from rlsdk.testing.rollout.plain_model import PlainModel
@@ -121,24 +129,24 @@ class AdapterSyncRequirements:
             engine.update_adapter(whole_shards(first), 1)
             read: list[str] = []
 
-            def shards() -> Iterator[object]:
+            def shards() -> Iterator[WeightShard]:
                 for shard in whole_shards(second):
                     read.append(shard.name)
                     yield shard
 
-            async def run() -> object:
+            async def run() -> tuple[bool, list[GenerationOutput], list[GenerationOutput]]:
                 task = await lab.under_way(requests, engine)
                 refused = False
                 try:
-                    engine.update_adapter(shards(), 2)  # type: ignore[arg-type]
+                    engine.update_adapter(shards(), 2)
                 except WeightSyncError:
                     refused = True
                 running = await task
                 if refused:
                     engine.update_adapter(whole_shards(second), 2)
-                return refused, running, await asyncio.ensure_future(collect(engine, requests))
+                return refused, running, await collect(engine, requests)
 
-            refused, running, later = lab.wait(run())  # type: ignore[misc]
+            refused, running, later = lab.wait(run())
             measured.record("refused while samples run", float(refused))
             measured.none("items read of an update that was refused", read if refused else [])
             for name, outputs, version, values in (("running", running, 1, first), ("later", later, 2, second)):
