@@ -9,8 +9,8 @@ import pytest
 
 from rlsdk.interfaces import Capability, RolloutEngine
 from rlsdk.testing.process.models import write_tiny_model
+from rlsdk.testing.rollout.adapter_requirements import AdapterSyncRequirements
 from rlsdk.testing.rollout.lab import RolloutLab
-from rlsdk.testing.rollout.requirements.adapters import AdapterSyncRequirements
 from rlsdk.testing.rollout.requirements.batch_invariance import BatchInvarianceRequirements
 from rlsdk.testing.rollout.requirements.cancellation import CancellationRequirements
 from rlsdk.testing.rollout.requirements.capacity import CapacityRequirements

@@ -41,7 +41,7 @@ from rlsdk.reference.forecast import forecast_training
 from rlsdk.reference.torch_engine import TorchTrainEngine
 from rlsdk.testing.process.models import random_batch, write_tiny_model
 from rlsdk.testing.process.reference import plain_outputs
-from rlsdk.testing.rollout.requirements.adapters import with_adapter
+from rlsdk.testing.rollout.adapter_requirements import with_adapter
 from rlsdk.trainer.inputs.model_config import fields_of, quantized_base
 
 OPTIM = OptimSpec(lr=1e-2, eps=1e-6, max_grad_norm=0.5)
