@@ -56,11 +56,11 @@ def at_random(number: int, draw: random.Random) -> str:
     return text
 
 
-def write_model(folder: Path) -> None:
+def write_model(folder: Path, characters: str = "0123456789g;<>=?") -> None:
     """`config.json` of a Llama of 0.3 million parameters, and a character tokenizer with a chat template."""
     from transformers import LlamaConfig
 
-    tokenizer = write_char_tokenizer(folder, "0123456789g;<>=?")
+    tokenizer = write_char_tokenizer(folder, characters)
     tokenizer.chat_template = CHAT
     tokenizer.response_template = CALLS
     tokenizer.save_pretrained(folder)
