@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from rlsdk.trainer.roles.session import Session, start_roles
 from rlsdk.trainer.runs.build_supervised import distill_stage
 from rlsdk.trainer.runs.run_inputs import build_run_inputs
 from rlsdk.trainer.stages.distill import DistillStage
+from rlsdk.trainer.stages.loop import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +151,29 @@ def test_a_student_comes_to_give_its_teachers_probabilities(
     assert steps[-1]["distill/divergence"] < 0.4 * steps[0]["distill/divergence"]
     assert steps[0]["distill/teacher_share"] == pytest.approx(1.0)
     assert steps[0]["sft/loss"] == pytest.approx(steps[0]["distill/divergence"])
+
+
+def test_training_that_is_resumed_goes_on_number_for_number(
+    models: tuple[str, str], rows: str, registry: Registry, tmp_path: Path
+) -> None:
+    config = config_of(models, rows, registry, "--sft.steps", "5", "--sft.save_every_steps", "2")
+
+    def last_of(folder: Path, stop: int) -> Mapping[str, float]:
+        """Metrics of the last step, from the newest checkpoint of the folder where there is one."""
+        stage = stage_of(config, registry, folder)
+        trainer = Trainer(
+            stage, stage.session, tokenizer=None, config_text="", keep_checkpoints=2, stop=lambda: stage.step >= stop
+        )
+        with closing(stage):
+            if (newest := trainer.store.newest()) is not None:
+                assert newest.parent.name == Training.DISTILL.checkpoints
+                trainer.restore(newest)
+            trainer.fit()
+        return {name: value for name, value in stage.last.items() if name != "sft/step_s"}
+
+    whole = last_of(tmp_path / "whole", 5)
+    assert last_of(tmp_path / "part", 3) != whole
+    assert last_of(tmp_path / "part", 5) == whole
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def sft(context: typer.Context) -> None:
 @app.command(
     cls=FieldsCommand,
     context_settings=ONLY_FIELDS,
-    help="Distillation: learn a teacher's probabilities of given answers.",
+    help="Learn a teacher's probabilities of given answers.",
 )
 def distill(context: typer.Context) -> None:
     from rlsdk.cli.training.sft import run
