@@ -19,6 +19,7 @@ from rlsdk.rollouts import Grade, Group, Sample, make_batch
 from rlsdk.rollouts.groups.receipts import ReceiptError, TurnAccount, check_receipts, step_account, token_account
 from rlsdk.rollouts.journal.inspection import inspect_journal, recorded_sample
 from rlsdk.rollouts.journal.journal import Journal
+from rlsdk.rollouts.journal.segments import segments
 from rlsdk.trainer.generation.history import History
 from rlsdk.views.inspection import one_episode, one_step, whole_run
 
@@ -191,3 +192,23 @@ def test_what_does_not_add_up_is_named(tmp_path: Path, steps: list[list[int]], t
     found = inspect_journal(tmp_path)
     assert not found.is_sound
     assert re.search(problem, "\n".join(whole_run(found)))
+
+
+def test_steps_whose_samples_were_removed_are_left_out(tmp_path: Path) -> None:
+    groups = run([task(at, 2) for at in range(3)], two_turns)
+    history = History(tmp_path, keep="all")
+    history.begin(0)
+    journal = history.record
+    assert isinstance(journal, Journal)
+    for step, group in enumerate(groups, 1):
+        for index, sample in enumerate(group.samples):
+            journal.sample(group.task, "", index, sample)
+        history.started(step, [group.task.ordinal])
+        if step > 1:  # the step before is trained when samples of this one are there
+            history.updated(step - 1, [groups[step - 2]], [], {})
+            history.saving(step - 1)
+    history.close()
+    assert [step.step for step in inspect_journal(tmp_path).steps] == [1, 2]
+    segments(tmp_path)[0].path.unlink()
+    found = inspect_journal(tmp_path)
+    assert (found.is_sound, [step.step for step in found.steps]) == (True, [])

@@ -14,7 +14,7 @@ from rlsdk.rollouts.groups.group import Sample
 from rlsdk.rollouts.groups.receipts import REJECTED, SAMPLED, receipt_problem, token_account
 from rlsdk.rollouts.journal.recorded import SampleKey
 from rlsdk.rollouts.journal.records import samples_from
-from rlsdk.rollouts.journal.segments import lines
+from rlsdk.rollouts.journal.segments import lines, read_headers
 
 _PROMPT = (0,)
 """In place of a prompt that a record omits; records with a receipt omit none."""
@@ -73,7 +73,7 @@ class _Found:
 
 
 def inspect_journal(folder: Path) -> Inspection:
-    """Reads a journal, and counts its tokens.
+    """Reads a journal, and counts its tokens: of all steps whose samples it still has.
 
     Raises:
         CheckpointError: it is damaged.
@@ -86,7 +86,8 @@ def inspect_journal(folder: Path) -> Inspection:
             found.samples.setdefault(int(line["group"]), {})[key] = _inspected(int(line["group"]), key[1], sample)
         elif line["event"] == "update":
             found.updates[int(line["step"])] = line
-    steps = tuple(_step(found, line) for _, line in sorted(found.updates.items()))
+    first = _first_whole_step(folder)
+    steps = tuple(_step(found, line) for step, line in sorted(found.updates.items()) if step >= first)
     gone = {int(group) for line in found.updates.values() for group in (*line["groups"], *line["rejected"])}
     waiting = [one for group, samples in found.samples.items() if group not in gone for one in samples.values()]
     return Inspection(
@@ -94,6 +95,12 @@ def inspect_journal(folder: Path) -> Inspection:
         num_waiting=sum(one.tokens[SAMPLED] for one in waiting),
         problems=tuple(_twice(found.updates.values())),
     )
+
+
+def _first_whole_step(folder: Path) -> int:
+    """The first step whose samples are all there, where older segments were removed."""
+    header = next((header for _, header in read_headers(folder) if header is not None), None)
+    return 0 if header is None or not header.segment.order else header.reached + 1
 
 
 def recorded_sample(folder: Path, group: int, index: int) -> Sample:
