@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.testing.process.models import write_tiny_model
-from rlsdk.trainer.tracking.trackers import read_metrics
 
 _CHAT = (
     "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments.ARGUMENT }}{% endfor %}"
@@ -66,4 +65,5 @@ def _arguments(folder: Path, data: str) -> list[str]:
 
 def steps_of(folder: Path) -> list[Mapping[str, Any]]:
     """Metrics of that run's steps."""
-    return [line for line in read_metrics(folder / "runs" / "run") if "reward/mean" in line]
+    lines = (folder / "runs" / "run" / "metrics.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if "reward/mean" in line]
