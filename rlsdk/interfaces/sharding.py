@@ -54,6 +54,9 @@ class Bucket:
     round: int
     """A target receives its buckets of one round together, from different sources. All pieces of a tensor are in one
     round or in consecutive rounds. The size bound of a bucket also holds for a round."""
+    readers: tuple[int, ...] = ()
+    """Indices of the targets, this one among them, that receive the same transfers from this source through one ring.
+    Empty: this one alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

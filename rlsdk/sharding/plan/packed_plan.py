@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, overload
 
@@ -72,6 +72,8 @@ class PackedBuckets(Sequence[Bucket]):
     """The tensors that `columns.name` indexes, as far as they are used."""
     transports: tuple[str, ...]
     bucket_bytes: int
+    readers: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """By source: `Bucket.readers`."""
 
     def __len__(self) -> int:
         return len(self._made)
@@ -115,6 +117,7 @@ class PackedBuckets(Sequence[Bucket]):
                 transfers=tuple(transfers),
                 num_bytes=sum(transfer.num_bytes for transfer in transfers),
                 round=number,
+                readers=self.readers.get(giver, ()),
             )
             for number, by_source in enumerate(rounds)
             for giver, transfers in sorted(by_source.items())
@@ -180,6 +183,8 @@ class PackedParts(Sequence[Sequence[Bucket]]):
     tensors: tuple[TensorMeta, ...]
     transports: tuple[str, ...]
     bucket_bytes: int
+    readers: Mapping[int, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
+    """By target, then by source: `Bucket.readers`."""
 
     @classmethod
     def of(
@@ -190,6 +195,7 @@ class PackedParts(Sequence[Sequence[Bucket]]):
         tensors: tuple[TensorMeta, ...],
         num_targets: int,
         bucket_bytes: int,
+        readers: Mapping[int, Mapping[int, tuple[int, ...]]] | None = None,
     ) -> PackedParts:
         boxes = pieces.boxes
         start = np.searchsorted(boxes.rank, np.arange(num_targets + 1))
@@ -200,7 +206,7 @@ class PackedParts(Sequence[Sequence[Bucket]]):
             size=boxes.size,
             transport=transport.astype(np.int8),
         )
-        return cls(tuple(start.tolist()), columns, tensors, transports, bucket_bytes)
+        return cls(tuple(start.tolist()), columns, tensors, transports, bucket_bytes, readers or {})
 
     def __len__(self) -> int:
         return len(self.start) - 1
@@ -215,7 +221,7 @@ class PackedParts(Sequence[Sequence[Bucket]]):
         at = range(len(self))[at]
         mine = self.columns[self.start[at] : self.start[at + 1]]
         used = {i: self.tensors[i] for i in np.unique(mine.name).tolist()}
-        return PackedBuckets(at, mine, used, self.transports, self.bucket_bytes)
+        return PackedBuckets(at, mine, used, self.transports, self.bucket_bytes, self.readers.get(at, {}))
 
 
 def sources_of(buckets: Sequence[Bucket]) -> set[int]:

@@ -31,6 +31,7 @@ from rlsdk.sharding.plan.holders import (
     tied_to,
 )
 from rlsdk.sharding.plan.packed_plan import PIECE_BYTES, PackedParts, Pieces
+from rlsdk.sharding.plan.readers import shared_rings
 from rlsdk.sharding.plan.relays import plan_relays, predict_seconds, relayed_load
 from rlsdk.sharding.plan.scales import check_scales
 from rlsdk.sharding.transports.in_process import InProcessTransport
@@ -71,9 +72,10 @@ def plan_reshard(
     load = pieces.moved_by_source(len(source))
     relays = plan_relays(target, sides.wanted, pieces)
     names, chosen = choose_transports(pieces, source, target, transports)
+    shared = shared_rings(pieces, np.array([t.shares_slots for t in transports], bool)[chosen], chosen, target)
     return ReshardPlan(
         tensors=wire,
-        parts=PackedParts.of(pieces, chosen, names, tuple(wire.values()), len(target), bucket_bytes),
+        parts=PackedParts.of(pieces, chosen, names, tuple(wire.values()), len(target), bucket_bytes, shared),
         num_bytes=int(pieces.num_bytes.sum()),
         lower_bound_bytes=_lacking(sides, source, target),
         moved_bytes=int(load.sum()),

@@ -15,6 +15,7 @@ from rlsdk.interfaces import Bucket, Peer, WeightShard, WeightSyncError
 from rlsdk.kit.ranks.shared_memory import AttachError
 from rlsdk.sharding.transports.in_process import InProcessTransport
 from rlsdk.sharding.transports.object_store import ObjectStoreTransport
+from rlsdk.sharding.transports.ring import PipeGoneError
 from rlsdk.sharding.transports.ring_transport import DeviceRingTransport, RingTransport
 from rlsdk.sharding.transports.table import make_transport, named_transports
 from rlsdk.sharding.transports.transport import Transport, use_device
@@ -110,6 +111,8 @@ class Feed:
     """If the peer is a replica: name of the sync that it forwards."""
     in_place: bool = False
     """Read the weights of the peer, which is in this process, in place, by whatever transport they were planned."""
+    anew: bool = False
+    """Ask for a ring that no other process has attached to."""
 
     @property
     def is_local(self) -> bool:
@@ -130,6 +133,12 @@ class Feed:
                 if not self.handles:
                     self.handles.extend(self.ask())
                 shards = self.transports.fetch(bucket, self.handles[0], self.timeout_s)
+            except PipeGoneError:
+                if self.anew or self.peer is None:
+                    raise
+                self.anew = True  # Another process had the same number in another plan.
+                self.handles.clear()
+                continue
             except AttachError as error:
                 self._take_another_way(bucket, error)
                 continue
@@ -141,7 +150,9 @@ class Feed:
         name = self.instead.get((bucket.transport, bucket.source), bucket.transport)
         if self.in_place:
             name = InProcessTransport.name
-        return bucket if name == bucket.transport else replace(bucket, transport=name)
+        readers = (bucket.target,) if self.anew else bucket.readers
+        unchanged = name == bucket.transport and readers == bucket.readers
+        return bucket if unchanged else replace(bucket, transport=name, readers=readers)
 
     def ask(self) -> Sequence[Mapping[str, Any]]:
         """Handles of the next buckets: directly if the source is in this process, otherwise by one call."""

@@ -28,6 +28,7 @@ from rlsdk.kit.ranks.progress import advance
 from rlsdk.kit.weights.block_scales import block_maxima, blocks_of, quantize, scales_of, shared_blocks, whole_blocks
 from rlsdk.sharding.plan.scales import Maxima
 from rlsdk.sharding.transfer.devices import on_physical_device
+from rlsdk.sharding.transports.ring_transport import RingTransport
 from rlsdk.sharding.transports.table import make_transport
 from rlsdk.sharding.transports.transport import Outgoing, Transport
 
@@ -51,7 +52,8 @@ class WeightSource:
         self._lock = threading.Lock()
         self._layout: WeightLayout | None = None
         self._places: dict[str, list[int]] = {}
-        self._transports: dict[int, Transport] = {}
+        self._transports: dict[tuple[int, ...], Transport] = {}
+        """By the targets that each serves."""
         self._copies: list[WeightShard] = []
         """One per box of the layout, kept from sync to sync."""
         self._sent: dict[int, torch.dtype] = {}
@@ -104,19 +106,35 @@ class WeightSource:
         """Makes the bytes of one target's buckets available through their transport; returns the handle of each for
         `Transport.fetch`."""
         with self._lock:
-            target, name = buckets[0].target, buckets[0].transport
-            transport = self._transports.get(target)
-            if transport is None or transport.name != name:
-                # A target that requests another transport could not use the first one, whose resources are freed.
-                if transport is not None:
-                    transport.close()
-                transport = self._transports[target] = make_transport(name)
+            transport = self._transport(buckets[0])
             pieces = iter(self._pieces([transfer for bucket in buckets for transfer in bucket.transfers]))
             outgoing = [
                 Outgoing.of(list(islice(pieces, len(bucket.transfers))), [t.dtype for t in bucket.transfers])
                 for bucket in buckets
             ]
+            if isinstance(transport, RingTransport) and transport.num_readers > 1:
+                return transport.export(outgoing, buckets[0].readers.index(buckets[0].target))
             return transport.export(outgoing)
+
+    def _transport(self, bucket: Bucket) -> Transport:
+        """The transport to a bucket's target, or to all that share its ring."""
+        group, own, name = bucket.readers, (bucket.target,), bucket.transport
+        if len(group) > 1:
+            shared = self._transports.setdefault(group, make_transport(name, len(group)))
+            if shared.name == name:
+                return shared
+        for others, shared in self._transports.items() if group else ():
+            if others != own and bucket.target in others and isinstance(shared, RingTransport):
+                # It could not open the memory or the pipes of that ring.
+                shared.leave(others.index(bucket.target))
+        transport = self._transports.get(own)
+        if transport is not None and (transport.name != name or group == own):
+            # A target that asks for another one could not use the first, whose resources are freed.
+            transport.close()
+            transport = None
+        if transport is None:
+            transport = self._transports[own] = make_transport(name)
+        return transport
 
     def fingerprints(self, transfers: Sequence[Transfer]) -> dict[str, int]:
         """Fingerprint of each name over the given boxes, in their dtypes; those of one name are summed. Buckets may be

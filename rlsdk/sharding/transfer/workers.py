@@ -70,10 +70,16 @@ class WorkerPull:
         Raises:
             WeightSyncError: a bucket did not arrive, or a worker received other bytes than it holds.
         """
+        anew = False
         while True:
             try:
-                return self._pull(workers, buckets, feed, order, version, timeout_s, passed or {})
+                return self._pull(
+                    workers, buckets, _anew(feed) if anew else feed, order, version, timeout_s, passed or {}
+                )
             except AttachError as error:
+                if not (anew or passed):
+                    anew = True  # Another process may have had the same number in another plan.
+                    continue
                 # Forwarded weights cannot be received twice.
                 way = None if passed else self._take_another_way(buckets)
                 if way is None:
@@ -192,6 +198,17 @@ class WorkerPull:
             for number, transfers in enumerate(rounds)
         ]
         return seen, {HOST: handles}, thread
+
+
+def _anew(feed: MakeFeed) -> MakeFeed:
+    """Asks for rings that no other process has attached to."""
+
+    def make(buckets: deque[Bucket]) -> Feed:
+        made = feed(buckets)
+        made.anew = True
+        return made
+
+    return make
 
 
 def _in_place_if_here(feed: MakeFeed) -> MakeFeed:

@@ -31,6 +31,8 @@ from rlsdk.sharding.transports.ring_memory import RingMemory, open_memory
 
 LOOK_S = 0.05
 """Seconds between a waiting writer's checks of whether it was closed or its process is ending."""
+ATTACH_S = 30.0
+"""Longest time in seconds that readers are held up by one that has not asked for the stream: it may have ended."""
 _FILLED = struct.Struct("<Qq?")
 """Stream, checksum, and whether the slot holds the text of an error instead. Shorter than PIPE_BUF: written whole."""
 _ATTACHED, _RETURNED = b"a", b"r"
@@ -39,6 +41,10 @@ _ATTACHED, _RETURNED = b"a", b"r"
 
 class RingClosedError(Exception):
     """No reader is left, or this end was closed."""
+
+
+class PipeGoneError(AttachError):
+    """Another process has attached in this reader's place, or the writer has dropped it."""
 
 
 class RingWriter:
@@ -53,6 +59,11 @@ class RingWriter:
             "slot_bytes": memory.slot_bytes,
         }
         self._readers = [_ReaderPipes(memory.num_slots) for _ in range(num_readers)]
+        self.asked = set(range(num_readers))
+        """Readers that are known to take the current stream. Others are waited for during `ATTACH_S` only."""
+        self.excused: set[int] = set()
+        """Readers that are not waited for: they left, or did not come in time."""
+        self._reading = threading.Lock()
         self._release = weakref.finalize(self, _close_readers, self._readers)
         self._closed = threading.Event()
         self._count = 0
@@ -70,9 +81,16 @@ class RingWriter:
 
     @property
     def alive(self) -> bool:
-        """False once a reader is gone or this end was closed: a new ring is needed for all of them."""
+        """False once a reader is gone unexpectedly or this end was closed: a new ring is needed for all of them."""
         self._collect(0)
-        return not self._closed.is_set() and not any(reader.gone for reader in self._readers)
+        gone = (at for at, reader in enumerate(self._readers) if reader.gone and at not in self.excused)
+        return not self._closed.is_set() and next(gone, None) is None
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a reader is attached."""
+        self._collect(0)
+        return any(reader.attached and not reader.gone for reader in self._readers)
 
     def next_slot(self, timeout_s: float) -> Tensor:
         """Waits for a slot that every reader has returned, `[slot_bytes]` uint8.
@@ -86,6 +104,9 @@ class RingWriter:
             if self._closed.is_set() or time.monotonic() > end or not threading.main_thread().is_alive():
                 raise RingClosedError
             self._collect(LOOK_S)
+            if time.monotonic() > end - timeout_s + ATTACH_S:
+                for reader in set(range(len(self._readers))) - self.asked:
+                    self.leave(reader)
         self._check_read()
         start = self._count % self.memory.num_slots * self.memory.slot_bytes
         return self.memory.data[start : start + self.memory.slot_bytes]
@@ -103,7 +124,9 @@ class RingWriter:
 
     def leave(self, reader: int) -> None:
         """This reader will not attach, or takes no more: it is not waited for."""
-        self._readers[reader].gone = True
+        with self._reading:
+            self.excused.add(reader)
+            self._readers[reader].gone = True
 
     def close(self) -> None:
         """Ends waiting calls; the memory is freed with the last reference."""
@@ -111,12 +134,20 @@ class RingWriter:
 
     def _collect(self, timeout_s: float) -> None:
         """Waits until a reader returns slots or ends, and counts what all of them have returned."""
+        if timeout_s:
+            self._ready(timeout_s)
+        with self._reading:  # Only one thread looks and reads: a read never waits.
+            while ready := self._ready(0):  # Behind what a reader returned may be its end.
+                for reader in ready:
+                    reader.collect()
+
+    def _ready(self, timeout_s: float) -> list[_ReaderPipes]:
+        """Readers that have returned slots or are gone."""
         poll = select.poll()
         of_descriptor = {reader.credits[0]: reader for reader in self._readers if not reader.gone}
         for descriptor in of_descriptor:
             poll.register(descriptor, select.POLLIN)
-        for descriptor, _ in poll.poll(timeout_s * 1000):
-            of_descriptor[descriptor].collect()
+        return [of_descriptor[descriptor] for descriptor, _ in poll.poll(timeout_s * 1000)]
 
     def _report(self, stream: int, checksum: int, failed: bool) -> None:
         for reader in self._readers:
@@ -197,16 +228,15 @@ class _ReaderPipes:
         self.inodes = os.fstat(self.credits[0]).st_ino, os.fstat(self.filled[0]).st_ino
         self.left = num_slots
         """Slots that may be filled for this reader."""
-        self.gone = False
-        self._attached = False
+        self.gone = self.attached = False
 
     def collect(self) -> None:
         """Counts the slots that the reader has returned since the last call."""
         given = os.read(self.credits[0], 64)
         self.left += given.count(_RETURNED)
         self.gone = not given
-        if given and not self._attached:
-            self._attached = True
+        if given and not self.attached:
+            self.attached = True
             _close_all((self.credits[1], self.filled[0]))
 
     def tell(self, report: bytes) -> None:
@@ -220,7 +250,7 @@ class _ReaderPipes:
         self.left -= 1
 
     def close(self) -> None:
-        if not self._attached:
+        if not self.attached:
             _close_all((self.credits[1], self.filled[0]))
         _close_all((self.credits[0], self.filled[1]))
 
@@ -246,9 +276,9 @@ def _open_pipe(path: str, inode: int, flags: int) -> int:
     try:
         descriptor = os.open(path, flags | os.O_CLOEXEC)
     except OSError as error:
-        raise AttachError(f"cannot open the source's pipe at {path}: {error}") from error
+        raise PipeGoneError(f"cannot open the source's pipe at {path}: {error}") from error
     found = os.fstat(descriptor)
     if not stat.S_ISFIFO(found.st_mode) or found.st_ino != inode:
         os.close(descriptor)
-        raise AttachError(f"{path} is no longer the pipe that the source announced")
+        raise PipeGoneError(f"{path} is no longer the pipe that the source announced")
     return descriptor

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlsdk.interfaces import WeightLayout, WeightShard, WeightSyncError
 from rlsdk.kit.ranks.shared_memory import BlockName, attach, find_block
-from rlsdk.sharding.transports.ring import RingClosedError, RingReader, RingWriter
+from rlsdk.sharding.transports.ring import PipeGoneError, RingClosedError, RingReader, RingWriter
 from rlsdk.sharding.transports.ring_memory import CudaMemory, HostMemory, RingMemory
 from rlsdk.sharding.transports.transport import Outgoing, Transport, use_device
 from rlsdk.sharding.transports.wire import (
@@ -40,6 +40,7 @@ class RingTransport(Transport):
 
     name = "ring"
     call_bytes = None
+    shares_slots = True
     num_slots = 4
     """One being filled, one being read, and spare ones for when either side is delayed."""
     group_bytes = GROUP_BYTES
@@ -49,13 +50,17 @@ class RingTransport(Transport):
         """`num_readers`: on the source's end, targets that take the same buckets."""
         self.in_place = False
         """Whether the last bucket of this target was read in place, without transfer memory."""
-        self._num_readers = num_readers
+        self.num_readers = num_readers
         self._asked: set[int] = set()
         """Readers that have asked for the current buckets."""
+        self._left: set[int] = set()
+        """Readers that take their weights otherwise."""
         self._metas: list[Metas] = []
         """Of the current buckets, whose shards are not kept: their memory is the engine's."""
         self._handles: list[Mapping[str, Any]] = []
         self._ring: RingWriter | None = None
+        self._former: list[tuple[RingWriter, threading.Thread]] = []
+        """Rings of earlier buckets that may still be read."""
         self._streams = 0
         self._streaming: threading.Thread | None = None
         self._reader: tuple[tuple[str, int], RingReader] | None = None
@@ -72,17 +77,29 @@ class RingTransport(Transport):
         Raises:
             WeightSyncError: readers of one ring ask for different buckets.
         """
-        if not self._asked or reader in self._asked or len(self._asked) == self._num_readers:
-            if 0 < len(self._asked) < self._num_readers:
+        if self._ring is not None:
+            self._left |= self._ring.excused
+        if reader in self._left:
+            raise PipeGoneError("this target takes its weights from a ring of its own")
+        if not self._asked or reader in self._asked:
+            if len(self._asked | self._left) < self.num_readers:
                 self._drop_ring()  # The last sync was broken off: some reader never asked for its buckets.
-            self._handles = self._begin(buckets)
             self._asked, self._metas = {reader}, [bucket.metas for bucket in buckets]
+            self._handles = self._begin(buckets)
         elif [bucket.metas for bucket in buckets] != self._metas:
             raise WeightSyncError("targets that share a ring asked for different buckets")
         else:
             self._asked.add(reader)
+            if self._ring is not None:
+                self._ring.asked.add(reader)
         ring = {} if self._ring is None else self._ring.export(reader)
         return [{**handle, **ring} if "stream" in handle else handle for handle in self._handles]
+
+    def leave(self, reader: int) -> None:
+        """This reader takes its weights otherwise: the others no longer wait for it."""
+        self._left.add(reader)
+        if self._ring is not None:
+            self._ring.leave(reader)
 
     def fetch(self, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
         check_announcement(handle, metas)
@@ -97,10 +114,13 @@ class RingTransport(Transport):
     def close(self) -> None:
         if self._reader is not None:
             self._reader[1].close()
-        if self._ring is not None:
-            self._ring.close()
-        if self._streaming is not None:
-            self._streaming.join(self.timeout_s)
+        former, self._former = self._former, []
+        if self._ring is not None and self._streaming is not None:
+            former.append((self._ring, self._streaming))
+        for ring, _ in former:
+            ring.close()
+        for _, thread in former:
+            thread.join(self.timeout_s)
         self._ring = self._reader = self._streaming = None
         self._metas, self._handles, self._asked = [], [], set()
         self._attached.clear()
@@ -146,7 +166,10 @@ class RingTransport(Transport):
             self._drop_ring()
             device = next((bucket.device for bucket in buckets if bucket.device is not None), None)
             with use_device(device):
-                self._ring = RingWriter(self._memory(slot_bytes, device), self._num_readers)
+                self._ring = RingWriter(self._memory(slot_bytes, device), self.num_readers)
+            for reader in self._left:
+                self._ring.leave(reader)
+        self._ring.asked = set(self._asked)
         return self._ring
 
     def _largest_group(self, bucket: Outgoing) -> int:
@@ -155,7 +178,11 @@ class RingTransport(Transport):
         return max((span.stop - span.start for _, span in parts), default=0)
 
     def _drop_ring(self) -> None:
-        if self._ring is not None:
+        """Makes room for another ring. Readers that still read from this one get all that they asked for."""
+        if self._ring is not None and self._streaming is not None and self._ring.in_use:
+            self._former = [(ring, thread) for ring, thread in self._former if thread.is_alive()]
+            self._former.append((self._ring, self._streaming))
+        elif self._ring is not None:
             self._ring.close()
         self._ring = self._streaming = None
 

@@ -53,6 +53,12 @@ def allowed_transports(setting: str) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys((setting, InProcessTransport.name, *others)))
 
 
-def make_transport(name: str) -> Transport:
-    """A new end of the transport with this name."""
-    return named_transports([name])[0]()
+def make_transport(name: str, num_targets: int = 1) -> Transport:
+    """A new end of the transport with this name.
+
+    Args:
+        name: of a transport.
+        num_targets: on a source's end, the number of targets that share its memory.
+    """
+    (kind,) = named_transports([name])
+    return kind(num_targets) if issubclass(kind, RingTransport) else kind()

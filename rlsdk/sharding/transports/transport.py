@@ -48,6 +48,8 @@ class Transport(ABC):
     call_bytes: int | None = 0
     """Largest number of bytes that the source exports per call, or one bucket if that is more. None: any number of
     buckets, because it sends each while the target reads the previous one, through memory of bounded size."""
+    shares_slots: bool = False
+    """Whether targets that receive the same buckets from a source can read them from the same memory."""
     timeout_s: float = 600.0
     """Longest wait of this end for the other's next action; the target sets its own to that of the sync."""
     device: torch.device | None = None
