@@ -56,6 +56,7 @@ CHANGES: dict[str, Callable[[WeightLayout], WeightLayout]] = {
     "device": lambda layout: replace(layout, device="cuda:1"),
     "process": lambda layout: replace(layout, process="other"),
     "worker": lambda layout: replace(layout, worker="other"),
+    "host": lambda layout: replace(layout, host="other"),
     "is_apart": lambda layout: replace(layout, is_apart=True),
     "tied": lambda layout: replace(layout, tied={"head": "embed"}),
     "dtype": lambda layout: replace(layout, tensors=tuple(replace(m, dtype="bfloat16") for m in layout.tensors)),

@@ -64,7 +64,10 @@ class Ask:
         self._pipe.send(buckets)
         if not self._pipe.poll(timeout_s):
             raise TimeoutError(f"no answer to {method} in {timeout_s:g} s")
-        return self._pipe.recv()
+        answer = self._pipe.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
 def finish(device: torch.device) -> None:
@@ -88,7 +91,11 @@ def serve(pipe: Connection, device: str, mib: int) -> None:
     pipe.send(layout)
     try:
         while True:
-            pipe.send(source.export(pipe.recv()))
+            buckets = pipe.recv()
+            try:
+                pipe.send(source.export(buckets))
+            except Exception as error:  # such as memory that cannot be exported: the sync continues by another way
+                pipe.send(error)
     except (EOFError, ConnectionError):
         source.close()
 

@@ -59,6 +59,7 @@ def layout_hash(layouts: Sequence[WeightLayout]) -> str:
             layout.device,
             layout.process,
             layout.worker,
+            layout.host,
             layout.is_apart,
             [(meta.name, meta.shape, meta.dtype, meta.scales) for meta in layout.tensors],
             sorted(layout.tied.items()),
