@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlsdk.config import Role
-from rlsdk.interfaces import Capability, Forecast, Head, RankMemory
+from rlsdk.interfaces import DTYPE_BYTES, Capability, Forecast, Head, ModelSpec, RankMemory
+from rlsdk.kit.model.hf import load_model_config
 from rlsdk.planning.places import PlannedDevice
 from rlsdk.trainer.roles.memory_moves import CACHE, NOTHING, WEIGHTS, RoleMemory
 
@@ -59,6 +60,8 @@ class CountedRole:
     pool: str = ""
     passes: str = "log_probs"
     """Outputs of its passes without gradient."""
+    teacher_bytes: int = 0
+    """Head of a teacher on each of its devices, which always stays there."""
 
     @property
     def name(self) -> str:
@@ -147,7 +150,15 @@ def on_device(device: PlannedDevice, phase: Phase, roles: Mapping[str, CountedRo
             held = role.memory[rank]
             found = (_rollout if role.role_memory.is_rollout else _train)(role, held, phase)
             parts += [Part(role=name, what=what, num_bytes=num_bytes) for what, num_bytes in found if num_bytes != 0]
+        if role.teacher_bytes:
+            parts.append(Part(role=name, what="teacher's head", num_bytes=role.teacher_bytes))
     return parts
+
+
+def teacher_head_bytes(model: ModelSpec) -> int:
+    """Bytes of the output embedding of a teacher, which the workers of the policy hold for the exact divergence."""
+    fields = load_model_config(model).get_text_config()
+    return int(fields.vocab_size) * int(fields.hidden_size) * DTYPE_BYTES[model.dtype]
 
 
 def _train(role: CountedRole, held: RankMemory, phase: Phase) -> Iterator[tuple[str, int | None]]:

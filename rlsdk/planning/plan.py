@@ -9,14 +9,14 @@ from rlsdk.cluster import PlacementSpec, processors_notice
 from rlsdk.config import Role, RunConfig, StepPasses, backend_options
 from rlsdk.config.checks.declared import own_functions
 from rlsdk.config.sections.algorithm import POLICY_GRADIENT
-from rlsdk.config.sections.role_kinds import ACTOR, ROLLOUT
+from rlsdk.config.sections.role_kinds import ACTOR, ROLLOUT, TEACHER, base_role
 from rlsdk.interfaces import BackendSpec, ConfigError, Forecast, LayoutError, RankContext, WeightLayout, Workload
 from rlsdk.interfaces.spelling import as_given
 from rlsdk.planning.batches import batch_sizes, running_rows, update_rows
 from rlsdk.planning.calibration import Calibration, Prediction, Work, planned_passes, predict
 from rlsdk.planning.contents import PlanContents, PlannedRole
 from rlsdk.planning.hardware import Hardware, nodes_of, this_machine
-from rlsdk.planning.memory import CountedRole, by_phase, on_host
+from rlsdk.planning.memory import CountedRole, by_phase, on_host, teacher_head_bytes
 from rlsdk.planning.places import Places, place
 from rlsdk.planning.reshard import ReshardSummary, layouts_of, summarize
 from rlsdk.planning.text import html_of, text_of
@@ -90,6 +90,9 @@ def make_plan(run: PreparedRun, *, hardware: Hardware | None = None, calibration
         name: CountedRole.of(role, found.forecasts[name], found.backends[name].capabilities, shared=role.pool in turns)
         for name, role in found.table.items()
     }
+    if config.learns_exactly:
+        (teacher,) = (role for name, role in found.table.items() if base_role(name) == TEACHER)
+        counted[ACTOR] = replace(counted[ACTOR], teacher_bytes=teacher_head_bytes(teacher.model))
     devices = found.places.devices
     blocks = reshard.sending_bytes if reshard is not None else 0
     memory = by_phase(devices, counted, kind=hardware.device, block_bytes=blocks, source=ACTOR)

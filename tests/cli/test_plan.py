@@ -245,6 +245,30 @@ def test_on_one_gpu_only_who_works_is_on_it_and_on_a_cpu_everybody_stays(registr
     assert set(map(tuple, weights_of("cpu").values())) == {tuple(everybody)}
 
 
+def test_a_teacher_in_a_rollout_engine_works_after_the_rollout_and_an_exact_one_leaves_its_head(
+    registry: Registry, model: str
+) -> None:
+    """On one GPU: what `DeviceTurns` does with the one, and `load_teacher` with the other."""
+
+    def phases_of(given: str, *more: str) -> dict[str, dict[str, int | None]]:
+        flags = ["--teachers", given, "--algorithm", "on_policy_distillation", *more]
+        plan = planned(registry, model, *PPO[2:], *flags, hardware="64GiB")
+        return {
+            phase.phase: {f"{part.role} {part.what}": part.num_bytes for part in phase.parts if part.role}
+            for phase in plan.memory
+        }
+
+    served = phases_of(f"[{{path: {model}, rollout: {{}}}}]")
+    assert list(served) == ["sync", "rollout", "teacher log_probs", "log_probs", "update"]
+    assert {name.split()[0] for name in served["rollout"]} == {"rollout"}
+    assert {"teacher weights", "teacher keys, values"} <= served["teacher log_probs"].keys()
+    assert {name.split()[0] for name in served["teacher log_probs"]} == {"teacher"}
+    exact = phases_of(f"[{{path: {model}}}]", "--algorithm.distillation.objective", "exact")
+    config = json.loads((Path(model) / "config.json").read_text())
+    held = {parts["actor teacher's head"] for parts in exact.values()}
+    assert held == {config["vocab_size"] * config["hidden_size"] * 4}
+
+
 def test_a_sync_to_another_pool_leaves_the_optimizer_where_it_is(registry: Registry, model: str) -> None:
     placed = ["--placement.preset", "colocate_actor_ref", "--placement.devices_per_node", "2"]
     plan = planned(registry, model, *PPO[2:], *placed, hardware="64GiB:1x2")

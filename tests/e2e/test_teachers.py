@@ -1,4 +1,4 @@
-"""A run that learns from two teachers, one of them in a pool of its own, and its replay."""
+"""A run that learns from two teachers, one of them in a rollout engine in a pool of its own, and its replay."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from rlsdk.trainer.tracking.trackers import read_metrics
 def test_a_run_learns_from_teachers_here_and_there_and_is_repeated_update_for_update(
     model: str, tmp_path: Path
 ) -> None:
-    teachers = [
+    teachers: list[dict[str, object]] = [
         {"path": str(write_tiny_model(tmp_path / f"teacher{at}", seed=5 + at)), "name": name}
         for at, name in enumerate(("near", "far"))
     ]
+    teachers[1]["rollout"] = {}
     pools = {name: {"devices_per_node": [1]} for name in ("train", "sample", "teach")}
     roles = {"actor": "train", "rollout": "sample", "teacher.far": "teach"}
     extra = [

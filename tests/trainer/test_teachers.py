@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_loop import TASK, Recorder, config_of, model, registry, run, trainer_of
+from test_loop import HERE, TASK, Recorder, config_of, model, registry, run, trainer_of
 from test_made_by import settings_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
@@ -330,6 +330,28 @@ def test_a_teacher_may_read_a_prompt_of_its_own(
         torch.testing.assert_close(batch["advantages"][start:end][sampled], expected, rtol=1e-3, atol=1e-3)
     assert longer > 0
     assert view.steps[0]["teacher/gap"] != pytest.approx(0.0, abs=1e-3)
+
+
+def test_the_policy_as_it_was_at_the_start_teaches_from_below_its_adapter(
+    model: str, registry: Registry, tmp_path: Path
+) -> None:
+    """No second model; as the model that the run began with, in every step."""
+    rewards = ("--reward", f"{HERE / 'rewards.py'}:share_of_digits", "--algorithm.distillation.reward_coef", "1.0")
+    flags = ("--model.lora.rank", "4", "--trainer.updates_per_step", "1", "--train.optim.lr", "3e-2", *rewards)
+    config = alone(model, registry, 3, [{"weights": "start"}], *flags)
+    assert needed_roles(config) == ("actor", "rollout")
+    view, batches = trained(config, registry, tmp_path / "run")
+    for batch in batches:
+        mask = batch["response_mask"]
+        expected = plain_log_probs(model, batch)[mask]
+        torch.testing.assert_close(batch["teacher_log_probs"][mask], expected, rtol=1e-4, atol=1e-4)
+    gaps = [step["teacher/gap"] for step in view.steps]
+    assert gaps[0] == pytest.approx(0.0, abs=1e-6)
+    assert abs(gaps[2]) > 1e-4
+    with pytest.raises(ConfigError, match=r"teachers.0.weights.*only a policy with an adapter"):
+        alone(model, registry, 1, [{"weights": "start"}])
+    with pytest.raises(ConfigError, match="start belongs to a teacher without a path"):
+        alone(model, registry, 1, [{"path": model, "weights": "start"}])
 
 
 def test_a_template_that_cannot_be_filled_or_taught_is_refused(

@@ -93,6 +93,7 @@ _OF_TRL: Mapping[str, Choices] = {
     **_same("preferences.desirable_weight", "desirable_weight"),
     **_same("preferences.undesirable_weight", "undesirable_weight"),
     **_same("rewards", "reward_weights"),
+    **_same("algorithm.distillation.top_k", "loss_top_k", "distillation_topk"),
     **_same("teachers", "teacher_model_name_or_path", "teacher_model", "teacher_model_path", "teacher"),
 }
 _OF_VERL: Mapping[str, Choices] = {
@@ -263,6 +264,8 @@ NOT_FIELDS: Mapping[str, str] = {
     "sync_ref_model": "the reference stays the model at the start; `ref.path` names another",
     "seed_everything": "`trainer.seed`",
     "lmbda": "every sample is the policy's own; for given answers of a teacher: `rlsdk sft`",
+    "teacher_model_server_url": "`teachers: [{url: URL, model: NAME, tokenizer: MODEL}]`; see docs/distillation.md",
+    "use_teacher_server": "`teachers: [{url: URL, model: NAME, tokenizer: MODEL}]`; see docs/distillation.md",
     "seq_kd": "for given answers of a teacher: `rlsdk sft`",
     "teacher_model_init_kwargs": "each of `teachers` has a `dtype`, `backend` and `options`; see docs/distillation.md",
     "actor_rollout_ref": "`rlsdk migrate run.sh` turns a command of verl into a run file",

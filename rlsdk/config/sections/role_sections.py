@@ -172,6 +172,9 @@ class TeacherConfig(NamedModelConfig):
     path: str | None = None
     """Folder in Hugging Face format, or a name on the hub; null without a `url`: the policy itself, at the weights with
     which the step begins. It then reads a `prompt_template` of its own, and there is no second model."""
+    weights: Literal["now", "start"] = "now"
+    """Of the policy itself. now: the weights with which the step begins; start: those with which reinforcement learning
+    began, which are below an adapter (`model.lora`), at no second model; it needs no prompt of its own."""
     rollout: TeacherRolloutConfig | None = None
     """A rollout engine serves it (vLLM, SGLang); null: a train engine computes its log-probs. `rollout: {}` takes all
     of it from `rollout`."""
@@ -211,7 +214,9 @@ class TeacherConfig(NamedModelConfig):
         for field, values in self.rows.items():
             if not values:
                 yield Problem(f"rows.{field}", "[]: expected at least one value; leave the field out for every row")
-        if self.is_policy and self.prompt_template is None:
+        if self.weights == "start" and not self.is_policy:
+            yield Problem("weights", "start belongs to a teacher without a path, which is the policy itself")
+        if self.is_policy and self.prompt_template is None and self.weights == "now":
             yield Problem(
                 "path", "null is the policy itself, which needs a prompt_template of its own to teach anything"
             )
@@ -287,6 +292,8 @@ def teacher_problems(
     sources: Sequence[str],
     distillation: DistillationConfig,
     temperature: float,
+    *,
+    keeps_start: bool,
 ) -> Iterator[Problem]:
     """Problems of teachers with the same role, of sources that the run does not mix, and of what is asked of them.
 
@@ -295,6 +302,7 @@ def teacher_problems(
         sources: of its mixture.
         distillation: how the policy learns from them.
         temperature: at which the policy samples.
+        keeps_start: the policy's workers have it as it was at the start, too: below its adapter.
     """
     yield from name_problems("teachers", teachers)
     if not teachers and not distillation.reward_coef:
@@ -315,7 +323,20 @@ def teacher_problems(
             value="exact",
             expected="'sampled', because a teacher has a prompt_template of its own",
         )
+    if distillation.objective == "exact" and any(one.is_policy and one.prompt_template is None for one in teachers):
+        yield Problem(
+            "algorithm.distillation.objective",
+            value="exact",
+            expected="'sampled' or 'top_k', because a teacher is the policy itself",
+        )
     for at, teacher in enumerate(teachers):
+        if teacher.weights == "start" and not keeps_start:
+            yield Problem(
+                f"teachers.{at}.weights",
+                value="start",
+                expected="'now': only a policy with an adapter (model.lora.rank) has its start in itself; without one, "
+                f"load it as a model: `{Setting(f'teachers.{at}.path', 'MODEL')}`",
+            )
         own = temperature if teacher.temperature is None else teacher.temperature
         if teacher.is_served and own != 1.0:
             said = "its own" if teacher.temperature is not None else "that of rollout.temperature, because it has none"

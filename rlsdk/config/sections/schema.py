@@ -393,7 +393,13 @@ class RunConfig(Section):
         yield from judge_pool_problems(self.rewards, self.placement, self.schedule.max_staleness)
         yield from name_problems("reward_models", self.reward_models)
         sources = [part.source for part in self.data.mixture]
-        yield from teacher_problems(self.teachers, sources, self.algorithm.distillation, self.rollout.temperature)
+        yield from teacher_problems(
+            self.teachers,
+            sources,
+            self.algorithm.distillation,
+            self.rollout.temperature,
+            keeps_start=self.model.lora.rank > 0 and self.ref.path is None,
+        )
         yield from self._evaluation_problems()
         if self.needs_values:
             trainer = self.trainer

@@ -148,8 +148,10 @@ class PolicyLearner:
 
     def _computed(self, role: str, read: Batch, names: Sequence[str]) -> Mapping[str, Tensor]:
         """By a train engine."""
-        is_policy = any(one.role == role and one.teacher.is_policy for one in self.options.taught)
-        group, method = self.session.computing(ACTOR if is_policy else role)
+        for one in self.options.taught:
+            if one.role == role and one.teacher.is_policy:
+                role = ACTOR if one.teacher.weights == "now" else REF
+        group, method = self.session.computing(role)
         self._check_vocabulary(group, read)
         needed = self.session.put(read)
         with self.session.turns.using(group.name):
