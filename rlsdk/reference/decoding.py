@@ -159,7 +159,9 @@ class Decoder:
             jobs.append(self.waiting.pop())
             num_samples += jobs[-1].pending
         logits, states = self.memory.prefill([torch.tensor(job.text) for job in jobs])
-        for job in jobs:
-            if (count := job.request.prompt_log_probs) is not None:
-                job.prompt_log_probs = prompt_log_probs(self.memory.model, job.text, count)
+        for count in {job.request.prompt_log_probs for job in jobs} - {None}:
+            asked = [job for job in jobs if job.request.prompt_log_probs == count]
+            found = prompt_log_probs(self.memory.model, [job.text for job in asked], count or 0)
+            for job, scores in zip(asked, found, strict=True):
+                job.prompt_log_probs = scores
         return Prefilled(jobs, logits, states)

@@ -252,7 +252,7 @@ def test_a_teacher_in_a_rollout_engine_works_after_the_rollout_and_an_exact_one_
 
     def phases_of(given: str, *more: str) -> dict[str, dict[str, int | None]]:
         flags = ["--teachers", given, "--algorithm", "on_policy_distillation", *more]
-        plan = planned(registry, model, *PPO[2:], *flags, hardware="64GiB")
+        plan = planned(registry, model, *flags, hardware="64GiB")
         return {
             phase.phase: {f"{part.role} {part.what}": part.num_bytes for part in phase.parts if part.role}
             for phase in plan.memory
