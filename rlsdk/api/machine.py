@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,15 @@ from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings, from_keywords
 from rlsdk.api.table import Table
 from rlsdk.config.checks.training import Training
+from rlsdk.interfaces import ConfigError, RlsdkError
+from rlsdk.interfaces.spelling import Setting, spell
 from rlsdk.system.printable import printable
 from rlsdk.system.temporary import held_folder
 
 if TYPE_CHECKING:
     from rlsdk.diagnosis import Finding
-    from rlsdk.planning import RunPlan
+    from rlsdk.planning import Hardware, RunPlan
+    from rlsdk.trainer.runs.prepare import PreparedRun
 
 
 def plan(
@@ -69,6 +73,7 @@ def plan(
 
 def run_plan(settings: Settings, *, hardware: str | None = None, calibration: Path | None = None) -> RunPlan:
     """The plan of a run with these settings."""
+    from rlsdk.kit.memory.forecast import NoRoomError
     from rlsdk.planning import make_plan, parse_hardware, read_calibration
     from rlsdk.views import in_notebook
 
@@ -83,8 +88,37 @@ def run_plan(settings: Settings, *, hardware: str | None = None, calibration: Pa
             from rlsdk.trainer.runs.quickstart import make_model
 
             run = run.with_config(make_model(run.config, Path(folder)))
-        plan = make_plan(run, hardware=machine, calibration=known)
+        try:
+            plan = make_plan(run, hardware=machine, calibration=known)
+        except NoRoomError as error:
+            change = _change(settings, run, machine)
+            raise ConfigError(f"{error}. It fits with {_spelled(change)}") if change else error from error
+        if plan.fits is False and not run.makes_model and plan.hardware.device != "cpu":
+            plan = replace(plan, change=_change(settings, run, plan.hardware))
         return replace(plan, notices=(*run.notices, *plan.notices)) if is_shown_once else plan
+
+
+def _spelled(change: Mapping[str, object]) -> str:
+    return spell(*(Setting(path, value) for path, value in change.items()))
+
+
+def _change(settings: Settings, run: PreparedRun, hardware: Hardware | None) -> Mapping[str, object]:
+    """The smallest change with which a run fits; empty: none is known."""
+    print("does not fit; looking for a change with which it does ...", file=sys.stderr)
+    from rlsdk.kit.memory.pass_memory import remembered_passes
+    from rlsdk.planning import changes, make_plan, smallest, this_machine
+
+    def fits(change: Mapping[str, object]) -> bool:
+        flags = [part for path, value in change.items() for part in (f"--{path}", json.dumps(value))]
+        try:
+            changed = resolve(replace(settings, flags=[*settings.flags, *flags]), device=run.device, loads_models=False)
+            return make_plan(changed, hardware=hardware).fits is True
+        except RlsdkError:  # sizes that do not divide the model, or a split that a backend refuses
+            return False
+
+    with remembered_passes():
+        machine = hardware or this_machine(run.device)
+        return smallest(changes(run.config, run.registry, machine), fits) or {}
 
 
 def doctor(run_dir: str | os.PathLike[str] = "runs", *, ray_address: str | None = None) -> Table:

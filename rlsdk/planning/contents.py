@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlsdk.planning.batches import BatchSize
@@ -57,6 +58,9 @@ class PlanContents:
     """What could not be computed, and why."""
     notices: tuple[str, ...] = ()
     """Warnings on settings that can spoil the run, as the run itself prints them at its start."""
+    change: Mapping[str, object] | None = None
+    """Of a run that does not fit: fields with the smallest change with which it does; empty: none of those that are
+    known. None: none was looked for."""
 
     @property
     def peak(self) -> PhaseMemory:

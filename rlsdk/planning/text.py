@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Column
 from rich.text import Text
 
+from rlsdk.interfaces.spelling import Setting, spell
 from rlsdk.planning.contents import PlanContents
 from rlsdk.planning.tables import gib, sections
 from rlsdk.system.printable import printable
@@ -99,6 +100,10 @@ def _verdict(plan: PlanContents) -> Iterator[str]:
         largest = max(peak.parts, key=lambda part: part.num_bytes or 0)
         what = f"{largest.role} {largest.what}".strip()
         yield f"largest: {what}; lower it by {HINTS[largest.what]}"
+        if plan.change:
+            yield f"fits with: {escape(spell(*(Setting(path, value) for path, value in plan.change.items())))}"
+        elif plan.change is not None:
+            yield "no number of devices of this hardware helps, with recomputed activations and state in main memory"
     elif plan.fits is None:
         yield "[yellow]whether it fits is unknown[/]: what is known fits"
     else:

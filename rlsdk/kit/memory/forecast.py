@@ -82,6 +82,10 @@ class ModelTensors:
         return replace(self.layout(place, spec.model.dtype), rank=0)
 
 
+class NoRoomError(ConfigError):
+    """A device has no room for what an engine needs at least."""
+
+
 def adapter_numel(spec: ModelSpec) -> int:
     """Number of an adapter's parameters; 0 without one."""
     if spec.adapter is None:
@@ -153,11 +157,22 @@ def cache_bytes(
 
     Returns:
         Bytes; None if the memory of the GPU is unknown.
+
+    Raises:
+        NoRoomError: a GPU has no room for one sample.
     """
     if ctx.device != "cpu":
         if workload.device_bytes is None:
             return None
-        return max(int(workload.device_bytes * gpu_share) - weights_bytes, 0)
+        room = int(workload.device_bytes * gpu_share) - weights_bytes
+        least = sample_tokens * bytes_per_token(load_model_config(spec.model), spec.model.dtype) // spec.tp_size
+        if room < least:
+            raise NoRoomError(
+                f"rollout: its share of a device, {gpu_share:.0%} of {workload.device_bytes / 2**30:.1f} GiB, has no "
+                f"room for one sample: weights take {weights_bytes / 2**30:.1f} GiB, and keys and values of "
+                f"{sample_tokens:,} tokens {least / 2**30:.1f} GiB; raise rollout.tp_size"
+            )
+        return room
     one = sample_tokens * bytes_per_token(load_model_config(spec.model), spec.model.dtype)
     room = one * spec.max_running
     return max(room if workload.device_bytes is None else min(room, int(workload.device_bytes * host_share)), one)

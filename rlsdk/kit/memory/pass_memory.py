@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,8 @@ SAMPLED = 2, 4
 HEAD_CHUNKS = 2
 """Chunks of tokens whose log-probs are computed; no more are in memory at once."""
 _log = logging.getLogger(__name__)
+_REMEMBERED: ContextVar[dict[Any, list[int | None]] | None] = ContextVar("remembered passes", default=None)
+"""See `remembered_passes`."""
 
 
 def pass_bytes(
@@ -80,11 +83,39 @@ def passes_bytes(
     Returns:
         None if the model's operations depend on values (such as routing tokens to experts).
     """
+    key = (repr(spec), dtype, num_rows, row_tokens, tuple(gradients), activation_checkpointing, device)
+    known = _REMEMBERED.get()
+    if known is not None and key in known:
+        return known[key]
+    found = _counted(spec, dtype, (num_rows, row_tokens), gradients, activation_checkpointing, device)
+    if known is not None:
+        known[key] = found
+    return found
+
+
+@contextmanager
+def remembered_passes() -> Iterator[None]:
+    """Counts equal passes once within: for plans of one run on different devices. Models must not change meanwhile."""
+    token = _REMEMBERED.set({} if (known := _REMEMBERED.get()) is None else known)
+    try:
+        yield
+    finally:
+        _REMEMBERED.reset(token)
+
+
+def _counted(
+    spec: ModelSpec,
+    dtype: torch.dtype | None,
+    size: tuple[int, int],
+    gradients: Sequence[bool],
+    activation_checkpointing: bool,
+    device: str,
+) -> list[int | None]:
     try:
         model = build_model(spec, empty=True, dtype=dtype)
         with FakeTensorMode(allow_non_fake_inputs=True):
             model.to_empty(device="cpu")
-            rows = torch.empty(num_rows, row_tokens, dtype=torch.int64)
+            rows = torch.empty(size, dtype=torch.int64)
             count = _Count(model, spec.head, rows, activation_checkpointing, device)
             count.run_uncounted()
             return [count.peak(gradient=gradient) for gradient in gradients]
