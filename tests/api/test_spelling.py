@@ -242,7 +242,8 @@ def test_rows_of_an_evaluation_are_called_data(model: Path) -> None:
         rlsdk.generate(model)
 
 
-TYPED = ("cli/", "chaos/", "api/inference.py", "api/settings.py", "config/loading/overrides.py")
+TYPED = ("cli/", "chaos/", "api/inference.py", "api/machine.py", "api/settings.py",
+         "config/loading/overrides.py", "testing/process/callers.py")  # fmt: skip
 """Below `rlsdk`: what reads or makes a command line."""
 
 

@@ -74,7 +74,7 @@ HANDED_ON = {
     "algorithm.kl_estimator": "with kl_coef", "algorithm.kl_reward_estimator": "with kl_in_reward",
     "tracking.tokens_per_sample": "with samples_per_step", "model.revision": "with the path",
     "ref.revision": "with the path", "critic.revision": "with the path", "model.path": "the argument of `eval`",
-    "model.lora.path": "the argument of `eval`",
+    "model.lora.path": "the argument of `eval`", "model.lora": "with the model", "model.lora.sync": "with its rank",
 }  # fmt: skip
 """Fields that are handed on where another field says that they have no effect."""
 LAUNCHED = {
@@ -83,7 +83,7 @@ LAUNCHED = {
     "trainer.run_name": "of the folder", "trainer.resume": "of the folder", "trainer.keep_checkpoints": "given",
     "data.mixture": "in place of data.train", "data.eval_options": "of data.eval", "trainer.callbacks": "none here",
     "rewards": "items of a list", "reward_models": "items of a list",
-    "teachers": "items of a list", "eval.sets": "items of a mapping",
+    "teachers": "items of a list", "eval.best_of": "a model of its own", "eval.sets": "items of a mapping",
     "eval.early_stopping": "of a metric", "checkpoint.best": "of a metric",
     "model.init_from_config": "no weights are made", "algorithm.recipe": "said by the command",
     "algorithm.roles": "of own algorithms", "tracking.samples_per_step": "", "algorithm.ptx": "of answers",
