@@ -298,7 +298,7 @@ def test_the_reshard_is_that_of_the_planner_on_the_layouts_that_engines_would_ha
     assert (together.num_bytes, together.moved_bytes, dict(together.by_transport)) == (whole, 0, {"in_process": whole})
     assert (apart.targets, apart.num_bytes, apart.moved_bytes) == (2, 2 * whole, 2 * whole)
     assert apart.moved_bytes == apart.lower_bound_bytes
-    assert dict(apart.by_transport) == {"process_group": 2 * whole}, "from GPU to GPU, in a node and between nodes"
+    assert dict(apart.by_transport) == {"device_ring": whole, "process_group": whole}, "in a node, and between nodes"
     assert apart.between_nodes_bytes == whole
     assert 0 < apart.receiving_bytes <= 4 * apart.bucket_bytes
     # What is named is for what goes between processes.
