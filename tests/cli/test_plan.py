@@ -301,11 +301,11 @@ def test_the_reshard_is_that_of_the_planner_on_the_layouts_that_engines_would_ha
     assert dict(apart.by_transport) == {"device_ring": whole, "process_group": whole}, "in a node, and between nodes"
     assert apart.between_nodes_bytes == whole
     assert 0 < apart.receiving_bytes <= 4 * apart.bucket_bytes
-    # What is named is for what goes between processes.
+    # What is named is for what goes between processes; between GPUs of one node the device ring stands in for NCCL.
     two = ("--train-backend", "fsdp", "--placement.devices_per_node", "2", "--sharding.transport", "process_group")
     named = planned(registry, model, *two, hardware="64GiB:1x2").reshard
     assert named is not None
-    assert dict(named.by_transport) == {"in_process": whole, "process_group": whole}
+    assert dict(named.by_transport) == {"in_process": whole, "device_ring": whole}
 
 
 LLAMA_70B = {
