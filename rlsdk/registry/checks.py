@@ -125,7 +125,7 @@ CHANGED_IN_2 = {
     BackendKind.TRAIN: ("hosts check states (offloaded, frozen) in front of the engine",),
 }
 """Hint for authors of plugins of interface 1."""
-GUIDE = "docs/plugins.md, 'From interface 1 to 2'"
+GUIDE = "docs/plugin_versions.md, 'From interface 1 to 2'"
 
 
 def interface_misfit(spec: BackendSpec) -> str:
