@@ -98,7 +98,9 @@ def test_the_author_of_a_plugin_for_interface_1_is_told_what_changed_and_where_i
     install: Install, kind: str, changed: str
 ) -> None:
     install("rlsdk-acme", backend_source("acme", kind=kind, more="interface=(1, 1)"))
-    with pytest.raises(InterfaceVersionError, match=rf"written for interface 1\.1, .*{changed}.*docs/plugin_versions\.md"):
+    with pytest.raises(
+        InterfaceVersionError, match=rf"written for interface 1\.1, .*{changed}.*docs/plugin_versions\.md"
+    ):
         Registry.discover().backend(BackendKind[kind], "acme")
 
 

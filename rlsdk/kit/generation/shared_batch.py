@@ -103,10 +103,12 @@ class SharedBatchEngine(RolloutEngine):
         """Raises `ConfigError`, after closing the library, if there are reasons why it cannot serve updates."""
         if faults:
             self.engine.close()
+            del self.engine
+            more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
             raise ConfigError(
                 f"model.path {self.spec.model.path!r}: {self.library} cannot serve it with weights that can be "
-                f"replaced and verified: {faults[0]} (and {len(faults) - 1} more). Run it without quantization, or "
-                "with another rollout backend"
+                f"replaced and verified: {faults[0]}{more}. Run it without quantization, or with another rollout "
+                "backend"
             )
 
     def check_call(self, requests: Sequence[GenerationRequest]) -> None:
