@@ -25,7 +25,8 @@ HEAD = """# Compatibility
 
 Written by `make compatibility` from the reports in `docs/conformance/`, which `make check-NAME` makes: nothing here was
 typed by hand. *yes*: measured and right. *-*: not claimed, so never asked for. *not run*: claimed, and not measured.
-[conformance_kit.md](conformance_kit.md#what-is-checked) says what they are about; the reports hold each one's sentence and numbers.
+[conformance_kit.md](conformance_kit.md#what-is-checked) says what they are about; the reports hold each one's
+sentence and numbers.
 """
 
 
