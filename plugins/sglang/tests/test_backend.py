@@ -140,9 +140,9 @@ def test_a_sample_is_reported_once_and_not_again_with_every_token(qwen2: Path) -
     seen: list[int] = []
     take = adapter.progress_of
 
-    def counted(report: Any, known: int) -> Any:
+    def counted(report: Any, known: int, prompt: int | None = None) -> Any:
         seen.append(len(report["output_ids"]))
-        return take(report, known)
+        return take(report, known, prompt)
 
     async def sample() -> Any:
         request = GenerationRequest(request_id="r", prompt_ids=(5, 6), sampling=SamplingParams(max_tokens=64))

@@ -22,7 +22,7 @@ def test_the_engine_asks_for_the_weights_that_were_foreseen(lab: Any) -> None:
     served = lab.inner
     found = forecast([served.ctx], served.spec, WORK)
     (foreseen,), (real,) = found.layouts[0], served.layout()
-    assert replace(foreseen, process=real.process, worker=real.worker) == real
+    assert replace(foreseen, process=real.process, worker=real.worker, host=real.host) == real
     assert found.memory[0].weights_bytes == 4 * sum(box.numel for _, box in real.boxes)
     assert found.memory[0].cache_bytes == 64 << 20
 
