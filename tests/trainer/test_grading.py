@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "rollouts"))
+from fakes import FakeReplica
 
 from rlsdk.algorithms import grpo, reinforce, token_level_rewards
 from rlsdk.config import LengthConfig
@@ -32,7 +35,17 @@ from rlsdk.rewards import RewardDef, RewardResult, RewardRunner
 from rlsdk.rewards.grading.protocol import encode_graded, take_records
 from rlsdk.rewards.scores.definitions import FailureKind
 from rlsdk.rewards.scores.results import ResultBuilder
-from rlsdk.rollouts import Grade, Group, GroupId, GroupTask, RolloutStream, Sample, StreamOptions, make_batch
+from rlsdk.rollouts import (
+    Grade,
+    Group,
+    GroupId,
+    GroupTask,
+    RolloutStream,
+    Sample,
+    StreamOptions,
+    make_batch,
+    single_turn,
+)
 from rlsdk.rollouts.journal.records import grade_from, record_of
 from rlsdk.trainer.generation.sampler import scores_of
 from rlsdk.trainer.inputs.grading import CorrectRule, GradeSummary, RewardGrader, check_failures, grades_of
@@ -211,17 +224,11 @@ class LetterCodec:
         return [self.decode(ids) for ids in token_ids]
 
 
-async def given_tokens(prompt: PromptView, generate: Any, **options: Any) -> Trajectory:
-    """As many tokens as the prompt's first id says; asks no replica."""
-    await asyncio.sleep(0)
-    return trajectory([(prompt.prompt_ids[0], True)])
-
-
 def test_through_the_stream_and_a_grading_process_a_reward_sees_tokens_and_scores_them() -> None:
     reward = RewardDef(name="by_token", target=f"{RECORDING}:by_token")
     with RewardRunner([reward]) as runner:
         stream = RolloutStream(
-            [], LetterCodec(), StreamOptions(rollout=given_tokens, max_model_tokens=40),
+            [FakeReplica()], LetterCodec(), StreamOptions(rollout=single_turn, max_model_tokens=40),
             grader=RewardGrader(runner, print),
         )  # fmt: skip
         try:
@@ -233,7 +240,9 @@ def test_through_the_stream_and_a_grading_process_a_reward_sees_tokens_and_score
             stream.close()
     batch = make_batch([group], temperature=1.0).validate()
     mask = batch["response_mask"]
-    assert torch.allclose(batch["token_scores"][mask], torch.tensor([0.0, 0.01, 0.02, 0.03] * 2, dtype=torch.float64))
+    tokens = batch["input_ids"][mask]
+    assert len(tokens)
+    assert torch.allclose(batch["token_scores"][mask], tokens.double() / 100)
     assert Counter(name for s in group.samples for name in s.grade.metrics) == {
         "by_token/tokens": 2,
         "by_token/prompt.chars": 2,

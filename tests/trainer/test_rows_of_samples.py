@@ -240,13 +240,17 @@ def test_what_is_said_of_a_step_is_said_of_its_samples(seed: int, scored_tokens:
         expected = scores_of(whole, shape, max_tokens=8)
         assert scores_of(cut_one, shape, max_tokens=8) == pytest.approx(expected)
     pieces = lambda ids: [f"<{token}>" for token in ids]  # noqa: E731
-    logged = []
+    logged, trained = [], []
     for groups in (step.whole, step.cut):
         batch = make_batch(groups, temperature=1.0)
         advantages = torch.where(batch["response_mask"], batch["rollout_log_probs"].exp(), 0.0)
         batch = batch.with_tokens(advantages=advantages, old_log_probs=batch["rollout_log_probs"] - 0.1)
-        logged.append(shown_samples(groups, batch, SampleLog(count=5, max_tokens=7, pieces=pieces)))
-    assert [_rounded(one) for one in logged[1]] == [_rounded(one) for one in logged[0]]
+        shown = [_rounded(one) for one in shown_samples(groups, batch, SampleLog(count=5, max_tokens=7, pieces=pieces))]
+        # The rows of an episode are those that it was cut into; each of its tokens is trained in one of them.
+        trained.append([sum(row["trained"] for row in one.pop("episode", {}).get("rows", ())) for one in shown])
+        logged.append(shown)
+    assert logged[1] == logged[0]
+    assert all(cut == whole for whole, cut in zip(*trained, strict=True) if whole and cut), "a plain row has no episode"
 
 
 def _rounded(sample: Mapping[str, Any]) -> dict[str, Any]:
