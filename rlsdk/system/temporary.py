@@ -38,10 +38,12 @@ class HeldFolder:
         remove_abandoned(place)
         while True:
             self.path = tempfile.mkdtemp(prefix=f"{_own_prefix()}{kind}-", dir=place)
-            self._lock = os.open(self.path, _FLAGS | os.O_DIRECTORY)
-            if hold(self._lock):
-                return
-            os.close(self._lock)  # another process took it for abandoned, right after it was made
+            # Another process may take it for abandoned right after it was made, before or after it is opened here.
+            with suppress(FileNotFoundError):
+                self._lock = os.open(self.path, _FLAGS | os.O_DIRECTORY)
+                if hold(self._lock):
+                    return
+                os.close(self._lock)
 
     def close(self) -> None:
         """Removes the folder. Safe to call twice."""

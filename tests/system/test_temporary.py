@@ -85,3 +85,23 @@ def test_a_folder_that_another_process_takes_for_abandoned_is_made_again(
     with held_folder("plan", str(tmp_path)) as folder:
         assert not Path(taken[0]).exists()
         assert Path(folder).is_dir()
+
+
+def test_a_folder_that_is_taken_for_abandoned_before_it_is_opened_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen once in a run of all tests on a busy machine."""
+    taken: list[str] = []
+    make = temporary.tempfile.mkdtemp
+
+    def made(*args: str, **options: str) -> str:
+        folder = make(*args, **options)
+        if not taken:
+            taken.append(folder)
+            temporary.remove_abandoned(str(tmp_path))
+        return folder
+
+    monkeypatch.setattr(temporary.tempfile, "mkdtemp", made)
+    with held_folder("plan", str(tmp_path)) as folder:
+        assert not Path(taken[0]).exists()
+        assert Path(folder).is_dir()
