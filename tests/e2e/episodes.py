@@ -81,7 +81,7 @@ def arguments(folder: Path, name: str, *extra: str, trace: str = "whole", slow_s
         name: of the run.
         extra: more arguments.
         trace: what the environment does is written into this file, with the suffix `.txt`. Not by its path: a run that
-            is gone on with knows the content of files that options name.
+            is resumed knows the content of files that options name.
         slow_s: how long the tool takes.
     """
     options = json.dumps({"trace": trace, "slow_s": slow_s})

@@ -50,7 +50,7 @@ def test_every_token_that_was_sampled_is_accounted_for(whole: Path) -> None:
 
 @pytest.fixture(scope="module")
 def killed(folder: Path) -> Path:
-    """The same run, ended by signal 9 in the middle of an episode of its second step, and gone on with."""
+    """The same run, ended by signal 9 in the middle of an episode of its second step, and resumed."""
     run = folder / "runs" / "killed"
     words = arguments(folder, "killed", "--trainer.save_every_steps", "1", trace="killed", slow_s=0.2)
 

@@ -27,7 +27,7 @@ from rlsdk.views.inspection import one_episode, one_step, whole_run
 def sampled(draw: np.random.Generator, length: int) -> Span:
     cut = int(draw.integers(0, length + 1))
     return Span(
-        token_ids=draw.integers(0, 3, length),  # few, so that spans are alike
+        token_ids=draw.integers(0, 3, length),  # few, so that spans are equal
         log_probs=-draw.integers(0, 2, length).astype(np.float32),
         versions=(VersionRun(1, cut), VersionRun(2, length - cut)),
     )

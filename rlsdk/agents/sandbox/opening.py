@@ -14,7 +14,7 @@ BUILT_IN = "confined"
 
 
 def open_sandbox(name: str = BUILT_IN, **options: Any) -> Sandbox:
-    """Opens a sandbox for one episode; whoever opens it closes it.
+    """Opens a sandbox for one episode; the caller closes it.
 
     Args:
         name: `confined` (processes of this machine without rights), or one that a plugin registers.

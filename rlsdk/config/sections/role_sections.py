@@ -148,7 +148,7 @@ class BestOfConfig(ModelRoleConfig):
     """Folder in Hugging Face format, or a name on the hub."""
     by: Literal["answer", "step"] = "answer"
     """answer: of the samples of a prompt, the one with the best score (`best@k` beside pass@k and maj@k). step: for
-    each step of a response, `num_candidates` are sampled, and it goes on with the best one."""
+    each step of a response, `num_candidates` are sampled, and it continues from the best one."""
     step_scores: Literal["min", "mean", "product", "last"] = "min"
     """The score of an answer, of the probabilities that its steps are right; 0 without a complete step."""
     step_separator: str = Field(default="\n", min_length=1)

@@ -18,7 +18,7 @@ def shared_rings(
 ) -> Mapping[int, Mapping[int, tuple[int, ...]]]:
     """By target, then by source: all targets that share the source's ring, at least two.
 
-    They receive the same pieces in the same order, from all sources together, so that their rounds are alike and none
+    They receive the same pieces in the same order, from all sources together, so that their rounds are equal and none
     can wait for another that waits for it; and they are in processes of their own, which receive at the same time.
 
     Args:

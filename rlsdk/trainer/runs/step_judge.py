@@ -104,7 +104,7 @@ class StepJudge:
                 try:
                     rows = [row for candidates, _ in taken for row in candidates]
                     found = iter(await asyncio.to_thread(self._of_candidates, rows))
-                except Exception as error:  # whoever waits gets it
+                except Exception as error:  # the waiting caller gets it
                     for _, future in taken:
                         future.set_exception(error)
                     continue
@@ -142,7 +142,7 @@ class StepJudge:
 
 @dataclass(frozen=True, kw_only=True)
 class StepSearch:
-    """A rollouter: samples several candidates for each step of a response, and goes on with the best one."""
+    """A rollouter: samples several candidates for each step of a response, and continues from the best one."""
 
     judge: StepJudge
     num_candidates: int

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import cache
 from typing import Any
@@ -163,20 +163,11 @@ async def _tools(client: Client) -> list[dict[str, Any]]:
 
 def _in_thread(work: Callable[[], Any], rest: str) -> Any:
     """Runs a coroutine to its end, on a loop of its own: the caller may be on one already."""
-    found: list[Any] = []
-
-    def main() -> None:
+    with ThreadPoolExecutor(1, thread_name_prefix="rlsdk-mcp-list") as thread:
         try:
-            found.append(asyncio.run(work()))
+            return thread.submit(lambda: asyncio.run(work())).result()
         except BaseException as error:
-            found.append(error)
-
-    thread = threading.Thread(target=main, name="rlsdk-mcp-list")
-    thread.start()
-    thread.join()
-    if isinstance(found[0], BaseException):
-        raise ConfigError(f"environment 'mcp:{rest}': its tools cannot be listed: {_why(found[0])}") from found[0]
-    return found[0]
+            raise ConfigError(f"environment 'mcp:{rest}': its tools cannot be listed: {_why(error)}") from error
 
 
 def _why(error: BaseException) -> str:

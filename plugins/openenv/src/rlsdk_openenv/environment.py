@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, Literal
 
@@ -164,18 +164,5 @@ async def _tools(url: str) -> list[dict[str, Any]]:
 
 def _in_thread(work: Callable[[], Any]) -> Any:
     """Runs a coroutine to its end, on a loop of its own: the caller may be on one already."""
-    found: list[Any] = []
-    failed: list[BaseException] = []
-
-    def main() -> None:
-        try:
-            found.append(asyncio.run(work()))
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=main, name="rlsdk-openenv-list")
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return found[0]
+    with ThreadPoolExecutor(1, thread_name_prefix="rlsdk-openenv-list") as thread:
+        return thread.submit(lambda: asyncio.run(work())).result()
