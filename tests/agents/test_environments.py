@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from rlsdk.agents.chats.chat_format import ChatFormat
 from rlsdk.agents.environments.play import EnvironmentFailedError, EnvironmentRollouter, Limits
 from rlsdk.agents.environments.tools import EnvironmentClass, cut_text, tool_names
+from rlsdk.config import RunConfig
 from rlsdk.interfaces import ConfigError, Ended, Episode, Receipt
+from rlsdk.trainer.inputs.environments import load_environment
 
 TOKENIZER = tokenizer_of("json_in_tags")
 
@@ -377,3 +379,10 @@ def test_a_long_result_keeps_its_beginning_and_end(text: str, most: int) -> None
     assert text.startswith(begin) or "\n[... " in text
     assert text.endswith(end) or "characters left out" in text
     assert f"{len(text) - most} characters left out" in cut
+
+
+def test_an_environment_of_a_plugin_that_is_not_there_is_named_with_its_field() -> None:
+    config = RunConfig().model_copy(deep=True)
+    rollout = config.rollout.model_copy(update={"environment": "mpc:server"})
+    with pytest.raises(ConfigError, match=r"rollout.environment 'mpc:server': environment 'mpc' is not installed"):
+        load_environment(config.model_copy(update={"rollout": rollout}))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rlsdk.agents.environments.naming import find_environment
 from rlsdk.agents.environments.tools import EnvironmentClass
 from rlsdk.config import RunConfig
-from rlsdk.interfaces import ConfigError
+from rlsdk.interfaces import ConfigError, PluginError
 
 if TYPE_CHECKING:
     from rlsdk.agents.environments.play import EnvironmentRollouter
@@ -56,7 +56,10 @@ def load_environment(config: RunConfig) -> EnvironmentClass:
         ConfigError: there is none, it or a tool of it cannot be used, or `rollout.environment_options` do not fit.
     """
     target = config.rollout.environment or ""
-    found = find_environment(target)
+    try:
+        found = find_environment(target)
+    except PluginError as error:
+        raise ConfigError(f"rollout.environment {target!r}: {error}") from error
     environment = EnvironmentClass.of(found, target)
     try:
         inspect.signature(found).bind(**config.rollout.environment_options)
