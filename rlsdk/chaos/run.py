@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -14,9 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
+
+if TYPE_CHECKING:
+    from rlsdk.rollouts.journal.segments import Place, Segment
 
 PROCESSES = ("controller", "grader", "raylet", "gcs")
 """Processes that can be killed in addition to those of roles."""
@@ -24,63 +25,56 @@ AGENT = "agent"
 """The process of an agent's command, in runs with `rollout.command`."""
 LOOK_S = 0.002
 PROCESSES_S = 0.1
-"""Seconds between two scans of processes, which take longer than reading new lines of the journal."""
+"""Seconds between two scans of processes, which take longer than reading new records of the journal."""
 END_S = 600.0
 """Seconds for a run to end, or to reach a moment."""
 LEAVE_S = 20.0
 """Seconds for the processes of a finished command to end."""
 _BACK = ("serves again", "resumed from", "lost for good")
-_OF_EPISODES = re.compile(rb'\{"event":"(sample|turn)","at":[\d.]+,"group":(\d+),"name":"([^"]*)","sample":(\d+),')
-"""Beginning of a line about a sample, or about a turn of one that is not finished."""
 
 
 class JournalTail:
-    """Reads new lines of a journal, except those of samples and turns, which are most of its bytes."""
+    """Reads new records of a journal, and keeps those of events: samples and turns are most of its bytes."""
 
     def __init__(self, folder: Path) -> None:
         """Reads nothing yet."""
         self._folder = folder
-        self._read: dict[Path, int] = {}
+        self._read: dict[Path, Place] = {}
         self.lines: list[Mapping[str, Any]] = []
-        """All complete lines so far, in the order of writing."""
-        self.playing: set[tuple[bytes, ...]] = set()
-        """Episodes that have a turn and are not finished."""
+        """All whole records of events so far, in the order of writing."""
+        self.playing: set[tuple[int, str, int]] = set()
+        """Episodes that have a turn and are not finished: group, name and index."""
 
     def update(self) -> list[Mapping[str, Any]]:
-        """Reads new lines; returns all."""
+        """Reads new records; returns all."""
         from rlsdk.rollouts.journal.segments import segments
 
-        found = [segment.path for segment in segments(self._folder)]
+        found = segments(self._folder)
         with suppress(FileNotFoundError):
-            sizes = {path: path.stat().st_size for path in found}
-            if any(sizes.get(path, 0) < size for path, size in self._read.items()):  # a run was restarted
+            sizes = {segment.path: segment.path.stat().st_size for segment in found}
+            if any(sizes.get(path, 0) < place.offset for path, place in self._read.items()):  # a run was restarted
                 self._read, self.lines, self.playing = {}, [], set()
-            for path, size in sizes.items():
-                if size > self._read.get(path, 0):
-                    self.lines += self._new_of(path)
+            for segment in found:
+                place = self._read.get(segment.path)
+                if place is None or sizes[segment.path] > place.offset:
+                    self._take(segment, place)
         return self.lines
 
-    def _new_of(self, path: Path) -> Iterator[Mapping[str, Any]]:
-        with path.open("rb") as file:
-            file.seek(self._read.get(path, 0))
-            content = file.read()
-        whole = content[: content.rfind(b"\n") + 1]
-        self._read[path] = self._read.get(path, 0) + len(whole)
-        for line in whole.splitlines():
-            found = _OF_EPISODES.match(line)
-            if not line.startswith((b'{"event":"sample"', b'{"event":"turn"')):
-                yield self._noted(json.loads(line))
-            elif found is None:
-                continue
-            elif found[1] == b"turn":
-                self.playing.add(found.groups()[1:])
-            else:
-                self.playing.discard(found.groups()[1:])
+    def _take(self, segment: Segment, since: Place | None) -> None:
+        from rlsdk.rollouts.journal.segments import read_segment
 
-    def _noted(self, line: Mapping[str, Any]) -> Mapping[str, Any]:
-        if line["event"] == "open" and line["begins"]:
-            self.playing.clear()  # of the process before it
-        return line
+        for line, place in read_segment(segment, since):
+            self._read[segment.path] = place
+            match line["event"]:
+                case "turn":
+                    self.playing.add((line["group"], line["name"], line["sample"]))
+                case "sample":
+                    self.playing.discard((line["group"], line["name"], line["sample"]))
+                case "open" if line["begins"]:
+                    self.playing.clear()  # of the process before it
+                    self.lines.append(line)
+                case _:
+                    self.lines.append(line)
 
 
 class ChaosRun:

@@ -14,7 +14,9 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -27,6 +29,8 @@ from rlsdk.cli.training.chaos import check_files, table_of
 from rlsdk.config import RunConfig, dump_config
 from rlsdk.config.derived.roles import with_dtype
 from rlsdk.interfaces import ConfigError
+from rlsdk.rollouts.journal.journal import Journal
+from rlsdk.rollouts.journal.segments import segments
 from rlsdk.trainer.checkpoints.run_folder import run_lock
 
 
@@ -36,11 +40,13 @@ def nothing_leaves_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chaos_runs, "LEAVE_S", 1.0)
 
 
-def chaos_run(folder: Path, name: str, events: list[dict[str, object]]) -> ChaosRun:
+def chaos_run(folder: Path, name: str, events: list[dict[str, Any]]) -> ChaosRun:
     run = ChaosRun([], folder, name, {"rollout": "rollout", "actor": "actor"})
-    (run.run_dir / "journal").mkdir(parents=True)
-    text = "".join(json.dumps(event) + "\n" for event in events)
-    (run.run_dir / "journal" / "segment_000000_step_00000000.jsonl").write_text(text)
+    journal = Journal(run.run_dir / "journal", made_by={}, keep="all")
+    journal.open(0)
+    for event in events:
+        journal.write(**event)
+    journal.close()
     (run.run_dir / "config.yaml").write_text(CONFIG)
     run.output.write_text("")
     return run
@@ -48,10 +54,10 @@ def chaos_run(folder: Path, name: str, events: list[dict[str, object]]) -> Chaos
 
 CONFIG = dump_config(with_dtype(RunConfig(), "cpu"))
 """As a run writes it: a field that a test makes up is not there."""
-START = {"event": "start", "step": 1, "groups": [0, 1]}
-TRAIN = {"event": "train", "step": 1, "groups": [0, 1]}
-UPDATE = {"event": "update", "step": 1, "groups": [0, 1], "rejected": [], "figures": {}}
-PUBLISH = {"event": "publish", "step": 0}
+START: dict[str, Any] = {"event": "start", "step": 1, "groups": [0, 1]}
+TRAIN: dict[str, Any] = {"event": "train", "step": 1, "groups": [0, 1]}
+UPDATE: dict[str, Any] = {"event": "update", "step": 1, "groups": [0, 1], "rejected": [], "figures": {}}
+PUBLISH: dict[str, Any] = {"event": "publish", "step": 0}
 
 
 def test_a_configuration_that_can_be_read_only_once_is_refused(tmp_path: Path) -> None:
@@ -73,9 +79,7 @@ def test_a_configuration_that_can_be_read_only_once_is_refused(tmp_path: Path) -
         ([PUBLISH, START, TRAIN, UPDATE, {**PUBLISH, "step": 1}], set()),
     ],
 )
-def test_the_journal_says_which_moment_it_is(
-    events: list[dict[str, object]], moments: set[str], tmp_path: Path
-) -> None:
+def test_the_journal_says_which_moment_it_is(events: list[dict[str, Any]], moments: set[str], tmp_path: Path) -> None:
     run = chaos_run(tmp_path, "run", events)
     assert run.moments() == moments
     (run.run_dir / "checkpoints" / ".step_00000001.tmp").mkdir(parents=True)
@@ -87,17 +91,18 @@ def test_the_journal_says_which_moment_it_is(
 
 
 def test_an_episode_is_played_from_its_first_turn_to_its_end(tmp_path: Path) -> None:
-    def of(event: str, sample: int) -> dict[str, object]:
-        return {"event": event, "at": 1764374400.25, "group": 0, "name": "", "sample": sample, "key": ""}
+    def of(event: str, sample: int) -> dict[str, Any]:
+        return {"event": event, "group": 0, "name": "", "sample": sample, "key": ""}
 
     begins = {"event": "open", "begins": True}
     run = chaos_run(tmp_path, "run", [])
+    journal = Journal(run.run_dir / "journal", made_by={}, keep="all")
+    journal.open(0)
     for event, is_playing in (
         (of("turn", 0), True), (of("turn", 1), True), (of("sample", 0), True), (of("sample", 1), False),
         (of("turn", 2), True), (begins, False), (of("turn", 2), True), (of("sample", 2), False),
     ):  # fmt: skip
-        with next((run.run_dir / "journal").glob("*.jsonl")).open("a") as file:
-            file.write(json.dumps(event, separators=(",", ":")) + "\n")
+        journal.write(**event)
         assert run.is_in("turn") is is_playing, event
 
 
@@ -205,30 +210,45 @@ def test_each_step_counts_to_the_fault_before_it(tmp_path: Path) -> None:
 
 
 def test_a_journal_is_read_from_where_it_was_left(tmp_path: Path) -> None:
-    tail, first = JournalTail(tmp_path), tmp_path / "segment_000000_step_00000000.jsonl"
-    assert tail.update() == []
-    first.write_text(json.dumps(START) + '\n{"event":"sample","tokens":[1]}\n{"event": "tr')
-    assert tail.update() == [START]
-    with first.open("a") as file:
-        file.write('ain", "step": 1, "groups": [0, 1]}\n')
-    (tmp_path / "segment_000001_step_00000001.jsonl").write_text(json.dumps(UPDATE) + "\n")
-    assert tail.update() == [START, TRAIN, UPDATE]
-    for file_ in tmp_path.iterdir():
-        file_.unlink()
-    first.write_text(json.dumps(START) + "\n")  # a run that began anew
-    assert tail.update() == [START]
+    def events() -> list[tuple[object, object]]:
+        return [(line["event"], line["step"]) for line in tail.update()]
+
+    folder, tail = tmp_path / "journal", JournalTail(tmp_path / "journal")
+    assert events() == []
+    journal = Journal(folder, made_by={}, keep="all")
+    journal.open(0)
+    journal.write(**START)
+    journal.write("sample", group=0, name="", sample=0, arrays=[np.arange(9, dtype="<i4")])
+    first = segments(folder)[0].path
+    journal.write(**TRAIN)
+    whole = first.read_bytes()
+    first.write_bytes(whole[:-20])
+    assert events() == [("open", 0), ("start", 1)]
+    first.write_bytes(whole)
+    journal.open(1)
+    journal.write(**UPDATE)
+    journal.close()
+    assert events() == [("open", 0), ("start", 1), ("train", 1), ("open", 1), ("update", 1)]
+    for file in folder.iterdir():
+        file.unlink()
+    again = Journal(folder, made_by={}, keep="all")  # a run that began anew
+    again.open(0)
+    again.close()
+    assert events() == [("open", 0)]
 
 
 TRAINER = """
 import json, pathlib, sys, time
+from rlsdk.rollouts.journal.journal import Journal
+from rlsdk.rollouts.journal.segments import lines
 folder, loses = pathlib.Path(sys.argv[1]), sys.argv[2:]
 (folder / "journal").mkdir(parents=True, exist_ok=True)
-journal = folder / "journal" / "segment_000000_step_00000000.jsonl"
-had = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
-done = max((line["step"] for line in had if line["event"] == "update"), default=0)
-with journal.open("a") as file, (folder / "metrics.jsonl").open("a") as metrics:
+done = max((line["step"] for line in lines(folder / "journal") if line["event"] == "update"), default=0)
+journal = Journal(folder / "journal", made_by={}, keep="all")
+journal.open(done)
+with (folder / "metrics.jsonl").open("a") as metrics:
     def write(event, step, groups=()):
-        print(json.dumps({"event": event, "step": step, "groups": list(groups), "rejected": []}), file=file, flush=True)
+        journal.write(event, step=step, groups=list(groups), rejected=[])
     for step in range(done + 1, 21):
         groups = () if done and loses else (2 * step, 2 * step + 1)
         write("start", step, groups)

@@ -17,7 +17,7 @@ from rlsdk.rollouts import Grade, GroupId, GroupTask, Sample
 from rlsdk.rollouts.journal import segments as journal_files
 from rlsdk.rollouts.journal.journal import Journal
 from rlsdk.rollouts.journal.recorded import read_journal
-from rlsdk.rollouts.journal.segments import Segment, lines, segments
+from rlsdk.rollouts.journal.segments import Place, Segment, lines, segments
 from rlsdk.trainer.generation.history import History
 
 
@@ -49,18 +49,20 @@ def big_journal(folder: Path, *, steps: int, tokens: int) -> int:
 def test_a_resume_reads_only_the_segments_that_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = big_journal(tmp_path, steps=100, tokens=20_000)
     read = [0]
-    raw_lines = journal_files._raw_lines
+    raw_records = journal_files._raw_records
 
-    def counted(segment: Segment) -> Any:
-        for number, raw in raw_lines(segment):
-            read[0] += len(raw)
-            yield number, raw
+    def counted(segment: Segment, since: Place | None = None) -> Any:
+        offset = 0
+        for text, data, place in raw_records(segment, since):
+            read[0] += place.offset - offset
+            offset = place.offset
+            yield text, data, place
 
-    monkeypatch.setattr(journal_files, "_raw_lines", counted)
+    monkeypatch.setattr(journal_files, "_raw_records", counted)
     history = History(tmp_path, keep="all")
     history.resume(100, run="a" * 16, needed=lambda group: group >= 100)
-    assert written > 20 << 20
-    assert read[0] < 1 << 13, "the first line of each segment"
+    assert written > 15 << 20
+    assert read[0] < 1 << 13, "the first record of each segment"
     found = read_journal(tmp_path, after=95, run="a" * 16, made_by={}, since=95, needed=lambda group: group >= 95)
     assert sorted(found.samples) == [95, 96, 97, 98, 99]
     assert read[0] < written / 9
@@ -92,7 +94,7 @@ def test_a_killed_process_leaves_what_the_next_checkpoint_needs_too(tmp_path: Pa
 def test_a_journal_that_cannot_be_written_ends_the_run_with_the_way_out(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half a line reaches the disk, and is taken back: the next process reads all that came before."""
+    """Half a record reaches the disk, and is taken back: the next process reads all that came before."""
     journal = Journal(tmp_path, made_by={}, keep="all")
     journal.open(0)
     journal.write("start", step=1, groups=[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections import Counter
@@ -15,7 +14,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "rollouts"))
-from fakes import FakeReplica
+from fakes import FakeReplica, read_back
 
 from rlsdk.algorithms import grpo, reinforce, token_level_rewards
 from rlsdk.config import LengthConfig
@@ -257,7 +256,7 @@ def test_scores_and_scores_of_tokens_are_float64_from_the_reward_to_the_batch() 
     assert record.body is not None
     assert (record.body["score"], record.body["token_scores"].tolist()) == (score, tokens)
     sample = graded([(3, True)], score, tokens)
-    again = grade_from(json.loads(json.dumps(record_of(sample, (9, 9)))))
+    again = grade_from(read_back(record_of(sample, (9, 9))))
     assert again.token_scores is not None
     assert (again.score, again.terms, again.token_scores.tolist()) == (score, {"steps": score}, tokens)
     batch = make_batch([group_of([sample, sample])], temperature=1.0).validate()

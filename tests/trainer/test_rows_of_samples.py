@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -15,6 +15,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_loop import Recorder, config_of, model, registry, session_of
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "rollouts"))
+from fakes import read_back
 
 from rlsdk.config import LengthConfig
 from rlsdk.config.sections.evaluation import HELD_OUT, EvalSetConfig
@@ -283,7 +286,7 @@ def test_a_sample_of_several_rows_comes_back_from_the_journal(seed: int) -> None
     rng = np.random.default_rng(seed)
     task = task_of(4, 2, rng)
     sample = cut(sample_of(task, rng, scored_tokens=True), rng)
-    record = json.loads(json.dumps(record_of(sample, task.prompt.prompt_ids)))
+    record = read_back(record_of(sample, task.prompt.prompt_ids))
     records = {("", 1): record}
     back = samples_from(records, task.prompt.prompt_ids, lambda row: f"{row.num_tokens} tokens", VOCABULARY)
     found = back["", 1]
@@ -308,7 +311,7 @@ def test_an_episode_comes_back_from_the_journal() -> None:
         info={"calls": 2.0},
         tools=(ToolUse(turn=1, name="add", arguments={"a": [1, None]}, result="é", failed=True, seconds=0.5),),
     )  # fmt: skip
-    record = json.loads(json.dumps(record_of(replace(sample, episode=made), task.prompt.prompt_ids)))
+    record = read_back(record_of(replace(sample, episode=made), task.prompt.prompt_ids))
     back = samples_from({("", 0): record}, task.prompt.prompt_ids, lambda row: "")["", 0].episode
     assert back is not None
     assert (back.chains, back.scales, back.ended, back.receipt, back.info, back.tools) == (
@@ -320,13 +323,12 @@ def test_an_episode_comes_back_from_the_journal() -> None:
     assert batch["truncated"].all()
 
 
-def test_a_sample_of_one_row_is_written_as_ever(tmp_path: Path) -> None:
-    """So that journals of before are read, and stay what they are."""
+def test_a_sample_of_one_row_is_written_as_that_row(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     task = task_of(4, 2, rng)
     one, several = sample_of(task, rng), cut(sample_of(task, rng), np.random.default_rng(3))
-    assert list(record_of(one, task.prompt.prompt_ids)) == ["spans", "reason", "info", "grade"]
-    assert list(record_of(several, task.prompt.prompt_ids)) == ["rows", "grade"]
+    assert list(record_of(one, task.prompt.prompt_ids)) == ["spans", "reason", "info", "grade", "arrays"]
+    assert list(record_of(several, task.prompt.prompt_ids)) == ["rows", "grade", "arrays"]
     journal = Journal(tmp_path, made_by={}, keep="all")
     journal.open(0)
     journal.write("start", step=1, groups=[4])

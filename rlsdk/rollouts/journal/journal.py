@@ -1,7 +1,7 @@
-"""The journal of a run: every start, sample, publish and step is a line, so that the run can be resumed and replayed.
+"""The journal of a run: every start, sample, publish and step is a record, so that it can be resumed and replayed.
 
-Append-only, in segments of whole lines. Each segment begins at a checkpoint or with a process, so that segments before
-the oldest kept checkpoint can be removed. See `rlsdk.rollouts.journal.segments` for the form of the files.
+Append-only, in segments of whole records. Each segment begins at a checkpoint or with a process, so that segments
+before the oldest kept checkpoint can be removed. See `rlsdk.rollouts.journal.segments` for the form of the files.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from rlsdk.kit.files.write_errors import OutputError, writing
 from rlsdk.rollouts.groups.group import GroupTask, Sample
 from rlsdk.rollouts.journal.recorded import Recorded, first_needed
 from rlsdk.rollouts.journal.records import record_of, turn_record, unfinished_record
-from rlsdk.rollouts.journal.segments import FORMAT, Segment, body_of, chained, read_header, segments
+from rlsdk.rollouts.journal.segments import FORMAT, Body, Segment, body_of, chained, read_header, segments
 
 FOLDER = "journal"
 """Name of the journal folder in a run's folder."""
 
 
 class Journal:
-    """Writes the journal. Thread-safe; written lines survive the end of this process."""
+    """Writes the journal. Thread-safe; written records survive the end of this process."""
 
     def __init__(self, folder: Path, *, made_by: Mapping[str, Any], keep: Literal["resume", "all"]) -> None:
         """Opens nothing yet.
@@ -42,19 +42,19 @@ class Journal:
         self._keep = keep
         self._lock = threading.Lock()
         self._file: int | None = None
-        self._behind: list[bytes] = []
-        """Sample lines that are written with the next write."""
+        self._behind: list[Body] = []
+        """Records of samples that are written with the next write."""
         self.run = secrets.token_hex(8)
         """Identity of the run, in every segment and in every checkpoint; a resumed run keeps it."""
         self._reached = 0
         """Newest step that groups were started for."""
         self._newest: int | None = None
-        self._end: tuple[int, str] | None = None
-        """Order of the segment of the last whole line, and its checksum."""
+        self._end: tuple[int, int] | None = None
+        """Order of the segment of the last whole record, and its checksum."""
         self._segment: Segment | None = None
-        self._sum = ""
+        self._sum = 0
         self._size = 0
-        """Bytes of the whole lines in the current segment."""
+        """Bytes of the whole records in the current segment."""
         self._failure: OutputError | None = None
 
     def follow(self, found: Recorded, newest: int | None) -> None:
@@ -84,10 +84,10 @@ class Journal:
             self._append(_body("open", header))
 
     def write(self, event: str, **values: Any) -> None:
-        """Writes one line, with the time in seconds since the epoch.
+        """Writes one record, with the time in seconds since the epoch.
 
         Raises:
-            OutputError: it cannot be written; nor is any later line of this segment.
+            OutputError: it cannot be written; nor is any later record of this segment.
         """
         body = _body(event, values)
         with self._lock, self._writing():
@@ -169,8 +169,8 @@ class Journal:
     def _writing(self) -> contextlib.AbstractContextManager[None]:
         return writing("the samples and events of the run", self._folder)
 
-    def _append(self, *bodies: bytes) -> None:
-        """Writes lines after the buffered ones. The caller holds the lock."""
+    def _append(self, *bodies: Body) -> None:
+        """Writes records after the buffered ones. The caller holds the lock."""
         if self._failure is not None:
             raise self._failure
         if self._file is None:
@@ -178,8 +178,8 @@ class Journal:
         bodies, self._behind = (*self._behind, *bodies), []
         whole, own = [], self._sum
         for body in bodies:
-            line, own = chained(body, own)
-            whole.append(line)
+            record, own = chained(body, own)
+            whole.append(record)
         left = memoryview(b"".join(whole))
         size = self._size + len(left)
         try:
@@ -192,7 +192,7 @@ class Journal:
             self._sum, self._size, self._end = own, size, (self._segment.order, own)
 
     def _fail(self, error: OSError) -> None:
-        """Removes a line that was written in part, after which nothing could be read, and refuses later ones."""
+        """Removes a record that was written in part, after which nothing could be read, and refuses later ones."""
         assert self._file is not None
         with contextlib.suppress(OSError):
             os.ftruncate(self._file, self._size)
@@ -203,5 +203,5 @@ class Journal:
             self._failure = failure
 
 
-def _body(event: str, values: Mapping[str, Any]) -> bytes:
+def _body(event: str, values: Mapping[str, Any]) -> Body:
     return body_of({"event": event, "at": round(time.time(), 4), **values})

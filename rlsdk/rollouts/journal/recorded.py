@@ -41,7 +41,7 @@ class Recorded:
     """Records of stopped samples, by seed of the request and index of the sample."""
     reached: int = 0
     """Newest step that groups were started for."""
-    end: tuple[int, str] | None = None
+    end: tuple[int, int] | None = None
     """Order and last checksum of the last segment that was read."""
     differs: Mapping[str, tuple[Any, Any]] | None = None
     """Parts of `made_by` that differ from those of records that are therefore not used: name -> (then, now). None: all
@@ -84,7 +84,7 @@ def read_journal(
         needed: whether samples of this group are needed, by ordinal.
 
     Raises:
-        CheckpointError: a line or segment is damaged, missing or of another run.
+        CheckpointError: a record or segment is damaged, missing or of another run.
     """
     recorded = Recorded(reached=after)
     chosen: Chosen = read_headers(folder)
@@ -97,15 +97,15 @@ def read_journal(
     if made_by is not None:
         chosen, recorded.differs = _made_by(chosen, made_by)
     done = set[int]()
-    for header, number, line, own in read_all(chosen):
-        if number == 1 and header.begins and header.newest is not None and made_by is not None:
+    for header, line, place in read_all(chosen):
+        if place.number == 1 and header.begins and header.newest is not None and made_by is not None:
             recorded = recorded.no_newer(header.newest)
         try:
             _take(recorded, line, after, done, needed)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise unreadable(header.segment.path, number, error) from error
+            raise unreadable(header.segment.path, place.number, error) from error
         recorded.reached = max(recorded.reached, header.reached)
-        recorded.end = header.segment.order, own
+        recorded.end = header.segment.order, place.checksum
     again = {group for groups in recorded.trained.values() for group in groups}
     for ordinal in done - again:
         recorded.samples.pop(ordinal, None)
@@ -166,7 +166,7 @@ def _made_by(chosen: Chosen, made_by: Mapping[str, Any]) -> tuple[Chosen, Mappin
 
 
 def _take(found: Recorded, line: Mapping[str, Any], after: int, done: set[int], needed: Callable[[int], bool]) -> None:
-    """Adds one line, whose form it checks as far as reading the journal needs it."""
+    """Adds one record, whose form it checks as far as reading the journal needs it."""
     match line["event"]:
         case "start":
             found.reached = max(found.reached, int(line["step"]))

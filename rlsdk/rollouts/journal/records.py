@@ -1,9 +1,8 @@
-"""Samples as plain records: JSON types only, exact to the bit. Reading them cannot run code."""
+"""Samples as plain records, exact to the bit: JSON types, and the arrays that they name by number. Reading them cannot
+run code."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,10 +30,10 @@ from rlsdk.interfaces import (
 from rlsdk.interfaces.spelling import Setting
 from rlsdk.rollouts.groups.group import Failure, Grade, Sample
 from rlsdk.rollouts.journal.recorded import SampleKey, row_records
+from rlsdk.rollouts.journal.segments import ARRAYS, DTYPES
 
-DTYPES = ("<i4", "<i8", "<f4", "<f8", "|b1")
-"""Of arrays in records."""
-ARRAY = "$array"
+Arrays = list[NDArray[Any]]
+"""Of a record: its other members name them by number."""
 
 
 def record_of(sample: Sample, prompt_ids: Sequence[int]) -> dict[str, Any]:
@@ -47,12 +46,14 @@ def record_of(sample: Sample, prompt_ids: Sequence[int]) -> dict[str, Any]:
     """
     episode = {} if sample.episode is None else _episode(sample.episode)
     has_receipt = sample.episode is not None and sample.episode.receipt is not None
-    rows = [_row(row, () if has_receipt else prompt_ids) for row in sample.rows]
+    arrays: Arrays = []
+    rows = [_row(row, () if has_receipt else prompt_ids, arrays) for row in sample.rows]
+    graded = {"grade": _grade(sample.grade, arrays), ARRAYS: arrays}
     lost = {"lost_tokens": sample.lost_tokens} if sample.lost_tokens else {}
     if len(rows) > 1 or episode:
-        return {"rows": rows, **episode, "grade": _grade(sample.grade)}
+        return {"rows": rows, **episode, **graded}
     # A sample of one row is written as that row.
-    return {**(rows[0] if rows else {"spans": None, "reason": None}), **lost, "grade": _grade(sample.grade)}
+    return {**(rows[0] if rows else {"spans": None, "reason": None}), **lost, **graded}
 
 
 def samples_from(
@@ -98,12 +99,14 @@ def rows_from(
             that is not finite.
     """
     with _checked():
-        return tuple(_row_from(row, prompt_ids, vocabulary) for row in row_records(record))
+        arrays = record.get(ARRAYS, ())
+        return tuple(_row_from(row, prompt_ids, arrays, vocabulary) for row in row_records(record))
 
 
 def turn_record(key: str, turn: Turn) -> dict[str, Any]:
     """The record of a turn of an unfinished sample, with the key of its call."""
-    return {"key": key, "reason": turn.finish_reason.value, "span": _span(turn.span)}
+    arrays: Arrays = []
+    return {"key": key, "reason": turn.finish_reason.value, "span": _span(turn.span, arrays), ARRAYS: arrays}
 
 
 def turns_from(
@@ -118,7 +121,7 @@ def turns_from(
         return {
             sample: {
                 str(one["key"]): Turn(
-                    span=_span_from(one["span"], vocabulary), finish_reason=FinishReason(one["reason"])
+                    span=_span_from(one["span"], one[ARRAYS], vocabulary), finish_reason=FinishReason(one["reason"])
                 )
                 for one in turns
             }
@@ -128,7 +131,9 @@ def turns_from(
 
 def unfinished_record(request: GenerationRequest, output: GenerationOutput) -> dict[str, Any]:
     """The record of a stopped sample; it is identified by seed and index, which determine its tokens."""
-    return {"seed": request.sampling.seed, "sample": output.sample_index, "span": _span(Span.of(output))}
+    arrays: Arrays = []
+    span = _span(Span.of(output), arrays)
+    return {"seed": request.sampling.seed, "sample": output.sample_index, "span": span, ARRAYS: arrays}
 
 
 def unfinished_from(record: Mapping[str, Any], vocabulary: int | None = None) -> GenerationOutput:
@@ -138,7 +143,7 @@ def unfinished_from(record: Mapping[str, Any], vocabulary: int | None = None) ->
         CheckpointError: the record is damaged.
     """
     with _checked():
-        span = _span_from(record["span"], vocabulary)
+        span = _span_from(record["span"], record[ARRAYS], vocabulary)
         if span.log_probs is None:
             raise ValueError("a stopped sample without log-probs")
         return GenerationOutput(
@@ -158,7 +163,9 @@ def grade_from(record: Mapping[str, Any]) -> Grade:
         CheckpointError: the record is damaged, or of another version of rlsdk.
     """
     with _checked():
-        values = {name: _from_plain(value) for name, value in record["grade"].items()}
+        values = {**record["grade"]}
+        if "token_scores" in values:
+            values["token_scores"] = _array(record[ARRAYS], values["token_scores"])
         values["failures"] = tuple(Failure(**failure) for failure in values.get("failures", ()))
         grade = Grade(**values)
         _check_grade(grade)
@@ -171,18 +178,20 @@ def _check_grade(grade: Grade) -> None:
     tokens = grade.token_scores
     if wrong or any(map(math.isnan, numbers)):
         raise ValueError(f"a grade with the numbers {numbers}")
-    if tokens is not None and (not isinstance(tokens, np.ndarray) or np.isnan(tokens).any()):
+    if tokens is not None and np.isnan(tokens).any():
         raise ValueError("token scores that are not numbers")
     if not isinstance(grade.valid, bool) or not isinstance(grade.substituted, bool):
         raise ValueError(f"valid is {grade.valid!r}, substituted is {grade.substituted!r}")
 
 
-def _grade(grade: Grade) -> dict[str, Any]:
+def _grade(grade: Grade, arrays: Arrays) -> dict[str, Any]:
     """Only the fields that differ from an empty grade."""
     found = {"score": grade.score}
     for name, empty in _EMPTY_GRADE.items():
         value = getattr(grade, name)
-        if value is not empty and (isinstance(value, np.ndarray) or value != empty):
+        if isinstance(value, np.ndarray):
+            found[name] = _added(arrays, value, value.dtype.newbyteorder("<").str)
+        elif value is not empty and value != empty:
             found[name] = _plain(value)
     return found
 
@@ -221,39 +230,43 @@ def _episode_from(record: Mapping[str, Any], rows: tuple[Trajectory, ...]) -> Ep
     )
 
 
-def _row(trajectory: Trajectory, prompt_ids: Sequence[int]) -> dict[str, Any]:
+def _row(trajectory: Trajectory, prompt_ids: Sequence[int], arrays: Arrays) -> dict[str, Any]:
     info = {"info": dict(trajectory.info)} if trajectory.info else {}
-    return {"spans": _spans(trajectory, prompt_ids), "reason": trajectory.finish_reason.value, **info}
+    return {"spans": _spans(trajectory, prompt_ids, arrays), "reason": trajectory.finish_reason.value, **info}
 
 
-def _row_from(record: Mapping[str, Any], prompt_ids: Sequence[int], vocabulary: int | None) -> Trajectory:
-    spans = [Span.given(prompt_ids) if span is None else _span_from(span, vocabulary) for span in record["spans"]]
+def _row_from(
+    record: Mapping[str, Any], prompt_ids: Sequence[int], arrays: Sequence[NDArray[Any]], vocabulary: int | None
+) -> Trajectory:
+    spans = [
+        Span.given(prompt_ids) if span is None else _span_from(span, arrays, vocabulary) for span in record["spans"]
+    ]
     info = {str(name): float(value) for name, value in record.get("info", {}).items()}
     return Trajectory(spans=tuple(spans), finish_reason=FinishReason(record["reason"]), info=info)
 
 
-def _spans(trajectory: Trajectory, prompt_ids: Sequence[int]) -> list[dict[str, Any] | None]:
+def _spans(trajectory: Trajectory, prompt_ids: Sequence[int], arrays: Arrays) -> list[dict[str, Any] | None]:
     first, *rest = trajectory.spans
     is_prompt = len(first) == len(prompt_ids) and first.token_ids.tolist() == list(prompt_ids)
-    return [None if is_prompt else _span(first), *map(_span, rest)]
+    return [None if is_prompt else _span(first, arrays), *(_span(span, arrays) for span in rest)]
 
 
-def _span(span: Span) -> dict[str, Any]:
-    found: dict[str, Any] = {"ids": _encoded(span.token_ids.astype("<i4"))}
+def _span(span: Span, arrays: Arrays) -> dict[str, Any]:
+    found: dict[str, Any] = {"ids": _added(arrays, span.token_ids, "<i4")}
     if span.log_probs is not None:
-        found["log_probs"] = _encoded(span.log_probs.astype("<f4"))
+        found["log_probs"] = _added(arrays, span.log_probs, "<f4")
         found["versions"] = [[run.version, run.num_tokens] for run in span.versions]
     return found
 
 
-def _span_from(record: Mapping[str, Any], vocabulary: int | None) -> Span:
-    ids = _decoded(record["ids"], "<i4").astype(np.int64)
+def _span_from(record: Mapping[str, Any], arrays: Sequence[NDArray[Any]], vocabulary: int | None) -> Span:
+    ids = _array(arrays, record["ids"], "<i4").astype(np.int64)
     if len(ids) and (ids.min() < 0 or (vocabulary is not None and ids.max() >= vocabulary)):
         most = "" if vocabulary is None else f" to {vocabulary - 1}"
         raise ValueError(f"token ids from {ids.min()} to {ids.max()}; the model knows 0{most}")
     if "log_probs" not in record:
         return Span(token_ids=ids)
-    log_probs = _decoded(record["log_probs"], "<f4").astype(np.float32)
+    log_probs = _array(arrays, record["log_probs"], "<f4").astype(np.float32)
     runs = tuple(VersionRun(int(version), int(count)) for version, count in record["versions"])
     counts = [run.num_tokens for run in runs]
     if len(log_probs) != len(ids) or sum(counts) != len(ids) or min(counts, default=0) < 0:
@@ -264,11 +277,7 @@ def _span_from(record: Mapping[str, Any], vocabulary: int | None) -> Span:
 
 
 def _plain(value: Any) -> Any:
-    """Converts arrays and failures to JSON types; everything else already is one."""
-    if isinstance(value, np.ndarray):
-        array = np.ascontiguousarray(value)
-        dtype = array.dtype.newbyteorder("<").str
-        return {ARRAY: [dtype, list(array.shape), _encoded(array.astype(dtype))]}
+    """Converts failures to JSON types; everything else already is one."""
     if isinstance(value, Failure):
         return {"kind": value.kind, "source": value.source, "message": value.message}
     if isinstance(value, Mapping):
@@ -278,25 +287,24 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _from_plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        if ARRAY in value:
-            dtype, shape, text = value[ARRAY]
-            return _decoded(text, dtype).reshape(shape)
-        return {key: _from_plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_from_plain(item) for item in value]
-    return value
+def _added(arrays: Arrays, array: NDArray[Any], dtype: str) -> int:
+    """The number of an array, which is added to those of the record."""
+    arrays.append(np.ascontiguousarray(array, dtype))
+    return len(arrays) - 1
 
 
-def _encoded(array: NDArray[Any]) -> str:
-    return binascii.b2a_base64(array.tobytes(), newline=False).decode("ascii")
+def _array(arrays: Sequence[NDArray[Any]], number: Any, *dtypes: str) -> NDArray[Any]:
+    """An array of a record, by its number.
 
-
-def _decoded(text: str, dtype: str) -> NDArray[Any]:
-    if dtype not in DTYPES:
-        raise ValueError(f"an array of dtype {dtype!r}; expected one of {DTYPES}")
-    return np.frombuffer(base64.b64decode(text, validate=True), dtype)
+    Raises:
+        ValueError: it has none of this number, or of another dtype than these; none: any that records have.
+    """
+    expected = dtypes or tuple(DTYPES.values())
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(arrays):
+        raise ValueError(f"array {number!r} of {len(arrays)}")
+    if arrays[number].dtype.str not in (expected):
+        raise ValueError(f"an array of dtype {arrays[number].dtype.str!r}; expected one of {expected}")
+    return arrays[number]
 
 
 @contextmanager
