@@ -273,7 +273,7 @@ def sealed(folder: Path, *found: Mapping[str, Any], number: int = 3) -> Path:
     own, raw = segment.first_sum, b""
     for line in (header, *found):
         piece, own = chained(body_of(line), own)
-        raw += piece
+        raw += b"".join(piece)
     folder.mkdir(exist_ok=True)
     segment.path.write_bytes(raw)
     return folder
@@ -310,7 +310,7 @@ def test_a_record_that_is_not_what_the_journal_writes_is_refused(line: Mapping[s
 def test_a_record_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
     segment = Segment.of(tmp_path, 0, 0)
     piece, _ = chained((b'{"event":"x","a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", ()), segment.first_sum)
-    segment.path.write_bytes(piece)
+    segment.path.write_bytes(b"".join(piece))
     assert "RecursionError" in refused(tmp_path)
 
 

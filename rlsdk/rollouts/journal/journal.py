@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from numpy.typing import NDArray
+
 from rlsdk.interfaces import CheckpointError, GenerationOutput, GenerationRequest, Turn
 from rlsdk.kit.files.write_errors import OutputError, writing
 from rlsdk.rollouts.groups.group import GroupTask, Sample
@@ -176,11 +178,12 @@ class Journal:
         if self._file is None:
             return
         bodies, self._behind = (*self._behind, *bodies), []
-        whole, own = [], self._sum
+        parts: list[bytes | NDArray[Any]] = []
+        own = self._sum
         for body in bodies:
             record, own = chained(body, own)
-            whole.append(record)
-        left = memoryview(b"".join(whole))
+            parts += record
+        left = memoryview(b"".join(parts))
         size = self._size + len(left)
         try:
             while left:

@@ -32,6 +32,7 @@ from rlsdk.rollouts.groups.group import Failure, Grade, Sample
 from rlsdk.rollouts.journal.recorded import SampleKey, row_records
 from rlsdk.rollouts.journal.segments import ARRAYS, DTYPES
 
+_DTYPES = {name: np.dtype(name) for name in DTYPES.values()}
 Arrays = list[NDArray[Any]]
 """Of a record: its other members name them by number."""
 
@@ -199,11 +200,12 @@ def _grade(grade: Grade, arrays: Arrays) -> dict[str, Any]:
 def _episode(episode: Episode) -> dict[str, Any]:
     """What an episode has beside its rows; empty for a row alone. Its reward is in the grade."""
     found: dict[str, Any] = {}
-    if len({*episode.chains}) > 1:
+    if episode.chains and len({*episode.chains}) > 1:
         found["chains"] = list(episode.chains)
     if any(scale != 1 for scale in episode.scales):
         found["scales"] = list(episode.scales)
-    if episode.ended is not Episode.of(episode.rows[-1]).ended:
+    is_cut = episode.rows[-1].finish_reason is FinishReason.LENGTH
+    if episode.ended is not (Ended.TOKENS if is_cut else Ended.AGENT):  # as `Episode.of` has it
         found["ended"] = episode.ended.value
     if episode.info:
         found["info"] = dict(episode.info)
@@ -289,7 +291,7 @@ def _plain(value: Any) -> Any:
 
 def _added(arrays: Arrays, array: NDArray[Any], dtype: str) -> int:
     """The number of an array, which is added to those of the record."""
-    arrays.append(np.ascontiguousarray(array, dtype))
+    arrays.append(np.ascontiguousarray(array, _DTYPES[dtype]))
     return len(arrays) - 1
 
 
