@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rlsdk.interfaces import Batch, BatchError, VersionRun
+from rlsdk.interfaces import Batch, BatchError, Span, VersionRun
 from rlsdk.rollouts.groups.group import Group, Sample
 
 NO_VERSION = -1
@@ -36,21 +36,14 @@ def make_batch(groups: Sequence[Group], *, temperature: float) -> Batch:
     spans = [span for trajectory in trajectories for span in trajectory.spans]
     span_lengths = np.array([len(span.token_ids) for span in spans], np.int64)
     mask = np.repeat(np.array([span.log_probs is not None for span in spans], np.bool_), span_lengths)
-    log_probs = np.zeros(len(mask), np.float32)
-    log_probs[mask] = _joined([span.log_probs for span in spans if span.log_probs is not None], np.float32)
     row_runs = [trajectory.versions for trajectory in trajectories]
-    runs = [run for of_row in row_runs for run in of_row]
-    versions = np.full(len(mask), NO_VERSION, np.int64)
-    versions[mask] = np.repeat(
-        np.array([run.version for run in runs], np.int64), np.array([run.num_tokens for run in runs], np.int64)
-    )
     return Batch(
         lengths=torch.from_numpy(_row_lengths(span_lengths, [len(trajectory.spans) for trajectory in trajectories])),
         tokens={
             "input_ids": torch.from_numpy(_joined([span.token_ids for span in spans], np.int64)),
             "response_mask": torch.from_numpy(mask),
-            "rollout_log_probs": torch.from_numpy(log_probs),
-            "token_versions": torch.from_numpy(versions),
+            "rollout_log_probs": torch.from_numpy(_log_probs(spans)),
+            "token_versions": torch.from_numpy(_token_versions(spans)),
             **_token_scores([sample for _, _, sample in members], mask),
         },
         rows={
@@ -85,6 +78,26 @@ def _row_lengths(span_lengths: NDArray[np.int64], num_spans: Sequence[int]) -> N
     """`[B]`: tokens of each row."""
     ends = np.concatenate([[0], np.cumsum(span_lengths)])[np.concatenate([[0], np.cumsum(num_spans)]).astype(np.int64)]
     return np.diff(ends).astype(np.int64)
+
+
+def _log_probs(spans: Sequence[Span]) -> NDArray[np.float32]:
+    """`[N]`: 0 for given tokens."""
+    zeros = np.zeros(max([len(span.token_ids) for span in spans if span.log_probs is None], default=0), np.float32)
+    parts = [zeros[: len(span.token_ids)] if span.log_probs is None else span.log_probs for span in spans]
+    return _joined(parts, np.float32)
+
+
+def _token_versions(spans: Sequence[Span]) -> NDArray[np.int64]:
+    """`[N]`: `NO_VERSION` for given tokens."""
+    versions, counts = [], []
+    for span in spans:
+        if span.log_probs is None:
+            versions.append(NO_VERSION)
+            counts.append(len(span.token_ids))
+        for run in span.versions:
+            versions.append(run.version)
+            counts.append(run.num_tokens)
+    return np.repeat(np.array(versions, np.int64), np.array(counts, np.int64))
 
 
 def _token_scores(samples: Sequence[Sample], mask: NDArray[np.bool_]) -> dict[str, torch.Tensor]:
