@@ -30,7 +30,7 @@ from rlsdk.trainer.tracking.trackers import read_metrics
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 GUESS, CALCULATOR = EXAMPLES / "guess", EXAMPLES / "calculator"
-SAMPLED, GREEDY = "eval/accuracy", "eval/accuracy_greedy"
+SAMPLED, GREEDY = "eval/accuracy_sampled", "eval/accuracy_greedy"
 NOTES = ("--rollout.rollouter", f"{GUESS / 'notes.py'}:play", "--rewards", f"[{{name: '{GUESS / 'notes.py'}:right'}}]")
 RLSDK = (sys.executable, "-m", "rlsdk.cli")
 

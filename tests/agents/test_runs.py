@@ -16,7 +16,7 @@ from rlsdk.agents.environments.tools import EnvironmentClass
 from rlsdk.config import RunConfig, load_config
 from rlsdk.interfaces import ConfigError, Ended, PluginNotFoundError, hookimpl
 from rlsdk.registry import Registry
-from rlsdk.trainer.inputs.environments import environment_rollouter, load_environment
+from rlsdk.trainer.inputs.environments import check_response_template, environment_rollouter, load_environment
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "guess"
 sys.path.insert(0, str(EXAMPLE))
@@ -85,6 +85,19 @@ def test_a_class_or_option_that_there_is_not_is_named(task: Path) -> None:
     options = ["--rollout.environment", f"{file}:Guess", "--rollout.environment_options", "{highest: 3}"]
     with pytest.raises(ConfigError, match=r"environment_options: .*guess.py:Guess' is not made with them"):
         load_environment(config_of(task, *options))
+
+
+def test_a_broken_response_template_is_refused_before_a_tokenizer_is_loaded(task: Path, tmp_path: Path) -> None:
+    config = config_of(task, "--rollout.environment", f"{EXAMPLE / 'guess.py'}:Guess")
+    check_response_template(config)
+    settings = json.loads((task / "model" / "tokenizer_config.json").read_text())
+    settings["response_template"]["fields"]["content"]["open"] = 3
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    broken = config.model_copy(update={"model": config.model.model_copy(update={"tokenizer": str(tmp_path)})})
+    with pytest.raises(ConfigError, match=r"response_template is refused: Field 'content': 'open' must be"):
+        check_response_template(broken)
+    named = broken.rollout.model_copy(update={"tool_format": "json_in_tags"})
+    check_response_template(broken.model_copy(update={"rollout": named}))
 
 
 def test_an_environment_of_a_plugin_is_named_with_a_colon(monkeypatch: pytest.MonkeyPatch) -> None:

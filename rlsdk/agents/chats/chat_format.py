@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from rlsdk.agents.chats.response_templates import RESPONSE_TEMPLATES, named_by
+from rlsdk.agents.chats.response_templates import RESPONSE_TEMPLATES, loaded, named_by
 from rlsdk.data import ChatTemplate, LiteralEncoder, special_ids
 from rlsdk.interfaces import AssistantMessage, ConfigError, DataError, Message, Tool, ToolCall, nearest
 
@@ -63,8 +63,8 @@ class ChatFormat:
         self._own = name is None and own is not None
         chosen = None if self._own else _chosen(tokenizer, name, needs_calls=needs_calls)
         template = own if self._own else RESPONSE_TEMPLATES.get(chosen or "")
-        self._calls = None if template is None else _loaded(template)
-        self._text_only = None if template is None else _loaded(_without_calls(template))
+        self._calls = None if template is None else loaded(template)
+        self._text_only = None if template is None else loaded(_without_calls(template))
 
     @property
     def reads_calls(self) -> bool:
@@ -231,12 +231,3 @@ def _without_calls(template: Any) -> Any:
     if not isinstance(template, Mapping) or not isinstance(template.get("fields"), Mapping):
         return template
     return {**template, "fields": {name: field for name, field in template["fields"].items() if name != CALLS}}
-
-
-def _loaded(template: Any) -> Any:
-    from transformers.utils.chat_parsing.response_templates import load_response_template
-
-    try:
-        return load_response_template(template if not isinstance(template, Mapping) else dict(template))
-    except ValueError as error:
-        raise ConfigError(f"rollout.tool_format: the tokenizer's response_template is refused: {error}") from error

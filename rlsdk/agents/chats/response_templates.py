@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rlsdk.interfaces import ConfigError
+
 _TEXT = {"repeats": True, "join": "", "content": "text", "content_args": {"strip": False}}
 _REASONING = {"open": "<think>", "close": "</think>"}
 _CALL = {"type": "function", "function": {"name": "{content.name}", "arguments": "{content.arguments}"}}
@@ -85,3 +87,17 @@ MARKS: Mapping[str, tuple[str, ...]] = {
 def named_by(chat_template: str) -> str | None:
     """Name of the response template that fits a chat template; None: none is known."""
     return next((name for name, texts in MARKS.items() if all(text in chat_template for text in texts)), None)
+
+
+def loaded(template: Any) -> Any:
+    """A response template, ready to read with.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    from transformers.utils.chat_parsing.response_templates import load_response_template
+
+    try:
+        return load_response_template(template if not isinstance(template, Mapping) else dict(template))
+    except ValueError as error:
+        raise ConfigError(f"rollout.tool_format: the tokenizer's response_template is refused: {error}") from error

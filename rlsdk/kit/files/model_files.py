@@ -65,12 +65,15 @@ def tokenizer_fault(folder: Path) -> str:
 
 def has_chat_template(folder: Path) -> bool:
     """Whether the tokenizer of a folder has a chat template, in one of the places where transformers looks for it."""
-    if any((folder / name).exists() for name in CHAT_TEMPLATES):
-        return True
+    return any((folder / name).exists() for name in CHAT_TEMPLATES) or bool(tokenizer_setting(folder, "chat_template"))
+
+
+def tokenizer_setting(folder: Path, name: str) -> Any:
+    """A field of a folder's `tokenizer_config.json`; None: there is none."""
     try:
-        return bool(json.loads(read_regular(folder / TOKENIZER_CONFIG)).get("chat_template"))
+        return json.loads(read_regular(folder / TOKENIZER_CONFIG)).get(name)
     except (OSError, ValueError, AttributeError):
-        return False
+        return None
 
 
 def _index_fault(folder: Path) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlsdk.agents.chats.response_templates import loaded
 from rlsdk.agents.environments.naming import find_environment
 from rlsdk.agents.environments.tools import EnvironmentClass
 from rlsdk.config import RunConfig
 from rlsdk.interfaces import ConfigError, PluginError
+from rlsdk.kit.files.model_files import tokenizer_setting
 
 if TYPE_CHECKING:
     from rlsdk.agents.environments.play import EnvironmentRollouter
@@ -66,3 +69,17 @@ def load_environment(config: RunConfig) -> EnvironmentClass:
     except TypeError as error:
         raise ConfigError(f"rollout.environment_options: {target!r} is not made with them: {error}") from error
     return environment
+
+
+def check_response_template(config: RunConfig) -> None:
+    """Checks the format of tool calls that the policy's tokenizer brings, where its files are here and it is used.
+
+    Raises:
+        ConfigError: it is no response template.
+    """
+    rollout, model = config.rollout, config.model
+    if rollout.tool_format is not None or not (rollout.has_agent or rollout.environment is not None):
+        return
+    template = tokenizer_setting(Path(model.tokenizer or model.path or ""), "response_template")
+    if template is not None and not model.trust_remote_code:
+        loaded(template)

@@ -19,7 +19,7 @@ from rlsdk.kit.model.shapes import count_parameters
 from rlsdk.registry import Registry
 from rlsdk.system.processors import usable_processors
 from rlsdk.trainer.checkpoints.run_folder import check_run_name
-from rlsdk.trainer.inputs.environments import load_environment
+from rlsdk.trainer.inputs.environments import check_response_template, load_environment
 from rlsdk.trainer.inputs.model_config import (
     chat_template_known,
     file_problems,
@@ -294,6 +294,7 @@ class _Checks:
         found.add(found.run_check(lambda: list(refused_options(self.config, self.registry)), []))
         if self.config.rollout.environment is not None:
             found.run_check(lambda: load_environment(self.config), None)
+        found.run_check(lambda: check_response_template(self.config), None)
         refused, notices = inspect_rewards(self.config.rewards)
         found.add(refused)
         return notices
