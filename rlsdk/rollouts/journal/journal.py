@@ -11,7 +11,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +26,9 @@ from rlsdk.rollouts.journal.segments import FORMAT, Body, Segment, body_of, chai
 
 FOLDER = "journal"
 """Name of the journal folder in a run's folder."""
+
+CHUNK_BYTES = 1 << 18
+"""Least number of bytes of a write, where there are so many."""
 
 
 class Journal:
@@ -183,11 +186,13 @@ class Journal:
         for body in bodies:
             record, own = chained(body, own)
             parts += record
-        left = memoryview(b"".join(parts))
-        size = self._size + len(left)
+        size = self._size
         try:
-            while left:
-                left = left[os.write(self._file, left) :]
+            for chunk in _chunks(parts):
+                left = memoryview(chunk)
+                size += len(left)
+                while left:
+                    left = left[os.write(self._file, left) :]
         except OSError as error:
             self._fail(error)
             raise
@@ -204,6 +209,20 @@ class Journal:
                 raise error
         except OutputError as failure:
             self._failure = failure
+
+
+def _chunks(parts: Iterable[bytes | NDArray[Any]]) -> Iterator[bytes]:
+    """The parts joined to pieces that stay in the processor's cache while they are written."""
+    waiting: list[bytes | NDArray[Any]] = []
+    size = 0
+    for part in parts:
+        waiting.append(part)
+        size += len(part) if isinstance(part, bytes) else part.nbytes
+        if size >= CHUNK_BYTES:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield b"".join(waiting)
 
 
 def _body(event: str, values: Mapping[str, Any]) -> Body:
