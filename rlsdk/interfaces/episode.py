@@ -121,17 +121,15 @@ class Episode:
             raise BatchError(f"episode: scales {list(self.scales)}; expected finite numbers above 0")
         if self.reward is not None and not math.isfinite(self.reward):
             raise BatchError(f"episode: reward {self.reward!r}; expected a finite number, or None for no score")
-        self._check_tokens()
-
-    def _check_tokens(self) -> None:
-        expected = sum(row.num_tokens - len(row.spans[0]) for row in self.rows)
-        if self.token_rewards is not None and len(self.token_rewards) != expected:
-            raise BatchError(
-                f"episode: {len(self.token_rewards)} token_rewards for {expected} tokens after the prompts of its rows"
-            )
-        sampled = sum(row.num_sampled for row in self.rows)
-        if self.receipt is not None and self.receipt.trained != sampled:
-            raise BatchError(f"episode: its receipt has {self.receipt.trained} trained tokens, its rows {sampled}")
+        if self.token_rewards is not None:
+            expected = sum(row.num_tokens - len(row.spans[0]) for row in self.rows)
+            if len(self.token_rewards) != expected:
+                given = f"{len(self.token_rewards)} token_rewards"
+                raise BatchError(f"episode: {given} for {expected} tokens after the prompts of its rows")
+        if self.receipt is not None:
+            sampled = sum(row.num_sampled for row in self.rows)
+            if self.receipt.trained != sampled:
+                raise BatchError(f"episode: its receipt has {self.receipt.trained} trained tokens, its rows {sampled}")
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Episode:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,6 +166,8 @@ class Life:
     """Step, state, and bytes of the journal at that moment."""
     requested: int = 0
     rollout: Any = single_turn
+    newest: list[weakref.ref[Group]] = field(default_factory=list)
+    """The groups of the last step."""
 
     def run(
         self,
@@ -199,6 +202,8 @@ class Life:
                 groups = source.next()
                 step += 1
                 self.trained.append((step, tuple(fingerprint(group) for group in groups)))
+                self.newest = [weakref.ref(group) for group in groups]
+                del groups
                 weights.trained = step
                 source.updated({"step": float(step)})
                 source.settle()
@@ -207,6 +212,19 @@ class Life:
             source.close()
         self.requested = sum(request.n for replica in replicas for request in replica.requests)
         return self
+
+
+def test_the_groups_of_a_step_are_gone_while_the_next_ones_are_made(tmp_path: Path) -> None:
+    replicas, alive = [Replica("one", max_running=2)], []
+
+    class Watching(Weights):
+        def publish(self, done: Done) -> None:
+            alive.append(sum(group() is not None for group in life.newest))
+            super().publish(done)
+
+    life = Life(tmp_path, ScheduleConfig())
+    life.run(replicas=replicas, weights=Watching(replicas))
+    assert alive == [0] * STEPS
 
 
 def fingerprint(group: Group) -> tuple[Any, ...]:

@@ -110,6 +110,7 @@ class GroupSource:
         Raises:
             Exception: the error that ended the rollout or a publish.
         """
+        self._current = StepGroups(step=self._current.step, groups=[])  # else they stay while the next ones are made
         if not self._driver.has_begun:
             self._driver.begin()
         if self._config.overlaps:
