@@ -15,8 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from numpy.typing import NDArray
-
 from rlsdk.interfaces import CheckpointError, GenerationOutput, GenerationRequest, Turn
 from rlsdk.kit.files.write_errors import OutputError, writing
 from rlsdk.rollouts.groups.group import GroupTask, Sample
@@ -181,7 +179,7 @@ class Journal:
         if self._file is None:
             return
         bodies, self._behind = (*self._behind, *bodies), []
-        parts: list[bytes | NDArray[Any]] = []
+        parts: list[bytes | memoryview] = []
         own = self._sum
         for body in bodies:
             record, own = chained(body, own)
@@ -211,9 +209,9 @@ class Journal:
             self._failure = failure
 
 
-def _chunks(parts: Iterable[bytes | NDArray[Any]]) -> Iterator[bytes]:
+def _chunks(parts: Iterable[bytes | memoryview]) -> Iterator[bytes]:
     """The parts joined to pieces that stay in the processor's cache while they are written."""
-    waiting: list[bytes | NDArray[Any]] = []
+    waiting: list[bytes | memoryview] = []
     size = 0
     for part in parts:
         waiting.append(part)

@@ -134,16 +134,17 @@ def body_of(line: Mapping[str, Any]) -> Body:
     return _encode({**line, ARRAYS: shapes}).encode(), arrays
 
 
-def chained(body: Body, previous: int) -> tuple[list[bytes | NDArray[Any]], int]:
+def chained(body: Body, previous: int) -> tuple[list[bytes | memoryview], int]:
     """The parts of the whole record, and its checksum; `previous` is that of the record before it."""
     text, arrays = body
     sizes = _SIZES.pack(len(text), sum([array.nbytes for array in arrays]))
     head = b"".join((sizes, _CHECK.pack(_head_check(sizes, previous)), text))
     hashed = xxhash.xxh3_64(head, seed=previous)
-    for array in arrays:
-        hashed.update(array)
+    data = [array.data for array in arrays]
+    for part in data:
+        hashed.update(part)
     own = hashed.intdigest()
-    return [head, *arrays, _SUM.pack(own)], own
+    return [head, *data, _SUM.pack(own)], own
 
 
 def read_segment(segment: Segment, since: Place | None = None) -> Iterator[tuple[Mapping[str, Any], Place]]:
