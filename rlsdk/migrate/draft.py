@@ -60,6 +60,8 @@ class Script:
     """Rows of what is no setting: calls that prepare data, a second trainer."""
     text: str = ""
     """The script itself, if it is Python."""
+    launch: Mapping[str, Any] = field(default_factory=dict)
+    """What the file of a launcher holds, with dotted names."""
     rewards_file: str = "run_rewards.py"
     """Module for reward functions that the script defines."""
 

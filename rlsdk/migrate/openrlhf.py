@@ -35,12 +35,51 @@ def draft_of(script: Script) -> Draft:
     else:
         _rows(draft)
     put_adapter(draft, ADAPTER)
+    _sharding(draft)
+    _shared_devices(draft)
     _saving(draft)
     draft.same(SAME)
     draft.decide(DECIDED)
     draft.refuse(REFUSED)
     draft.done()
     return draft
+
+
+def _sharding(draft: Draft) -> None:
+    """The stage of ZeRO and where the optimizer is: those of OpenRLHF's own engine, if a command names them."""
+    names = [name for name in ZERO if draft.gives(name)]
+    if not names or draft.fields.get("train.backend") is None:
+        return
+    backend = ZERO[names[0]].split(".")[1]
+    draft.put("train.backend", backend, note=f"{PEER}'s own engine, for {', '.join(names)}")
+    for name in names:
+        if name == "ds.zero_stage" and draft.value(name) not in (1, 2, 3):
+            draft.row(Fate.REFUSED, name, "expected 1, 2 or 3: the optimizer's state is always split")
+        else:
+            draft.put(ZERO[name], draft.value(name), name)
+
+
+ZERO: Mapping[str, str] = {
+    "ds.zero_stage": "train.deepspeed.zero_stage",
+    "ds.adam_offload": "train.deepspeed.offload_optimizer",
+}
+"""Settings of its engine -> options of the backend that has it."""
+
+
+def _shared_devices(draft: Draft) -> None:
+    """Devices of roles that share those of the actor, as they do here."""
+    if not draft.value("train.colocate_all") or "placement.preset" in draft.fields:
+        return
+    for role in ("ref", "critic", "reward"):
+        for end in ("num_nodes", "num_gpus_per_node"):
+            name = f"{role}.{end}"
+            given = name in draft.script.settings and name not in {row.name for row in draft.rows}
+            if given and draft.value(name) == draft.value(f"actor.{end}"):
+                draft.row(Fate.TAKEN, name, "the actor's devices, which all roles share")
+    engines, each = draft.value(ENGINE_FLAG), draft.value("vllm.tensor_parallel_size")
+    total = draft.value("actor.num_nodes"), draft.value("actor.num_gpus_per_node")
+    if all(isinstance(size, int) for size in (engines, each, *total)) and engines * each == total[0] * total[1]:
+        draft.row(Fate.TAKEN, ENGINE_FLAG, "as many as the actor's devices hold, as here")
 
 
 def _model_and_data(draft: Draft) -> None:
@@ -120,6 +159,7 @@ def _sampled(draft: Draft) -> None:
         for theirs, ours in (
             ("gpu_memory_utilization", "gpu_memory_utilization"),
             ("enable_prefix_caching", "enable_prefix_caching"),
+            ("enforce_eager", "enforce_eager"),
         ):
             if draft.gives(f"{engine}.{theirs}"):
                 draft.put(f"rollout.{engine}.{ours}", draft.value(f"{engine}.{theirs}"), f"{engine}.{theirs}")

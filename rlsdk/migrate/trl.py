@@ -19,6 +19,7 @@ from rlsdk.migrate.common import (
     put_warmup,
 )
 from rlsdk.migrate.draft import Draft, Fate, Script, here
+from rlsdk.migrate.launcher import put_launcher
 from rlsdk.migrate.trl_objective import put_engine, put_objective
 from rlsdk.migrate.trl_tables import DECIDED, DEFAULTS, REFUSED, SAME, TAKEN, TAKEN_SAMPLED
 
@@ -187,13 +188,17 @@ def _part(draft: Draft, name: str, value: Any, which: str, *, is_file: bool) -> 
 
 def _devices(draft: Draft) -> int:
     name = draft.gives("devices", "accelerate.num_processes", "torchrun.nproc_per_node")
-    total = draft.value(name) if name else 1
+    held = draft.script.launch
+    total = draft.value(name) if name else held.get("num_processes", 1)
     nodes = draft.gives("accelerate.num_machines", "torchrun.nnodes")
-    count = int(draft.value(nodes)) if nodes and str(draft.value(nodes)).isdigit() else 1
-    each = total if name != "accelerate.num_processes" else max(int(total) // count, 1)
+    machines = draft.value(nodes) if nodes else held.get("num_machines", 1)
+    count = int(machines) if str(machines).isdigit() else 1
+    of_all = name == "accelerate.num_processes" or (name is None and "num_processes" in held)
+    each = max(int(total) // count, 1) if of_all else total
     found = put_devices(draft, count, each, *filter(None, (name, nodes)))
     if found > 1:
         draft.put("train.backend", SHARDED, note="shards the model over the devices")
+    put_launcher(draft)
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from rlsdk.interfaces import ConfigError
 from rlsdk.migrate.draft import Fate, Row, Script, Setting
 from rlsdk.migrate.flags import data, flags
+from rlsdk.migrate.launcher import launcher_file
 from rlsdk.migrate.python_script import read_python
 from rlsdk.migrate.shell import read_shell
 from rlsdk.migrate.trl_tables import COMMANDS, CONFIG_OF, CONFIGS, TRAINERS
@@ -38,7 +39,7 @@ def of_python(text: str, source: str) -> Script:
     steps += [_second(name, where) for name, where in found.trainers[1:] if name != trainer]
     return Script(
         peer=PEER, source=source, command=TRAINERS[trainer], trainer=trainer, settings=settings, steps=steps,
-        text=text,
+        text=text, launch=launcher_file(settings, source),
     )  # fmt: skip
 
 
@@ -92,6 +93,7 @@ def of_command(words: Sequence[str], source: str) -> Script:
     return Script(
         peer=PEER, source=source, command=TRAINERS[trainer], trainer=trainer, settings={**merged, **settings},
         steps=found.steps if found is not None else (), text=found.text if found is not None else "",
+        launch=launcher_file(settings, source),
     )  # fmt: skip
 
 

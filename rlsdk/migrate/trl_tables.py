@@ -104,6 +104,9 @@ SAME: Mapping[str, tuple[Any, ...]] = {
         ("disable_dropout", "packing", "padding_free", "vllm_enable_sleep_mode", "shuffle_dataset"), (True,)
     ),
     "vllm_mode": ("colocate",),
+    "remove_unused_columns": (False,),
+    **dict.fromkeys(("LoraConfig.task_type", "lora_task_type"), ("CAUSAL_LM",)),
+    "LoraConfig.bias": ("none",),
 }
 """Settings that mean what is done here anyway, with these values."""
 _LOGS = "every step is logged into the run's folder"

@@ -203,12 +203,20 @@ def _engines(draft: Draft) -> None:
         share = next((path for path in MEMORY_SHARES if path.startswith(f"rollout.{engine}.")), None)
         if share and draft.gives(f"{R}.gpu_memory_utilization"):
             draft.put(share, float(draft.value(f"{R}.gpu_memory_utilization")), f"{R}.gpu_memory_utilization")
+        for end, option in ENGINE_OPTIONS.items():
+            if option.startswith(f"rollout.{engine}.") and draft.value(f"{R}.{end}") is not None:
+                draft.put(option, draft.value(f"{R}.{end}"), f"{R}.{end}")
     elif f"{R}.name" in draft.script.settings:
         draft.row(Fate.REFUSED, f"{R}.name", "no engine of this name: `rlsdk plugins list`")
 
 
 MEMORY_SHARES = ("rollout.vllm.gpu_memory_utilization", "rollout.sglang.memory_share")
 """Options of rollout engines for their share of a GPU's memory."""
+ENGINE_OPTIONS: Mapping[str, str] = {
+    "enforce_eager": "rollout.vllm.enforce_eager",
+    "max_num_batched_tokens": "rollout.vllm.max_batched_tokens",
+}
+"""Settings of a rollout engine -> the option of the backend that has it."""
 PARALLEL: Mapping[str, str] = {
     "tensor_model_parallel_size": "tensor_parallel",
     "pipeline_model_parallel_size": "pipeline_parallel",
