@@ -137,7 +137,7 @@ def distill(
     """Distillation on the reference answers of rows: learns a teacher's probabilities of each token; exports
     `run.model`. Arguments as for `sft`.
 
-        rlsdk.distill("org/small", "org/large", rows, steps=200, **{"algorithm.distillation.objective": "exact"})
+        rlsdk.distill("org/small", "org/large", rows, steps=200)
 
     Args:
         model: see `train`.
@@ -149,7 +149,7 @@ def distill(
         config: see `train`.
         view: see `train`.
         trust_run: see `train`.
-        fields: see `train`; `algorithm.distillation` has the objective.
+        fields: see `train`; `algorithm.distillation` has the objective, here `exact` by default.
 
     Raises:
         ConfigError, DataError: as `train`.

@@ -12,6 +12,8 @@ import pytest
 import torch
 from pair_runs import Recorder
 
+from rlsdk.api.resolve import resolve
+from rlsdk.api.settings import Settings
 from rlsdk.config import RunConfig, load_config, with_dtype
 from rlsdk.config.checks.training import Training, table_of, training_problems
 from rlsdk.interfaces import Batch
@@ -174,6 +176,18 @@ def test_training_that_is_resumed_goes_on_number_for_number(
     whole = last_of(tmp_path / "whole", 5)
     assert last_of(tmp_path / "part", 3) != whole
     assert last_of(tmp_path / "part", 5) == whole
+
+
+@pytest.mark.parametrize(("typed", "chosen"), [((), "exact"), (("top_k",), "top_k")])
+def test_the_command_learns_exactly_unless_something_else_is_chosen(
+    typed: tuple[str, ...], chosen: str, models: tuple[str, str], rows: str
+) -> None:
+    """`sampled`, the default of on-policy distillation, would be refused."""
+    flags = ["--model", models[0], "--teachers", models[1], "--data", rows, "--sft.steps", "1"]
+    for objective in typed:
+        flags += ["--algorithm.distillation.objective", objective]
+    prepared = resolve(Settings(flags=flags), Training.DISTILL, device="cpu")
+    assert prepared.config.algorithm.distillation.objective == chosen
 
 
 @pytest.mark.parametrize(
