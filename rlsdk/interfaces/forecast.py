@@ -41,6 +41,8 @@ class RankMemory:
     """Rollout: the KV cache."""
     cache_stays: bool = False
     """Rollout: the KV cache is allocated once, not per request."""
+    asleep_bytes: int = 0
+    """Rollout: what stays on the device while the engine sleeps, such as captured graphs; counted only then."""
     on_host: bool = False
     """Weights, optimizer and gradients are kept in host memory while the device computes."""
     process_bytes: int = 0

@@ -180,6 +180,8 @@ def _rollout(role: CountedRole, held: RankMemory, phase: Phase) -> Iterator[tupl
         yield "weights", held.weights_bytes
     if phase.has(role, CACHE) and (works or held.cache_stays):
         yield "keys, values", held.cache_bytes
+    elif not works:
+        yield "asleep", held.asleep_bytes
     if works:
         yield "decoding", held.forward_bytes
 

@@ -15,7 +15,7 @@ import pytest
 
 from rlsdk.interfaces import ConfigError, ModelSpec, RankContext, RolloutSpec
 from rlsdk.kit.ranks.replica_devices import visible_devices
-from rlsdk_vllm import arguments, environment, nodes
+from rlsdk_vllm import arguments, environment, in_process, nodes
 from rlsdk_vllm.config import VllmOptions
 
 PARALLEL = (
@@ -140,12 +140,71 @@ def test_processes_of_a_replica_see_its_devices_and_this_one_its_own(monkeypatch
         (on_gpus("0", "1"), {"tp_size": 4}, r"takes 4 devices; it was given 2: 0, 1"),
         (RankContext(role="rollout"), {"tp_size": 2, "ep_size": 2}, r"rollout.ep_size 2: vLLM on a CPU .* give 1"),
         (on_gpus("0", "1", "2", "3"), {"tp_size": 4, "ep_size": 2}, r"rollout.ep_size 2: .* give 4 .*, or 1"),
-        (on_gpus("0", "1"), {"dp_size": 2}, r"rollout.dp_size 2: .*rollout.vllm.asynchronous true"),
     ],
 )
 def test_what_vllm_cannot_split_is_refused(ctx: RankContext, sizes: dict[str, int], fault: str) -> None:
     with pytest.raises(ConfigError, match=fault):
         arguments.check_split(ctx, spec_of(**sizes), VllmOptions())
+
+
+def test_copies_of_attention_need_processes() -> None:
+    ctx, spec = on_gpus("0", "1"), spec_of(dp_size=2)
+    arguments.check_split(ctx, spec, VllmOptions())
+    with pytest.raises(ConfigError, match=r"rollout.vllm.asynchronous false: .*dp_size 2 .* or leave it out"):
+        arguments.check_split(ctx, spec, VllmOptions(asynchronous=False))
+
+
+@pytest.mark.parametrize(
+    ("ctx", "sizes", "own"),
+    [
+        (RankContext(role="rollout"), {}, False),
+        (RankContext(role="rollout"), {"tp_size": 2}, False),
+        (RankContext(role="rollout"), {"dp_size": 2}, True),
+        (on_gpus("0"), {}, True),
+        (on_gpus("0", "1"), {"tp_size": 2}, True),
+        (on_gpus("0", "0", nodes=("a", "b")), {"tp_size": 2}, False),  # Ray's workers
+    ],
+)
+def test_on_a_gpu_the_engine_has_a_process_of_its_own(ctx: RankContext, sizes: dict[str, int], own: bool) -> None:
+    spec = spec_of(**sizes)
+    assert environment.has_own_process(ctx, spec, VllmOptions()) is own
+    assert environment.has_own_process(ctx, spec, VllmOptions(asynchronous=not own)) is not own
+
+
+def test_a_second_engine_of_a_process_that_has_to_sleep_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = in_process.check_only_sleeper
+    check(on_gpus("0"), spec_of())
+    monkeypatch.setattr(in_process.WORLD, "users", 1)
+    check(RankContext(role="judge"), spec_of())
+    check(on_gpus("0"), spec_of(shares_devices=False))
+    with pytest.raises(ConfigError, match=r"rollout.vllm.asynchronous false: role 'rollout' .* give true"):
+        check(on_gpus("0"), spec_of())
+
+
+@pytest.mark.parametrize(
+    ("ctx", "fields", "option", "given"),
+    [
+        (RankContext(role="rollout"), {}, None, None),
+        (on_gpus("0"), {}, None, 8192),
+        (on_gpus("0"), {"max_running": 10_000}, None, 10_000),
+        (on_gpus("0"), {}, 4096, 4096),
+    ],
+)
+def test_a_pass_on_a_gpu_takes_long_prompts(
+    ctx: RankContext, fields: dict[str, int], option: int | None, given: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: dict[str, Any] = {}
+
+    class Arguments:
+        __dataclass_fields__ = dict.fromkeys(["model"])
+
+        def __init__(self, **arguments: Any) -> None:
+            made.update(arguments)
+
+    monkeypatch.setattr(arguments, "check_cpu_attention", lambda spec: None)
+    options = VllmOptions(max_batched_tokens=option, kv_cache_mb=16)
+    arguments.engine_args(Arguments, ctx, spec_of(**fields), options, {})
+    assert made.get("max_num_batched_tokens") == given
 
 
 def test_a_cpu_serves_one_stage() -> None:
@@ -167,8 +226,8 @@ def test_steps_are_scheduled_ahead_where_the_engine_has_a_process_of_its_own() -
         found: bool | None = made["async_scheduling"]
         return found
 
-    assert scheduling(on_gpus("0"), asynchronous=True) is None, "vLLM's own choice, which is to do so"
-    assert scheduling(on_gpus("0")) is False
+    assert scheduling(on_gpus("0")) is None, "vLLM's own choice, which is to do so"
+    assert scheduling(on_gpus("0"), asynchronous=False) is False
 
 
 @pytest.mark.parametrize("shares", [True, False])

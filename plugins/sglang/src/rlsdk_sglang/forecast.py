@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rlsdk.interfaces import (
     DTYPE_BYTES,
@@ -23,6 +24,9 @@ from rlsdk_sglang.launch import MAX_SHARE, RESERVED_TOKENS
 FRONT_BYTES, SCHEDULER_BYTES = 150 << 20, 450 << 20
 """Host memory in bytes of SGLang's modules in the worker, and of each of its schedulers. Proportional set sizes of
 SGLang 0.5.23 on a CPU; see docs/benchmarks.md."""
+CONTEXT_BYTES, GRAPH_BYTES = 512 << 20, 1 << 30
+"""Device memory that stays while the engine sleeps: a scheduler's context, and captured graphs. Common figures, not
+measured."""
 
 
 def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, workload: Workload) -> Forecast:
@@ -47,6 +51,8 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
     # Activations are not counted: on a GPU they use memory outside the static share, which leaves room for them.
     processes = 0 if options.url is not None else SCHEDULER_BYTES + FRONT_BYTES // spec.num_devices
     memory = RankMemory(weights_bytes=weights, cache_bytes=cache, cache_stays=True, process_bytes=processes)
+    if contexts[0].device != "cpu":
+        memory = replace(memory, asleep_bytes=CONTEXT_BYTES + GRAPH_BYTES * options.cuda_graphs)
     own = options.url is None
     layouts = tuple(_layouts(tensors, ctx, spec, own_server=own) for ctx in contexts)
     return Forecast(layouts=layouts, memory=(memory,) * len(contexts))

@@ -15,7 +15,7 @@ from rlsdk.kit.model.hf import load_model_config
 from rlsdk.kit.ranks.replica_devices import check_devices
 from rlsdk.kit.weights.tensor_origins import Source
 from rlsdk_vllm.config import VllmOptions
-from rlsdk_vllm.environment import has_copies_apart, has_workers_apart
+from rlsdk_vllm.environment import has_copies_apart, has_own_process, has_workers_apart
 from rlsdk_vllm.low_rank import lora_arguments
 from rlsdk_vllm.memory import kv_cache_bytes
 from rlsdk_vllm.nodes import CopiesHere, check_copies
@@ -27,6 +27,9 @@ OWNED = {
 """Arguments that only this plugin sets."""
 CPU_BLOCK_TOKENS = 32
 """Tokens per KV cache block on a CPU."""
+GPU_BATCHED_TOKENS = 8192
+"""Tokens in one pass on a GPU. vLLM's default depends on who starts it; for this plugin it would be 2,048, so that
+prompts are read in four times as many passes."""
 
 
 def check_split(ctx: RankContext, spec: RolloutSpec, options: VllmOptions) -> None:
@@ -48,10 +51,10 @@ def check_split(ctx: RankContext, spec: RolloutSpec, options: VllmOptions) -> No
             f"rollout.ep_size {spec.ep_size}: vLLM distributes experts over all devices of a stage or over none; give "
             f"{stage} (rollout.tp_size {spec.tp_size} x rollout.dp_size {spec.dp_size}), or 1"
         )
-    if spec.dp_size > 1 and not options.asynchronous:
+    if spec.dp_size > 1 and not has_own_process(ctx, spec, options):
         raise ConfigError(
-            f"rollout.dp_size {spec.dp_size}: vLLM runs each copy of attention in its own process; give "
-            "rollout.vllm.asynchronous true"
+            f"rollout.vllm.asynchronous false: with rollout.dp_size {spec.dp_size} vLLM runs each copy of attention in "
+            "its own process; give true, or leave it out"
         )
     if has_copies_apart(ctx, spec):
         check_copies(ctx, spec)
@@ -139,7 +142,7 @@ def engine_args(
         # Its allocator serves one engine of a process: it is asked for only where memory has to be given back.
         "enable_sleep_mode": spec.shares_devices and not on_cpu,
         # vLLM's default if the engine has its own process; in this process every step is awaited.
-        "async_scheduling": None if options.asynchronous and not on_cpu else False,
+        "async_scheduling": None if has_own_process(ctx, spec, options) and not on_cpu else False,
         "disable_log_stats": True,
     }
     if on_cpu:
@@ -151,6 +154,9 @@ def engine_args(
         arguments |= place.arguments()
     if options.max_batched_tokens is not None:
         arguments["max_num_batched_tokens"] = options.max_batched_tokens
+    elif not on_cpu:
+        # At least one token of each running sample fits in a pass.
+        arguments["max_num_batched_tokens"] = max(GPU_BATCHED_TOKENS, spec.max_running)
     owned = sorted(OWNED & set(spec.engine_kwargs))
     if owned:
         raise ConfigError(f"rollout.engine_kwargs: only the plugin sets {owned}; leave them out")

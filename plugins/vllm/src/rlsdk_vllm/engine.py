@@ -32,6 +32,7 @@ from rlsdk.kit.weights.weight_updates import check_shards, gathered, make_receip
 from rlsdk_vllm.adapter import VllmEngine
 from rlsdk_vllm.asynchronous import AsyncEngine
 from rlsdk_vllm.config import VllmOptions
+from rlsdk_vllm.environment import has_own_process
 from rlsdk_vllm.in_process import InProcessEngine
 from rlsdk_vllm.requests import Progress
 from rlsdk_vllm.samples import Abort, Call, Sample
@@ -58,7 +59,7 @@ class VllmRolloutEngine(SharedBatchEngine):
         self.max_adapters = options.max_adapters
         self.num_adapters = 0
         """Adapters so far; the newest one's id."""
-        kind = AsyncEngine if options.asynchronous else InProcessEngine
+        kind = AsyncEngine if has_own_process(ctx, spec, options) else InProcessEngine
         self.engine: VllmEngine = kind(ctx, spec, options, self.shapes, self.sources)
         self.check_servable(self.engine.prepare(self.shapes))
         self.wants_checksum = options.engine_checksums

@@ -42,6 +42,15 @@ def has_workers_apart(ctx: RankContext, spec: RolloutSpec) -> bool:
     return bool(current_platform.ray_device_key)
 
 
+def has_own_process(ctx: RankContext, spec: RolloutSpec, options: VllmOptions) -> bool:
+    """Whether the engine runs in its own process (`VllmOptions.asynchronous`). Copies of attention need one; on a GPU
+    it leaves this process free to prepare the next step, and gives vLLM's allocator, which serves one engine of a
+    process, a process of its own."""
+    if options.asynchronous is not None:
+        return options.asynchronous
+    return spec.dp_size > 1 or (ctx.device != "cpu" and not has_workers_apart(ctx, spec))
+
+
 def prepare_environment(ctx: RankContext, spec: RolloutSpec, options: VllmOptions) -> None:
     """Sets variables that vLLM reads when it is imported. Values of the user are kept."""
     settings = {

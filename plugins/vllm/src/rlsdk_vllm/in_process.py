@@ -5,11 +5,14 @@ Tested versions: 0.31 and 0.32 (their CPU builds).
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rlsdk.interfaces import DeadlineError, RankContext, RolloutSpec
+import torch
+
+from rlsdk.interfaces import ConfigError, DeadlineError, RankContext, RolloutSpec
 from rlsdk.kit.weights.tensor_origins import Source
 from rlsdk_vllm.adapter import VllmEngine
 from rlsdk_vllm.arguments import check_split, engine_args, explained_start
@@ -21,6 +24,16 @@ from rlsdk_vllm.patching import patched
 from rlsdk_vllm.process_groups import WORLD
 from rlsdk_vllm.requests import Progress, explained_refusal, progress_of, prompt_of, sampling_params
 from rlsdk_vllm.samples import Sample
+
+
+def check_only_sleeper(ctx: RankContext, spec: RolloutSpec) -> None:
+    """Raises `ConfigError` for a second engine of this process that has to sleep."""
+    if WORLD.users and spec.shares_devices and spec.num_devices == 1 and ctx.device != "cpu":
+        raise ConfigError(
+            f"rollout.vllm.asynchronous false: role {ctx.role!r} shares a device, so its engine has to sleep, and "
+            "vLLM's memory allocator serves one engine of a process, which already has one; leave it out or give true: "
+            "each engine then has its own process"
+        )
 
 
 class InProcessEngine(VllmEngine):
@@ -38,6 +51,7 @@ class InProcessEngine(VllmEngine):
     ) -> None:
         super().__init__(ctx, spec)
         check_split(ctx, spec, options)
+        check_only_sleeper(ctx, spec)
         prepare_environment(ctx, spec, options)
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -47,6 +61,7 @@ class InProcessEngine(VllmEngine):
         unnamed_memory.install()
         arguments = engine_args(EngineArgs, ctx, spec, options, shapes, sources)
         self._timeout_s = ctx.timeout_s
+        self._is_on_gpu = ctx.device != "cpu"
         with (
             WORLD.entered(),
             undisturbed_process(),
@@ -121,6 +136,10 @@ class InProcessEngine(VllmEngine):
         if not WORLD.users:
             self._end_process_groups()
         del self._engine
+        if self._is_on_gpu:
+            # In the place of `cleanup_dist_env_and_memory`: the next engine's allocator requires that none is in use.
+            gc.collect()
+            torch.cuda.empty_cache()
 
     def _end_process_groups(self) -> None:
         """Destroys the groups that vLLM created, unless a train engine already destroyed all groups of the process."""
