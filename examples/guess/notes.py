@@ -1,9 +1,9 @@
 """Bisection with a memory of notes: each turn sees the last note and the last answer, and nothing else.
 
     the first turn      0007?
-    the model           n8g8;         a note, and a guess
-    what it sees next   n8<           its note, and the answer: not the guess
-    the model           n12g12;
+    the model           n4g4;         a note, and a guess
+    what it sees next   n4<           its note, and the answer: not the guess
+    the model           n2g2;
 
 So every turn is a row of its own, and what a note is worth shows only turns later: the score reaches it through the
 episode's advantage.
@@ -19,8 +19,8 @@ from rlsdk.interfaces import Ended, Episode, Span, Trajectory
 if TYPE_CHECKING:
     from rlsdk.interfaces import Generate, PromptView, RewardSample
 
-HIGHEST, GUESSES = 15, 4
-TURN = re.compile(r"n([0-9]{0,2})g([0-9]{1,2})")
+HIGHEST, GUESSES = 7, 3
+TURN = re.compile(r"n([0-9]?)g([0-9])")
 
 
 async def play(prompt: PromptView, generate: Generate, *, last_row_only: bool = False) -> Episode:

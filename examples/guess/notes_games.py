@@ -11,9 +11,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from games import GUESSES, HIGHEST, ROWS, write_model
+from games import ROWS, write_model
+from notes import GUESSES, HIGHEST
 
 FOLDER = Path("runs/notes-task")
+NEXT = {"4<": 2, "4>": 6, "2<": 1, "2>": 3, "6<": 5, "6>": 7}
+"""Bisection: what to guess after a guess and its answer."""
 
 
 def games() -> Iterator[dict[str, str]]:
@@ -24,16 +27,19 @@ def games() -> Iterator[dict[str, str]]:
 
 
 def turns() -> Iterator[dict[str, str]]:
-    """What each turn of a random game sees, and what it writes: its guess as a note, and the guess."""
+    """What each turn sees, and what it writes: the guess that bisection makes after the note, and a note that is the guess
+    in half of the turns and a random number in the others. What is left to learn is to note the guess."""
     draw = random.Random(1)
     for game in games():
-        seen, number = game["prompt"], int(game["answer"])
+        seen, told, number = game["prompt"], "", int(game["answer"])
         for _ in range(GUESSES):
-            guess = draw.randint(1, HIGHEST)
-            yield {"prompt": seen, "answer": f"n{guess}g{guess};"}
+            guess = NEXT.get(told, draw.randint(1, HIGHEST)) if told else (HIGHEST + 1) // 2
+            note = guess if draw.random() < 0.5 else draw.randint(1, HIGHEST)
+            yield {"prompt": seen, "answer": f"n{note}g{guess};"}
             if guess == number:
                 break
-            seen = f"n{guess}{'<' if number < guess else '>'}"
+            told = f"{note}{'<' if number < guess else '>'}"
+            seen = f"n{told}"
 
 
 def main(folder: Path) -> None:
