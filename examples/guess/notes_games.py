@@ -27,8 +27,8 @@ def games() -> Iterator[dict[str, str]]:
 
 
 def turns() -> Iterator[dict[str, str]]:
-    """What each turn sees, and what it writes: the guess that bisection makes after the note, and a note that is the guess
-    in half of the turns and a random number in the others. What is left to learn is to note the guess."""
+    """What each turn sees, and what it writes: the guess that bisection makes after the note, and a note that is the
+    guess in half of the turns and a random number in the others. What is left to learn is to note the guess."""
     draw = random.Random(1)
     for game in games():
         seen, told, number = game["prompt"], "", int(game["answer"])
