@@ -173,6 +173,7 @@ def test_on_a_gpu_the_engine_has_a_process_of_its_own(ctx: RankContext, sizes: d
 
 def test_a_second_engine_of_a_process_that_has_to_sleep_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     check = in_process.check_only_sleeper
+    monkeypatch.setattr(in_process.WORLD, "users", 0)  # engines of other tests
     check(on_gpus("0"), spec_of())
     monkeypatch.setattr(in_process.WORLD, "users", 1)
     check(RankContext(role="judge"), spec_of())
