@@ -15,8 +15,8 @@ from games import ROWS, write_model
 from notes import GUESSES, HIGHEST
 
 FOLDER = Path("runs/notes-task")
-NEXT = {"4<": 2, "4>": 6, "2<": 1, "2>": 3, "6<": 5, "6>": 7}
-"""Bisection: what to guess after a guess and its answer."""
+NEXT = {"": 4, "4<": 2, "4>": 6, "2<": 1, "2>": 3, "6<": 5, "6>": 7}
+"""Bisection: what to guess first, and after a guess and its answer."""
 
 
 def games() -> Iterator[dict[str, str]]:
@@ -33,7 +33,7 @@ def turns() -> Iterator[dict[str, str]]:
     for game in games():
         seen, told, number = game["prompt"], "", int(game["answer"])
         for _ in range(GUESSES):
-            guess = NEXT.get(told, draw.randint(1, HIGHEST)) if told else (HIGHEST + 1) // 2
+            guess = NEXT.get(told) or draw.randint(1, HIGHEST)
             note = guess if draw.random() < 0.5 else draw.randint(1, HIGHEST)
             yield {"prompt": seen, "answer": f"n{note}g{guess};"}
             if guess == number:
