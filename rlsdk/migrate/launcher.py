@@ -49,9 +49,14 @@ def _dotted(tree: Mapping[str, Any]) -> dict[str, Any]:
 def put_launcher(draft: Draft) -> None:
     """The train backend of the launcher's file, with its options."""
     held = draft.script.launch
+    if not held:
+        if FILE in draft.script.settings:
+            why = "not in this folder, beside the script or above it, so its processes are not known; give --devices N"
+            draft.row(Fate.REFUSED, FILE, why)
+        return
     engine = str(held.get("distributed_type", "")).lower()
-    known = [name for name in FIRST_PARTY[BackendKind.TRAIN] if name == engine]
-    if not held or engine not in ("no", "multi_gpu", *known):
+    shards = engine in FIRST_PARTY[BackendKind.TRAIN]
+    if not shards and engine not in ("no", "multi_gpu"):
         return
     split = [name for name, value in held.items() if name.endswith(SPLITS) and isinstance(value, int) and value > 1]
     options = {name: held[name] for name, (path, _) in OPTIONS.items() if name in held and f".{engine}." in path}
@@ -61,10 +66,9 @@ def put_launcher(draft: Draft) -> None:
     if split or odd:
         return
     why = f"its {held.get('num_processes', 1)} processes, and what shards the model; kernels are the backend's choice"
-    fields = []
-    for backend in known:
-        draft.put("train.backend", backend, note=f"{draft.script.peer}: distributed_type of {draft.value(FILE)}")
-        fields = ["train.backend"]
+    fields = ["train.backend"] if shards else []
+    if shards:
+        draft.put("train.backend", engine, note=f"{draft.script.peer}: distributed_type of {draft.value(FILE)}")
     for name, value in options.items():
         path, values = OPTIONS[name]
         draft.put(path, values[value], note=f"{draft.script.peer}: {name} of the launcher's file")

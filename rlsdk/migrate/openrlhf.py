@@ -45,25 +45,24 @@ def draft_of(script: Script) -> Draft:
     return draft
 
 
-def _sharding(draft: Draft) -> None:
-    """The stage of ZeRO and where the optimizer is: those of OpenRLHF's own engine, if a command names them."""
-    names = [name for name in ZERO if draft.gives(name)]
-    if not names or draft.fields.get("train.backend") is None:
-        return
-    backend = ZERO[names[0]].split(".")[1]
-    draft.put("train.backend", backend, note=f"{PEER}'s own engine, for {', '.join(names)}")
-    for name in names:
-        if name == "ds.zero_stage" and draft.value(name) not in (1, 2, 3):
-            draft.row(Fate.REFUSED, name, "expected 1, 2 or 3: the optimizer's state is always split")
-        else:
-            draft.put(ZERO[name], draft.value(name), name)
-
-
 ZERO: Mapping[str, str] = {
     "ds.zero_stage": "train.deepspeed.zero_stage",
     "ds.adam_offload": "train.deepspeed.offload_optimizer",
 }
 """Settings of its engine -> options of the backend that has it."""
+
+
+def _sharding(draft: Draft) -> None:
+    """The stage of ZeRO and where the optimizer is: those of OpenRLHF's own engine, if a command names them."""
+    names = [name for name in ZERO if draft.gives(name)]
+    if not names or draft.fields.get("train.backend") is None:
+        return
+    draft.put("train.backend", "deepspeed", note=f"{PEER}'s own engine, for {', '.join(names)}")
+    for name in names:
+        if name == "ds.zero_stage" and draft.value(name) not in (1, 2, 3):
+            draft.row(Fate.REFUSED, name, "expected 1, 2 or 3: the optimizer's state is always split")
+        else:
+            draft.put(ZERO[name], draft.value(name), name)
 
 
 def _shared_devices(draft: Draft) -> None:

@@ -52,10 +52,14 @@ def test_what_a_launcher_file_has_alone_is_refused(tmp_path: Path, held: str, na
     assert named in run_file(draft)
 
 
-def test_a_launcher_file_that_is_not_there_is_decided(tmp_path: Path) -> None:
+def test_a_launcher_file_that_is_not_there_is_named_with_what_is_not_known(tmp_path: Path) -> None:
     script = tmp_path / "run_sft.sh"
     script.write_text(COMMAND)
-    assert "train.backend" not in migrate(script).fields
+    draft = migrate(script)
+    assert "train.backend" not in draft.fields
+    (row,) = [row for row in draft.rows if row.name == "accelerate.config_file"]
+    assert row.fate is Fate.REFUSED
+    assert "give --devices N" in row.why
 
 
 OPENRLHF = (
