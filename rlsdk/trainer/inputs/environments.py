@@ -77,9 +77,10 @@ def check_response_template(config: RunConfig) -> None:
     Raises:
         ConfigError: it is no response template.
     """
-    rollout, model = config.rollout, config.model
-    if rollout.tool_format is not None or not (rollout.has_agent or rollout.environment is not None):
+    rollout, folder = config.rollout, config.model.tokenizer or config.model.path
+    is_read = rollout.tool_format is None and (rollout.has_agent or rollout.environment is not None)
+    if folder is None or not is_read or config.model.trust_remote_code:
         return
-    template = tokenizer_setting(Path(model.tokenizer or model.path or ""), "response_template")
-    if template is not None and not model.trust_remote_code:
+    template = tokenizer_setting(Path(folder), "response_template")
+    if template is not None:
         loaded(template)
