@@ -370,7 +370,14 @@ def test_roles_that_share_a_gpu_take_turns_on_its_memory_as_device_turns_have_th
             ),
         ),
     )  # fmt: skip
-    rollout = Forecast(layouts=(), memory=(RankMemory(weights_bytes=2 * GIB, cache_bytes=20 * GIB, cache_stays=True),))
+    rollout = Forecast(
+        layouts=(),
+        memory=(
+            RankMemory(
+                weights_bytes=2 * GIB, cache_bytes=20 * GIB, cache_stays=True, asleep_bytes=100000 * GIB,
+            ),
+        ),
+    )  # fmt: skip
 
     def totals(shared: bool) -> dict[str, int]:
         able = {"actor": Capability.OFFLOAD, "rollout": Capability.SLEEP}
@@ -382,7 +389,7 @@ def test_roles_that_share_a_gpu_take_turns_on_its_memory_as_device_turns_have_th
         phases = by_phase([device(actor=0, rollout=0)], counted, kind="cuda", block_bytes=0, source="actor")
         return {p.phase: sum(part.num_bytes or 0 for part in p.parts if part.role) // GIB for p in phases}
 
-    assert totals(True) == {"sync": 1 + 2, "rollout": 22, "log_probs": 1001, "update": 10111}
+    assert totals(True) == {"sync": 100000 + 1 + 2, "rollout": 22, "log_probs": 101001, "update": 110111}
     assert totals(False) == {"sync": 33, "rollout": 33, "log_probs": 1033, "update": 10133}
 
 

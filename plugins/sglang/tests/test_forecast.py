@@ -11,7 +11,7 @@ from rlsdk.interfaces import ConfigError, RankContext, TrainSpec, Workload
 from rlsdk.kit.memory.kv_cache import bytes_per_token
 from rlsdk.kit.model.hf import load_model_config
 from rlsdk_sglang.config import SglangOptions
-from rlsdk_sglang.forecast import forecast
+from rlsdk_sglang.forecast import CONTEXT_BYTES, GRAPH_BYTES, forecast
 from rlsdk_sglang.launch import num_cached_tokens
 
 GIB = 1 << 30
@@ -43,6 +43,10 @@ def test_on_a_gpu_the_cache_is_what_its_share_leaves_and_a_server_s_is_not_known
     assert (memory.weights_bytes or 0) + (memory.cache_bytes or 0) == 5 * GIB
     assert memory.weights_bytes == (forecast([on_gpu], served.spec, WORK).memory[0].weights_bytes or 0) // 2
     server = replace(spec, options=SglangOptions(url="http://127.0.0.1:30000"))
-    assert forecast([on_gpu], server, replace(WORK, device_bytes=10 * GIB)).memory[0].cache_bytes is None
+    of_server = forecast([on_gpu], server, replace(WORK, device_bytes=10 * GIB)).memory[0]
+    assert (of_server.cache_bytes, of_server.asleep_bytes) == (None, 0)
+    assert memory.asleep_bytes == CONTEXT_BYTES + GRAPH_BYTES
+    without = replace(spec, options=SglangOptions(cuda_graphs=False))
+    assert forecast([on_gpu], without, WORK).memory[0].asleep_bytes == CONTEXT_BYTES
     with pytest.raises(ConfigError, match="is a rollout backend"):
         forecast([on_gpu], TrainSpec(model=spec.model), WORK)

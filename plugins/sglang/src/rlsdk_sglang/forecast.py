@@ -51,9 +51,9 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
     # Activations are not counted: on a GPU they use memory outside the static share, which leaves room for them.
     processes = 0 if options.url is not None else SCHEDULER_BYTES + FRONT_BYTES // spec.num_devices
     memory = RankMemory(weights_bytes=weights, cache_bytes=cache, cache_stays=True, process_bytes=processes)
-    if contexts[0].device != "cpu":
-        memory = replace(memory, asleep_bytes=CONTEXT_BYTES + GRAPH_BYTES * options.cuda_graphs)
     own = options.url is None
+    if own and contexts[0].device != "cpu":
+        memory = replace(memory, asleep_bytes=CONTEXT_BYTES + GRAPH_BYTES * options.cuda_graphs)
     layouts = tuple(_layouts(tensors, ctx, spec, own_server=own) for ctx in contexts)
     return Forecast(layouts=layouts, memory=(memory,) * len(contexts))
 

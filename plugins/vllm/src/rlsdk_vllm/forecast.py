@@ -50,21 +50,20 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
         host_share=MAX_SHARE,
     )  # fmt: skip
     # Activations are part of vLLM's share of a GPU; on a CPU they are small and not counted.
-    own_process = has_own_process(contexts[0], spec, options)
-    apart = own_process or spec.num_devices > 1
+    apart = has_own_process(contexts[0], spec, options) or spec.num_devices > 1
     processes = WORKER_BYTES + CORE_BYTES // spec.num_devices if apart else OWN_BYTES
     memory = RankMemory(weights_bytes=weights, cache_bytes=cache, cache_stays=True, process_bytes=processes)
     if contexts[0].device != "cpu":
-        memory = replace(memory, asleep_bytes=_asleep_bytes(spec, options, own_process=apart))
+        memory = replace(memory, asleep_bytes=_asleep_bytes(spec, options, apart=apart))
     layouts = tuple(_layouts(tensors, ctx, spec, apart) for ctx in contexts)
     low = adapter_numel(spec.model) * DTYPE_BYTES[spec.model.dtype]
     return Forecast(layouts=layouts, memory=(memory,) * len(contexts), adapter_bytes=low)
 
 
-def _asleep_bytes(spec: RolloutSpec, options: VllmOptions, *, own_process: bool) -> int:
+def _asleep_bytes(spec: RolloutSpec, options: VllmOptions, *, apart: bool) -> int:
     """Device memory of an engine that sleeps. While it is awake this is part of its share of the device."""
     has_graphs = not options.enforce_eager and not spec.engine_kwargs.get("sleep_mode_offload_cudagraph")
-    return CONTEXT_BYTES * own_process + GRAPH_BYTES * has_graphs
+    return CONTEXT_BYTES * apart + GRAPH_BYTES * has_graphs
 
 
 def _layouts(tensors: ModelTensors, ctx: RankContext, spec: RolloutSpec, apart: bool) -> tuple[WeightLayout, ...]:
