@@ -35,6 +35,11 @@ class Ended(StrEnum):
     TOOL_ERROR = "tool_error"
     """Too many tool failures in a row."""
 
+    @classmethod
+    def of(cls, reason: FinishReason) -> Ended:
+        """What ended an episode that ends with its last turn, which ended for this reason."""
+        return cls.TOKENS if reason is FinishReason.LENGTH else cls.AGENT
+
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
@@ -134,8 +139,7 @@ class Episode:
     @classmethod
     def of(cls, trajectory: Trajectory) -> Episode:
         """The episode of one row."""
-        cut = trajectory.finish_reason is FinishReason.LENGTH
-        return cls(rows=(trajectory,), ended=Ended.TOKENS if cut else Ended.AGENT)
+        return cls(rows=(trajectory,), ended=Ended.of(trajectory.finish_reason))
 
     @property
     def truncated(self) -> bool:

@@ -204,8 +204,7 @@ def _episode(episode: Episode) -> dict[str, Any]:
         found["chains"] = list(episode.chains)
     if any(scale != 1 for scale in episode.scales):
         found["scales"] = list(episode.scales)
-    is_cut = episode.rows[-1].finish_reason is FinishReason.LENGTH
-    if episode.ended is not (Ended.TOKENS if is_cut else Ended.AGENT):  # as `Episode.of` has it
+    if episode.ended is not Ended.of(episode.rows[-1].finish_reason):
         found["ended"] = episode.ended.value
     if episode.info:
         found["info"] = dict(episode.info)
@@ -304,7 +303,7 @@ def _array(arrays: Sequence[NDArray[Any]], number: Any, *dtypes: str) -> NDArray
     expected = dtypes or tuple(DTYPES.values())
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(arrays):
         raise ValueError(f"array {number!r} of {len(arrays)}")
-    if arrays[number].dtype.str not in (expected):
+    if arrays[number].dtype.str not in expected:
         raise ValueError(f"an array of dtype {arrays[number].dtype.str!r}; expected one of {expected}")
     return arrays[number]
 
