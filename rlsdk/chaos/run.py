@@ -40,7 +40,7 @@ class JournalTail:
         """Reads nothing yet."""
         self._folder = folder
         self._read: dict[Path, Place] = {}
-        self.lines: list[Mapping[str, Any]] = []
+        self.records: list[Mapping[str, Any]] = []
         """All whole records of events so far, in the order of writing."""
         self.playing: set[tuple[int, str, int]] = set()
         """Episodes that have a turn and are not finished: group, name and index."""
@@ -53,28 +53,28 @@ class JournalTail:
         with suppress(FileNotFoundError):
             sizes = {segment.path: segment.path.stat().st_size for segment in found}
             if any(sizes.get(path, 0) < place.offset for path, place in self._read.items()):  # a run was restarted
-                self._read, self.lines, self.playing = {}, [], set()
+                self._read, self.records, self.playing = {}, [], set()
             for segment in found:
                 place = self._read.get(segment.path)
                 if place is None or sizes[segment.path] > place.offset:
                     self._take(segment, place)
-        return self.lines
+        return self.records
 
     def _take(self, segment: Segment, since: Place | None) -> None:
         from rlsdk.rollouts.journal.segments import read_segment
 
-        for line, place in read_segment(segment, since):
+        for record, place in read_segment(segment, since):
             self._read[segment.path] = place
-            match line["event"]:
+            match record["event"]:
                 case "turn":
-                    self.playing.add((line["group"], line["name"], line["sample"]))
+                    self.playing.add((record["group"], record["name"], record["sample"]))
                 case "sample":
-                    self.playing.discard((line["group"], line["name"], line["sample"]))
-                case "open" if line["begins"]:
+                    self.playing.discard((record["group"], record["name"], record["sample"]))
+                case "open" if record["begins"]:
                     self.playing.clear()  # of the process before it
-                    self.lines.append(line)
+                    self.records.append(record)
                 case _:
-                    self.lines.append(line)
+                    self.records.append(record)
 
 
 class ChaosRun:
@@ -119,21 +119,21 @@ class ChaosRun:
 
     def updates(self) -> list[int]:
         """Steps in the order in which they were trained, repeated ones included."""
-        return [int(line["step"]) for line in self.journal() if line["event"] == "update"]
+        return [int(record["step"]) for record in self.journal() if record["event"] == "update"]
 
     def moments(self) -> set[str]:
         """Moments that the run is in now, except `reward`."""
         found, journal = set(), self.journal()
         steps: dict[str, list[int]] = {"train": [], "update": [-1], "publish": [-1]}
         started, trained = set[int](), set[int]()
-        for line in journal:
-            event = line["event"]
+        for record in journal:
+            event = record["event"]
             if event in steps:
-                steps[event].append(int(line["step"]))
+                steps[event].append(int(record["step"]))
             if event == "start":
-                started.update(line["groups"])
+                started.update(record["groups"])
             elif event == "train":
-                trained.update(line["groups"])
+                trained.update(record["groups"])
         found |= {"rollout"} if started - trained else set()
         found |= {"update"} if len(steps["train"]) > len(steps["update"]) - 1 else set()
         found |= {"turn"} if self._tail.playing else set()

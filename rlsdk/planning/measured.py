@@ -17,7 +17,7 @@ from rlsdk.interfaces.spelling import Setting
 from rlsdk.planning.rates import FORWARD_SPEEDUP, Rates
 from rlsdk.rollouts.journal.journal import FOLDER
 from rlsdk.rollouts.journal.records import rows_from
-from rlsdk.rollouts.journal.segments import lines
+from rlsdk.rollouts.journal.segments import records
 from rlsdk.trainer.tracking.step_times import has_own_time
 
 SKIPPED = 0.25
@@ -163,19 +163,21 @@ def read_steps(folder: Path) -> tuple[dict[int, StepSamples], dict[int, float]]:
     step_of: dict[int, int] = {}
     lengths: dict[int, list[tuple[float, int]]] = {}
     updates: dict[int, float] = {}
-    for line in lines(folder):
-        match line["event"]:
-            case "open" if line["begins"]:
-                torn |= {step for step in starts if step > int(line["step"])}
-                updates = {step: at for step, at in updates.items() if step < int(line["step"])}
+    for record in records(folder):
+        match record["event"]:
+            case "open" if record["begins"]:
+                torn |= {step for step in starts if step > int(record["step"])}
+                updates = {step: at for step, at in updates.items() if step < int(record["step"])}
             case "start":
-                step = int(line["step"])
-                starts.setdefault(step, float(line.get("at", 0.0)))
-                step_of |= {int(group): step for group in line["groups"]}
-            case "sample" if int(line["group"]) in step_of:
-                lengths.setdefault(step_of[int(line["group"])], []).append((float(line.get("at", 0.0)), _length(line)))
+                step = int(record["step"])
+                starts.setdefault(step, float(record.get("at", 0.0)))
+                step_of |= {int(group): step for group in record["groups"]}
+            case "sample" if int(record["group"]) in step_of:
+                lengths.setdefault(step_of[int(record["group"])], []).append(
+                    (float(record.get("at", 0.0)), _length(record))
+                )
             case "update":
-                updates[int(line["step"])] = float(line.get("at", 0.0))
+                updates[int(record["step"])] = float(record.get("at", 0.0))
     steps = {
         step: StepSamples(start=starts[step], ends=[at for at, _ in samples], lengths=[length for _, length in samples])
         for step, samples in lengths.items()
@@ -184,8 +186,8 @@ def read_steps(folder: Path) -> tuple[dict[int, StepSamples], dict[int, float]]:
     return steps, {step: at for step, at in updates.items() if at}
 
 
-def _length(line: Mapping[str, Any]) -> int:
-    return sum(row.num_sampled for row in rows_from(line, (0,)))
+def _length(record: Mapping[str, Any]) -> int:
+    return sum(row.num_sampled for row in rows_from(record, (0,)))
 
 
 def fit_decoding(

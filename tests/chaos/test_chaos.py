@@ -240,10 +240,10 @@ def test_a_journal_is_read_from_where_it_was_left(tmp_path: Path) -> None:
 TRAINER = """
 import json, pathlib, sys, time
 from rlsdk.rollouts.journal.journal import Journal
-from rlsdk.rollouts.journal.segments import lines
+from rlsdk.rollouts.journal.segments import records
 folder, loses = pathlib.Path(sys.argv[1]), sys.argv[2:]
 (folder / "journal").mkdir(parents=True, exist_ok=True)
-done = max((line["step"] for line in lines(folder / "journal") if line["event"] == "update"), default=0)
+done = max((line["step"] for line in records(folder / "journal") if line["event"] == "update"), default=0)
 journal = Journal(folder / "journal", made_by={}, keep="all")
 journal.open(done)
 with (folder / "metrics.jsonl").open("a") as metrics:

@@ -9,7 +9,7 @@ from conftest import kill_when, rlsdk
 from episodes import arguments, write_task
 
 from rlsdk.rollouts.journal.inspection import inspect_journal
-from rlsdk.rollouts.journal.segments import lines
+from rlsdk.rollouts.journal.segments import records
 from rlsdk.trainer.tracking.trackers import read_metrics
 
 
@@ -31,7 +31,7 @@ def test_every_token_that_was_sampled_is_accounted_for(whole: Path) -> None:
     found = inspect_journal(whole / "journal")
     assert found.is_sound
     assert [step.step for step in found.steps] == [1, 2, 3]
-    recorded = [line["tokens"] for line in lines(whole / "journal") if line["event"] == "update"]
+    recorded = [line["tokens"] for line in records(whole / "journal") if line["event"] == "update"]
     assert recorded == [dict(step.tokens) for step in found.steps]
     metrics = [line for line in read_metrics(whole) if "response/tokens_mean" in line]
     for step, line in zip(found.steps, metrics, strict=True):
@@ -57,7 +57,7 @@ def killed(folder: Path) -> Path:
     def is_amid() -> bool:
         if not (run / "checkpoints" / "step_00000001").is_dir():
             return False
-        events = [line["event"] for line in lines(run / "journal")]
+        events = [line["event"] for line in records(run / "journal")]
         return "update" in events and "turn" in events[events.index("update") :]
 
     kill_when(is_amid, "a turn of the second step", words, folder)
@@ -77,7 +77,7 @@ def test_a_run_killed_in_an_episode_samples_none_of_its_turns_again(whole: Path,
     assert one == [{name: pytest.approx(value, rel=1e-4, abs=1e-6) for name, value in line.items()} for line in other]
     assert inspect_journal(killed / "journal").is_sound
     keys = [
-        (line["group"], line["sample"], line["key"]) for line in lines(killed / "journal") if line["event"] == "turn"
+        (line["group"], line["sample"], line["key"]) for line in records(killed / "journal") if line["event"] == "turn"
     ]
     assert len(set(keys)) == len(keys), "a turn was sampled twice"
 

@@ -27,7 +27,7 @@ from rlsdk.chaos.account import CLOCK
 from rlsdk.cluster import PlacementSpec, PoolSpec
 from rlsdk.cluster.ray_cluster.local import LocalRay
 from rlsdk.rollouts.journal.recorded import account
-from rlsdk.rollouts.journal.segments import lines
+from rlsdk.rollouts.journal.segments import records
 from rlsdk.trainer.runs.launch import launch
 from rlsdk.trainer.tracking.stopping import StopFlag
 from rlsdk.trainer.tracking.trackers import read_metrics
@@ -61,7 +61,7 @@ def undisturbed(model: str, tmp_path_factory: pytest.TempPathFactory) -> list[di
 def is_in_second_step(run: Path) -> bool:
     """With the first one's checkpoint."""
     return (run / "checkpoints" / "step_00000001").is_dir() and any(
-        line["event"] == "sample" and line["group"] > PROMPTS for line in lines(run / "journal")
+        line["event"] == "sample" and line["group"] > PROMPTS for line in records(run / "journal")
     )
 
 

@@ -13,13 +13,13 @@ import numpy as np
 from rlsdk.interfaces import FinishReason, GenerationOutput, GenerationRequest, RewardSample, VersionRun
 from rlsdk.rollouts import Collected, Grade, PackedOutputs
 from rlsdk.rollouts.groups.rollouter import Tokens
-from rlsdk.rollouts.journal.segments import body_of, line_of
+from rlsdk.rollouts.journal.segments import body_of, read_body
 
 
 def read_back(record: Mapping[str, Any]) -> Mapping[str, Any]:
     """A record of the journal as it is read from the file."""
     text, arrays = body_of({"event": "sample", **record})
-    return line_of(text, memoryview(b"".join(array.tobytes() for array in arrays)))
+    return read_body(text, memoryview(b"".join(array.tobytes() for array in arrays)))
 
 
 def tokens_of(request: GenerationRequest, index: int) -> list[int]:

@@ -31,7 +31,7 @@ from rlsdk.rollouts import Grade, GroupId, GroupTask, Sample
 from rlsdk.rollouts.journal.journal import Journal
 from rlsdk.rollouts.journal.recorded import Recorded, read_journal
 from rlsdk.rollouts.journal.records import grade_from, record_of, rows_from, unfinished_from
-from rlsdk.rollouts.journal.segments import Segment, body_of, chained, line_of, lines, read_segment, segments
+from rlsdk.rollouts.journal.segments import Segment, body_of, chained, read_body, read_segment, records, segments
 
 MADE_BY = {"rollout.temperature": 1.0}
 
@@ -83,7 +83,7 @@ def content(found: Recorded) -> tuple[Any, ...]:
 
 def all_lines(folder: Path) -> list[Mapping[str, Any]]:
     """With their arrays as lists, which can be compared."""
-    return [{**line, "arrays": [array.tolist() for array in line.get("arrays", ())]} for line in lines(folder)]
+    return [{**line, "arrays": [array.tolist() for array in line.get("arrays", ())]} for line in records(folder)]
 
 
 def refused(folder: Path) -> str:
@@ -323,7 +323,7 @@ def test_a_record_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_arrays_that_are_not_what_their_record_says_are_refused(shapes: Any, data: bytes) -> None:
     with pytest.raises((ValueError, TypeError)):
-        line_of(json.dumps({"event": "sample", "arrays": shapes}).encode(), memoryview(data))
+        read_body(json.dumps({"event": "sample", "arrays": shapes}).encode(), memoryview(data))
 
 
 def span_of(**changed: Any) -> dict[str, Any]:

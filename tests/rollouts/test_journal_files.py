@@ -17,7 +17,7 @@ from rlsdk.rollouts import Grade, GroupId, GroupTask, Sample
 from rlsdk.rollouts.journal import segments as journal_files
 from rlsdk.rollouts.journal.journal import Journal
 from rlsdk.rollouts.journal.recorded import read_journal
-from rlsdk.rollouts.journal.segments import Place, Segment, lines, segments
+from rlsdk.rollouts.journal.segments import Place, Segment, records, segments
 from rlsdk.trainer.generation.history import History
 
 
@@ -98,7 +98,7 @@ def test_a_journal_that_cannot_be_written_ends_the_run_with_the_way_out(
     journal = Journal(tmp_path, made_by={}, keep="all")
     journal.open(0)
     journal.write("start", step=1, groups=[0])
-    before, write = list(lines(tmp_path)), os.write
+    before, write = list(records(tmp_path)), os.write
 
     def full(file: int, data: Any) -> int:
         if len(data) > 10:
@@ -115,4 +115,4 @@ def test_a_journal_that_cannot_be_written_ends_the_run_with_the_way_out(
     with pytest.raises(OutputError, match=re.escape(os.strerror(number))):
         journal.write("train", step=1, groups=[0])
     journal.close()
-    assert list(lines(tmp_path)) == before
+    assert list(records(tmp_path)) == before

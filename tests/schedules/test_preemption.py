@@ -15,7 +15,7 @@ from test_staleness import APART, engines_of
 
 from rlsdk.registry import Registry
 from rlsdk.rollouts.journal.recorded import account
-from rlsdk.rollouts.journal.segments import lines
+from rlsdk.rollouts.journal.segments import records
 from rlsdk.trainer.stages.loop import Trainer
 from rlsdk.trainer.stages.rl import RlStage
 from rlsdk.trainer.tracking.stopping import StopFlag
@@ -67,15 +67,15 @@ def test_what_samples_had_when_the_machine_was_taken_away_is_not_sampled_again(
         saved = trainer.store.newest()
     assert saved is not None
     assert saved.name == f"step_{len(first.steps):08d}"
-    kept = [line for line in lines(folder / "journal") if line["event"] == "unfinished"]
-    made = sum(line["event"] == "sample" for line in lines(folder / "journal"))
+    kept = [line for line in records(folder / "journal") if line["event"] == "unfinished"]
+    made = sum(line["event"] == "sample" for line in records(folder / "journal"))
     assert kept or staleness, "nothing was under way"
     with trainer_of(config, registry, folder, rest) as (trainer, stage, _):
         trainer.restore(saved)
         trainer.fit()
         decoded = engines_of(stage)[0].num_decoded()
     assert sorted(account(folder / "journal").values()) == sorted(f"trained in step {at // 4 + 1}" for at in range(12))
-    assert sum(line["event"] == "sample" for line in lines(folder / "journal")) == 48
+    assert sum(line["event"] == "sample" for line in records(folder / "journal")) == 48
     steps = [*first.steps, *rest.steps]
     assert len(steps) == len(whole.steps)
     for mine, theirs in zip(steps, whole.steps, strict=True):

@@ -55,7 +55,7 @@ from rlsdk.rollouts.journal.inspection import inspect_journal
 from rlsdk.rollouts.journal.journal import Journal
 from rlsdk.rollouts.journal.recorded import account, read_journal
 from rlsdk.rollouts.journal.records import grade_from, record_of, rows_from
-from rlsdk.rollouts.journal.segments import lines, segments
+from rlsdk.rollouts.journal.segments import records, segments
 from rlsdk.trainer.generation.group_source import GroupSource
 from rlsdk.trainer.generation.history import History
 from rlsdk.trainer.generation.publishing import Done
@@ -392,11 +392,11 @@ def test_lines_of_samples_go_before_the_line_that_is_written_next(tmp_path: Path
     journal.open(0)
     for index in range(2):
         journal.sample(task, "", index, Sample(episode=None, text="", grade=Grade()))
-    assert [line["event"] for line in lines(tmp_path)] == ["open"]
+    assert [line["event"] for line in records(tmp_path)] == ["open"]
     journal.write("train", step=1, groups=[4])
     journal.sample(task, "", 2, Sample(episode=None, text="", grade=Grade()))
     journal.flush()
-    assert [line["event"] for line in lines(tmp_path)] == ["open", "sample", "sample", "train", "sample"]
+    assert [line["event"] for line in records(tmp_path)] == ["open", "sample", "sample", "train", "sample"]
     journal.close()
 
 
@@ -405,7 +405,7 @@ def test_a_record_that_is_damaged_inside_is_told(tmp_path: Path) -> None:
     path = segments(tmp_path)[0].path
     path.write_bytes(path.read_bytes().replace(b'{"event":"train"', b'{"event":"brain"', 1))
     with pytest.raises(CheckpointError, match=r"record \d+, cannot be read"):
-        list(lines(tmp_path))
+        list(records(tmp_path))
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False, width=32)

@@ -14,7 +14,7 @@ from rlsdk.rollouts.groups.group import Sample
 from rlsdk.rollouts.groups.receipts import REJECTED, SAMPLED, receipt_problem, token_account
 from rlsdk.rollouts.journal.recorded import SampleKey
 from rlsdk.rollouts.journal.records import samples_from
-from rlsdk.rollouts.journal.segments import lines, read_headers
+from rlsdk.rollouts.journal.segments import read_headers, records
 
 _PROMPT = (0,)
 """In place of a prompt that a record omits; records with a receipt omit none."""
@@ -79,16 +79,16 @@ def inspect_journal(folder: Path) -> Inspection:
         CheckpointError: it is damaged.
     """
     found = _Found()
-    for line in lines(folder):
-        if line["event"] == "sample":
-            key = str(line["name"]), int(line["sample"])
-            sample = samples_from({key: line}, _PROMPT, _no_text)[key]
-            found.samples.setdefault(int(line["group"]), {})[key] = _inspected(int(line["group"]), key[1], sample)
-        elif line["event"] == "update":
-            found.updates[int(line["step"])] = line
+    for record in records(folder):
+        if record["event"] == "sample":
+            key = str(record["name"]), int(record["sample"])
+            sample = samples_from({key: record}, _PROMPT, _no_text)[key]
+            found.samples.setdefault(int(record["group"]), {})[key] = _inspected(int(record["group"]), key[1], sample)
+        elif record["event"] == "update":
+            found.updates[int(record["step"])] = record
     first = _first_whole_step(folder)
-    steps = tuple(_step(found, line) for step, line in sorted(found.updates.items()) if step >= first)
-    gone = {int(group) for line in found.updates.values() for group in (*line["groups"], *line["rejected"])}
+    steps = tuple(_step(found, record) for step, record in sorted(found.updates.items()) if step >= first)
+    gone = {int(group) for record in found.updates.values() for group in (*record["groups"], *record["rejected"])}
     waiting = [one for group, samples in found.samples.items() if group not in gone for one in samples.values()]
     return Inspection(
         steps=steps,
@@ -111,10 +111,10 @@ def recorded_sample(folder: Path, group: int, index: int) -> Sample:
     """
     found: Mapping[str, Any] | None = None
     known = set[tuple[int, int]]()
-    for line in lines(folder):
-        if line["event"] == "sample" and not line["name"]:
-            known.add((int(line["group"]), int(line["sample"])))
-            found = line if (int(line["group"]), int(line["sample"])) == (group, index) else found
+    for record in records(folder):
+        if record["event"] == "sample" and not record["name"]:
+            known.add((int(record["group"]), int(record["sample"])))
+            found = record if (int(record["group"]), int(record["sample"])) == (group, index) else found
     if found is None:
         groups = sorted({each for each, _ in known})
         some = f"groups {groups[0]} to {groups[-1]}" if groups else "no group"
@@ -141,8 +141,8 @@ def _inspected(group: int, index: int, sample: Sample) -> InspectedSample:
     )
 
 
-def _step(found: _Found, line: Mapping[str, Any]) -> InspectedStep:
-    groups, rejected = ([int(group) for group in line[name]] for name in ("groups", "rejected"))
+def _step(found: _Found, record: Mapping[str, Any]) -> InspectedStep:
+    groups, rejected = ([int(group) for group in record[name]] for name in ("groups", "rejected"))
     trained = [one for group in groups for (name, _), one in sorted(found.samples.get(group, {}).items()) if not name]
     let_go = [one for group in rejected for (name, _), one in found.samples.get(group, {}).items() if not name]
     tokens = Counter[str]()
@@ -153,18 +153,18 @@ def _step(found: _Found, line: Mapping[str, Any]) -> InspectedStep:
     problems = [f"group {one.group}, sample {one.index}: {one.problem}" for one in trained if one.problem]
     if missing := [group for group in groups if group not in found.samples]:
         problems.append(f"trained on groups {missing}, of which the journal has no sample")
-    if "tokens" in line and dict(line["tokens"]) != dict(tokens):
-        problems.append(f"trained on {dict(line['tokens'])} tokens; its samples have {dict(tokens)}")
+    if "tokens" in record and dict(record["tokens"]) != dict(tokens):
+        problems.append(f"trained on {dict(record['tokens'])} tokens; its samples have {dict(tokens)}")
     return InspectedStep(
-        step=int(line["step"]), groups=tuple(groups), samples=tuple(trained), tokens=tokens, problems=tuple(problems)
+        step=int(record["step"]), groups=tuple(groups), samples=tuple(trained), tokens=tokens, problems=tuple(problems)
     )
 
 
 def _twice(updates: Any) -> Sequence[str]:
     steps: dict[int, list[int]] = {}
-    for line in updates:
-        for group in line["groups"]:
-            steps.setdefault(int(group), []).append(int(line["step"]))
+    for record in updates:
+        for group in record["groups"]:
+            steps.setdefault(int(group), []).append(int(record["step"]))
     return [f"group {group} was trained in steps {sorted(found)}" for group, found in steps.items() if len(found) > 1]
 
 

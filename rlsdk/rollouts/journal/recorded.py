@@ -13,9 +13,9 @@ from rlsdk.rollouts.journal.segments import (
     Segment,
     damaged,
     has_records,
-    lines,
     read_all,
     read_headers,
+    records,
     unreadable,
 )
 
@@ -97,11 +97,11 @@ def read_journal(
     if made_by is not None:
         chosen, recorded.differs = _made_by(chosen, made_by)
     done = set[int]()
-    for header, line, place in read_all(chosen):
+    for header, record, place in read_all(chosen):
         if place.number == 1 and header.begins and header.newest is not None and made_by is not None:
             recorded = recorded.no_newer(header.newest)
         try:
-            _take(recorded, line, after, done, needed)
+            _take(recorded, record, after, done, needed)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise unreadable(header.segment.path, place.number, error) from error
         recorded.reached = max(recorded.reached, header.reached)
@@ -116,14 +116,14 @@ def read_journal(
 def account(folder: Path) -> dict[int, str]:
     """State of every group that was started: `trained in step K`, `rejected in step K`, or `waiting`."""
     fate: dict[int, str] = {}
-    for line in lines(folder):
-        match line["event"]:
+    for record in records(folder):
+        match record["event"]:
             case "start":
-                fate |= {int(group): "waiting" for group in line["groups"] if int(group) not in fate}
+                fate |= {int(group): "waiting" for group in record["groups"] if int(group) not in fate}
             case "update":
-                step = int(line["step"])
-                fate |= {int(group): f"trained in step {step}" for group in line["groups"]}
-                fate |= {int(group): f"rejected in step {step}" for group in line["rejected"]}
+                step = int(record["step"])
+                fate |= {int(group): f"trained in step {step}" for group in record["groups"]}
+                fate |= {int(group): f"rejected in step {step}" for group in record["rejected"]}
     return fate
 
 
@@ -165,29 +165,31 @@ def _made_by(chosen: Chosen, made_by: Mapping[str, Any]) -> tuple[Chosen, Mappin
     return chosen[first:], None
 
 
-def _take(found: Recorded, line: Mapping[str, Any], after: int, done: set[int], needed: Callable[[int], bool]) -> None:
+def _take(
+    found: Recorded, record: Mapping[str, Any], after: int, done: set[int], needed: Callable[[int], bool]
+) -> None:
     """Adds one record, whose form it checks as far as reading the journal needs it."""
-    match line["event"]:
+    match record["event"]:
         case "start":
-            found.reached = max(found.reached, int(line["step"]))
-        case "sample" if needed(group := int(line["group"])):
-            _newest(line)
-            key = str(line["name"]), int(line["sample"])
-            found.samples.setdefault(group, {})[key] = line
+            found.reached = max(found.reached, int(record["step"]))
+        case "sample" if needed(group := int(record["group"])):
+            _newest(record)
+            key = str(record["name"]), int(record["sample"])
+            found.samples.setdefault(group, {})[key] = record
             found.turns.get(group, {}).pop(key, None)
-        case "turn" if needed(group := int(line["group"])):
-            _newest_of(line)
-            key = str(line["name"]), int(line["sample"])
-            found.turns.setdefault(group, {}).setdefault(key, []).append(line)
+        case "turn" if needed(group := int(record["group"])):
+            _newest_of(record)
+            key = str(record["name"]), int(record["sample"])
+            found.turns.setdefault(group, {}).setdefault(key, []).append(record)
         case "unfinished":
-            _newest_of(line)
-            found.unfinished[int(line["seed"]), int(line["sample"])] = line
-        case "train" if int(line["step"]) > after:
-            found.trained[int(line["step"])] = tuple(map(int, line["groups"]))
+            _newest_of(record)
+            found.unfinished[int(record["seed"]), int(record["sample"])] = record
+        case "train" if int(record["step"]) > after:
+            found.trained[int(record["step"])] = tuple(map(int, record["groups"]))
         case "train":
-            done.update(map(int, line["groups"]))
-        case "update" if int(line["step"]) > after:
-            found.updates[int(line["step"])] = {str(name): float(value) for name, value in line["figures"].items()}
+            done.update(map(int, record["groups"]))
+        case "update" if int(record["step"]) > after:
+            found.updates[int(record["step"])] = {str(name): float(value) for name, value in record["figures"].items()}
 
 
 def row_records(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

@@ -125,13 +125,13 @@ def whole_segments(folder: Path) -> list[Segment]:
     return listed
 
 
-def body_of(line: Mapping[str, Any]) -> Body:
+def body_of(record: Mapping[str, Any]) -> Body:
     """A record without its head and its checksum."""
-    arrays: Sequence[NDArray[Any]] = line.get(ARRAYS, ())
+    arrays: Sequence[NDArray[Any]] = record.get(ARRAYS, ())
     if not arrays:
-        return _encode(line).encode(), ()
+        return _encode(record).encode(), ()
     shapes = [f"{_LETTERS[array.dtype.str]}{len(array)}" for array in arrays]
-    return _encode({**line, ARRAYS: shapes}).encode(), arrays
+    return _encode({**record, ARRAYS: shapes}).encode(), arrays
 
 
 def chained(body: Body, previous: int) -> tuple[list[bytes | memoryview], int]:
@@ -159,25 +159,25 @@ def read_segment(segment: Segment, since: Place | None = None) -> Iterator[tuple
     """
     for text, data, place in _raw_records(segment, since):
         try:
-            line = line_of(text, data)
+            record = read_body(text, data)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise unreadable(segment.path, place.number, error) from error
-        yield line, place
+        yield record, place
 
 
-def line_of(text: bytes, data: memoryview) -> Mapping[str, Any]:
+def read_body(text: bytes, data: memoryview) -> Mapping[str, Any]:
     """The record of a JSON and the bytes of its arrays, of which its arrays are views.
 
     Raises:
-        Exception: it is not one; see `read_segment`.
+        ValueError, TypeError, KeyError, RecursionError: it is not one.
     """
-    line: dict[str, Any] = json.loads(text)
-    if not isinstance(line["event"], str):
-        raise TypeError(f"event is {line['event']!r}")
-    arrays = list(_views(line.get(ARRAYS, ()), data))
+    record: dict[str, Any] = json.loads(text)
+    if not isinstance(record["event"], str):
+        raise TypeError(f"event is {record['event']!r}")
+    arrays = list(_views(record.get(ARRAYS, ()), data))
     if arrays:
-        line[ARRAYS] = arrays
-    return line
+        record[ARRAYS] = arrays
+    return record
 
 
 def read_header(segment: Segment) -> Header | None:
@@ -186,19 +186,19 @@ def read_header(segment: Segment) -> Header | None:
     Raises:
         CheckpointError: it is damaged, or of another format.
     """
-    for line, _ in read_segment(segment):
+    for record, _ in read_segment(segment):
         try:
-            if line["event"] != "open" or line["format"] != FORMAT or not isinstance(line["made_by"], dict):
-                raise ValueError(f"event {line['event']!r} of format {line.get('format')!r}")
-            follows = line["follows"]
+            if record["event"] != "open" or record["format"] != FORMAT or not isinstance(record["made_by"], dict):
+                raise ValueError(f"event {record['event']!r} of format {record.get('format')!r}")
+            follows = record["follows"]
             return Header(
                 segment=segment,
-                run=str(line["run"]),
-                begins=bool(line["begins"]),
-                reached=int(line["reached"]),
+                run=str(record["run"]),
+                begins=bool(record["begins"]),
+                reached=int(record["reached"]),
                 follows=None if follows is None else (int(follows[0]), int(follows[1])),
-                newest=None if line["newest"] is None else int(line["newest"]),
-                made_by=line["made_by"],
+                newest=None if record["newest"] is None else int(record["newest"]),
+                made_by=record["made_by"],
             )
         except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
             raise unreadable(segment.path, 1, error) from error
@@ -239,19 +239,19 @@ def read_all(
         if None not in (end, header.follows) and end != header.follows:
             folder, name = segment.path.parent, segment.path.name
             raise damaged(folder, f"{folder} lacks records before {name}: the segment before it was longer")
-        for line, place in read_segment(segment):
+        for record, place in read_segment(segment):
             end = segment.order, place.checksum
-            yield header, line, place
+            yield header, record, place
 
 
-def lines(folder: Path) -> Iterator[Mapping[str, Any]]:
+def records(folder: Path) -> Iterator[Mapping[str, Any]]:
     """Every whole record of a journal, in the order of writing.
 
     Raises:
         CheckpointError: a record or a segment is damaged or missing.
     """
-    for _, line, _ in read_all(read_headers(folder)):
-        yield line
+    for _, record, _ in read_all(read_headers(folder)):
+        yield record
 
 
 def damaged(folder: Path, problem: str) -> CheckpointError:
