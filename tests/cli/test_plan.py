@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 import torch
+from plan_cases import TASK, config_of, planned
 
 import rlsdk
 from benchmarks.memory_forecast import Case, Measured, Size, make_model, measure
 from rlsdk.cli.preparation.plan import run
-from rlsdk.config import RunConfig, load_config
+from rlsdk.config import RunConfig
 from rlsdk.interfaces import (
     BackendKind,
     Capability,
@@ -39,8 +40,7 @@ from rlsdk.interfaces import (
 from rlsdk.kit.memory import pass_memory
 from rlsdk.kit.memory.pass_memory import equal_layers, pass_bytes, rows_of_pass
 from rlsdk.kit.model.hf import build_model
-from rlsdk.planning import RunPlan, make_plan, parse_hardware, read_calibration
-from rlsdk.planning.calibration import Work, predict
+from rlsdk.planning import make_plan, parse_hardware
 from rlsdk.planning.memory import CountedRole, by_phase
 from rlsdk.planning.places import PlannedDevice
 from rlsdk.registry import Registry
@@ -49,31 +49,10 @@ from rlsdk.trainer.roles.placement import roles
 from rlsdk.trainer.runs.prepare import PreparedRun
 
 GIB, MIB = 1 << 30, 1 << 20
-TASK = ["--data", "reasoning_gym:chain_sum", "--reward", "reasoning_gym", "--data.max_prompt_tokens", "64",
-        "--rollout.max_response_tokens", "64"]  # fmt: skip
 SHARDED = [
     "--train-backend", "fsdp", "--placement.pools", "{a: {devices_per_node: [2, 2]}, b: {devices_per_node: [1, 1]}}",
     "--placement.roles", "{actor: a, rollout: b}", "--algorithm.kl_coef", "0.1",
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def registry() -> Registry:
-    return Registry.discover()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
-
-
-def config_of(model: str, *more: str) -> RunConfig:
-    return load_config([], ["--model", model, "--model.dtype", "float32", *TASK, *more])
-
-
-def planned(registry: Registry, model: str, *more: str, hardware: str = "64GiB", **given: Any) -> RunPlan:
-    machine = parse_hardware(hardware)
-    return make_plan(PreparedRun.of(config_of(model, *more), registry, machine.device), hardware=machine, **given)
 
 
 @pytest.mark.parametrize(
@@ -404,99 +383,6 @@ def test_what_a_backend_cannot_say_is_unknown_and_never_taken_for_nothing(regist
     assert plan.fits is None
     assert any("has no forecast" in line for line in plan.unknown)
     assert all(any(part.num_bytes is None for part in phase.parts) for phase in plan.memory)
-
-
-def work(**changed: Any) -> Work:
-    base = Work(
-        num_parameters=1000, actor_devices=2, rollout_devices=2, sync_bytes=4000, samples=8, forward_passes=1.0,
-        epochs=1, longest=100, longest_response=50, backends=("a", "b", "cpu"),
-    )  # fmt: skip
-    return replace(base, **changed)
-
-
-@pytest.fixture
-def finished_run(tmp_path: Path, model: str) -> Path:
-    from rlsdk.config import dump_config
-
-    (tmp_path / "config.yaml").write_text(dump_config(config_of(model, "--placement.device", "cpu")))
-    line = {"time/rollout_s": 2.0, "time/update_s": 4.0, "time/sync_s": 0.5, "time/log_probs_s": 1.0,
-            "time/other_s": 0.1, "time/step_s": 7.6, "throughput/tokens_per_s": 100.0,
-            "response/tokens_mean": 25.0}  # fmt: skip
-    steps = [{"step": 1, **line, "time/rollout_s": 99.0}, *({"step": step, **line} for step in (2, 3, 4))]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
-    return tmp_path
-
-
-def test_times_are_the_rates_of_the_calibrating_run(finished_run: Path, registry: Registry) -> None:
-    known = read_calibration(finished_run, registry)
-    assert known.num_steps == 3
-    same = predict(work(), known, work())
-    assert dict(same.seconds) == pytest.approx({"rollout": 2, "update": 4, "sync": 0.5, "log_probs": 1, "other": 0.1})
-    assert same.notes == ()
-    other = predict(work(actor_devices=4, sync_bytes=8000, samples=16), known, work()).seconds
-    assert (other["rollout"], other["update"], other["sync"]) == pytest.approx((4, 4, 1))
-    far = predict(work(num_parameters=70_000, backends=("a", "c", "cpu"), forward_passes=0.0), known, work())
-    assert far.seconds["log_probs"] == 0
-    assert far.notes == (
-        "rollout backend: here 'c', calibrated with 'b'",
-        "parameters: here 70,000, calibrated with 1,000",
-    )
-
-
-def test_passes_that_the_calibrating_run_did_not_make_are_taken_from_its_updates(
-    finished_run: Path, registry: Registry
-) -> None:
-    known = read_calibration(finished_run, registry)
-    found = predict(work(forward_passes=2), known, work(forward_passes=0, epochs=2))
-    assert found.seconds["update"] == pytest.approx(2.0)
-    assert found.seconds["log_probs"] == pytest.approx(2 * 2.0 / 3)
-    assert "each is taken for a third of its updates' time" in found.notes[0]
-
-
-@pytest.mark.parametrize(
-    ("flags", "passes"),
-    [
-        ((), 0),
-        (("--trainer.updates_per_step", "2"), 1),
-        (("--algorithm.old_log_probs", "always"), 1),
-        (("--algorithm.old_log_probs", "decoupled"), 1),
-        (("--algorithm.old_log_probs", "rollout"), 0),
-        (("--algorithm.correction.mode", "mask"), 1),
-        (("--algorithm.kl_coef", "0.1"), 1),
-        (("--algorithm.kl_coef", "0.1", "--algorithm.kl_in_reward", "true"), 2),
-        (("--algorithm.entropy_share", "0.2"), 1),
-        (("--algorithm.advantage", "gae"), 1),
-        (
-            ("--schedule.max_staleness", "1", "--placement.preset", "disaggregated", "--placement.devices_per_node",
-             "2", "--placement.devices", "{actor: 1}"),
-            1,
-        ),
-    ],
-)  # fmt: skip
-def test_log_probs_are_predicted_for_every_pass_of_a_step(
-    flags: tuple[str, ...], passes: int, finished_run: Path, registry: Registry, model: str
-) -> None:
-    """The calibrating run makes two passes, in a second."""
-    from rlsdk.config import dump_config
-
-    calibrating = config_of(
-        model, "--placement.device", "cpu", "--algorithm.kl_coef", "0.1", "--algorithm.old_log_probs", "always"
-    )
-    (finished_run / "config.yaml").write_text(dump_config(calibrating))
-    known = read_calibration(finished_run, registry)
-    plan = planned(registry, model, *flags, hardware="cpu", calibration=known)
-    assert plan.prediction is not None
-    assert plan.prediction.seconds["log_probs"] == pytest.approx(passes / 2)
-
-
-def test_a_run_of_the_same_kind_is_predicted_to_take_as_long(
-    finished_run: Path, registry: Registry, model: str
-) -> None:
-    plan = planned(registry, model, hardware="cpu", calibration=read_calibration(finished_run, registry))
-    assert plan.prediction is not None
-    assert plan.prediction.step_s == pytest.approx(6.6)  # no log-probs in a step of one update
-    with pytest.raises(ConfigError, match="two steps or more"):
-        read_calibration(finished_run / "nothing", registry)
 
 
 def test_the_command_prints_the_plan_and_leaves_with_whether_it_fits(
