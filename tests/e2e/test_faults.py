@@ -17,7 +17,7 @@ from conftest import assert_gone, command, descendants, environment, rlsdk, wait
 from test_schedule import TASK, in_one_process, measured
 
 from rlsdk.rollouts.journal.recorded import account
-from rlsdk.rollouts.journal.segments import lines
+from rlsdk.rollouts.journal.segments import records
 
 TWO_REPLICAS = [
     "--placement.preset", "disaggregated", "--placement.devices_per_node", "3", "--placement.devices", "{rollout: 2}",
@@ -59,7 +59,7 @@ class Running:
 
     def has_sample_of(self, group: int) -> bool:
         """A sample of this group was made."""
-        return any(line["event"] == "sample" and line["group"] == group for line in lines(self.run / "journal"))
+        return any(line["event"] == "sample" and line["group"] == group for line in records(self.run / "journal"))
 
     def wait_for(self, condition: Callable[[], object], what: str) -> None:
         wait_for(lambda: self.process.poll() is not None or condition(), what)
@@ -144,7 +144,7 @@ def test_one_step_off_a_killed_controller_replica_and_training_rank_change_no_nu
         checkpoint = run.run / "checkpoints" / "step_00000001"
         run.wait_for(lambda: run.has_sample_of(9) and checkpoint.is_dir(), "a group of step 3")
         run.process.kill()
-    assert sum(line["event"] == "sample" for line in lines(run.run / "journal")) < 96
+    assert sum(line["event"] == "sample" for line in records(run.run / "journal")) < 96
     with running(model, "killed", tmp_path, *extra) as run:
         run.wait_for(lambda: run.has_sample_of(13), "a sample of step 4")
         run.kill("rollout-1")
@@ -164,7 +164,7 @@ def assert_undisturbed(run: Running, model: str, steps: int, extra: Sequence[str
     """Every prompt was trained once, no sample was made twice, and all numbers are those of a run without faults."""
     prompts = [(at, f"trained in step {at // 4 + 1}") for at in range(4 * steps)]
     assert sorted(account(run.run / "journal").items()) == prompts
-    assert sum(line["event"] == "sample" for line in lines(run.run / "journal")) == 16 * steps
+    assert sum(line["event"] == "sample" for line in records(run.run / "journal")) == 16 * steps
     view = in_one_process(model, [*TASK, *TWO_REPLICAS, *extra], run.run.parent / "whole")
     found = run.metrics()
     assert sorted(found) == list(range(1, steps + 1))

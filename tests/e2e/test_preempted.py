@@ -14,7 +14,7 @@ from test_faults import TWO_REPLICAS, running
 from test_schedule import TASK, in_one_process, measured
 
 from rlsdk.rollouts.journal.recorded import account
-from rlsdk.rollouts.journal.segments import lines
+from rlsdk.rollouts.journal.segments import records
 from rlsdk.trainer.checkpoints.checkpoint import CheckpointStore, damage
 
 STEPS = 6
@@ -36,7 +36,7 @@ def test_sigterm_ends_a_run_with_75_and_a_raylet_that_dies_later_changes_no_numb
     newest = CheckpointStore(run.run / "checkpoints", keep=3).newest()
     assert newest is not None
     assert damage(newest) == []
-    before = Counter(line["event"] for line in lines(run.run / "journal"))
+    before = Counter(line["event"] for line in records(run.run / "journal"))
     assert before["sample"] < 16 * STEPS
     with running(model, "struck", tmp_path, *extra) as run:
         run.wait_for(lambda: run.has_sample_of(17), "a sample of step 5")
@@ -49,7 +49,7 @@ def test_sigterm_ends_a_run_with_75_and_a_raylet_that_dies_later_changes_no_numb
     assert "the session was lost and is started again from its newest whole checkpoint" in said
     prompts = [(at, f"trained in step {at // 4 + 1}") for at in range(4 * STEPS)]
     assert sorted(account(run.run / "journal").items()) == prompts
-    assert sum(line["event"] == "sample" for line in lines(run.run / "journal")) == 16 * STEPS, "made twice"
+    assert sum(line["event"] == "sample" for line in records(run.run / "journal")) == 16 * STEPS, "made twice"
     view, found = in_one_process(model, [*TASK, *TWO_REPLICAS, *EXTRA], tmp_path / "whole"), run.metrics()
     assert sorted(found) == list(range(1, STEPS + 1))
     for step, whole in enumerate(view.steps, 1):
