@@ -189,6 +189,33 @@ def test_the_parent_is_given_or_is_where_the_branch_left_origin(
     assert find_parent(landing, repository.first).commit == repository.first
 
 
+def test_in_a_fresh_clone_the_landing_says_itself_on_which_commit_it_began(
+    repository: Repository, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    def parent() -> Parent:
+        clone = Path(tmp_path_factory.mktemp("clone")) / "here"
+        repository.git("clone", "--quiet", str(repository.root), str(clone))
+        return find_parent(clone)
+
+    assert changes.begin(repository.root) == repository.first
+    repository.git("add", "--all")
+    with pytest.raises(ValueError, match="without changes"):
+        changes.begin(repository.root)
+    repository.commit({})
+    repository.commit({"rlsdk/kit/model/hf.py": "1"})
+    assert parent().commit == repository.first
+    repository.git("commit", "--quiet", "--allow-empty", "--message", "another landing, which does not say so")
+    assert parent().commit == repository.first, "more runs, not less"
+    later = repository.commit({})
+    repository.commit({})
+    repository.commit({changes.NOTED: f"{later}\n"})
+    assert "but not the commit that it was written on" in parent().why
+    last = repository.commit({changes.NOTED: "nothing\n"})
+    assert parent().commit is None
+    repository.write({changes.NOTED: f"{last}\n"})
+    assert parent().commit is None, "what is not committed says nothing"
+
+
 def test_without_a_parent_that_can_be_told_everything_runs(
     repository: Repository, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

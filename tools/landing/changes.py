@@ -14,6 +14,8 @@ VARIABLE = "LANDING_PARENT"
 """Environment variable that names the commit before a landing."""
 REMOTE = ("origin/HEAD", "origin/main")
 """Where a clone has what was landed before."""
+NOTED = "tests/landed.txt"
+"""The commit that main was at when this landing began, for a clone in which `origin` is the landing itself."""
 SHORT = 8
 """Characters of a commit in messages."""
 NAMED = 4
@@ -38,16 +40,46 @@ def find_parent(root: Path, named: str | None = None) -> Parent:
     """The commit before this landing: `named`, else `$LANDING_PARENT`, else where the branch left `origin`'s.
 
     HEAD's own parent is never taken for it: a landing of many commits could change an engine in one of them and skip
-    its suite in the next. For the same reason HEAD itself is not, which is what a fresh clone of the landing names.
+    its suite in the next. For the same reason HEAD itself is not, which is what a fresh clone of the landing names:
+    there the landing's first commit says it (`NOTED`).
     """
     if given := named or os.environ.get(VARIABLE, ""):
         return _checked(root, given, f"{given!r}, given as the commit before this landing,")
+    unknown = f"no commit before this landing is known: {VARIABLE} is not set and no origin is there"
     for name in REMOTE:
         if base := git(root, "merge-base", "HEAD", name):
-            return _checked(root, base, f"{name}, from which this clone came,")
-    return Parent(
-        commit=None, why=f"no commit before this landing is known: {VARIABLE} is not set and no origin is there"
-    )
+            left = _checked(root, base, f"{name}, from which this clone came,")
+            if left.commit:
+                return left
+            unknown = left.why
+            break
+    return _noted(root, unknown)
+
+
+def _noted(root: Path, unknown: str) -> Parent:
+    """The commit that `NOTED` names, if the commit that wrote it was made right on that one.
+
+    A landing that did not write it is compared with an earlier commit, and more runs.
+    """
+    name = (git(root, "show", f"HEAD:{NOTED}") or "").strip()
+    if not name:
+        return Parent(commit=None, why=unknown)
+    if git(root, "log", "-1", "--format=%P", "--", NOTED) != name:
+        return Parent(commit=None, why=f"{NOTED} names {name[:SHORT]}, but not the commit that it was written on")
+    return _checked(root, name, f"{name[:SHORT]}, named in {NOTED},")
+
+
+def begin(root: Path) -> str:
+    """Writes into `NOTED` that a landing begins on HEAD; to be committed before anything else.
+
+    Raises:
+        ValueError: something else was changed already, or this is no repository.
+    """
+    head = head_of(root)
+    if not head or git(root, "status", "--porcelain", "--untracked-files=no"):
+        raise ValueError(f"{NOTED} is written in a repository without changes: commit or put them away first")
+    (root / NOTED).write_text(f"{head}\n", encoding="utf-8")
+    return head
 
 
 def _checked(root: Path, name: str, what: str) -> Parent:
