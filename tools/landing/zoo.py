@@ -1,7 +1,9 @@
 """Which broken engines run: those that a change since the landing's parent can reach, and a seeded eighth of the rest.
 
-A broken engine reaches what its module and the modules of its requirements import. A change that none of them reaches,
-in a folder that the suites or the engines are made of, selects them all.
+A broken engine shows that a requirement sees a defect. That changes with the defect, the requirement and the labs: it
+reaches what its module and the modules of its requirements import of those. What they stand on (the kit, the built-in
+engines) changes it seldom; the eighth sees that, and `make zoo`. A change of the suites that none of them reaches
+selects them all.
 """
 
 from __future__ import annotations
@@ -14,17 +16,14 @@ from functools import cache
 from pathlib import Path
 
 from .changes import Parent, blobs_at, blobs_now, changed, head_of, summary
-from .suites import BUILTIN, SHARED
 
-WATCHED = (*SHARED, *BUILTIN, "plugins/fsdp/src", "tests/testing/broken", "tests/testing/broken_runs.py",
+SOURCES = {"rlsdk.testing": ".", "broken": "tests/testing"}
+"""Package -> folder that its path begins in: what proves, and what it is proven on."""
+WATCHED = ("rlsdk/testing", "tests/testing/broken", "tests/testing/broken_runs.py",
            "tests/testing/test_broken_rollout.py", "tests/testing/test_broken_train.py")  # fmt: skip
 """What the result of a broken engine depends on."""
-SOURCES = {"rlsdk": ".", "rlsdk_fsdp": "plugins/fsdp/src", "broken": "tests/testing"}
-"""Package -> folder that it lies in."""
 EVERY_SUITE = ("rlsdk.testing.suites.suite", "rlsdk.testing.plugin")
 """Modules that every requirement is run by."""
-UNREAD = "rlsdk.config"
-"""Not followed: no broken engine is about the description of options."""
 SHARE = 8
 """One in so many runs without a cause."""
 
@@ -104,11 +103,12 @@ def _imported(root: Path, file: Path) -> frozenset[Path]:
 
 @cache
 def _files(root: Path, module: str) -> Collection[Path]:
-    """The file of a module, or of a name in one, and those of the packages that it lies in; none: it is not ours."""
-    parts = module.split(".")
-    if parts[0] not in SOURCES or module.startswith(UNREAD):
+    """The file of a module, or of a name in one, and those of the packages that it lies in; none: it is not watched."""
+    home = next((name for name in SOURCES if f"{module}.".startswith(f"{name}.")), None)
+    if home is None:
         return ()
-    places = [root.joinpath(SOURCES[parts[0]], *parts[:at]) for at in range(1, len(parts) + 1)]
+    parts, first = module.split("."), home.count(".") + 1
+    places = [root.joinpath(SOURCES[home], *parts[:at]) for at in range(first, len(parts) + 1)]
     return [file for place in places for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file()]
 
 
