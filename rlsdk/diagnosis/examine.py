@@ -44,7 +44,7 @@ def examine(
     ]
     if ray_address is not None:
         checks.append(("cluster", lambda: cluster(ray_address)))
-    checks.append(("plugins", plugins))
+    checks.append(("plugins", lambda: plugins(device="cuda" if count_gpus() else "cpu")))
     for name, check in checks:
         begins(name)
         yield from guarded(name, check)

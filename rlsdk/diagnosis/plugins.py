@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from rlsdk.diagnosis.finding import Finding, Health
 from rlsdk.diagnosis.packages import IMPORT_TIMEOUT_S, install
 from rlsdk.diagnosis.probe import Answer, ask
+from rlsdk.diagnosis.recipes import recipe_of, unmet
 from rlsdk.interfaces import BackendSpec
 from rlsdk.registry import Registry, Row, State
 
@@ -39,12 +40,13 @@ answer()
 Probe = Callable[[BackendSpec], Answer]
 
 
-def plugins(rows: Iterable[Row] | None = None, probe: Probe | None = None) -> Iterator[Finding]:
+def plugins(rows: Iterable[Row] | None = None, probe: Probe | None = None, *, device: str = "cpu") -> Iterator[Finding]:
     """A finding for each backend, and for each component or plugin that cannot be used.
 
     Args:
         rows: what is installed; None: discovered now.
         probe: imports a backend's engine; None: in its own process.
+        device: kind of device that runs use here, for which a plugin's recipe may ask for more packages.
     """
     rows = list(Registry.discover().rows() if rows is None else rows)
     probe = import_engine if probe is None else probe
@@ -55,6 +57,7 @@ def plugins(rows: Iterable[Row] | None = None, probe: Probe | None = None) -> It
     for row in rows:
         if id(row) in answers:
             yield _engine(row, answers[id(row)])
+            yield from _recipe(row, device)
         elif not row.state.usable and not _only_lacks_an_extra(row):
             yield _unusable(row)
 
@@ -104,6 +107,16 @@ def _engine(row: Row, answer: Answer) -> Finding:
         for names, specifier in spec.engine_requires.items()
     )
     return Finding(check=check, state=Health.OK, found=f"{row.source}" + (f": {tested}" if tested else ""))
+
+
+def _recipe(row: Row, device: str) -> Iterator[Finding]:
+    """What the engine's recipe asks for on this device and this environment lacks. An environment of its own was made
+    by the recipe."""
+    if row.isolation is not None:
+        return
+    for wanted, found in unmet(recipe_of(_spec(row).engine, device)):
+        said = f"{row.source}: on {device} its engine is meant to run with {wanted}; here: {found}"
+        yield Finding(check=f"{row.kind} {row.name}", state=Health.WARNING, found=said, fix=install(wanted))
 
 
 def _unusable(row: Row) -> Finding:

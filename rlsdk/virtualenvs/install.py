@@ -47,8 +47,6 @@ from rlsdk.virtualenvs.environments import (
 from rlsdk.virtualenvs.installer import Installer, Wanted, applicable, find_uv, installer_for, make_environment, run
 from rlsdk.virtualenvs.requirement import check_requirement, core_requirement, distribution_of, requirement_for
 
-RECIPE = "install.toml"
-"""File in a plugin's package: what its environment needs besides the distribution's requirements, by device."""
 SHARED = ("ray", "torch", "transformers", "numpy")
 """Packages that an install into this environment must not change: its engines were tested with these versions."""
 _PROBE = """

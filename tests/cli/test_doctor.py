@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,24 @@ def test_every_state_of_a_plugin_is_told_with_what_mends_it(
     assert (found.check, found.state) == ("train gale", state)
     assert said in found.found
     assert fix in found.fix
+
+
+def test_what_a_plugins_recipe_asks_for_on_this_device_is_named_where_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "galeish").mkdir()
+    (tmp_path / "galeish" / "__init__.py").write_text("raise AssertionError('a package is found, not imported')")
+    wanted = ["wind-engine[fast]>=2.9,<2.12", "torch>=2", "torch==1.0.0", "none; sys_platform == 'never'"]
+    (tmp_path / "galeish" / "install.toml").write_text(f"[cuda]\nrequires = {json.dumps(wanted)}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    ready = backend(State.READY)
+    row = replace(ready, spec=replace(ready.spec, engine="galeish.engine:Gale"))
+    assert [found.state for found in plugin_checks.plugins([row], lambda _: Answer(facts={}))] == ["ok"]
+    _, *lacking = plugin_checks.plugins([row], lambda _: Answer(facts={}), device="cuda")
+    assert [found.state for found in lacking] == ["warning", "warning"]
+    assert f"on cuda its engine is meant to run with {wanted[0]}; here: not installed" in lacking[0].found
+    assert lacking[0].fix.endswith(f"install '{wanted[0]}'")
+    assert "here: version 2." in lacking[1].found
 
 
 def test_packages_of_an_engine_are_imported_by_the_names_that_it_is_installed_under() -> None:
