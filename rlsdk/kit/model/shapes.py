@@ -25,6 +25,11 @@ _FAMILIES: Mapping[str, Mapping[str, Any]] = {
     },
     "gemma2": {"model_type": "gemma2", "max_position_embeddings": 8192, "tie_word_embeddings": True},
     "gemma3": {"model_type": "gemma3_text", "max_position_embeddings": 32768, "tie_word_embeddings": True},
+    "deepseek_v3": {
+        "model_type": "deepseek_v3", "max_position_embeddings": 163840, "q_lora_rank": 1536, "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 256,
+        "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3,
+    },
     "phi3": {"model_type": "phi3", "max_position_embeddings": 16384, "pad_token_id": 0},
     "smollm2": {"model_type": "llama", "max_position_embeddings": 8192, "tie_word_embeddings": True},
 }  # fmt: skip
@@ -63,6 +68,8 @@ _SHAPES: Mapping[str, tuple[str, tuple[int, ...], Mapping[str, Any]]] = {
     "gemma-3-1b": ("gemma3", (1152, 6912, 26, 4, 1, 256, 262144), {}),
     "phi-3.5-mini": ("phi3", (3072, 8192, 32, 32, 32, 96, 32064), _UNTIED),
     "phi-4": ("phi3", (5120, 17920, 40, 40, 10, 128, 100352), _UNTIED),
+    "deepseek-v3-671b": (
+        "deepseek_v3", (7168, 18432, 61, 128, 128, 64, 129280), {**_UNTIED, "moe_intermediate_size": 2048}),
     "smollm2-135m": ("smollm2", (576, 1536, 30, 9, 3, 64, 49152), {}),
     "smollm2-360m": ("smollm2", (960, 2560, 32, 15, 5, 64, 49152), {}),
     "smollm2-1.7b": ("smollm2", (2048, 8192, 24, 32, 32, 64, 49152), {}),
