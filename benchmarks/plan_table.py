@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import rlsdk
 from rlsdk.interfaces import ConfigError
@@ -50,7 +51,7 @@ class Given:
             RlsdkError: there can be no such run.
         """
         nodes, per_node = max(1, devices // NODE), min(devices, NODE)
-        fields = {
+        fields: dict[str, Any] = {
             "train.backend": train,
             "rollout.backend": "vllm",
             "rollout.max_response_tokens": 7168,
