@@ -21,6 +21,7 @@ class TestAsynchronous(cases.Asynchronous):
     # Each starts an engine. Workers are the same in both modes; how this one begins is in `test_processes`, how it ends
     # below.
     test_tensor_parallel = None
+    test_sharded_update = None
     test_update_first = None
     test_replicas = None
     test_close = None
