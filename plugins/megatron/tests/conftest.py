@@ -12,8 +12,10 @@ from typing import Any
 import cases
 import pytest
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 from worlds import Case, run_world
 
+from rlsdk.interfaces import AdapterSpec
 from rlsdk.testing.process.models import write_tiny_model
 
 with warnings.catch_warnings():
@@ -85,6 +87,23 @@ def write_mixture(folder: Path) -> Path:
     return folder
 
 
+def write_start(folder: Path, model: str, spec: AdapterSpec) -> None:
+    """An adapter in PEFT's format, both of whose matrices are random."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    targets = [name for name, module in plain.named_modules() if isinstance(module, torch.nn.Linear)]
+    chosen = [name for name in targets if name != "lm_head" and (spec.targets == ("all-linear",) or
+              name in spec.targets or name.rpartition(".")[2] in spec.targets)]
+    found = get_peft_model(plain, LoraConfig(r=spec.rank, lora_alpha=spec.alpha, target_modules=chosen))
+    generator = torch.Generator().manual_seed(8)
+    for name, parameter in found.named_parameters():
+        if ".lora_" in name:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.05
+    found.save_pretrained(folder)
+
+
 def damage_checkpoints(folder: Path) -> None:
     """Copies of a checkpoint of two ranks, each with a fault."""
     saved, damaged = folder / "saved_tp2", folder / "damaged"
@@ -110,6 +129,9 @@ def damage_checkpoints(folder: Path) -> None:
 def worlds(models: dict[str, str], folder: Path) -> Mapping[int, list[Case]]:
     for name in cases.FOLDERS:
         (folder / name).mkdir()
+    for model, *targets in cases.STARTED:
+        spec = cases.started(folder, model, *targets)
+        write_start(Path(spec.path or ""), models[model], spec)
     return {2: cases.pair(models, folder), 4: cases.four(models, folder), 1: cases.alone(models, folder)}
 
 

@@ -236,3 +236,50 @@ def damaged(case: Case, ctx: RankContext) -> dict[str, Any]:
     unchanged = same(weights(engine), before)
     engine.close()
     return {"errors": errors, "unchanged": unchanged}
+
+
+def adapter(case: Case, ctx: RankContext) -> dict[str, Any]:
+    """The reference is asked first of all; then training, a kept reference, exports, and a checkpoint of it."""
+    folder, spec = Path(case.export or ""), spec_of(case, case.options)
+    mine = random_batch(11, seed=3)
+
+    def log_probs(engine: Any, method: str = "forward") -> torch.Tensor:
+        found: torch.Tensor = getattr(engine, method)(mine, ("log_probs",)).get("log_probs", torch.zeros(1))
+        return found
+
+    plain = start(ctx, replace(spec, optim=None, model=replace(spec.model, adapter=None)))
+    base = log_probs(plain)
+    plain.close()
+    engine = start(ctx, spec)
+    found = {"first": torch.equal(log_probs(engine, "forward_reference"), base)}
+    norms = [step(engine, seed=seed).grad_norm for seed in (10, 20)]
+    found["norms"] = norms
+    found["off"] = torch.equal(log_probs(engine, "forward_reference"), base)
+    found["moved"] = engine.moved_share()
+    held: Any = engine.engine
+    found["held"] = {
+        part: sum(t.nbytes for t in held._tensors_of(part)) for part in ("weights", "optimizer", "gradients")
+    }
+    found["base with gradients"] = [n for one in held.held for n in ("main_grad", "grad") if hasattr(one.parameter, n)
+                                    and getattr(one.parameter, n) is not None]  # fmt: skip
+    kept = log_probs(engine)
+    engine.keep_reference()
+    step(engine, seed=30)
+    found["kept"] = torch.equal(log_probs(engine, "forward_reference"), kept)
+    for export in ("adapter", "merged"):
+        object.__setattr__(held.adapter.adapter.spec, "export", export)
+        engine.save_pretrained(folder / f"exported_{export}")
+    saved = folder / "saved_kept"
+    saved.mkdir(exist_ok=True)
+    engine.save_checkpoint(saved)
+    found |= {"after": log_probs(engine), "row_ids": mine["row_id"], "lengths": mine.lengths}
+    engine.close()
+    resumed = start(ctx, spec)
+    resumed.load_checkpoint(saved)
+    found["resumed"] = torch.equal(log_probs(resumed, "forward_reference"), kept)
+    found["equal"] = torch.equal(log_probs(resumed), found["after"])
+    resumed.close()
+    other = start(ctx, replace(spec, model=replace(spec.model, dtype="bfloat16")))
+    found["refused"] = error_of(lambda: other.load_checkpoint(saved))
+    other.close()
+    return found

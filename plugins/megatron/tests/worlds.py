@@ -15,6 +15,7 @@ import torch
 
 from rlsdk.algorithms import PolicyObjective
 from rlsdk.interfaces import (
+    AdapterSpec,
     Batch,
     Head,
     ModelSpec,
@@ -24,6 +25,7 @@ from rlsdk.interfaces import (
     RankContext,
     TrainEngine,
     TrainSpec,
+    WeightPart,
 )
 from rlsdk.kit.ranks.rendezvous import hold_port, init_process_group
 from rlsdk.kit.ranks.shared_memory import find_block
@@ -79,6 +81,7 @@ class Case:
     head: str = "lm"
     random: bool = False
     checkpointing: bool = False
+    adapter: AdapterSpec | None = None
     calls: int = 1
     """`forward_backward` calls before each step."""
     lonely: bool = False
@@ -106,6 +109,7 @@ class Case:
             dtype=self.dtype,
             head=self.head,
             random=self.random,
+            adapter=self.adapter,
             calls=self.calls,
             first=self.first or self.load is not None,
         )
@@ -113,7 +117,7 @@ class Case:
 
 def spec_of(case: Case, options: object | None = None) -> TrainSpec:
     return TrainSpec(
-        model=ModelSpec(path=case.model, dtype=case.dtype, head=Head(case.head)),
+        model=ModelSpec(path=case.model, dtype=case.dtype, head=Head(case.head), adapter=case.adapter),
         optim=OPTIM,
         micro_batch_rows=case.rows,
         micro_batch_tokens=None if case.rows else case.tokens,
@@ -168,6 +172,13 @@ def drive(engine: TrainEngine, case: Case) -> dict[str, Any]:
     found["lent"] = all(find_block(shard.tensor) is not None for shard in engine.shards())
     found["shards"] = [(s.name, s.box, s.tensor.clone()) for s in engine.shards()]
     found["layout"] = engine.layout()
+    if case.adapter is not None:
+        low = list(engine.part_shards(WeightPart.ADAPTER))
+        found["low"] = {
+            "shards": [(s.name, s.box, s.tensor.detach().clone()) for s in low],
+            "layout": engine.part_layout(WeightPart.ADAPTER),
+        }
+        found["lent low"] = all(find_block(shard.tensor) is not None for shard in low)
     return found
 
 
@@ -216,7 +227,7 @@ def _rank_main(rank: int, world: int, ports: Any, cases: list[Case], folder: str
                 results[case.name] = case.probe(case, ctx)
                 continue
             # Memory that is shared cannot be given back; a GPU's is not.
-            with patch("rlsdk_megatron.engine.keep_shared") if case.offloaded else nullcontext():
+            with patch("rlsdk_megatron.building.keep_shared") if case.offloaded else nullcontext():
                 engine.initialize(ctx, spec_of(case, case.options))
             results[case.name] = drive(engine, case)
         except Exception as error:

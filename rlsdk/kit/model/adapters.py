@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -247,12 +247,19 @@ def count_moved(pairs: Iterable[tuple[Tensor, Tensor]]) -> tuple[int, int]:
     return moved, numel
 
 
+class Switch(Protocol):
+    """An adapter that can be switched off, as `ModelAdapter` can."""
+
+    def switched_off(self) -> AbstractContextManager[None]:
+        """The model computes as if it had no adapter, bit for bit."""
+
+
 @dataclass
 class KeptReference:
     """The reference policy of a model with an adapter: the adapter as it was when `keep` was called, or before that the
     model without it."""
 
-    adapter: ModelAdapter
+    adapter: Switch
     held: Mapping[str, Tensor]
     """A and B that the engine trains, by name: what the model computes with."""
     values: dict[str, Tensor] = field(default_factory=dict)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from torch import Tensor
 
 from rlsdk.interfaces import Box, CheckpointError, LayoutError
 from rlsdk.kit.files.atomic_files import atomic_write_json, atomic_write_tensors
+from rlsdk.kit.model.adapters import check_base
 from rlsdk.kit.ranks.error_agreement import raise_on_all_ranks
 from rlsdk.kit.ranks.progress import advance
 from rlsdk_megatron.optimizer import MOMENTS, collect, replicas, slot_of
@@ -29,6 +32,8 @@ from rlsdk_megatron.parts import Held, Part
 STATE = "engine.json"
 INDEX = "index.json"
 KINDS = ("weight", *MOMENTS)
+REFERENCE = "reference"
+"""Kind of the values that an adapter had when the reference policy was kept."""
 Key = tuple[str, Box]
 
 
@@ -40,17 +45,21 @@ def save(
     num_steps: int,
     *,
     shared: bool,
+    base: str | None = None,
+    reference: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> None:
     """Writes weights, moments, schedule and random states. Collective: every rank must call; returns when all files are
     on disk.
 
     Args:
         folder: an existing, empty folder.
-        held: this rank's parameters.
-        shapes: shapes of all canonical tensors of the model.
+        held: this rank's parameters, of the adapter alone if there is one.
+        shapes: shapes of all canonical tensors of which `held` is a part.
         optimizer: Megatron's; None: a frozen model.
         num_steps: optimizer steps taken.
         shared: the optimizer's state is split over replicas.
+        base: fingerprint of the frozen weights below an adapter; None: there are none.
+        reference: this rank's values of the adapter that the reference has; empty: it has none.
 
     Raises:
         CheckpointError: some rank could not write; raised on all.
@@ -67,16 +76,21 @@ def save(
             for part in one.parts:
                 if (part.name, part.box) in mine:
                     tensors[_key(kind, part)] = part.view(whole).cpu()
+    tensors |= {
+        _key(REFERENCE, part): part.view(reference[part.name]).cpu()
+        for one in held
+        for part in one.parts
+        if reference and (part.name, part.box) in mine
+    }
     with raise_on_all_ranks(f"{folder} cannot be written"):
         atomic_write_tensors(folder / f"rank-{rank:05d}.safetensors", tensors)
     places = _gathered_index({key: list(values.shape) for key, values in tensors.items()})
     with raise_on_all_ranks(f"{folder} cannot be written"):
         if rank == 0:
             atomic_write_json(folder / INDEX, places)
-            atomic_write_json(
-                folder / STATE,
-                {"format": 1, "num_steps": num_steps, "files": dist.get_world_size(), "index": INDEX},
-            )
+            state = {"format": 1, "num_steps": num_steps, "files": dist.get_world_size(), "index": INDEX}
+            more = {} if base is None else {"base": base, "has_reference": bool(reference)}
+            atomic_write_json(folder / STATE, {**state, **more})
 
 
 def _state(one: Held, slot: Any, num_steps: int, *, shared: bool) -> dict[str, Tensor]:
@@ -121,31 +135,52 @@ def owned(held: Sequence[Held], shapes: Mapping[str, tuple[int, ...]]) -> set[Ke
     return mine
 
 
-def load(folder: Path, held: Sequence[Held], shapes: Mapping[str, tuple[int, ...]], optimizer: Any) -> int:
-    """Restores what `save` wrote, under any split; returns `num_steps`. Collective: every rank must call.
+def load(
+    folder: Path,
+    held: Sequence[Held],
+    shapes: Mapping[str, tuple[int, ...]],
+    optimizer: Any,
+    *,
+    base: str | None = None,
+) -> tuple[int, dict[str, Tensor]]:
+    """Restores what `save` wrote, under any split; returns `num_steps` and this rank's `reference`. Collective: every
+    rank must call.
 
     Args:
         folder: the checkpoint.
-        held: this rank's parameters.
-        shapes: shapes of all canonical tensors of the model.
+        held: this rank's parameters, of the adapter alone if there is one.
+        shapes: shapes of all canonical tensors of which `held` is a part.
         optimizer: Megatron's; None: a frozen model.
+        base: as in `save`, of this model.
 
     Raises:
         CheckpointError: the folder is incomplete or of another model; raised on all ranks, before any state changes.
     """
     with ExitStack() as stack:
         with raise_on_all_ranks(f"{folder} cannot be loaded"):
-            progress = _progress(folder)
-            num_steps = int(progress["num_steps"])
-            kinds = KINDS if optimizer is not None and num_steps else KINDS[:1]
-            stored = _Stored(folder, int(progress["files"]), stack, has_index=bool(progress["has_index"]))
+            progress = _read_progress(folder)
+            check_base(folder, progress.base, base)
+            kinds = KINDS if optimizer is not None and progress.num_steps else KINDS[:1]
+            kinds = (*kinds, REFERENCE) if progress.has_reference else kinds
+            stored = _Stored(folder, progress.files, stack, has_index=progress.has_index)
             stored.check(shapes, kinds)
             stored.open(held, kinds)
         with raise_on_all_ranks(f"{folder} cannot be loaded"), torch.no_grad():
             for one in held:
-                _restore(one, stored, optimizer, num_steps)
+                _restore(one, stored, optimizer, progress.num_steps)
+            reference = _read_reference(held, stored) if progress.has_reference else {}
             stored.restore_random_state()
-    return num_steps
+    return progress.num_steps, reference
+
+
+def _read_reference(held: Sequence[Held], stored: _Stored) -> dict[str, Tensor]:
+    """By name; each parameter of an adapter is one box."""
+    found = {}
+    for one in held:
+        for part in one.parts:
+            found[part.name] = torch.zeros_like(one.parameter)
+            stored.read(REFERENCE, part, part.view(found[part.name]))
+    return found
 
 
 def _restore(one: Held, stored: _Stored, optimizer: Any, num_steps: int) -> None:
@@ -270,31 +305,60 @@ def _key(kind: str, part: Part) -> str:
     return f"{kind}/{part.name}@{','.join(map(str, part.box.offset))}"
 
 
-def _progress(folder: Path) -> Mapping[str, Any]:
+@dataclass(frozen=True)
+class _Progress:
+    """Content of a checkpoint besides tensors."""
+
+    num_steps: int
+    files: int
+    has_index: bool
+    base: str | None
+    """Fingerprint of the frozen weights below an adapter."""
+    has_reference: bool
+    """Whether it has the adapter of the reference."""
+
+
+def _read_progress(folder: Path) -> _Progress:
     try:
         found = json.loads((folder / STATE).read_text())
-        return {**{name: int(found[name]) for name in ("num_steps", "files")}, "has_index": "index" in found}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return _Progress(
+            num_steps=int(found["num_steps"]),
+            files=int(found["files"]),
+            has_index="index" in found,
+            base=found.get("base"),
+            has_reference=bool(found.get("has_reference", False)),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{folder} is not a complete checkpoint of backend 'megatron': {type(error).__name__}: {error}"
         ) from error
 
 
+Read = Callable[[Part, Tensor], Tensor]
+"""Values of a part, from its parameter."""
+
+
 class Gathering:
     """Gathers whole tensors one by one, each on its writer."""
 
-    def __init__(self, held: Sequence[Held], shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Collective: every rank must call."""
+    def __init__(self, held: Sequence[Held], shapes: Mapping[str, tuple[int, ...]], read: Read = Part.view) -> None:
+        """Collective: every rank must call.
+
+        Args:
+            held: this rank's parameters.
+            shapes: shapes of all canonical tensors of which `held` is a part.
+            read: what is gathered of a part.
+        """
         mine = owned(held, shapes)
-        self._shapes = shapes
-        self._views = {
-            (part.name, part.box): part.view(one.parameter)
+        self._shapes, self._read = shapes, read
+        self._parts = {
+            (part.name, part.box): (part, one.parameter)
             for one in held
             for part in one.parts
             if (part.name, part.box) in mine
         }
         held_by: list[list[Key]] = [[]] * dist.get_world_size()
-        dist.all_gather_object(held_by, list(self._views))  # in the order of the model's tensors; each box once
+        dist.all_gather_object(held_by, list(self._parts))  # in the order of the model's tensors; each box once
         self._sources: dict[str, list[tuple[int, Box]]] = {}
         for rank, keys in enumerate(held_by):
             for name, box in keys:
@@ -309,9 +373,9 @@ class Gathering:
             if whole is not None:
                 place = whole[box.slices(Box.whole(self._shapes[name]))]
                 mine = source == writer
-                place.copy_(self._views[name, box] if mine else _received(box, dtype, source))
+                place.copy_(self._read(*self._parts[name, box]) if mine else _received(box, dtype, source))
             elif rank == source:
-                dist.send(self._views[name, box].to("cpu", dtype).contiguous(), writer)
+                dist.send(self._read(*self._parts[name, box]).to("cpu", dtype).contiguous(), writer)
         return whole
 
 

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from rlsdk.interfaces import (
     Batch,
-    ConfigError,
     ForwardBackwardResult,
     Objective,
     OptimSpec,
@@ -27,38 +26,28 @@ from rlsdk.interfaces import (
     TrainEngine,
     TrainSpec,
     WeightLayout,
+    WeightPart,
     WeightShard,
 )
 from rlsdk.kit.files.export import in_dtype, write_model
 from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
 from rlsdk.kit.memory.offload import HostOffload
 from rlsdk.kit.model.device_copies import send_batch
-from rlsdk.kit.model.hf import build_model, canonical_parameters, load_model_config
-from rlsdk.kit.model.microbatch import check_limits, cut_passes, groups_to_keep
+from rlsdk.kit.model.hf import load_model_config
+from rlsdk.kit.model.microbatch import cut_passes, groups_to_keep
 from rlsdk.kit.model.optim import learning_rate
 from rlsdk.kit.ranks.error_agreement import raise_objective_errors, raise_on_all_ranks
 from rlsdk.kit.ranks.metric_sums import MetricSums
 from rlsdk.kit.ranks.progress import advance
 from rlsdk.kit.ranks.rendezvous import destroy_process_group, init_process_group
 from rlsdk_megatron import checkpoint, groups
-from rlsdk_megatron.config import MegatronOptions, split_problems
+from rlsdk_megatron.building import build, check, options_of
 from rlsdk_megatron.cpu_shim import device_scope
 from rlsdk_megatron.inputs import Inputs
-from rlsdk_megatron.loading import load_weights
-from rlsdk_megatron.modeling import (
-    Stage,
-    buffers_of,
-    build_stages,
-    finish_gathers,
-    keep_shared,
-    make_trainable,
-    packs_rows,
-    transformer_config,
-    uses_transformer_engine,
-)
+from rlsdk_megatron.modeling import Stage, buffers_of, finish_gathers, packs_rows
 from rlsdk_megatron.optimizer import Slot, optimizers, settings_of, slot_of
 from rlsdk_megatron.outputs import check_names, last_stage_outputs
-from rlsdk_megatron.parts import Held, Shapes, all_parts, held_by
+from rlsdk_megatron.parts import Held, Part, all_parts
 from rlsdk_megatron.passes import STAND_IN, run_passes
 
 
@@ -82,7 +71,7 @@ class MegatronTrainEngine(TrainEngine):
         self.options = options_of(spec)
         self.device = torch.device(ctx.device)
         self.hf_config = load_model_config(spec.model)
-        _check(ctx, spec, self.options, self.hf_config.to_dict())
+        check(ctx, spec, self.options, self.hf_config.to_dict())
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         init_process_group(ctx, "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl")
@@ -91,7 +80,14 @@ class MegatronTrainEngine(TrainEngine):
             self.place = groups.here()
             # A head without weights in the checkpoint draws its first ones.
             with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-                self._build()
+                built = build(ctx, spec, self.options, self.hf_config, self.device)
+        self.stages, self.modules, self.exported = built.stages, built.modules, built.exported
+        self.held, self.shapes, self.tied, self.adapter = built.held, built.shapes, built.tied, built.adapter
+        # What is trained, and what checkpoints hold.
+        self.trained, self.trained_shapes = self.held, self.shapes
+        if self.adapter is not None:
+            self.trained, self.trained_shapes = self.adapter.held, self.adapter.shapes
+        self.packs = packs_rows(self.options)
         self.host_offload = HostOffload()
         self.num_steps = 0
         self.has_gradient = False
@@ -99,33 +95,6 @@ class MegatronTrainEngine(TrainEngine):
         self.optimizer: Any = None
         if spec.optim is not None:
             self.reset_optimizer(spec.optim)
-
-    def _build(self) -> None:
-        spec, head = self.spec, self.spec.model.head
-        empty = build_model(spec.model, empty=True)
-        self.exported = empty.config
-        named, self.tied = canonical_parameters(empty)
-        config = transformer_config(self.hf_config, spec, self.options, self.device)
-        engine = uses_transformer_engine(self.options, self.device)
-        self.packs = packs_rows(self.options)
-        self.stages: list[Stage] = build_stages(
-            config,
-            self.hf_config,
-            head,
-            engine=engine,
-            tied="lm_head.weight" in self.tied,
-        )
-        # `make_trainable` moves parameters into buffers, so weights are loaded after it.
-        trained = spec.optim is not None
-        for stage in self.stages:
-            stage.requires_grad_(trained).train(trained)
-        self.modules: Sequence[Any] = make_trainable(config, self.stages, self.options) if trained else self.stages
-        if self.device.type == "cpu":
-            keep_shared(self.stages, [buffer for module in self.modules if trained for buffer in buffers_of(module)])
-        shapes = Shapes.of(config, {name: tuple(p.shape) for name, p in named.items()})
-        self.held = held_by(self.stages, shapes, self.tied)
-        self.shapes = shapes.shapes
-        load_weights(self.held, empty, spec.model, seed=self.ctx.seed, random=spec.init_from_config)
 
     @property
     def parallel(self) -> Parallel:
@@ -148,6 +117,22 @@ class MegatronTrainEngine(TrainEngine):
         with torch.no_grad(), device_scope(self.device):
             run_passes(self.stages, self._parts(batch, cut), at_end, backward=False, packs=self.packs)
         return found if self.place.is_collector else {}
+
+    def forward_reference(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        assert self.adapter is not None
+        self._finish_gathers()
+        with self.adapter.reference.in_use():
+            return self.forward(batch, outputs)
+
+    def keep_reference(self) -> None:
+        assert self.adapter is not None
+        self._finish_gathers()
+        self.adapter.reference.keep()
+
+    def moved_share(self) -> float:
+        assert self.adapter is not None
+        self._finish_gathers()
+        return self.adapter.moved_share(self.held)
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         """See `TrainEngine`. If the objective raises on any rank, all gradients are dropped and every rank raises."""
@@ -181,7 +166,7 @@ class MegatronTrainEngine(TrainEngine):
         return metrics.reduce(len(cut))
 
     def optim_step(self) -> OptimStepResult:
-        optimizer, spec = self._trained()
+        optimizer, spec = self._stepped()
         self._finish_gathers()
         lr = learning_rate(self.num_steps, spec)
         with device_scope(self.device), torch.no_grad():
@@ -201,41 +186,73 @@ class MegatronTrainEngine(TrainEngine):
         return OptimStepResult(grad_norm=norm, lr=lr, skipped=not finite)
 
     def layout(self) -> WeightLayout:
-        boxes = tuple((part.name, part.box) for part, _ in all_parts(self.held))
-        dtypes = {part.name: str(p.dtype).removeprefix("torch.") for part, p in all_parts(self.held)}
+        return self._layout_of(self.held, self.shapes, self.tied)
+
+    def shards(self) -> Iterator[WeightShard]:
+        self._finish_gathers()
+        for part, parameter in all_parts(self.held):
+            yield WeightShard(name=part.name, box=part.box, tensor=self._served(part, parameter))
+
+    def part_layout(self, part: WeightPart) -> WeightLayout:
+        return self._layout_of(self.trained, self.trained_shapes, {}) if part is WeightPart.ADAPTER else self.layout()
+
+    def part_shards(self, part: WeightPart) -> Iterator[WeightShard]:
+        self._finish_gathers()
+        for box, parameter in all_parts(self.trained if part is WeightPart.ADAPTER else self.held):
+            yield WeightShard(name=box.name, box=box.box, tensor=box.view(parameter))
+
+    def _layout_of(
+        self, held: Sequence[Held], shapes: Mapping[str, tuple[int, ...]], tied: Mapping[str, str]
+    ) -> WeightLayout:
+        dtypes = {part.name: str(p.dtype).removeprefix("torch.") for part, p in all_parts(held)}
         return WeightLayout(
             rank=self.ctx.rank,
             node=self.ctx.node,
             device=self.ctx.device,
             process=f"{self.ctx.node}:{os.getpid()}",
-            tensors=tuple(TensorMeta(name=n, shape=self.shapes[n], dtype=dtype) for n, dtype in dtypes.items()),
-            boxes=boxes,
-            tied=self.tied,
+            tensors=tuple(TensorMeta(name=n, shape=shapes[n], dtype=dtype) for n, dtype in dtypes.items()),
+            boxes=tuple((part.name, part.box) for part, _ in all_parts(held)),
+            tied=tied,
         )
 
-    def shards(self) -> Iterator[WeightShard]:
-        self._finish_gathers()
-        for part, parameter in all_parts(self.held):
-            yield WeightShard(name=part.name, box=part.box, tensor=part.view(parameter))
+    def _served(self, part: Part, parameter: Tensor) -> Tensor:
+        """A box of a weight, with the adapter added if it has one."""
+        return part.view(parameter) if self.adapter is None else self.adapter.merged(part, parameter)
 
     def save_checkpoint(self, path: Path) -> None:
         """See `TrainEngine`. Gradients are not part of a checkpoint: save after `optim_step`."""
         self._finish_gathers()
-        shared = self.options.distributed_optimizer
         with device_scope(self.device):
-            checkpoint.save(path, self.held, self.shapes, self.optimizer, self.num_steps, shared=shared)
+            checkpoint.save(
+                path,
+                self.trained,
+                self.trained_shapes,
+                self.optimizer,
+                self.num_steps,
+                shared=self.options.distributed_optimizer,
+                base=self._base_digest(),
+                reference={} if self.adapter is None else self.adapter.reference.values,
+            )
 
     def load_checkpoint(self, path: Path) -> None:
         self._finish_gathers()
+        base = self._base_digest()
         with device_scope(self.device):
-            self.num_steps = checkpoint.load(path, self.held, self.shapes, self.optimizer)
+            self.num_steps, reference = checkpoint.load(
+                path, self.trained, self.trained_shapes, self.optimizer, base=base
+            )
             if self.optimizer is not None:
                 self._drop_gradients()
+        if self.adapter is not None:
+            self.adapter.reference.values = reference
 
     def save_pretrained(self, path: Path) -> None:
         """See `TrainEngine`. Ranks write files concurrently; each tensor is gathered only on its writer."""
         self._finish_gathers()
-        gathering = checkpoint.Gathering(self.held, self.shapes)
+        if self.adapter is not None and self.adapter.adapter.spec.export == "adapter":
+            self.adapter.save(path, self.spec.model)
+            return
+        gathering = checkpoint.Gathering(self.held, self.shapes, self._served)
         tensors = in_dtype(self.shapes, getattr(torch, self.spec.model.dtype))
         with raise_on_all_ranks(f"{path} cannot be written"):
             write_model(
@@ -263,7 +280,7 @@ class MegatronTrainEngine(TrainEngine):
     def reset_optimizer(self, optim: OptimSpec) -> None:
         self._finish_gathers()
         learning_rate(0, optim)
-        dtype = getattr(torch, self.spec.model.dtype)
+        dtype = torch.float32 if self.adapter is not None else getattr(torch, self.spec.model.dtype)
         settings = OptimizerConfig(
             **settings_of(optim),
             bf16=dtype is torch.bfloat16,
@@ -285,7 +302,7 @@ class MegatronTrainEngine(TrainEngine):
             destroy_process_group(self.ctx)
         vars(self).clear()  # frees model, optimizer and graphs, which lose their last reference
 
-    def _trained(self) -> tuple[Any, OptimSpec]:
+    def _stepped(self) -> tuple[Any, OptimSpec]:
         """Parts of a model that is trained."""
         assert self.optimizer is not None
         assert self.optim is not None
@@ -347,7 +364,8 @@ class MegatronTrainEngine(TrainEngine):
     def _tensors_of(self, part: str) -> list[Tensor]:
         """Device memory of a part. Parameters are views of buffers; the optimizer steps float32 parameters directly."""
         if part == "weights":
-            return [one.parameter.detach() for one in self.held]
+            low = [] if self.adapter is None else self.adapter.tensors()
+            return [*(one.parameter.detach() for one in self.held), *low]
         if self.optimizer is None:
             return []
         if part == "gradients":
@@ -358,9 +376,13 @@ class MegatronTrainEngine(TrainEngine):
 
     def _slots(self) -> Iterator[tuple[Held, Slot]]:
         """The parameters that this rank's optimizer steps, with their state."""
-        for one in self.held if self.optimizer is not None else ():
+        for one in self.trained if self.optimizer is not None else ():
             if slot := slot_of(self.optimizer, one.parameter):
                 yield one, slot
+
+    def _base_digest(self) -> str | None:
+        """Fingerprint of the frozen weights below an adapter. Collective."""
+        return None if self.adapter is None else self.adapter.base_digest(self.held, self.shapes)
 
     def _agree(self, failures: Sequence[Exception]) -> None:
         """Raises an objective's error on every rank if it was raised on one."""
@@ -374,27 +396,3 @@ class MegatronTrainEngine(TrainEngine):
 
 def _share_memory(a: Tensor, b: Tensor) -> bool:
     return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
-
-
-def options_of(spec: TrainSpec) -> MegatronOptions:
-    if spec.options is None:
-        return MegatronOptions()
-    if not isinstance(spec.options, MegatronOptions):
-        raise ConfigError(
-            f"TrainSpec.options is a {type(spec.options).__name__}; backend 'megatron' expects an "
-            "rlsdk_megatron.config:MegatronOptions, or None for its defaults"
-        )
-    return spec.options
-
-
-def _check(ctx: RankContext, spec: TrainSpec, options: MegatronOptions, model: Mapping[str, Any]) -> None:
-    device = torch.device(ctx.device).type
-    problems = list(split_problems(options, num_ranks=ctx.world_size, device=device, model=model))
-    if problems:
-        raise ConfigError("; ".join(f"train.megatron.{name}: {message}" for name, message in problems))
-    if spec.optim is not None and spec.model.dtype not in ("float32", "bfloat16"):
-        raise ConfigError(
-            f"model.dtype {spec.model.dtype!r}: backend 'megatron' trains in 'float32' or 'bfloat16'; float16 "
-            "gradients underflow without loss scaling"
-        )
-    check_limits(spec)

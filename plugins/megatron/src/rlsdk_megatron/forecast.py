@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,8 +22,10 @@ from rlsdk.interfaces import (
 from rlsdk.kit.memory.forecast import ModelTensors, training
 from rlsdk.kit.memory.kv_cache import head_size
 from rlsdk.kit.memory.pass_memory import rows_of_pass
-from rlsdk.kit.model.hf import load_model_config
+from rlsdk.kit.model.adapters import target_modules
+from rlsdk.kit.model.hf import build_model, load_model_config
 from rlsdk_megatron.activations import Activations
+from rlsdk_megatron.adapter_parts import check_fusion, check_targets, low_parts
 from rlsdk_megatron.config import MegatronOptions, split_problems
 from rlsdk_megatron.parts import Part, Shapes
 from rlsdk_megatron.sizes import Place, expert_tensor_size, padded_vocabulary, place_of
@@ -43,7 +46,8 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
     device = torch.device(contexts[0].device).type
     if problems := list(split_problems(options, num_ranks=world, device=device, model=config.to_dict())):
         raise ConfigError("; ".join(f"train.megatron.{name}: {message}" for name, message in problems))
-    tensors = ModelTensors.read(spec)
+    model = build_model(spec.model, empty=True)
+    tensors, low = ModelTensors.of(model), AdapterParts.of(model, spec, options, device)
     places = [place_of(rank, world, options) for rank in range(world)]
     # Replicas hold the same parameters, which are computed once.
     held = functools.cache(lambda place: list(_held(place, options, config, tensors)))
@@ -56,7 +60,8 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
     for ctx, place in zip(contexts, places, strict=True):
         boxes = dict.fromkeys((part.name, part.box) for parts, _ in held(place) for part in parts)
         layouts.append((tensors.layout(ctx, spec.model.dtype, boxes),))
-    memory = [_memory(place, held(place), spec, options, activations, world) for place in places]
+    own = functools.cache(lambda place: low.numel(place, options, config, tensors))
+    memory = [_memory(place, held(place), own(place), spec, options, activations, world) for place in places]
     return Forecast(layouts=tuple(layouts), memory=tuple(memory), dp_size=dp_size)
 
 
@@ -64,9 +69,38 @@ Held = tuple[list[Part], int]
 """A parameter's parts of the checkpoint, and its number of elements with padding."""
 
 
-def _held(place: Place, options: MegatronOptions, config: Any, tensors: ModelTensors) -> Iterator[Held]:
-    """Every parameter of a rank, in Megatron's order (for layers without Transformer Engine)."""
-    shapes = Shapes(
+@dataclass(frozen=True)
+class AdapterParts:
+    """What ranks hold of an adapter; without one, nothing."""
+
+    rank: int
+    modules: Collection[str]
+    """Canonical names of the adapted layers."""
+
+    @classmethod
+    def of(cls, model: Any, spec: TrainSpec, options: MegatronOptions, device: str) -> AdapterParts:
+        """Raises `ConfigError` as the engine does at its start."""
+        if spec.model.adapter is None:
+            return cls(0, ())
+        check_fusion(engine=device != "cpu" and options.transformer_engine != "never")
+        modules = target_modules(model, spec.model.adapter)
+        check_targets(modules)
+        return cls(spec.model.adapter.rank, set(modules))
+
+    def numel(self, place: Place, options: MegatronOptions, config: Any, tensors: ModelTensors) -> int:
+        """Elements of A and B on a rank."""
+        shapes = _shapes(place, options, config, tensors)
+        return sum(
+            low.a.box.numel + (low.b.box.numel if low.b is not None else 0)
+            for layers in _chunks(place, options, config)
+            for layer in layers
+            for _, lows in low_parts(shapes, layer, self.rank, self.modules)
+            for low in lows
+        )
+
+
+def _shapes(place: Place, options: MegatronOptions, config: Any, tensors: ModelTensors) -> Shapes:
+    return Shapes(
         shapes=tensors.shapes,
         heads=config.num_attention_heads,
         groups=config.num_key_value_heads,
@@ -79,16 +113,27 @@ def _held(place: Place, options: MegatronOptions, config: Any, tensors: ModelTen
         etp_rank=place.etp_rank,
         etp_size=expert_tensor_size(options),
     )
-    rows = padded_vocabulary(config.vocab_size, options.tensor_parallel) // options.tensor_parallel
+
+
+def _chunks(place: Place, options: MegatronOptions, config: Any) -> Iterator[range]:
+    """Numbers of the layers in each of a rank's chunks."""
     stages = options.pipeline_parallel
     each = config.num_hidden_layers // (stages * options.virtual_stages)
     for chunk in range(options.virtual_stages):
+        first = (chunk * stages + place.pp_rank) * each
+        yield range(first, first + each)
+
+
+def _held(place: Place, options: MegatronOptions, config: Any, tensors: ModelTensors) -> Iterator[Held]:
+    """Every parameter of a rank, in Megatron's order (for layers without Transformer Engine)."""
+    shapes = _shapes(place, options, config, tensors)
+    rows = padded_vocabulary(config.vocab_size, options.tensor_parallel) // options.tensor_parallel
+    for chunk, layers in enumerate(_chunks(place, options, config)):
         is_first = place.pp_rank == chunk == 0
-        is_last = place.pp_rank == stages - 1 and chunk == options.virtual_stages - 1
+        is_last = place.pp_rank == options.pipeline_parallel - 1 and chunk == options.virtual_stages - 1
         if is_first:
             yield shapes.vocabulary("model.embed_tokens.weight", rows), rows * config.hidden_size
-        first = (chunk * stages + place.pp_rank) * each
-        for layer in range(first, first + each):
+        for layer in layers:
             for parts in _layer(shapes, f"model.layers.{layer}"):
                 yield parts, sum(part.box.numel for part in parts)
         if is_last:
@@ -131,20 +176,29 @@ def _end(shapes: Shapes, rows: int, config: Any, tensors: ModelTensors, *, has_e
 
 
 def _memory(
-    place: Place, held: Sequence[Held], spec: TrainSpec, options: MegatronOptions, activations: Activations, world: int
+    place: Place,
+    held: Sequence[Held],
+    low: int,
+    spec: TrainSpec,
+    options: MegatronOptions,
+    activations: Activations,
+    world: int,
 ) -> RankMemory:
+    """`low`: elements of an adapter, float32, beside which weights have neither gradients nor state."""
     experts = sum(numel for parts, numel in held if parts and ".experts." in parts[0].name)
     others = sum(numel for _, numel in held) - experts
-    weights = (experts + others) * DTYPE_BYTES[spec.model.dtype]
+    weights = (experts + others) * DTYPE_BYTES[spec.model.dtype] + 4 * low
     forward = activations.forward_bytes(place)
     if spec.optim is None:
         return RankMemory(weights_bytes=weights, forward_bytes=forward, process_bytes=MODULES_BYTES)
+    copies = MASTER_BYTES if spec.model.dtype != "float32" else 0
+    if spec.model.adapter is not None:
+        experts, others, copies = 0, low, 0
     stage = world // options.pipeline_parallel
     shared = options.distributed_optimizer
     others_on = stage // options.tensor_parallel if shared else 1
     experts_on = stage // (options.expert_parallel * expert_tensor_size(options)) if shared else 1
     stepped = others // others_on + experts // experts_on
-    copies = MASTER_BYTES if spec.model.dtype != "float32" else 0
     return RankMemory(
         weights_bytes=weights,
         optimizer_bytes=stepped * (MOMENT_BYTES + copies),

@@ -205,13 +205,23 @@ def parts_of(stage: Any, name: str, parameter: nn.Parameter, shapes: Shapes, tie
         if name in fixed:
             return fixed[name]()
         _, _, at, rest = name.split(".", 3)
-        layer = f"model.layers.{stage.decoder.layers[int(at)].layer_number - 1}"
-        for pattern, rule in LAYER_RULES.items():
-            if match := re.fullmatch(pattern, rest):
-                return rule(shapes, layer, match)
+        return layer_parts(shapes, f"model.layers.{stage.decoder.layers[int(at)].layer_number - 1}", rest)
     except (KeyError, ValueError) as error:
         raise ConfigError(f"model.path: the checkpoint has no tensor for Megatron's {name!r} ({error})") from error
-    raise ConfigError(f"model.path: Megatron's parameter {name!r} has no place in a Hugging Face checkpoint")
+
+
+def layer_parts(shapes: Shapes, at: str, rest: str) -> list[Part]:
+    """Parts of a parameter of a layer.
+
+    Args:
+        shapes: the split.
+        at: the layer's canonical prefix.
+        rest: Megatron's name of the parameter below the layer.
+    """
+    for pattern, rule in LAYER_RULES.items():
+        if match := re.fullmatch(pattern, rest):
+            return rule(shapes, at, match)
+    raise ConfigError(f"model.path: Megatron's parameter {rest!r} has no place in a Hugging Face checkpoint")
 
 
 def _checked(held: Held, name: str) -> Held:

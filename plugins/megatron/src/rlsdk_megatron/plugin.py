@@ -29,6 +29,8 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
                     Capability.PIPELINE_PARALLEL,
                     Capability.CONTEXT_PARALLEL,
                     Capability.EXPERT_PARALLEL,
+                    Capability.LORA,
+                    Capability.ADAPTER_SYNC,
                 }
             ),
             dtypes=frozenset({"float32", "bfloat16"}),
