@@ -94,8 +94,12 @@ def write_start(folder: Path, model: str, spec: AdapterSpec) -> None:
 
     plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     targets = [name for name, module in plain.named_modules() if isinstance(module, torch.nn.Linear)]
-    chosen = [name for name in targets if name != "lm_head" and (spec.targets == ("all-linear",) or
-              name in spec.targets or name.rpartition(".")[2] in spec.targets)]
+    chosen = [
+        name
+        for name in targets
+        if name != "lm_head"
+        and (spec.targets == ("all-linear",) or name in spec.targets or name.rpartition(".")[2] in spec.targets)
+    ]
     found = get_peft_model(plain, LoraConfig(r=spec.rank, lora_alpha=spec.alpha, target_modules=chosen))
     generator = torch.Generator().manual_seed(8)
     for name, parameter in found.named_parameters():

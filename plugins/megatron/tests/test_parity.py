@@ -13,7 +13,7 @@ from worlds import Case
 
 SPECIAL = {"bfloat16 tp2", "bfloat16 dp2", "skipped", "failed", "frozen", "reset", "reset bfloat16",
            "reset bfloat16 whole", "two roles", "kwargs", "damaged", "offloaded",
-           "export in parts", "export of experts", "opened"}  # fmt: skip
+           "adapter bfloat16", "adapter probe", "export in parts", "export of experts", "opened"}  # fmt: skip
 SIZES = (2, 1, 4)
 """The second world saves what the others load."""
 
