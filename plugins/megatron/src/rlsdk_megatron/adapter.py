@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from rlsdk.kit.model.hf import build_model
 from rlsdk.kit.ranks.error_agreement import raise_on_all_ranks
 from rlsdk_megatron.adapter_parts import check_fusion, check_targets, low_parts
 from rlsdk_megatron.checkpoint import Gathering, owned
-from rlsdk_megatron.low_rank import LowRank
+from rlsdk_megatron.low_rank import LowRank, Switch
 from rlsdk_megatron.parts import Held, Part, Shapes, all_parts
 
 
@@ -34,13 +33,13 @@ class SplitAdapter:
             adapter: of it: names, shapes and files; its tensors have no values.
             beside: the modules of this rank that compute with it.
         """
-        self.model, self.adapter, self.beside = model, adapter, beside
+        self.model, self.adapter = model, adapter
         self.shapes = {name: tuple(parameter.shape) for name, parameter in adapter.parameters.items()}
         self.held: list[Held] = [one for low in beside for one in _held_by(low)]
         self._places: dict[str, tuple[Box, Tensor]] = {
             part.name: (part.box, one.parameter) for one in self.held for part in one.parts
         }
-        self.reference = KeptReference(self, {name: tensor for name, (_, tensor) in self._places.items()})
+        self.reference = KeptReference(Switch(beside), {name: tensor for name, (_, tensor) in self._places.items()})
         self._digest: str | None = None
 
     @torch.no_grad()
@@ -49,17 +48,6 @@ class SplitAdapter:
         first = dict(initial_values(self.adapter, seed))
         for name, (box, tensor) in self._places.items():
             tensor.copy_(first[name][box.slices(Box.whole(self.shapes[name]))])
-
-    @contextmanager
-    def switched_off(self) -> Iterator[None]:
-        """The model computes as if it had no adapter, bit for bit."""
-        for low in self.beside:
-            low.enabled = False
-        try:
-            yield
-        finally:
-            for low in self.beside:
-                low.enabled = True
 
     def tensors(self) -> list[Tensor]:
         """All memory of this rank besides gradients and moments."""

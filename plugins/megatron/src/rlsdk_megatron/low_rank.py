@@ -6,7 +6,9 @@ every rank has each A whole and its rows of B, beside a row-parallel one its col
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -104,6 +106,24 @@ class LowRank(nn.Module):
             ordered.append(piece)
             end = stop
         return torch.cat(ordered, -1)
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Of all adapters of a rank."""
+
+    beside: Sequence[LowRank]
+
+    @contextmanager
+    def switched_off(self) -> Iterator[None]:
+        """The model computes as if it had no adapter, bit for bit."""
+        for low in self.beside:
+            low.enabled = False
+        try:
+            yield
+        finally:
+            for low in self.beside:
+                low.enabled = True
 
 
 def _add_adapter(linear: Any, inputs: tuple[Tensor, ...], found: tuple[Tensor, Any]) -> tuple[Tensor, Any] | None:
