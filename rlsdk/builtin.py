@@ -57,6 +57,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
                     Capability.PARTIAL_ROLLOUT,
                     Capability.STALE_CACHE,
                     Capability.ADAPTER_SYNC,
+                    Capability.ADAPTER_VERSIONS,
                 }
             ),
             max_ranks=1,

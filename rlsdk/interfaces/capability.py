@@ -49,6 +49,10 @@ class Capability(StrEnum):
     `LORA`): `part_layout` and `part_shards` describe the two apart. Rollout: `ModelSpec.adapter` may be given, and
     `update_adapter` replaces the adapter. A run whose two backends do not both claim it sends the weights with the
     adapter added."""
+    ADAPTER_VERSIONS = "adapter_versions"
+    """Rollout (with `ADAPTER_SYNC` and `ABORT`): the newest `RolloutSpec.adapter_versions` adapters are served side by
+    side, each request under the one that it names, and `update_adapter` neither stops nor changes what runs. An
+    asynchronous run whose backend does not claim it lets samples finish before each update."""
     SLEEP = "sleep"
     """Rollout: `sleep` frees device memory, `wake` restores service. Without it an engine keeps its memory while others
     of its pool work."""

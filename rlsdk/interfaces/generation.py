@@ -64,6 +64,9 @@ class GenerationRequest:
     prompt_log_probs: int | None = None
     """k: outputs also say how probable each given token (`prompt_ids`, `response_ids`) was, and which k tokens were the
     most probable ones in its place; 0: the given tokens alone. Requires `Capability.PROMPT_LOG_PROBS`."""
+    adapter_version: int | None = None
+    """Version of the adapter that samples it, from its first token to its last; None: the newest one when the call
+    begins. Requires `Capability.ADAPTER_VERSIONS`."""
 
 
 class FinishReason(StrEnum):

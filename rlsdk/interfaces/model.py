@@ -144,6 +144,9 @@ class RolloutSpec(ReplicaSize):
     """False: start without reading the checkpoint; weights arrive through `update_weights` before the first request."""
     shares_devices: bool = True
     """False: no other role is on its devices, so that the engine is never put to sleep and need not prepare for it."""
+    adapter_versions: int = 1
+    """With `ModelSpec.adapter`: versions of the adapter that requests may name, the newest one among them. An engine
+    without `Capability.ADAPTER_VERSIONS` ignores it: its requests name none."""
     options: object | None = None
     """An instance of `BackendSpec.options`."""
     engine_kwargs: dict[str, object] = field(default_factory=dict)

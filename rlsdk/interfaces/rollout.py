@@ -57,9 +57,9 @@ class RolloutEngine(ABC):
         Raises:
             RlsdkError: logits are not finite. They are never sampled from; the calls that they affect end.
             ConfigError: an empty prompt; prompt and `response_ids` that leave no room for one more token, by
-                `max_model_tokens` or `max_tokens`; or a field that needs a capability the engine lacks (`min_p`,
-                `stop_strings`, `prompt_log_probs`; without `Capability.SEED` a `seed` is ignored). Nothing is generated
-                then, and other calls are not affected.
+                `max_model_tokens` or `max_tokens`; an `adapter_version` that is not kept; or a field that needs a
+                capability the engine lacks (`min_p`, `stop_strings`, `prompt_log_probs`, `adapter_version`; without
+                `Capability.SEED` a `seed` is ignored). Nothing is generated then, and other calls are not affected.
         """
 
     @abstractmethod
@@ -125,6 +125,10 @@ class RolloutEngine(ABC):
         If samples are running, an engine either raises a WeightSyncError before it requests the first item, or each
         of them finishes under the adapter that it began with, and says so by its versions. What was cached under an
         older adapter is never read for samples that begin later.
+
+        With `Capability.ADAPTER_VERSIONS` the newest `RolloutSpec.adapter_versions` adapters stay: requests may name
+        each of them, and none is refused because samples of those run. A version that comes again replaces the one of
+        its name. `update_weights` drops them all, and an engine may refuse it while samples run, also paused ones.
 
         Returns:
             A receipt with a fingerprint of every tensor of `adapter_layout`, over the memory that the model computes

@@ -255,3 +255,5 @@ class SyncReceipt:
     engine_checksum: str | None = None
     """The engine's own checksum of everything that it computes from, if it has one and it was requested. Compared
     between replicas that serve the same boxes and have one; only the engine can compute it."""
+    pause_s: float | None = None
+    """Seconds of `seconds` in which the replica could not decode. Measured by the host; None: not measured."""

@@ -10,7 +10,7 @@ import torch
 
 from rlsdk.interfaces import FinishReason, VersionRun
 from rlsdk.kit.generation.stop_text import StopText
-from rlsdk.reference.jobs import Call, Job, Prefilled
+from rlsdk.reference.jobs import Call, Job, JobCount, Prefilled
 from rlsdk.reference.lockstep import Rows
 from rlsdk.reference.prompt_scores import prompt_log_probs
 from rlsdk.reference.running import Running, joins
@@ -22,7 +22,16 @@ ADMIT_SHARE = 8
 class Decoder:
     """Decodes all calls of one engine together. Use from one thread at a time; `abort` may come from any other."""
 
-    def __init__(self, memory: Rows, device: torch.device, *, max_running: int, stop_text: StopText) -> None:
+    def __init__(
+        self,
+        memory: Rows,
+        device: torch.device,
+        *,
+        max_running: int,
+        stop_text: StopText,
+        count: JobCount | None = None,
+    ) -> None:
+        """`count`: shared by the decoders of one engine, so that an abort means the same calls in each."""
         self.memory, self.device, self.max_running = memory, device, max_running
         self.jobs: dict[int, Job] = {}
         """Jobs with unfinished samples."""
@@ -32,15 +41,15 @@ class Decoder:
         self.running = Running(memory, device, self.jobs, stop_text)
         self.version: int | None = None
         """Version of the weights that computed the KV cache."""
-        self._num_jobs = 0
+        self.count = count or JobCount()
         self._aborts: deque[tuple[frozenset[str] | None, int]] = deque()
         """Calls of `abort`: which requests (None: all), and how many jobs there were."""
 
-    def submit(self, jobs: Sequence[Job]) -> None:
-        """Adds jobs; every `step` works on all of them."""
-        first = self._num_jobs
+    def submit(self, jobs: Sequence[Job], first: int | None = None) -> None:
+        """Adds jobs; every `step` works on all of them. `first`: number of the first one, where they were counted
+        already."""
         # Counted before they are added, all at once: an abort applies to all of them or to none.
-        self._num_jobs += len(jobs)
+        first = self.count.take(len(jobs)) if first is None else first
         for name, job in enumerate(jobs, first):
             job.name, job.left = name, job.request.n
             job.call.left += job.left
@@ -48,9 +57,11 @@ class Decoder:
         # Older calls first; of one call prompts of like length together.
         self.waiting = sorted(jobs, key=lambda job: -job.given) + self.waiting
 
-    def abort(self, request_ids: Sequence[str] | None) -> None:
-        """Ends requests (None: all) before the next pass. Does not block: the requests are resolved at that pass."""
-        self._aborts.append((None if request_ids is None else frozenset(request_ids), self._num_jobs))
+    def abort(self, request_ids: Sequence[str] | None, before: int | None = None) -> None:
+        """Ends requests (None: all) before the next pass. Does not block: the requests are resolved at that pass.
+        `before`: number of jobs that it applies to; None: all so far."""
+        before = self.count.value if before is None else before
+        self._aborts.append((None if request_ids is None else frozenset(request_ids), before))
 
     def withdraw(self, call: Call) -> None:
         """Drops what is left of a call."""

@@ -58,7 +58,7 @@ def forecast_rollout(contexts: Sequence[RankContext], spec: TrainSpec | RolloutS
         weights_bytes=(tensors.numel - sum(quantized.values())) * width
         + sum(quantized.values())
         + sum(scales_bytes(tensors.shapes[name], said.block) for name, said in scales.items())
-        + low,
+        + low * spec.adapter_versions,
         forward_bytes=DECODE_COPIES * rows * int(config.get_text_config().vocab_size) * 4 + multiplied_out,
         cache_bytes=rows * workload.row_tokens * bytes_per_token(config, spec.model.dtype),
     )

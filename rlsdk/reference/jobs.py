@@ -49,6 +49,20 @@ class Call:
 
 
 @dataclass(eq=False)
+class JobCount:
+    """Numbers the jobs of an engine."""
+
+    value: int = 0
+    """Jobs so far."""
+
+    def take(self, number: int) -> int:
+        """Counts so many jobs; returns the number of the first one."""
+        first = self.value
+        self.value = first + number
+        return first
+
+
+@dataclass(eq=False)
 class Job:
     """One request."""
 

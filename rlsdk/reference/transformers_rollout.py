@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -29,6 +30,7 @@ from rlsdk.kit.generation.serving import check_rollout_spec, whole_layout
 from rlsdk.kit.generation.stop_text import StopText
 from rlsdk.kit.model.adapters import add_adapter, probe_tokens
 from rlsdk.kit.model.hf import build_model, canonical_tensors, dtype_names, persistent_buffers
+from rlsdk.reference.adapter_versions import AdapterVersions, Lane
 from rlsdk.reference.block_linear import block_scales, quantize_linears, quantizers
 from rlsdk.reference.decoding import Decoder
 from rlsdk.reference.jobs import Call, Job
@@ -49,7 +51,8 @@ class TransformersRolloutEngine(RolloutEngine):
 
     Weights are loaded in place; with `weights: fp8_block` those of linear layers are quantized on the way. Updates are
     refused while requests run, unless they are paused; what was computed for them under the old weights is computed
-    again. An adapter is replaced in place, too, and only when no request is left.
+    again. An adapter is replaced in place, too, and only when no request is left; with `RolloutSpec.adapter_versions`
+    above 1 at any time: each version has values and a decoder of its own, and an equal share of `max_running`.
     """
 
     num_tokens = 0
@@ -79,6 +82,13 @@ class TransformersRolloutEngine(RolloutEngine):
         self.decoder = Decoder(
             rows_for(self.model), device, max_running=spec.max_running, stop_text=StopText(spec.model)
         )
+        """Of requests that name no version."""
+        self.decoders: tuple[Decoder, ...] = (self.decoder,)
+        """All of them; replaced as a whole, as `abort` reads it on other threads."""
+        self.versions: AdapterVersions | None = None
+        if self.adapter is not None and spec.adapter_versions > 1:
+            count, most = spec.adapter_versions, spec.max_running
+            self.versions = AdapterVersions(self.low, self._new_decoder, count=count, most=most)
         self.version = 0
         self.paused = False
         self.num_calls = 0
@@ -93,8 +103,9 @@ class TransformersRolloutEngine(RolloutEngine):
                 max_model_tokens=self.spec.max_model_tokens,
                 vocabulary=self.vocabulary,
                 scores_prompts=True,
+                adapters=self._kept_versions(),
             )
-            self.decoder.submit([self._job(call, request, at) for at, request in enumerate(requests)])
+            self._submit([self._job(call, request, at) for at, request in enumerate(requests)])
             self.num_calls += 1
         try:
             while call.left or call.finished:
@@ -107,7 +118,8 @@ class TransformersRolloutEngine(RolloutEngine):
             with self.lock:
                 # An error has ended every call already.
                 if call.error is None:
-                    self.decoder.withdraw(call)
+                    for decoder in self.decoders:
+                        decoder.withdraw(call)
 
     def layout(self) -> Sequence[WeightLayout]:
         dtypes = dtype_names(persistent_buffers(self.model))
@@ -117,12 +129,14 @@ class TransformersRolloutEngine(RolloutEngine):
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         with self.lock:
-            if self.decoder.jobs and not self.paused:
+            running = sum(len(decoder.jobs) for decoder in self.decoders)
+            if running and (not self.paused or self.versions is not None):
                 raise WeightSyncError(
-                    f"version {version} arrived while {len(self.decoder.jobs)} requests are running; finish, abort or "
-                    "pause them first"
+                    f"version {version} arrived while {running} requests are running; finish, abort or pause them first"
                 )
             self.decoder.version = None  # keys and values are of weights that are no more, whatever their name
+            if self.versions is not None:
+                self.versions.drop()
             taken = {name: self.parameters[name] for name in self.shapes}
             num_bytes = load_shards(taken, shards, version, quantizers(self.parameters, self.scales))
             fingerprints = {name: fingerprint(p, Box.whole(tuple(p.shape))) for name, p in self.parameters.items()}
@@ -135,13 +149,16 @@ class TransformersRolloutEngine(RolloutEngine):
 
     def update_adapter(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
         with self.lock:
-            if self.decoder.jobs:
+            if self.decoder.jobs and self.versions is None:
                 raise WeightSyncError(
                     f"the adapter of version {version} arrived while {len(self.decoder.jobs)} requests are running or "
                     "paused; finish or abort them first"
                 )
-            self.decoder.version = None
-            num_bytes = load_shards(self.low, shards, version)
+            if self.versions is None:
+                self.decoder.version = None
+                num_bytes = load_shards(self.low, shards, version)
+            else:
+                num_bytes = self._add_version(self.versions, shards, version)
             fingerprints = {name: fingerprint(p, Box.whole(tuple(p.shape))) for name, p in self.low.items()}
             self.version = version
             effect = self._effect()
@@ -152,6 +169,53 @@ class TransformersRolloutEngine(RolloutEngine):
             fingerprints=fingerprints,
             effect=effect,
         )
+
+    def _add_version(self, versions: AdapterVersions, shards: Iterable[WeightShard], version: int) -> int:
+        """Keeps one more version of the adapter, which the model computes with afterwards; returns its bytes. If it
+        fails, those before stay."""
+        before, values = versions.own_values(), versions.new_values()
+        versions.show(values)
+        try:
+            num_bytes = load_shards(self.low, shards, version)
+        except BaseException:
+            versions.show(before)
+            raise
+        if self.decoder.jobs:
+            versions.end(self.version, before, self.decoder)
+            self.decoder = self._new_decoder()
+        self.decoder.version = None
+        versions.keep(version, values)
+        self.decoders = (*(lane.decoder for lane in versions.lanes), self.decoder)
+        return num_bytes
+
+    def _new_decoder(self) -> Decoder:
+        """A decoder without jobs, like the first one."""
+        like = self.decoder
+        rows: Any = type(like.memory)
+        stop_text = like.running.stop_text
+        return Decoder(
+            rows(self.model), like.device, max_running=self.spec.max_running, stop_text=stop_text, count=like.count
+        )
+
+    def _kept_versions(self) -> Collection[int] | None:
+        """Versions that requests may name."""
+        if self.adapter is None:
+            return None
+        return [self.version] if self.versions is None else self.versions.kept
+
+    def _submit(self, jobs: Sequence[Job]) -> None:
+        """Gives each job to the decoder of the version that it names."""
+        if self.versions is None:
+            self.decoder.submit(jobs)
+            return
+        number = self.decoder.count.take(len(jobs))
+        of_version: dict[int | None, list[Job]] = {}
+        for job in jobs:
+            of_version.setdefault(job.request.adapter_version, []).append(job)
+        for version, part in of_version.items():
+            decoder = self.decoder if version is None else self.versions.kept[version].decoder
+            decoder.submit(part, number)
+            number += len(part)
 
     @torch.inference_mode()
     def _effect(self) -> float:
@@ -172,7 +236,9 @@ class TransformersRolloutEngine(RolloutEngine):
 
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
         """Takes effect before the next pass, also of a paused engine. May be called from any thread."""
-        self.decoder.abort(request_ids)
+        before = self.decoder.count.value
+        for decoder in self.decoders:
+            decoder.abort(request_ids, before)
 
     def pause(self) -> None:
         """Takes effect before the next pass; unfinished requests keep what they have."""
@@ -181,7 +247,7 @@ class TransformersRolloutEngine(RolloutEngine):
     def resume(self, *, keep_cache: bool = False) -> None:
         if keep_cache:
             with self.lock:
-                self.decoder.keep_old(self.version)
+                self.decoder.keep_old(self.version)  # under other versions of an adapter nothing changes
         self.paused = False
 
     def sleep(self, level: int = 1) -> None:
@@ -192,6 +258,8 @@ class TransformersRolloutEngine(RolloutEngine):
         with self.lock:
             for parameter in self._tensors().values():
                 parameter.data = parameter.data.to("cpu") if level == 1 else parameter.data.new_empty(0)
+            if self.versions is not None:
+                self.versions.sleep(level)
             if self.ctx.device != "cpu":
                 torch.cuda.empty_cache()
 
@@ -201,15 +269,17 @@ class TransformersRolloutEngine(RolloutEngine):
                 for name, parameter in self._tensors().items():
                     here = parameter.data.to(self.ctx.device)
                     parameter.data = here if here.shape == self.held[name] else here.new_empty(self.held[name])
+                if self.versions is not None:
+                    self.versions.wake(self.ctx.device)
 
     def close(self) -> None:
         """Frees the model; what runs is ended with an error."""
         if hasattr(self, "model"):
             with self.lock:
                 self.paused = False
-                self.decoder.fail(RlsdkError("the engine was closed while this call ran"))
-                self.parameters, self.low = {}, {}
-                del self.model, self.decoder
+                self._fail(RlsdkError("the engine was closed while this call ran"))
+                self.parameters, self.low, self.versions = {}, {}, None
+                del self.model, self.decoder, self.decoders
 
     def _step(self) -> None:
         """One pass for all calls; an error in it is every call's."""
@@ -217,14 +287,43 @@ class TransformersRolloutEngine(RolloutEngine):
             if not hasattr(self, "decoder"):
                 return  # closed: every call has its error
             if self.paused:
+                for lane in self._lanes():
+                    lane.decoder.leave_aborted(lane.version)
                 self.decoder.leave_aborted(self.version)
                 return
             try:
+                self._decode_versions()
+                before = self.decoder.running.num_drawn
                 self.decoder.step(self.version)
-                self.num_tokens = self.decoder.running.num_drawn
+                self.num_tokens += self.decoder.running.num_drawn - before
             except BaseException as error:
-                self.decoder.fail(error)
+                self._fail(error)
                 raise
+
+    def _decode_versions(self) -> None:
+        """One pass for each version that requests name; the model computes with the newest one afterwards."""
+        lanes = self._lanes()
+        if self.versions is None:
+            return
+        newest = self.versions.own_values()
+        self.decoder.max_running = self.versions.share_rows(self.decoder.running.num_alive)
+        try:
+            for lane in lanes:
+                if lane.decoder.jobs:
+                    self.versions.show(lane.values)
+                    before = lane.decoder.running.num_drawn
+                    lane.decoder.step(lane.version)
+                    self.num_tokens += lane.decoder.running.num_drawn - before
+        finally:
+            self.versions.show(newest)
+
+    def _lanes(self) -> Sequence[Lane]:
+        return [] if self.versions is None else self.versions.lanes
+
+    def _fail(self, error: BaseException) -> None:
+        """Ends every call with this error."""
+        for decoder in self.decoders:
+            decoder.fail(error)
 
     def _job(self, call: Call, request: GenerationRequest, at: int) -> Job:
         seed = request.sampling.seed

@@ -10,6 +10,7 @@ import pytest
 from rlsdk.interfaces import Capability, RolloutEngine
 from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.testing.rollout.adapter_requirements import AdapterSyncRequirements
+from rlsdk.testing.rollout.adapter_version_requirements import AdapterVersionRequirements
 from rlsdk.testing.rollout.lab import RolloutLab
 from rlsdk.testing.rollout.requirements.batch_invariance import BatchInvarianceRequirements
 from rlsdk.testing.rollout.requirements.cancellation import CancellationRequirements
@@ -64,6 +65,7 @@ class RolloutConformance(
     RandomCallRequirements,
     LifetimeRequirements,
     AdapterSyncRequirements,
+    AdapterVersionRequirements,
     # First: an engine with several workers takes longest to start, and no other engine should run meanwhile.
     ShardedRequirements,
     RolloutSettings,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from rlsdk.interfaces import ConfigError, GenerationRequest, SamplingParams
 from rlsdk.interfaces.generation import TEMPERATURES
@@ -12,7 +12,12 @@ LEAST_TOP_P = 2.0**-126
 
 
 def check_requests(
-    requests: Sequence[GenerationRequest], *, max_model_tokens: int, vocabulary: int, scores_prompts: bool = False
+    requests: Sequence[GenerationRequest],
+    *,
+    max_model_tokens: int,
+    vocabulary: int,
+    scores_prompts: bool = False,
+    adapters: Collection[int] | None = None,
 ) -> None:
     """Checks every request before the first is run.
 
@@ -20,6 +25,7 @@ def check_requests(
         requests: of one call.
         max_model_tokens, vocabulary: of the engine.
         scores_prompts: it claims `Capability.PROMPT_LOG_PROBS`.
+        adapters: versions of the adapter that it keeps; None: it does not claim `Capability.ADAPTER_VERSIONS`.
 
     Raises:
         ConfigError: names the request, the field, its value and what was expected.
@@ -35,6 +41,7 @@ def check_requests(
             checked.add(id(request.sampling))
             fault = _sampling_fault(request.sampling)
         fault = fault or _room_fault(request, max_model_tokens) or _scores_fault(request, vocabulary, scores_prompts)
+        fault = fault or _adapter_fault(request.adapter_version, adapters)
         if fault is not None:
             raise ConfigError(f"request {request.request_id!r}: {fault}")
 
@@ -61,6 +68,17 @@ def _scores_fault(request: GenerationRequest, vocabulary: int, scores_prompts: b
     if not scores_prompts:
         return f"prompt_log_probs {count}; expected None, because this engine computes none"
     return None if 0 <= count <= vocabulary else f"prompt_log_probs {count}; expected 0 to {vocabulary}, or None"
+
+
+def _adapter_fault(version: int | None, adapters: Collection[int] | None) -> str | None:
+    if version is None or (adapters is not None and version in adapters):
+        return None
+    if adapters is None:
+        return f"adapter_version {version}; expected None, because this engine serves the newest weights alone"
+    return (
+        f"adapter_version {version} is not kept; expected one of {sorted(adapters)}, or None for the newest "
+        "(RolloutSpec.adapter_versions says how many are kept)"
+    )
 
 
 def _prompt_fault(request: GenerationRequest, max_model_tokens: int, vocabulary: int) -> str | None:

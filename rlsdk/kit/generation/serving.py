@@ -47,7 +47,7 @@ def check_rollout_spec(spec: RolloutSpec, options: type | None = None) -> None:
             f"RolloutSpec.options is a {type(spec.options).__name__}; expected {options.__name__}, or None"
         )
     sizes = dict.fromkeys((size.name for size in fields(ReplicaSize)), 1)
-    for name, least in {**sizes, "max_running": 1, "max_model_tokens": 2}.items():
+    for name, least in {**sizes, "max_running": 1, "max_model_tokens": 2, "adapter_versions": 1}.items():
         if (value := getattr(spec, name)) < least:
             raise ConfigError(f"{name} {value}: expected {least} or more")
     if (problem := spec.expert_problem()) is not None:

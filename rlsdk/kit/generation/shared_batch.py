@@ -6,7 +6,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from rlsdk.interfaces import (
     ConfigError,
@@ -65,6 +65,8 @@ class SharedBatchEngine(RolloutEngine):
     """Its name in messages."""
     scores_prompts: ClassVar[bool] = False
     """Whether it claims `Capability.PROMPT_LOG_PROBS`."""
+    keeps_versions: ClassVar[bool] = False
+    """Whether it claims `Capability.ADAPTER_VERSIONS`."""
     engine: Library
     samples: Mapping[str, RunningSample]
     """Running samples by key."""
@@ -94,6 +96,8 @@ class SharedBatchEngine(RolloutEngine):
             check_fits(spec.model, skeleton, self.shapes, self.tied, self.sources)
         self.stop_text = StopText(spec.model)
         self.version = self.num_calls = 0
+        self.kept: dict[int, Any] = {}
+        """Versions of the adapter that requests may name, oldest first, and what the library calls each."""
         self.paused = False
         self.lock = threading.RLock()
         """Held while samples are started or weights are changed."""
@@ -118,9 +122,15 @@ class SharedBatchEngine(RolloutEngine):
             max_model_tokens=self.spec.max_model_tokens,
             vocabulary=self.engine.vocabulary,
             scores_prompts=self.scores_prompts,
+            adapters=self.kept if self.keeps_versions and self.spec.model.adapter is not None else None,
         )
         for request in requests:
             self.stop_text.prepare(request.sampling.stop_strings)
+
+    def staying(self, version: int) -> dict[int, Any]:
+        """Those of `kept` that stay when this version comes."""
+        others = [(name, known) for name, known in self.kept.items() if name != version]
+        return dict(others[max(len(others) + 1 - self.spec.adapter_versions, 0) :])
 
     def extend_until_stop(
         self, sample: RunningSample, token_ids: Sequence[int], log_probs: Sequence[float], versions: Sequence[int]
@@ -167,6 +177,7 @@ class SharedBatchEngine(RolloutEngine):
         """Starts to serve updated weights, and verifies them."""
         # KV cache and version change together: old weights never get the new version, nor new weights the old cache.
         self.drop_outdated_caches()
+        self.kept = {}
         receipt = make_receipt(self.shapes, self.spec.model.dtype, self.engine.fingerprints(), version, workers)
         receipt = replace(receipt, engine_checksum=self.engine_checksum())
         self.engine.serve(version)

@@ -225,10 +225,12 @@ class AdapterSyncRequirements:
 
 
 @contextmanager
-def adapting(lab: RolloutLab, spec: AdapterSpec = ADAPTER) -> Iterator[GuardedRolloutEngine]:
+def adapting(
+    lab: RolloutLab, spec: AdapterSpec = ADAPTER, *, adapter_versions: int = 1
+) -> Iterator[GuardedRolloutEngine]:
     """The engine with an adapter; a requirement that fails on it ends it."""
     try:
-        yield lab.adapting(spec)
+        yield lab.adapting(spec, adapter_versions)
     except BaseException:
         lab.drop_adapting()
         raise

@@ -108,17 +108,18 @@ class RolloutLab:
             self.split_workers = [process for process in children() if process not in before]
         return self._split
 
-    def adapting(self, spec: AdapterSpec) -> GuardedRolloutEngine:
-        """An engine with this adapter, without weights at first; shared by requirements that ask for the same one after
-        another. The shared engine without one ends first."""
-        if self._adapting is not None and self._adapts != spec:
+    def adapting(self, spec: AdapterSpec, versions: int = 1) -> GuardedRolloutEngine:
+        """An engine that keeps so many versions of this adapter, without weights at first; shared by requirements that
+        ask for the same one after another. The shared engine without one ends first."""
+        if self._adapting is not None and self._adapts != (spec, versions):
             self.drop_adapting()
         if self._adapting is None:
             self.drop()
-            self._adapting, self._adapts = self.start(adapter=spec, load_weights=False), spec
+            self._adapting = self.start(adapter=spec, adapter_versions=versions, load_weights=False)
+            self._adapts = spec, versions
         return self._adapting
 
-    _adapts: AdapterSpec | None = None
+    _adapts: tuple[AdapterSpec, int] | None = None
 
     @property
     def inner(self) -> Any:

@@ -159,6 +159,10 @@ def _wrong_versions(call: Call, output: GenerationOutput) -> str:
     said = f"sample {output.request_id!r}/{output.sample_index}: versions {[run.version for run in output.versions]}"
     if not adds_up(output):
         return f"{said} do not add up to {len(output.token_ids)} tokens"
+    named = {request.request_id: request.adapter_version for request in call.requests}.get(output.request_id)
+    if named is not None:
+        other = any(run.version != named for run in output.versions)
+        return f"{said}, the request names {named}" if other else ""
     served = iter([weights.version for weights in call.served])
     if all(any(run.version == version for version in served) for run in output.versions):
         return ""
@@ -166,10 +170,11 @@ def _wrong_versions(call: Call, output: GenerationOutput) -> str:
 
 
 def _weights_of(call: Call, version: int) -> Weights | None:
-    """The weights of this version; None: several weights had this version, or an old KV cache was kept."""
+    """The weights of this version; None: several weights had this version, it came before the call (a request may name
+    it), or an old KV cache was kept."""
     found = [weights for weights in call.served if weights.version == version]
     alike = all(weights.state is found[0].state for weights in found)
-    return None if not alike or (call.is_stale and len(call.served) > 1) else found[0]
+    return None if not found or not alike or (call.is_stale and len(call.served) > 1) else found[0]
 
 
 def _request_of(call: Call, output: GenerationOutput) -> GenerationRequest:

@@ -31,6 +31,7 @@ ROLLOUT_CAPABILITIES = frozenset(
         Capability.PARTIAL_ROLLOUT,
         Capability.STALE_CACHE,
         Capability.ADAPTER_SYNC,
+        Capability.ADAPTER_VERSIONS,
     }
 )
 TRAIN_CAPABILITIES = frozenset(
