@@ -19,6 +19,7 @@ class Driver:
 
     def __init__(self, schedule: Schedule, random: Random, *, groups: int, staleness: int, drains: bool, done: int):
         self.schedule, self.random = schedule, random
+        self.by_version = schedule.limits.by_version
         self.groups, self.staleness, self.drains = groups, staleness, drains
         self.served, self.trained, self.held = -1, done, done
         self.commands = deque(schedule.begin())
@@ -31,6 +32,10 @@ class Driver:
         self.publishing: int | None = None
         self.updating: int | None = None
         self.seen: list[tuple[int, ...]] = []
+        self.steps: dict[int, int] = {}
+
+    def step_of(self, group: int) -> int:
+        return self.steps[group]
 
     def run(self, rejects: set[int] = frozenset()) -> None:  # type: ignore[assignment]
         while self.commands or self.running or self.graded or self.updating is not None or self.publishing is not None:
@@ -69,6 +74,7 @@ class Driver:
         self.commands.extend(self.schedule.handle(event))
         if self.drains and self.schedule.settled:  # A checkpoint may be written: older groups could not be made again.
             assert all(served == self.served for served in self.graded.values())
+            assert all(served == self.served for served in self.running.values())
 
     def carry_out(self) -> None:
         match self.commands.popleft():
@@ -81,13 +87,24 @@ class Driver:
                 assert step == self.held or (step == self.trained and self.updating is None)
                 assert self.publishing is None
                 assert step > self.served
-                assert not (self.drains and self.running)
+                if self.by_version:  # What samples stays among the newest that replicas keep.
+                    assert all(version >= step - self.staleness for version in self.running.values())
+                else:
+                    assert not (self.drains and self.running)
                 self.publishing = self.held = step
-            case Start(step, ordinals):
+            case Start(step, ordinals, weights):
                 assert not set(ordinals) & self.began.keys()
                 assert step - 1 - self.staleness <= self.served
-                self.running |= dict.fromkeys(ordinals, self.served)
-                self.began |= dict.fromkeys(ordinals, self.served)
+                assert (weights is not None) == self.by_version
+                version = self.served if weights is None else weights
+                assert self.served - self.staleness <= version <= self.served
+                # What shares a version begins one step after the other: nothing in a batch depends on time.
+                assert not self.by_version or not [
+                    g for g, v in self.running.items() if v == version and self.step_of(g) != step
+                ]
+                self.running |= dict.fromkeys(ordinals, version)
+                self.began |= dict.fromkeys(ordinals, version)
+                self.steps |= dict.fromkeys(ordinals, step)
             case Train(step, ordinals):
                 assert step == self.trained + 1
                 assert self.updating is None
@@ -99,10 +116,10 @@ class Driver:
                 self.updating = step
 
 
-KINDS = [("prompt", True), ("prompt", False), ("finish", False)]
+KINDS = [("prompt", True, False), ("prompt", True, True), ("prompt", False, False), ("finish", False, False)]
 
 
-@pytest.mark.parametrize(("order", "drains"), KINDS)
+@pytest.mark.parametrize(("order", "drains", "by_version"), KINDS)
 @given(
     groups=st.integers(1, 4),
     steps=st.integers(0, 6),
@@ -112,12 +129,12 @@ KINDS = [("prompt", True), ("prompt", False), ("finish", False)]
 )
 @settings(deadline=None)
 def test_every_group_is_trained_once_and_nothing_older_than_the_bound(
-    order: Any, drains: bool, groups: int, steps: int, staleness: int, done: int, random: Random
+    order: Any, drains: bool, by_version: bool, groups: int, steps: int, staleness: int, done: int, random: Random
 ) -> None:
     first = done * groups
     schedule = Schedule(
         groups_per_step=groups, last_step=steps, done=done, next_group=first, max_staleness=staleness, order=order,
-        drains=drains,
+        drains=drains, by_version=by_version,
     )  # fmt: skip
     driver = Driver(schedule, random, groups=groups, staleness=staleness, drains=drains, done=done)
     driver.run()
@@ -131,7 +148,7 @@ def test_every_group_is_trained_once_and_nothing_older_than_the_bound(
         assert driver.began == expected
 
 
-@pytest.mark.parametrize(("order", "drains"), KINDS)
+@pytest.mark.parametrize(("order", "drains", "by_version"), KINDS)
 @given(
     groups=st.integers(1, 3),
     staleness=st.integers(0, 3),
@@ -140,11 +157,11 @@ def test_every_group_is_trained_once_and_nothing_older_than_the_bound(
 )
 @settings(deadline=None)
 def test_groups_that_are_refused_are_replaced_and_the_bound_still_holds(
-    order: Any, drains: bool, groups: int, staleness: int, bad: set[int], random: Random
+    order: Any, drains: bool, by_version: bool, groups: int, staleness: int, bad: set[int], random: Random
 ) -> None:
     schedule = Schedule(
         groups_per_step=groups, last_step=4, max_staleness=staleness, order=order, drains=drains,
-        max_groups_per_step=3 * groups,
+        by_version=by_version, max_groups_per_step=3 * groups,
     )  # fmt: skip
     driver = Driver(schedule, random, groups=groups, staleness=staleness, drains=drains, done=0)
     driver.run(bad)
@@ -153,7 +170,7 @@ def test_groups_that_are_refused_are_replaced_and_the_bound_still_holds(
     assert len(set(trained)) == len(trained) == 4 * groups
 
 
-@pytest.mark.parametrize(("order", "drains"), KINDS)
+@pytest.mark.parametrize(("order", "drains", "by_version"), KINDS)
 @given(
     groups=st.integers(1, 3),
     staleness=st.integers(1, 3),
@@ -162,12 +179,12 @@ def test_groups_that_are_refused_are_replaced_and_the_bound_still_holds(
 )
 @settings(deadline=None)
 def test_a_restart_makes_what_was_open_again_and_loses_nothing(
-    order: Any, drains: bool, groups: int, staleness: int, events: int, random: Random
+    order: Any, drains: bool, by_version: bool, groups: int, staleness: int, events: int, random: Random
 ) -> None:
     def machine(done: int, next_group: int, again: dict[int, list[int]]) -> Schedule:
         return Schedule(
             groups_per_step=groups, last_step=5, done=done, next_group=next_group, max_staleness=staleness,
-            order=order, drains=drains, again=again,
+            order=order, drains=drains, by_version=by_version, again=again,
         )  # fmt: skip
 
     driver = Driver(machine(0, 0, {}), random, groups=groups, staleness=staleness, drains=drains, done=0)

@@ -230,7 +230,7 @@ def test_weights_that_do_not_change_end_a_stale_run(model: str, registry: Regist
         trainer, stage, _ = made
         source = stage.learner.session.actor.group.hosts[0].source  # type: ignore[attr-defined]
         hold = source.hold
-        source.hold = lambda: hold() if not source._copies else setattr(source, "_holds", True)
+        source.hold = lambda keep=1: hold(keep) if not source._copies else setattr(source, "_holds", True)
         with pytest.raises(WeightSyncError, match="no tensor changed"):
             trainer.fit()
 

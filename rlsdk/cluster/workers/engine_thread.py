@@ -9,7 +9,12 @@ import itertools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_LOOK_S = 0.5
+"""Seconds between checks of whether a loop was closed."""
 
 
 class EngineThread:
@@ -117,3 +122,22 @@ def run_into(future: Future[Any], job: Callable[[], Any]) -> None:
         future.set_result(result)
     except BaseException as error:
         future.set_exception(error)
+
+
+def call_on(loop: asyncio.AbstractEventLoop, job: Callable[[], T]) -> T:
+    """Runs a job on the thread of a running loop, between two of its turns, and waits for it.
+
+    Raises:
+        RuntimeError: the loop was closed before it ran.
+        BaseException: what the job raised.
+    """
+    future: Future[T] = Future()
+    loop.call_soon_threadsafe(run_into, future, job)
+    while True:
+        try:
+            return future.result(_LOOK_S)
+        except FutureTimeoutError:
+            if future.done():
+                raise
+            if loop.is_closed():
+                raise RuntimeError("the engine's thread was closed before it ran this") from None

@@ -190,6 +190,7 @@ def rollout_role(config: RunConfig) -> Role:
             max_running=rollout.max_running_samples,
             **shared(rollout, ReplicaSize),
             load_weights=False,
+            adapter_versions=config.schedule.max_staleness + 1 if adapter is not None else 1,
             engine_kwargs=dict(rollout.engine_kwargs),
         ),
         options=rollout.options,
@@ -402,6 +403,18 @@ def with_adapter_sync(config: RunConfig, capabilities: Collection[frozenset[Capa
     able = all(Capability.ADAPTER_SYNC in found for found in capabilities) and not goes_on_under_new_weights(config)
     lora = config.model.lora.model_copy(update={"sync": "adapter" if able else "merged"})
     return config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
+
+
+def samples_by_version(config: RunConfig, capabilities: Collection[Capability]) -> bool:
+    """Whether the groups of each step are sampled under a version of the adapter that they name, while newer ones are
+    published.
+
+    Args:
+        config: of the run.
+        capabilities: of the rollout backend.
+    """
+    apart = config.schedule.overlaps and config.model.lora.rank and config.model.lora.sync == "adapter"
+    return bool(apart) and Capability.ADAPTER_VERSIONS in capabilities
 
 
 def goes_on_under_new_weights(config: RunConfig) -> bool:

@@ -178,7 +178,9 @@ class GenerationClient:
         seeds = {index: (request.sampling.seed, index) for index in indices}
         partial = {index: self._partial.pop(seed) for index, seed in seeds.items() if seed in self._partial}
         return {
-            index: output for index, output in partial.items() if len(output.token_ids) < request.sampling.max_tokens
+            index: output
+            for index, output in partial.items()
+            if len(output.token_ids) < request.sampling.max_tokens and _is_under(request.adapter_version, output)
         }
 
     async def cancel(self, source: str, timeout_s: float) -> bool:
@@ -353,3 +355,8 @@ class GenerationClient:
         task = asyncio.ensure_future(work)
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
+
+
+def _is_under(version: int | None, output: GenerationOutput) -> bool:
+    """Whether a sample may continue this output: one that names a version is sampled whole under it."""
+    return version is None or all(run.version == version for run in output.versions)

@@ -41,6 +41,8 @@ class GroupTask:
     """Seed of all randomness of the group."""
     greedy_baseline: bool = False
     """Adds one greedy sample as a baseline, which is graded but not trained on."""
+    adapter_version: int | None = None
+    """As `GenerationRequest.adapter_version`."""
 
 
 @dataclass(frozen=True, kw_only=True)

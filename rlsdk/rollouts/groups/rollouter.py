@@ -127,6 +127,7 @@ class GroupRequests:
             sampling=replace(sampling, max_tokens=max_tokens, seed=request_seed(*seed)),
             n=n,
             first_sample=first_sample,
+            adapter_version=self.task.adapter_version,
         )
 
 

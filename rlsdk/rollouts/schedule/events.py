@@ -29,6 +29,8 @@ class Start:
 
     step: int
     groups: Sequence[int]
+    weights: int | None = None
+    """Step whose weights sample them, whatever else is served; None: those that are served."""
 
 
 @dataclass(frozen=True)

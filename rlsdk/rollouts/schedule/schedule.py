@@ -35,6 +35,10 @@ class Schedule:
 
     With `drains` the groups of step k are generated completely with the weights of step k - 1 - `max_staleness` (at
     least 0), and only one step's groups run at once, regardless of timing.
+
+    With `by_version`, too, they are generated completely with those weights, which their `Start` names. The replicas
+    serve the newest `max_staleness + 1` weights side by side: groups of as many steps run at once, and a publish waits
+    for none of them.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Schedule:
         max_staleness: int = 0,
         order: Literal["prompt", "finish"] = "prompt",
         drains: bool = True,
+        by_version: bool = False,
         max_groups_per_step: int | None = None,
         again: Mapping[int, Sequence[int]] | None = None,
         planned: Mapping[int, Sequence[int]] | None = None,
@@ -61,6 +66,7 @@ class Schedule:
             max_staleness: number of steps by which a group's first weights may be older than in a synchronous run.
             order: `prompt`: a step trains the groups that were started for it; `finish`: those that finished first.
             drains: weights are published only when no group samples tokens; grades may still be missing.
+            by_version: with `drains` and order `prompt`: weights are published at any time, because groups name theirs.
             max_groups_per_step: largest number of groups started for a step if some are not accepted; None:
                 `groups_per_step`, so that all are trained.
             again: groups that were started before a restart and not trained, by the step of their `Start`.
@@ -73,6 +79,8 @@ class Schedule:
             last_step=last_step,
             max_staleness=max_staleness,
             drains=drains,
+            by_version=by_version,
+            done=done,
         )
         self.trained = done
         """Newest step whose update is done."""
@@ -110,7 +118,14 @@ class Schedule:
         older weights are generated and graded."""
         if self._publishing or self._older:
             return False
-        return self.serves_newest or (self._needs_no_weights() and not self._order.running)
+        if self.serves_newest:
+            older = min(self.trained + self.limits.max_staleness, self.limits.last_step)
+            return not self.limits.by_version or self._order.has_made(older)
+        return self._needs_no_weights() and not self._order.running
+
+    def starts_newest(self, start: Start) -> bool:
+        """Whether these groups start with the newest weights."""
+        return self.serves_newest and start.weights in (None, self.trained)
 
     def begin(self) -> Sequence[Command]:
         """The first commands; none if the run is already over."""
@@ -148,9 +163,13 @@ class Schedule:
     def _follow(self, starts: Sequence[Start]) -> list[Command]:
         """Returns the commands that follow from the current state."""
         commands: list[Command] = list(starts)
-        if self.limits.drains and self.served is not None and not self._order.drawing and not self._publishing:
+        if self.limits.drains and self.served is not None and (self.limits.by_version or self._is_idle()):
             commands += self._order.start(self.served)
         return [*commands, *self._snapshot(), *self._publish(), *self._train()]
+
+    def _is_idle(self) -> bool:
+        """Whether no tokens are sampled, and no weights on their way."""
+        return not self._order.drawing and not self._publishing
 
     def _snapshot(self) -> list[Command]:
         """Copies weights (`Snapshot`) as soon as the previous ones are published."""
@@ -162,10 +181,11 @@ class Schedule:
     def _publish(self) -> list[Command]:
         if self._publishing or self._copied == self.served or self._needs_no_weights():
             return []
-        if self.limits.drains and not self._is_drained():
+        drains = self.limits.drains and not self.limits.by_version
+        if drains and not self._is_drained():
             return []
         self._publishing = True
-        if self.limits.drains:
+        if drains:
             self._older |= self._order.ungraded
         return [Publish(self._copied)]
 

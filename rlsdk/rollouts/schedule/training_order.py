@@ -23,6 +23,14 @@ class Limits:
     max_staleness: int
     drains: bool
     """Whether only groups of one step run at a time."""
+    by_version: bool = False
+    """With `drains`: whether groups of several steps run at a time, each step's under weights of its own."""
+    done: int = 0
+    """Steps that were done before: no older weights exist."""
+
+    def version(self, step: int) -> int:
+        """The step whose weights sample the groups of `step`, where that does not depend on time."""
+        return max(self.done, step - 1 - self.max_staleness)
 
     def newest(self, served: int) -> int:
         """The newest step whose groups may start while the weights of step `served` are served."""
@@ -64,6 +72,10 @@ class Order(ABC):
     @abstractmethod
     def has_started(self, step: int) -> bool:
         """Whether all groups of the steps up to this one were started."""
+
+    def has_made(self, step: int) -> bool:
+        """Whether all groups of the steps up to this one were started, and are finished."""
+        return self.has_started(step) and not self.running
 
 
 @dataclass
@@ -114,16 +126,24 @@ class PromptOrder(Order):
         return any(group in step.waiting for step in self._open)
 
     def start(self, served: int) -> list[Start]:
-        """See `Order`. If samples drain, a step begins when the previous one is sampled: the groups that share a
-        decoding step must not depend on timing."""
+        """See `Order`. If samples drain, a step begins when the previous one is sampled, or the previous one of the
+        same weights: the groups that share a decoding step must not depend on timing."""
         commands: list[Start] = []
-        while self._started < self._limits.newest(served) and not (self._limits.drains and self.drawing):
+        while self._started < self._limits.newest(served) and not self._must_wait():
             self._started += 1
             step = _OpenStep(self._started, self._limits.groups_per_step)
             self._open.append(step)
             again = self._again.pop(self._started, ())
             commands.append(self._begin(step, again, self._limits.groups_per_step - len(again)))
         return commands
+
+    def _must_wait(self) -> bool:
+        """Whether the next step waits for samples."""
+        if not self._limits.by_version:
+            return self._limits.drains and bool(self.drawing)
+        last = self._open[-1] if self._open else None
+        same = last is not None and self._limits.version(last.step) == self._limits.version(last.step + 1)
+        return last is not None and same and bool(last.waiting - self.ungraded)
 
     def finish(self, group: int, accepted: bool) -> list[Start] | None:
         step = next((step for step in self._open if group in step.waiting), None)
@@ -148,6 +168,9 @@ class PromptOrder(Order):
     def has_started(self, step: int) -> bool:
         return self._started >= step
 
+    def has_made(self, step: int) -> bool:
+        return self.has_started(step) and not any(open_.waiting for open_ in self._open if open_.step <= step)
+
     def _begin(self, step: _OpenStep, again: Sequence[int], count: int) -> Start:
         fresh = range(self.next_group, self.next_group + count)
         self.next_group = fresh.stop
@@ -155,7 +178,7 @@ class PromptOrder(Order):
         step.started += len(groups)
         step.waiting.update(groups)
         self.running += len(groups)
-        return Start(step.step, groups)
+        return Start(step.step, groups, self._limits.version(step.step) if self._limits.by_version else None)
 
 
 class FinishOrder(Order):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -55,20 +55,25 @@ class WeightSource:
         self._transports: dict[tuple[int, ...], Transport] = {}
         """By the targets that each serves."""
         self._copies: list[WeightShard] = []
-        """One per box of the layout, kept from sync to sync."""
+        """One per box of the layout, kept from sync to sync: the copy that syncs use."""
+        self._kept: deque[list[WeightShard]] = deque()
+        """All copies, oldest first."""
         self._sent: dict[int, torch.dtype] = {}
         """Position in the layout -> dtype in which syncs have requested the box."""
         self._narrowed: set[int] = set()
-        """Positions whose copy is of a narrower dtype than the engine's."""
+        """Positions whose newest copy is of a narrower dtype than the engine's."""
         self._holds = False
 
-    def hold(self) -> None:
-        """Copies the current weights. Until `release`, syncs use the copy, and the engine may train.
+    def hold(self, keep: int = 1) -> None:
+        """Copies the current weights. Until `release`, syncs use the copy, and the engine may train. The newest `keep`
+        copies are kept; see `use_copy`.
 
         The copy has the dtypes that earlier syncs requested: for example bfloat16 for float32 weights that are served
         in bfloat16. Its memory is kept for the next time.
         """
         with self._lock, torch.no_grad():
+            self._copies = self._kept.popleft() if len(self._kept) >= keep else []
+            self._kept.append(self._copies)
             for at, shard in enumerate(self._engine.shards()):
                 own = shard.tensor.dtype
                 dtype = self._sent.get(at, own)
@@ -83,9 +88,15 @@ class WeightSource:
                     self._copies[at].tensor.copy_(shard.tensor)
             self._holds = True
 
+    def use_copy(self, back: int) -> None:
+        """Lets syncs use an older copy, made `back` calls of `hold` before the newest one."""
+        with self._lock:
+            self._copies = self._kept[-1 - back]
+            self._holds = True
+
     def held_bytes(self) -> int:
-        """Memory of the copy, in bytes."""
-        return sum(copy.tensor.nbytes for copy in self._copies)
+        """Memory of all copies, in bytes."""
+        return sum(copy.tensor.nbytes for copies in self._kept for copy in copies)
 
     def release(self) -> None:
         """Lets syncs use the engine's own weights again; the copy's memory is kept."""

@@ -45,8 +45,9 @@ class Work(Protocol):
         """Records what happened, and returns the event for the schedule."""
         ...
 
-    def start(self, step: int, groups: Sequence[int]) -> None:
-        """Starts these groups for this step; returns at once."""
+    def start(self, step: int, groups: Sequence[int], weights: int | None) -> None:
+        """Starts these groups for this step, under the weights of step `weights` (None: those that are served); returns
+        at once."""
         ...
 
     def train(self, step: int, groups: Sequence[int]) -> None:
@@ -174,10 +175,10 @@ class ScheduleDriver:
                     self._after_snapshot.append(command)
                 case Publish(step):
                     self._work.publish(step, lambda error, step=step: self.inbox.put(error or Published(step)))  # type: ignore[misc]
-                case Start() as start if self.starts_are_paused and self.schedule.serves_newest:
+                case Start() as start if self.starts_are_paused and self.schedule.starts_newest(start):
                     self._paused_starts.append(start)
-                case Start(step, groups):
-                    self._work.start(step, groups)
+                case Start(step, groups, weights):
+                    self._work.start(step, groups, weights)
                 case Train(step, groups):
                     self._work.train(step, groups)
 

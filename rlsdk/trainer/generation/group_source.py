@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ class GroupSource:
         max_groups_per_step: int | None = None,
         history: History | None = None,
         times: Path | None = None,
+        by_version: bool = False,
     ) -> None:
         """Starts nothing.
 
@@ -73,6 +74,8 @@ class GroupSource:
                 are trained on, too.
             history: the run's journal; `close` closes it. None: no journal.
             times: file for the timeline of the pools; None: nothing is written.
+            by_version: each group names the version that samples it (`Capability.ADAPTER_VERSIONS`), and weights are
+                published while others run.
         """
         self._history = history or History()
         self._stream = stream
@@ -80,7 +83,9 @@ class GroupSource:
         self._steps = steps
         self._accept = accept
         self._max_groups_per_step = max_groups_per_step
-        self._config = schedule
+        self._config, self._by_version = schedule, by_version
+        self._version_of: dict[int, int] = {}
+        """Step whose weights were published -> their version."""
         self._ledger = Ledger(prompts)
         self._driver = ScheduleDriver(self._schedule_from(0), self)
         self._draw = draw
@@ -216,7 +221,7 @@ class GroupSource:
         """
         self._ledger.load_state_dict(state)
         # If groups are replaced, the order of replacement depends on timing: a sample may end up in an earlier step.
-        refills = self._max_groups_per_step is not None and not self._drains
+        refills = self._max_groups_per_step is not None and (self._by_version or not self._drains)
         partial = self._history.resume(
             step,
             run=state.get("journal"),
@@ -250,6 +255,7 @@ class GroupSource:
             max_staleness=self._config.max_staleness,
             order=self._config.order,
             drains=self._drains,
+            by_version=self._by_version,
             max_groups_per_step=self._max_groups_per_step,
             again=self._ledger.open_by_step(),
             planned=self._history.planned,
@@ -272,16 +278,19 @@ class GroupSource:
                     self._close_groups()
                 self.timeline.updated(step)
             case Published(step):
+                if self._by_version and (report := self._publisher.last_report) is not None:
+                    self._version_of[step] = report.version
                 self._history.published(step)
                 self.timeline.published(step)
                 self._times.note("served", step)
         return item
 
-    def start(self, step: int, groups: Sequence[int]) -> None:
+    def start(self, step: int, groups: Sequence[int], weights: int | None) -> None:
         self.timeline.lengths.started(groups)
         self._times.note("start", step, len(groups))
         self._history.started(step, groups)
-        tasks = [self._task(ordinal, step) for ordinal in groups]
+        version = None if weights is None else self._version_of[weights]
+        tasks = [replace(self._task(ordinal, step), adapter_version=version) for ordinal in groups]
         made = {task.ordinal: samples for task in tasks if (samples := self._history.made(task)) is not None}
         self._reused |= {ordinal: len(samples) for ordinal, samples in made.items()}
         turns = {task.ordinal: found for task in tasks if (found := self._history.turns(task))}

@@ -162,16 +162,19 @@ class OverlappedPublisher(Publisher):
         expects_change: bool,
         on_new_weights: OnNewWeights,
         timeout_s: float,
+        by_version: bool = False,
     ) -> None:
         """As `Publisher`.
 
         Args:
-            on_new_weights: what happens to running samples. `drain`: none are running when `publish` is called.
+            on_new_weights: what happens to running samples. `drain`: none are running when `publish` is called, or
+                with `by_version` they go on.
             timeout_s: timeout of each pause and resume.
+            by_version: replicas serve several versions side by side, and decode while one arrives.
         """
         super().__init__(weights, turns, stream, state, view, expects_change=expects_change)
         self._on_new_weights = on_new_weights
-        self._timeout_s = timeout_s
+        self._timeout_s, self._by_version = timeout_s, by_version
         self._copied: tuple[int, bool] | None = None
         """Of the snapshot: see `_version`."""
         self._thread: threading.Thread | None = None
@@ -207,6 +210,9 @@ class OverlappedPublisher(Publisher):
                 self._stream.resume(self._timeout_s, keep_cache=self._on_new_weights == "keep")
             self._view.synced(report)
             self.seconds = time.perf_counter() - start
+            if self._by_version:
+                pauses = [receipt.pause_s for receipt in report.receipts if receipt.pause_s is not None]
+                self.seconds = max(pauses, default=self.seconds)
             if copied:
                 self.weights.release()
         except BaseException as error:

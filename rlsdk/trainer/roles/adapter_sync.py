@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from rlsdk.interfaces import (
+    BackendSpec,
     Bucket,
+    Capability,
     Delivery,
     Peer,
     QuantizedPiece,
     ReshardPlan,
     RolloutEngine,
+    RolloutSpec,
     ShardingManager,
     SyncReceipt,
     SyncReport,
@@ -40,12 +44,23 @@ ADAPTER_METHODS: Names = {
     WeightTargetHost.pass_on_weights.__name__: ("pass_on_adapter",),
 }
 """Of rollout hosts."""
+BESIDE_METHODS: Names = {**ADAPTER_METHODS, WeightTargetHost.pull_weights.__name__: ("pull_adapter_beside",)}
+"""Of rollout hosts whose engine keeps several versions: the adapter arrives while samples run."""
 
 
 def source_methods(part: WeightPart) -> Names:
     """Of train hosts."""
     calls = {name: ("call_part", part, name) for name in SOURCE_METHODS}
     return {WeightSourceHost.weight_layout.__name__: (PART_LAYOUT, part), **calls}
+
+
+def keeps_versions(backend: BackendSpec, spec: RolloutSpec) -> bool:
+    """Whether an engine of this backend serves several versions of the adapter side by side."""
+    return (
+        spec.model.adapter is not None
+        and spec.adapter_versions > 1
+        and Capability.ADAPTER_VERSIONS in backend.capabilities
+    )
 
 
 class TrainPart:
@@ -64,14 +79,28 @@ class TrainPart:
 class RolloutAdapter:
     """The adapter of a rollout engine, as weights."""
 
-    def __init__(self, engine: RolloutEngine) -> None:
-        self._engine = engine
+    def __init__(
+        self, engine: RolloutEngine, run: Callable[[Callable[[], SyncReceipt]], SyncReceipt] | None = None
+    ) -> None:
+        """`run`: calls the engine on its own thread. All of the adapter is then received before, on another one, and
+        only that call stops what runs. None: this is the engine's thread."""
+        self._engine, self._run = engine, run
 
     def layout(self) -> Sequence[WeightLayout]:
         return self._engine.adapter_layout()
 
     def update_weights(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
-        return self._engine.update_adapter(shards, version)
+        if self._run is None:
+            return self._engine.update_adapter(shards, version)
+        # The source reuses its memory when the next shard is asked for.
+        came = [replace(shard, tensor=shard.tensor.clone()) for shard in shards]
+
+        def update() -> SyncReceipt:
+            start = time.perf_counter()
+            receipt = self._engine.update_adapter(came, version)
+            return replace(receipt, pause_s=time.perf_counter() - start)
+
+        return self._run(update)
 
     def receive_weights(self, deliveries: Sequence[Delivery], version: int) -> SyncReceipt:
         raise WeightSyncError("an adapter goes to the replica's process: its layout may name no worker")
@@ -180,7 +209,8 @@ class AdapterSync(ShardingManager):
             transports=adapter.transports,
         )
         self.base, self.adapter = base, adapter
-        self._has_base = False
+        self.has_base = False
+        """Whether every replica has the weights below."""
 
     def plan(self, source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> ReshardPlan:
         """Of the adapter."""
@@ -192,8 +222,8 @@ class AdapterSync(ShardingManager):
 
     def sync(self, version: int, *, expect_change: bool | None = None) -> SyncReport:
         """See `ShardingManager.sync`."""
-        below = None if self._has_base else self.base.sync(version, expect_change=False)
-        self._has_base = True
+        below = None if self.has_base else self.base.sync(version, expect_change=False)
+        self.has_base = True
         report = self.adapter.sync(version, expect_change=expect_change)
         effects = [receipt.effect for receipt in report.receipts if receipt.effect is not None]
         report = replace(report, base_bytes=0, effect=min(effects, default=None))
@@ -226,6 +256,7 @@ def joined_receipt(base: SyncReceipt, adapter: SyncReceipt) -> SyncReceipt:
         num_bytes=base.num_bytes + adapter.num_bytes,
         fingerprints={**base.fingerprints, **adapter.fingerprints},
         seconds=base.seconds + adapter.seconds,
+        pause_s=None if adapter.pause_s is None else (base.pause_s or 0.0) + adapter.pause_s,
         workers=base.workers,
         engine_checksum=base.engine_checksum,
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from textwrap import shorten
@@ -50,6 +51,7 @@ class Fleet(ServedWeights):
         drains: bool,
         timeout_s: float,
         notice: Callable[[str], None],
+        num_versions: int = 1,
         dead_daemon: Callable[[], str | None] = dead_daemon,
     ) -> None:
         """Starts nothing.
@@ -64,10 +66,13 @@ class Fleet(ServedWeights):
             drains: weights are published only when all samples are finished.
             timeout_s: timeout of each call of the actor, and of a sync's waits for ranks.
             notice: receives messages about lost and restarted replicas.
+            num_versions: newest versions of an adapter that each replica serves side by side, while samples run.
             dead_daemon: returns the name of a cluster daemon that has ended, or None. Without it no process can be
                 started, and a request for one makes Ray end this process a minute later.
         """
-        super().__init__(session, timeout_s=timeout_s)
+        super().__init__(session, timeout_s=timeout_s, num_copies=num_versions)
+        self._published: deque[int] | None = deque(maxlen=num_versions) if num_versions > 1 else None
+        """Versions that replicas serve side by side, oldest first; None: each serves one."""
         self._sync = RankSync(session, group, make_manager, timeout_s=timeout_s)
         self._restarter = restarter
         self._max_restarts = max_restarts
@@ -111,10 +116,14 @@ class Fleet(ServedWeights):
                 super().snapshot()
             self._has_snapshot = False
             while True:
-                ranks = self._running_ranks()
+                ranks = self._bring_up_new(self._running_ranks())
+                if not ranks:
+                    continue
                 report = self._sync_ranks(ranks, version, expect_change)
                 if report is not None:
                     self._source = version
+                    if self._published is not None:
+                        self._published.append(version)
                     self._mark_serving(ranks)
                     return report
 
@@ -245,10 +254,14 @@ class Fleet(ServedWeights):
 
     def _sync_alone(self, at: int) -> None:
         """Syncs one replica; does nothing if the served weights are not available. The caller holds the sync lock."""
-        if self.health[at].state is not State.SYNCING or self._source is None:
+        if self.health[at].state is not State.SYNCING:
             return
         try:
-            if self._sync_ranks([at], self._source, False) is not None:
+            if self._published:
+                served = self._bring_up(at, unpublished=self._has_snapshot)
+            else:
+                served = self._source is not None and self._sync_ranks([at], self._source, False) is not None
+            if served:
                 self._mark_serving([at])
         except Exception as error:
             self._lost(at, self.health[at].life, error)
@@ -295,6 +308,35 @@ class Fleet(ServedWeights):
                 self._lost(rank, self.health[rank].life, error)
             return None
 
+    def _bring_up_new(self, ranks: Sequence[int]) -> list[int]:
+        """Where several versions are served: brings a restarted replica to all that the others serve, before the next
+        one is published. Returns the ranks that are still there."""
+        if not self._published:
+            return list(ranks)
+        new = [at for at in ranks if self.health[at].state is State.SYNCING]
+        gone = [at for at in new if not self._bring_up(at, unpublished=True)]
+        return [at for at in ranks if at not in gone]
+
+    def _bring_up(self, at: int, *, unpublished: bool) -> bool:
+        """Sends the weights below the adapter and all published versions, oldest first; False if it was lost meanwhile.
+
+        Args:
+            at: the replica.
+            unpublished: the actor has a copy that is newer than the published ones.
+        """
+        assert self._published is not None
+        newest = len(self._published) - 1 + unpublished
+        # The actor keeps as many copies as versions: beside one that is to be published, the oldest is not needed.
+        first = max(0, newest + 1 - self._num_copies)
+        try:
+            for place, version in list(enumerate(self._published))[first:]:
+                self._session.actor.run("use_adapter_copy", newest - place, timeout_s=self._timeout_s)
+                if self._sync_ranks([at], version, False) is None:
+                    return False
+        finally:
+            self._session.actor.run("use_adapter_copy", 0, timeout_s=self._timeout_s)
+        return True
+
     def _mark_serving(self, ranks: Sequence[int]) -> None:
         """Marks these ranks as serving: their sync has returned checked receipts."""
         with self._changed:
@@ -319,6 +361,7 @@ def fleet_of(
     drains: bool,
     timeout_s: float,
     notice: Callable[[str], None],
+    num_versions: int = 1,
 ) -> Fleet | None:
     """Builds the fleet; None if replicas cannot be restarted, because they share the actor's processes or there is no
     cluster."""
@@ -337,4 +380,5 @@ def fleet_of(
         drains=drains,
         timeout_s=timeout_s,
         notice=notice,
+        num_versions=num_versions,
     )

@@ -6,6 +6,8 @@ pump of a rollout engine, and the two ends of the weight transfer.
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import importlib
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlsdk.cluster import Join, Split, dispatch
+from rlsdk.cluster.workers.engine_thread import call_on
 from rlsdk.config import build_options, config_error
 from rlsdk.interfaces import (
     BackendSpec,
@@ -46,7 +49,7 @@ from rlsdk.kit.guards.guarded_rollout import GuardedRolloutEngine
 from rlsdk.kit.guards.guarded_train import GuardedTrainEngine
 from rlsdk.rollouts import Collected, Pump
 from rlsdk.sharding import WeightSource, WeightTarget
-from rlsdk.trainer.roles.adapter_sync import PartSource, RolloutAdapter, TrainPart
+from rlsdk.trainer.roles.adapter_sync import PartSource, RolloutAdapter, TrainPart, keeps_versions
 from rlsdk.trainer.roles.average import WeightAverage
 
 if TYPE_CHECKING:
@@ -207,9 +210,15 @@ class TrainHost:
         return self.source.export(buckets)
 
     @dispatch(split=Split.ALL, join=Join.NONE)
-    def hold_weights(self, adapter: bool = False) -> None:
-        """Copies the current weights, or the adapter alone; syncs use this copy while training continues."""
-        (self.parts[WeightPart.ADAPTER].source if adapter else self.source).hold()
+    def hold_weights(self, adapter: bool = False, keep: int = 1) -> None:
+        """Copies the current weights, or the adapter alone; syncs use this copy while training continues. The newest
+        `keep` copies are kept."""
+        (self.parts[WeightPart.ADAPTER].source if adapter else self.source).hold(keep)
+
+    @dispatch(split=Split.ALL, join=Join.NONE, concurrent=True)
+    def use_adapter_copy(self, back: int) -> None:
+        """Lets syncs use an older copy of the adapter; 0: the newest one."""
+        self.parts[WeightPart.ADAPTER].source.use_copy(back)
 
     @dispatch(split=Split.ALL, join=Join.NONE, concurrent=True)
     def release_weights(self) -> None:
@@ -262,7 +271,9 @@ class RolloutHost:
         self.engine: RolloutEngine = GuardedRolloutEngine(import_class(engine)())
         self.engine.initialize(ctx, replace(spec, options=options.build()))
         self.target = WeightTarget(self.engine, ctx.accelerators)
-        self.adapter_target = WeightTarget(RolloutAdapter(self.engine), ctx.accelerators)
+        on_thread = functools.partial(call_on, asyncio.get_running_loop())
+        adapter = RolloutAdapter(self.engine, on_thread if keeps_versions(options.spec, spec) else None)
+        self.adapter_target = WeightTarget(adapter, ctx.accelerators)
         self.pump = Pump(self.engine, shares=Capability.ABORT in options.spec.capabilities)
 
     @dispatch(split=Split.ALL, join=Join.NONE, concurrent=True)
@@ -288,7 +299,7 @@ class RolloutHost:
         timeout_s: float,
         relay: Relay | None = None,
     ) -> SyncReceipt:
-        return self.target.pull(buckets, peers, version, timeout_s, relay)
+        return _paused(self.target.pull(buckets, peers, version, timeout_s, relay))
 
     @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
     def pass_on_weights(self, buckets: Sequence[Bucket], sync: str, timeout_s: float) -> Sequence[Mapping[str, Any]]:
@@ -309,6 +320,18 @@ class RolloutHost:
         relay: Relay | None = None,
     ) -> SyncReceipt:
         """As `pull_weights`, of the adapter."""
+        return _paused(self.adapter_target.pull(buckets, peers, version, timeout_s, relay))
+
+    @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
+    def pull_adapter_beside(
+        self,
+        buckets: Sequence[Bucket],
+        peers: Mapping[int, Peer],
+        version: int,
+        timeout_s: float,
+        relay: Relay | None = None,
+    ) -> SyncReceipt:
+        """As `pull_adapter`, while the engine decodes; where it keeps several versions."""
         return self.adapter_target.pull(buckets, peers, version, timeout_s, relay)
 
     @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
@@ -343,3 +366,8 @@ class RolloutHost:
         self.target.close()
         self.adapter_target.close()
         self.engine.close()
+
+
+def _paused(receipt: SyncReceipt) -> SyncReceipt:
+    """The receipt of an update that took the engine's thread from its first to its last byte."""
+    return replace(receipt, pause_s=receipt.seconds)

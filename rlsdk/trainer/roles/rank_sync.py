@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlsdk.interfaces import RlsdkError, ShardingManager, SyncReport
+from rlsdk.trainer.roles.adapter_sync import AdapterSync
 from rlsdk.trainer.roles.ranks import LosableRanks, SomeRanks
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class RankSync:
         self._made: tuple[Mapping[int, int], ShardingManager, SomeRanks] | None = None
         """The cached manager, with the ranks and process numbers that it was made for."""
         self._has_synced = False
+        self._has_base: dict[int, int] = {}
+        """Ranks that were sent the weights below an adapter -> number of the process that has them."""
 
     def sync(self, lives: Mapping[int, int], version: int, *, expect_change: bool) -> SyncReport:
         """Syncs the actor's weights to these ranks.
@@ -63,7 +66,9 @@ class RankSync:
         manager, called = self._manager_of(lives)
         called.gone.clear()
         try:
-            return manager.sync(version, expect_change=expect_change)
+            report = manager.sync(version, expect_change=expect_change)
+            self._has_base.update(lives)
+            return report
         except RlsdkError as error:
             if not called.gone:
                 raise
@@ -78,5 +83,8 @@ class RankSync:
                 self._session.actor.run("close_transports", timeout_s=self._timeout_s)
             self._has_synced = True
             called = SomeRanks(self._group, list(lives), self._timeout_s)
-            self._made = dict(lives), self._make_manager(replace(self._session.rollout, group=called)), called
+            manager = self._make_manager(replace(self._session.rollout, group=called))
+            if isinstance(manager, AdapterSync):
+                manager.has_base = lives.items() <= self._has_base.items()
+            self._made = dict(lives), manager, called
         return self._made[1], self._made[2]

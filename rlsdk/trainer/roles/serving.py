@@ -17,16 +17,22 @@ class ReplicasLostError(WorkerError):
 class ServedWeights:
     """Syncs the actor's weights to every replica. A lost replica is an error here; `Fleet` continues without it."""
 
-    def __init__(self, session: Session, *, timeout_s: float) -> None:
-        """`timeout_s`: for each call of the actor."""
+    def __init__(self, session: Session, *, timeout_s: float, num_copies: int = 1) -> None:
+        """
+        Args:
+            session: of the run.
+            timeout_s: for each call of the actor.
+            num_copies: copies that the actor keeps, for replicas that serve as many versions.
+        """
         self._session = session
         self._timeout_s = timeout_s
+        self._num_copies = num_copies
 
     def snapshot(self) -> None:
         """Copies the current weights for the next `sync`; later training does not change the copy. Blocks until the
         copy is complete."""
         is_apart = self._session.rollout.role.model.adapter is not None
-        self._session.actor.run("hold_weights", is_apart, timeout_s=self._timeout_s)
+        self._session.actor.run("hold_weights", is_apart, self._num_copies, timeout_s=self._timeout_s)
 
     def release(self) -> None:
         """Called after the copy was synced to the replicas; ends the use of the copy."""

@@ -18,13 +18,21 @@ from rlsdk.interfaces import (
     CheckpointError,
     ConfigError,
     EngineGroup,
+    RolloutSpec,
     ShardingManager,
     WeightPart,
     nearest,
 )
 from rlsdk.sharding.transports.table import allowed_transports
 from rlsdk.trainer.checkpoints.checkpoint import older_whole
-from rlsdk.trainer.roles.adapter_sync import ADAPTER_METHODS, AdapterSync, PartGroup, source_methods
+from rlsdk.trainer.roles.adapter_sync import (
+    ADAPTER_METHODS,
+    BESIDE_METHODS,
+    AdapterSync,
+    PartGroup,
+    keeps_versions,
+    source_methods,
+)
 from rlsdk.trainer.roles.device_turns import DeviceTurns
 from rlsdk.trainer.roles.devices import HOSTS
 from rlsdk.trainer.roles.hosts import EngineOptions
@@ -239,4 +247,7 @@ def sharding_manager(
     if rollout.role.model.adapter is None:
         return manager(train, rollout)
     base, adapter = (PartGroup(train, source_methods(part), part) for part in WeightPart)
-    return AdapterSync(manager(base, rollout), manager(adapter, PartGroup(rollout, ADAPTER_METHODS, adapter.part)))
+    spec = rollout.role.spec
+    assert isinstance(spec, RolloutSpec)
+    methods = BESIDE_METHODS if keeps_versions(rollout.spec, spec) else ADAPTER_METHODS
+    return AdapterSync(manager(base, rollout), manager(adapter, PartGroup(rollout, methods, adapter.part)))

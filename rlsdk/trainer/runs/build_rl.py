@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rlsdk.config import RunConfig, choose_old_log_probs, comparable_log_probs
+from rlsdk.config import RunConfig, choose_old_log_probs, comparable_log_probs, samples_by_version
 from rlsdk.config.sections.role_kinds import reward_role, teacher_role
 from rlsdk.data import PromptStream, special_ids
 from rlsdk.interfaces import Algorithm, BackendKind, Trajectory
@@ -59,6 +59,7 @@ def rl_stage(
     view = run_inputs.output.view
     fleet = _fleet(config, registry, session, view)
     weights = fleet or ServedWeights(session, timeout_s=config.deadlines.sync_s)
+    by_version = samples_by_version(config, session.rollout.spec.capabilities)
     stream = open_stream(
         config, registry, session.rollout.group, run_inputs.tokenizer, run_inputs.rewards, view.notice, fleet
     )
@@ -68,13 +69,13 @@ def rl_stage(
         view.notice(repeated)
     for notice in setting_notices(config, registry):
         view.notice(notice)
-    publisher = _publisher(config, session, weights, stream, state, view)
+    publisher = _publisher(config, session, weights, stream, state, view, by_version=by_version)
     algorithm = algorithm or algorithm_of(config, registry, run_inputs)
     evaluate = evaluation_of(
         config, run_inputs.eval_prompts, run_inputs.sampling, stream, session.rollout.spec.log_prob_kind
     )
     return RlStage(
-        _source(config, registry, run_inputs, stream, publisher, algorithm, session),
+        _source(config, registry, run_inputs, stream, publisher, algorithm, session, by_version=by_version),
         PolicyLearner(session, algorithm, learner_options(config, run_inputs, session), state, view),
         publisher,
         evaluate,
@@ -95,6 +96,8 @@ def _source(
     publisher: Publisher,
     algorithm: Algorithm,
     session: Session,
+    *,
+    by_version: bool,
 ) -> GroupSource:
     """Builds the source of each step's groups."""
     longest = config.rollout.max_response_tokens
@@ -111,6 +114,7 @@ def _source(
         max_groups_per_step=algorithm.max_groups,
         history=_history(config, registry, run_inputs, vocabulary_of(session, run_inputs)),
         times=run_inputs.output.run_dir / TIMES_FILE,
+        by_version=by_version,
     )
 
 
@@ -163,14 +167,16 @@ def _fleet(config: RunConfig, registry: Registry, session: Session, view: RunVie
     """The fleet that restarts lost replicas; None where they cannot be restarted."""
     actor = replace(session.actor, group=RememberedLayouts(session.actor.group))
     timeout_s = config.deadlines.sync_s
+    by_version = samples_by_version(config, session.rollout.spec.capabilities)
     return fleet_of(
         session,
         lambda rollout: sharding_manager(config.sharding, registry, actor, rollout, timeout_s=timeout_s),
         max_restarts=config.faults.replica_restarts,
         keeps_copy=config.schedule.overlaps,
-        drains=config.schedule.on_new_weights == "drain",
+        drains=config.schedule.on_new_weights == "drain" and not by_version,
         timeout_s=timeout_s,
         notice=view.notice,
+        num_versions=config.schedule.max_staleness + 1 if by_version else 1,
     )
 
 
@@ -227,6 +233,8 @@ def _publisher(
     stream: RolloutStream,
     state: TrainerState,
     view: RunView,
+    *,
+    by_version: bool,
 ) -> Publisher:
     """Builds what publishes weights to the replicas: between steps, or while the next step trains."""
     exact = session.actor.role.model.dtype == "float32"
@@ -241,6 +249,7 @@ def _publisher(
         expects_change=exact,
         on_new_weights=config.schedule.on_new_weights,
         timeout_s=config.deadlines.sync_s,
+        by_version=by_version,
     )
 
 

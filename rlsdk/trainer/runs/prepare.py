@@ -8,7 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlsdk.cluster import PlacementSpec, count_gpus
-from rlsdk.config import Problem, Role, RunConfig, check_run, with_adapter_sync, with_checkpointing, with_dtype
+from rlsdk.config import (
+    Problem,
+    Role,
+    RunConfig,
+    check_run,
+    samples_by_version,
+    with_adapter_sync,
+    with_checkpointing,
+    with_dtype,
+)
 from rlsdk.config.checks.context import context_tokens, fitted_lengths
 from rlsdk.config.checks.findings import Findings
 from rlsdk.config.checks.training import Training, table_of, training_problems
@@ -208,7 +217,13 @@ def with_sync(
     able = [frozenset[Capability]() if has_experts else spec.capabilities for spec in specs]
     decided = with_adapter_sync(config, able)
     if decided.model.lora.sync == "adapter":
-        return decided, ["model.lora.sync adapter: auto; syncs send the adapter alone, and the weights below it once"]
+        said = "model.lora.sync adapter: auto; syncs send the adapter alone, and the weights below it once"
+        if samples_by_version(decided, specs[1].capabilities):
+            said += (
+                f"; the newest {decided.schedule.max_staleness + 1} versions of it are served side by side, and no "
+                "sample waits for one that arrives"
+            )
+        return decided, [said]
     lacking = [spec for spec in specs if Capability.ADAPTER_SYNC not in spec.capabilities]
     names = " and ".join(f"{spec.kind} backend {spec.name!r}" for spec in lacking)
     why = f"{names} cannot do otherwise" if lacking else "running samples go on under new weights"
