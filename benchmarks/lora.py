@@ -1,5 +1,6 @@
 """Adapters beside full weights: `python -m benchmarks.lora --folder RUNS [--steps 60] [--seeds 3]`, and what a sync of
-the adapter alone takes beside one of merged weights: `python -m benchmarks.lora --folder RUNS --syncs`.
+the adapter alone takes beside one of merged weights: `python -m benchmarks.lora --folder RUNS --syncs`; one step off
+policy, versions of an adapter beside all weights, which wait for samples: `--pauses`.
 
 The quickstart's model is first trained with all weights by `rlsdk sft` on the quickstart's own rows: below an adapter
 its random weights would stay frozen. From that base, reinforcement learning with adapters of ranks 1, 8 and 32, at ten
@@ -39,6 +40,7 @@ ROW_TOKENS, UPDATE_ROWS = 14, 128
 LARGER: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 2048, "layers": 12, "num_attention_heads": 24}
 """Shape of the model whose syncs are measured."""
 SYNCS = 6
+PUBLISHED = ("sync/bytes", "time/publish_lag_s", "time/publish_s", "time/rollout_idle_share")
 LAST = 10
 """Steps at the end whose mean stands in the table."""
 
@@ -143,27 +145,60 @@ def checkpoint_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in (newest / "actor").rglob("*") if file.is_file())
 
 
-def syncs(folder: Path, backend: str) -> list[tuple[str, Mapping[str, float], list[Mapping[str, float]]]]:
-    """(`model.lora.sync`, metrics of the first sync, of the later ones) of runs between two processes, of a model of
-    the size of `LARGER` with random weights, in bfloat16."""
+def larger_model(folder: Path) -> str:
+    """A model of the size of `LARGER` with random weights, in bfloat16."""
     model = folder / "larger"
     if not (model / "config.json").is_file():
         write_tiny_model(model, stored="bfloat16", **LARGER)
+    return str(model)
+
+
+def train_larger(folder: Path, name: str, *more: str) -> list[Mapping[str, float]]:
+    """Metrics of a run between two processes, which is made where it is not there yet."""
+    if len(_steps(folder / name)) < SYNCS:
+        rlsdk(
+            "train", "--model", larger_model(folder), "--data", TASK, "--data.options", "{size: 200, seed: 1}",
+            "--data.max_prompt_tokens", "64", "--reward", "reasoning_gym", "--model.dtype", "bfloat16",
+            "--placement.preset", "disaggregated", "--placement.devices_per_node", "2", "--eval.every_steps", "null",
+            "--tracking.trackers", "[jsonl]", "--schedule.journal", "none", "--trainer.steps", str(SYNCS),
+            "--trainer.resume", "never", "--trainer.save_every_steps", "null", "--trainer.run_dir", str(folder),
+            "--trainer.run_name", name, *more,
+        )  # fmt: skip
+    return _steps(folder / name)
+
+
+def show_pauses(folder: Path) -> None:
+    """What a publish takes one step off policy: of all weights, which waits for samples, and of an adapter."""
+    table = Table(title=f"One step off policy, bfloat16, `transformers`: medians of {SYNCS - 2} publishes")
+    for column in ("published", "MB", "on its way, s", "replica stands, s", "rollout waits"):
+        table.add_column(column, justify="left" if column == "published" else "right")
+    load = (
+        "--schedule.max_staleness", "1", "--trainer.prompts_per_step", "2", "--trainer.samples_per_prompt", "4",
+        "--rollout.max_response_tokens", "48", "--train.micro_batch_tokens", "512",
+    )  # fmt: skip
+    adapter = ("--model.lora.rank", "16", "--model.lora.sync", "adapter", "--train.optim.lr", "1e-3")
+    for name, flags in {"all weights": ("--train.optim.lr", "1e-4"), "adapter, rank 16": adapter}.items():
+        steps = train_larger(folder, f"pauses_{len(flags)}", *load, *flags)[2:]
+        found = {key: median(step[key] for step in steps) for key in PUBLISHED}
+        table.add_row(
+            name,
+            f"{found['sync/bytes'] / 1e6:.2f}",
+            *(f"{found[key]:.3f}" for key in ("time/publish_lag_s", "time/publish_s")),
+            f"{found['time/rollout_idle_share']:.0%}",
+        )
+    Console(width=150).print(table)
+
+
+def syncs(folder: Path, backend: str) -> list[tuple[str, Mapping[str, float], list[Mapping[str, float]]]]:
+    """(`model.lora.sync`, metrics of the first sync, of the later ones) of runs between two processes, of a model of
+    the size of `LARGER` with random weights, in bfloat16."""
     found = []
     for sync in ("merged", "adapter"):
-        name = f"sync_{backend}_{sync}"
-        if len(_steps(folder / name)) < SYNCS:
-            rlsdk(
-                "train", "--model", str(model), "--data", TASK, "--data.options", "{size: 200, seed: 1}",
-                "--data.max_prompt_tokens", "64", "--reward", "reasoning_gym", "--trainer.prompts_per_step", "2",
-                "--trainer.samples_per_prompt", "2", "--rollout.max_response_tokens", "4", "--model.lora.rank", "16",
-                "--model.lora.sync", sync, "--model.dtype", "bfloat16", "--train.optim.lr", "1e-3",
-                "--rollout-backend", backend, "--placement.preset", "disaggregated", "--placement.devices_per_node",
-                "2", "--eval.every_steps", "null", "--tracking.trackers", "[jsonl]", "--schedule.journal", "none",
-                "--train.micro_batch_tokens", "512", "--trainer.steps", str(SYNCS), "--trainer.resume", "never",
-                "--trainer.save_every_steps", "null", "--trainer.run_dir", str(folder), "--trainer.run_name", name,
-            )  # fmt: skip
-        first, *later = _steps(folder / name)
+        first, *later = train_larger(
+            folder, f"sync_{backend}_{sync}", "--trainer.prompts_per_step", "2", "--trainer.samples_per_prompt", "2",
+            "--rollout.max_response_tokens", "4", "--model.lora.rank", "16", "--model.lora.sync", sync,
+            "--train.optim.lr", "1e-3", "--rollout-backend", backend, "--train.micro_batch_tokens", "512",
+        )  # fmt: skip
         found.append((sync, first, later))
     return found
 
@@ -191,9 +226,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--base-steps", type=int, default=100)
     parser.add_argument("--syncs", action="store_true")
+    parser.add_argument("--pauses", action="store_true")
     given = parser.parse_args()
     folder = given.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    if given.pauses:
+        return show_pauses(folder)
     if given.syncs:
         return show_syncs(folder)
     base = base_model(folder, given.base_steps)
