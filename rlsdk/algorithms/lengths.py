@@ -6,7 +6,6 @@ Lengths are numbers of response tokens of a sample: those that the policy sample
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from rlsdk.algorithms.reductions import Samples
 from rlsdk.algorithms.signal import scores_differ
@@ -34,7 +33,7 @@ def overlong_punishment(batch: Batch, *, max_tokens: int, cache_tokens: int, fac
         raise ConfigError(f"factor is {factor!r}: expected a penalty of at least 0, such as 1.0")
     samples = Samples.of(batch)
     excess = samples.lengths.double() - (max_tokens - cache_tokens)
-    return _add_to_scores(samples, -factor * (excess / cache_tokens).clamp(0.0, 1.0))
+    return samples.add_to_scores(-factor * (excess / cache_tokens).clamp(0.0, 1.0))
 
 
 def length_penalty(batch: Batch, *, coef: float, free_tokens: int = 0, max_penalty: float | None = None) -> Batch:
@@ -54,7 +53,7 @@ def length_penalty(batch: Batch, *, coef: float, free_tokens: int = 0, max_penal
             raise ConfigError(f"{name} is {value!r}: expected a number of at least 0")
     samples = Samples.of(batch)
     penalty = coef * (samples.lengths - free_tokens).clamp(min=0).double()
-    return _add_to_scores(samples, -penalty if max_penalty is None else -penalty.clamp(max=max_penalty))
+    return samples.add_to_scores(-penalty if max_penalty is None else -penalty.clamp(max=max_penalty))
 
 
 def relative_length_reward(batch: Batch, *, coef: float = 1.0, right_from: float = 1.0) -> Batch:
@@ -77,7 +76,7 @@ def relative_length_reward(batch: Batch, *, coef: float = 1.0, right_from: float
     relative = torch.where(valid & (spread > 0), 0.5 - (length - shortest) / spread, 0.0)
     scores = samples.of_rows(batch["scores"]).double()
     is_right = ~scores_differ(torch.full_like(scores, right_from), scores)
-    return _add_to_scores(samples, coef * torch.where(is_right, relative, relative.clamp(max=0)))
+    return samples.add_to_scores(coef * torch.where(is_right, relative, relative.clamp(max=0)))
 
 
 def overlong_filter(batch: Batch) -> Batch:
@@ -91,9 +90,3 @@ def overlong_filter(batch: Batch) -> Batch:
     """
     kept = ~batch["truncated"]
     return batch.with_rows(trained=kept & batch["trained"] if "trained" in batch else kept)
-
-
-def _add_to_scores(samples: Samples, change: Tensor) -> Batch:
-    """`change` `[S]` is added to the score of each sample, on all its rows."""
-    scores = samples.batch["scores"]
-    return samples.batch.with_rows(scores=scores + change.to(scores.dtype)[samples.index])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from rlsdk.interfaces import Batch, check_samples
+
+CHAIN_SCORES = "chain_scores"
 
 
 def valid_rows(batch: Batch) -> Tensor:
@@ -40,6 +42,8 @@ class Samples:
     index: Tensor
     """`[B]` int64: sample of each row, 0..count-1."""
     count: int
+    are_chains: bool = False
+    """Whether each is a chain of a sample, with a score of its own: see `scored`."""
 
     @classmethod
     def of(cls, batch: Batch) -> Samples:
@@ -53,6 +57,23 @@ class Samples:
         if samples.has_several_rows:
             check_samples(batch)
         return samples
+
+    @classmethod
+    def scored(cls, batch: Batch) -> Samples:
+        """What has a score and a place in a group: the samples, or the chains of each where the batch has
+        `chain_scores`. A group of chains has the chains of one number of the samples of one prompt.
+
+        Raises:
+            BatchError: as `of`.
+        """
+        samples = cls.of(batch)
+        if CHAIN_SCORES not in batch:
+            return samples
+        chain = batch["chain"] if "chain" in batch else torch.zeros_like(samples.index)
+        found, index = torch.unique(_pairs(samples.index, chain), return_inverse=True)
+        rows = torch.arange(batch.num_rows, device=index.device)
+        first = torch.full_like(found, batch.num_rows).scatter_reduce(0, index, rows, "amin")
+        return replace(samples, index=first.argsort().argsort()[index], count=len(found), are_chains=True)
 
     @property
     def has_several_rows(self) -> bool:
@@ -123,9 +144,23 @@ class Samples:
         return self.token_sum(self.batch["response_mask"].long())
 
     @property
+    def scores(self) -> Tensor:
+        """`[S]` float64: the score of each, without token scores."""
+        return self.of_rows(self.batch[CHAIN_SCORES if self.are_chains else "scores"])
+
+    @property
     def groups(self) -> Groups:
-        """The samples of each prompt: groups over `[S]` values."""
-        return Groups.by(self.of_rows(self.batch["uid"]))
+        """The samples of each prompt, or chains of one number of them: groups over `[S]` values."""
+        uid = self.of_rows(self.batch["uid"])
+        if not self.are_chains or "chain" not in self.batch:
+            return Groups.by(uid)
+        return Groups.by(_pairs(torch.unique(uid, return_inverse=True)[1], self.of_rows(self.batch["chain"])))
+
+    def add_to_scores(self, change: Tensor) -> Batch:
+        """The batch with `change`, `[S]` of samples, added to their scores, on all their rows."""
+        names = [name for name in ("scores", CHAIN_SCORES) if name in self.batch]
+        added = change.double()[self.index]
+        return self.batch.with_rows(**{name: self.batch[name] + added.to(self.batch[name].dtype) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,10 +174,15 @@ class Chains:
     count: int
 
 
+def _pairs(first: Tensor, second: Tensor) -> Tensor:
+    """One number for each pair of numbers from 0."""
+    return first * (int(second.max()) + 1 if len(second) else 1) + second
+
+
 def total_scores(samples: Samples, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Returns `[S]` float64: `scores` plus the sample's `token_scores`, if the batch has them, each rounded to
+    """Returns `[S]` float64: the score of each plus its `token_scores`, if the batch has them, each rounded to
     `dtype`."""
-    scores: Tensor = samples.of_rows(samples.batch["scores"]).to(dtype).double()
+    scores: Tensor = samples.scores.to(dtype).double()
     if "token_scores" in samples.batch:
         scores = scores + samples.token_sum(samples.batch["token_scores"].to(dtype).double())
     return scores

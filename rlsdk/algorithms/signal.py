@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlsdk.algorithms.reductions import Samples, total_scores
+from rlsdk.algorithms.reductions import Groups, Samples, total_scores
 from rlsdk.interfaces import Batch
 
 ROUNDING = 2.0**-44
@@ -93,14 +93,13 @@ def group_signal(batch: Batch, *, min_spread: float = 0.0, compares: str | None 
 
     Args:
         batch: whole groups, with `scores`, `uid` and, if rewards can fail, `valid`. `token_scores` are added to the
-            scores of their samples.
+            scores of their samples. With `chain_scores`, a group has signal if those of one of its chains differ.
         min_spread: see `has_signal`.
         compares: the attribute of that name of the advantage estimator: None: all scores of a group; `best`: the best
             one with the second best.
     """
-    uid, samples = torch.unique(batch["uid"]), Samples.of(batch)
+    whole, samples = Samples.of(batch), Samples.scored(batch)
     groups, valid, scores = samples.groups, samples.valid, total_scores(samples)
-    num_valid = groups.sum(valid.long())
     competing = torch.where(valid, scores, -torch.inf)
     largest = groups.largest(competing)
     if compares == BEST:
@@ -109,8 +108,10 @@ def group_signal(batch: Batch, *, min_spread: float = 0.0, compares: str | None 
         other = torch.where(several, largest, groups.largest(torch.where(is_best, -torch.inf, competing)))
     else:
         other = groups.smallest(torch.where(valid, scores, torch.inf))
-    differs = (num_valid > 1) & scores_differ(largest, other, min_spread=min_spread)
-    return GroupSignal(uid=uid, num_valid=num_valid, has_signal=differs)
+    differs = (groups.sum(valid.long()) > 1) & scores_differ(largest, other, min_spread=min_spread)
+    has_signal = Groups.by(samples.of_rows(batch["uid"])).sum(differs[groups.index].long()) > 0
+    num_valid = whole.groups.sum(whole.valid.long())
+    return GroupSignal(uid=torch.unique(batch["uid"]), num_valid=num_valid, has_signal=has_signal)
 
 
 def score_dtype(batch: Batch) -> torch.dtype:
@@ -121,9 +122,10 @@ def score_dtype(batch: Batch) -> torch.dtype:
     of rlsdk; 1e8 and 1e8 + 1 stay apart.
 
     Args:
-        batch: with `scores`, and, where they are in use, `uid`, `valid`, `token_scores`, `baseline_scores`.
+        batch: with `scores`, and, where they are in use, `chain_scores`, `uid`, `valid`, `token_scores`,
+            `baseline_scores`.
     """
-    samples = Samples.of(batch)
+    samples = Samples.scored(batch)
     valid = samples.valid
     exact, rounded = total_scores(samples)[valid], total_scores(samples, torch.float32)[valid]
     index = samples.groups.index[valid] if "uid" in batch else torch.zeros(len(exact), dtype=torch.int64)

@@ -21,7 +21,8 @@ def token_level_rewards(
     """Puts each sample's score on its last response token, and subtracts a KL penalty from every response token.
 
     Ziegler et al. 2019 (arXiv 1909.08593), equation 2, applied per token. If the batch has `token_scores`, they are
-    added on response tokens. Invalid samples get 0 everywhere. Without a response token the score is dropped.
+    added on response tokens. With `chain_scores`, each chain's score is on the last one of the chain. Invalid samples
+    get 0 everywhere. Without a response token the score is dropped.
 
     Args:
         batch: needs `scores [B]`, `response_mask`; with `kl_coef` also `ref_log_probs`.
@@ -38,7 +39,7 @@ def token_level_rewards(
         BatchError: a penalty has no log-probs, or some are not finite on a response token; the message names rows.
     """
     mask = batch["response_mask"]
-    samples = Samples.of(batch)
+    samples = Samples.scored(batch)
     tokens, place = samples.tokens, torch.arange(batch.num_tokens, device=mask.device)
     none = place.new_full((samples.count,), -1)
     last = none.scatter_reduce(0, samples.of_token[tokens], place.where(mask[tokens], -1), "amax")
@@ -46,7 +47,7 @@ def token_level_rewards(
     counted = mask & usable[samples.of_token]
     dtype = score_dtype(batch)
     rewards = batch["scores"].new_zeros(batch.num_tokens, dtype=dtype)
-    rewards[tokens[last[usable]]] = samples.of_rows(batch["scores"])[usable].to(dtype)
+    rewards[tokens[last[usable]]] = samples.scores[usable].to(dtype)
     if "token_scores" in batch:
         rewards = rewards + torch.where(counted, batch["token_scores"].to(dtype), 0.0)
     if kl_coef:

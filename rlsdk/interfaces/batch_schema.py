@@ -84,6 +84,11 @@ SCHEMA: Mapping[str, FieldSpec] = {
     "row_scale": _row(
         "float64", "Factor of the row's loss, which the normaliser counts. Present where one differs from 1."
     ),
+    "chain_scores": _row(
+        "float64",
+        "Score of the row's chain: `scores` and what the chain alone got. Present where chains have scores of their "
+        "own: estimators then compare each chain with the same chain of the group's other samples.",
+    ),
     "scores": _sample(
         "float64", "Reward of the whole sample, before any KL penalty. Equal scores may differ by rounding."
     ),

@@ -110,6 +110,10 @@ class Episode:
     reward: float | None = None
     """Score of the environment or agent, added to that of the configured rewards; None: only these score it, and
     without any it counts as invalid."""
+    chain_rewards: Mapping[int, float] = field(default_factory=dict)
+    """Score of single chains, by their numbers, added to the episode's: players who win and lose by themselves. Each
+    chain is then compared with the same chain of the group's other samples; the episode's score remains what is logged.
+    """
     token_rewards: NDArray[np.float64] | None = None
     """`[tokens after the prompts]`, of one row after another: rewards of single tokens, added to those of the
     configured rewards; ignored on given tokens. None: there are none."""
@@ -126,6 +130,7 @@ class Episode:
             raise BatchError(f"episode: scales {list(self.scales)}; expected finite numbers above 0")
         if self.reward is not None and not math.isfinite(self.reward):
             raise BatchError(f"episode: reward {self.reward!r}; expected a finite number, or None for no score")
+        self._check_chain_rewards()
         if self.token_rewards is not None:
             expected = sum(row.num_tokens - len(row.spans[0]) for row in self.rows)
             if len(self.token_rewards) != expected:
@@ -135,6 +140,14 @@ class Episode:
             sampled = sum(row.num_sampled for row in self.rows)
             if self.receipt.trained != sampled:
                 raise BatchError(f"episode: its receipt has {self.receipt.trained} trained tokens, its rows {sampled}")
+
+    def _check_chain_rewards(self) -> None:
+        known = {*self.chains} or {0}
+        for chain, reward in self.chain_rewards.items():
+            if chain not in known:
+                raise BatchError(f"episode: chain_rewards of chain {chain!r}; its rows have the chains {sorted(known)}")
+            if not math.isfinite(reward):
+                raise BatchError(f"episode: chain_rewards[{chain}] is {reward!r}; expected a finite number")
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Episode:

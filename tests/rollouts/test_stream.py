@@ -245,6 +245,8 @@ row = Trajectory(spans=(Span.given([1]), Span.given([2])), finish_reason=FinishR
         ({"scales": (0.0,)}, r"scales \[0.0\]; expected finite numbers above 0"),
         ({"chains": (-1,)}, "expected numbers from 0"),
         ({"reward": float("nan")}, "reward nan; expected a finite number"),
+        ({"chain_rewards": {1: 0.5}}, r"chain_rewards of chain 1; its rows have the chains \[0\]"),
+        ({"chain_rewards": {0: float("inf")}}, r"chain_rewards\[0\] is inf; expected a finite number"),
         ({"token_rewards": np.zeros(3)}, "3 token_rewards for 1 tokens"),
         ({"receipt": Receipt(sampled=4, trained=4)}, "receipt has 4 trained tokens, its rows 0"),
     ],

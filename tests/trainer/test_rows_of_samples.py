@@ -40,7 +40,7 @@ from rlsdk.rollouts.journal.journal import Journal
 from rlsdk.rollouts.journal.recorded import read_journal
 from rlsdk.rollouts.journal.records import record_of, samples_from
 from rlsdk.testing.roles.in_process import close_in_process
-from rlsdk.trainer.generation.sampler import scores_of
+from rlsdk.trainer.generation.sampler import compared_scores, scores_of
 from rlsdk.trainer.generation.timeline import sampled_tokens
 from rlsdk.trainer.inputs.grading import GradeSummary
 from rlsdk.trainer.learner.algorithm import build_algorithm
@@ -301,26 +301,44 @@ def test_a_sample_of_several_rows_comes_back_from_the_journal(seed: int) -> None
 def test_an_episode_comes_back_from_the_journal() -> None:
     rng = np.random.default_rng(1)
     task = task_of(4, 2, rng)
-    sample = next(made for _ in range(99) if len((made := cut(sample_of(task, rng), rng)).rows) > 1)
+    cuts = (cut(sample_of(task, rng), rng) for _ in range(99))
+    sample = next(made for made in cuts if len(made.rows) > 1 and made.grade.valid)
     count, sampled = len(sample.rows), sample.num_sampled
     receipt = Receipt(
         sampled=sampled + 5, trained=sampled, not_trained={"abandoned": 3, "auxiliary": 2}, digests=("a",) * count
     )
     made = Episode(
         rows=sample.rows, chains=tuple(range(count)), scales=(0.5,) * count, ended=Ended.TURNS, receipt=receipt,
-        info={"calls": 2.0},
+        info={"calls": 2.0}, chain_rewards={0: 0.1, 1: -3.0},
         tools=(ToolUse(turn=1, name="add", arguments={"a": [1, None]}, result="é", failed=True, seconds=0.5),),
     )  # fmt: skip
     record = read_back(record_of(replace(sample, episode=made), task.prompt.prompt_ids))
     back = samples_from({("", 0): record}, task.prompt.prompt_ids, lambda row: "")["", 0].episode
     assert back is not None
-    assert (back.chains, back.scales, back.ended, back.receipt, back.info, back.tools) == (
-        made.chains, made.scales, made.ended, made.receipt, made.info, made.tools,
+    assert (back.chains, back.scales, back.ended, back.receipt, back.info, back.tools, back.chain_rewards) == (
+        made.chains, made.scales, made.ended, made.receipt, made.info, made.tools, made.chain_rewards,
     )  # fmt: skip
     batch = make_batch([Group(task=task, samples=[replace(sample, episode=back)])], temperature=1.0)
     assert batch["chain"].tolist() == list(range(count))
     assert batch["row_scale"].tolist() == [0.5] * count
+    own = [0.1, -3.0, *[0.0] * (count - 2)]
+    assert batch["chain_scores"].tolist() == [sample.grade.score + one for one in own]
     assert batch["truncated"].all()
+
+
+def test_dynamic_sampling_compares_chains_where_they_have_scores() -> None:
+    """Games that the first and the second player won in turn: equal scores, unlike chains."""
+    rng = np.random.default_rng(2)
+    task, samples = task_of(4, 2, rng), []
+    for won in (0, 1):
+        rows = (*sample_of(task, rng).rows, *sample_of(task, rng).rows)
+        episode = Episode(rows=rows, chains=(0, 1), chain_rewards={won: 1.0, 1 - won: -1.0})
+        samples.append(Sample(episode=episode, text="", grade=Grade(score=0.5)))
+    group = Group(task=task, samples=samples)
+    assert scores_of(group, LengthConfig(), max_tokens=8) == [0.5, 0.5]
+    assert compared_scores(group, LengthConfig(), max_tokens=8) == [[1.5, -0.5], [-0.5, 1.5]]
+    plain = Group(task=task, samples=[replace(one, episode=Episode.of(one.rows[0])) for one in samples])
+    assert compared_scores(plain, LengthConfig(), max_tokens=8) == [[0.5, 0.5]]
 
 
 def test_a_sample_of_one_row_is_written_as_that_row(tmp_path: Path) -> None:

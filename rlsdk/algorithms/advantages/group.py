@@ -2,7 +2,8 @@
 
 In all of them, invalid samples are ignored and get 0. The only valid sample of a group, and the samples of a group with
 equal rewards (`rlsdk.algorithms.signal`), get exactly 0. (Some other implementations give a single one its plain
-reward.) A sample of several rows is one entry of its group.
+reward.) A sample of several rows is one entry of its group. Where chains have scores of their own (`chain_scores`),
+each chain is an entry, and those of one number are a group: the first players of a prompt's samples, the second ones.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class _Outcomes:
 
 def _outcomes(batch: Batch) -> _Outcomes:
     """Computes the statistics."""
-    samples = Samples.of(batch)
+    samples = Samples.scored(batch)
     reward, valid, groups = outcome_rewards(samples), samples.valid, samples.groups
     size = groups.sum(valid.double())[groups.index]
     mean = groups.sum(reward)[groups.index] / size.clamp(min=1)

@@ -46,7 +46,7 @@ def reinforce_plus_plus_baseline(batch: Batch) -> Batch:
     Returns:
         The batch with `advantages`.
     """
-    samples = Samples.of(batch)
+    samples = Samples.scored(batch)
     groups, valid = samples.groups, samples.valid
     comparable = valid & (groups.sum(valid.long())[groups.index] > 1)
     counted = batch["response_mask"] & comparable[samples.of_token]

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlsdk.algorithms.reductions import Samples, standardize, valid_rows
+from rlsdk.algorithms.reductions import CHAIN_SCORES, Samples, standardize, valid_rows
 from rlsdk.algorithms.signal import score_dtype
-from rlsdk.interfaces import Batch, ConfigError, reads
+from rlsdk.interfaces import Batch, BatchError, ConfigError, reads
 
 
 def returns_to_go(batch: Batch, values: Tensor, discount: float) -> Tensor:
@@ -58,9 +58,9 @@ def _next_value(batch: Batch, values: Tensor, counted: Tensor) -> Tensor:
 
 def rewards_of_chains(batch: Batch) -> Tensor:
     """Returns `[N]` float64: `token_level_rewards` with the sample's score on the last response token of each of its
-    chains; there it is on that of the sample only."""
+    chains; there it is on that of the sample only. Scores of chains are on that of their chain there, too."""
     rewards: Tensor = batch["token_level_rewards"]
-    if "chain" not in batch:
+    if "chain" not in batch or CHAIN_SCORES in batch:
         return rewards
     samples = Samples.of(batch)
     tokens = _in_time(samples, batch["response_mask"])
@@ -123,7 +123,15 @@ def remax(batch: Batch) -> Batch:
 
     Returns:
         The batch with `advantages` and `returns` (before the baseline).
+
+    Raises:
+        BatchError: chains have scores of their own, which the baseline of a whole sample is not comparable with.
     """
+    if CHAIN_SCORES in batch:
+        raise BatchError(
+            "remax: chains have scores of their own (Episode.chain_rewards), and the greedy baseline is the score of a "
+            "whole sample; use an estimator by groups, such as grpo, or reinforce"
+        )
     returns = returns_to_go(batch, rewards_of_chains(batch), 1.0)
     baseline = batch["baseline_scores"].double()
     usable = valid_rows(batch) & baseline.isfinite()

@@ -23,8 +23,8 @@ def make_batch(groups: Sequence[Group], *, temperature: float) -> Batch:
     Fields: `input_ids`, `response_mask`, `rollout_log_probs`, `token_versions`; `row_id`, `uid` (the group's ordinal),
     `sample` (the sample's index in its group), `policy_version` and `last_policy_version` (of the row's first and last
     sampled token), `truncated`, `scores`, `valid`; `baseline_scores` if groups have a greedy sample; `token_scores` if
-    a reward gave any; `chain` if a sample has several, `row_scale` if a row has one. Given tokens (prompt, tools) are
-    False in the mask at every position.
+    a reward gave any; `chain` if a sample has several, `chain_scores` if a chain has a score of its own, `row_scale` if
+    a row has one. Given tokens (prompt, tools) are False in the mask at every position.
 
     Raises:
         BatchError: two groups have the same ordinal, so that their samples could not be told apart.
@@ -117,12 +117,18 @@ def _token_scores(samples: Sequence[Sample], mask: NDArray[np.bool_]) -> dict[st
 
 
 def _of_rows(samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
-    """Chain and scale of each row; a field is absent where all rows have the same as a plain sample."""
-    episodes = [sample.episode for sample in samples if sample.episode is not None]
+    """Chain and scale of each row, and its chain's score; a field is absent where all rows have the same as a plain
+    sample."""
+    made = [(sample, sample.episode) for sample in samples if sample.episode is not None]
+    episodes = [episode for _, episode in made]
     fields = {}
+    of_rows = [(sample, chain) for sample, one in made for chain in one.chains or (0,) * len(one.rows)]
     if any(len({*episode.chains}) > 1 for episode in episodes):
-        chains = [chain for episode in episodes for chain in episode.chains or (0,) * len(episode.rows)]
-        fields["chain"] = torch.tensor(chains, dtype=torch.int64)
+        fields["chain"] = torch.tensor([chain for _, chain in of_rows], dtype=torch.int64)
+    if any(sample.chain_scores for sample, _ in made):
+        own = {id(sample): sample.chain_scores for sample, _ in made}
+        scores = [own[id(sample)].get(chain, sample.grade.score) for sample, chain in of_rows]
+        fields["chain_scores"] = torch.tensor(scores, dtype=torch.float64)
     if any(scale != 1 for episode in episodes for scale in episode.scales):
         scales = [scale for episode in episodes for scale in episode.scales or (1.0,) * len(episode.rows)]
         fields["row_scale"] = torch.tensor(scales, dtype=torch.float64)

@@ -108,6 +108,14 @@ class Sample:
         return self.grade.score + float(scores[mask].sum(dtype=np.float64))
 
     @property
+    def chain_scores(self) -> Mapping[int, float]:
+        """Score of each of its chains, by number, without token scores; empty where they have none of their own."""
+        if self.episode is None or not self.episode.chain_rewards or self.grade.has_failed:
+            return {}
+        own = self.episode.chain_rewards
+        return {chain: self.grade.score + own.get(chain, 0.0) for chain in sorted({*self.episode.chains} or {0})}
+
+    @property
     def num_sampled(self) -> int:
         """Number of tokens that the policy sampled, in all rows."""
         return sum(row.num_sampled for row in self.rows)

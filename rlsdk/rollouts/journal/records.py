@@ -202,6 +202,8 @@ def _episode(episode: Episode) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if episode.chains and len({*episode.chains}) > 1:
         found["chains"] = list(episode.chains)
+    if episode.chain_rewards:
+        found["chain_rewards"] = sorted(episode.chain_rewards.items())
     if any(scale != 1 for scale in episode.scales):
         found["scales"] = list(episode.scales)
     if episode.ended is not Ended.of(episode.rows[-1].finish_reason):
@@ -224,6 +226,7 @@ def _episode_from(record: Mapping[str, Any], rows: tuple[Trajectory, ...]) -> Ep
         rows=rows,
         chains=tuple(map(int, found.get("chains", ()))),
         scales=tuple(map(float, found.get("scales", ()))),
+        chain_rewards={int(chain): float(reward) for chain, reward in found.get("chain_rewards", ())},
         ended=Ended(found.get("ended", plain.ended)),
         info={str(name): float(value) for name, value in found.get("info", {}).items()},
         tools=tuple(ToolUse(**use) for use in found.get("tools", ())),

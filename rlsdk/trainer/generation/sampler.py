@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rlsdk.algorithms import Samples
+from rlsdk.algorithms.reductions import Samples, total_scores
 from rlsdk.config import LengthConfig
 from rlsdk.data import Prompt
 from rlsdk.interfaces import SamplingParams
@@ -54,6 +54,16 @@ def scores_of(group: Group, lengths: LengthConfig, *, max_tokens: int) -> list[f
     shaped = shape_scores(batch, lengths, max_tokens=max_tokens)
     changes = Samples.of(batch).of_rows(shaped["scores"] - batch["scores"]).tolist()
     return [sample.total + change for sample, change in zip(made, changes, strict=True) if sample.grade.valid]
+
+
+def compared_scores(group: Group, lengths: LengthConfig, *, max_tokens: int) -> list[list[float]]:
+    """Scores that are compared with one another: those of the group's samples (`scores_of`), or those of each of their
+    chains where chains have scores of their own."""
+    if not any(sample.chain_scores for sample in group.samples):
+        return [scores_of(group, lengths, max_tokens=max_tokens)]
+    chains = Samples.scored(shape_scores(make_batch([group], temperature=1.0), lengths, max_tokens=max_tokens))
+    scores, of_group = total_scores(chains)[chains.valid], chains.groups.index[chains.valid]
+    return [scores[of_group == number].tolist() for number in range(chains.groups.count)]
 
 
 def sample_all(

@@ -19,8 +19,8 @@ def with_step_ends(batch: Batch, readers: Mapping[str, StepReader]) -> Batch:
 
 def add_scores(batch: Batch, given: Tensor, weight: float, role: str) -> tuple[Batch, Mapping[str, float]]:
     """Adds weighted scores `[S]` to those of the samples; returns the metrics."""
-    scores = batch["scores"] + weight * given.double()[Samples.of(batch).index]
-    return batch.with_rows(scores=scores), {f"reward/{role}": float(given.mean()) if len(given) else 0.0}
+    added = Samples.of(batch).add_to_scores(weight * given.double())
+    return added, {f"reward/{role}": float(given.mean()) if len(given) else 0.0}
 
 
 def add_step_scores(

@@ -19,7 +19,7 @@ from rlsdk.trainer.generation.group_source import GroupSource
 from rlsdk.trainer.generation.history import History
 from rlsdk.trainer.generation.publishing import BlockingPublisher, OverlappedPublisher, Publisher
 from rlsdk.trainer.generation.replicas import replicas_of
-from rlsdk.trainer.generation.sampler import Draw, scores_of
+from rlsdk.trainer.generation.sampler import Draw, compared_scores
 from rlsdk.trainer.inputs.codec import TokenCodec
 from rlsdk.trainer.inputs.grading import CorrectRule
 from rlsdk.trainer.inputs.prompt_scorers import EngineScorer, PromptScorer, ServiceScorer
@@ -110,7 +110,9 @@ def _source(
         seed=config.trainer.seed,
         publisher=publisher,
         schedule=config.schedule,
-        accept=lambda group: algorithm.accepts(scores_of(group, config.algorithm.lengths, max_tokens=longest)),
+        accept=lambda group: any(
+            map(algorithm.accepts, compared_scores(group, config.algorithm.lengths, max_tokens=longest))
+        ),
         max_groups_per_step=algorithm.max_groups,
         history=_history(config, registry, run_inputs, vocabulary_of(session, run_inputs)),
         times=run_inputs.output.run_dir / TIMES_FILE,
