@@ -5,7 +5,10 @@ Each task is an example with a model of random weights, and takes minutes on two
 - guess: bisection with a tool (examples/guess/guess.py);
 - notes: bisection with notes, where every turn is a row of its own (examples/guess/notes.py);
 - notes-last-row: the same with the last row of each episode trained alone: what the other rows are worth;
-- client: the calculator through a stock `openai` client (examples/calculator/agent.py).
+- client: the calculator through a stock `openai` client (examples/calculator/agent.py);
+- tictactoe: two players of one policy, each a chain with a score of its own (examples/tictactoe/tictactoe.py); held-out
+  games are against a random player, and accuracy is the share that was won;
+- tictactoe-one-score: the same with the first player's score for both.
 
 A table of held-out accuracy before and after. Runs that are in the folder already are not made again.
 """
@@ -29,9 +32,13 @@ from rich.table import Table
 from rlsdk.trainer.tracking.trackers import read_metrics
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-GUESS, CALCULATOR = EXAMPLES / "guess", EXAMPLES / "calculator"
+GUESS, CALCULATOR, TICTACTOE = (EXAMPLES / name for name in ("guess", "calculator", "tictactoe"))
 SAMPLED, GREEDY = "eval/accuracy_sampled", "eval/accuracy_greedy"
 NOTES = ("--rollout.rollouter", f"{GUESS / 'notes.py'}:play", "--rewards", f"[{{name: '{GUESS / 'notes.py'}:right'}}]")
+PLAYERS = (
+    "--rollout.rollouter", f"{TICTACTOE / 'tictactoe.py'}:play",
+    "--rewards", f"[{{name: '{TICTACTOE / 'tictactoe.py'}:score'}}]",
+)  # fmt: skip
 RLSDK = (sys.executable, "-m", "rlsdk.cli")
 
 
@@ -43,22 +50,30 @@ class Task:
     """Script and arguments that write its data and model, once; a folder comes behind the script."""
     config: Path
     flags: Sequence[str] = ()
-    warm_start: bool = False
-    """Whether supervised training on `turns.jsonl` comes first, as a run of its own."""
+    warm_start: str = ""
+    """Data of supervised training that comes first, as a run of its own; empty: none does."""
     data: str = "train.jsonl"
+    eval: str = ""
+    """Data of the evaluation; empty: rows are held out of `data`."""
 
 
 TASKS: Mapping[str, Task] = {
     "guess": Task(prepare=(f"{GUESS / 'games.py'}",), config=GUESS / "run.yaml",
                   flags=("--rollout.environment", f"{GUESS / 'guess.py'}:Guess")),
-    "notes": Task(prepare=(f"{GUESS / 'notes_games.py'}",), config=GUESS / "notes.yaml", warm_start=True,
+    "notes": Task(prepare=(f"{GUESS / 'notes_games.py'}",), config=GUESS / "notes.yaml", warm_start="turns.jsonl",
                   data="games.jsonl", flags=NOTES),
-    "notes-last-row": Task(prepare=(f"{GUESS / 'notes_games.py'}",), config=GUESS / "notes.yaml", warm_start=True,
-                           data="games.jsonl", flags=(*NOTES, "--rollout.rollouter_options", "{last_row_only: true}")),
+    "notes-last-row": Task(prepare=(f"{GUESS / 'notes_games.py'}",), config=GUESS / "notes.yaml",
+                           warm_start="turns.jsonl", data="games.jsonl",
+                           flags=(*NOTES, "--rollout.rollouter_options", "{last_row_only: true}")),
     "client": Task(prepare=(f"{CALCULATOR / 'prepare.py'}", "--chat"), config=CALCULATOR / "run.yaml",
                    flags=("--rollout.agent", f"{CALCULATOR / 'agent.py'}:calculate", "--rollout.rollouter",
                           "single_turn", "--rollout.rollouter_options", "{}", "--rewards",
                           f"[{{name: '{CALCULATOR / 'calculator.py'}:right'}}]")),
+    "tictactoe": Task(prepare=(f"{TICTACTOE / 'positions.py'}",), config=TICTACTOE / "run.yaml",
+                      warm_start="positions.jsonl", data="games.jsonl", eval="held_out.jsonl", flags=PLAYERS),
+    "tictactoe-one-score": Task(prepare=(f"{TICTACTOE / 'positions.py'}",), config=TICTACTOE / "run.yaml",
+                                warm_start="positions.jsonl", data="games.jsonl", eval="held_out.jsonl",
+                                flags=(*PLAYERS, "--rollout.rollouter_options", "{one_score: true}")),
 }  # fmt: skip
 
 
@@ -92,22 +107,23 @@ def run(name: str, seed: int, steps: int | None, folder: Path) -> list[Mapping[s
     if not (made / "end.json").exists():
         if not data.exists():
             _call(sys.executable, task.prepare[0], str(data), *task.prepare[1:])
-        model = _warm(data, seed, folder) if task.warm_start else data / "model"
+        model = _warm(data, task.warm_start, seed, folder) if task.warm_start else data / "model"
+        held_out = ("--data.eval", str(data / task.eval)) if task.eval else ()
         _call(
             *RLSDK, "train", "--config", str(task.config), "--model", str(model), "--data", str(data / task.data),
-            *task.flags, *(() if steps is None else ("--trainer.steps", str(steps))), "--trainer.seed", str(seed),
-            "--trainer.run_dir", str(folder), "--trainer.run_name", made.name, "--trainer.resume", "never",
+            *held_out, *task.flags, *(() if steps is None else ("--trainer.steps", str(steps))), "--trainer.seed",
+            str(seed), "--trainer.run_dir", str(folder), "--trainer.run_name", made.name, "--trainer.resume", "never",
         )  # fmt: skip
     return list(read_metrics(made))
 
 
-def _warm(data: Path, seed: int, folder: Path) -> Path:
-    """The model after supervised training on turns of random games; both tasks with notes begin with it."""
+def _warm(data: Path, turns: str, seed: int, folder: Path) -> Path:
+    """The model after supervised training on turns of random games; tasks of one script begin with the same."""
     made = folder / f"{data.name}-warm-{seed}"
     if not (made / "end.json").exists():
         _call(
             *RLSDK, "sft", "--model", str(data / "model"), "--model.init_from_config", "true", "--data",
-            str(data / "turns.jsonl"), "--data.max_prompt_tokens", "8", "--rollout.max_response_tokens", "8",
+            str(data / turns), "--data.max_prompt_tokens", "16", "--rollout.max_response_tokens", "8",
             "--rollout.stop_token_ids", '["<eos>", ";"]', "--sft.steps", "150", "--sft.rows_per_step", "64",
             "--sft.lr", "1e-3", "--sft.warmup_steps", "10", "--eval.every_steps", "null", "--tracking.trackers",
             "[jsonl]", "--trainer.seed", str(seed), "--trainer.run_dir", str(folder), "--trainer.run_name", made.name,
