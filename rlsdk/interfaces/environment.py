@@ -27,6 +27,8 @@ class Environment(Protocol):
     - `turn_reward() -> float`: asked for after every turn; stands on the turn's last token.
     - `done: bool`: True ends the episode.
     - `close() -> None`: called once, also after errors and timeouts.
+    - `stateless: Collection[str] | bool`: tools whose result depends on their arguments alone, and that change nothing
+      in the object; True: all. When a killed run goes on, results that they gave are not asked for again.
     """
 
     def reset(self, **row: Any) -> str | Sequence[Message] | None:

@@ -82,6 +82,7 @@ class Scripted:
         self.max_model_tokens, self.seed = max_model_tokens, 5
         self.sampling = SamplingParams(max_tokens=20_000, stop_token_ids=(tokenizer.eos_token_id,))
         self.calls: list[list[int]] = []
+        self.tools: Any = None
 
     async def __call__(self, token_ids: Sequence[int], *, max_tokens: int | None = None) -> Turn:
         room = self.max_model_tokens - len(token_ids)

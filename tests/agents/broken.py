@@ -307,6 +307,7 @@ BROKEN: dict[str, tuple[int, type]] = {
     "blocks_the_loop": (19, _set(_blocks)),
     "returns_no_observation": (20, Unready),
     "rewards_turns_with_nothing": (20, NoneOfIt),
+    "names_a_tool_with_state": (21, type("Other", (Safe,), {"stateless": True})),
 }
 """Name -> the requirement that it breaks, and the class."""
 

@@ -28,9 +28,31 @@ def lab_of(made: type) -> Lab:
 
 def test_an_environment_that_holds_everything_passes() -> None:
     findings = check(lab_of(Safe))
-    assert [finding.requirement.number for finding in findings] == list(range(1, 21))
+    assert [finding.requirement.number for finding in findings] == list(range(1, 22))
     odd = {finding.requirement.number: finding.text for finding in findings if finding.verdict is not Verdict.HELD}
-    assert odd == {19: "it has no async method; others run in a thread of their own"}
+    assert odd == {
+        19: "it has no async method; others run in a thread of their own",
+        21: "the class names no tools in `stateless`",
+    }
+
+
+def test_tools_without_state_are_those_that_a_class_names() -> None:
+    class Searches(Safe):
+        stateless = ("search",)
+
+        def search(self, text: str) -> str:
+            """Searches.
+
+            Args:
+                text: what for
+            """
+            return text.upper()
+
+    (finding,) = check(lab_of(Searches), [21])
+    assert finding.verdict is Verdict.HELD
+    assert EnvironmentClass.of(type("All", (Safe,), {"stateless": True}), "e.py:E").stateless == {"set"}
+    with pytest.raises(ConfigError, match=r"stateless names 'sett'; did you mean 'set'\?; expected True, or names"):
+        EnvironmentClass.of(type("Other", (Safe,), {"stateless": ["sett"]}), "e.py:E")
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -57,12 +79,12 @@ def test_the_commands_write_and_check_an_environment(tmp_path: Path) -> None:
         app, ["environments", "check", f"{file}:Guess", "--data", str(rows), "--option", "highest=15"]
     )
     assert found.exit_code == 0, found.output
-    assert "tools guess; 18 held, 2 left out, on 3 rows" in found.output
+    assert "tools guess; 18 held, 3 left out, on 3 rows" in found.output
     text = file.read_text().replace("return float(self._last == self._number)", 'return float("nan")')
     file = tmp_path / "other.py"
     file.write_text(text)
     found = runner.invoke(app, ["environments", "check", f"{file}:Guess", "--only", "12"])
     assert found.exit_code == 1
     assert " 12 FAILED   scores are finite, and the same twice: get_reward returned nan" in found.output
-    odd = runner.invoke(app, ["environments", "check", f"{file}:Guess", "--only", "21"])
-    assert "expected numbers of requirements, 1 to 20" in str(odd.exception)
+    odd = runner.invoke(app, ["environments", "check", f"{file}:Guess", "--only", "22"])
+    assert "expected numbers of requirements, 1 to 21" in str(odd.exception)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -14,10 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsdk.agents.chats.chat_format import ChatFormat
-from rlsdk.agents.environments.play import EnvironmentFailedError, EnvironmentRollouter, Limits
+from rlsdk.agents.environments.limits import Limits
+from rlsdk.agents.environments.play import EnvironmentFailedError, EnvironmentRollouter
 from rlsdk.agents.environments.tools import EnvironmentClass, cut_text, tool_names
 from rlsdk.config import RunConfig
-from rlsdk.interfaces import ConfigError, Ended, Episode, Receipt
+from rlsdk.interfaces import ConfigError, Ended, Episode, Receipt, ToolUse
+from rlsdk.rollouts.groups.begun import ToolResults
 from rlsdk.trainer.inputs.environments import load_environment
 
 TOKENIZER = tokenizer_of("json_in_tags")
@@ -181,6 +184,66 @@ def test_what_a_tool_says_of_a_call(says: str, told: str, errors: int, failures:
     assert (episode.ended, episode.reward) == (Ended.AGENT, 1.0), "the episode goes on"
     assert "Traceback" not in conversation(episode)
     assert Odd.made[-1].closed == 1
+
+
+def test_results_of_tools_without_state_come_from_the_journal() -> None:
+    class Library:
+        """Looks up; counts what it was asked."""
+
+        stateless = ("look",)
+        looked = 0
+
+        def reset(self) -> None:
+            self.notes: list[str] = []
+
+        def look(self, word: str) -> str:
+            """Looks a word up.
+
+            Args:
+                word: which
+            """
+            type(self).looked += 1
+            if word == "none":
+                raise KeyError(word)
+            return word * 40
+
+        def note(self, text: str) -> str:
+            """Notes.
+
+            Args:
+                text: what
+            """
+            self.notes.append(text)
+            return str(len(self.notes))
+
+        def get_reward(self) -> float:
+            return float(len(self.notes))
+
+    says = [called("look", '{"word": "a"}'), called("note", '{"text": "a"}'), called("look", '{"word": "none"}'),
+            called("look", '{"word": "abc"}') + called("note", '{"text": "b"}'), "done"]  # fmt: skip
+    kept: dict[int, ToolUse] = {}
+
+    def played(begun: Mapping[int, ToolUse], says: Sequence[str]) -> Episode:
+        tokenizer = tokenizer_of("json_in_tags")
+        policy = Scripted(tokenizer, says)
+        policy.tools = ToolResults(begun=begun, record=kept.__setitem__)
+        loop = EnvironmentRollouter(
+            environment=EnvironmentClass.of(Library, "l.py:Library"), form=ChatFormat(tokenizer),
+            limits=Limits(max_tool_chars=60),
+        )  # fmt: skip
+        return asyncio.run(loop(prompt_of(), policy))
+
+    whole = played({}, says)
+    assert (Library.looked, sorted(kept), whole.reward, whole.info["results_cut"]) == (3, [0, 2, 3], 2.0, 1.0)
+    begun = {call: kept.pop(call) for call in (0, 2)}
+    kept.clear()
+    again = played(begun, says)
+    assert (Library.looked, sorted(kept)) == (4, [3]), "only what the journal lacks is run"
+    assert [row.digest for row in again.rows] == [row.digest for row in whole.rows]
+    assert (again.info, again.reward) == (whole.info, whole.reward)
+    assert [use.result for use in again.tools] == [use.result for use in whole.tools]
+    other = played(begun, [called("look", '{"word": "b"}'), "done"])
+    assert other.tools[0].result == "b" * 40, "the result of other arguments"
 
 
 def test_a_tool_that_blocks_delays_no_other_episode_and_is_given_up() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from rlsdk.testing.process.models import write_tiny_model
 
 ENVIRONMENT = '''
+import os
 import time
 from pathlib import Path
 
@@ -40,6 +41,22 @@ class Diary:
     def _trace_of(self, what: str) -> None:
         with self._trace.open("a") as file:
             file.write(what + "\\n")
+
+
+class Echo(Diary):
+    """Its tool has no state. The first letter that was said decides."""
+
+    stateless = ("say",)
+
+    def say(self, text: str) -> str:
+        """Says something.
+
+        Args:
+            text: what
+        """
+        time.sleep(self._slow_s)
+        self._trace_of(f"say {os.getpid()}")
+        return f"[{len(text)}]"
 '''
 CHAT = (
     "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments.text }}{% endfor %}"
@@ -73,7 +90,9 @@ def write_task(folder: Path) -> None:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def arguments(folder: Path, name: str, *extra: str, trace: str = "whole", slow_s: float = 0.0) -> list[str]:
+def arguments(
+    folder: Path, name: str, *extra: str, trace: str = "whole", slow_s: float = 0.0, environment: str = "Diary"
+) -> list[str]:
     """Of a run of three steps with this environment.
 
     Args:
@@ -83,11 +102,12 @@ def arguments(folder: Path, name: str, *extra: str, trace: str = "whole", slow_s
         trace: what the environment does is written into this file, with the suffix `.txt`. Not by its path: a run that
             is resumed knows the content of files that options name.
         slow_s: how long the tool takes.
+        environment: name of its class.
     """
     options = json.dumps({"trace": trace, "slow_s": slow_s})
     return [
         "train", "--model", str(folder / "model"), "--data", str(folder / "rows.jsonl"), "--rollout.environment",
-        f"{folder / 'diary.py'}:Diary", "--rollout.environment_options", options, "--rollout.max_turns", "3",
+        f"{folder / 'diary.py'}:{environment}", "--rollout.environment_options", options, "--rollout.max_turns", "3",
         "--rollout.stop_token_ids", json.dumps(["<eos>", *ENDS]), "--rollout.max_response_tokens", "8",
         "--rollout.max_model_tokens", "64", "--data.max_prompt_tokens", "16", "--trainer.steps", "3",
         "--trainer.prompts_per_step", "2", "--trainer.samples_per_prompt", "3", "--train.optim.lr", "1e-3",

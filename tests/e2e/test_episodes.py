@@ -82,6 +82,29 @@ def test_a_run_killed_in_an_episode_samples_none_of_its_turns_again(whole: Path,
     assert len(set(keys)) == len(keys), "a turn was sampled twice"
 
 
+def test_no_tool_without_state_is_run_again_after_a_kill(folder: Path) -> None:
+    run = folder / "runs" / "echo"
+    words = arguments(folder, "echo", "--trainer.save_every_steps", "1", trace="echo", slow_s=0.2, environment="Echo")
+
+    def calls() -> list[tuple[int, int, int]]:
+        lines = records(run / "journal")
+        return [(line["group"], line["sample"], line["call"]) for line in lines if line["event"] == "tool"]
+
+    def is_amid() -> bool:
+        if not (run / "checkpoints" / "step_00000001").is_dir():
+            return False
+        events = [line["event"] for line in records(run / "journal")]
+        return "update" in events and "tool" in events[events.index("update") :]
+
+    kill_when(is_amid, "a call of a tool in the second step", words, folder)
+    before, first = len(calls()), {*(folder / "echo.txt").read_text().split()}
+    rlsdk(*words, "--trainer.resume", "auto", cwd=folder)
+    assert len({*calls()}) == len(calls()), "a tool that had run to its end was run again"
+    later = [line for line in (folder / "echo.txt").read_text().split() if line.isdecimal() and line not in first]
+    assert len(later) == len(calls()) - before > 0
+    assert inspect_journal(run / "journal").is_sound
+
+
 def test_replay_repeats_the_updates_and_calls_no_tool(folder: Path, killed: Path) -> None:
     trace = (folder / "killed.txt").read_bytes()
     assert trace.count(b"say") > 20

@@ -28,6 +28,7 @@ from rlsdk.interfaces import (
     Receipt,
     SamplingParams,
     Span,
+    ToolUse,
     Trajectory,
     Turn,
     UnsupportedCapabilityError,
@@ -124,6 +125,9 @@ class Full:
         self.noted += 1
 
     def turn(self, task: GroupTask, name: str, index: int, key: str, turn: Turn) -> None:
+        pass
+
+    def tool(self, task: GroupTask, name: str, index: int, call: int, use: ToolUse) -> None:
         pass
 
     def flush(self) -> None:

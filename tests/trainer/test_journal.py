@@ -33,6 +33,7 @@ from rlsdk.interfaces import (
     PromptView,
     SamplingParams,
     Span,
+    ToolUse,
     Trajectory,
     VersionRun,
     joined_ids,
@@ -51,10 +52,11 @@ from rlsdk.rollouts import (
     StreamOptions,
     single_turn,
 )
+from rlsdk.rollouts.groups.begun import Begun, ToolResults
 from rlsdk.rollouts.journal.inspection import inspect_journal
 from rlsdk.rollouts.journal.journal import Journal
 from rlsdk.rollouts.journal.recorded import account, read_journal
-from rlsdk.rollouts.journal.records import grade_from, record_of, rows_from
+from rlsdk.rollouts.journal.records import begun_from, grade_from, record_of, rows_from
 from rlsdk.rollouts.journal.segments import records, segments
 from rlsdk.trainer.generation.group_source import GroupSource
 from rlsdk.trainer.generation.history import History
@@ -298,6 +300,22 @@ def test_a_run_that_is_killed_anywhere_ends_where_the_undisturbed_one_ends(
         assert {f for g, f in fates.items() if g < STEPS * GROUPS} == {f"trained in step {s + 1}" for s in range(STEPS)}
 
 
+def test_calls_of_tools_of_an_unfinished_sample_are_kept_until_it_is_finished(tmp_path: Path) -> None:
+    use = ToolUse(turn=0, name="look", arguments={"at": [1, None, "é"]}, result="x\ny", failed=True, seconds=0.25)
+    journal = Journal(tmp_path, made_by={}, keep="all")
+    journal.open(0)
+    task = task_of(3)
+    for index in (0, 1):
+        journal.tool(task, "", index, 2, use)
+    journal.sample(task, "", 0, Sample(episode=None, text="", grade=Grade(valid=False)))
+    journal.close()
+    found = read_journal(tmp_path, after=0)
+    begun = begun_from({}, found.tools[3])
+    assert begun == {("", 1): Begun(tools={2: use})}
+    assert ToolResults(begun=begun["", 1].tools).known(2, "look", use.arguments) == use
+    assert ToolResults(begun=begun["", 1].tools).known(2, "look", {"at": 1}) is None
+
+
 TURNS = 3
 
 
@@ -381,13 +399,16 @@ def test_segments_that_no_checkpoint_needs_are_let_go(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_lines_of_samples_go_before_the_line_that_is_written_next(tmp_path: Path) -> None:
-
+def task_of(ordinal: int) -> GroupTask:
     prompt = PromptView(prompt_ids=(1, 7), text="", answer=None, row={})
     place = GroupId(source="train", epoch=0, index=0)
-    task = GroupTask(
-        id=place, ordinal=4, prompt=prompt, num_samples=2, sampling=SamplingParams(max_tokens=6), seed=(0,)
+    return GroupTask(
+        id=place, ordinal=ordinal, prompt=prompt, num_samples=2, sampling=SamplingParams(max_tokens=6), seed=(0,)
     )
+
+
+def test_lines_of_samples_go_before_the_line_that_is_written_next(tmp_path: Path) -> None:
+    task = task_of(4)
     journal = Journal(tmp_path, made_by={}, keep="resume")
     journal.open(0)
     for index in range(2):

@@ -1,1 +1,1 @@
-"""The conformance kit of environments: twenty requirements, checked without a model and without a GPU."""
+"""The conformance kit of environments: its requirements, checked without a model and without a GPU."""

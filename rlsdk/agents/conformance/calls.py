@@ -14,7 +14,8 @@ from rlsdk.agents.conformance.lab import Lab, Player, is_async, lag_of, score_of
 from rlsdk.agents.conformance.requirement import LeftOut
 from rlsdk.agents.conformance.state import SHOWN, scores_of
 from rlsdk.agents.conformance.tokens import CONTROL, ScriptedPolicy, byte_tokenizer, chat_format, prompt_of
-from rlsdk.agents.environments.play import EnvironmentRollouter, Limits
+from rlsdk.agents.environments.limits import Limits
+from rlsdk.agents.environments.play import EnvironmentRollouter
 from rlsdk.agents.environments.tools import text_of_result
 from rlsdk.interfaces import BatchError
 

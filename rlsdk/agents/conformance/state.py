@@ -8,13 +8,13 @@ import os
 import random
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from rlsdk.agents.conformance.drawing import misfits
+from rlsdk.agents.conformance.drawing import Call, misfits
 from rlsdk.agents.conformance.lab import Lab, Player, score_of
 from rlsdk.agents.conformance.outside import watched
 from rlsdk.agents.conformance.requirement import LeftOut
@@ -177,6 +177,43 @@ async def cleans_up(lab: Lab) -> AsyncIterator[str]:
             await made if inspect.isawaitable(made) else None
         except Exception as error:
             yield f"`close` cannot be called twice: {type(error).__name__}: {error}"
+
+
+async def leaves_no_trace(lab: Lab) -> AsyncIterator[str]:
+    """Tools that are named `stateless` say the same on a new object, and nothing else changes without them."""
+    stateless = lab.environment.stateless
+    if not stateless:
+        raise LeftOut("the class names no tools in `stateless`")
+    for row, seed, calls in lab.scripts("stateless", 12):
+        player = await lab.open(row, seed)
+        others, said = [], [player.observation]
+        try:
+            for name, arguments in calls:
+                result = await player.call(name, arguments)
+                if name not in stateless:
+                    others.append((name, arguments))
+                    said.append(result)
+                elif (alone := await _alone(lab, row, seed, (name, arguments))) != result:
+                    yield f"`{name}` says {alone[:SHOWN]!r} on a new object, and {result[:SHOWN]!r} later"
+                elif player.done:
+                    yield f"`{name}` ends the episode, which is a state"
+                if player.done:
+                    break
+            said.append(repr(await player.reward()))
+        finally:
+            await player.close()
+        expected = await lab.transcript(row, seed, others)
+        if said != expected:
+            yield f"without {sorted(stateless)} the other calls or the score differ: {_difference(expected, said)}"
+
+
+async def _alone(lab: Lab, row: Mapping[str, Any], seed: int, call: Call) -> str:
+    """What a new object says to one call."""
+    player = await lab.open(row, seed)
+    try:
+        return await player.call(*call)
+    finally:
+        await player.close()
 
 
 async def _episode(lab: Lab, *, fails: bool) -> None:

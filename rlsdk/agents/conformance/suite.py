@@ -1,4 +1,4 @@
-"""The twenty requirements, and a run of all of them."""
+"""The requirements, and a run of all of them."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ REQUIREMENTS: Sequence[Requirement] = (
     Requirement(number=18, name="close frees everything", check=state.cleans_up),
     Requirement(number=19, name="tools block no other episode", check=calls.blocks_nobody),
     Requirement(number=20, name="played again by the loop: the same rows", check=calls.plays_the_same_again),
+    Requirement(number=21, name="tools named stateless leave no trace", check=state.leaves_no_trace),
 )
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from rlsdk.agents.chats.chat_format import message_of
-from rlsdk.agents.environments.schema import call_problem
-from rlsdk.agents.environments.tools import EnvironmentClass, cut_text, text_of_result
+from rlsdk.agents.environments.calling import KnownResults, ToolCalls, is_done
+from rlsdk.agents.environments.limits import Limits
+from rlsdk.agents.environments.tools import EnvironmentClass
 from rlsdk.agents.environments.worker import Worker
 from rlsdk.interfaces import (
     AssistantMessage,
@@ -27,41 +27,15 @@ from rlsdk.interfaces import (
     Message,
     PromptView,
     Receipt,
-    RlsdkError,
     Span,
-    ToolCall,
     ToolFormat,
-    ToolUse,
     Trajectory,
     Turn,
     joined_ids,
-    nearest,
 )
 
 OWN_PARTS = "reward"
 """Before the names of a reward's parts, among the numbers of an episode."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What bounds an episode."""
-
-    max_turns: int = 32
-    """Turns of the model."""
-    max_episode_tokens: int | None = None
-    """Sampled tokens, of all turns."""
-    max_tool_chars: int = 16_000
-    """Characters of a tool's result; longer ones are cut in the middle."""
-    max_tool_failures: int = 5
-    """Failures in a row after which the episode ends."""
-    setup_s: float = 60.0
-    """Making the object, and `reset`."""
-    tool_s: float = 30.0
-    """One call of a tool, or of `turn_reward`."""
-    agent_s: float = 900.0
-    """All turns."""
-    finalize_s: float = 60.0
-    """`get_reward`, and `close`."""
 
 
 class EnvironmentFailedError(BatchError):
@@ -77,7 +51,7 @@ class EnvironmentRollouter:
 
     environment: EnvironmentClass
     form: ToolFormat
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
 
     async def __call__(self, prompt: PromptView, generate: Generate, **options: Any) -> Episode:
         """Plays one episode; `options` are given to the class."""
@@ -100,10 +74,10 @@ class _Game:
         self._object: Any = None
         self._messages: list[Message] = []
         self._rows: list[_Row] = []
-        self._counts = dict.fromkeys(("turns", "tool_calls", "tool_errors", "tool_failures", "results_cut"), 0)
-        self._failures = 0
-        """Failures of tools in a row."""
-        self._tools: list[ToolUse] = []
+        # Of a run; a test's policy has none.
+        known: KnownResults | None = getattr(generate, "tools", None)
+        self._calls = ToolCalls(environment, limits, self._worker, known)
+        self._num_turns = 0
         self._sampled = 0
         self._rendered_again = 0
         """Turns whose history began a new row."""
@@ -156,11 +130,11 @@ class _Game:
                 return Ended.CONTEXT if self._row_room() < 1 else Ended.TOKENS
             said = self._form.read(turn.span.token_ids.tolist(), ids, self._class.tools)
             said = self._numbered(said)
-            results = await self._answers(said)
+            results = await self._calls.answers(self._object, said, self._num_turns - 1)
             await self._turn_reward()
-            if getattr(self._object, "done", False) is True or not results:
+            if is_done(self._object) or not results:
                 return Ended.AGENT
-            if self._failures >= self._limits.max_tool_failures:
+            if self._calls.failures_in_a_row >= self._limits.max_tool_failures:
                 return Ended.TOOL_ERROR
             self._continue(said, results)
         return Ended.TURNS
@@ -168,7 +142,7 @@ class _Game:
     def _take(self, turn: Turn) -> None:
         self._rows[-1].take(turn)
         self._sampled += len(turn.span)
-        self._counts["turns"] += 1
+        self._num_turns += 1
 
     def _row_room(self) -> int:
         """Tokens that the last row has room for."""
@@ -182,69 +156,9 @@ class _Game:
 
     def _numbered(self, said: AssistantMessage) -> AssistantMessage:
         """The turn with an identity for each call: formats of models mostly have none."""
-        first = self._counts["tool_calls"]
+        first = self._calls.counts["tool_calls"]
         calls = [replace(call, id=call.id or f"call_{first + at}") for at, call in enumerate(said.calls)]
         return replace(said, calls=tuple(calls))
-
-    async def _answers(self, said: AssistantMessage) -> list[Message]:
-        """Results of the turn's calls, as messages; one that says what was wrong for a call that cannot be read."""
-        if said.malformed is not None:
-            self._counts["tool_errors"] += 1
-            expected = f"the call could not be read: {said.malformed}. Expected one of the tools, in the format shown"
-            return [{"role": "tool", "content": cut_text(expected, self._limits.max_tool_chars)}]
-        found: list[Message] = []
-        for call in said.calls:
-            text = await self._noted(call)
-            found.append({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text})
-            if getattr(self._object, "done", False) is True:
-                break
-        return found
-
-    async def _noted(self, call: ToolCall) -> str:
-        """As `_answer`; the episode shows it."""
-        began, wrong = time.monotonic(), self._counts["tool_errors"] + self._counts["tool_failures"]
-        text = await self._answer(call)
-        failed = self._counts["tool_errors"] + self._counts["tool_failures"] > wrong
-        self._tools.append(
-            ToolUse(
-                turn=self._counts["turns"] - 1, name=call.name, arguments=call.arguments, result=text, failed=failed,
-                seconds=round(time.monotonic() - began, 4),
-            )
-        )  # fmt: skip
-        return text
-
-    async def _answer(self, call: ToolCall) -> str:
-        """Calls a tool; its failure is text for the model."""
-        self._counts["tool_calls"] += 1
-        schemas = {tool["function"]["name"]: tool["function"] for tool in self._class.tools}
-        if call.name not in schemas:
-            known = sorted(schemas)
-            return self._error(f"no tool {call.name!r}{nearest(call.name, known)}; expected one of {known}")
-        if problem := call_problem(call.arguments, schemas[call.name]["parameters"]):
-            return self._error(problem)
-        try:
-            tool = getattr(self._object, call.name)
-            result = text_of_result(await self._worker.call(tool, timeout_s=self._limits.tool_s, **call.arguments))
-        except TimeoutError:
-            return self._failure(f"{call.name} did not answer within {self._limits.tool_s:g} s")
-        except RlsdkError:
-            raise
-        except Exception as error:  # a tool is the author's code
-            return self._failure(f"{call.name} failed: {type(error).__name__}: {error}")
-        self._failures = 0
-        self._counts["results_cut"] += len(result) > self._limits.max_tool_chars
-        return cut_text(result, self._limits.max_tool_chars)
-
-    def _error(self, text: str) -> str:
-        """The model's mistake."""
-        self._counts["tool_errors"] += 1
-        return cut_text(f"Error: {text}", self._limits.max_tool_chars)
-
-    def _failure(self, text: str) -> str:
-        """The tool's."""
-        self._counts["tool_failures"] += 1
-        self._failures += 1
-        return cut_text(f"Error: {text_of_result(text)}", self._limits.max_tool_chars)
 
     async def _turn_reward(self) -> None:
         method = getattr(self._object, "turn_reward", None)
@@ -282,7 +196,7 @@ class _Game:
 
     def _episode(self, ended: Ended, reward: float | None, parts: Mapping[str, float]) -> Episode:
         rows = [row for row in self._rows if len(row.spans) > 1]
-        info = {name: float(count) for name, count in self._counts.items()}
+        info = {name: float(count) for name, count in {"turns": self._num_turns, **self._calls.counts}.items()}
         info |= {"rows": float(len(rows))} | {f"ended_{one.value}": float(one is ended) for one in Ended}
         info |= {f"{OWN_PARTS}/{name}": value for name, value in parts.items()}
         scored = any(row.rewards for row in rows)
@@ -296,7 +210,7 @@ class _Game:
                 rendered_again={"template": self._rendered_again} if self._rendered_again else {},
                 digests=tuple(row.digest for row in trajectories),
             ),
-            tools=tuple(self._tools),
+            tools=tuple(self._calls.uses),
             info=info,
             reward=reward,
             token_rewards=np.concatenate([row.token_rewards() for row in rows]) if scored else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,9 @@ HOOKS = frozenset({"reset", "get_reward", "turn_reward", "close"})
 TOOL_SCHEMA = "tool_schema"
 """Attribute of a method whose description and parameters are known already, as of tools of a server: a mapping with
 `description` and `parameters`."""
+STATELESS = "stateless"
+"""Attribute of a class: names of tools whose result depends on their arguments alone, and that change nothing in the
+object; True: all of them. After a kill their results are taken from the journal."""
 CUT = "\n[... {count} characters left out ...]\n"
 
 
@@ -33,6 +36,8 @@ class EnvironmentClass:
     """Those without a default."""
     takes_all: bool
     """`reset` takes every field of a row (`**row`)."""
+    stateless: frozenset[str] = frozenset()
+    """Tools whose result depends on their arguments alone, and that change nothing in the object."""
 
     @classmethod
     def of(cls, make: Any, name: str) -> EnvironmentClass:
@@ -50,16 +55,18 @@ class EnvironmentClass:
                 f"environment {name!r} has no method `reset`{nearest('reset', public)}; write "
                 "`def reset(self, **row) -> str`, which returns what the model sees after the prompt"
             )
+        names = tool_names(make)
         signature = inspect.signature(reset)
         own = [one for at, one in enumerate(signature.parameters.values()) if at]
         named = [one for one in own if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
         return cls(
             make=make,
             name=name,
-            tools=tuple(_schema(getattr(make, tool), tool, name) for tool in tool_names(make)),
+            tools=tuple(_schema(getattr(make, tool), tool, name) for tool in names),
             parameters=tuple(one.name for one in named),
             required=tuple(one.name for one in named if one.default is one.empty),
             takes_all=any(one.kind is one.VAR_KEYWORD for one in own),
+            stateless=_stateless(make, names, name),
         )
 
     def arguments(self, row: Mapping[str, Any], seed: int) -> dict[str, Any]:
@@ -84,6 +91,27 @@ def tool_names(make: type) -> list[str]:
     for parent in reversed(make.__mro__[:-1]):
         names |= dict.fromkeys(name for name in vars(parent) if not name.startswith("_"))
     return [name for name in names if name not in HOOKS and inspect.isfunction(inspect.getattr_static(make, name))]
+
+
+def _stateless(make: type, tools: Sequence[str], environment: str) -> frozenset[str]:
+    """The tools that a class names in its attribute `stateless`; True: all of them.
+
+    Raises:
+        ConfigError: it names something else.
+    """
+    declared = getattr(make, STATELESS, False)
+    if STATELESS in tools or declared is False:
+        return frozenset()
+    if declared is True:
+        return frozenset(tools)
+    named = declared if isinstance(declared, list | tuple | set | frozenset) else [declared]
+    for name in named:
+        if name not in tools:
+            raise ConfigError(
+                f"environment {environment!r}: stateless names {name!r}{nearest(str(name), tools)}; expected True, or "
+                f"names of its tools, {list(tools)}"
+            )
+    return frozenset(named)
 
 
 def text_of_result(result: Any) -> str:

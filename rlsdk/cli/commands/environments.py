@@ -10,7 +10,7 @@ import typer
 from rlsdk.cli.commands.apps import environments_app
 
 
-@environments_app.command("check", help="Check an environment on the CPU, without a model: twenty requirements.")
+@environments_app.command("check", help="Check an environment on the CPU, without a model: all its requirements.")
 def check_environment(
     target: Annotated[
         str,

@@ -1,4 +1,4 @@
-"""`rlsdk environments check`: the twenty requirements of an environment, without a model and without a GPU."""
+"""`rlsdk environments check`: the requirements of an environment, without a model and without a GPU."""
 
 from __future__ import annotations
 

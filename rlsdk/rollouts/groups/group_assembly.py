@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rlsdk.interfaces import Turn
+from rlsdk.interfaces import ToolUse, Turn
+from rlsdk.rollouts.groups.begun import Begun
 from rlsdk.rollouts.groups.group import Group, GroupTask, Sample
 from rlsdk.rollouts.schedule.events import Sampled
 
@@ -20,8 +21,8 @@ Inbox = queue.SimpleQueue[Any]
 """Receives groups, or the error that ended their rollout."""
 Made = Mapping[tuple[str, int], Sample]
 """Samples of a group that exist already, by name of their requests and index."""
-Turns = Mapping[tuple[str, int], Mapping[str, Turn]]
-"""Turns of unfinished samples that exist already, by name of their requests and index, and key of their call."""
+Unfinished = Mapping[tuple[str, int], Begun]
+"""What unfinished samples of a group have already, by name of their requests and index."""
 
 
 class Record(Protocol):
@@ -33,6 +34,10 @@ class Record(Protocol):
 
     def turn(self, task: GroupTask, name: str, index: int, key: str, turn: Turn) -> None:
         """Records a turn of a sample that is not finished, with the key of its call."""
+        ...
+
+    def tool(self, task: GroupTask, name: str, index: int, call: int, use: ToolUse) -> None:
+        """Records a call of a tool of such a sample, with its number in the episode."""
         ...
 
     def flush(self) -> None:
@@ -62,6 +67,10 @@ class Recording:
 
     def turn(self, task: GroupTask, name: str, index: int, key: str, turn: Turn) -> None:
         self._record.turn(task, name, index, key, turn)
+        self._flush_soon()
+
+    def tool(self, task: GroupTask, name: str, index: int, call: int, use: ToolUse) -> None:
+        self._record.tool(task, name, index, call, use)
         self._flush_soon()
 
     def _flush_soon(self) -> None:
@@ -95,8 +104,8 @@ class Delivery:
     into: Inbox
     recording: Recording | None
     made: Mapping[int, Made]
-    turns: Mapping[int, Turns] = field(default_factory=dict)
-    """Ordinal of a group -> turns of its samples that are reused."""
+    begun: Mapping[int, Unfinished] = field(default_factory=dict)
+    """Ordinal of a group -> what its unfinished samples have already."""
     reports_sampled: bool = False
     """`into` receives a `Sampled` when the last token of a group was drawn, too."""
 

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,11 +20,13 @@ from rlsdk.interfaces import (
     GenerationRequest,
     PromptView,
     Span,
+    ToolUse,
     Trajectory,
     Turn,
 )
 from rlsdk.rollouts.client.client import GenerationClient
 from rlsdk.rollouts.client.flights import Waiter
+from rlsdk.rollouts.groups.begun import Begun, ToolResults
 from rlsdk.rollouts.groups.group import GroupTask
 from rlsdk.rollouts.groups.receipts import TurnAccount
 from rlsdk.rollouts.schedule.seeds import request_seed
@@ -58,10 +61,12 @@ class GroupRequests:
     max_model_tokens: int
     name: str = ""
     """Distinguishes it from other requests of the same group."""
-    made: Mapping[int, Mapping[str, Turn]] = field(default_factory=dict)
-    """Turns that exist already, by sample and key of the call: they are not sampled again."""
+    begun: Mapping[int, Begun] = field(default_factory=dict)
+    """What samples have already, by index: it is not made again."""
     record: Callable[[int, str, Turn], None] | None = None
     """Called with sample, key and turn, as soon as a turn was sampled."""
+    record_tool: Callable[[int, int, ToolUse], None] | None = None
+    """Called with sample, number of the call and its result, as soon as a tool without state ran to its end."""
 
     def __post_init__(self) -> None:
         self._calls: list[_Call] = []
@@ -184,7 +189,10 @@ class SampleGenerate:
         self.max_model_tokens = requests.max_model_tokens
         self.seed = request_seed(*requests.task.seed, "task")
         self.account = TurnAccount()
-        self._made = requests.made.get(sample, {})
+        begun = requests.begun.get(sample, Begun())
+        self._made = begun.turns
+        record = requests.record_tool
+        self.tools = ToolResults(begun=begun.tools, record=None if record is None else partial(record, sample))
         self._turns: dict[str, Turn] = {}
         """Key of a call -> its turn. An agent that is run again gets the turns that it had."""
 

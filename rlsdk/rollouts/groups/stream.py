@@ -36,7 +36,7 @@ from rlsdk.rollouts.groups.group_assembly import (
     Made,
     Record,
     Recording,
-    Turns,
+    Unfinished,
 )
 from rlsdk.rollouts.groups.rollouter import GroupRequests, SampleGenerate, single_turn
 
@@ -107,7 +107,7 @@ class RolloutStream:
         *,
         record: Record | None = None,
         made: Mapping[int, Made] | None = None,
-        turns: Mapping[int, Turns] | None = None,
+        begun: Mapping[int, Unfinished] | None = None,
         reports_sampled: bool = False,
     ) -> None:
         """Starts groups in order; returns immediately.
@@ -117,13 +117,13 @@ class RolloutStream:
             into: receives each finished `Group`, or the exception that ended the rollout; None: `take` returns them.
             record: called with each sample.
             made: ordinal of a group -> samples that are reused.
-            turns: ordinal of a group -> turns of unfinished samples that are reused.
+            begun: ordinal of a group -> what its unfinished samples have already.
             reports_sampled: `into` also receives a `Sampled` once a group only waits for grades.
         """
         inbox = self._done if into is None else into
         recording = None if record is None else Recording(record, inbox)
         delivery = Delivery(
-            into=inbox, recording=recording, made=made or {}, turns=turns or {}, reports_sampled=reports_sampled
+            into=inbox, recording=recording, made=made or {}, begun=begun or {}, reports_sampled=reports_sampled
         )
         self._loop.call_soon_threadsafe(self._begin, tuple(tasks), delivery)
 
@@ -296,15 +296,16 @@ class RolloutStream:
     def _requests(self, task: GroupTask, name: str) -> GroupRequests:
         return GroupRequests(task, self._client, self._codec, self._options.max_model_tokens, name)
 
-    def _turns_of(self, requests: GroupRequests, delivery: Delivery) -> GroupRequests:
-        """The requests with the turns that are reused, and recorded; those of the default rollouter are whole samples,
-        which are."""
+    def _with_begun(self, requests: GroupRequests, delivery: Delivery) -> GroupRequests:
+        """The requests with what their samples have already, and recorded; those of the default rollouter are whole
+        samples, which are."""
         if self._options.rollout is single_turn or delivery.recording is None:
             return requests
         record, task, name = delivery.recording, requests.task, requests.name
-        made = delivery.turns.get(task.ordinal, {})
-        requests.made = {index: turns for (of, index), turns in made.items() if of == name}
-        requests.record = lambda index, key, turn: record.turn(task, name, index, key, turn)
+        begun = delivery.begun.get(task.ordinal, {})
+        requests.begun = {index: one for (of, index), one in begun.items() if of == name}
+        requests.record = functools.partial(record.turn, task, name)
+        requests.record_tool = functools.partial(record.tool, task, name)
         return requests
 
     async def _group(self, task: GroupTask, delivery: Delivery) -> None:
@@ -313,7 +314,7 @@ class RolloutStream:
         try:
             work = []
             for part, name in self._parts(task):
-                requests = self._turns_of(self._requests(part, name), delivery)
+                requests = self._with_begun(self._requests(part, name), delivery)
                 for index in range(part.num_samples):
                     if (name, index) in made:
                         assembly.sampled()

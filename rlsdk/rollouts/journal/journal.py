@@ -15,11 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from rlsdk.interfaces import CheckpointError, GenerationOutput, GenerationRequest, Turn
+from rlsdk.interfaces import CheckpointError, GenerationOutput, GenerationRequest, ToolUse, Turn
 from rlsdk.kit.files.write_errors import OutputError, writing
 from rlsdk.rollouts.groups.group import GroupTask, Sample
 from rlsdk.rollouts.journal.recorded import Recorded, first_needed
-from rlsdk.rollouts.journal.records import record_of, turn_record, unfinished_record
+from rlsdk.rollouts.journal.records import record_of, tool_record, turn_record, unfinished_record
 from rlsdk.rollouts.journal.segments import FORMAT, Body, Segment, body_of, chained, read_header, segments
 
 FOLDER = "journal"
@@ -110,6 +110,12 @@ class Journal:
         """As `sample`, for a turn of one that is not finished; `key` is that of its call."""
         record = turn_record(key, turn)
         body = _body("turn", {"group": task.ordinal, "name": name, "sample": index, **record})
+        with self._lock:
+            self._behind.append(body)
+
+    def tool(self, task: GroupTask, name: str, index: int, call: int, use: ToolUse) -> None:
+        """As `turn`, for a call of a tool; `call` is its number in the episode."""
+        body = _body("tool", {"group": task.ordinal, "name": name, "sample": index, **tool_record(call, use)})
         with self._lock:
             self._behind.append(body)
 

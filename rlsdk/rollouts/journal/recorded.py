@@ -33,6 +33,8 @@ class Recorded:
     """Sample records by ordinal of the group."""
     turns: dict[int, dict[SampleKey, list[Mapping[str, Any]]]] = field(default_factory=dict)
     """Records of the turns of samples that were not finished, by ordinal of the group."""
+    tools: dict[int, dict[SampleKey, list[Mapping[str, Any]]]] = field(default_factory=dict)
+    """Records of calls of their tools, whose results depend on no weights."""
     trained: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Groups that each step trained on, by step."""
     updates: dict[int, Mapping[str, float]] = field(default_factory=dict)
@@ -110,6 +112,7 @@ def read_journal(
     for ordinal in done - again:
         recorded.samples.pop(ordinal, None)
         recorded.turns.pop(ordinal, None)
+        recorded.tools.pop(ordinal, None)
     return recorded
 
 
@@ -177,10 +180,14 @@ def _take(
             key = str(record["name"]), int(record["sample"])
             found.samples.setdefault(group, {})[key] = record
             found.turns.get(group, {}).pop(key, None)
+            found.tools.get(group, {}).pop(key, None)
         case "turn" if needed(group := int(record["group"])):
             _newest_of(record)
             key = str(record["name"]), int(record["sample"])
             found.turns.setdefault(group, {}).setdefault(key, []).append(record)
+        case "tool" if needed(group := int(record["group"])):
+            key = str(record["name"]), int(record["sample"])
+            found.tools.setdefault(group, {}).setdefault(key, []).append(record)
         case "unfinished":
             _newest_of(record)
             found.unfinished[int(record["seed"]), int(record["sample"])] = record

@@ -28,6 +28,7 @@ from rlsdk.interfaces import (
     VersionRun,
 )
 from rlsdk.interfaces.spelling import Setting
+from rlsdk.rollouts.groups.begun import Begun
 from rlsdk.rollouts.groups.group import Failure, Grade, Sample
 from rlsdk.rollouts.journal.recorded import SampleKey, row_records
 from rlsdk.rollouts.journal.segments import ARRAYS, DTYPES
@@ -110,24 +111,34 @@ def turn_record(key: str, turn: Turn) -> dict[str, Any]:
     return {"key": key, "reason": turn.finish_reason.value, "span": _span(turn.span, arrays), ARRAYS: arrays}
 
 
-def turns_from(
-    records: Mapping[SampleKey, Sequence[Mapping[str, Any]]], vocabulary: int | None = None
-) -> dict[SampleKey, dict[str, Turn]]:
-    """The turns of a group's records, by sample and key of the call; see `rows_from`.
+def tool_record(call: int, use: ToolUse) -> dict[str, Any]:
+    """The record of a call of a tool of an unfinished sample, with its number in the episode."""
+    return {"call": call, "use": _plain(asdict(use))}
+
+
+def begun_from(
+    turns: Mapping[SampleKey, Sequence[Mapping[str, Any]]],
+    tools: Mapping[SampleKey, Sequence[Mapping[str, Any]]],
+    vocabulary: int | None = None,
+) -> dict[SampleKey, Begun]:
+    """What the unfinished samples of a group have, from their records; see `rows_from`.
 
     Raises:
         CheckpointError: a record is damaged.
     """
     with _checked():
         return {
-            sample: {
-                str(one["key"]): Turn(
-                    span=_span_from(one["span"], one[ARRAYS], vocabulary), finish_reason=FinishReason(one["reason"])
-                )
-                for one in turns
-            }
-            for sample, turns in records.items()
+            sample: Begun(
+                turns={str(one["key"]): _turn_from(one, vocabulary) for one in turns.get(sample, ())},
+                tools={int(one["call"]): ToolUse(**one["use"]) for one in tools.get(sample, ())},
+            )
+            for sample in {**turns, **tools}
         }
+
+
+def _turn_from(record: Mapping[str, Any], vocabulary: int | None) -> Turn:
+    span = _span_from(record["span"], record[ARRAYS], vocabulary)
+    return Turn(span=span, finish_reason=FinishReason(record["reason"]))
 
 
 def unfinished_record(request: GenerationRequest, output: GenerationOutput) -> dict[str, Any]:

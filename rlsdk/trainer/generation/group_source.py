@@ -293,14 +293,14 @@ class GroupSource:
         tasks = [replace(self._task(ordinal, step), adapter_version=version) for ordinal in groups]
         made = {task.ordinal: samples for task in tasks if (samples := self._history.made(task)) is not None}
         self._reused |= {ordinal: len(samples) for ordinal, samples in made.items()}
-        turns = {task.ordinal: found for task in tasks if (found := self._history.turns(task))}
+        begun = {task.ordinal: found for task in tasks if (found := self._history.begun(task))}
         reports_sampled = self._config.overlaps and self._drains
         self._stream.start(
             tasks,
             self._driver.inbox,
             record=self._history.record,
             made=made,
-            turns=turns,
+            begun=begun,
             reports_sampled=reports_sampled,
         )
 

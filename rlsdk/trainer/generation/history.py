@@ -8,14 +8,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from rlsdk.interfaces import GenerationOutput, Trajectory, Turn
+from rlsdk.interfaces import GenerationOutput, Trajectory
 from rlsdk.rollouts import Group, GroupTask, Sample
 from rlsdk.rollouts.client.flights import Kept, SampleSeed
-from rlsdk.rollouts.groups.group_assembly import Record
+from rlsdk.rollouts.groups.group_assembly import Record, Unfinished
 from rlsdk.rollouts.groups.receipts import step_account
 from rlsdk.rollouts.journal.journal import Journal
 from rlsdk.rollouts.journal.recorded import Recorded, read_journal
-from rlsdk.rollouts.journal.records import samples_from, turns_from, unfinished_from
+from rlsdk.rollouts.journal.records import begun_from, samples_from, unfinished_from
 
 MOST_NAMED = 8
 """Most changes that a notice names."""
@@ -123,9 +123,10 @@ class History:
             return None
         return samples_from(records, task.prompt.prompt_ids, self._text_of, self._vocabulary)
 
-    def turns(self, task: GroupTask) -> Mapping[tuple[str, int], Mapping[str, Turn]]:
-        """Pops the turns that unfinished samples of a group have from before the resume."""
-        return turns_from(self._recorded.turns.pop(task.ordinal, {}), self._vocabulary)
+    def begun(self, task: GroupTask) -> Unfinished:
+        """Pops what unfinished samples of a group have from before the resume."""
+        turns, tools = (of.pop(task.ordinal, {}) for of in (self._recorded.turns, self._recorded.tools))
+        return begun_from(turns, tools, self._vocabulary)
 
     def started(self, step: int, groups: Sequence[int]) -> None:
         if self._journal is not None:

@@ -26,7 +26,8 @@ def environment_rollouter(config: RunConfig, tokenizer: Any) -> EnvironmentRollo
     """
     # Checks before a run load the class without torch, which the rest needs.
     from rlsdk.agents.chats.chat_format import ChatFormat
-    from rlsdk.agents.environments.play import EnvironmentRollouter, Limits
+    from rlsdk.agents.environments.limits import Limits
+    from rlsdk.agents.environments.play import EnvironmentRollouter
     from rlsdk.trainer.inputs.tokenizer import run_ends
 
     rollout, times = config.rollout, config.rollout.timeouts
