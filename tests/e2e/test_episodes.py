@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import kill_when, rlsdk
+from conftest import command, environment, kill_when, rlsdk
 from episodes import arguments, write_task
 
+from rlsdk.cli.training.replay import run_episodes
 from rlsdk.rollouts.journal.inspection import inspect_journal
 from rlsdk.rollouts.journal.segments import records
 from rlsdk.trainer.tracking.trackers import read_metrics
@@ -80,6 +83,24 @@ def test_a_run_killed_in_an_episode_samples_none_of_its_turns_again(whole: Path,
         (line["group"], line["sample"], line["key"]) for line in records(killed / "journal") if line["event"] == "turn"
     ]
     assert len(set(keys)) == len(keys), "a turn was sampled twice"
+
+
+def test_episodes_played_again_name_the_first_turn_that_departs(
+    whole: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_episodes(whole, ["--trust-run"])
+    assert "again: all as in the journal" in capsys.readouterr().out
+    source, file = (folder / "diary.py").read_text(), folder / "diary.py"
+    file.write_text(source.replace('return f"[{len(self._said)}]"', 'return f"<{len(self._said)}>"'))
+    words = command("replay", str(whole), "--episodes", "--trust-run")
+    try:
+        done = subprocess.run(words, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+    finally:
+        file.write_text(source)
+    assert done.returncode == 1, done.stderr
+    named = r"group 0, sample 0, turn 2: expected '.*\d.*', came '.*\d.*', after \d+ equal tokens"
+    assert re.search(named, done.stdout), done.stdout
+    assert re.search(r"played 18 episodes of .* again: \d+ depart from the journal", done.stdout)
 
 
 def test_no_tool_without_state_is_run_again_after_a_kill(folder: Path) -> None:

@@ -162,6 +162,20 @@ def journal_of(folder: Path, groups: list[Group], steps: list[list[int]], *, tok
     history.close()
 
 
+@pytest.mark.parametrize("keeps_receipt", [False, True])
+def test_turns_of_a_killed_process_that_are_not_asked_for_again_are_counted(keeps_receipt: bool) -> None:
+    (group,) = run([task(0, 1)], two_turns)
+    (row,) = group.samples[0].rows
+    account, count = TurnAccount(num_unasked=4), row.num_sampled
+    for span in row.spans:
+        if span.sampled:
+            account.add(span)
+    own = Receipt(sampled=count, trained=count) if keeps_receipt else None
+    found = account.checked(replace(Episode.of(row), receipt=own)).receipt
+    assert found is not None
+    assert (found.sampled, found.trained, found.not_trained) == (count + 4, count, {"diverged": 4})
+
+
 def test_a_journal_is_verified_and_shown(tmp_path: Path) -> None:
     groups = run([task(at, 3) for at in range(3)], two_turns)
     journal_of(tmp_path, groups, [[0], [1]])

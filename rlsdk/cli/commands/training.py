@@ -91,11 +91,14 @@ def process_reward(context: typer.Context) -> None:
 @app.command(help="Repeat a run's updates from its journal, and compare them.")
 def replay(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run with schedule.journal all.")],
+    episodes: Annotated[
+        bool, typer.Option("--episodes", help="Play its episodes again instead, with the recorded turns; tools run.")
+    ] = False,
     trust_run: TrustRun = False,
 ) -> None:
-    from rlsdk.cli.training.replay import run
+    from rlsdk.cli.training.replay import run, run_episodes
 
-    run(run_dir, with_trust([], trust_run))
+    (run_episodes if episodes else run)(run_dir, with_trust([], trust_run))
 
 
 @app.command(help="Where every token of a run went, from its journal.")

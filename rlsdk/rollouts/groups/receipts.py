@@ -20,6 +20,8 @@ UNANSWERED = "unanswered"
 """Reason: the call was given up when its tokens came."""
 FAILED = "failed"
 """Reason: the sample failed."""
+DIVERGED = "diverged"
+"""Reason: a process that was killed sampled the tokens, and the episode, played again, did not ask for them."""
 REJECTED = "rejected"
 """Reason: the group was finished for the step, which did not train on it."""
 
@@ -43,10 +45,12 @@ class TurnAccount:
     """What the engine sampled for one sample, turn by turn."""
 
     _turns: list[_Turn] = field(default_factory=list)
+    num_unasked: int = 0
+    """Tokens of turns of a killed process that were not asked for again."""
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(turn.span) for turn in self._turns)
+        return self.num_unasked + sum(len(turn.span) for turn in self._turns)
 
     def add(self, span: Span) -> None:
         """Takes note of a turn that the engine sampled."""
@@ -88,14 +92,17 @@ class TurnAccount:
         if given is None:
             if sampled == trained:
                 return None
-            return Receipt(sampled=sampled, trained=trained, not_trained={DROPPED: sampled - trained}, digests=digests)
-        if given.sampled > sampled or given.digests not in ((), digests):
+            gone = {DROPPED: sampled - trained - self.num_unasked, DIVERGED: self.num_unasked}
+            not_trained = {reason: count for reason, count in gone.items() if count}
+            return Receipt(sampled=sampled, trained=trained, not_trained=not_trained, digests=digests)
+        lost = sampled - self.num_unasked - given.sampled
+        if lost < 0 or given.digests not in ((), digests):
             raise ReceiptError(
                 f"the episode's receipt has {given.sampled} sampled tokens and the digests {list(given.digests)}; the "
                 f"engine sampled {sampled}, and its rows have the digests {list(digests)}"
             )
-        lost = sampled - given.sampled
-        not_trained = {**given.not_trained, **({UNANSWERED: lost} if lost else {})}
+        gone = {UNANSWERED: lost, DIVERGED: self.num_unasked}
+        not_trained = {**given.not_trained, **{reason: count for reason, count in gone.items() if count}}
         return replace(given, sampled=sampled, not_trained=not_trained, digests=digests)
 
 

@@ -69,7 +69,7 @@ class GroupRequests:
     """Called with sample, number of the call and its result, as soon as a tool without state ran to its end."""
 
     def __post_init__(self) -> None:
-        self._calls: list[_Call] = []
+        self._calls: list[Call] = []
         self._count = 0
 
     def of_sample(self, index: int) -> SampleGenerate:
@@ -83,7 +83,7 @@ class GroupRequests:
         request = self._request((0,), 0, self.task.num_samples, self.task.prompt.prompt_ids, wanted)
         self.client.deliver(request, samples, priority=self.task.ordinal)
 
-    async def generate(self, call: _Call) -> GenerationOutput:
+    async def generate(self, call: Call) -> GenerationOutput:
         if not self._calls:
             asyncio.get_running_loop().call_soon(self._flush)
         self._calls.append(call)
@@ -93,7 +93,7 @@ class GroupRequests:
         """One request for each run of adjacent samples whose calls are equal."""
         calls, self._calls = self._calls, []
         calls.sort(key=lambda call: (call.place, call.sample))
-        runs: list[list[_Call]] = []
+        runs: list[list[Call]] = []
         for call in calls:
             if runs and call.continues(runs[-1][-1]):
                 runs[-1].append(call)
@@ -102,7 +102,7 @@ class GroupRequests:
         for run in runs:
             self._send(run)
 
-    def _send(self, run: Sequence[_Call]) -> None:
+    def _send(self, run: Sequence[Call]) -> None:
         first = run[0]
         request = self._request(
             first.place, first.sample, len(run), first.token_ids, first.max_tokens, first.stop_strings
@@ -137,7 +137,7 @@ class GroupRequests:
 
 
 @dataclass(eq=False)
-class _Call:
+class Call:
     """One call of `generate`."""
 
     sample: int
@@ -155,14 +155,14 @@ class _Call:
         digest.update(np.asarray(self.token_ids, np.int64).tobytes())
         return digest.hexdigest()
 
-    def continues(self, other: _Call) -> bool:
+    def continues(self, other: Call) -> bool:
         """Whether both calls fit into one request, this one directly after the other."""
         return (self.place, self.sample, self.max_tokens, self.token_ids, self.stop_strings) == (
             other.place, other.sample + 1, other.max_tokens, other.token_ids, other.stop_strings,
         )  # fmt: skip
 
 
-def _forward(futures: Mapping[int, asyncio.Future[GenerationOutput]], call: _Call) -> None:
+def _forward(futures: Mapping[int, asyncio.Future[GenerationOutput]], call: Call) -> None:
     """Delivers a sample, or its error, to the call that waits for it."""
 
     def done(future: asyncio.Future[GenerationOutput]) -> None:
@@ -223,7 +223,7 @@ class SampleGenerate:
                 "than rollout.max_model_tokens"
             )
         wanted = self.sampling.max_tokens if max_tokens is None else max_tokens
-        call = _Call(
+        call = Call(
             sample=self._sample,
             place=(self._turn,) if place is None else tuple(place),
             token_ids=tuple(token_ids),
@@ -239,7 +239,12 @@ class SampleGenerate:
             self._turns[key] = turn
         return self._turns[key]
 
-    async def _sampled(self, key: str, call: _Call) -> Turn:
+    @property
+    def num_unasked(self) -> int:
+        """Tokens of turns that exist already and were not asked for."""
+        return sum(len(turn.span) for key, turn in self._made.items() if key not in self._turns)
+
+    async def _sampled(self, key: str, call: Call) -> Turn:
         output = await self._requests.generate(call)
         turn = Turn(span=Span.of(output), finish_reason=output.finish_reason)
         if self._requests.record is not None:

@@ -333,6 +333,7 @@ class RolloutStream:
     ) -> None:
         try:
             made = await self._options.rollout(task.prompt, generate, **self._options.rollout_options)
+            generate.account.num_unasked = generate.num_unasked
             episode = generate.account.checked(_episode(made))
         except RlsdkError as error:
             if not isinstance(error, BatchError):

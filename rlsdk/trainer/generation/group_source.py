@@ -36,6 +36,11 @@ class StepGroups:
     """Samples of the groups that come from the journal."""
 
 
+def group_seed(seed: int, ordinal: int, groups_per_step: int) -> tuple[int | str, ...]:
+    """The seed of a group: of the step that trains it in a synchronous run, and of its index in that step."""
+    return (seed, "train", *divmod(ordinal, groups_per_step))
+
+
 class GroupSource:
     """`next` returns the groups of a step; `updated` reports that their update is done. Groups start and weights are
     published while a step trains: implements the `Work` of a `ScheduleDriver`."""
@@ -343,10 +348,7 @@ class GroupSource:
         self._state = self._ledger.state_dict()
 
     def _task(self, ordinal: int, step: int) -> GroupTask:
-        """Builds the task of the group with this ordinal.
-
-        Its seed is derived from the step that trains it in a synchronous run, and from its index in that step.
-        """
+        """Builds the task of the group with this ordinal."""
         prompt, epoch = self._ledger.start(ordinal, step)
-        seed = (self._seed, "train", *divmod(ordinal, self._groups_per_step))
+        seed = group_seed(self._seed, ordinal, self._groups_per_step)
         return group_task(prompt, self._draw, epoch=epoch, ordinal=ordinal, seed=seed)
