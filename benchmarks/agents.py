@@ -52,6 +52,7 @@ class Task:
     flags: Sequence[str] = ()
     warm_start: str = ""
     """Data of supervised training that comes first, as a run of its own; empty: none does."""
+    warm_steps: int = 150
     data: str = "train.jsonl"
     eval: str = ""
     """Data of the evaluation; empty: rows are held out of `data`."""
@@ -70,9 +71,11 @@ TASKS: Mapping[str, Task] = {
                           "single_turn", "--rollout.rollouter_options", "{}", "--rewards",
                           f"[{{name: '{CALCULATOR / 'calculator.py'}:right'}}]")),
     "tictactoe": Task(prepare=(f"{TICTACTOE / 'positions.py'}",), config=TICTACTOE / "run.yaml",
-                      warm_start="positions.jsonl", data="games.jsonl", eval="held_out.jsonl", flags=PLAYERS),
+                      warm_start="positions.jsonl", warm_steps=400, data="games.jsonl", eval="held_out.jsonl",
+                      flags=PLAYERS),
     "tictactoe-one-score": Task(prepare=(f"{TICTACTOE / 'positions.py'}",), config=TICTACTOE / "run.yaml",
-                                warm_start="positions.jsonl", data="games.jsonl", eval="held_out.jsonl",
+                                warm_start="positions.jsonl", warm_steps=400, data="games.jsonl",
+                                eval="held_out.jsonl",
                                 flags=(*PLAYERS, "--rollout.rollouter_options", "{one_score: true}")),
 }  # fmt: skip
 
@@ -107,7 +110,7 @@ def run(name: str, seed: int, steps: int | None, folder: Path) -> list[Mapping[s
     if not (made / "end.json").exists():
         if not data.exists():
             _call(sys.executable, task.prepare[0], str(data), *task.prepare[1:])
-        model = _warm(data, task.warm_start, seed, folder) if task.warm_start else data / "model"
+        model = _warm(data, task, seed, folder) if task.warm_start else data / "model"
         held_out = ("--data.eval", str(data / task.eval)) if task.eval else ()
         _call(
             *RLSDK, "train", "--config", str(task.config), "--model", str(model), "--data", str(data / task.data),
@@ -117,15 +120,15 @@ def run(name: str, seed: int, steps: int | None, folder: Path) -> list[Mapping[s
     return list(read_metrics(made))
 
 
-def _warm(data: Path, turns: str, seed: int, folder: Path) -> Path:
+def _warm(data: Path, task: Task, seed: int, folder: Path) -> Path:
     """The model after supervised training on turns of random games; tasks of one script begin with the same."""
     made = folder / f"{data.name}-warm-{seed}"
     if not (made / "end.json").exists():
         _call(
             *RLSDK, "sft", "--model", str(data / "model"), "--model.init_from_config", "true", "--data",
-            str(data / turns), "--data.max_prompt_tokens", "16", "--rollout.max_response_tokens", "8",
-            "--rollout.stop_token_ids", '["<eos>", ";"]', "--sft.steps", "150", "--sft.rows_per_step", "64",
-            "--sft.lr", "1e-3", "--sft.warmup_steps", "10", "--eval.every_steps", "null", "--tracking.trackers",
+            str(data / task.warm_start), "--data.max_prompt_tokens", "16", "--rollout.max_response_tokens", "8",
+            "--rollout.stop_token_ids", '["<eos>", ";"]', "--sft.steps", f"{task.warm_steps}", "--sft.rows_per_step",
+            "64", "--sft.lr", "1e-3", "--sft.warmup_steps", "10", "--eval.every_steps", "null", "--tracking.trackers",
             "[jsonl]", "--trainer.seed", str(seed), "--trainer.run_dir", str(folder), "--trainer.run_name", made.name,
         )  # fmt: skip
     return made / "model"
