@@ -151,10 +151,10 @@ def test_a_lost_answer_is_delivered_again_and_is_not_sampled_again() -> None:
         lost.lose()
         first = await lost.answer
         again = await player.ask([user("a")], digest=b"x").answer
-        assert again is first
+        assert (again.id, again.choices[0].message) == (first.id, first.choices[0].message)
         assert len(player.script.asked) == 1
         # Said so by the client, although it was delivered.
-        assert (await player.ask([user("a")], digest=b"x", retry=True).answer) is first
+        assert (await player.ask([user("a")], digest=b"x", retry=True).answer).id == first.id
         # Asked again after it was delivered: another draw.
         other = await player.ask([user("a")], digest=b"x").answer
         assert other.choices[0].message.content == "two"

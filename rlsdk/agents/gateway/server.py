@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import Collection
 
@@ -17,6 +18,9 @@ _STOP_S = 5.0
 _KEEP_ALIVE_S = 120
 """Seconds that an idle connection stays open: longer than clients keep one, so that none is closed as it is used."""
 _BACKLOG = 4096
+_WHOLE_COLLECTIONS = 100
+"""Middle collections of the garbage collector between whole ones, which stop everything for tens of milliseconds where
+thousands of sessions are open; Python's own number is 10, and a burst of new sessions brings several."""
 
 
 class Gateway:
@@ -48,6 +52,8 @@ class Gateway:
             timeout_graceful_shutdown=1,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
+        self._collects = gc.get_threshold()
+        gc.set_threshold(*self._collects[:2], max(self._collects[2], _WHOLE_COLLECTIONS))
         self._thread.wait(self._start(), _START_S)
 
     async def open(self, session: Session, *, may_score: bool = False) -> OpenSession:
@@ -69,6 +75,7 @@ class Gateway:
         self._thread.wait(self._stop(), _START_S)
         self._thread.close()
         self._socket.close()
+        gc.set_threshold(*self._collects)
 
     async def _stop(self) -> None:
         self._server.should_exit = True

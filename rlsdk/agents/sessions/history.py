@@ -62,5 +62,7 @@ def _meaning(message: Message) -> list[Any]:
 
 
 def _digest(before: bytes, value: Any) -> bytes:
-    written = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-    return hashlib.blake2b(before + written, digest_size=16).digest()
+    return hashlib.blake2b(before + _written(value).encode(), digest_size=16).digest()
+
+
+_written = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode

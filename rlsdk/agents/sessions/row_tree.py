@@ -7,7 +7,7 @@ parent only, so memory grows with the tokens and not with their square.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from rlsdk.interfaces import FinishReason, Span
 Ids = NDArray[np.int32]
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, slots=True)
 class TurnNode:
     """One answered call."""
 
@@ -31,7 +31,9 @@ class TurnNode:
     """Number of the request, by the order in which requests came."""
     has_tools: bool
     is_delivered: bool = True
-    children: list[TurnNode] = field(default_factory=list)
+    message: str = ""
+    """The answer as clients get it: JSON, because a session holds thousands."""
+    children: tuple[TurnNode, ...] = ()
 
     @property
     def depth(self) -> int:
@@ -79,7 +81,10 @@ class RowTree:
         return found, prompt[at:].copy()  # a view would keep the whole prompt
 
     def add(self, node: TurnNode) -> None:
-        (self.roots if node.parent is None else node.parent.children).append(node)
+        if node.parent is None:
+            self.roots.append(node)
+        else:
+            node.parent.children = (*node.parent.children, node)
         self.nodes.append(node)
 
 

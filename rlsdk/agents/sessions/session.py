@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
@@ -65,20 +66,34 @@ class Sampler(Protocol):
     async def sample(self, ids: Sequence[int], *, max_tokens: int, stop: tuple[str, ...], place: Place) -> Turn: ...
 
 
-@dataclass(eq=False)
-class Pending:
-    """A request that is being answered or was."""
+@dataclass(eq=False, slots=True)
+class _Asked:
+    """A request that is being answered or was: what a retry needs. All that a session holds is visited by each whole
+    garbage collection, which stops the gateway; so an answer is not kept, but read again from its turns."""
 
-    answer: asyncio.Future[Answer]
-    """Raises the `Refusal`, or is cancelled when the session is closed. Not to be cancelled by those who wait."""
-    nodes: list[TurnNode]
+    answering: asyncio.Future[Answer] | None = None
+    """None: it was answered."""
+    nodes: tuple[TurnNode, ...] = ()
+    answer_id: str = ""
     is_lost: bool = False
 
-    def lose(self, is_lost: bool = True) -> None:
-        """Says that no client waits for the answer, and none has got it."""
+    def lose(self, is_lost: bool) -> None:
         self.is_lost = is_lost
         for node in self.nodes:
             node.is_delivered = not is_lost
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A request that waits for its answer."""
+
+    answer: asyncio.Future[Answer]
+    """Raises the `Refusal`, or is cancelled when the session is closed. Not to be cancelled by those who wait."""
+    asked: _Asked
+
+    def lose(self) -> None:
+        """Says that no client waits for the answer, and none has got it."""
+        self.asked.lose(True)
 
 
 class Session:
@@ -101,9 +116,10 @@ class Session:
         """Calls of tools whose results came with later requests."""
         self._open_calls: dict[str, tuple[int, ToolCall]] = {}
         """Id of a call without a result -> number of its answer, and the call."""
-        self._known: dict[bytes, list[Pending]] = {}
-        self._turns: dict[bytes, tuple[TurnNode, Message]] = {}
-        """Key of a history -> the turn that ends it, and its message."""
+        self._known: dict[bytes, _Asked] = {}
+        """Digest of a request -> the latest one that had it."""
+        self._turns: dict[bytes, TurnNode] = {}
+        """Key of a history -> the turn that ends it."""
         self._drawn: Counter[Place] = Counter()
         self._running: set[asyncio.Task[Any]] = set()
         self._begun = 0
@@ -120,13 +136,16 @@ class Session:
             digest: of the whole request as it came: a repeated one has the same.
             is_retry: the client says that it repeats a request.
         """
-        known = self._known.setdefault(digest, [])
-        if known and (is_retry or known[-1].is_lost):
-            self.counts["delivered_again"] += 1
-            known[-1].lose(False)
-            return known[-1]
-        known.append(self._begin(ask, known))
-        return known[-1]
+        known = self._known.get(digest)
+        if known is None or not (is_retry or known.is_lost):
+            return self._begin(ask, digest)
+        self.counts["delivered_again"] += 1
+        known.lose(False)
+        if known.answering is not None:
+            return Pending(known.answering, known)
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answer.set_result(self._read(ask, known))
+        return Pending(answer, known)
 
     async def close(self) -> None:
         """Ends calls that are being sampled; nothing is answered afterwards."""
@@ -134,28 +153,26 @@ class Session:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    def _begin(self, ask: Ask, known: list[Pending]) -> Pending:
+    def _begin(self, ask: Ask, digest: bytes) -> Pending:
         call, self._begun = self._begun, self._begun + 1
-        nodes: list[TurnNode] = []
+        self._known[digest] = asked = _Asked()
         # A task of its own: it goes on when the client has left, who asks again.
-        task = asyncio.get_running_loop().create_task(self._answered(ask, call, nodes))
-        pending = Pending(task, nodes)
+        asked.answering = task = asyncio.get_running_loop().create_task(self._answered(ask, call, asked))
         self.overlapped |= bool(self._running)
         self._running.add(task)
 
         def done(task: asyncio.Task[Answer]) -> None:
             self._running.discard(task)
-            if pending.is_lost:
-                pending.lose()
+            asked.answering = None
+            if asked.is_lost:
+                asked.lose(True)
             if task.cancelled() or task.exception() is not None:
-                known.remove(pending)
+                if self._known.get(digest) is asked:
+                    del self._known[digest]
                 self._failed(None if task.cancelled() else task.exception())
-            else:  # what a retry gets, without the task's frames: the collector visits all that a session holds
-                pending.answer = task.get_loop().create_future()
-                pending.answer.set_result(task.result())
 
         task.add_done_callback(done)
-        return pending
+        return Pending(task, asked)
 
     def _failed(self, error: BaseException | None) -> None:
         if isinstance(error, Refusal):
@@ -164,7 +181,7 @@ class Session:
         elif error is not None:
             self.error = self.error or error
 
-    async def _answered(self, ask: Ask, call: int, nodes: list[TurnNode]) -> Answer:
+    async def _answered(self, ask: Ask, call: int, asked: _Asked) -> Answer:
         self._check_request(ask)
         ids, keys = self._prompt(ask)
         self._check_limits(ids, ask.num_choices)
@@ -174,17 +191,25 @@ class Session:
         digest = hashlib.blake2b(prompt.astype(np.int64).tobytes(), digest_size=16).hexdigest()
         places = [self._place(prompt, digest) for _ in range(ask.num_choices)]
         turns = await self._sample(ask, ids, places)
-        nodes += [self._keep(ask, prompt, turn, call) for turn in turns]
-        answer_id = hashlib.blake2b(f"{digest}/{places[0]}".encode(), digest_size=12).hexdigest()
-        choices = []
-        for at, (node, turn) in enumerate(zip(nodes, turns, strict=True)):
-            choice = self._choice(ask, ids, turn, f"{answer_id}{at:02d}")
+        asked.nodes = tuple(self._keep(ask, prompt, turn, call) for turn in turns)
+        asked.answer_id = hashlib.blake2b(f"{digest}/{places[0]}".encode(), digest_size=12).hexdigest()
+        answer = self._read(ask, asked)
+        for node, choice in zip(asked.nodes, answer.choices, strict=True):
             message = message_of(choice.message)
-            self._turns[extended(keys[-1], message)] = node, message
+            node.message = json.dumps(message)
+            self._turns[extended(keys[-1], message)] = node
             self._longest = max(self._longest, len(ask.messages) + 1)
-            choices.append(choice)
+            self.counts["calls"] += len(choice.message.calls)
+            self.counts["malformed"] += choice.message.malformed is not None
             self._open_calls |= {one.id: (call, one) for one in choice.message.calls}
-        return Answer(id=answer_id, choices=tuple(choices), prompt_tokens=len(ids))
+        return answer
+
+    def _read(self, ask: Ask, asked: _Asked) -> Answer:
+        """The answer that its turns are."""
+        node = asked.nodes[0]
+        ids = node.ids()[: -len(node.span) or None]
+        choices = [self._choice(ask, ids, one, f"{asked.answer_id}{at:02d}") for at, one in enumerate(asked.nodes)]
+        return Answer(id=asked.answer_id, choices=tuple(choices), prompt_tokens=len(ids))
 
     def _count(self, ask: Ask) -> None:
         self.counts["turns"] += ask.num_choices
@@ -214,8 +239,8 @@ class Session:
         for known in range(len(ask.messages), 0, -1):
             if keys[known] not in self._turns:
                 continue
-            node, turn = self._turns[keys[known]]
-            before = node.ids()
+            node = self._turns[keys[known]]
+            before, turn = node.ids(), json.loads(node.message)
             new = self._form.extend(before, [*ask.messages[: known - 1], turn], ask.messages[known:], ask.tools)
             if new is not None:
                 self.counts["continued"] += 1
@@ -296,17 +321,15 @@ class Session:
         self.tree.add(node)
         return node
 
-    def _choice(self, ask: Ask, ids: Sequence[int], turn: Turn, answer_id: str) -> Choice:
-        token_ids = turn.span.token_ids.tolist()
+    def _choice(self, ask: Ask, ids: Sequence[int], node: TurnNode, answer_id: str) -> Choice:
+        token_ids = node.span.token_ids.tolist()
         message = self._form.read(token_ids, ids, ask.tools if ask.reads_calls else ())
-        self.counts["calls"] += len(message.calls)
-        self.counts["malformed"] += message.malformed is not None
-        assert turn.span.log_probs is not None
+        assert node.span.log_probs is not None
         return Choice(
             message=_with_ids(_without_stop(message, ask.stop), answer_id),
-            finish_reason=_finish_reason(message, turn),
-            token_ids=turn.span.token_ids,
-            log_probs=turn.span.log_probs,
+            finish_reason=_finish_reason(message, node.finish_reason),
+            token_ids=node.span.token_ids,
+            log_probs=node.span.log_probs,
             pieces=tuple(self._sampler.pieces(token_ids)) if ask.wants_log_probs else (),
         )
 
@@ -323,7 +346,7 @@ def _without_stop(message: AssistantMessage, stop: Sequence[str]) -> AssistantMe
     return replace(message, content=message.content[: min(found)]) if found else message
 
 
-def _finish_reason(message: AssistantMessage, turn: Turn) -> str:
-    if turn.finish_reason is FinishReason.LENGTH:
+def _finish_reason(message: AssistantMessage, reason: FinishReason) -> str:
+    if reason is FinishReason.LENGTH:
         return "length"
     return "tool_calls" if message.calls else "stop"
