@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlsdk.config import RunConfig, check_run, dump_config, load_config, needed_roles, role_of, roles
+from rlsdk.config import RunConfig, check_run, dump_config, load_config, needed_roles, role_of, roles, sft_optim_spec
+from rlsdk.config.derived.pair_roles import preference_optim_spec
 from rlsdk.interfaces import BackendKind, ConfigError, Head, TrainSpec
 from rlsdk.interfaces.settings import OptimSettings, PassLimits, ReplicaSize, TrainPasses, shared
+from rlsdk.kit.model.optim import learning_rate
 from rlsdk.registry import Registry
 
 TASK = ["--model", "policy", "--data", "reasoning_gym:chain_sum", "--reward", "gsm8k"]
@@ -90,6 +93,28 @@ def test_schedules_count_the_steps_that_a_role_makes(registry: Registry) -> None
     table = roles(config_of(registry, *PPO, *flags))
     totals = {role.name: role.optim.total_steps for role in table if role.optim is not None}
     assert totals == {"actor": 14, "critic": 20}
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(30, 3), (31, 4), (1, 1)])
+def test_a_share_of_the_steps_is_whole_steps_of_warm_up(steps: int, warmup: int, registry: Registry) -> None:
+    share, count = ("--train.optim.warmup_ratio", "0.1"), ("--trainer.steps", str(steps))
+    actor = role_of(roles(config_of(registry, *share, *count, "--train.optim.schedule", "cosine")), "actor")
+    assert actor.optim is not None
+    assert (actor.optim.warmup_steps, actor.optim.total_steps) == (warmup, steps)
+    twice = config_of(registry, *share, *count, "--trainer.updates_per_step", "2")
+    spec = role_of(roles(twice), "actor").optim
+    assert spec is not None
+    assert spec.warmup_steps == math.ceil(0.1 * 2 * steps)
+
+
+def test_supervised_training_and_pairs_have_schedules_of_their_own(registry: Registry) -> None:
+    own = ("--sft.steps", "40", "--sft.schedule", "cosine", "--sft.warmup_ratio", "0.25", "--sft.lr", "0.5")
+    config = config_of(registry, *own, "--train.optim.min_lr_ratio", "0.2", "--train.optim.warmup_steps", "5")
+    sft, pairs = sft_optim_spec(config), preference_optim_spec(config)
+    assert (sft.warmup_steps, sft.schedule, sft.total_steps, sft.lr) == (10, "cosine", 40, 0.5)
+    middle = 0.5 * (0.2 + 0.8 * (1 + math.cos(math.pi / 2)) / 2)
+    assert [learning_rate(step, sft) for step in (0, 9, 25, 40)] == pytest.approx([0.05, 0.5, middle, 0.1])
+    assert (pairs.warmup_steps, pairs.schedule) == (0, "constant")
 
 
 def test_what_keeps_a_role_from_running_is_said_at_the_field_that_asks(registry: Registry) -> None:

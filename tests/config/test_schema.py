@@ -138,6 +138,12 @@ def test_dynamic_sampling_goes_with_models_that_count_for_nothing() -> None:
             "algorithm.dynamic_sampling.enabled: true needs trainer.samples_per_prompt of at least 2",
         ),
         ({"train": {"optim": {"schedule": "cosine", "warmup_steps": 200}}}, "fewer than the run's 200 optimizer steps"),
+        (
+            {"sft": {"steps": 9, "schedule": "linear", "warmup_steps": 9}},
+            "warmup_steps: 9: expected fewer than sft.steps 9",
+        ),
+        ({"train": {"optim": {"warmup_ratio": 1.0}}}, "less than 1"),
+        ({"eval": {"top_p": 0.5, "sets": {"a": {}}}}, "top_p: 0.5 has no effect beside eval.sets"),
         ({"train": {"optim": {"betas": [0.9, 1.0]}}}, "less than 1"),
         ({"rollout": {"max_model_tokens": 100}}, r"1024 \+ 1024 = 2048"),
         (
@@ -182,6 +188,13 @@ def test_sizes_that_follow_from_others() -> None:
     assert config.trainer.optimizer_steps == 12
     assert config.max_model_tokens == 2048
     assert RunConfig.model_validate({"rollout": {"max_model_tokens": 4096}}).max_model_tokens == 4096
+
+
+def test_filters_of_an_evaluation_are_those_of_its_sampled_responses() -> None:
+    config = RunConfig.model_validate({"eval": {"top_p": 0.5, "top_k": 7, "temperature": 0.6}})
+    sampled, greedy = config.eval.measures()
+    assert (sampled.config.top_p, sampled.config.top_k, sampled.config.temperature) == (0.5, 7, 0.6)
+    assert (greedy.config.top_p, greedy.config.top_k, greedy.config.temperature) == (1.0, 0, 0.0)
 
 
 def test_a_configuration_survives_pickling() -> None:

@@ -10,7 +10,7 @@ from rlsdk.config.loading.reads import Reader
 from rlsdk.config.problem import Problem
 from rlsdk.config.sections.algorithm import POLICY_GRADIENT
 from rlsdk.config.sections.base import fields_of
-from rlsdk.config.sections.engines import OptimConfig
+from rlsdk.config.sections.evaluation import OF_UNNAMED
 from rlsdk.config.sections.old_log_probs import choose_old_log_probs
 from rlsdk.config.sections.role_kinds import ROLE_KINDS
 from rlsdk.config.sections.schedule import beside_rollout
@@ -21,7 +21,7 @@ _ENGINE = ("model", "placement", "deadlines.start_s", "deadlines.collective_s", 
 _ACTOR = (
     *(f"train.{name}" for name in ("backend", "options", "engine_kwargs", "activation_checkpointing")),
     *(f"train.{name}" for name in ("micro_batch_tokens", "micro_batch_rows")),
-    *(f"train.optim.{name}" for name in ("betas", "eps", "weight_decay", "max_grad_norm")),
+    *(f"train.optim.{name}" for name in ("betas", "eps", "weight_decay", "max_grad_norm", "min_lr_ratio")),
 )
 _LOOP = (
     *(f"trainer.{name}" for name in ("run_dir", "run_name", "resume", "keep_checkpoints")),
@@ -32,7 +32,7 @@ _LOOP = (
     "checkpoint",
 )
 _ANSWERS = ("data", "rollout.max_response_tokens", "rollout.stop_token_ids")
-_PAIRS = (*_ENGINE, *_ACTOR, *_LOOP, *_ANSWERS, "train.optim.min_lr_ratio", "trainer.callbacks", "preferences")
+_PAIRS = (*_ENGINE, *_ACTOR, *_LOOP, *_ANSWERS, "trainer.callbacks", "preferences")
 _OF_REWARD_MODEL = ("preferences.margin_field", "preferences.center_coef")
 _OF_DPO = tuple(f"preferences.{name}" for name in ("loss", "label_smoothing", "target_margin", "sft_coef"))
 _OF_KTO = tuple(f"preferences.{name}" for name in ("label_field", "desirable_weight", "undesirable_weight"))
@@ -47,8 +47,7 @@ _RESPONSES = dict.fromkeys(
     ("trainer.samples_per_prompt", "eval.samples_per_prompt"), "`--samples-per-prompt` is the number of responses"
 )
 _HELD_OUT = ("data.eval", "data.eval_options", "data.num_eval_rows")
-_EVALUATED = ("temperature", "samples_per_prompt", "greedy", "correct_reward", "correct_from", "sets", "save_samples",
-              "best_of")  # fmt: skip
+_EVALUATED = (*OF_UNNAMED, "sets", "save_samples", "best_of")
 
 
 def _of_reinforcement(config: RunConfig) -> Iterator[Problem]:
@@ -75,7 +74,9 @@ def _of_reinforcement(config: RunConfig) -> Iterator[Problem]:
     if sharing:
         yield Problem("faults.replica_restarts", f"the rollout shares its devices with {sharing}")
     for name, optim in {"train.optim": config.train.optim, "critic.optim": config.critic.optim}.items():
-        yield from _of_decay(name, optim, optim.schedule, name)
+        warm_start_decays = name == "train.optim" and config.sft.is_asked and config.sft.schedule != "constant"
+        if not warm_start_decays:
+            yield from _of_decay(name, optim.schedule, name)
     yield from _of_evaluation(config)
     yield from _of_sets(config)
 
@@ -104,12 +105,13 @@ def _of_policy_gradient(config: RunConfig) -> Iterator[Problem]:
 
 def _of_supervised(config: RunConfig) -> Iterator[Problem]:
     """What `rlsdk sft` and `distill` do not read with these values."""
-    return _of_evaluation(config)
+    yield from _of_decay("train.optim", config.sft.schedule, "sft")
+    yield from _of_evaluation(config)
 
 
 def _of_pairs(config: RunConfig) -> Iterator[Problem]:
     """What `rlsdk dpo`, `kto`, `reward-model` and `process-reward` do not read with these values."""
-    yield from _of_decay("train.optim", config.train.optim, config.preferences.schedule, "preferences")
+    yield from _of_decay("train.optim", config.preferences.schedule, "preferences")
     yield from _of_evaluation(config)
 
 
@@ -128,7 +130,7 @@ def _of_kept(config: RunConfig) -> Iterator[Problem]:
     yield Problem("reward_limits.max_failure_share", "samples without a score are not kept, however many")
 
 
-def _of_decay(path: str, optim: OptimConfig, schedule: str, named: str) -> Iterator[Problem]:
+def _of_decay(path: str, schedule: str, named: str) -> Iterator[Problem]:
     if schedule == "constant":
         yield Problem(f"{path}.min_lr_ratio", f"{named}.schedule is 'constant'")
 

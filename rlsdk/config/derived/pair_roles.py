@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from rlsdk.config.derived.roles import Role, optim_spec
+from rlsdk.config.derived.roles import Role, optim_spec, with_own_rate
 from rlsdk.config.sections.role_kinds import ACTOR, REF
 from rlsdk.config.sections.schema import RunConfig
 from rlsdk.interfaces import Head, OptimSpec
@@ -61,5 +61,4 @@ def _trained(role: Role, kind: PairTraining, optim: OptimSpec) -> Role:
 def preference_optim_spec(config: RunConfig) -> OptimSpec:
     """Optimizer specification for training from pairs: that of the run with its own learning rate and schedule."""
     own = config.preferences
-    update = {"lr": own.lr, "warmup_steps": own.warmup_steps, "schedule": own.schedule}
-    return optim_spec(config.train.optim.model_copy(update=update), own.steps)
+    return optim_spec(with_own_rate(config.train.optim, own), own.steps)

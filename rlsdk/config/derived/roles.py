@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlsdk.config.sections.base import Options
 from rlsdk.config.sections.engines import OptimConfig
+from rlsdk.config.sections.preferences import PreferencesConfig
 from rlsdk.config.sections.rewards import JudgeEngineConfig, RewardConfig
 from rlsdk.config.sections.role_kinds import (
     ACTOR,
@@ -27,7 +29,7 @@ from rlsdk.config.sections.role_sections import (
     TeacherRolloutConfig,
     TrainedRoleConfig,
 )
-from rlsdk.config.sections.schema import RunConfig
+from rlsdk.config.sections.schema import RunConfig, SftConfig
 from rlsdk.interfaces import AdapterSpec, BackendKind, Capability, Head, ModelSpec, OptimSpec, RolloutSpec, TrainSpec
 from rlsdk.interfaces.settings import AdapterSettings, OptimSettings, PassLimits, ReplicaSize, TrainPasses, shared
 
@@ -441,12 +443,18 @@ def adapter_spec(config: RunConfig) -> AdapterSpec | None:
 
 def optim_spec(optim: OptimConfig, total_steps: int) -> OptimSpec:
     """Optimizer specification whose schedule ends after `total_steps` optimizer steps."""
-    return OptimSpec(**shared(optim, OptimSettings), total_steps=max(total_steps, 1))
+    spec = OptimSpec(**shared(optim, OptimSettings), total_steps=max(total_steps, 1))
+    if optim.warmup_ratio is None:
+        return spec
+    return replace(spec, warmup_steps=math.ceil(optim.warmup_ratio * total_steps))
 
 
 def sft_optim_spec(config: RunConfig) -> OptimSpec:
-    """Optimizer specification of supervised training: that of the run with another learning rate."""
-    own = config.train.optim.model_copy(
-        update={"lr": config.sft.lr, "warmup_steps": config.sft.warmup_steps, "schedule": "constant"}
-    )
-    return optim_spec(own, config.sft.steps)
+    """Optimizer specification of supervised training: that of the run with its own learning rate and schedule."""
+    return optim_spec(with_own_rate(config.train.optim, config.sft), config.sft.steps)
+
+
+def with_own_rate(optim: OptimConfig, own: SftConfig | PreferencesConfig) -> OptimConfig:
+    """The run's optimizer with the learning rate and schedule of another training."""
+    names = ("lr", "warmup_steps", "warmup_ratio", "schedule")
+    return optim.model_copy(update={name: getattr(own, name) for name in names})

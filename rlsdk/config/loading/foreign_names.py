@@ -19,7 +19,10 @@ _WARMUP: Choices = (
 _SAVES: Choices = (("trainer.save_every_steps",), ("sft.save_every_steps",), ("preferences.save_every_steps",))
 _SAMPLES: Choices = (("trainer.samples_per_prompt",), ("eval.samples_per_prompt",))
 _LENGTH: Choices = (("rollout.max_response_tokens",),)
-_DECAY: Choices = (("train.optim.schedule", "critic.optim.schedule"), ("preferences.schedule",))
+_WARMUP_SHARE: Choices = (
+    ("train.optim.warmup_ratio", "critic.optim.warmup_ratio"), ("sft.warmup_ratio",), ("preferences.warmup_ratio",),
+)  # fmt: skip
+_DECAY: Choices = (("train.optim.schedule", "critic.optim.schedule"), ("sft.schedule",), ("preferences.schedule",))
 RATES = tuple(path for choice in _RATE for path in choice)
 """All learning rates."""
 
@@ -36,6 +39,7 @@ _OF_TRL: Mapping[str, Choices] = {
     **dict.fromkeys(("batch_size", "train_batch_size"), _BATCH),
     **_same("train.micro_batch_rows", "per_device_train_batch_size"),
     "warmup_steps": _WARMUP,
+    **dict.fromkeys(("warmup_ratio", "lr_warmup_ratio", "lr_warmup_steps_ratio"), _WARMUP_SHARE),
     **dict.fromkeys(("save_steps", "save_every_steps"), _SAVES),
     **dict.fromkeys(("lr_scheduler_type", "schedule"), _DECAY),
     **dict.fromkeys(("num_generations", "group_size", "samples_per_prompt"), _SAMPLES),
@@ -78,8 +82,8 @@ _OF_TRL: Mapping[str, Choices] = {
     **_same("algorithm.advantage_options", "scale_rewards"),
     **_same("algorithm.entropy_share", "top_entropy_quantile"),
     **_same("algorithm.lengths.overlong_filter", "mask_truncated_completions"),
-    **_same("rollout.top_p", "top_p"),
-    **_same("rollout.top_k", "top_k"),
+    "top_p": (("rollout.top_p",), ("eval.top_p",)),
+    "top_k": (("rollout.top_k",), ("eval.top_k",)),
     **_same("rollout.min_p", "min_p"),
     **_same("rollout.backend", "use_vllm", "use_sglang", "vllm_mode"),
     **_same("rollout.tp_size", "vllm_tensor_parallel_size", "tensor_parallel_size", "tensor_model_parallel_size"),
@@ -116,6 +120,7 @@ _OF_VERL: Mapping[str, Choices] = {
     **_same("train.optim.schedule", "actor_rollout_ref.actor.optim.lr_scheduler_type"),
     **_same("train.optim.min_lr_ratio", "actor_rollout_ref.actor.optim.min_lr_ratio"),
     **_same("train.optim.warmup_steps", "actor_rollout_ref.actor.optim.lr_warmup_steps"),
+    **_same("train.optim.warmup_ratio", "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio", "actor.lr_warmup_ratio"),
     **_same(
         "train.optim.max_grad_norm", "actor_rollout_ref.actor.grad_clip", "actor_rollout_ref.actor.optim.clip_grad"
     ),
@@ -148,6 +153,8 @@ _OF_VERL: Mapping[str, Choices] = {
     **_same("rollout.temperature", "actor_rollout_ref.rollout.temperature"),
     **_same("rollout.top_p", "actor_rollout_ref.rollout.top_p"),
     **_same("rollout.top_k", "actor_rollout_ref.rollout.top_k"),
+    **_same("eval.top_p", "actor_rollout_ref.rollout.val_kwargs.top_p", "val_kwargs.top_p"),
+    **_same("eval.top_k", "actor_rollout_ref.rollout.val_kwargs.top_k", "val_kwargs.top_k"),
     **_same("rollout.tp_size", "actor_rollout_ref.rollout.tensor_model_parallel_size", "vllm.tensor_parallel_size"),
     **_same("rollout.dp_size", "actor_rollout_ref.rollout.data_parallel_size"),
     **_same("rollout.pp_size", "actor_rollout_ref.rollout.pipeline_model_parallel_size"),
@@ -240,9 +247,6 @@ NOT_FIELDS: Mapping[str, str] = {
     ),
     **dict.fromkeys(("dry_run", "dry-run"), _PLAN),
     **dict.fromkeys(("push_to_hub", "hub_model_id"), "afterwards: `rlsdk push RUN org/name`"),
-    **dict.fromkeys(
-        ("warmup_ratio", "lr_warmup_ratio"), "give steps: `train.optim.warmup_steps` (sft: `sft.warmup_steps`)"
-    ),
     **dict.fromkeys(
         ("packing", "packing_samples", "use_remove_padding", "padding_free"),
         "rows are packed without padding by itself",

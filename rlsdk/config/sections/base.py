@@ -115,6 +115,12 @@ def _unused_in_value(value: object, path: str) -> Iterator[Problem]:
             yield from _unused_in_value(item, f"{path}.{at}")
 
 
+def steps_of_share(warmup_ratio: float | None) -> Iterator[Problem]:
+    """`warmup_steps` beside the share of all steps."""
+    if warmup_ratio is not None:
+        yield Problem("warmup_steps", f"warmup_ratio is {warmup_ratio:g}")
+
+
 def unused_revision(path: str | None) -> Iterator[Problem]:
     """`revision` of a model whose path is a folder."""
     if path is not None and os.path.isdir(path):

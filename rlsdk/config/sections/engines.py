@@ -17,6 +17,7 @@ from rlsdk.config.sections.base import (
     empty_mapping,
     empty_tuple,
     fields_of,
+    steps_of_share,
     unused_revision,
 )
 from rlsdk.config.sections.role_kinds import JUDGE, REQUIRED_ROLES, REWARD, ROLES, TEACHER, is_role
@@ -95,9 +96,16 @@ class ModelConfig(Section):
 class OptimConfig(Section, OptimSettings):
     """AdamW and its learning-rate schedule, with the same names for every train backend."""
 
+    warmup_ratio: float | None = Field(default=None, ge=0.0, lt=1.0)
+    """Share of the run's optimizer steps that are warm-up, in place of `warmup_steps`; rounded up to whole steps. null:
+    `warmup_steps`."""
+
     def problems(self) -> Iterator[Problem]:
         if not all(0 <= beta < 1 for beta in self.betas):
             yield Problem("betas", value=self.betas, expected="two numbers of at least 0 and less than 1")
+
+    def unused(self) -> Iterator[Problem]:
+        yield from steps_of_share(self.warmup_ratio)
 
 
 class TrainConfig(Section, TrainPasses):

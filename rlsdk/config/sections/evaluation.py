@@ -143,6 +143,10 @@ HELD_OUT = Measure(name="held_out", pattern="eval/{}", field="eval", config=Eval
 """The evaluation rows of the run without sampling: used by stages that generate no samples."""
 
 
+OF_UNNAMED = ("temperature", "top_p", "top_k", "samples_per_prompt", "greedy", "correct_reward", "correct_from")
+"""Fields of an evaluation without named sets."""
+
+
 class EvalConfig(Section):
     """Evaluation on rows that are never trained on: one set of rows, or several named sets."""
 
@@ -150,6 +154,11 @@ class EvalConfig(Section):
     """Trainer steps between evaluations; the last step is always evaluated. null: no evaluation."""
     temperature: PositiveFloat = 1.0
     """Temperature of the sampled responses."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Nucleus sampling of the sampled responses: the smallest set of tokens with a total probability of at least
+    `top_p`."""
+    top_k: NonNegativeInt = 0
+    """Sampled responses: from the `top_k` most probable tokens; 0: all."""
     samples_per_prompt: NonNegativeInt = 1
     """Sampled responses per prompt; 0: greedy only."""
     greedy: bool = True
@@ -161,8 +170,8 @@ class EvalConfig(Section):
     correct_from: float = 1.0
     """A sample is correct if that reward is at least this value."""
     sets: dict[str, EvalSetConfig] = empty_mapping()
-    """Evaluation sets by name, in place of `temperature`, `samples_per_prompt`, `greedy` and `correct_*`; their metrics
-    are named `eval/NAME/...`."""
+    """Evaluation sets by name, in place of `temperature`, `top_p`, `top_k`, `samples_per_prompt`, `greedy` and
+    `correct_*`; their metrics are named `eval/NAME/...`."""
     save_samples: Literal["gzip", "plain", "never"] = "gzip"
     """Whether and how to save all samples of an evaluation, one JSON object per line, in
     `eval_samples/step_N/NAME.jsonl.gz` of the run."""
@@ -181,16 +190,15 @@ class EvalConfig(Section):
                     f"sets.{name}", "expected a name of letters, digits, '_', '.' and '-' that begins with a letter"
                 )
         plain = EvalConfig.model_fields
-        for field in ("temperature", "samples_per_prompt", "greedy", "correct_reward", "correct_from"):
+        for field in OF_UNNAMED:
             if self.sets and getattr(self, field) != plain[field].default:
                 yield Problem(field, f"{getattr(self, field)!r} has no effect beside eval.sets; each has its own")
 
     def unused(self) -> Iterator[Problem]:
         if self.sets:
-            names = ("temperature", "samples_per_prompt", "greedy", "correct_reward", "correct_from")
-            yield from fields_of(names, "each of eval.sets has its own")
+            yield from fields_of(OF_UNNAMED, "each of eval.sets has its own")
         elif not self.samples_per_prompt:
-            yield Problem("temperature", "eval.samples_per_prompt is 0")
+            yield from fields_of(("temperature", "top_p", "top_k"), "eval.samples_per_prompt is 0")
 
     def measures(self) -> Sequence[Measure]:
         """The measures of an evaluation, in order."""
@@ -203,7 +211,11 @@ class EvalConfig(Section):
         parts = {}
         if self.samples_per_prompt:
             parts[SAMPLED] = EvalSetConfig(
-                samples_per_prompt=self.samples_per_prompt, temperature=self.temperature, **judged
+                samples_per_prompt=self.samples_per_prompt,
+                temperature=self.temperature,
+                top_p=self.top_p,
+                top_k=self.top_k,
+                **judged,
             )
         if self.greedy:
             parts[GREEDY] = EvalSetConfig(temperature=0.0, **judged)

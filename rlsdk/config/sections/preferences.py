@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from rlsdk.config.problem import Problem
-from rlsdk.config.sections.base import Section
+from rlsdk.config.sections.base import Section, steps_of_share
 
 REFERENCE_FREE = ("simpo", "orpo", "cpo")
 """Values of `loss` that need no reference model."""
@@ -35,6 +35,8 @@ class PreferencesConfig(Section):
     """Peak learning rate. The other optimizer settings are those of `train.optim`."""
     warmup_steps: NonNegativeInt = 0
     """Optimizer steps of linear warm-up."""
+    warmup_ratio: float | None = Field(default=None, ge=0.0, lt=1.0)
+    """Share of the optimizer steps that are warm-up, in place of `warmup_steps`; rounded up. null: `warmup_steps`."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after the warm-up: constant, or a linear or cosine decay to `train.optim.min_lr_ratio`."""
     save_every_steps: PositiveInt | None = 100
@@ -97,7 +99,7 @@ class PreferencesConfig(Section):
 
     def problems(self) -> Iterator[Problem]:
         known = self.epochs is None  # otherwise the steps depend on the data; checked again once it is read
-        if known and self.schedule != "constant" and self.warmup_steps >= self.steps:
+        if known and self.warmup_ratio is None and self.schedule != "constant" and self.warmup_steps >= self.steps:
             yield Problem(
                 "warmup_steps", value=self.warmup_steps, expected=f"fewer than preferences.steps {self.steps}"
             )
@@ -112,3 +114,4 @@ class PreferencesConfig(Section):
     def unused(self) -> Iterator[Problem]:
         if self.epochs is not None:
             yield Problem("steps", f"preferences.epochs is {self.epochs:g}")
+        yield from steps_of_share(self.warmup_ratio)

@@ -402,7 +402,7 @@ def critic_warmup_problems(critic: CriticConfig, steps: int, updates: int) -> It
             "critic.warmup_steps", value=critic.warmup_steps,expected=f"fewer than trainer.steps {steps}, because the "
             "actor is not updated in them"
         )  # fmt: skip
-    if optim.schedule != "constant" and optim.warmup_steps >= steps * updates > 0:
+    if optim.warmup_ratio is None and optim.schedule != "constant" and optim.warmup_steps >= steps * updates > 0:
         yield Problem(
             "critic.optim.warmup_steps",
             value=optim.warmup_steps,

@@ -15,7 +15,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from rlsdk.config.problem import Problem
 from rlsdk.config.sections.agents import GatewayConfig
 from rlsdk.config.sections.algorithm import POLICY_GRADIENT, AlgorithmConfig
-from rlsdk.config.sections.base import Options, Section, empty_mapping, empty_tuple, unused_revision
+from rlsdk.config.sections.base import Options, Section, empty_mapping, empty_tuple, steps_of_share, unused_revision
 from rlsdk.config.sections.engines import ModelConfig, PlacementConfig, RolloutConfig, ShardingConfig, TrainConfig
 from rlsdk.config.sections.environments import environment_problems
 from rlsdk.config.sections.evaluation import CheckpointConfig, EvalConfig
@@ -239,6 +239,10 @@ class SftConfig(Section):
     """Peak learning rate. The other settings are those of `train.optim`; the optimizer is reset afterwards."""
     warmup_steps: NonNegativeInt = 0
     """Optimizer steps of linear warm-up."""
+    warmup_ratio: float | None = Field(default=None, ge=0.0, lt=1.0)
+    """Share of the optimizer steps that are warm-up, in place of `warmup_steps`; rounded up. null: `warmup_steps`."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after the warm-up: constant, or a linear or cosine decay to `train.optim.min_lr_ratio`."""
     save_every_steps: PositiveInt | None = 100
     """Optimizer steps between checkpoints, from which an interrupted run resumes; null: no checkpoints."""
     turns: Literal["all", "last"] = "all"
@@ -255,9 +259,15 @@ class SftConfig(Section):
         """Whether supervised training is configured."""
         return self.steps > 0 or self.epochs is not None
 
+    def problems(self) -> Iterator[Problem]:
+        known = self.epochs is None  # otherwise the steps depend on the data; checked again once it is read
+        if known and self.warmup_ratio is None and self.schedule != "constant" and self.warmup_steps >= self.steps > 0:
+            yield Problem("warmup_steps", value=self.warmup_steps, expected=f"fewer than sft.steps {self.steps}")
+
     def unused(self) -> Iterator[Problem]:
         if self.epochs is not None:
             yield Problem("steps", f"sft.epochs is {self.epochs:g}")
+        yield from steps_of_share(self.warmup_ratio)
 
 
 class TrackingConfig(Section):
@@ -363,7 +373,8 @@ class RunConfig(Section):
     @property
     def learning_rate_decays(self) -> bool:
         """Whether the learning rate of a step, and so its weights, depends on the number of steps of the run."""
-        return any(optim.schedule != "constant" for optim in (self.train.optim, self.critic.optim))
+        optims = (self.train.optim, self.critic.optim)
+        return any(optim.schedule != "constant" or optim.warmup_ratio for optim in optims)
 
     @property
     def needs_values(self) -> bool:
@@ -465,7 +476,7 @@ class RunConfig(Section):
         optim, total = self.train.optim, self.trainer.optimizer_steps
         if self.trainer.epochs is not None:
             return  # The number of steps depends on the data; checked again once it is read.
-        if optim.schedule != "constant" and optim.warmup_steps >= total > 0:
+        if optim.warmup_ratio is None and optim.schedule != "constant" and optim.warmup_steps >= total > 0:
             yield Problem(
                 "train.optim.warmup_steps",
                 value=optim.warmup_steps,
