@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,8 @@ TRACKERS = frozenset({"wandb", "tensorboard", "mlflow"})
 """Trackers of the same name here."""
 SHARDED = next(iter(FIRST_PARTY[BackendKind.TRAIN]))
 """The train backend for several devices where the peer's engine has no counterpart here: the first of its kind."""
+SAMPLER = next(iter(FIRST_PARTY[BackendKind.ROLLOUT]))
+"""The rollout backend that the peer's command means where it names none: the first of its kind."""
 NO_LORA = (
     "no adapter of this kind: model.lora has rank, alpha, scaling and targets, for the policy of train, sft and dpo. "
     "Learning rates for adapters are about ten times too high where all weights are trained"
@@ -79,20 +80,16 @@ def learning_rate_field(draft: Draft, name: str) -> str:
 
 def put_schedule(draft: Draft, name: str, *, path: str = "") -> None:
     """The learning rate after the warm-up."""
-    path = path or here("lr_scheduler_type", draft.script.command) or ""
+    path = path or learning_rate_field(draft, "lr_scheduler_type")
     given = str(draft.value(name) or "constant").rpartition(".")[2].lower()
     found = SCHEDULES.get(given)
-    if not path:
-        same = found == "constant"
-        why = "the learning rate is constant after the warm-up: `rlsdk sft` has no other schedule yet"
-        draft.row(Fate.TAKEN if same else Fate.REFUSED, name, "" if same else why)
-    elif not found:
+    if not found:
         draft.row(Fate.REFUSED, name, f"expected one of constant, linear, cosine: set {path}")
     else:
         draft.put(path, found, name)
 
 
-def put_warmup(draft: Draft, steps: int | None, *names: str, share: float | None = None, path: str = "") -> None:
+def put_warmup(draft: Draft, steps: int | None, *names: str, share: float = 0.0, path: str = "") -> None:
     """Steps of warm-up, or a share of the run's optimizer steps.
 
     Args:
@@ -100,31 +97,13 @@ def put_warmup(draft: Draft, steps: int | None, *names: str, share: float | None
         steps: optimizer steps; None: `share` is given.
         names: the settings.
         share: of all optimizer steps.
-        path: the field; empty: that of the command.
+        path: the field of steps; empty: that of the command.
     """
     path = path or learning_rate_field(draft, "warmup_steps")
-    if steps is not None:
-        draft.put(path, int(steps), *names)
-        return
-    total = optimizer_steps(draft)
-    if not share:
-        draft.put(path, 0, *names)
-    elif total is None:
-        why = f"a share of all steps, whose number depends on the data: set {path} to {share:g} of the steps that "
-        draft.row(Fate.REFUSED, names[0], why + f"`rlsdk {draft.script.command}` shows at its start")
+    if steps is not None or not share:
+        draft.put(path, int(steps or 0), *names)
     else:
-        steps = math.ceil(share * total)
-        draft.put(path, steps, *names, fate=Fate.OTHERWISE, why=f"{share:g} of {total} optimizer steps")
-
-
-def optimizer_steps(draft: Draft) -> int | None:
-    """Optimizer steps of the run; None if they depend on the data."""
-    fields, command = draft.fields, draft.script.command
-    if command == "train":
-        steps = fields.get("trainer.steps")
-        each = fields.get("trainer.updates_per_step", 1) * fields.get("trainer.epochs_per_step", 1)
-        return None if steps is None else steps * each
-    return fields.get("sft.steps" if command == "sft" else "preferences.steps")
+        draft.put(path.replace("warmup_steps", "warmup_ratio"), share, *names)
 
 
 def put_trackers(draft: Draft, name: str) -> None:
@@ -185,6 +164,9 @@ def put_rewards(draft: Draft, rewards: Sequence[tuple[str, Any]], weights: Seque
         if isinstance(value, Unknown) or value is None:
             draft.row(Fate.REFUSED, name, "no function of a file: give it a name with `def` and a file of its own, and "
                       "name it in rewards", stops=True)  # fmt: skip
+        elif known is None and name.startswith("reward_funcs") and re.fullmatch(r"[a-z_]\w*", str(value)):
+            draft.row(Fate.REFUSED, name, f"{value} is known to the script's program only: write it as a function into "
+                      "a file and name it in rewards, file.py:fn", stops=True)  # fmt: skip
         elif known is not None:
             terms.append({**known[0], **weighted})
             _put_list(draft, "rewards", terms, name, Fate.OTHERWISE, known[1])
@@ -220,12 +202,11 @@ def is_function(text: str) -> bool:
     return re.fullmatch(r"[^\s:]+\.py:\w+|[A-Za-z_][\w.]*:\w+", text) is not None
 
 
+_MATH = ({"name": "math"}, "the same grader (math-verify): the answer is data.answer_field")
+_FORMAT = ({"name": "format"}, "tags once each and in order; theirs asks for fewer of them")
 KNOWN_REWARDS: Mapping[str, tuple[Mapping[str, Any], str]] = {
-    "trl.rewards:accuracy_reward": ({"name": "math"}, "the same grader (math-verify): the answer is data.answer_field"),
-    "trl.rewards:think_format_reward": (
-        {"name": "format"},
-        "tags once each and in order; TRL asks for <think> at the beginning only",
-    ),
+    **dict.fromkeys(("trl.rewards:accuracy_reward", "accuracy_reward", "accuracy"), _MATH),
+    **dict.fromkeys(("trl.rewards:think_format_reward", "think_format_reward", "format"), _FORMAT),
 }
 """Rewards of peers that have a counterpart among ours, and the difference."""
 

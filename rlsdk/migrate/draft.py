@@ -115,7 +115,7 @@ class Draft:
         """Adds a row for a setting; for one that the script leaves out, with the peer's default."""
         setting = self.script.settings.get(name)
         shown = tuple(f"{path}: {self.fields[path]!r}" if path in self.fields else path for path in fields)
-        if setting is not None and isinstance(setting.value, Unknown) and fate is not Fate.DECIDED:
+        if setting is not None and isinstance(setting.value, Unknown) and fate in (Fate.TAKEN, Fate.OTHERWISE):
             shown, fate = (), Fate.REFUSED
             why = f"the text does not tell its value; {'set ' + ', '.join(fields) if fields else 'see what it means'}"
         if setting is not None and _is_odd(setting.value, self.defaults.get(name)):
@@ -124,7 +124,7 @@ class Draft:
             Row(
                 fate=fate,
                 name=name,
-                value=self.defaults.get(name) if setting is None else setting.value,
+                value=self.defaults.get(name) if setting is None else HIDDEN if name in SECRETS else setting.value,
                 fields=shown,
                 why=why,
                 where="" if setting is None else setting.where,
@@ -207,11 +207,20 @@ class Draft:
     def done(self) -> None:
         """Adds a row for every setting that has none."""
         for name in [*self.matching(["*"])]:
-            self.row(Fate.REFUSED, name, NOT_FIELDS.get(name) or f"rlsdk does not know this setting of "
-                     f"{self.script.peer}; see `rlsdk {self.script.command} --help`")  # fmt: skip
+            self.row(Fate.REFUSED, name, self._why_unread(name))
         self.rows.extend(self.script.steps)
 
+    def _why_unread(self, name: str) -> str:
+        field = here(name, self.script.command)
+        if isinstance(self.script.settings[name].value, Unknown) and field is not None:
+            return f"the text does not tell its value; set {field}"
+        unknown = f"rlsdk does not know this setting of {self.script.peer}; see `rlsdk {self.script.command} --help`"
+        return NOT_FIELDS.get(name) or unknown
 
+
+SECRETS = frozenset({"hub_token", "logger.wandb.key", "use_auth_token", "token"})
+"""Settings whose value is never shown or written."""
+HIDDEN = "(given)"
 OFF: tuple[Any, ...] = (None, False, 0, "", "none", [], {})
 """Values that switch most features off."""
 Convert = Callable[[Any], Any]

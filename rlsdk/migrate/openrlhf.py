@@ -195,6 +195,8 @@ def _rewards(draft: Draft) -> None:
     rewards: list[tuple[str, Any]] = []
     for name in ("reward.model_name_or_path", "reward.remote_url"):
         value = draft.value(name)
+        if value is None and name in draft.script.settings:
+            draft.row(Fate.REFUSED, name, "the text does not tell its value; set rewards or reward_models", stops=True)
         if value is None:
             continue
         for part in str(value).split(","):
@@ -254,8 +256,7 @@ def _optimizer(draft: Draft, prefix: str, section: str) -> None:
         draft.put("train.optim.lr", float(draft.value("actor.adam.lr")), "actor.adam.lr")
     draft.put("train.optim.betas", [float(beta) for beta in draft.value(f"{prefix}adam.betas")], f"{prefix}adam.betas")
     put_schedule(draft, f"{prefix}lr_scheduler")
-    if draft.script.command != "sft":
-        draft.put("train.optim.min_lr_ratio", float(draft.value(f"{prefix}min_lr_ratio")), f"{prefix}min_lr_ratio")
+    draft.put("train.optim.min_lr_ratio", float(draft.value(f"{prefix}min_lr_ratio")), f"{prefix}min_lr_ratio")
     put_warmup(draft, None, f"{prefix}lr_warmup_ratio", share=float(draft.value(f"{prefix}lr_warmup_ratio")),
                path=f"{section}.warmup_steps")  # fmt: skip
     for name, field in (("adam.weight_decay", "weight_decay"), ("adam.eps", "eps"), ("max_norm", "max_grad_norm")):
@@ -282,11 +283,9 @@ def _saving(draft: Draft) -> None:
         draft.put("trainer.keep_checkpoints", int(draft.value("ckpt.max_num")), "ckpt.max_num")
     trackers = {"logger.wandb.key": "wandb", "logger.tensorboard_dir": "tensorboard"}
     given = [tracker for name, tracker in trackers.items() if draft.gives(name)]
+    if given:
+        draft.fields["tracking.trackers"] = ["jsonl", *given]
+        draft.notes["tracking.trackers"] = f"{PEER}: {', '.join(filter(draft.gives, trackers))}"
     for name in filter(draft.gives, trackers):
-        draft.put(
-            "tracking.trackers",
-            ["jsonl", *given],
-            name,
-            fate=Fate.OTHERWISE,
-            why="the run's folder always has all metrics",
-        )
+        # Whatever its value, which may be a variable of the environment.
+        draft.row(Fate.DECIDED, name, "the run's folder always has all metrics", ["tracking.trackers"])

@@ -32,7 +32,13 @@ def put_objective(draft: Draft) -> None:
     low, high = both if isinstance(both, list) and len(both) == 2 else (draft.value("actor.eps_clip"),) * 2
     dual = draft.value("actor.dual_clip")
     clip = {"clip_low": float(low), "clip_high": float(high), **({"dual_clip": float(dual)} if dual else {})}
-    draft.put("algorithm.loss_options", clip, "actor.eps_clip", "actor.eps_clip_low_high", "actor.dual_clip")
+    names = ("actor.eps_clip", "actor.eps_clip_low_high", "actor.dual_clip")
+    if low > 0 and high > 0:
+        draft.put("algorithm.loss_options", clip, *names)
+    else:
+        for name in filter(draft.gives, names):
+            why = "a ratio that may not change at all: expected a number above 0, such as 0.2"
+            draft.row(Fate.REFUSED, name, why, ["algorithm.loss_options"])
     if draft.value(name_of_estimator := "algo.advantage.estimator") == "gae":
         draft.put("critic.optim.lr", float(draft.value("critic.adam.lr")), "critic.adam.lr")
         draft.put("algorithm.value_clip", float(draft.value("critic.value_clip")), "critic.value_clip")

@@ -171,6 +171,7 @@ OLD: Mapping[str, str] = {
     "beta": "model.beta",
     "ipo": "model.ipo_enable",
     "label_smoothing": "model.label_smoothing",
+    "loss": "model.loss_type",
     "nll_loss_coef": "model.nll_loss_coef",
     "margin_loss": "model.margin_loss_enable",
     "aux_loss_coef": "model.aux_loss_coef",
@@ -198,7 +199,7 @@ ESTIMATORS: Mapping[str, tuple[str, str]] = {
     "reinforce": ("reinforce_plus_plus", ""),
     "reinforce_baseline": ("reinforce_plus_plus_baseline", ""),
     "rloo": ("rloo", "OpenRLHF normalises over the batch as well; rlsdk does not"),
-    "group_norm": ("grpo", ""),
+    **dict.fromkeys(("group_norm", "grpo"), ("grpo", "")),
     "dr_grpo": ("dr_grpo", ""),
 }
 """OpenRLHF's estimator -> ours, and what differs."""

@@ -10,10 +10,13 @@ from typing import Any
 
 from rlsdk.interfaces import ConfigError
 from rlsdk.migrate.draft import Fate, Row, Setting, Unknown
+from rlsdk.migrate.prompt_functions import prompt_settings
 from rlsdk.migrate.values import value_of
 
 PARSERS = ("TrlParser", "HfArgumentParser")
 """Calls that read settings from the command line."""
+STILL_THE_MODEL = ("get_peft_model", "prepare_model_for_kbit_training", "to", "cuda", "bfloat16", "half", "compile")
+"""Calls with a model whose result has the same origin."""
 SHAPING = ("map", "filter", "select", "rename_column", "rename_columns", "shuffle", "train_test_split", "take")
 """Methods of a data set that change its rows."""
 
@@ -64,8 +67,11 @@ class _Reader:
 
     def __init__(self, found: PythonScript, configs: Mapping[str, str], trainers: Mapping[str, str]) -> None:
         self.found = found
-        self._configs = configs
-        self._trainers = trainers
+        self._configs = dict(configs)
+        self._trainers = {name: name for name in trainers}
+        """Class, the script's own ones included -> the trainer that it is, or that it is made of."""
+        self._models: dict[str, dict[str, Setting]] = {}
+        """Name of a model -> what it was loaded with."""
         self._names: dict[str, Any] = {}
         self._data: dict[str, dict[str, Setting]] = {}
         """Name of a data set -> what it was loaded with."""
@@ -87,6 +93,7 @@ class _Reader:
             case ast.ClassDef():
                 self.found.classes.add(node.name)
                 self._defaults(node)
+                self._inherits(node)
             case ast.Import() | ast.ImportFrom():
                 self._import(node)
             case ast.If() if top and "__name__" in ast.unparse(node.test):
@@ -105,6 +112,17 @@ class _Reader:
         for alias in node.names:
             name = alias.asname or alias.name
             self.found.imported[name] = f"{module}:{alias.name}" if module else alias.name
+            known = [trainer for trainer in self._trainers.values() if name.endswith(trainer)]
+            if known and name not in self._trainers and (module or "").partition(".")[0] != "trl":
+                self._trainers[name] = max(known, key=len)
+
+    def _inherits(self, node: ast.ClassDef) -> None:
+        """A class of the script that is made of a trainer or of a configuration."""
+        for base in node.bases:
+            name = getattr(base, "attr", getattr(base, "id", ""))
+            for known in (self._trainers, self._configs):
+                if name in known:
+                    known[node.name] = known[name]
 
     def _defaults(self, node: ast.ClassDef) -> None:
         """Defaults of a dataclass of arguments: `args.field` has this value unless the command line gives another."""
@@ -132,6 +150,7 @@ class _Reader:
             elif isinstance(target, ast.Tuple) and isinstance(value, ast.Call):
                 for position, item in enumerate(target.elts):
                     if isinstance(item, ast.Name):
+                        self._built(item.id, value) if position == 0 else None
                         self._loaded(item.id, value, position)
                         self._names[item.id] = Unknown(item.id)
 
@@ -143,6 +162,7 @@ class _Reader:
         if call is not None and _short(call) in self._configs:
             self._objects[name] = self._configs[_short(call)]
         self._loaded(name, value)
+        self._built(name, value)
         if isinstance(value, ast.Name) and value.id in self._data:
             self._data[name] = self._data[value.id]
 
@@ -167,9 +187,13 @@ class _Reader:
         elif name in PARSERS:
             self.found.parses = True
         elif name in self._trainers:
-            self.found.trainers.append((name, f"{self.found.source}:{call.lineno}"))
+            self.found.trainers.append((self._trainers[name], f"{self.found.source}:{call.lineno}"))
             if len(self.found.trainers) == 1:
                 self._trainer(call)
+                if self._trainers[name] != name:
+                    self._own_trainer(name, call)
+        elif name == "get_peft_model" and any(keyword.arg == "r" for keyword in call.keywords):
+            self._keywords(call, "LoraConfig.")
         elif name == "add_argument":
             self._argument(call)
         elif name in SHAPING and isinstance(call.func, ast.Attribute):
@@ -195,8 +219,14 @@ class _Reader:
         if names and isinstance(names[-1], str) and given:
             self._names[f".{names[-1].lstrip('-').replace('-', '_')}"] = value_of(given[0], self._names)
 
+    def _own_trainer(self, name: str, call: ast.Call) -> None:
+        where = f"{self.found.source}:{call.lineno}"
+        why = f"a trainer of its own, made of {self._trainers[name]}: what it changes is not in the run file"
+        self.found.rows.append(Row(fate=Fate.REFUSED, name=name, value=Unknown(where), why=why, where=where))
+
     def _trainer(self, call: ast.Call) -> None:
-        order = ("model", "reward_funcs", "args") if "GRPO" in _short(call) or "RLOO" in _short(call) else ("model",)
+        samples = any(kind in self._trainers[_short(call)] for kind in ("GRPO", "RLOO"))
+        order = ("model", "reward_funcs", "args") if samples else ("model",)
         given = [*zip(order, call.args, strict=False), *((item.arg, item.value) for item in call.keywords if item.arg)]
         for name, value in given:
             if name == "args":
@@ -204,6 +234,8 @@ class _Reader:
                     pass  # read as the call that it is
             elif name in ("train_dataset", "eval_dataset"):
                 self._dataset(name, value)
+            elif name == "model" and self._model(value):
+                pass  # read where it is loaded
             elif name == "reward_funcs":
                 self._rewards(value)
             elif name == "environment_factory" and (environment := self._environment(value)) is not None:
@@ -215,6 +247,36 @@ class _Reader:
                 self._peft(value)
             else:
                 self._set(f"trainer.{name}", value)
+
+    def _model(self, value: ast.expr) -> bool:
+        """The settings of a model that the script loads itself."""
+        self._built("<model>", value)
+        known = self._models.get(value.id if isinstance(value, ast.Name) else "<model>", {})
+        self.found.settings.update(known)
+        return bool(known)
+
+    def _built(self, name: str, value: ast.expr) -> None:
+        """Remembers what a model is loaded with, also through `get_peft_model(model, ...)` and `.to(...)`."""
+        calls = [item for item in ast.walk(value) if isinstance(item, ast.Call)]
+        for call in calls:
+            owner = getattr(call.func, "value", None)
+            kind = getattr(owner, "attr", getattr(owner, "id", ""))
+            if _short(call) == "from_pretrained" and ("Model" in kind or "For" in kind):
+                self._models[name] = dict(self._loaded_model(call))
+                return
+        if isinstance(value, ast.Name) or (isinstance(value, ast.Call) and _short(value) in STILL_THE_MODEL):
+            known = [item.id for item in ast.walk(value) if isinstance(item, ast.Name) and item.id in self._models]
+            if known:
+                self._models[name] = self._models[known[0]]
+
+    def _loaded_model(self, call: ast.Call) -> Iterator[tuple[str, Setting]]:
+        first = [("trainer.model", value) for value in call.args[:1]]
+        named = [(item.arg, item.value) for item in call.keywords if item.arg]
+        paths = ("pretrained_model_name_or_path", "model_name")
+        for key, node in (*first, *named):
+            full = key if key == "trainer.model" else "trainer.model" if key in paths else f"from_pretrained.{key}"
+            where = f"{self.found.source}:{node.lineno}"
+            yield full, Setting(name=full, value=value_of(node, self._names), where=where)
 
     def _peft(self, value: ast.expr) -> None:
         """The settings of the configuration stand for it, unless it comes from the command line."""
@@ -294,8 +356,13 @@ class _Reader:
 
     def _shaped(self, call: ast.Call, method: str) -> None:
         function = call.args[0] if call.args else None
-        if method == "map" and isinstance(function, ast.Name) and self._prompts(function.id, call.lineno):
-            return
+        if method == "map" and isinstance(function, ast.Name):
+            made = prompt_settings(self.found.functions.get(function.id), self._names)
+            where = f"{self.found.source}:{call.lineno}"
+            named = {f"{function.id}: {key}": value for key, value in made.items()}
+            self.found.settings.update({key: Setting(name=key, value=named[key], where=where) for key in named})
+            if made:
+                return
         text = ast.unparse(call.func) + "(" + ", ".join(ast.unparse(item) for item in call.args) + ")"
         self.found.rows.append(
             Row(
@@ -307,50 +374,6 @@ class _Reader:
                 where=f"{self.found.source}:{call.lineno}",
             )
         )
-
-    def _prompts(self, name: str, line: int) -> bool:
-        """Recognises a function that makes a prompt of a system message and one field of the row."""
-        node = self.found.functions.get(name)
-        made = [item.value for item in ast.walk(node) if isinstance(item, ast.Return)] if node is not None else []
-        if len(made) != 1 or not isinstance(made[0], ast.Dict):
-            return False
-        parts = {value_of(key, {}): item for key, item in zip(made[0].keys, made[0].values, strict=True) if key}
-        prompt = parts.get("prompt")
-        if set(parts) - {"prompt", "answer", "solution", "ground_truth"} or not isinstance(prompt, ast.List):
-            return False
-        found: dict[str, ast.expr] = {}
-        for message in prompt.elts:
-            if not isinstance(message, ast.Dict):
-                return False
-            entry = {value_of(key, {}): item for key, item in zip(message.keys, message.values, strict=True) if key}
-            role = value_of(entry["role"], {}) if "role" in entry else ""
-            if role not in ("system", "user") or "content" not in entry:
-                return False
-            found[role] = entry["content"]
-        return self._prompt_fields(found, {k: v for k, v in parts.items() if k != "prompt"}, name, line)
-
-    def _prompt_fields(
-        self, messages: Mapping[str, ast.expr], others: Mapping[Any, ast.expr], name: str, line: int
-    ) -> bool:
-        where = f"{self.found.source}:{line}"
-        user = _field(messages.get("user"))
-        answers = [_field(item) or "" for item in others.values()]
-        system = value_of(messages["system"], self._names) if "system" in messages else ""
-        if user is None or "" in answers or len(answers) > 1 or isinstance(system, Unknown):
-            return False
-        made = {f"{name}: user message": user}
-        made |= {f"{name}: {key}": answer for key, answer in zip(others, answers, strict=True)}
-        made |= {f"{name}: system message": system} if system else {}
-        for key, value in made.items():
-            self.found.settings[key] = Setting(name=key, value=value, where=where)
-        return True
-
-
-def _field(node: ast.expr | None) -> str | None:
-    """The name in `example["name"]`."""
-    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and isinstance(node.slice, ast.Constant):
-        return str(node.slice.value)
-    return None
 
 
 def _short(call: ast.Call) -> str:

@@ -32,12 +32,15 @@ class Shell:
     arrays: dict[str, list[str]] = field(default_factory=dict)
     commands: list[list[str]] = field(default_factory=list)
     """Words of each command. A variable that the script does not set stays as it is written: `$NAME`."""
+    branches: list[tuple[bool, bool | None]] = field(default_factory=list)
+    """Of the `if`s around the next line, the innermost last: whether it is read, and whether a branch was taken."""
 
 
 def read_shell(text: str, environment: Mapping[str, str] | None = None) -> Shell:
-    """Reads a script's commands in order. Both branches of an `if` are read; of two assignments, the last counts."""
-    shell = Shell(variables={"HOME": "~", **(environment or {})})
-    for line in _lines(text, shell):
+    """Reads a script's commands in order. Of an `if` that compares known texts, the branch that runs is read, of others
+    all are; of two assignments, the last counts."""
+    shell = Shell(variables={"HOME": "~", "PWD": ".", **(environment or {})})
+    for line in _lines(re.sub(r"\$\(pwd\)|`pwd`", "$PWD", text), shell):
         _take(line, shell)
     return shell
 
@@ -109,19 +112,57 @@ def _take(line: str, shell: Shell) -> None:
         items = words(inside, shell)
         shell.arrays[array[1]] = [*shell.arrays.get(array[1], []), *items] if array[2] else items
         return
-    for part in _parts(words(line, shell)):
-        _command(part, shell)
+    for keywords, part, end in _parts(words(line, shell)):
+        for keyword in keywords:
+            _branch(keyword, None if end in ("&&", "||") else _holds(part), shell)
+        if part and all(reads for reads, _ in shell.branches):
+            _command(part, shell)
 
 
-def _parts(found: list[str]) -> Iterator[list[str]]:
+def _parts(found: list[str]) -> Iterator[tuple[list[str], list[str], str]]:
+    """The commands of a line, each with the keywords in front of it and the separator behind it."""
+    keywords: list[str] = []
     part: list[str] = []
     for word in [*found, ";"]:
         if word in SEPARATORS:
-            if part:
-                yield part
-            part = []
-        elif not (not part and word in _KEYWORDS):
+            if part or keywords:
+                yield keywords, part, word
+            keywords, part = [], []
+        elif not part and word in _KEYWORDS:
+            keywords.append(word)
+        else:
             part.append(word)
+
+
+def _branch(keyword: str, holds: bool | None, shell: Shell) -> None:
+    """Opens, changes or closes the branches of an `if`.
+
+    Args:
+        keyword: any of the shell's.
+        holds: whether the condition behind it holds; None: the text does not tell.
+        shell: what was read so far.
+    """
+    if keyword == "if":
+        shell.branches.append((holds is not False, holds))
+    elif keyword in ("elif", "else", "fi") and shell.branches:
+        _, taken = shell.branches.pop()
+        if keyword == "elif":
+            now = holds if taken is False else taken
+            shell.branches.append((taken is not True and now is not False, now))
+        elif keyword == "else":
+            shell.branches.append((taken is not True, taken))
+
+
+def _holds(part: list[str]) -> bool | None:
+    """Whether `[ A = B ]` holds; None: it is another condition, or holds a variable that the script does not set."""
+    if not part or part[0] not in ("[", "[[") or any(mark in word for word in part for mark in "$`*?"):
+        return None
+    match part[1:-1]:
+        case [left, "=" | "==", right]:
+            return left == right
+        case [left, "!=", right]:
+            return left != right
+    return None
 
 
 def _command(part: list[str], shell: Shell) -> None:
@@ -204,6 +245,8 @@ def _unquoted(line: str, at: int, word: str, is_word: bool, found: list[str], sh
     value = expand(match[0], shell)
     if not value:
         return match.end(), word, is_word
+    if "$(" in value or "`" in value:
+        return match.end(), word + value, True  # the output of a command: what it says is no words of this one
     inner = re.split(r"\s+", value.strip()) if not re.search(r"['\"{\[]", value) else _split(value)
     if word or (len(inner) == 1 and not value.isspace()):
         return match.end(), word + value, True

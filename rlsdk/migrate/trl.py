@@ -44,7 +44,7 @@ PEFT = AdapterNames(
     usual_alpha=8.0,
 )
 """Of PEFT's own class."""
-DTYPES = ("dtype", "torch_dtype", "bf16", "fp16")
+DTYPES = ("dtype", "torch_dtype", "from_pretrained.dtype", "from_pretrained.torch_dtype", "bf16", "fp16")
 
 
 def draft_of(script: Script) -> Draft:
@@ -68,16 +68,28 @@ def draft_of(script: Script) -> Draft:
 
 
 def _model_and_data(draft: Draft) -> None:
-    model = draft.gives("trainer.model", "model_name_or_path")
+    model = _told(draft, "trainer.model", "model_name_or_path")
+    for name, field in (
+        ("tokenizer_name_or_path", "model.tokenizer"),
+        ("from_pretrained.revision", "model.revision"),
+        ("from_pretrained.trust_remote_code", "model.trust_remote_code"),
+        ("dataset_prompt_column", "data.prompt_field"),
+        ("system_prompt", "data.system_prompt"),
+    ):
+        if name in draft.script.settings:
+            draft.put(field, draft.value(name), name)
     for name in ("trainer.model", "model_name_or_path"):
         if name in draft.script.settings:
             value = draft.value(name)
-            known = isinstance(value, str)
-            draft.put("model.path", value if known and name == model else None, name)
+            if model not in (None, name):
+                draft.row(Fate.DECIDED, name, f"the model is that of {model}")
+            else:
+                draft.put("model.path", value if isinstance(value, str) else None, name)
     _dtype(draft)
     _model_kwargs(draft)
-    _data(draft, "train", ("train_dataset.path", "dataset_name"), ("train_dataset.name", "dataset_config"),
-          ("train_dataset.split", "dataset_train_split"))  # fmt: skip
+    paths = ("train_dataset.path", "dataset_name", "dataset_id_or_path")
+    configs, splits = ("train_dataset.name", "dataset_config"), ("train_dataset.split", "dataset_train_split")
+    _data(draft, "train", paths, configs, splits)
     _data(draft, "eval", ("eval_dataset.path",), ("eval_dataset.name",), ("eval_dataset.split", "dataset_test_split"))
     for name in ("train_dataset", "eval_dataset"):
         if name in draft.script.settings:
@@ -93,6 +105,11 @@ def _model_and_data(draft: Draft) -> None:
             draft.put("data.answer_field", setting.value, name)
     if draft.script.trainer in SAMPLING and "data.prompt_field" not in draft.fields:
         draft.put("data.prompt_field", "prompt", note="TRL's prompts are in the column `prompt`")
+
+
+def _told(draft: Draft, *names: str) -> str | None:
+    """The first of these settings whose value the text tells; the first that is given if none does."""
+    return next((name for name in names if isinstance(draft.value(name), str)), draft.gives(*names))
 
 
 def _dtype(draft: Draft) -> None:
@@ -123,6 +140,8 @@ def _model_kwargs(draft: Draft) -> None:
     if name not in draft.script.settings:
         return
     kinds = {str(key): value for key, value in given.items()} if isinstance(given, dict) else {"": given}
+    if draft.script.command == "reward-model" and kinds.get("num_labels") == 1:
+        del kinds["num_labels"]  # so it is here
     if set(kinds) - {"dtype", "torch_dtype", "attn_implementation", "revision", "use_cache", "trust_remote_code"}:
         return
     dtype = str(kinds.get("dtype", kinds.get("torch_dtype")))
@@ -135,8 +154,7 @@ def _model_kwargs(draft: Draft) -> None:
 def _data(draft: Draft, which: str, paths: tuple[str, ...], configs: tuple[str, ...], splits: tuple[str, ...]) -> None:
     """A data set of the hub or of files."""
     field, options = f"data.{which}", "data.options" if which == "train" else "data.eval_options"
-    name = draft.gives(*paths)
-    config, split = draft.gives(*configs), draft.gives(*splits)
+    name, config, split = (_told(draft, *names) for names in (paths, configs, splits))
     for other in (*paths, *configs, *splits):
         if other in draft.script.settings and other not in (name, config, split):
             draft.row(Fate.DECIDED, other, f"the script loads {draft.value(name) if name else 'its data'} itself")
@@ -208,7 +226,12 @@ def _sampled(draft: Draft) -> None:
     _batches(draft, _devices(draft))
     put_objective(draft)
     put_engine(draft)
-    rewards = [(name, one.value) for name, one in draft.script.settings.items() if name.split(".")[0] == "reward_funcs"]
+    rewards = [
+        (name, value)
+        for name, one in draft.script.settings.items()
+        if name.split(".")[0] == "reward_funcs"
+        for value in (one.value if isinstance(one.value, list) else [one.value])
+    ]
     weights = draft.value("reward_weights") or []
     put_rewards(draft, rewards, weights)
     if "reward_weights" in draft.script.settings:
@@ -287,15 +310,7 @@ def _batches(draft: Draft, devices: int) -> None:
 
 def _optimizer(draft: Draft) -> None:
     put_schedule(draft, "lr_scheduler_type")
-    kwargs = draft.value("lr_scheduler_kwargs")
-    if "lr_scheduler_kwargs" in draft.script.settings:
-        least = (
-            (kwargs or {}).get("min_lr_rate", (kwargs or {}).get("min_lr_ratio")) if isinstance(kwargs, dict) else None
-        )
-        if isinstance(least, int | float) and draft.script.command != "sft":
-            draft.put("train.optim.min_lr_ratio", float(least), "lr_scheduler_kwargs")
-        else:
-            draft.row(Fate.REFUSED, "lr_scheduler_kwargs", "only min_lr_rate: train.optim.min_lr_ratio")
+    _put_least_rate(draft)
     warm, ratio = draft.value("warmup_steps"), draft.value("warmup_ratio")
     if ratio and not warm:
         put_warmup(draft, None, "warmup_ratio", share=float(ratio))
@@ -312,6 +327,23 @@ def _optimizer(draft: Draft) -> None:
         draft.put("train.optim.betas", betas, "adam_beta1", "adam_beta2")
     draft.only("optim", ("adamw_torch", "adamw_torch_fused", "adamw_hf"), "the optimizer is AdamW with float32 state")
     draft.put("trainer.seed", int(draft.value("seed")), "seed")
+
+
+def _put_least_rate(draft: Draft) -> None:
+    """The rate at which a decay ends: a share of the peak, or a rate."""
+    name = "lr_scheduler_kwargs"
+    kwargs = draft.value(name)
+    if name not in draft.script.settings:
+        return
+    given = kwargs if isinstance(kwargs, dict) else {}
+    share, rate = given.get("min_lr_rate", given.get("min_lr_ratio")), given.get("min_lr")
+    if isinstance(share, int | float):
+        draft.put("train.optim.min_lr_ratio", float(share), name)
+    elif isinstance(rate, int | float):
+        peak = float(draft.value("learning_rate"))
+        draft.put("train.optim.min_lr_ratio", rate / peak, name, fate=Fate.OTHERWISE, why=f"{rate:g} of {peak:g}")
+    else:
+        draft.row(Fate.REFUSED, name, "only min_lr and min_lr_rate: train.optim.min_lr_ratio")
 
 
 def _saving(draft: Draft) -> None:

@@ -107,6 +107,7 @@ SAME: Mapping[str, tuple[Any, ...]] = {
     "remove_unused_columns": (False,),
     **dict.fromkeys(("LoraConfig.task_type", "lora_task_type"), ("CAUSAL_LM",)),
     "LoraConfig.bias": ("none",),
+    "from_pretrained.num_labels": (1,),
 }
 """Settings that mean what is done here anyway, with these values."""
 _LOGS = "every step is logged into the run's folder"
@@ -118,7 +119,16 @@ DECIDED: Mapping[str, str] = {
         ("logging_*", "log_*", "num_completions_to_print", "disable_tqdm", "include_num_input_tokens_seen"), _LOGS
     ),
     **dict.fromkeys(
-        ("dataloader_*", "dataset_num_proc", "remove_unused_columns", "dataset_streaming", "data_seed"), _LOADING
+        (
+            "dataloader_*",
+            "train_dataset.streaming",
+            "eval_dataset.streaming",
+            "dataset_num_proc",
+            "remove_unused_columns",
+            "dataset_streaming",
+            "data_seed",
+        ),
+        _LOADING,
     ),
     **dict.fromkeys(
         ("dataset_kwargs", "shuffle_dataset", "group_by_length", "pad_token", "pad_to_multiple_of"), _LOADING
@@ -138,6 +148,12 @@ DECIDED: Mapping[str, str] = {
         "devices of its own: placement.preset colocate_actor_ref with placement.devices",
     ),
     **dict.fromkeys(("disable_dropout",), "models run without dropout"),
+    **dict.fromkeys(("from_pretrained.device_map", "from_pretrained.low_cpu_mem_usage"), _SHARDS),
+    **dict.fromkeys(
+        ("from_pretrained.attn_implementation", "from_pretrained.use_cache", "use_liger", "LoraConfig.random_state"),
+        _KERNELS,
+    ),
+    "LoraConfig.use_gradient_checkpointing": "train.activation_checkpointing says it for all weights",
     "gradient_checkpointing_kwargs": "the engine chooses how activations are recomputed",
     "overwrite_output_dir": "an existing run is never overwritten",
     "run_name": "the run's folder is named by its time; trainer.run_name names it, and such a run is resumed",
@@ -159,7 +175,15 @@ DECIDED: Mapping[str, str] = {
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("use_peft", "lora_*", "LoraConfig.*", "peft_config", "use_rslora", "use_dora"), NO_LORA),
     **dict.fromkeys(
-        ("load_in_*", "bnb_*", "BitsAndBytesConfig.*", "use_bnb_nested_quant", "trainer.quantization_config"),
+        (
+            "load_in_*",
+            "bnb_*",
+            "BitsAndBytesConfig.*",
+            "use_bnb_nested_quant",
+            "trainer.quantization_config",
+            "from_pretrained.quantization_config",
+            "from_pretrained.load_in_*",
+        ),
         "weights are trained in float32 copies, not quantized: leave out; train.backend shards what does not fit",
     ),
     **dict.fromkeys(("push_to_hub", "hub_*"), "afterwards: `rlsdk push RUN org/name`"),
@@ -208,6 +232,9 @@ REFUSED: Mapping[str, str] = {
     "project": "a tracker's own option: tracking.options",
     "trackio_*": "no tracker trackio: `rlsdk watch RUN` shows a run",
     "auto_find_batch_size": "train.micro_batch_tokens bounds the memory of a pass; `rlsdk plan` says what fits",
+    **dict.fromkeys(("datasets", "dataset_mixture"), "several sources, each with a weight: data.mixture"),
+    "from_pretrained.max_seq_length": "prompt and answer have a limit each: data.max_prompt_tokens and "
+    "rollout.max_response_tokens",
     "dataset_text_field": "texts without a prompt are not trained on: rows need a prompt and an answer",
     "eval_delay": "evaluations begin at once: eval.at_start, eval.every_steps",
     "num_generations_eval": "eval.samples_per_prompt",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from rlsdk.interfaces import BackendKind
@@ -14,15 +15,21 @@ from rlsdk.migrate.common import (
     counted_in_steps,
     put_adapter,
     put_devices,
-    put_rewards,
     put_schedule,
     put_trackers,
 )
 from rlsdk.migrate.draft import Draft, Fate, Script
-from rlsdk.migrate.verl_objective import put_kl, put_objective, put_optimizer, put_warmup_of
+from rlsdk.migrate.verl_objective import (
+    put_kl,
+    put_objective,
+    put_optimizer,
+    put_verl_rewards,
+    put_warmup_of,
+)
 from rlsdk.migrate.verl_tables import (
     DECIDED,
     DEFAULTS,
+    ENGINE_SFT,
     REFUSED,
     SAME,
     TAKEN,
@@ -36,7 +43,8 @@ PEER = "verl"
 
 def draft_of(script: Script) -> Draft:
     """The run file of a command's settings, with a row for each."""
-    draft = Draft(script=script, defaults=DEFAULTS[script.command])
+    module = script.trainer.removesuffix(".py").rpartition(".")[2]
+    draft = Draft(script=script, defaults=DEFAULTS[ENGINE_SFT if module == ENGINE_SFT else script.command])
     if script.command == "sft":
         _answers(draft)
     else:
@@ -107,7 +115,7 @@ def _data(draft: Draft) -> None:
             draft.put("data.mixture", [{"source": str(file)} for file in files], name, fate=Fate.OTHERWISE,
                       why="sources are drawn from evenly: data.mixture.*.weight")  # fmt: skip
         else:
-            draft.row(Fate.REFUSED, name, "several files are sets of their own: eval.sets.NAME.data")
+            draft.put("eval.sets", {set_name: {"data": str(file)} for set_name, file in _sets(files)}, name)
     for name, field in (
         ("data.train_max_samples", "data.num_train_rows"),
         ("data.val_max_samples", "data.num_eval_rows"),
@@ -123,6 +131,18 @@ def _data(draft: Draft) -> None:
             draft.put("trainer.seed", int(draft.value(name)), name)
 
 
+def _sets(files: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """A name for each file: that of its folder or its own, with a number where both are taken."""
+    names: set[str] = set()
+    for file in files:
+        path = PurePosixPath(str(file))
+        found = [re.sub(r"[^\w-]+|^[^A-Za-z]+", "", text)[:40] for text in (path.parent.name, path.stem)]
+        choices = [*filter(None, found), *(f"set{number}" for number in range(1, len(files) + 1))]
+        name = next(choice for choice in choices if choice not in names)
+        names.add(name)
+        yield name, file
+
+
 def _sampled(draft: Draft) -> None:
     draft.put("model.path", draft.value("actor_rollout_ref.model.path"), "actor_rollout_ref.model.path")
     _data(draft)
@@ -135,7 +155,7 @@ def _sampled(draft: Draft) -> None:
     _steps(draft, "trainer")
     put_optimizer(draft)
     put_kl(draft)
-    _rewards(draft)
+    put_verl_rewards(draft)
     check_group(draft, f"{R}.n")
     _evaluation(draft)
 
@@ -245,53 +265,6 @@ def _parallel(draft: Draft, backend: str) -> Mapping[str, str]:
     }
 
 
-def _rewards(draft: Draft) -> None:
-    path, name = "custom_reward_function.path", "custom_reward_function.name"
-    model = "reward_model.model.path"
-    rewards: list[tuple[str, Any]] = []
-    if draft.value(path):
-        function = draft.value(name, "compute_score")
-        rewards.append((path, f"{draft.value(path)}:{function}"))
-        if name in draft.script.settings:
-            draft.row(Fate.TAKEN, name, "", ["rewards.0"])
-    elif not draft.value("reward_model.enable"):
-        files = f"{draft.value('data.train_files')}".lower()
-        known = next((grader for grader in ("gsm8k", "math") if grader in files), None)
-        if known:
-            draft.put("rewards", [{"name": known}], "data.train_files", fate=Fate.OTHERWISE,
-                      why="verl chooses a grader by each row's data_source")  # fmt: skip
-        else:
-            draft.row(Fate.REFUSED, "data.train_files", "verl chooses a grader by each row's data_source: name one in "
-                      "rewards (gsm8k, math, code, file.py:fn)", stops=True)  # fmt: skip
-    if model in draft.script.settings:
-        rewards.append((model, draft.value(model)))
-    put_rewards(draft, rewards)
-    buffer = "reward_model.reward_kwargs.overlong_buffer_cfg."
-    if draft.value(f"{buffer}enable"):
-        draft.put("algorithm.lengths.soft_tokens", int(draft.value(f"{buffer}len") or 1), f"{buffer}len")
-        draft.put(
-            "algorithm.lengths.soft_factor",
-            float(draft.value(f"{buffer}penalty_factor", 1.0)),
-            f"{buffer}penalty_factor",
-        )
-        draft.row(Fate.TAKEN, f"{buffer}enable", "", ["algorithm.lengths.soft_tokens"])
-    for end in ("enable", "len", "penalty_factor"):
-        if f"{buffer}{end}" in draft.script.settings and not draft.value(f"{buffer}enable"):
-            draft.row(Fate.TAKEN, f"{buffer}{end}", "off: no overlong punishment")
-    filtering = "algorithm.filter_groups."
-    for end, field in (("enable", "enabled"), ("max_num_gen_batches", "max_groups"), ("metric", "")):
-        full = f"{filtering}{end}"
-        if full in draft.script.settings:
-            value = draft.value(full)
-            is_on = bool(draft.value(f"{filtering}enable"))
-            if not field or not is_on:
-                draft.row(Fate.TAKEN if not is_on else Fate.DECIDED, full, "groups are judged by the whole score")
-            else:
-                draft.put(
-                    f"algorithm.dynamic_sampling.{field}", value if field == "enabled" else max(float(value), 1.0), full
-                )
-
-
 def _evaluation(draft: Draft) -> None:
     prefix = f"{R}.val_kwargs."
     samples, is_sampled = draft.value(f"{prefix}n", 1), draft.value(f"{prefix}do_sample")
@@ -311,8 +284,32 @@ def _evaluation(draft: Draft) -> None:
     draft.put("eval.greedy", not sampled, note="verl: rollout.val_kwargs do_sample")
     if sampled and temperature:
         draft.put("eval.temperature", float(temperature), note="verl: rollout.val_kwargs.temperature")
-    for end in ("top_p", "top_k"):
-        draft.only(f"{prefix}{end}", (1, 1.0, -1, 0), f"eval.sets.NAME.{end}")
+    _filters(draft, prefix, sampled=sampled)
+    _give_to_sets(draft)
+
+
+def _give_to_sets(draft: Draft) -> None:
+    """Each set has its own sampling, in place of that of `eval`."""
+    if "eval.sets" not in draft.fields:
+        return
+    fields = ("greedy", "samples_per_prompt", "temperature", "top_p", "top_k")
+    given = {name: draft.fields.pop(f"eval.{name}") for name in fields if f"eval.{name}" in draft.fields}
+    own = {"temperature": 0.0} if given.pop("greedy") else given
+    for part in draft.fields["eval.sets"].values():
+        part.update(own)
+
+
+def _filters(draft: Draft, prefix: str, *, sampled: bool) -> None:
+    """Filters of an evaluation's samples; -1 is off in verl, as 0 is here."""
+    for end, kind in (("top_p", float), ("top_k", int)):
+        name = f"{prefix}{end}"
+        value = draft.value(name)
+        if name not in draft.script.settings:
+            continue
+        if sampled and value not in (-1, 0, 1.0, None):
+            draft.put(f"eval.{end}", kind(value), name)
+        else:
+            draft.row(Fate.TAKEN, name, "off, as here" if sampled else "has no effect: responses are greedy")
 
 
 def _is_off(value: Any) -> bool:
@@ -365,9 +362,8 @@ def _answers(draft: Draft) -> None:
     draft.put("data.max_prompt_tokens", length, "data.max_length", fate=Fate.OTHERWISE, why=why)
     draft.put("rollout.max_response_tokens", length, note=f"verl: data.max_length; {why}")
     _steps(draft, "sft")
-    for name in ("optim.lr_scheduler",):
-        if name in draft.script.settings:
-            put_schedule(draft, name)
+    schedules = ("optim.lr_scheduler", "optim.lr_scheduler_type", "optim.warmup_style")
+    put_schedule(draft, draft.gives(*schedules) or schedules[0])
     put_warmup_of(draft, "optim", "sft")
     each = draft.gives("torchrun.nproc_per_node")
     devices = draft.value(each) if each else draft.value("trainer.n_gpus_per_node")

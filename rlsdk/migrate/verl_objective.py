@@ -1,12 +1,12 @@
-"""verl: what its samplers optimise, with which KL and learning rate."""
+"""verl: what its samplers optimise, with which rewards, KL and learning rate."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from rlsdk.migrate.common import put_schedule, put_warmup
+from rlsdk.migrate.common import put_rewards, put_schedule, put_warmup
 from rlsdk.migrate.draft import Draft, Fate
-from rlsdk.migrate.verl_tables import AGGREGATIONS, ESTIMATORS, KL, LOSSES, A
+from rlsdk.migrate.verl_tables import AGGREGATIONS, ESTIMATORS, KL, LOSSES, WITHOUT_GROUP, A, R
 
 
 def put_objective(draft: Draft) -> None:
@@ -18,7 +18,11 @@ def put_objective(draft: Draft) -> None:
         )
     divides = draft.value("algorithm.norm_adv_by_std_in_grpo")
     chosen = "dr_grpo" if estimator == "grpo" and not divides else estimator
-    if chosen:
+    alone = WITHOUT_GROUP.get(chosen or "") if draft.value(f"{R}.n") == 1 else None
+    if alone:
+        why = "one sample a prompt (rollout.n): verl compares it with no other, so that its score is the advantage"
+        draft.put("algorithm.advantage", alone, name, fate=Fate.OTHERWISE, why=why)
+    elif chosen:
         draft.put("algorithm.advantage", chosen, name)
     draft.only("algorithm.norm_adv_by_std_in_grpo", (True, False), "")
     options = {key: float(draft.value(f"algorithm.{key}", 1.0)) for key in ("gamma", "lam")}
@@ -125,7 +129,69 @@ def put_warmup_of(draft: Draft, theirs: str, ours: str) -> None:
         put_warmup(draft, steps, f"{theirs}.lr_warmup_steps", path=path)
     elif f"{theirs}.lr_warmup_steps" in draft.script.settings:
         draft.row(Fate.TAKEN, f"{theirs}.lr_warmup_steps", "off, as here")
-    if share and f"{path}" not in draft.fields:
-        put_warmup(draft, None, f"{theirs}.lr_warmup_steps_ratio", share=float(share), path=path)
+    if share and path not in draft.fields:
+        _put_share(draft, float(share), f"{theirs}.lr_warmup_steps_ratio", path)
     elif f"{theirs}.lr_warmup_steps_ratio" in draft.script.settings:
         draft.row(Fate.TAKEN, f"{theirs}.lr_warmup_steps_ratio", "no warm-up by share")
+
+
+def _put_share(draft: Draft, share: float, name: str, path: str) -> None:
+    """A warm-up as a share of all steps, which verl rounds down."""
+    section = path.removesuffix(".warmup_steps")
+    total = draft.fields.get("sft.steps" if section == "sft" else "trainer.steps")
+    if total is None:
+        why = "rounded up here, down in verl"
+        draft.put(f"{section}.warmup_ratio", share, name, fate=Fate.OTHERWISE, why=why)
+        return
+    if section != "sft":
+        total *= draft.fields.get("trainer.updates_per_step", 1) * draft.fields.get("trainer.epochs_per_step", 1)
+    why = f"{share:g} of {total} optimizer steps, rounded down"
+    draft.put(path, int(share * total), name, fate=Fate.OTHERWISE, why=why)
+
+
+def put_verl_rewards(draft: Draft) -> None:
+    """What gives a sample its score, and which groups are replaced."""
+    path, name = "custom_reward_function.path", "custom_reward_function.name"
+    model = "reward_model.model.path"
+    rewards: list[tuple[str, Any]] = []
+    if draft.value(path):
+        function = draft.value(name, "compute_score")
+        rewards.append((path, f"{draft.value(path)}:{function}"))
+        if name in draft.script.settings:
+            draft.row(Fate.TAKEN, name, "", ["rewards.0"])
+    elif not draft.value("reward_model.enable"):
+        files = f"{draft.value('data.train_files')}".lower()
+        known = next((grader for grader in ("gsm8k", "math") if grader in files), None)
+        if known:
+            draft.put("rewards", [{"name": known}], "data.train_files", fate=Fate.OTHERWISE,
+                      why="verl chooses a grader by each row's data_source")  # fmt: skip
+        else:
+            draft.row(Fate.REFUSED, "data.train_files", "verl chooses a grader by each row's data_source: name one in "
+                      "rewards (gsm8k, math, code, file.py:fn)", stops=True)  # fmt: skip
+    if model in draft.script.settings:
+        rewards.append((model, draft.value(model)))
+    put_rewards(draft, rewards)
+    buffer = "reward_model.reward_kwargs.overlong_buffer_cfg."
+    if draft.value(f"{buffer}enable"):
+        draft.put("algorithm.lengths.soft_tokens", int(draft.value(f"{buffer}len") or 1), f"{buffer}len")
+        draft.put(
+            "algorithm.lengths.soft_factor",
+            float(draft.value(f"{buffer}penalty_factor", 1.0)),
+            f"{buffer}penalty_factor",
+        )
+        draft.row(Fate.TAKEN, f"{buffer}enable", "", ["algorithm.lengths.soft_tokens"])
+    for end in ("enable", "len", "penalty_factor"):
+        if f"{buffer}{end}" in draft.script.settings and not draft.value(f"{buffer}enable"):
+            draft.row(Fate.TAKEN, f"{buffer}{end}", "off: no overlong punishment")
+    filtering = "algorithm.filter_groups."
+    for end, field in (("enable", "enabled"), ("max_num_gen_batches", "max_groups"), ("metric", "")):
+        full = f"{filtering}{end}"
+        if full in draft.script.settings:
+            value = draft.value(full)
+            is_on = bool(draft.value(f"{filtering}enable"))
+            if not field or not is_on:
+                draft.row(Fate.TAKEN if not is_on else Fate.DECIDED, full, "groups are judged by the whole score")
+            else:
+                draft.put(
+                    f"algorithm.dynamic_sampling.{field}", value if field == "enabled" else max(float(value), 1.0), full
+                )

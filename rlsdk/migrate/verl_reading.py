@@ -44,7 +44,7 @@ def of_tree(tree: Mapping[str, Any], lines: Mapping[Any, int], source: str) -> S
     for name, value in flat({key: item for key, item in tree.items() if key not in ("defaults", "hydra")}).items():
         line = lines.get(tuple(name.split(".")))
         found[name] = Setting(name=name, value=value, where=f"{source}:{line}" if line else source)
-    return _script(found, "main_ppo" if "actor_rollout_ref" in tree else "sft_trainer", source)
+    return _script(found, "main_ppo" if "actor_rollout_ref" in tree else "fsdp_sft_trainer", source)
 
 
 def _script(settings: dict[str, Setting], module: str, source: str) -> Script:

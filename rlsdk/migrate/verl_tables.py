@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlsdk.migrate.common import NO_LORA
+from rlsdk.migrate.common import NO_LORA, SAMPLER
 
 A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+ENGINE_SFT = "sft_trainer"
+"""Module of its supervised training with engines of RL, whose defaults are theirs."""
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "train": {
         "algorithm.adv_estimator": "gae",
@@ -28,6 +30,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         f"{A}.kl_loss_type": "low_var_kl",
         "algorithm.kl_ctrl.kl_coef": 0.001,
         "algorithm.kl_penalty": "kl",
+        f"{R}.name": SAMPLER,
         f"{R}.n": 1,
         f"{R}.temperature": 1.0,
         f"{R}.tensor_model_parallel_size": 2,
@@ -47,6 +50,19 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "optim.weight_decay": 0.01,
         "optim.betas": [0.9, 0.95],
         "optim.lr_warmup_steps_ratio": 0.1,
+        "optim.lr_scheduler": "cosine",
+        "trainer.total_epochs": 4,
+        "trainer.nnodes": 1,
+        "trainer.n_gpus_per_node": 8,
+        "trainer.seed": 1,
+        "trainer.test_freq": -1,
+        "trainer.save_freq": -1,
+    },
+    ENGINE_SFT: {
+        "data.train_batch_size": 256,
+        "data.max_length": 1024,
+        "optim.lr": 1e-3,
+        "optim.weight_decay": 0.01,
         "trainer.total_epochs": 4,
         "trainer.nnodes": 1,
         "trainer.n_gpus_per_node": 8,
@@ -83,6 +99,11 @@ ESTIMATORS: Mapping[str, str] = {
     "rloo_vectorized": "rloo",
     "grpo_vectorized": "grpo",
 }
+WITHOUT_GROUP: Mapping[str, str] = {
+    **dict.fromkeys(("grpo", "dr_grpo", "rloo", "opo"), "reinforce"),
+    "reinforce_plus_plus_baseline": "reinforce_plus_plus",
+}
+"""Estimator that compares the samples of a prompt -> what verl makes of it where a prompt has one."""
 LOSSES: Mapping[str, str] = {"vanilla": "ppo_clip", "gspo": "gspo", "sapo": "sapo", "gpg": "gpg", "cispo": "cispo"}
 AGGREGATIONS: Mapping[str, str] = {
     "token-mean": "token_mean",
@@ -301,7 +322,6 @@ REFUSED: Mapping[str, str] = {
         (f"{A}.ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size"),
         "sequences are not split by this engine; train.megatron.context_parallel splits them",
     ),
-    **dict.fromkeys((f"{R}.val_kwargs.top_p", f"{R}.val_kwargs.top_k"), "eval.sets.NAME.top_p and top_k"),
     f"{R}.over_sample_rate": "algorithm.dynamic_sampling starts groups in place of those without signal",
     "actor_rollout_ref.model.override_config.*": "change the model's config.json",
     "trainer.resume_from_path": "a run resumes its own checkpoints: trainer.resume RUN",

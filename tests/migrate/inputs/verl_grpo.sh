@@ -38,6 +38,8 @@ PYTHONUNBUFFERED=1 python3 -m verl.trainer.main_ppo --config-name=ppo_trainer \
     actor_rollout_ref.rollout.val_kwargs.do_sample=True \
     actor_rollout_ref.rollout.val_kwargs.n=4 \
     actor_rollout_ref.rollout.val_kwargs.temperature=0.6 \
+    actor_rollout_ref.rollout.val_kwargs.top_p=0.7 \
+    actor_rollout_ref.rollout.val_kwargs.top_k=50 \
     algorithm.use_kl_in_reward=False \
     custom_reward_function.path=rewards.py \
     custom_reward_function.name=score \
