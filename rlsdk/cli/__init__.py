@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
+from rlsdk.cli import tracebacks
 from rlsdk.system.import_path import leave_current_folder
 
 EXIT_INTERRUPTED = 130
@@ -44,11 +45,10 @@ def _close_output() -> None:
 
 
 def _run(arguments: Sequence[str]) -> None:
-    from rlsdk.cli.errors import TRACEBACK_FLAG, TRACEBACK_VARIABLE, explain
     from rlsdk.system.streams import safe_streams
 
-    wants_traceback = TRACEBACK_FLAG in arguments or os.environ.get(TRACEBACK_VARIABLE, "0") not in ("", "0")
-    arguments = [argument for argument in arguments if argument != TRACEBACK_FLAG]
+    wants_traceback = tracebacks.FLAG in arguments or os.environ.get(tracebacks.VARIABLE, "0") not in ("", "0")
+    arguments = [argument for argument in arguments if argument != tracebacks.FLAG]
     code: str | int | None = None
     try:
         with safe_streams():
@@ -59,10 +59,16 @@ def _run(arguments: Sequence[str]) -> None:
             except SystemExit as left:
                 code = left.code
             except Exception as error:
-                code = explain(error, wants_traceback=wants_traceback)
+                code = _explain(error, wants_traceback=wants_traceback)
     except OSError as error:  # of the streams themselves
-        code = code or explain(error, wants_traceback=wants_traceback)
+        code = code or _explain(error, wants_traceback=wants_traceback)
     sys.exit(code)
+
+
+def _explain(error: Exception, *, wants_traceback: bool) -> int:
+    from rlsdk.cli.errors import explain  # needs the interfaces' errors, which `--help` does not
+
+    return explain(error, wants_traceback=wants_traceback)
 
 
 def _leave(code: str | int | None) -> NoReturn:

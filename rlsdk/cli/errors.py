@@ -9,6 +9,7 @@ import sys
 import traceback
 from contextlib import suppress
 
+from rlsdk.cli import tracebacks
 from rlsdk.interfaces import (
     CheckpointError,
     ConfigError,
@@ -22,8 +23,6 @@ from rlsdk.system.files import UnfitFileError
 from rlsdk.system.printable import ERROR_CHARS, printable
 from rlsdk.system.streams import STDERR, STDOUT
 
-TRACEBACK_FLAG = "--traceback"
-TRACEBACK_VARIABLE = "RLSDK_TRACEBACK"
 EXIT_REFUSED = 2
 EXIT_FAILURE = 1
 BEGUN = "the run had begun"
@@ -51,7 +50,7 @@ def explain(error: Exception, *, wants_traceback: bool) -> int:
     _say(f"error: {said}")
     # Messages about the user's input are complete; only other errors may need a traceback.
     if error.__cause__ is not None and not wants_traceback and not isinstance(error, ConfigError | DataError | OSError):
-        _say(f"({TRACEBACK_VARIABLE}=1 shows where it came from)")
+        _say(f"({tracebacks.VARIABLE}=1 shows where it came from)")
     return _code_of(error)
 
 
@@ -95,5 +94,5 @@ def _file_error(error: OSError) -> str:
     elif error.errno in _MISPLACED:
         hint = "this is a file, but a folder is needed: choose another path"
     else:
-        hint = f"({TRACEBACK_VARIABLE}=1 shows where it came from)"
+        hint = f"({tracebacks.VARIABLE}=1 shows where it came from)"
     return f"{path!r}: {error.strerror}; {hint}"
