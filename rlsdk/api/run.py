@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from rlsdk.trainer.checkpoints.checkpoint import is_model
 if TYPE_CHECKING:
     from rlsdk.data.rows import Messages
     from rlsdk.trainer.runs.start import RunResult
+    from rlsdk.views.report.notes import Note
 
 
 class Run:
@@ -125,6 +126,23 @@ class Run:
         from rlsdk.views.report import write_report
 
         return write_report(self.path)[0]
+
+    def note(self, text: str) -> None:
+        """Writes a line about the run, which its pages show.
+
+        Raises:
+            ConfigError: it is empty or too long.
+        """
+        from rlsdk.views.report.notes import add_note
+
+        add_note(self.path, text)
+
+    @property
+    def notes(self) -> Sequence[Note]:
+        """The lines that were written about the run, each with `text`, `time` and `step`."""
+        from rlsdk.views.report.notes import read_notes
+
+        return read_notes(self.path)
 
     def resume(self, *, steps: int | None = None, trust_run: bool = False, **fields: Any) -> Run:
         """Resumes from the newest checkpoint, in the same folder.

@@ -27,6 +27,16 @@ def compare(
     run(run_dirs, output)
 
 
+@app.command(help="A line about a run, which its pages show.")
+def note(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run, which may be running.")],
+    text: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]", help="One line; without it, the notes are listed.", show_default=False)] = None,
+) -> None:
+    from rlsdk.cli.pages.note import run
+
+    run(run_dir, text or [])
+
+
 @app.command(help="The page of a run, live, for a browser on this machine.")
 def watch(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],

@@ -1,1 +1,1 @@
-"""Commands that show runs: a report, a comparison, a live page."""
+"""Commands that show runs: a report, a comparison, a live page, notes."""

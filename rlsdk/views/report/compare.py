@@ -121,9 +121,13 @@ def _without_folder(record: RunRecord) -> dict[str, object]:
     return settings
 
 
+def _notes(record: RunRecord) -> dict[str, str]:
+    return {"notes": "; ".join(note.text for note in record.notes)} if record.notes else {}
+
+
 def _figures(records: Sequence[RunRecord]) -> list[list[str]]:
     found = [{one.label: f"{one.value} ({one.interval})" if one.interval else one.value for one in headlines(record)}
-             | dict(fact_rows(record)) for record in records]  # fmt: skip
+             | dict(fact_rows(record)) | _notes(record) for record in records]  # fmt: skip
     labels = dict.fromkeys(label for figures in found for label in figures)
     shown = [label for label in labels if label not in ("run", "command")]
     return [[label, *(figures.get(label, MISSING) for figures in found)] for label in shown]

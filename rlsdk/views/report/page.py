@@ -12,6 +12,7 @@ from rlsdk.views.charts import Line, line_chart, sheet, stacked_bars
 from rlsdk.views.report.curves import Chart, charts_of, data_of, folded, others_of
 from rlsdk.views.report.facts import Headline, changed_from_defaults, fact_rows, headlines, title_of
 from rlsdk.views.report.markup import document, escaped, facts, table
+from rlsdk.views.report.notes import notes_section
 from rlsdk.views.report.pictures import pictures_of
 from rlsdk.views.report.record import RunRecord, read_run
 from rlsdk.views.report.samples import sample_section, score_range
@@ -51,6 +52,7 @@ def run_page(record: RunRecord, *, is_live: bool = False) -> tuple[str, dict[str
             state_line(state_of(record), record.updated if is_live else None),
             headline_cards(headlines(record)),
             facts([*fact_rows(record), *(logs_row(record) if is_live else ())]),
+            notes_section(record.notes),
             f"<details><summary>{len(changed)} settings differ from the defaults</summary>{table(changed)}</details>",
             f"<h2>Curves</h2>{controls(len(record.metrics), data['axes'])}{curves}",
             pictures_of(record),

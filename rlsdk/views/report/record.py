@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +15,9 @@ from rlsdk.trainer.checkpoints.run_folder import CONFIG_FILE, END_FILE, HISTORY_
 from rlsdk.trainer.tracking.pool_times import FILE as TIMELINE_FILE
 from rlsdk.trainer.tracking.trackers import METRICS_FILE, SAMPLES_FILE, read_lines, read_metrics
 from rlsdk.views.report.markup import number_of
+from rlsdk.views.report.notes import NOTES_FILE, Note, json_lines, notes_of
 
-FILES = (METRICS_FILE, SAMPLES_FILE, CONFIG_FILE, HISTORY_FILE, TIMELINE_FILE, END_FILE)
+FILES = (METRICS_FILE, SAMPLES_FILE, CONFIG_FILE, HISTORY_FILE, TIMELINE_FILE, END_FILE, NOTES_FILE)
 """Files of a run that a page shows. The page may be shared, so it shows nothing that such a file only links to."""
 
 
@@ -37,6 +37,8 @@ class RunRecord:
 
     end: Mapping[str, Any] = field(default_factory=dict)
     """How it ended; empty while it runs, and if its process was killed."""
+    notes: Sequence[Note] = ()
+    """What its user wrote about it."""
     is_locked: bool | None = False
     """Whether a process is writing to it; None: unknown."""
     updated: float = 0.0
@@ -83,8 +85,9 @@ def read_run(run_dir: Path) -> RunRecord:
         samples=read_lines(run_dir / SAMPLES_FILE),
         config_text=text,
         settings=settings_of(text),
-        starts=_lines(run_dir / HISTORY_FILE),
-        end=next(iter(_lines(run_dir / END_FILE)), {}),
+        starts=json_lines(run_dir / HISTORY_FILE),
+        end=next(iter(json_lines(run_dir / END_FILE)), {}),
+        notes=notes_of(json_lines(run_dir / NOTES_FILE)),
         is_locked=is_locked(run_dir),
         updated=(run_dir / METRICS_FILE).stat().st_mtime,
     )
@@ -102,16 +105,3 @@ def settings_of(text: str) -> Mapping[str, Any]:
 def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a line; other values are dropped, as files are untrusted."""
     return {str(name): number for name, value in line.items() if (number := number_of(value)) is not None}
-
-
-def _lines(file: Path) -> list[Mapping[str, Any]]:
-    found = []
-    if file.exists():
-        for text in read_regular_text(file, errors="replace").splitlines():
-            try:
-                line = json.loads(text)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(line, Mapping):
-                found.append(line)
-    return found
