@@ -179,3 +179,24 @@ def test_chunks_are_larger_on_accelerators() -> None:
     assert chunk_tokens(151_936, "cpu") == 220
     assert chunk_tokens(151_936, "cuda:3") == 1766
     assert chunk_tokens(1 << 40, "cpu") == chunk_tokens(1 << 40, "cuda") == 1
+
+
+def order_of_gradients(tokens: int, *, steady: bool) -> list[str]:
+    """In which the gradients of a head of two matrices come; chunks have four tokens."""
+    torch.manual_seed(0)
+    low = {"a": torch.randn(2, 6, requires_grad=True), "b": torch.randn(11, 2, requires_grad=True)}
+    found: list[str] = []
+    for name, parameter in low.items():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: found.append(name))
+    head = VocabularyHead(
+        weight=None, project=lambda hidden, _: hidden @ low["a"].T @ low["b"].T, others=(*low.values(),), steady=steady
+    )
+    targets = torch.zeros(tokens, dtype=torch.int64)
+    outputs_of_logits(head, log_probs, torch.randn(tokens, 6), (targets,), 4)[0].sum().backward()
+    return found
+
+
+def test_a_steady_head_has_gradients_in_one_order_for_any_number_of_tokens() -> None:
+    """An engine may add what comes first on one rank to what comes first on another (ZeRO 2)."""
+    assert order_of_gradients(2, steady=True) == order_of_gradients(9, steady=True)
+    assert order_of_gradients(2, steady=False) != order_of_gradients(9, steady=False)

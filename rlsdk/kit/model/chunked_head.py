@@ -39,6 +39,10 @@ class VocabularyHead:
     others: tuple[Tensor, ...] = ()
     """Other parameters that `project` uses and that have gradients."""
     temperature: float = 1.0
+    steady: bool = False
+    """Gradients of the head's parameters come in the order of these fields for any number of tokens: one chunk, too, is
+    computed again in the backward pass if there are several. For engines that reduce gradients in the order in which
+    they come, which must then be that of other ranks, with other numbers of tokens."""
 
     def logits(self, hidden: Tensor, product: Product | None = None) -> Tensor:
         """`[m, V]` float32, divided by the temperature."""
@@ -68,8 +72,9 @@ def outputs_of_logits(
         given: `[M, ...]` tensors without gradients, such as the targets.
         chunk: number of tokens whose logits are in memory at once (`kit.model.logit_chunks`).
     """
-    if torch.is_grad_enabled() and len(hidden) > chunk:
-        parameters = (head.weight, head.bias, *head.others)
+    parameters = (head.weight, head.bias, *head.others)
+    steady = head.steady and sum(p is not None and p.requires_grad for p in parameters) > 1
+    if torch.is_grad_enabled() and (steady or len(hidden) > chunk):
         outputs: tuple[Tensor, ...] = _Recomputed.apply(head, compute, chunk, len(given), hidden, *given, *parameters)  # type: ignore[no-untyped-call]
         return outputs
     return _in_chunks(head, compute, hidden, given, chunk)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,10 +29,12 @@ class OutputModel(nn.Module):
     """A transformers model whose forward pass computes `OUTPUTS`. A single module, so that wrappers (FSDP, compile)
     apply to all of it."""
 
-    def __init__(self, model: nn.Module, head: Head = Head.LM) -> None:
+    def __init__(self, model: nn.Module, head: Head = Head.LM, *, steady: bool = False) -> None:
+        """`steady`: see `VocabularyHead`."""
         super().__init__()
         self.model = model
         self.head = head
+        self.steady = steady
         self.teacher: TeacherHead | None = None
         """Head of the teacher of the output `divergence`; not a part of this module."""
 
@@ -40,7 +42,16 @@ class OutputModel(nn.Module):
         self, batch: Batch, names: Sequence[str], packed: bool | None = None, *, plan: PassPlan | None = None
     ) -> dict[str, Tensor]:
         """See `compute_outputs`."""
-        return compute_outputs(self.model, self.head, batch, names, plan=plan, packed=packed, teacher=self.teacher)
+        return compute_outputs(
+            self.model,
+            self.head,
+            batch,
+            names,
+            plan=plan,
+            packed=packed,
+            teacher=self.teacher,
+            steady=self.steady,
+        )
 
     def send(self, batch: Batch, device: torch.device, *, packed: bool | None = None) -> tuple[Batch, PassPlan]:
         """A micro-batch and the plan of its pass on a device, without a wait for the device.
@@ -75,6 +86,7 @@ def compute_outputs(
     plan: PassPlan | None = None,
     packed: bool | None = None,
     teacher: TeacherHead | None = None,
+    steady: bool = False,
 ) -> dict[str, Tensor]:
     """Computes `names` of `OUTPUTS`; differentiable.
 
@@ -90,6 +102,7 @@ def compute_outputs(
         plan: of the pass over this batch, on the model's device. None: made here, which waits for an accelerator.
         packed: without a plan: whether to pack; None: the cheaper form.
         teacher: of the output `divergence`, where the batch has its states.
+        steady: see `VocabularyHead`.
 
     Returns:
         `log_probs`, `entropy`, `values`, `divergence`: `[N]` float32; `hidden_states`: `[N, H]` float32, without
@@ -114,7 +127,7 @@ def compute_outputs(
     # come on a CPU, so that two runs of the same seeds differ in their last bits, and it takes four times as long.
     states = hidden.flatten(0, 1).index_select(0, plan.states)
     if head is Head.LM:
-        outputs = _of_tokens(model, batch, plan, names, states, teacher)
+        outputs = _of_tokens(model, batch, plan, names, states, teacher, steady=steady)
     elif head is Head.SCORE:
         outputs = {"scores": head_numbers(model, states)}
     else:
@@ -152,6 +165,8 @@ def _of_tokens(
     names: Sequence[str],
     states: Tensor,
     teacher: TeacherHead | None,
+    *,
+    steady: bool,
 ) -> dict[str, Tensor]:
     """The outputs `names` of a language model, of the hidden states that its head reads."""
     index, places, targets = plan.index, plan.places, plan.targets
@@ -167,7 +182,7 @@ def _of_tokens(
     if set(names) - found.keys():
         asked = [name for name in _OF_LOGITS if name == "log_probs" or name in names]
         compute = functools.partial(_of_logits, asked, teacher, batch.meta)
-        values = head_outputs(model, compute, states, given, batch.temperature)
+        values = head_outputs(model, compute, states, given, batch.temperature, steady=steady)
         found |= dict(zip(asked, values, strict=True))
     return {name: _at(plan, found[name].index_select(0, index)) for name in names}
 
@@ -203,13 +218,20 @@ def _divergence_of(teacher: TeacherHead | None, meta: Mapping[str, float], logit
 
 
 def head_outputs(
-    model: nn.Module, compute: OfLogits, hidden: Tensor, given: Sequence[Tensor], temperature: float
+    model: nn.Module,
+    compute: OfLogits,
+    hidden: Tensor,
+    given: Sequence[Tensor],
+    temperature: float,
+    *,
+    steady: bool = False,
 ) -> tuple[Tensor, ...]:
     """What `compute` makes of the logits of `[M, H]` last hidden states, and of the `[M, ...]` tensors `given`; see
     `outputs_of_logits`."""
     size = int(model.config.get_text_config().vocab_size)  # type: ignore[union-attr, operator]
     chunk = chunk_tokens(size, hidden.device.type)
-    return outputs_of_logits(vocabulary_head(model, temperature), compute, hidden, given, chunk)
+    vocabulary = replace(vocabulary_head(model, temperature), steady=steady)
+    return outputs_of_logits(vocabulary, compute, hidden, given, chunk)
 
 
 def vocabulary_head(model: nn.Module, temperature: float) -> VocabularyHead:
