@@ -309,7 +309,8 @@ class TorchTrainEngine(TrainEngine):
     def _begin_adapter(self, adapter: ModelAdapter, seed: int) -> dict[str, torch.nn.Parameter]:
         """The trained parameters: A and B, with their first values."""
         parameters = adapter.parameters
-        for name, values in initial_values(adapter, seed):
+        shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        for name, values in initial_values(adapter.spec, shapes, seed):
             parameters[name].copy_(values)
         return parameters
 

@@ -82,12 +82,17 @@ def read_adapter(spec: AdapterSpec, shapes: Mapping[str, tuple[int, ...]]) -> di
     return found
 
 
-def initial_values(adapter: ModelAdapter, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor of the adapter with its first values, whole and float32 on the CPU: those of `AdapterSpec.path`, or
-    random A and zero B. They depend on the seed and the tensor's name, and not on how a model is split."""
-    shapes = {name: tuple(parameter.shape) for name, parameter in adapter.parameters.items()}
-    if adapter.spec.path is not None:
-        yield from read_adapter(adapter.spec, shapes).items()
+def initial_values(spec: AdapterSpec, shapes: Mapping[str, tuple[int, ...]], seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor of an adapter with its first values, whole and float32 on the CPU: those of `AdapterSpec.path`, or
+    random A and zero B. They depend on the seed and the tensor's name, and not on how a model is split.
+
+    Args:
+        spec: of the adapter.
+        shapes: of its whole tensors in this model.
+        seed: of the run.
+    """
+    if spec.path is not None:
+        yield from read_adapter(spec, shapes).items()
         return
     for name, shape in shapes.items():
         if ".lora_B." in name:
@@ -95,8 +100,8 @@ def initial_values(adapter: ModelAdapter, seed: int) -> Iterator[tuple[str, Tens
             continue
         digest = hashlib.sha256(f"{seed} adapter {name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-        if adapter.spec.init == "gaussian":
-            yield name, torch.randn(shape, generator=generator) / adapter.spec.rank
+        if spec.init == "gaussian":
+            yield name, torch.randn(shape, generator=generator) / spec.rank
         else:
             # Kaiming-uniform with a = sqrt(5), as torch's linear layers begin: bound 1 / sqrt(in).
             yield name, (torch.rand(shape, generator=generator) * 2 - 1) / math.sqrt(shape[1])

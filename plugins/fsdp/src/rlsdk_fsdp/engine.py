@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,6 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from rlsdk.interfaces import (
     Batch,
-    Box,
     ConfigError,
     ForwardBackwardResult,
     ModelSpec,
@@ -25,7 +23,6 @@ from rlsdk.interfaces import (
     OptimStepResult,
     Parallel,
     RankContext,
-    TensorMeta,
     TrainEngine,
     TrainSpec,
     WeightLayout,
@@ -37,18 +34,19 @@ from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
 from rlsdk.kit.memory.offload import HostOffload
 from rlsdk.kit.model.adapters import add_adapter
 from rlsdk.kit.model.divergence import load_teacher_head
-from rlsdk.kit.model.hf import build_model, canonical_parameters, dtype_names, persistent_buffers
+from rlsdk.kit.model.hf import build_model, canonical_parameters, persistent_buffers
 from rlsdk.kit.model.microbatch import check_limits
 from rlsdk.kit.model.optim import build_optimizer, learning_rate, set_learning_rate
 from rlsdk.kit.model.outputs import OutputModel, TeacherHead
 from rlsdk.kit.model.part_loading import load_weights
 from rlsdk.kit.model.pass_plan import PassPlan
+from rlsdk.kit.model.piece_layouts import buffer_shards, piece_layout, piece_shards
 from rlsdk.kit.model.rank_passes import collect_outputs, cut_alike, loss_of
 from rlsdk.kit.ranks.error_agreement import raise_objective_errors, raise_on_all_ranks
 from rlsdk.kit.ranks.metric_sums import MetricSums
 from rlsdk.kit.ranks.rendezvous import destroy_process_group, init_process_group
 from rlsdk_fsdp import checkpoint
-from rlsdk_fsdp.adapter import ShardedAdapter
+from rlsdk_fsdp.adapter import FsdpAdapter
 from rlsdk_fsdp.config import WHOLE_GRADIENT_BYTES, FsdpOptions
 from rlsdk_fsdp.shards import Piece, local, pieces_of
 from rlsdk_fsdp.wrapping import (
@@ -96,7 +94,8 @@ class FsdpTrainEngine(TrainEngine):
         named, self.tied = canonical_parameters(self.model)
         self.pieces = pieces_of(named)
         load_weights(self.model, self.pieces, self.tied, spec.model, seed=ctx.seed, random=spec.init_from_config)
-        self.adapter = None if adapter is None else ShardedAdapter(adapter, self.pieces, ctx.seed)
+        copies = self.options.replicate_size
+        self.adapter = None if adapter is None else FsdpAdapter(adapter, self.pieces, copies=copies, seed=ctx.seed)
         self.trained = self.pieces if self.adapter is None else self.adapter.pieces
         num_values = sum(math.prod(piece.shape) for piece in self.trained)
         small = 4 * num_values <= WHOLE_GRADIENT_BYTES
@@ -167,48 +166,22 @@ class FsdpTrainEngine(TrainEngine):
         return self._layout_of(self.pieces, persistent_buffers(self.model), self.tied)
 
     def shards(self) -> Iterator[WeightShard]:
-        for piece in self.pieces:
-            if piece.box.numel:
-                yield WeightShard(name=piece.name, box=piece.box, tensor=self._merged(piece))
-        yield from self._buffer_shards()
+        yield from piece_shards(self.pieces) if self.adapter is None else self.adapter.shards()
+        yield from buffer_shards(persistent_buffers(self.model), device="cpu" if self.options.cpu_offload else None)
 
     def part_layout(self, part: WeightPart) -> WeightLayout:
         return self._layout_of(self.trained, {}, {}) if part is WeightPart.ADAPTER else self.layout()
 
     def part_shards(self, part: WeightPart) -> Iterator[WeightShard]:
-        for piece in self.trained if part is WeightPart.ADAPTER else self.pieces:
-            if piece.box.numel:
-                yield WeightShard(name=piece.name, box=piece.box, tensor=piece.held.detach())
+        yield from piece_shards(self.trained if part is WeightPart.ADAPTER else self.pieces)
         if part is WeightPart.BASE:
-            yield from self._buffer_shards()
+            yield from buffer_shards(persistent_buffers(self.model), device="cpu" if self.options.cpu_offload else None)
 
     def _layout_of(
         self, pieces: Sequence[Piece], buffers: Mapping[str, Tensor], tied: Mapping[str, str]
     ) -> WeightLayout:
-        held = [piece for piece in pieces if piece.box.numel]
-        return WeightLayout(
-            rank=self.ctx.rank,
-            node=self.ctx.node,
-            device="cpu" if self.options.cpu_offload else self.ctx.device,
-            process=f"{self.ctx.node}:{os.getpid()}",
-            tensors=tuple(
-                TensorMeta(name=p.name, shape=p.shape, dtype=str(p.held.dtype).removeprefix("torch.")) for p in held
-            )
-            + tuple(
-                TensorMeta(name=name, shape=tuple(buffers[name].shape), dtype=dtype)
-                for name, dtype in dtype_names(buffers).items()
-            ),
-            boxes=(
-                *((piece.name, piece.box) for piece in held),
-                *((name, Box.whole(tuple(buffer.shape))) for name, buffer in buffers.items()),
-            ),
-            tied=tied,
-        )
-
-    def _buffer_shards(self) -> Iterator[WeightShard]:
-        for name, buffer in persistent_buffers(self.model).items():
-            here = buffer.detach().to("cpu" if self.options.cpu_offload else buffer.device)
-            yield WeightShard(name=name, box=Box.whole(tuple(buffer.shape)), tensor=here)
+        device = "cpu" if self.options.cpu_offload else self.ctx.device
+        return piece_layout(self.ctx, pieces, buffers, tied, device=device)
 
     def save_checkpoint(self, path: Path) -> None:
         """See `TrainEngine`. Gradients are not part of a checkpoint: save after `optim_step`."""
@@ -318,13 +291,9 @@ class FsdpTrainEngine(TrainEngine):
         for piece in self.trained:
             piece.drop_gradient()
 
-    def _merged(self, piece: Piece) -> Tensor:
-        """This rank's rows of a weight, with the adapter added if it has one."""
-        return piece.held.detach() if self.adapter is None else self.adapter.merged(piece)
-
     def _base_digest(self) -> str | None:
         """Fingerprint of the frozen weights below an adapter. Collective."""
-        return None if self.adapter is None else self.adapter.base_digest(self.mesh)
+        return None if self.adapter is None else self.adapter.base_digest()
 
     def _on_host(self) -> bool:
         return self.device.type == "cpu" or self.options.cpu_offload

@@ -34,6 +34,11 @@ class Piece:
     def boxes(self) -> Sequence[Box]:
         return (self.box,) if self.box.numel else ()
 
+    @property
+    def parts(self) -> Sequence[tuple[Box, Tensor]]:
+        """This rank's rows, if it has any: their box, and a view of them."""
+        return tuple((box, self.held.detach()) for box in self.boxes)
+
     def take_gradient(self) -> None:
         """Passes the gradient that FSDP reduced to the optimizer.
 

@@ -45,7 +45,7 @@ class SplitAdapter:
     @torch.no_grad()
     def fill(self, seed: int) -> None:
         """Gives A and B their first values."""
-        first = dict(initial_values(self.adapter, seed))
+        first = dict(initial_values(self.adapter.spec, self.shapes, seed))
         for name, (box, tensor) in self._places.items():
             tensor.copy_(first[name][box.slices(Box.whole(self.shapes[name]))])
 
