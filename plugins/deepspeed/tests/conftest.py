@@ -10,7 +10,7 @@ import transformers
 from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.testing.process.worlds import Seat, World, close_process_pools
 
-LONG = ("test_the_run_goes_on_with_zero_3_and_vllm",)
+LONG = ("test_the_run_goes_on_with_zero_3_and_vllm", "test_an_adapter_of_zero_3_is_served_alone_by_vllm")
 LEFT_OUT = pytest.StashKey[str]()
 """What of these tests does not run, as `tools/run_tests.py` reads it."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,9 +13,21 @@ from unittest.mock import Mock, patch
 import torch
 
 from rlsdk.algorithms.objectives.policy import PolicyObjective
-from rlsdk.interfaces import Batch, Head, ModelSpec, OptimSpec, RankContext, TrainEngine, TrainSpec
+from rlsdk.interfaces import (
+    AdapterSpec,
+    Batch,
+    Head,
+    ModelSpec,
+    ObjectiveResult,
+    OptimSpec,
+    RankContext,
+    TrainEngine,
+    TrainSpec,
+    WeightPart,
+)
 from rlsdk.kit.model.chunked_head import VocabularyHead
 from rlsdk.kit.model.logit_chunks import MAX_LOGITS
+from rlsdk.kit.ranks.rendezvous import destroy_process_group, init_process_group
 from rlsdk.kit.ranks.shared_memory import find_block
 from rlsdk.testing.process.models import random_batch
 from rlsdk.testing.process.worlds import SEED, Seat
@@ -36,6 +49,7 @@ class Case:
     model: str
     options: DeepSpeedOptions = field(default_factory=DeepSpeedOptions)
     dtype: str = "float32"
+    adapter: AdapterSpec | None = None
     checkpointing: bool = False
     calls: int = 1
     """`forward_backward` calls before each step."""
@@ -57,7 +71,7 @@ class Case:
     @property
     def spec(self) -> TrainSpec:
         return TrainSpec(
-            model=ModelSpec(path=self.model, dtype=self.dtype, head=Head.LM),
+            model=ModelSpec(path=self.model, dtype=self.dtype, head=Head.LM, adapter=self.adapter),
             optim=OPTIM,
             micro_batch_rows=3,
             activation_checkpointing=self.checkpointing,
@@ -229,6 +243,117 @@ def lent_to_the_host(seat: Seat, case: Case) -> dict[str, Any]:
         return {"before": before, "meanwhile": meanwhile, "step": engine.optim_step(), "first": first}
     finally:
         engine.close()
+
+
+@contextmanager
+def kept_group(seat: Seat) -> Iterator[None]:
+    """The process group outlives the engines that a job starts one after another, as it does in a worker."""
+    ctx = RankContext(
+        role="keeper",
+        rank=seat.rank,
+        world_size=seat.size,
+        local_rank=seat.rank,
+        master_port=seat.port,
+        timeout_s=120.0,
+    )
+    init_process_group(ctx, "gloo")
+    try:
+        yield
+    finally:
+        destroy_process_group(ctx)
+
+
+def adapter(seat: Seat, case: Case) -> dict[str, Any]:
+    with kept_group(seat):
+        return probe_adapter(seat, case)
+
+
+def probe_adapter(seat: Seat, case: Case) -> dict[str, Any]:
+    """The reference is asked first of all; then training, a kept reference, exports, and a checkpoint of it."""
+    folder, spec = Path(case.export or ""), case.spec
+    mine = share(random_batch(NUM_ROWS, seed=3), seat.rank, seat.size)
+
+    def log_probs(engine: TrainEngine, method: str = "forward") -> torch.Tensor:
+        found: torch.Tensor = getattr(engine, method)(mine, ("log_probs",))["log_probs"]
+        return found
+
+    def step(seed: int, loss: Any) -> float:
+        engine.forward_backward(share(random_batch(NUM_ROWS, seed=seed), seat.rank, seat.size), loss)
+        log_probs(engine, "forward_reference")  # it changes no gradient
+        return engine.optim_step().grad_norm
+
+    loss = PolicyObjective(entropy_coef=0.01)
+    alone = seat.start(replace(spec, optim=None, model=replace(spec.model, adapter=None)))
+    base = log_probs(alone)
+    alone.close()
+    engine = seat.start(spec)
+    inner: Any = engine
+    inner = inner.engine
+    found: dict[str, Any] = {"first": torch.equal(log_probs(engine, "forward_reference"), base)}
+    found["norms"] = [step(seed, loss) for seed in (10, 20)]
+    found["off"] = torch.equal(log_probs(engine, "forward_reference"), base)
+    found["moved"] = engine.moved_share()
+    found["held"] = {part: bytes_of(inner._tensors_of(part)) for part in ("weights", "optimizer")}
+    found["dtypes"] = {p.dtype for p in inner.adapter.adapter.parameters.values()}
+    kept = log_probs(engine)
+    engine.keep_reference()
+    step(30, loss)
+    found["kept"] = torch.equal(log_probs(engine, "forward_reference"), kept)
+    before = [s.tensor.clone() for s in engine.shards()]
+    found["skipped"] = step(40, NotFinite())
+    found["stayed"] = all(torch.equal(s.tensor, old) for s, old in zip(engine.shards(), before, strict=True))
+    for export in ("adapter", "merged"):
+        object.__setattr__(inner.adapter.adapter.spec, "export", export)
+        engine.save_pretrained(folder / f"exported_{export}")
+    saved = folder / "saved"
+    saved.mkdir(exist_ok=True)
+    engine.save_checkpoint(saved)
+    found["after"] = dict(zip(mine["row_id"].tolist(), log_probs(engine).split(mine.lengths.tolist()), strict=True))
+    now = log_probs(engine)
+    engine.close()
+    resumed = seat.start(spec)
+    resumed.load_checkpoint(saved)
+    found["resumed"] = torch.equal(log_probs(resumed, "forward_reference"), kept)
+    found["equal"] = torch.equal(log_probs(resumed), now)
+    resumed.close()
+    return found
+
+
+def refused_checkpoints(seat: Seat, cases: dict[str, Case]) -> dict[str, Any]:
+    """The error of each case that loads its checkpoint."""
+    with kept_group(seat):
+        return {name: load_damaged(seat, case, [str(case.load)])[str(case.load)] for name, case in cases.items()}
+
+
+def parts(seat: Seat, case: Case) -> dict[WeightPart, dict[str, Any]]:
+    """Both parts of the weights, and the reference of a frozen model's adapter, which is the model without it."""
+    engine = seat.start(case.spec if case.calls else replace(case.spec, optim=None))
+    try:
+        return {
+            part: {
+                "layout": engine.part_layout(part),
+                "shards": [(s.name, s.box, s.tensor.clone()) for s in engine.part_shards(part)],
+                "private": [s.name for s in engine.part_shards(part) if find_block(s.tensor) is None],
+            }
+            for part in WeightPart
+        }
+    finally:
+        engine.close()
+
+
+@dataclass(frozen=True)
+class NotFinite:
+    """A loss that is NaN."""
+
+    outputs: Sequence[str] = ("log_probs",)
+
+    def __call__(self, outputs: Any, batch: Batch) -> ObjectiveResult:
+        return ObjectiveResult(loss=outputs["log_probs"].sum() * math.nan)
+
+
+def bytes_of(tensors: Sequence[torch.Tensor]) -> int:
+    """Of different memory."""
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
 
 def sum_of(tensors: dict[str, list[torch.Tensor]]) -> int:

@@ -1,5 +1,5 @@
-"""The engine holds all that it claims: with ZeRO 2, and with the other stages what ranks, shards and checkpoints are
-asked for."""
+"""The engine holds all that it claims: with ZeRO 2, and with the other stages what ranks, shards, checkpoints and
+adapters are asked for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from rlsdk.testing import TrainConformance
 from rlsdk.testing.train.lab import TrainLab
+from rlsdk.testing.train.requirements.adapters import AdapterRequirements
 from rlsdk.testing.train.requirements.checkpoints import CheckpointRequirements
 from rlsdk.testing.train.requirements.distillation import DistillationRequirements
 from rlsdk.testing.train.requirements.parallelism import ParallelismRequirements
@@ -26,6 +27,7 @@ class TestDeepSpeed(TrainConformance):
 
 
 class OnRanks(
+    AdapterRequirements,
     CheckpointRequirements,
     ParallelismRequirements,
     RankRequirements,

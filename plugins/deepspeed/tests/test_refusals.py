@@ -13,7 +13,7 @@ import psutil
 import pytest
 from jobs import Case, error_of, refused
 
-from rlsdk.interfaces import ConfigError, RankContext
+from rlsdk.interfaces import AdapterSpec, ConfigError, Head, RankContext
 from rlsdk_deepspeed.config import DeepSpeedOptions
 from rlsdk_deepspeed.engine import DeepSpeedTrainEngine
 
@@ -27,6 +27,10 @@ def test_what_cannot_be_built_is_a_config_error_on_every_rank(models: Any, world
         "expected one of them": {"micro_batch_tokens": 2},
         "float16 gradients underflow": {"model": replace(good.model, dtype="float16")},
         "zero_stage: 4; expected 1, 2 or 3": {"options": DeepSpeedOptions(zero_stage=4)},  # type: ignore[arg-type]
+        "a model with a value head trains its new head": {
+            "model": replace(good.model, head=Head.VALUE, adapter=AdapterSpec(rank=2))
+        },
+        "model.lora.targets 'q_pro'": {"model": replace(good.model, adapter=AdapterSpec(rank=2, targets=("q_pro",)))},
         "use train.deepspeed.zero_stage 3": {"options": DeepSpeedOptions(zero_stage=2, offload_param=True)},
     }
     for told, changes in wrong.items():

@@ -38,10 +38,10 @@ def rlsdk(*arguments: str, cwd: Path) -> str:
     return done.stdout
 
 
-def steps(place: Path) -> list[dict[str, Any]]:
+def steps(place: Path, run: str = "run") -> list[dict[str, Any]]:
     """Metrics of the steps taken so far; several lines may speak of one."""
     found: dict[int, dict[str, Any]] = {}
-    for line in map(json.loads, (place / "runs" / "run" / "metrics.jsonl").read_text().splitlines()):
+    for line in map(json.loads, (place / "runs" / run / "metrics.jsonl").read_text().splitlines()):
         found.setdefault(line["step"], {}).update(line)
     return [found[step] for step in sorted(found) if "reward/mean" in found[step]]
 
@@ -71,3 +71,16 @@ def test_the_run_goes_on_with_zero_3_and_vllm(place: Path, models: dict[str, str
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert all(line["parity/log_prob_diff_max"] < 5e-5 for line in lines)
     assert lines[-1]["policy/version"] == 8
+
+
+def test_an_adapter_of_zero_3_is_served_alone_by_vllm(place: Path, models: dict[str, str]) -> None:
+    """Only A and B are sent after the first sync, and vLLM computes with them."""
+    options = ("--train.deepspeed.zero_stage", "3", "--rollout-backend", "vllm", "--rollout.tp_size", "2")
+    adapter = ("--model.lora.rank", "8", "--model.lora.sync", "adapter", "--trainer.run_name", "adapter")
+    rlsdk("train", "--model", models["plain"], *adapter, *TASK, *options, "--trainer.steps", "2", cwd=place)
+    lines = steps(place, "adapter")
+    assert [line["step"] for line in lines] == [1, 2]
+    assert all(line["parity/log_prob_diff_max"] < 5e-5 for line in lines)
+    assert lines[-1]["sync/adapter_effect"] > 0
+    written = {path.name for path in (place / "runs" / "adapter" / "model").iterdir()}
+    assert {"adapter_model.safetensors", "adapter_config.json"} <= written

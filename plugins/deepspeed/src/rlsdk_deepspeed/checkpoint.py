@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from rlsdk.interfaces import CheckpointError
 from rlsdk.kit.files.atomic_files import atomic_write_json, atomic_write_tensors
+from rlsdk.kit.model.adapters import check_base
 from rlsdk.kit.ranks.error_agreement import raise_on_all_ranks
 from rlsdk.kit.ranks.progress import advance
 from rlsdk_deepspeed.shards import Piece, Range
@@ -45,11 +47,40 @@ class Progress:
     """Number of ranks that saved it, each with a file."""
     shapes: Mapping[str, Sequence[int]]
     """Canonical name -> shape."""
+    base: str | None = None
+    """Fingerprint of the frozen weights below an adapter."""
+    has_reference: bool = False
+    """Whether it has the adapter of the reference."""
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        """Kinds of tensors that it has of each name."""
+        return (
+            "weight",
+            *(() if self.adam_steps is None else MOMENTS),
+            *(("reference",) if self.has_reference else ()),
+        )
 
 
-def save(folder: Path, pieces: Sequence[Piece], optimizer: torch.optim.Optimizer | None, num_steps: int) -> None:
+def save(
+    folder: Path,
+    pieces: Sequence[Piece],
+    optimizer: torch.optim.Optimizer | None,
+    num_steps: int,
+    *,
+    base: str | None = None,
+    reference: Mapping[str, Tensor] = MappingProxyType({}),
+) -> None:
     """Writes weights, moments, schedule and random states. Collective: every rank must call; returns when all files are
     on disk.
+
+    Args:
+        folder: an empty one.
+        pieces: of what is trained.
+        optimizer: None: the model is frozen.
+        num_steps: of the schedule.
+        base: fingerprint of the frozen weights below an adapter; None: there are none.
+        reference: this rank's values of the adapter that the reference has; empty: it has none.
 
     Raises:
         CheckpointError: some rank could not write; raised on all.
@@ -64,10 +95,16 @@ def save(folder: Path, pieces: Sequence[Piece], optimizer: torch.optim.Optimizer
             for moment in MOMENTS
             if len(piece.held)
         }
+    tensors |= {f"reference/{piece.name}": reference[piece.name] for piece in pieces if reference and len(piece.held)}
     tensors |= {f"random/{device}": state for device, state in _random_states().items()}
     ranges = {piece.name: piece.range for piece in pieces if len(piece.held)}
     progress = Progress(
-        num_steps=num_steps, adam_steps=steps, world_size=world, shapes={p.name: p.shape for p in pieces}
+        num_steps=num_steps,
+        adam_steps=steps,
+        world_size=world,
+        shapes={piece.name: piece.shape for piece in pieces},
+        base=base,
+        has_reference=bool(reference),
     )
     with raise_on_all_ranks(f"{folder} cannot be written"):
         # safetensors refuses views of one memory.
@@ -78,21 +115,24 @@ def save(folder: Path, pieces: Sequence[Piece], optimizer: torch.optim.Optimizer
             atomic_write_json(folder / STATE, {"format": FORMAT, **vars(progress)})
 
 
-def load(folder: Path, pieces: Sequence[Piece], optimizer: torch.optim.Optimizer | None) -> int:
-    """Restores what `save` wrote, on any number of ranks and with any stage; returns `num_steps`. Collective: every
-    rank must call. The weights that passes run on are still the old ones.
+def load(
+    folder: Path, pieces: Sequence[Piece], optimizer: torch.optim.Optimizer | None, *, base: str | None = None
+) -> tuple[int, dict[str, Tensor]]:
+    """Restores what `save` wrote, on any number of ranks and with any stage; returns `num_steps` and `reference`.
+    Collective: every rank must call. The weights that passes run on are still the old ones.
 
-    Rank r gets the random state of rank r; ranks beyond those of the saving run keep their own.
+    Rank r gets the random state of rank r; ranks beyond those of the saving run keep their own. `base` is that of this
+    model.
 
     Raises:
         CheckpointError: the folder is incomplete or of another model; raised on all ranks, which keep their state.
     """
     with raise_on_all_ranks(f"{folder} cannot be loaded"):
         progress = _read_progress(folder)
+        check_base(folder, progress.base, base)
         _check_model(folder, progress, pieces)
         files = _read_headers(folder, progress)
-        has_moments = optimizer is not None and progress.adam_steps is not None
-        kinds = ("weight", *(MOMENTS if has_moments else ()))
+        kinds = [kind for kind in progress.kinds if optimizer is not None or kind not in MOMENTS]
         _check_whole(folder, files, progress, kinds)
         read = {kind: {piece.name: _read(files, kind, piece) for piece in pieces} for kind in kinds}
         random = _read_random(folder, progress)
@@ -102,7 +142,9 @@ def load(folder: Path, pieces: Sequence[Piece], optimizer: torch.optim.Optimizer
         if optimizer is not None:
             _set_moments(optimizer, pieces, progress.adam_steps, read)
     _set_random_states(random)
-    return progress.num_steps
+    reference = {piece.name: values.to(piece.flat.device) for piece in pieces
+                 if (values := read.get("reference", {}).get(piece.name)) is not None}  # fmt: skip
+    return progress.num_steps, reference
 
 
 def steps_of(optimizer: torch.optim.Optimizer | None, pieces: Iterable[Piece]) -> float | None:
@@ -147,6 +189,8 @@ def _read_progress(folder: Path) -> Progress:
             adam_steps=None if steps is None else float(steps),
             world_size=int(found["world_size"]),
             shapes={str(name): [int(size) for size in shape] for name, shape in found["shapes"].items()},
+            base=found.get("base"),
+            has_reference=bool(found.get("has_reference", False)),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
@@ -192,8 +236,7 @@ def _read_headers(folder: Path, progress: Progress) -> list[_File]:
 def _check_whole(folder: Path, files: Sequence[_File], progress: Progress, kinds: Sequence[str]) -> None:
     """Every element of every tensor is in exactly one file, or in all files; no file has a tensor that is not
     counted."""
-    expected = {f"{kind}/{name}" for kind in ("weight", *(MOMENTS if progress.adam_steps else ())) for name in
-                progress.shapes}  # fmt: skip
+    expected = {f"{kind}/{name}" for kind in progress.kinds for name in progress.shapes}
     for file in files:
         for key, size in file.sizes.items():
             kind, _, name = key.partition("/")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from rlsdk.interfaces import (
     Batch,
-    Box,
     ForwardBackwardResult,
     Head,
     ModelSpec,
@@ -25,28 +23,31 @@ from rlsdk.interfaces import (
     OptimStepResult,
     Parallel,
     RankContext,
-    TensorMeta,
     TrainEngine,
     TrainSpec,
     WeightLayout,
+    WeightPart,
     WeightShard,
 )
 from rlsdk.kit.files.export import ExportedTensor, in_dtype, write_model
 from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
 from rlsdk.kit.memory.offload import HostOffload
+from rlsdk.kit.model.adapters import ModelAdapter, add_adapter
 from rlsdk.kit.model.divergence import load_teacher_head
-from rlsdk.kit.model.hf import build_model, canonical_parameters, dtype_names, persistent_buffers
+from rlsdk.kit.model.hf import build_model, canonical_parameters, persistent_buffers
 from rlsdk.kit.model.microbatch import check_limits
 from rlsdk.kit.model.optim import adamw, learning_rate, set_learning_rate
 from rlsdk.kit.model.outputs import OutputModel, TeacherHead, layers_above
 from rlsdk.kit.model.part_loading import load_weights
 from rlsdk.kit.model.pass_plan import PassPlan
+from rlsdk.kit.model.piece_layouts import buffer_shards, piece_layout, piece_shards
 from rlsdk.kit.model.rank_passes import collect_outputs, cut_alike, loss_of
 from rlsdk.kit.ranks.error_agreement import raise_objective_errors, raise_on_all_ranks
 from rlsdk.kit.ranks.metric_sums import MetricSums
 from rlsdk.kit.ranks.rendezvous import destroy_process_group, init_process_group
 from rlsdk_deepspeed import checkpoint, library
-from rlsdk_deepspeed.shards import Group, pieces_of
+from rlsdk_deepspeed.adapter import DeepSpeedAdapter
+from rlsdk_deepspeed.shards import Piece, pieces_of
 from rlsdk_deepspeed.sizes import check_options, dtype_of, options_of
 
 PACKED = {"auto": None, "always": True, "never": False}
@@ -78,39 +79,62 @@ class DeepSpeedTrainEngine(TrainEngine):
             torch.cuda.set_device(self.device)
         init_process_group(ctx, "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl")
         self.model = build_model(spec.model, empty=True, dtype=dtype).requires_grad_(spec.optim is not None)
+        adapter = add_adapter(self.model, spec.model, trained=spec.optim is not None)
         if spec.activation_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             self.model.train()  # transformers recomputes in training mode only; `build_model` removed dropout
-        self.outputs = OutputModel(self.model, spec.model.head)
-        self._start(dtype)
+        # ZeRO 2 lays gradients out in the order in which they come, and adds those of all ranks at the same place.
+        self.outputs = OutputModel(self.model, spec.model.head, steady=True)
+        self._start(dtype, adapter)
         load_weights(self.model, self.pieces, self.tied, spec.model, seed=ctx.seed, random=spec.init_from_config)
+        copies = 1 if self.stage == 3 else ctx.world_size
+        self.adapter = (
+            None
+            if adapter is None
+            else DeepSpeedAdapter(adapter, self.trained, self.pieces, copies=copies, seed=ctx.seed)
+        )
         self._refresh()
         self.host_offload = HostOffload()
         self.num_steps = 0
         self.pending = False
 
-    def _start(self, dtype: torch.dtype) -> None:
-        """Hands the model, without values, to DeepSpeed, and finds this rank's parts."""
-        shapes = {name: tuple(parameter.shape) for name, parameter in canonical_parameters(self.model)[0].items()}
-        num_values = sum(map(math.prod, shapes.values()))
+    def _start(self, dtype: torch.dtype, adapter: ModelAdapter | None) -> None:
+        """Hands the model, without values, to DeepSpeed, and finds this rank's parts: `pieces` of the model, and
+        `trained` of what the optimizer steps, the same ones without an adapter."""
+        low = {} if adapter is None else adapter.parameters
+        shapes = {name: tuple(p.shape) for name, p in {**canonical_parameters(self.model)[0], **low}.items()}
         trained, self.stage = self.spec.optim is not None, self.options.zero_stage
-        config = library.settings(self.spec, self.options, bfloat16=dtype is torch.bfloat16, num_values=num_values)
+        num_values = sum(math.prod(shapes[name]) for name in low or shapes)
+        mixed = dtype is torch.bfloat16 and adapter is None
+        config = library.settings(self.spec, self.options, bfloat16=mixed, num_values=num_values)
         split = library.Partitioner(self.ctx, config, dtype) if self.stage == 3 else None
-        library.materialise(self.outputs, self.device, dtype, split)
+        library.materialise(self.outputs, self.device, dtype, split, low.values())
         named, self.tied = canonical_parameters(self.model)
+        low = {} if adapter is None else adapter.parameters
+        stepped, frozen = (low, named) if low else (named, {})
         if trained or self.stage == 3:
-            optimizer = self._new_optimizer(named, shapes) if trained else None
+            optimizer = self._new_optimizer(stepped, shapes) if trained else None
             self.engine = library.start(self.ctx, self.outputs, optimizer, config)
-            if self.stage == 3 and self.spec.model.head is Head.LM:
-                library.keep_gathered(self.engine, layers_above(self.model))
+            if self.stage == 3:
+                library.keep_whole(self.engine, low.values())
+                if self.spec.model.head is Head.LM:
+                    library.keep_gathered(self.engine, layers_above(self.model))
             if trained and self.device.type == "cpu":
-                library.keep_shared(self.engine, self.stage)
-            groups = library.groups_of(self.engine, self.stage)
+                library.keep_shared(self.engine, self.stage, frozen.values())
         else:
             self.stage = 0
-            groups = [Group(parameter.data.view(-1), [parameter]) for parameter in named.values()]
-        names = {id(parameter): name for name, parameter in named.items()}
-        self.pieces = pieces_of(groups, names, shapes, self.stage, (self.ctx.rank, self.ctx.world_size))
+        names = {id(parameter): name for name, parameter in {**named, **low}.items()}
+        place, is_split = (self.ctx.rank, self.ctx.world_size), self.stage == 3
+        groups = (
+            library.groups_of(self.engine, self.stage)
+            if trained
+            else library.frozen_groups(stepped.values(), split=is_split)
+        )
+        self.trained = pieces_of(groups, names, {name: shapes[name] for name in stepped}, self.stage, place)
+        self.pieces = self.trained
+        if adapter is not None:
+            below = library.frozen_groups(frozen.values(), split=is_split)
+            self.pieces = pieces_of(below, names, {name: shapes[name] for name in frozen}, 3 * is_split, place)
         self.optimizer: torch.optim.Optimizer | None = self.engine.optimizer.optimizer if trained else None
 
     def _new_optimizer(self, named: Any, shapes: Any) -> torch.optim.Optimizer:
@@ -126,7 +150,30 @@ class DeepSpeedTrainEngine(TrainEngine):
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         with torch.no_grad(), self._passes():
             cut = cut_alike(batch, self.spec)
-            return collect_outputs(batch, cut, outputs, lambda rows: self._run(*self._send(rows), outputs))
+            found = collect_outputs(batch, cut, outputs, lambda rows: self._run(*self._send(rows), outputs))
+            self._gather_adapter()
+        return found
+
+    def forward_reference(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
+        assert self.adapter is not None
+        reference = self.adapter.reference
+        if not reference.values:
+            with reference.in_use():
+                return self.forward(batch, outputs)
+        try:
+            with reference.in_use():
+                self._refresh()
+                return self.forward(batch, outputs)
+        finally:
+            self._refresh()
+
+    def keep_reference(self) -> None:
+        assert self.adapter is not None
+        self.adapter.reference.keep()
+
+    def moved_share(self) -> float:
+        assert self.adapter is not None
+        return self.adapter.moved_share()
 
     def load_teacher(self, spec: ModelSpec) -> None:
         self.outputs.teacher = TeacherHead(load_teacher_head(spec, self.device))
@@ -140,6 +187,7 @@ class DeepSpeedTrainEngine(TrainEngine):
                 loss = loss_of(objective, self._run(part, plan, objective.outputs), part, metrics, failures)
                 # DeepSpeed averages over ranks; the contract requires the sum.
                 self.engine.backward(loss * self.ctx.world_size)
+            self._gather_adapter()
             raise_objective_errors(failures)
         self.pending = True
         return metrics.reduce(len(cut))
@@ -158,49 +206,50 @@ class DeepSpeedTrainEngine(TrainEngine):
             self._drop_gradients()
         skipped = not math.isfinite(norm)
         self.num_steps += not skipped
+        if skipped and self.adapter is not None:
+            self._refresh()  # DeepSpeed has split A and B for the step
         return OptimStepResult(grad_norm=norm, lr=lr, skipped=skipped)
 
     def layout(self) -> WeightLayout:
-        held = [piece for piece in self.pieces if piece.parts]
         # Every rank has the full tensors.
-        buffers = persistent_buffers(self.model)
-        return WeightLayout(
-            rank=self.ctx.rank,
-            node=self.ctx.node,
-            device=str(self.pieces[0].flat.device) if self._on_host() else self.ctx.device,
-            process=f"{self.ctx.node}:{os.getpid()}",
-            tensors=tuple(
-                TensorMeta(name=p.name, shape=p.shape, dtype=str(p.flat.dtype).removeprefix("torch.")) for p in held
-            )
-            + tuple(
-                TensorMeta(name=name, shape=tuple(buffers[name].shape), dtype=dtype)
-                for name, dtype in dtype_names(buffers).items()
-            ),
-            boxes=(
-                *((piece.name, box) for piece in held for box in piece.boxes),
-                *((name, Box.whole(tuple(buffer.shape))) for name, buffer in buffers.items()),
-            ),
-            tied=self.tied,
-        )
+        return self._layout_of(self.pieces, persistent_buffers(self.model), self.tied)
 
     def shards(self) -> Iterator[WeightShard]:
-        for piece in self.pieces:
-            for box, values in piece.parts:
-                yield WeightShard(name=piece.name, box=box, tensor=values)
-        for name, buffer in persistent_buffers(self.model).items():
-            yield WeightShard(name=name, box=Box.whole(tuple(buffer.shape)), tensor=buffer.detach())
+        yield from piece_shards(self.pieces) if self.adapter is None else self.adapter.shards()
+        yield from buffer_shards(persistent_buffers(self.model))
+
+    def part_layout(self, part: WeightPart) -> WeightLayout:
+        return self._layout_of(self.trained, {}, {}) if part is WeightPart.ADAPTER else self.layout()
+
+    def part_shards(self, part: WeightPart) -> Iterator[WeightShard]:
+        yield from piece_shards(self.trained if part is WeightPart.ADAPTER else self.pieces)
+        if part is WeightPart.BASE:
+            yield from buffer_shards(persistent_buffers(self.model))
+
+    def _layout_of(
+        self, pieces: Sequence[Piece], buffers: Mapping[str, Tensor], tied: Mapping[str, str]
+    ) -> WeightLayout:
+        on_host = any(piece.flat.device.type == "cpu" for piece in pieces if piece.parts)
+        return piece_layout(self.ctx, pieces, buffers, tied, device="cpu" if on_host else self.ctx.device)
 
     def save_checkpoint(self, path: Path) -> None:
         """See `TrainEngine`. Gradients are not part of a checkpoint: save after `optim_step`."""
-        checkpoint.save(path, self.pieces, self.optimizer, self.num_steps)
+        base, reference = self._base_digest(), {} if self.adapter is None else self.adapter.reference.values
+        checkpoint.save(path, self.trained, self.optimizer, self.num_steps, base=base, reference=reference)
 
     def load_checkpoint(self, path: Path) -> None:
-        self.num_steps = checkpoint.load(path, self.pieces, self.optimizer)
+        base = self._base_digest()
+        self.num_steps, reference = checkpoint.load(path, self.trained, self.optimizer, base=base)
+        if self.adapter is not None:
+            self.adapter.reference.values = reference
         self._refresh()
         self._drop_gradients()
 
     def save_pretrained(self, path: Path) -> None:
         """See `TrainEngine`. Ranks write files concurrently; each tensor is gathered only on its writer."""
+        if self.adapter is not None and self.adapter.adapter.spec.export == "adapter":
+            self.adapter.save(path, self.model, self.spec.model)
+            return
         pieces = {piece.name: piece for piece in self.pieces}
         buffers = persistent_buffers(self.model)
         tensors = in_dtype({piece.name: piece.shape for piece in self.pieces}, getattr(torch, self.spec.model.dtype))
@@ -209,7 +258,8 @@ class DeepSpeedTrainEngine(TrainEngine):
         def fetch(tensor: ExportedTensor, writer: int) -> Tensor | None:
             if tensor.name in buffers:
                 return buffers[tensor.name]
-            return pieces[tensor.name].gather(writer, tensor.dtype)
+            gather = Piece.gather if self.adapter is None else self.adapter.gather_merged
+            return gather(pieces[tensor.name], writer, tensor.dtype)
 
         with raise_on_all_ranks(f"{path} cannot be written"):
             write_model(
@@ -274,6 +324,11 @@ class DeepSpeedTrainEngine(TrainEngine):
                 self._drop_gradients()
             raise
 
+    def _gather_adapter(self) -> None:
+        """Lets `shards` find A and B whole, which add them without communication. Collective."""
+        if self.adapter is not None and self.stage == 3:
+            library.gather(self.adapter.adapter.parameters.values())
+
     def _refresh(self) -> None:
         if self.engine is not None:
             with library.launcher_variables(self.ctx):
@@ -284,14 +339,15 @@ class DeepSpeedTrainEngine(TrainEngine):
         if self.optimizer is not None:
             library.drop_gradients(self.engine, self.stage)
 
-    def _on_host(self) -> bool:
-        return self.device.type == "cpu" or self.options.offload_optimizer
+    def _base_digest(self) -> str | None:
+        """Fingerprint of the frozen weights below an adapter. Collective."""
+        return None if self.adapter is None else self.adapter.base_digest()
 
     def _tensors_of(self, part: str) -> list[Tensor]:
         if part == "weights":
-            return [piece.flat for piece in self.pieces] + (
-                library.weights_of(self.engine, self.stage) if self.engine is not None else []
-            )
+            low = [] if self.adapter is None else self.adapter.tensors()
+            run = library.weights_of(self.engine, self.stage) if self.engine is not None else []
+            return [*(piece.flat for piece in self.pieces), *low, *run]
         if part == "gradients":
             return library.gradients_of(self.engine, self.stage) if self.optimizer is not None else []
         states = self.optimizer.state.values() if self.optimizer is not None else ()

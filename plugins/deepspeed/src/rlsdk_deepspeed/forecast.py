@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
 from rlsdk.interfaces import Box, Forecast, Head, RankContext, RankMemory, RolloutSpec, TrainSpec, Workload
 from rlsdk.kit.memory.forecast import ModelTensors, count_passes, training
+from rlsdk.kit.model.adapters import adapter_shapes
 from rlsdk.kit.model.hf import build_model
 from rlsdk.kit.model.outputs import layers_above
 from rlsdk.kit.weights.flat_boxes import boxes_of_range
@@ -23,9 +25,11 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
     check_options(options)
     model = build_model(spec.model, empty=True)
     tensors, computed, trained = ModelTensors.of(model), dtype_of(spec), spec.optim is not None
-    held = torch.float32 if trained else computed
+    low = {} if spec.model.adapter is None else adapter_shapes(model, spec.model.adapter)
+    held = torch.float32 if trained and not low else computed
     stage = options.zero_stage if trained or options.zero_stage == 3 else 0
-    ranges = _ranges(tensors, stage, len(contexts))
+    # With ZeRO 1 and 2, weights below an adapter are whole on each rank, as those of a frozen model.
+    ranges = _ranges(tensors.shapes, 0 if low and stage < 3 else stage, len(contexts))
     layouts = []
     for ctx in contexts:
         mine = {name: boxes_of_range(tensors.shapes[name], *ends[ctx.rank]) for name, ends in ranges.items()}
@@ -33,30 +37,36 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
         layouts.append(tensors.layout(ctx, str(held).removeprefix("torch."), boxes))
     passes = count_passes(spec, workload, dp_size=len(contexts), dtype=computed)
     gathered = _gathered(model, spec.model.head) * computed.itemsize if stage == 3 else 0
+    stepped = low or tensors.shapes
+    step_ranges, num_stepped = _ranges(stepped, stage, len(contexts)), sum(map(math.prod, stepped.values()))
+    reduced = 2 * num_stepped * (4 if low else computed.itemsize)
     forward, backward = passes.forward_bytes, passes.backward_bytes
     memory = []
     for layout in layouts:
-        stepped = sum(box.numel for _, box in layout.boxes)
+        own = sum(ends[layout.rank][1] - ends[layout.rank][0] for ends in step_ranges.values())
+        below = sum(box.numel for _, box in layout.boxes) * held.itemsize
+        if low:  # whole, as passes compute with it; and this rank's part, where the whole is split
+            copies = 4 * (num_stepped + (own if stage else 0))
+        else:
+            copies = _copies(num_stepped, own, stage, computed, trained)
         memory.append(
             RankMemory(
-                weights_bytes=stepped * held.itemsize + _copies(tensors.numel, stepped, stage, computed, trained),
-                optimizer_bytes=8 * stepped * trained,
-                gradients_bytes=4 * (tensors.numel if stage == 1 else stepped) * trained,
+                weights_bytes=below + copies,
+                optimizer_bytes=8 * own * trained,
+                gradients_bytes=4 * (num_stepped if stage == 1 else own) * trained,
                 forward_bytes=None if forward is None else forward + gathered,
                 # Gradients of a pass are copied into one buffer, which is reduced.
-                backward_bytes=None
-                if backward is None
-                else (backward + gathered + 2 * tensors.numel * computed.itemsize) * trained,
+                backward_bytes=None if backward is None else (backward + gathered + reduced) * trained,
                 on_host=False,
             )
         )
     return Forecast(layouts=tuple((layout,) for layout in layouts), memory=tuple(memory), dp_size=len(contexts))
 
 
-def _ranges(tensors: ModelTensors, stage: int, world: int) -> dict[str, list[Range]]:
+def _ranges(shapes: Mapping[str, tuple[int, ...]], stage: int, world: int) -> dict[str, list[Range]]:
     """Each rank's range of every parameter: weights with and without decay are flattened apart."""
-    decayed = {name: shape for name, shape in tensors.shapes.items() if len(shape) >= 2}
-    plain = {name: shape for name, shape in tensors.shapes.items() if len(shape) < 2}
+    decayed = {name: shape for name, shape in shapes.items() if len(shape) >= 2}
+    plain = {name: shape for name, shape in shapes.items() if len(shape) < 2}
     return {**split(decayed, stage, world), **split(plain, stage, world)}
 
 

@@ -192,12 +192,14 @@ class Partitioner:
             self.init._convert_to_zero_parameters([parameter])
 
 
+def frozen_groups(parameters: Iterable[nn.Parameter], *, split: bool) -> list[Group]:
+    """Parameters that no optimizer steps, each a group of its own: split over ranks (ZeRO 3), or whole on each."""
+    return [Group(p.ds_tensor.data if split else p.data.view(-1), [p]) for p in parameters]  # type: ignore[attr-defined]
+
+
 def groups_of(engine: Any, stage: int) -> list[Group]:
-    """What DeepSpeed flattened: this rank's part of each group, and the parameters in it."""
+    """What DeepSpeed flattened to step it: this rank's part of each group, and the parameters in it."""
     inner = engine.optimizer
-    if not hasattr(inner, "optimizer"):  # frozen, with the weights split
-        parameters = list(dict.fromkeys(engine.module.parameters()))
-        return [Group(parameter.ds_tensor.data, [parameter]) for parameter in parameters]
     if stage == 3:
         return [
             Group(flat, list(g)) for flat, g in zip(inner.fp32_partitioned_groups_flat, inner.fp16_groups, strict=True)
@@ -256,10 +258,30 @@ def weights_of(engine: Any, stage: int) -> list[Tensor]:
     return held + [p.data for p in inner.persistent_parameters]
 
 
-def keep_shared(engine: Any, stage: int) -> None:
-    """Moves the float32 weights, on a CPU, to shared memory that other processes of the node can read
-    (`kit.ranks.shared_memory`)."""
+def keep_whole(engine: Any, parameters: Iterable[nn.Parameter]) -> None:
+    """Lets each rank hold these parameters whole after a step and after `refresh`, however large they are (ZeRO 3)."""
+    persistent = engine.optimizer.persistent_parameters
+    known = set(map(id, persistent))
+    for parameter in parameters:
+        parameter.ds_persist = True  # type: ignore[attr-defined]
+        if id(parameter) not in known:
+            persistent.append(parameter)
+
+
+def gather(parameters: Iterable[nn.Parameter]) -> None:
+    """Gathers those of these parameters that a pass has split again, as the first ones do even with `keep_whole` (ZeRO
+    3). Collective."""
+    held: list[Any] = list(parameters)
+    held[0].all_gather(held)
+
+
+def keep_shared(engine: Any, stage: int, frozen: Iterable[nn.Parameter]) -> None:
+    """Moves the float32 weights that the optimizer steps, and the frozen ones, on a CPU, to shared memory that other
+    processes of the node can read (`kit.ranks.shared_memory`)."""
     inner = engine.optimizer
+    held: list[Any] = [parameter.ds_tensor if stage == 3 else parameter for parameter in frozen]  # type: ignore[attr-defined]
+    for tensor, shared in zip(held, share([tensor.data for tensor in held]), strict=True):
+        tensor.data = shared
     if stage < 3:
         flats = inner.single_partition_of_fp32_groups
         for flat, shared in zip(flats, share([flat.data for flat in flats]), strict=True):
@@ -281,16 +303,24 @@ def finish(engine: Any) -> None:
     parameter_offload.FWD_MODULE_STACK[:] = [m for m in parameter_offload.FWD_MODULE_STACK if m not in mine]
 
 
-def materialise(module: nn.Module, device: torch.device, dtype: torch.dtype, partitioner: Partitioner | None) -> None:
-    """Allocates parameters (zeros, all of one dtype, as DeepSpeed flattens them) and buffers (no values, of their own
-    dtypes) of a module on the meta device; shared ones stay shared."""
+def materialise(
+    module: nn.Module,
+    device: torch.device,
+    dtype: torch.dtype,
+    partitioner: Partitioner | None,
+    adapter: Iterable[nn.Parameter] = (),
+) -> None:
+    """Allocates parameters (zeros, of one dtype, as DeepSpeed flattens them, but those of an adapter float32) and
+    buffers (no values, of their own dtypes) of a module on the meta device; shared ones stay shared."""
+    low = {id(parameter) for parameter in adapter}
     made: dict[int, nn.Parameter] = {}
     for part in module.modules():
         for key, parameter in part._parameters.items():
             if parameter is None:
                 continue
             if id(parameter) not in made:
-                values = torch.zeros(parameter.shape, dtype=dtype, device=device)
+                own = torch.float32 if id(parameter) in low else dtype
+                values = torch.zeros(parameter.shape, dtype=own, device=device)
                 made[id(parameter)] = nn.Parameter(values, requires_grad=parameter.requires_grad)
                 if partitioner is not None:
                     partitioner.split(made[id(parameter)])

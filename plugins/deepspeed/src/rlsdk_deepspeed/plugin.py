@@ -27,6 +27,8 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
                     Capability.RESHARD_ON_LOAD,
                     Capability.DATA_PARALLEL,
                     Capability.PACKING,
+                    Capability.LORA,
+                    Capability.ADAPTER_SYNC,
                 }
             ),
             dtypes=frozenset({"float32", "bfloat16"}),
