@@ -30,7 +30,10 @@ def compare(
 @app.command(help="A line about a run, which its pages show.")
 def note(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run, which may be running.")],
-    text: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]", help="One line; without it, the notes are listed.", show_default=False)] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TEXT", help="One line; without it, the notes are listed.", show_default=False),
+    ] = None,
 ) -> None:
     from rlsdk.cli.pages.note import run
 
