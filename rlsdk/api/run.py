@@ -212,13 +212,15 @@ class Run:
 
     def _changes(self) -> dict[str, tuple[str, str]]:
         """What people call a figure -> its first and its last value: of evaluations, then of training steps."""
-        from rlsdk.views.figures import FIGURES, named, named_step
+        from rlsdk.views.figures import named, named_step
 
         old, new = named(self.before, self.after), named(self.after, self.before)
         found = {name: (old.get(name, "-"), new.get(name, "-")) for name in {**old, **new}}
-        steps = [row for row in self.metrics if not {*row}.isdisjoint(FIGURES.values())]
-        first, last = (named_step(steps[at]) if steps else {} for at in (0, -1))
-        return found | {f"{name}, in training": (first.get(name, "-"), value) for name, value in last.items()}
+        first: dict[str, str] = {}
+        last: dict[str, str] = {}
+        for step in map(named_step, self.metrics):  # those of a warm start have other figures
+            first, last = {**step, **first}, {**last, **step}
+        return found | {f"{name}, in training": (value, last[name]) for name, value in first.items()}
 
     def __repr__(self) -> str:
         state = "stopped after" if self.stopped else "after"

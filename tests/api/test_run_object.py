@@ -58,6 +58,18 @@ def test_a_reward_is_shown_twice_if_it_differs_from_the_accuracy_once() -> None:
     assert named(equal, equal) == {"accuracy, greedy": "0.0%"}
 
 
+def test_figures_of_training_are_first_and_last_where_a_warm_start_has_more_steps(folder: Path) -> None:
+    lines = [{"step": step, "sft/loss": 5.0 - step} for step in range(1, 4)]
+    lines += [{"step": step, "reward/mean": step / 4} for step in (1, 2)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = rlsdk.Run(folder)
+    page = run._repr_html_()
+    assert "<tr><th>reward, in training</th><td>0.25</td><td>0.5</td></tr>" in page
+    assert "<tr><th>loss, in training</th><td>4</td><td>2</td></tr>" in page
+    run.note("after the warm start")
+    assert run.notes[0].step == 2
+
+
 def test_its_tables_are_lists_and_data_frames(folder: Path) -> None:
     metrics = rlsdk.Run(folder).metrics
     assert isinstance(metrics, list)

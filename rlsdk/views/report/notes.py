@@ -50,8 +50,7 @@ def add_note(run_dir: Path, text: str) -> Note:
     if not 0 < len(line) <= MAX_CHARS:
         raise ConfigError(f"a note has {len(line)} characters: expected 1 to {MAX_CHARS}")
     check_inside(run_dir, run_dir / NOTES_FILE)
-    steps = [number for row in read_metrics(run_dir) if (number := number_of(row.get("step"))) is not None]
-    note = Note(text=line, time=time.strftime("%Y-%m-%dT%H:%M:%S%z"), step=int(max(steps)) if steps else None)
+    note = Note(text=line, time=time.strftime("%Y-%m-%dT%H:%M:%S%z"), step=_newest_step(run_dir))
     record = json.dumps({"time": note.time, "step": note.step, "text": note.text}) + "\n"
     handle = os.open(run_dir / NOTES_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
@@ -59,6 +58,14 @@ def add_note(run_dir: Path, text: str) -> Note:
     finally:
         os.close(handle)
     return note
+
+
+def _newest_step(run_dir: Path) -> int | None:
+    """The newest step of a run; a warm start counts its own steps, until it is over."""
+    rows = read_metrics(run_dir)
+    trained = [row for row in rows if "reward/mean" in row]
+    steps = [number for row in trained or rows if (number := number_of(row.get("step"))) is not None]
+    return int(max(steps)) if steps else None
 
 
 def notes_of(lines: Sequence[Mapping[str, Any]]) -> list[Note]:
