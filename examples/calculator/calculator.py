@@ -7,7 +7,7 @@
     the tool       =-24;
     the model      #-24
 
-Run it as `README.md` says; `docs/agents.md` explains it line by line.
+Run it as `README.md` says; `docs/rollouters.md` explains it line by line.
 """
 
 from __future__ import annotations

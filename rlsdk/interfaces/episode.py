@@ -172,7 +172,7 @@ class Rollouter(Protocol):
     A `Trajectory` is an episode of one row. Called once for each sample of a group, concurrently on one event loop. It
     may await anything, with a timeout, and must not block: run anything longer than a few milliseconds in
     `asyncio.to_thread`. An exception fails its sample, which is counted and carries no gradient; a `RlsdkError` other
-    than `BatchError` ends the run. `docs/agents.md` shows one with a tool.
+    than `BatchError` ends the run. `docs/rollouters.md` shows one with a tool.
     """
 
     async def __call__(self, prompt: PromptView, generate: Generate, **options: Any) -> Trajectory | Episode: ...

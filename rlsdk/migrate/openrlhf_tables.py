@@ -287,7 +287,7 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("ds.lora.*", "ds.load_in_4bit"), NO_LORA),
     **dict.fromkeys(
         ("train.agent_func_path",),
-        "turns and tools are a rollouter of yours: rollout.rollouter file.py:fn, see docs/agents.md",
+        "turns and tools are a rollouter of yours: rollout.rollouter file.py:fn, see docs/rollouters.md",
     ),
     **dict.fromkeys(("*.muon.*", "muon.*"), "the optimizer is AdamW: train.optim.*"),
     **dict.fromkeys(("data.image_key", "data.max_images_per_prompt", "actor.freeze_visual_encoder"), "no images yet"),

@@ -204,7 +204,7 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
         ("trainer.tools", "trainer.rollout_func"),
         "tools are methods of an environment (rollout.environment file.py:Class), and a function that makes samples is "
-        "a rollouter (rollout.rollouter file.py:fn): see docs/agents.md",
+        "a rollouter (rollout.rollouter file.py:fn): see docs/rollouters.md",
     ),
     **dict.fromkeys(("trainer.callbacks",), "trainer.callbacks names functions of ours: see docs/extending.md"),
     **dict.fromkeys(

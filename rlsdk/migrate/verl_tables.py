@@ -285,7 +285,7 @@ DECIDED: Mapping[str, str] = {
     "--config-name": "the settings above are those of the command",
     "--config-path": "the settings above are those of the command",
 }
-_TURNS = "turns and tools are a rollouter of yours: rollout.rollouter file.py:fn, see docs/agents.md"
+_TURNS = "turns and tools are a rollouter of yours: rollout.rollouter file.py:fn, see docs/rollouters.md"
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
         (

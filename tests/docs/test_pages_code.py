@@ -27,8 +27,8 @@ from rlsdk.registry import ComponentKind, Registry
 
 DOCS = Path(__file__).parents[2] / "docs"
 NAMED = ("tutorial", "plugin_tutorial", "plugins", "running", "data", "pairs", "planning", "devices", "stopping",
-         "run_page", "python", "evaluation", "extending", "rewards", "agents", "schedules", "reliability", "concepts",
-         "metrics", "index", "distillation")  # fmt: skip
+         "run_page", "python", "evaluation", "extending", "rewards", "agents", "rollouters", "schedules", "reliability",
+         "concepts", "metrics", "index", "distillation")  # fmt: skip
 PAGES = [DOCS.parent / "README.md", *(DOCS / f"{name}.md" for name in NAMED), *sorted((DOCS / "readers").glob("*.md"))]
 PLACEHOLDERS = re.compile(r"\$\w+|\b[A-Z]+\b(?!:)")
 """Words that stand for a person's own: `NAME`, `$DATA`."""
