@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,16 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes import FakeReplica, LetterCodec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_stream import run, task, two_turns
 
 from rlsdk.interfaces import BatchError, Episode, FinishReason, Generate, PromptView, Receipt, Span, VersionRun
 from rlsdk.interfaces import Trajectory as Row
-from rlsdk.rollouts import Grade, Group, Sample, make_batch
+from rlsdk.rollouts import Grade, Group, RolloutStream, Sample, StreamOptions, make_batch
 from rlsdk.rollouts.groups.receipts import ReceiptError, TurnAccount, check_receipts, step_account, token_account
 from rlsdk.rollouts.journal.inspection import inspect_journal, recorded_sample
 from rlsdk.rollouts.journal.journal import Journal
+from rlsdk.rollouts.journal.playing import DivergedError, ReplayedGenerate, difference, recorded_episodes
 from rlsdk.rollouts.journal.segments import segments
 from rlsdk.trainer.generation.history import History
 from rlsdk.views.inspection import one_episode, one_step, whole_run
@@ -174,6 +177,48 @@ def test_turns_of_a_killed_process_that_are_not_asked_for_again_are_counted(keep
     found = account.checked(replace(Episode.of(row), receipt=own)).receipt
     assert found is not None
     assert (found.sampled, found.trained, found.not_trained) == (count + 4, count, {"diverged": 4})
+
+
+async def asks(prompt: PromptView, generate: Generate, *, word: str = "ok", turns: int = 2) -> Row:
+    """Turns, with a word of a tool between them."""
+    spans = [Span.given(prompt.prompt_ids)]
+    for at in range(turns):
+        spans += [Span.given(generate.encode(word))] if at else []
+        turn = await generate([int(token) for span in spans for token in span.token_ids], max_tokens=3)
+        spans.append(turn.span)
+    return Row(spans=tuple(spans), finish_reason=turn.finish_reason)
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({}, ""),
+        ({"word": "on"}, r"turn 2: expected 'k', came 'n', after \d equal tokens"),
+        ({"turns": 1}, r"expected turns of \d more tokens, came the end of the episode"),
+        ({"turns": 3}, r"turn 3: expected the end of the episode, came '.*'"),
+    ],
+)
+def test_an_episode_that_is_played_again_names_where_it_departs(
+    tmp_path: Path, changed: dict[str, Any], problem: str
+) -> None:
+    history = History(tmp_path, keep="all")
+    history.begin(0)
+    one = task(0, 2)
+    stream = RolloutStream([FakeReplica()], LetterCodec(), StreamOptions(rollout=asks, max_model_tokens=40))
+    stream.start([one], record=history.record)
+    group = stream.take(10)
+    stream.close()
+    history.close()
+    recorded = recorded_episodes(tmp_path)
+    assert [(each.group, each.index) for each in recorded] == [(0, 0), (0, 1)]
+    for each, sample in zip(recorded, group.samples, strict=True):
+        assert [row.digest for row in each.sample(one.prompt.prompt_ids).rows] == [row.digest for row in sample.rows]
+        generate = ReplayedGenerate(one, LetterCodec(), 40, each, sample)
+        try:
+            found = difference(sample, Episode.of(asyncio.run(asks(one.prompt, generate, **changed))), generate)
+        except DivergedError as error:
+            found = str(error)
+        assert re.fullmatch(problem, found), found
 
 
 def test_a_journal_is_verified_and_shown(tmp_path: Path) -> None:
