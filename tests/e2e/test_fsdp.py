@@ -76,6 +76,19 @@ def test_two_sharded_ranks_take_the_same_step_as_one_process_and_one_goes_on(fol
     assert_same_step(run[1], one[1])
 
 
+def test_two_ranks_that_split_rows_take_the_same_step_as_one_process_and_go_on_without(
+    folder: Path, model: str
+) -> None:
+    two = [*STEPS, "--train-backend", "fsdp", "--placement.devices_per_node", "2", "--train.fsdp.context_parallel"]
+    rlsdk(*train_arguments(model, "split", 1, [*two, "2"]), cwd=folder)
+    assert_planned(folder / "runs" / "split")
+    rlsdk(*train_arguments(model, "split", 2, [*two, "1"]), cwd=folder)
+    run, one = read_metrics(folder / "runs" / "split"), alone(model, folder / "of split")
+    assert len(run) == len(one) == 2
+    assert_same_step(run[0], one[0])
+    assert_same_step(run[1], one[1])
+
+
 def test_two_copies_on_devices_of_their_own_take_the_same_steps_of_ppo_as_one_process(folder: Path, model: str) -> None:
     """Actor and critic; in the second step the values are of weights that the first has trained."""
     rlsdk(*train_arguments(model, "apart", 2, [*STEPS, *PPO, *SEPARATE]), cwd=folder)

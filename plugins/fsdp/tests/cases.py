@@ -14,6 +14,8 @@ from rlsdk_fsdp.config import FsdpOptions
 HYBRID = FsdpOptions(replicate_size=2)
 SHARDED = FsdpOptions(accumulate="sharded")
 ADAPTER = AdapterSpec(rank=3, alpha=6.0)
+SPLIT = FsdpOptions(context_parallel=2)
+SPLIT_SHARDED = FsdpOptions(context_parallel=2, accumulate="sharded")
 
 
 def alone(models: Mapping[str, str], folder: Path) -> list[Case]:
@@ -25,6 +27,7 @@ def alone(models: Mapping[str, str], folder: Path) -> list[Case]:
         Case("adapter resumed", plain, adapter=ADAPTER, load=str(folder / "saved_adapter")),
         Case("resumed", plain, load=str(folder / "saved")),
         Case("resumed from hybrid", plain, load=str(folder / "saved_hybrid")),
+        Case("resumed from split rows", plain, load=str(folder / "saved_split")),
     ]
 
 
@@ -66,6 +69,19 @@ def pair(models: Mapping[str, str], folder: Path) -> list[Case]:
         Case("bfloat16 weights", plain, rows=3, dtype="bfloat16", options=FsdpOptions(mixed_precision="none")),
         Case("went on", plain, first=True, save=str(folder / "saved")),
         Case("resumed", plain, load=str(folder / "saved")),
+        Case("split rows", plain, options=SPLIT),
+        Case("split rows micro 1", plain, rows=1, options=SPLIT),
+        Case("split rows sharded", plain, rows=3, calls=2, options=SPLIT_SHARDED),
+        Case("split rows recomputed", plain, rows=3, checkpointing=True, options=SPLIT),
+        Case("split rows after a failure", plain, rows=3, failed_before=True, options=SPLIT),
+        Case("split rows value", plain, head="value", rows=3, options=SPLIT),
+        Case("split rows score", plain, head="score", rows=3, options=SPLIT),
+        Case("split rows mixture", models["mixture"], rows=3, options=SPLIT),
+        Case("split rows adapter", plain, rows=3, adapter=ADAPTER, options=SPLIT),
+        Case("split rows bfloat16", plain, rows=3, dtype="bfloat16", options=SPLIT),
+        Case("split rows went on", plain, first=True, save=str(folder / "saved_split"), options=SPLIT),
+        Case("split rows resumed", plain, load=str(folder / "saved"), options=SPLIT),
+        Case("not packed", plain, options=FsdpOptions(context_parallel=2, packing="never")),
         Case("tied export", models["tied"], export=str(folder / "export_tied")),
         Case("uneven copies", plain, options=FsdpOptions(replicate_size=3)),
         Case("skipped", plain, probe=probes.skipped_step),
@@ -76,6 +92,10 @@ def pair(models: Mapping[str, str], folder: Path) -> list[Case]:
         Case("no disk", plain, probe=probes.disk_refuses),
         Case("kwargs", plain, probe=probes.kwargs),
     ]
+
+
+def three(models: Mapping[str, str], folder: Path) -> list[Case]:
+    return [Case("split rows", models["six heads"], rows=1, options=FsdpOptions(context_parallel=3))]
 
 
 def four(models: Mapping[str, str], folder: Path) -> list[Case]:
@@ -90,6 +110,10 @@ def four(models: Mapping[str, str], folder: Path) -> list[Case]:
         Case("hybrid micro 3", plain, rows=3, options=HYBRID),
         Case("hybrid sharded", plain, rows=2, calls=2, options=FsdpOptions(replicate_size=2, accumulate="sharded")),
         Case("hybrid idle rank", plain, rows=2, lonely=True, options=HYBRID),
+        Case("split rows", plain, options=SPLIT),
+        Case("split rows idle rank", plain, rows=2, lonely=True, options=SPLIT),
+        Case("split rows hybrid", plain, rows=3, options=FsdpOptions(context_parallel=2, replicate_size=2)),
+        Case("split rows over 4", plain, rows=3, options=FsdpOptions(context_parallel=4)),
         Case("copies only", plain, rows=3, options=FsdpOptions(replicate_size=4)),
         Case("hybrid went on", plain, first=True, save=str(folder / "saved_hybrid"), options=HYBRID),
         Case("resumed", plain, load=str(folder / "saved")),

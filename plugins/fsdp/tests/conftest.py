@@ -42,6 +42,9 @@ def models(folder: Path) -> dict[str, str]:
     found = {
         "plain": write_tiny_model(folder / "plain", seed=1),
         "tied": write_tiny_model(folder / "tied", tied=True, seed=2, architecture="llama"),
+        "six heads": write_tiny_model(
+            folder / "six_heads", seed=6, vocab_size=131, hidden_size=96, num_attention_heads=6, head_dim=16
+        ),
         "qwen3": write_tiny_model(folder / "qwen3", seed=3, architecture="qwen3", vocab_size=131),
         # Layer norms with biases, learned positions, matrices stored the other way round.
         "gpt2": write_model(
@@ -100,9 +103,16 @@ def damage_checkpoints(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def worlds(models: dict[str, str], folder: Path) -> Mapping[int, list[Case]]:
-    for name in ("saved", "saved_hybrid", "saved_adapter", "export", "export_tied", "parts", "parts_hybrid"):
+    for name in ("saved", "saved_hybrid", "saved_adapter", "saved_split"):
         (folder / name).mkdir()
-    return {2: cases.pair(models, folder), 4: cases.four(models, folder), 1: cases.alone(models, folder)}
+    for name in ("export", "export_tied", "parts", "parts_hybrid"):
+        (folder / name).mkdir()
+    return {
+        2: cases.pair(models, folder),
+        3: cases.three(models, folder),
+        4: cases.four(models, folder),
+        1: cases.alone(models, folder),
+    }
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,17 @@ from rlsdk.interfaces import CheckpointError
 
 @pytest.mark.parametrize(
     ("world", "name"),
-    [(2, "went on"), (2, "resumed"), (1, "resumed"), (4, "resumed"), (4, "hybrid resumed"), (1, "resumed from hybrid")],
+    [
+        (2, "went on"),
+        (2, "resumed"),
+        (1, "resumed"),
+        (4, "resumed"),
+        (4, "hybrid resumed"),
+        (1, "resumed from hybrid"),
+        (2, "split rows went on"),
+        (2, "split rows resumed"),
+        (1, "resumed from split rows"),
+    ],
 )
 def test_a_checkpoint_goes_on_as_one_process_that_never_stopped(
     world: int, name: str, worlds: Mapping[int, list[Case]], results: Any

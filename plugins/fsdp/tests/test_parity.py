@@ -22,18 +22,23 @@ PARITY = [
             "kept gathered", "one group", "recomputed", "idle rank", "host", "offload and onload", "after a failure",
             "random", "value", "score", "tied", "odd vocabulary", "gpt2", "gemma3", "mixture",
             "adapter", "adapter rank 1", "adapter offloaded",
+            "split rows", "split rows micro 1", "split rows sharded", "split rows recomputed",
+            "split rows after a failure", "split rows value", "split rows score", "split rows mixture",
+            "split rows adapter",
         )
     ),
     *(
         (4, name)
         for name in (
             "all rows", "micro 1", "micro 3", "value", "hybrid", "hybrid micro 1", "hybrid micro 3", "hybrid sharded",
-            "hybrid idle rank", "copies only",
+            "hybrid idle rank", "copies only", "split rows", "split rows idle rank",
+            "split rows hybrid", "split rows over 4",
         )
     ),
+    (3, "split rows"),
 ]  # fmt: skip
 
-LOW = ("bfloat16", "bfloat16 passes", "bfloat16 weights")
+LOW = ("bfloat16", "bfloat16 passes", "bfloat16 weights", "split rows bfloat16")
 
 
 @pytest.mark.parametrize(("world", "name"), PARITY)
@@ -88,7 +93,8 @@ def plain_outputs(model: Any, batch: Batch) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", LOW)
 def test_bfloat16_stays_near_float32(name: str, results: Any) -> None:
-    low, high = good(results[2, name])[0], good(results[2, "micro 3"])[0]
+    same_rows = "split rows recomputed" if name.startswith("split rows") else "micro 3"
+    low, high = good(results[2, name])[0], good(results[2, same_rows])[0]
     assert low["norms"] == pytest.approx(high["norms"], rel=0.05)
     assert low["losses"] == pytest.approx(high["losses"], abs=0.01)
     assert low["before"].dtype is torch.float32
@@ -101,6 +107,7 @@ def test_weights_are_held_in_float32_unless_told_otherwise(results: Any) -> None
         "bfloat16": {"float32"},
         "bfloat16 passes": {"float32"},
         "bfloat16 weights": {"bfloat16"},
+        "split rows bfloat16": {"float32"},
     }
 
 

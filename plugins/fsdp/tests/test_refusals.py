@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from comparing import good
 
-from rlsdk.interfaces import BackendKind, BackendSpec, Capability, ConfigError, RankContext
+from rlsdk.interfaces import BackendKind, BackendSpec, Capability, ChecksPlace, ConfigError, RankContext
 from rlsdk_fsdp.config import FsdpOptions
 from rlsdk_fsdp.wrapping import check_sizes
 
@@ -38,8 +38,28 @@ def test_copies_that_do_not_divide_are_refused_with_the_arithmetic(results: Any)
     assert "replicate_size: 3 does not divide the 2 ranks" in str(error)
     with pytest.raises(ConfigError, match=r"6 = 1 x 4 \+ 2\); expected one of \[1, 2, 3, 6\]"):
         check_sizes(RankContext(role="actor", world_size=6), FsdpOptions(replicate_size=4))
-    with pytest.raises(ConfigError, match="it is below 1"):
+    with pytest.raises(ConfigError, match="below 1"):
         check_sizes(RankContext(role="actor", world_size=6), FsdpOptions(replicate_size=0))
+
+
+def test_rows_that_cannot_be_split_are_refused_before_a_device_is_taken(results: Any) -> None:
+    def told(ranks: int, model: dict[str, Any], **options: Any) -> list[tuple[str, str]]:
+        return list(FsdpOptions(**options).place_problems(num_ranks=ranks, device="cuda", model=model))
+
+    assert isinstance(FsdpOptions(), ChecksPlace)
+    assert told(8, {"num_attention_heads": 6}) == told(8, {"num_attention_heads": 8}, context_parallel=4) == []
+    assert told(6, {}, context_parallel=4) == [
+        ("context_parallel", "4 does not divide the 6 ranks (6 = 1 x 4 + 2); expected one of [1, 2, 3, 6]")
+    ]
+    assert told(4, {"num_attention_heads": 6}, context_parallel=4) == [
+        ("context_parallel", "4 does not divide the model's 6 attention heads; expected one of [1, 2, 3, 6]")
+    ]
+    assert told(4, {}, context_parallel=2, packing="never") == [
+        ("packing", "'never', and context_parallel 2 splits packed rows; expected 'auto' or 'always'")
+    ]
+    error = results[2, "not packed"][0]["error"]
+    assert isinstance(error, ConfigError)
+    assert "train.fsdp.packing: 'never'" in str(error)
 
 
 def test_a_frozen_model_is_held_in_its_own_type_and_only_runs_forward(results: Any) -> None:
@@ -84,4 +104,4 @@ def test_the_plugin_registers_one_backend_whose_engine_and_options_exist() -> No
         module, _, name = path.partition(":")
         assert getattr(importlib.import_module(module), name)
     assert Capability.RESHARD_ON_LOAD in spec.capabilities
-    assert len(fields(FsdpOptions)) == 7
+    assert len(fields(FsdpOptions)) == 8

@@ -140,10 +140,12 @@ def share(batch: Batch, rank: int, world: int, *, lonely: bool = False) -> Batch
     return batch.select([at for at, who in enumerate(owner) if who == rank])
 
 
-def drive(engine: TrainEngine, case: Case, rank: int, world: int) -> dict[str, Any]:
+def drive(engine: TrainEngine, case: Case) -> dict[str, Any]:
     """Two optimizer steps, with passes without gradient before and after; all that engines can be compared in."""
-    objective = OBJECTIVES[case.output]
+    objective, place = OBJECTIVES[case.output], engine.parallel
+    rank, world = place.dp_rank, place.dp_size
     found: dict[str, Any] = {"norms": [], "losses": [], "sums": [], "maxima": [], "lrs": [], "micro_batches": []}
+    found["place"] = place
     if case.load:
         engine.load_checkpoint(Path(case.load))
     if case.failed_before:
@@ -220,7 +222,7 @@ def _rank_main(rank: int, world: int, ports: Any, cases: list[Case], folder: str
             # What is lent to the host lies in memory that no other process reads, as on a GPU.
             with patch("rlsdk_fsdp.engine.keep_shared") if case.offloaded else nullcontext():
                 engine.initialize(ctx, spec_of(case))
-            results[case.name] = drive(engine, case, rank, world)
+            results[case.name] = drive(engine, case)
         except Exception as error:
             results[case.name] = {"error": error, "trace": traceback.format_exc()}
         finally:

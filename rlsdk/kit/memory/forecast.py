@@ -107,7 +107,13 @@ class Passes:
 
 
 def count_passes(
-    spec: TrainSpec, workload: Workload, *, dp_size: int, dtype: torch.dtype | None = None, device: str = "cpu"
+    spec: TrainSpec,
+    workload: Workload,
+    *,
+    dp_size: int,
+    cp_size: int = 1,
+    dtype: torch.dtype | None = None,
+    device: str = "cpu",
 ) -> Passes:
     """Counts the passes of an engine that runs transformers' own code on whole rows on each rank.
 
@@ -115,6 +121,7 @@ def count_passes(
         spec: sets the split into micro-batches.
         workload: all rows have the largest length.
         dp_size: ranks that share an update's rows.
+        cp_size: ranks that share the tokens of each row.
         dtype: that passes run in; None: the model's.
         device: that passes run on, as in `RankContext.device`.
     """
@@ -125,7 +132,7 @@ def count_passes(
         spec.model,
         dtype=dtype,
         num_rows=rows,
-        row_tokens=workload.row_tokens,
+        row_tokens=-(-workload.row_tokens // cp_size),
         gradients=gradients,
         activation_checkpointing=spec.activation_checkpointing,
         device=device,

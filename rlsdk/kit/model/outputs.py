@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rlsdk.interfaces import OUTPUTS, Batch, ConfigError, Head, nearest
 from rlsdk.kit.model.chunked_head import OfLogits, Product, VocabularyHead, log_probs, outputs_of_logits
+from rlsdk.kit.model.context_parallel import ContextSplit
 from rlsdk.kit.model.divergence import divergence, most_probable, top_divergence
 from rlsdk.kit.model.logit_chunks import chunk_tokens
 from rlsdk.kit.model.packed import ATTENTION
@@ -29,11 +30,14 @@ class OutputModel(nn.Module):
     """A transformers model whose forward pass computes `OUTPUTS`. A single module, so that wrappers (FSDP, compile)
     apply to all of it."""
 
-    def __init__(self, model: nn.Module, head: Head = Head.LM, *, steady: bool = False) -> None:
-        """`steady`: see `VocabularyHead`."""
+    def __init__(
+        self, model: nn.Module, head: Head = Head.LM, split: ContextSplit | None = None, *, steady: bool = False
+    ) -> None:
+        """`split`: ranks that run a stretch each of the passes that `send` plans. `steady`: see `VocabularyHead`."""
         super().__init__()
         self.model = model
         self.head = head
+        self.split = split
         self.steady = steady
         self.teacher: TeacherHead | None = None
         """Head of the teacher of the output `divergence`; not a part of this module."""
@@ -42,6 +46,7 @@ class OutputModel(nn.Module):
         self, batch: Batch, names: Sequence[str], packed: bool | None = None, *, plan: PassPlan | None = None
     ) -> dict[str, Tensor]:
         """See `compute_outputs`."""
+        assert plan is not None or self.split is None, "ranks that split a pass need its plan"
         return compute_outputs(
             self.model,
             self.head,
@@ -62,7 +67,7 @@ class OutputModel(nn.Module):
             packed: see `compute_outputs`.
         """
         batch = batch.with_places()
-        return send(batch, _plan(self.model, self.head, batch, device.type, packed), device)
+        return send(batch, _plan(self.model, self.head, batch, device.type, packed, self.split), device)
 
 
 @dataclass(frozen=True)
@@ -129,9 +134,9 @@ def compute_outputs(
     if head is Head.LM:
         outputs = _of_tokens(model, batch, plan, names, states, teacher, steady=steady)
     elif head is Head.SCORE:
-        outputs = {"scores": head_numbers(model, states)}
+        outputs = {"scores": plan.outputs(head_numbers(model, states))}
     else:
-        outputs = {"values": _at(plan, head_numbers(model, states))}
+        outputs = {"values": _at(plan, plan.outputs(head_numbers(model, states)))}
     if batch.num_tokens == 0:
         return {name: values[:0].clone() for name, values in outputs.items()}
     return outputs
@@ -147,15 +152,22 @@ def _packing(plan: PassPlan) -> dict[str, object]:
     return {"position_ids": plan.position_ids, "attention_mask": ones, "packed_rows": plan.rows}
 
 
-def _plan(model: nn.Module, head: Head, batch: Batch, device: str, packed: bool | None) -> PassPlan:
+def _plan(
+    model: nn.Module,
+    head: Head,
+    batch: Batch,
+    device: str,
+    packed: bool | None,
+    split: ContextSplit | None = None,
+) -> PassPlan:
     """The plan of a pass over a batch on the CPU. Without tokens the model still runs, on a dummy token with no effect:
     collectives of a wrapped model then take place on every rank, and gradients are zero instead of missing."""
     backbone = _backbone(model)[1]
     able = backbone.config._attn_implementation == ATTENTION  # type: ignore[union-attr]
-    if packed and not able:
+    if (packed or split) and not able:
         raise ConfigError(f"{type(backbone).__name__} cannot run packed rows: leave `packed` at None")
     batch = batch if batch.num_tokens else Batch.from_rows([[0]])
-    return plan_pass(batch, head, can_pack=able, device=device, packed=packed)
+    return plan_pass(batch, head, can_pack=able, device=device, packed=packed, split=split)
 
 
 def _of_tokens(
@@ -176,7 +188,7 @@ def _of_tokens(
     found, given = {"hidden_states": states.detach().float()}, [targets]
     if "divergence" in names:
         # Rows that share a prefix have equal hidden states of the teacher, too: any of them will do.
-        at = places.new_zeros(len(states)).scatter(0, index, places)
+        at = plan.own(places.new_zeros(plan.num_states).scatter(0, index, places))
         fields = TOP_FIELDS if TOP_FIELDS[0] in batch else ("teacher_states",)
         given += [batch[field].index_select(0, at) for field in fields]
     if set(names) - found.keys():
@@ -184,7 +196,7 @@ def _of_tokens(
         compute = functools.partial(_of_logits, asked, teacher, batch.meta)
         values = head_outputs(model, compute, states, given, batch.temperature, steady=steady)
         found |= dict(zip(asked, values, strict=True))
-    return {name: _at(plan, found[name].index_select(0, index)) for name in names}
+    return {name: _at(plan, plan.outputs(found[name])) for name in names}
 
 
 def _of_logits(

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlsdk.interfaces import ConfigError
+from rlsdk.kit.model.context_parallel import ContextSplit
 
 ATTENTION = "rlsdk_packed"
 """Name of the attention in transformers' registry."""
@@ -42,10 +43,22 @@ class PackedRows:
     """`[U]` int64: one of the `M` tokens for each token of the packed row; None as above."""
     max_length: int
     """Tokens of the longest of the `R` rows."""
+    split: ContextSplit | None = None
+    """Ranks that each run a stretch of the packed row; None: this rank runs all of it."""
 
     @property
     def num_rows(self) -> int:
         return len(self.offsets) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        """`U`."""
+        return len(self.row if self.home is None else self.home)
+
+    @property
+    def is_one(self) -> bool:
+        """Whether the packed row is one row, in its own order: there is nothing to unpack."""
+        return self.num_rows == 1 and self.token is None
 
 
 def register_attention() -> None:
@@ -83,8 +96,9 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention in transformers' calling convention: `[B, heads, T, D]` in, `[B, T, heads, D]` out.
 
-    With `packed_rows`, B is 1 and T is the packed row. `attention_mask` is the result of `window_for_mask`. `softcap`
-    bounds the scores by a tanh; `s_aux` `[heads]` is a score in the softmax without a value (an attention sink).
+    With `packed_rows`, B is 1 and T is the packed row, or this rank's stretch of it. `attention_mask` is the result of
+    `window_for_mask`. `softcap` bounds the scores by a tanh; `s_aux` `[heads]` is a score in the softmax without a
+    value (an attention sink).
     Dropout is ignored.
 
     Raises:
@@ -97,10 +111,29 @@ def packed_attention(
             f"{query.shape[2]} new positions came with {key.shape[2]} keys: this attention is for whole rows and "
             "knows no cache; call model.set_attn_implementation('sdpa') on a model that decodes"
         )
-    sliding_window = None if attention_mask is None else int(attention_mask)
+    split = None if packed_rows is None else packed_rows.split
+    if packed_rows is not None and split is not None:
+        query, key, value = split.to_heads(query, key, value, packed_rows.num_tokens)
+        s_aux = None if s_aux is None else split.own_heads(s_aux)
+    window = None if attention_mask is None else int(attention_mask)
+    out = _attention(query, key, value, scaling, window, softcap, s_aux, packed_rows)
+    return (out if split is None else split.to_tokens(out)), None
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float | None,
+    sliding_window: int | None,
+    softcap: float | None,
+    s_aux: Tensor | None,
+    packed_rows: PackedRows | None,
+) -> Tensor:
+    """`packed_attention` of whole rows."""
     plain = softcap is None and s_aux is None
     if packed_rows is not None and plain and _has_varlen(query, value):
-        return _varlen(query, key, value, packed_rows, scaling, sliding_window), None
+        return _varlen(query, key, value, packed_rows, scaling, sliding_window)
     if packed_rows is not None:
         query, key, value = (_spread(tensor, packed_rows) for tensor in (query, key, value))
     if plain:
@@ -108,7 +141,7 @@ def packed_attention(
     else:
         out = _causal_in_full(query, key, value, scaling, sliding_window, softcap, s_aux)
     out = out.transpose(1, 2)
-    return (out if packed_rows is None else _gathered(out, packed_rows)), None
+    return out if packed_rows is None else _gathered(out, packed_rows)
 
 
 def window_for_mask(*args: Any, local_size: int | None = None, use_vmap: bool = False, **kwargs: Any) -> Tensor | None:
@@ -127,6 +160,8 @@ def window_for_mask(*args: Any, local_size: int | None = None, use_vmap: bool = 
 
 def _spread(tensor: Tensor, rows: PackedRows) -> Tensor:
     """`[1, heads, U, D]` to `[R, heads, T, D]`, with zeros at positions without a token."""
+    if rows.is_one:
+        return tensor
     tokens = tensor[0].transpose(0, 1)
     if rows.token is not None:
         tokens = tokens.index_select(0, rows.token)
@@ -136,6 +171,8 @@ def _spread(tensor: Tensor, rows: PackedRows) -> Tensor:
 
 def _gathered(out: Tensor, rows: PackedRows) -> Tensor:
     """`[R, T, heads, D]` to `[1, U, heads, D]`."""
+    if rows.is_one:
+        return out
     row, position = rows.row, rows.position
     if rows.home is not None:
         row, position = row[rows.home], position[rows.home]

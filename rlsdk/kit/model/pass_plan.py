@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlsdk.interfaces import Batch, Head
+from rlsdk.kit.model.context_parallel import ContextSplit
 from rlsdk.kit.model.device_copies import copy_together
 from rlsdk.kit.model.packed import PackedRows
 from rlsdk.kit.model.prefixes import Prefixes, distinct_prefixes
@@ -26,22 +27,44 @@ class PassPlan:
     """One pass over a batch of at least one token."""
 
     input_ids: Tensor
-    """`[1, U]` packed, or `[B, T]`."""
+    """`[1, U]` packed, or `[B, T]`. Of a pass that ranks split: this rank's stretch `[1, ceil(U / ranks)]`."""
     position_ids: Tensor | None
-    """`[1, U]`; None for a rectangle."""
+    """As `input_ids`; None for a rectangle."""
     rows: PackedRows | None
     """How attention unpacks a packed row; None for a rectangle."""
     states: Tensor
-    """`[K]` int64: index, among all hidden states, of each that the head reads. A prefix is read once for all rows
-    that share it."""
+    """`[K]` int64: index, among this rank's hidden states, of each that the head reads. A prefix is read once for all
+    rows that share it."""
     targets: Tensor | None
     """`[K]` int64: language models: the token whose log-prob is read from each."""
     index: Tensor | None
-    """`[M]` int64: which of the `K` each output belongs to; None: `M` is `K`, in the same order."""
+    """`[M]` int64: which of the `K`, or of the `ranks * room` joined ones, each output belongs to; None: `M` is `K`,
+    in the same order."""
     places: Tensor | None
     """`[M]` int64: place of each output in the result, which is 0 elsewhere; None: `M` is the result's length."""
     num_results: int
     """Tokens of the batch, or rows for scores."""
+    room: int = 0
+    """Largest `K` of the ranks that split the pass."""
+
+    @property
+    def split(self) -> ContextSplit | None:
+        """Ranks that split the pass."""
+        return self.rows.split if self.rows else None
+
+    @property
+    def num_states(self) -> int:
+        """States that the heads of all ranks read, with padding."""
+        return len(self.states) if self.split is None else self.split.size * self.room
+
+    def outputs(self, values: Tensor) -> Tensor:
+        """`[M, ...]`: outputs of all ranks, from those of this rank's states `[K, ...]`. Collective if split."""
+        joined = values if self.split is None else self.split.join(values, self.room)
+        return joined if self.index is None else joined.index_select(0, self.index)
+
+    def own(self, of_states: Tensor) -> Tensor:
+        """`[K, ...]` of `[num_states, ...]`: those of this rank."""
+        return of_states if self.split is None else self.split.own(of_states, len(self.states))
 
     def to(self, device: torch.device) -> PassPlan:
         """The plan on a device."""
@@ -68,7 +91,15 @@ def send(batch: Batch, plan: PassPlan, device: torch.device) -> tuple[Batch, Pas
     return batch.with_tensors(copies), plan._with({name.removeprefix("plan."): copies[name] for name in its})
 
 
-def plan_pass(batch: Batch, head: Head, *, can_pack: bool, device: str, packed: bool | None = None) -> PassPlan:
+def plan_pass(
+    batch: Batch,
+    head: Head,
+    *,
+    can_pack: bool,
+    device: str,
+    packed: bool | None = None,
+    split: ContextSplit | None = None,
+) -> PassPlan:
     """Plans a pass.
 
     Args:
@@ -77,17 +108,19 @@ def plan_pass(batch: Batch, head: Head, *, can_pack: bool, device: str, packed: 
         can_pack: whether the model can run packed rows.
         device: kind of device that the pass runs on.
         packed: whether to pack; None: the cheaper form.
+        split: ranks that run a stretch of the pass each, which is then packed; None: this rank runs all of it.
     """
     prefixes = distinct_prefixes(batch)
     longest = batch.max_length
     # Nothing is read from a row's last token, which predicts no token of the row: it is left out.
     width = longest if head is Head.SCORE or longest == 1 else longest - 1
-    if packed is not False and can_pack:
+    if split or (packed is not False and can_pack):
         rows, index, read = _pack(batch, prefixes, need_last=width == longest)
         saved = batch.num_rows * width - len(read)
-        if packed or device != "cpu" or saved > MIN_SAVED * batch.num_rows * width:
+        if packed or split or device != "cpu" or saved > MIN_SAVED * batch.num_rows * width:
             ids, positions = batch["input_ids"][read], batch.position_ids[read]
-            return _with_outputs(batch, head, prefixes, index, ids[None], positions[None], rows)
+            plan = _with_outputs(batch, head, prefixes, index, ids[None], positions[None], rows)
+            return plan if split is None else _stretch(plan, split)
     ids = batch.padded("input_ids", length=longest)[:, :width]
     return _with_outputs(batch, head, prefixes, batch.row_of_token * width + batch.position_ids, ids, None, None)
 
@@ -126,6 +159,30 @@ def _with_outputs(
     ends = prefixes.first[asked]
     index = (asked.cumsum(0) - 1)[prefixes.index[places]]
     return replace(plan, states=at[ends - 1], targets=batch["input_ids"][ends], index=index, places=places)
+
+
+def _stretch(plan: PassPlan, split: ContextSplit) -> PassPlan:
+    """This rank's part of a packed pass."""
+    assert plan.rows is not None
+    assert plan.position_ids is not None
+    stretch = split.stretch(plan.rows.num_tokens)
+    owner = torch.div(plan.states, stretch, rounding_mode="floor")
+    counts = torch.bincount(owner, minlength=split.size)
+    room, order = int(counts.max()), owner.argsort(stable=True)
+    # Outputs are joined rank after rank, each padded to `room`.
+    place = torch.arange(len(owner)) - (counts.cumsum(0) - counts)[owner[order]] + owner[order] * room
+    joined = torch.empty_like(owner).scatter(0, order, place)
+    mine = torch.split(order, counts.tolist())[split.rank]
+    return replace(
+        plan,
+        input_ids=split.own_tokens(plan.input_ids),
+        position_ids=split.own_tokens(plan.position_ids),
+        rows=replace(plan.rows, split=split),
+        states=plan.states[mine] - split.rank * stretch,
+        targets=None if plan.targets is None else plan.targets[mine],
+        index=joined if plan.index is None else joined[plan.index],
+        room=room,
+    )
 
 
 def _pack(batch: Batch, prefixes: Prefixes, *, need_last: bool) -> tuple[PackedRows, Tensor, Tensor]:

@@ -37,15 +37,16 @@ class MetricSums:
         sums = dict(zip(self._sums, values[1:], strict=False))
         return values[0], sums, dict(zip(self._maxima, values[1 + len(sums) :], strict=True))
 
-    def reduce(self, num_micro_batches: int) -> ForwardBackwardResult:
+    def reduce(self, num_micro_batches: int, *, counts: bool = True) -> ForwardBackwardResult:
         """Reduces over ranks: sums of loss and `sums`, maxima of `maxima`. Collective: every rank must call.
 
         A rank without rows has no metrics; the result has the names of all ranks.
 
         Args:
             num_micro_batches: of this rank, copied into the result.
+            counts: False for a rank whose rows another one has, too: only one of them counts.
         """
-        mine = self.totals()
+        mine = self.totals() if counts else (0.0, {}, {})
         per_rank = [mine] * dist.get_world_size()
         dist.all_gather_object(per_rank, mine)
         names = dict.fromkeys(name for _, sums, _ in per_rank for name in sums)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 WHOLE_GRADIENT_BYTES = 1 << 30
 """Largest whole float32 gradient in bytes that `accumulate: auto` keeps on every rank."""
@@ -16,6 +17,11 @@ class FsdpOptions:
     replicate_size: int = 1
     """Number of replicas of the sharded model (hybrid sharding): ranks are split into this many groups of neighbours,
     each of which shards the whole model; gradients are summed over all. Must divide the number of ranks."""
+    context_parallel: int = 1
+    """Context-parallel size: this many neighbouring ranks run the same rows, each a stretch of their tokens; in
+    attention each has all tokens and a share of the heads (Ulysses). For rows whose activations do not fit one device;
+    `train.micro_batch_tokens` counts the tokens of all of them. Must divide the number of ranks and that of attention
+    heads. Passes are packed."""
     reshard_after_forward: bool = True
     """Frees a layer's gathered weights after its forward pass and gathers them again in the backward pass: less memory,
     one more all-gather."""
@@ -33,3 +39,22 @@ class FsdpOptions:
     """Runs rows concatenated without padding (always), or padded to a rectangle (never). auto: whichever is cheaper."""
     cpu_offload: bool = False
     """Keeps shards, gradients and optimizer state on the host; layers are copied to the device when they run."""
+
+    def place_problems(self, *, num_ranks: int, device: str, model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """See `rlsdk.interfaces.ChecksPlace`."""
+        for name in ("replicate_size", "context_parallel"):
+            size = getattr(self, name)
+            if size < 1 or num_ranks % size:
+                valid = [n for n in range(1, num_ranks + 1) if num_ranks % n == 0]
+                rest = f"{num_ranks} = {num_ranks // size} x {size} + {num_ranks % size}" if size > 0 else "below 1"
+                yield name, f"{size} does not divide the {num_ranks} ranks ({rest}); expected one of {valid}"
+        if self.context_parallel > 1:
+            from rlsdk.kit.model.context_parallel import split_problems  # with torch
+
+            yield from (("context_parallel", problem) for problem in split_problems(model, self.context_parallel))
+            if self.packing == "never":
+                yield (
+                    "packing",
+                    f"'never', and context_parallel {self.context_parallel} splits packed rows; expected 'auto' or "
+                    "'always'",
+                )

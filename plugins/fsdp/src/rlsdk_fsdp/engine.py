@@ -33,11 +33,13 @@ from rlsdk.kit.files.export import ExportedTensor, in_dtype, write_model
 from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
 from rlsdk.kit.memory.offload import HostOffload
 from rlsdk.kit.model.adapters import add_adapter
+from rlsdk.kit.model.context_parallel import check_model
 from rlsdk.kit.model.divergence import load_teacher_head
 from rlsdk.kit.model.hf import build_model, canonical_parameters, persistent_buffers
 from rlsdk.kit.model.microbatch import check_limits
 from rlsdk.kit.model.optim import build_optimizer, learning_rate, set_learning_rate
 from rlsdk.kit.model.outputs import OutputModel, TeacherHead
+from rlsdk.kit.model.packed import can_pack
 from rlsdk.kit.model.part_loading import load_weights
 from rlsdk.kit.model.pass_plan import PassPlan
 from rlsdk.kit.model.piece_layouts import buffer_shards, piece_layout, piece_shards
@@ -54,6 +56,7 @@ from rlsdk_fsdp.wrapping import (
     dtypes_of,
     forget_group,
     keep_shared,
+    make_context,
     make_mesh,
     regain,
     release,
@@ -65,7 +68,8 @@ PACKED = {"auto": None, "always": True, "never": False}
 
 
 class FsdpTrainEngine(TrainEngine):
-    """Every rank is a data-parallel rank, even with hybrid sharding: replicas process different rows.
+    """Ranks process different rows, also those of different replicas (hybrid sharding); only `context_parallel`
+    neighbours share theirs. Weights are sharded over all of them alike.
 
     Weights are float32 shards along dimension 0, unless the model is frozen or `mixed_precision` is `none`. All ranks
     run the same number of micro-batches; a rank with fewer rows runs a token without weight instead.
@@ -82,11 +86,13 @@ class FsdpTrainEngine(TrainEngine):
             torch.cuda.set_device(self.device)
         init_process_group(ctx, "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl")
         self.model = build_model(spec.model, empty=True, dtype=dtype).requires_grad_(spec.optim is not None)
+        check_model(self.model, self.options.context_parallel, packs=can_pack(self.model))
         adapter = add_adapter(self.model, spec.model, trained=spec.optim is not None)
         if spec.activation_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             self.model.train()  # transformers recomputes in training mode only; `build_model` removed dropout
-        self.outputs = OutputModel(self.model, spec.model.head)
+        self.split = make_context(ctx, self.options)
+        self.outputs = OutputModel(self.model, spec.model.head, self.split)
         self.mesh = make_mesh(ctx, self.options)
         shard(self.outputs, self.model, spec, self.mesh)
         if self.device.type == "cpu" and spec.optim is not None:
@@ -109,7 +115,9 @@ class FsdpTrainEngine(TrainEngine):
 
     @property
     def parallel(self) -> Parallel:
-        return Parallel(dp_rank=self.ctx.rank, dp_size=self.ctx.world_size)
+        size = self.options.context_parallel
+        dp_rank, cp_rank = divmod(self.ctx.rank, size)
+        return Parallel(dp_rank=dp_rank, dp_size=self.ctx.world_size // size, cp_rank=cp_rank, cp_size=size)
 
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         with torch.no_grad(), self._passes():
@@ -143,7 +151,7 @@ class FsdpTrainEngine(TrainEngine):
                 loss = loss_of(objective, self._run(part, plan, objective.outputs), part, metrics, failures)
                 loss.backward()  # type: ignore[no-untyped-call]
             raise_objective_errors(failures)
-        return metrics.reduce(len(cut))
+        return metrics.reduce(len(cut), counts=self.parallel.is_collector)
 
     def optim_step(self) -> OptimStepResult:
         optimizer, spec = self._trained()
@@ -242,6 +250,8 @@ class FsdpTrainEngine(TrainEngine):
         self.optimizer = build_optimizer(((p.name, p.held) for p in self.trained if p.box.numel), optim)
 
     def close(self) -> None:
+        if vars(self).get("split") is not None and dist.is_initialized():
+            dist.destroy_process_group(self.split.group)  # type: ignore[union-attr]
         if "ctx" in vars(self):
             destroy_process_group(self.ctx)
         if "mesh" in vars(self) and not dist.is_initialized():

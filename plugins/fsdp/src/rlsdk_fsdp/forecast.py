@@ -12,7 +12,9 @@ from torch import nn
 from rlsdk.interfaces import Box, Forecast, RankContext, RankMemory, RolloutSpec, TrainSpec, WeightLayout, Workload
 from rlsdk.kit.memory.forecast import ModelTensors, count_passes, training
 from rlsdk.kit.model.adapters import adapter_shapes
+from rlsdk.kit.model.context_parallel import check_model
 from rlsdk.kit.model.hf import build_model
+from rlsdk.kit.model.packed import can_pack
 from rlsdk_fsdp.config import WHOLE_GRADIENT_BYTES, FsdpOptions
 from rlsdk_fsdp.shards import chunk_of
 from rlsdk_fsdp.wrapping import check_sizes, dtypes_of, layers_of
@@ -30,7 +32,11 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
     tensors = ModelTensors.of(model)
     held, computed = dtypes_of(spec, options)
     layouts = [_layout(ctx, tensors, held, options) for ctx in contexts]
-    passes = count_passes(spec, workload, dp_size=len(contexts), dtype=computed, device=contexts[0].device)
+    size = options.context_parallel
+    check_model(model, size, packs=can_pack(model))
+    passes = count_passes(
+        spec, workload, dp_size=len(contexts) // size, cp_size=size, dtype=computed, device=contexts[0].device
+    )
     adapter = spec.model.adapter
     low = {} if adapter is None else adapter_shapes(model, adapter)
     stepped = tensors.numel if adapter is None else sum(map(math.prod, low.values()))
@@ -58,7 +64,7 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
                 on_host=options.cpu_offload and contexts[0].device != "cpu",
             )
         )
-    return Forecast(layouts=tuple((layout,) for layout in layouts), memory=tuple(memory), dp_size=len(contexts))
+    return Forecast(layouts=tuple((layout,) for layout in layouts), memory=tuple(memory), dp_size=len(contexts) // size)
 
 
 def _layout(ctx: RankContext, tensors: ModelTensors, held: torch.dtype, options: FsdpOptions) -> WeightLayout:

@@ -26,6 +26,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
                     Capability.EXPORT,
                     Capability.RESHARD_ON_LOAD,
                     Capability.DATA_PARALLEL,
+                    Capability.CONTEXT_PARALLEL,
                     Capability.PACKING,
                     Capability.LORA,
                     Capability.ADAPTER_SYNC,

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from rlsdk.interfaces import ConfigError, RankContext, TrainSpec, nearest
+from rlsdk.kit.model.context_parallel import ContextSplit
 from rlsdk.kit.model.hf import torch_dtype
 from rlsdk.kit.ranks.shared_memory import share
 from rlsdk_fsdp.config import FsdpOptions
@@ -22,15 +25,9 @@ OWN_SETTINGS = ("module", "mesh", "dp_mesh_dims")
 
 
 def check_sizes(ctx: RankContext, options: FsdpOptions) -> None:
-    """Raises `ConfigError` if the ranks cannot be split into this many replicas."""
-    world, copies = ctx.world_size, options.replicate_size
-    if copies < 1 or world % copies:
-        valid = [n for n in range(1, world + 1) if world % n == 0]
-        cut = f"{world} = {world // copies} x {copies} + {world % copies}" if copies > 0 else "it is below 1"
-        raise ConfigError(
-            f"train.fsdp.replicate_size: {copies} does not divide the {world} ranks of {ctx.role!r} ({cut}); expected "
-            f"one of {valid}"
-        )
+    """Raises `ConfigError` if the ranks cannot be split as the options say."""
+    for name, problem in options.place_problems(num_ranks=ctx.world_size, device=ctx.device, model={}):
+        raise ConfigError(f"train.fsdp.{name}: {problem}")
 
 
 def dtypes_of(spec: TrainSpec, options: FsdpOptions) -> tuple[torch.dtype, torch.dtype]:
@@ -60,6 +57,15 @@ def make_mesh(ctx: RankContext, options: FsdpOptions) -> DeviceMesh:
         return init_device_mesh(device, (ctx.world_size,), mesh_dim_names=("shard",))
     shape = (options.replicate_size, ctx.world_size // options.replicate_size)
     return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
+
+
+def make_context(ctx: RankContext, options: FsdpOptions) -> ContextSplit | None:
+    """The neighbours that run this rank's rows with it. Collective: every rank must call."""
+    size = options.context_parallel
+    if size == 1:
+        return None
+    group, _ = dist.new_subgroups(size, timeout=timedelta(seconds=ctx.timeout_s))  # type: ignore[no-untyped-call]
+    return ContextSplit(ctx.rank % size, size, group)
 
 
 def forget_group(mesh: DeviceMesh) -> None:
