@@ -50,10 +50,22 @@ ZERO: Mapping[str, str] = {
     "ds.adam_offload": "train.deepspeed.offload_optimizer",
 }
 """Settings of its engine -> options of the backend that has it."""
+RING = "ds.ring_attn_size"
+"""Devices that split a row."""
 
 
 def _sharding(draft: Draft) -> None:
-    """The stage of ZeRO and where the optimizer is: those of OpenRLHF's own engine, if a command names them."""
+    """The stage of ZeRO and where the optimizer is: those of OpenRLHF's own engine, if a command names them. Where
+    devices split rows, the backend is the one that does that."""
+    ring = draft.value(RING)
+    if isinstance(ring, int) and ring > 1:
+        why = "attention heads are exchanged, where keys went round a ring: the size must divide them"
+        draft.put("train.backend", SHARDED, note="shards the model over the devices, and splits rows")
+        draft.put(f"train.{SHARDED}.context_parallel", ring, RING, fate=Fate.OTHERWISE, why=why)
+        for name in ZERO:
+            if draft.gives(name):
+                draft.row(Fate.DECIDED, name, f"backend {SHARDED} shards weights, gradients and moments, as stage 3")
+        return
     names = [name for name in ZERO if draft.gives(name)]
     if not names or draft.fields.get("train.backend") is None:
         return

@@ -292,9 +292,7 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("*.muon.*", "muon.*"), "the optimizer is AdamW: train.optim.*"),
     **dict.fromkeys(("data.image_key", "data.max_images_per_prompt", "actor.freeze_visual_encoder"), "no images yet"),
     **dict.fromkeys(("data.prompt_probs", "data.dataset_probs"), "data.mixture.*.weight"),
-    **dict.fromkeys(
-        ("ds.ring_attn_size",), "sequences are not split by this engine; train.megatron.context_parallel splits them"
-    ),
+    "ds.ring_attn_size": "expected a number of devices, 1 or more",
     **dict.fromkeys(("reward.clip_range", "reward.stop_*"), "in the reward function, or algorithm.lengths"),
     **dict.fromkeys(("*.aux_loss_coef", "model.aux_loss_coef", "actor.aux_loss_coef"), "no load-balancing loss"),
     "algo.dynamic_filtering_range": "groups are judged by their spread: algorithm.dynamic_sampling.min_spread",

@@ -169,7 +169,9 @@ def _batches(draft: Draft) -> None:
     rows, old = f"{A}.ppo_micro_batch_size_per_gpu", f"{A}.ppo_micro_batch_size"
     dynamic, tokens = draft.value(f"{A}.use_dynamic_bsz"), f"{A}.ppo_max_token_len_per_gpu"
     if dynamic or not draft.gives(rows, old):
-        draft.put("train.micro_batch_tokens", int(draft.value(tokens)), tokens)
+        each, size = int(draft.value(tokens)), _split_of(draft)
+        why = f"{each} tokens x {size} devices that split rows" if size > 1 else ""
+        draft.put("train.micro_batch_tokens", each * size, tokens, why=why)
         for name in (rows, old):
             if name in draft.script.settings:
                 draft.row(Fate.DECIDED, name, "has no effect with use_dynamic_bsz")
@@ -199,15 +201,13 @@ def _engines(draft: Draft) -> None:
     """Devices, the train backend with its parallel sizes, and the rollout backend with its share of memory."""
     put_devices(draft, draft.value("trainer.nnodes"), draft.value("trainer.n_gpus_per_node"),
                 "trainer.n_gpus_per_node", "trainer.nnodes")  # fmt: skip
-    known = FIRST_PARTY[BackendKind.TRAIN]
-    given = str(draft.value(f"{A}.strategy") or draft.value("--config-name") or "")
-    uses = next((name for name in known if name in given), None)
-    sizes = {name: theirs for name in known if (theirs := _parallel(draft, name))}
-    backend = uses or next(iter(sizes), SHARDED)
+    sizes, backend = _sizes(draft), _backend(draft)
     if f"{A}.strategy" in draft.script.settings or not sizes:
         draft.put("train.backend", backend, f"{A}.strategy")
     else:
         draft.put("train.backend", backend, note=f"verl: {A}.{backend}.*")
+    if backend == SHARDED:
+        _context(draft)
     for setting, option in sizes.get(backend, {}).items():
         value = draft.value(setting)
         draft.put(f"train.{backend}.{option}", int(value) if value else None, setting)
@@ -228,6 +228,36 @@ def _engines(draft: Draft) -> None:
                 draft.put(option, draft.value(f"{R}.{end}"), f"{R}.{end}")
     elif f"{R}.name" in draft.script.settings:
         draft.row(Fate.REFUSED, f"{R}.name", "no engine of this name: `rlsdk plugins list`")
+
+
+ULYSSES = (f"{A}.ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size")
+"""Devices that split a row in its sharded engine."""
+
+
+def _context(draft: Draft) -> None:
+    """Devices that split a row; verl's other engines do not read them."""
+    for name in ULYSSES:
+        if draft.gives(name) and isinstance(size := draft.value(name), int):
+            draft.put(f"train.{SHARDED}.context_parallel", size, name)
+
+
+def _split_of(draft: Draft) -> int:
+    """Number of devices that split a row."""
+    name = draft.gives(*ULYSSES)
+    size = draft.value(name) if name and _backend(draft) == SHARDED else 1
+    return size if isinstance(size, int) else 1
+
+
+def _sizes(draft: Draft) -> Mapping[str, Mapping[str, str]]:
+    """Backend -> settings of its parallel sizes -> its options."""
+    return {name: theirs for name in FIRST_PARTY[BackendKind.TRAIN] if (theirs := _parallel(draft, name))}
+
+
+def _backend(draft: Draft) -> str:
+    """The train backend that the settings name, or have sizes for."""
+    given = str(draft.value(f"{A}.strategy") or draft.value("--config-name") or "")
+    uses = next((name for name in FIRST_PARTY[BackendKind.TRAIN] if name in given), None)
+    return uses or next(iter(_sizes(draft)), SHARDED)
 
 
 MEMORY_SHARES = ("rollout.vllm.gpu_memory_utilization", "rollout.sglang.memory_share")
@@ -372,3 +402,4 @@ def _answers(draft: Draft) -> None:
                 *([nodes] if nodes else []))  # fmt: skip
     draft.put("train.backend", SHARDED, *(["model.strategy"] if draft.gives("model.strategy") else []),
               note="shards the model over the devices")  # fmt: skip
+    _context(draft)

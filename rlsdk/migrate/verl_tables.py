@@ -320,7 +320,7 @@ REFUSED: Mapping[str, str] = {
     ),
     **dict.fromkeys(
         (f"{A}.ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size"),
-        "sequences are not split by this engine; train.megatron.context_parallel splits them",
+        "verl's Megatron engine does not read it; train.megatron.context_parallel splits rows",
     ),
     f"{R}.over_sample_rate": "algorithm.dynamic_sampling starts groups in place of those without signal",
     "actor_rollout_ref.model.override_config.*": "change the model's config.json",

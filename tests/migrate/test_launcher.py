@@ -111,3 +111,27 @@ def test_options_of_an_engine_are_taken_over() -> None:
     assert held.fields["rollout.vllm.max_batched_tokens"] == 2048
     other = fates(DRAFTS["verl"](script_of(text.format("sglang", names), "run.sh")))
     assert other["actor_rollout_ref.rollout.enforce_eager"] is Fate.DECIDED
+
+
+def test_devices_that_split_rows_are_taken_over() -> None:
+    """verl counts the tokens of a pass on each of them."""
+    text = "python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.ulysses_sequence_parallel_size={} {}"
+    dynamic = "actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1000"
+    held = DRAFTS["verl"](script_of(text.format(4, dynamic), "run.sh"))
+    assert held.fields["train.backend"] == "fsdp"
+    assert held.fields["train.fsdp.context_parallel"] == 4
+    assert held.fields["train.micro_batch_tokens"] == 4 * 1000
+    megatron = f"actor_rollout_ref.actor.strategy=megatron {dynamic}"
+    other = DRAFTS["verl"](script_of(text.format(4, megatron), "run.sh"))
+    assert fates(other)["actor_rollout_ref.actor.ulysses_sequence_parallel_size"] is Fate.REFUSED
+    assert other.fields["train.micro_batch_tokens"] == 1000
+
+
+def test_a_ring_names_the_backend_that_splits_rows() -> None:
+    text = OPENRLHF.format(ref=4, engines=2, colocate="--train.colocate_all", stage=3)
+    script = script_of(f"{text} --ds.ring_attn_size 2", "run.sh")
+    held = DRAFTS[script.peer](script)
+    assert held.fields["train.backend"] == "fsdp"
+    assert held.fields["train.fsdp.context_parallel"] == 2
+    assert not any(path.startswith("train.deepspeed") for path in held.fields)
+    assert (fates(held)["ds.ring_attn_size"], fates(held)["ds.zero_stage"]) == (Fate.OTHERWISE, Fate.DECIDED)
