@@ -1,4 +1,4 @@
-"""The commands of docs/gpu.md are ones that rlsdk takes."""
+"""The commands of docs/gpu.md and docs/long_rows.md are ones that rlsdk takes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlsdk.interfaces import RegisterBackend, hookimpl
 from rlsdk.registry import Registry
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+PAGE = "\n".join((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("gpu", "long_rows"))
 BLOCKS = re.findall(r"```[a-z]*\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = [
     command
