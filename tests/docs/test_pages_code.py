@@ -230,3 +230,12 @@ def test_flags_of_pages_act_on_the_command_that_they_are_used_with(page: Path) -
             if flag not in known and not elsewhere and not acts(flag, readers):
                 wrong.append(f"{name} {flag}")
     assert not wrong
+
+
+def test_rewards_that_commands_of_pages_name_are_there_or_are_made_on_a_page() -> None:
+    known = {row.name for row in Registry.discover().rows() if row.kind == ComponentKind.REWARD}
+    texts = {page: page.read_text() for page in EVERY_PAGE}
+    made = {name for text in texts.values() for name in re.findall(r"(?:def |name=\")(\w+)", text)}
+    named = {name for text in texts.values() for name in re.findall(r"--reward ([a-z]\w*)(?![\w./])", text)}
+    assert "exact" in named & known
+    assert named <= known | made, named - known - made
