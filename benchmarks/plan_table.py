@@ -109,13 +109,13 @@ def main() -> None:
 def found(given: Given, model: str, devices: int) -> Row:
     """The plan with the smallest change."""
     why = ""
-    for base in ({}, ADAPTER):
+    for base in bases(min(devices, NODE)):
         try:
             plan = given.plan(model, devices, base)
         except ConfigError as error:
             if not isinstance(error.__cause__, NoRoomError):
                 raise
-            why = why or str(error).splitlines()[0]
+            why = why or str(error.__cause__).partition(";")[0]
             continue
         if plan.fits is not False:
             return Row(model=model, devices=devices, plan=plan, change=base, why=why)
@@ -124,6 +124,15 @@ def found(given: Given, model: str, devices: int) -> Row:
             return Row(model=model, devices=devices, plan=given.plan(model, devices, change), change=change, why=why)
         why = why or f"{plan.peak.known_bytes / GIB:,.0f} GiB in {plan.peak.phase}"
     return Row(model=model, devices=devices, plan=None, change={}, why=why)
+
+
+def bases(per_node: int) -> Iterator[Mapping[str, object]]:
+    """What is tried first: replicas of more devices, where one has no room for the weights; then the same with an
+    adapter."""
+    for adapter in ({}, ADAPTER):
+        for tp_size in (1, 2, 4, 8):
+            if tp_size <= per_node:
+                yield {**({"rollout.tp_size": tp_size} if tp_size > 1 else {}), **adapter}
 
 
 def refusals(given: Given, model: str) -> Iterator[tuple[str, str]]:
