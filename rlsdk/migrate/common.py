@@ -27,6 +27,8 @@ SHARDED = next(iter(FIRST_PARTY[BackendKind.TRAIN]))
 """The train backend for several devices where the peer's engine has no counterpart here: the first of its kind."""
 SAMPLER = next(iter(FIRST_PARTY[BackendKind.ROLLOUT]))
 """The rollout backend that the peer's command means where it names none: the first of its kind."""
+SUPERVISED = ("sft", "distill")
+"""Commands that train on answers."""
 NO_LORA = (
     "no adapter of this kind: model.lora has rank, alpha, scaling and targets, for the policy of train, sft and dpo. "
     "Learning rates for adapters are about ten times too high where all weights are trained"

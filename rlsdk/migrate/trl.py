@@ -20,7 +20,7 @@ from rlsdk.migrate.common import (
 from rlsdk.migrate.draft import Draft, Fate, Script, here
 from rlsdk.migrate.launcher import put_launcher
 from rlsdk.migrate.trl_objective import put_engine, put_objective
-from rlsdk.migrate.trl_pairs import put_pairs
+from rlsdk.migrate.trl_pairs import DISTILLATION, put_distillation, put_pairs
 from rlsdk.migrate.trl_tables import DECIDED, DEFAULTS, REFUSED, SAME, TAKEN, TAKEN_SAMPLED
 
 PEER = "TRL"
@@ -56,6 +56,8 @@ def draft_of(script: Script) -> Draft:
     put_adapter(draft, PEFT, "peft_config", scaling="LoraConfig.use_rslora")
     if script.trainer in SAMPLING:
         _sampled(draft)
+    elif script.trainer == DISTILLATION:
+        put_distillation(draft, _devices(draft))
     else:
         put_pairs(draft, _devices(draft))
     _optimizer(draft)

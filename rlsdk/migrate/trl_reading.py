@@ -13,6 +13,7 @@ from rlsdk.migrate.flags import data, flags
 from rlsdk.migrate.launcher import launcher_file
 from rlsdk.migrate.python_script import read_python
 from rlsdk.migrate.shell import read_shell
+from rlsdk.migrate.trl_pairs import with_command
 from rlsdk.migrate.trl_tables import COMMANDS, CONFIG_OF, CONFIGS, TRAINERS
 
 PEER = "TRL"
@@ -37,10 +38,10 @@ def of_python(text: str, source: str) -> Script:
         where = f"{source} (command in its docstring)"
         settings = {**settings, **_command_settings(words, where)}
     steps += [_second(name, where) for name, where in found.trainers[1:] if name != trainer]
-    return Script(
+    return with_command(Script(
         peer=PEER, source=source, command=TRAINERS[trainer], trainer=trainer, settings=settings, steps=steps,
         text=text, launch=launcher_file(settings, source),
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def _no_trainer(text: str, source: str) -> str:
@@ -90,11 +91,11 @@ def of_command(words: Sequence[str], source: str) -> Script:
         merged = {}
     if recipe is not None:
         merged |= _recipe(str(recipe.value), source)
-    return Script(
+    return with_command(Script(
         peer=PEER, source=source, command=TRAINERS[trainer], trainer=trainer, settings={**merged, **settings},
         steps=found.steps if found is not None else (), text=found.text if found is not None else "",
         launch=launcher_file(settings, source),
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def _recipe(name: str, source: str) -> Mapping[str, Setting]:
@@ -111,7 +112,7 @@ def of_recipe(tree: Mapping[str, Any], lines: Mapping[Any, int], source: str) ->
     """The settings of a YAML recipe for `trl grpo --config`."""
     settings = _flat_settings(tree, source, lines)
     trainer = _trainer((), settings, source)
-    return Script(peer=PEER, source=source, command=TRAINERS[trainer], trainer=trainer, settings=settings)
+    return with_command(Script(peer=PEER, source=source, command=TRAINERS[trainer], trainer=trainer, settings=settings))
 
 
 def _flat_settings(tree: Mapping[str, Any], source: str, lines: Mapping[Any, int]) -> dict[str, Setting]:

@@ -9,7 +9,7 @@ from rlsdk.migrate.common import NO_LORA
 
 CONFIGS: Mapping[str, str] = {
     **dict.fromkeys(("GRPOConfig", "RLOOConfig", "SFTConfig", "DPOConfig", "CPOConfig", "ORPOConfig", "KTOConfig"), ""),
-    "PRMConfig": "",
+    **dict.fromkeys(("PRMConfig", "GKDConfig"), ""),
     **dict.fromkeys(("RewardConfig", "TrainingArguments", "ModelConfig", "ScriptArguments"), ""),
     "LoraConfig": "LoraConfig.",
     "BitsAndBytesConfig": "BitsAndBytesConfig.",
@@ -25,6 +25,7 @@ TRAINERS: Mapping[str, str] = {
     "KTOTrainer": "kto",
     "RewardTrainer": "reward-model",
     "PRMTrainer": "process-reward",
+    "GKDTrainer": "train",
 }
 """Class -> command of rlsdk."""
 CONFIG_OF: Mapping[str, str] = {
@@ -37,6 +38,7 @@ CONFIG_OF: Mapping[str, str] = {
     "KTOConfig": "KTOTrainer",
     "RewardConfig": "RewardTrainer",
     "PRMConfig": "PRMTrainer",
+    "GKDConfig": "GKDTrainer",
 }
 COMMANDS: Mapping[str, str] = {
     "grpo": "GRPOTrainer",
@@ -49,6 +51,7 @@ COMMANDS: Mapping[str, str] = {
     "kto": "KTOTrainer",
     "reward": "RewardTrainer",
     "prm": "PRMTrainer",
+    "gkd": "GKDTrainer",
 }
 """Word in `trl WORD`, and in a script's name -> trainer."""
 
@@ -92,6 +95,15 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "KTOTrainer": {**_BASE, "learning_rate": 1e-6, "max_length": 1024, "beta": 0.1, "loss_type": "kto"},
     "RewardTrainer": {**_BASE, "learning_rate": 1e-4, "max_length": 1024},
     "PRMTrainer": {**_BASE, "learning_rate": 1e-5, "max_length": 1024, "step_separator": "\n"},
+    "GKDTrainer": {
+        **_BASE,
+        "learning_rate": 2e-5,
+        "max_length": 1024,
+        "max_new_tokens": 128,
+        "temperature": 0.9,
+        "lmbda": 0.5,
+        "beta": 0.5,
+    },
 }
 """Values of settings that a script leaves out, where they differ from ours or enter a product (TRL 1.16)."""
 

@@ -188,6 +188,36 @@ EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {
             "train.activation_checkpointing": True,
         },
     ),
+    "gkd.py": (
+        "train",
+        {
+            "algorithm.recipe": "on_policy_distillation",
+            "algorithm.distillation.objective": "exact",
+            "algorithm.distillation.divergence": "jsd",
+            "algorithm.distillation.beta": 0.25,
+            "teachers": [{"path": "teacher"}],
+            "trainer.prompts_per_step": 32,  # 4 rows x 8
+            "trainer.samples_per_prompt": 1,
+            "trainer.updates_per_step": 1,
+            "trainer.steps": 30,
+            "train.optim.lr": 2e-5,
+            "rollout.temperature": 0.8,
+            "rollout.max_response_tokens": 256,
+        },
+    ),
+    "gkd_given.sh": (
+        "distill",
+        {
+            "algorithm.distillation.divergence": "forward",
+            "teachers": [{"path": "teacher"}],
+            "sft.rows_per_step": 8,
+            "sft.lr": 2e-5,
+            "sft.steps": 40,
+            "sft.warmup_ratio": 0.1,
+            "train.micro_batch_rows": 4,
+            "data.max_prompt_tokens": 256,
+        },
+    ),
     "reward.py": ("reward-model", {"preferences.center_coef": 0.01, "preferences.pairs_per_step": 4}),
 }
 

@@ -1,0 +1,14 @@
+python gkd.py \
+    --model_name_or_path model \
+    --teacher_model_name_or_path teacher \
+    --dataset_name rows.jsonl \
+    --lmbda 0 \
+    --beta 0 \
+    --learning_rate 2e-5 \
+    --lr_scheduler_type constant \
+    --warmup_ratio 0.1 \
+    --per_device_train_batch_size 4 \
+    --gradient_accumulation_steps 2 \
+    --max_length 256 \
+    --output_dir gkd-model \
+    --max_steps 40
