@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rlsdk.trainer.runs.prepare import PreparedRun
 
 QUICKSTART = "quickstart.yaml"
-DISTILL = "distill.yaml"
 WARMUP = "train.optim.warmup_steps"
 
 
@@ -65,7 +64,7 @@ def _read(
 ) -> tuple[RunConfig, Sequence[str]]:
     """The configuration with absolute paths, for inspection only if `found` has problems; and a line for each file with
     values that the command does not read."""
-    names = [QUICKSTART] if quickstart else [DISTILL] if training is Training.DISTILL else []
+    names = [QUICKSTART] if quickstart else [training.reader.recipe] if training.reader.recipe else []
     base = [Path(str(files("rlsdk.trainer") / "recipes" / name)) for name in names]
     loaded = settings.read(registry, training.reader, base)
     if quickstart and loaded.config is not None:

@@ -4,7 +4,10 @@ meaning."""
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
 
 from rlsdk.config import RunConfig
 from rlsdk.config.checks.commands import READERS, TRAIN
@@ -14,6 +17,7 @@ from rlsdk.config.loading.foreign_names import answer
 from rlsdk.config.loading.other_names import meant_by
 from rlsdk.config.loading.overrides import ALIASES
 from rlsdk.config.loading.reads import Reader
+from rlsdk.config.loading.tree import Tree, read_tree_file
 from rlsdk.config.loading.trust import TRUST_FLAG
 from rlsdk.interfaces import ConfigError, nearest
 from rlsdk.system.quantities import counted
@@ -40,7 +44,12 @@ def topic_help(command: str, topic: str) -> str:
         ConfigError: it reads nothing of this name; names the nearest.
     """
     reader = _reader(command)
-    options = [option for option in describe_options(RunConfig) if reader.may_read(option.path)]
+    own = _own_defaults(reader)
+    options = [
+        replace(option, default=own.get(option.path, option.default))
+        for option in describe_options(RunConfig)
+        if reader.may_read(option.path)
+    ]
     name = ALIASES.get(topic, topic)
     exists = any(_is_in(option.path, [name]) for option in describe_options(RunConfig))
     names = [name] if exists else meant_by(name, reader.may_read)
@@ -53,6 +62,15 @@ def topic_help(command: str, topic: str) -> str:
 def _reader(command: str) -> Reader:
     """`plan` and `chaos` take the arguments of `train`."""
     return READERS.get(command, TRAIN)
+
+
+def _own_defaults(reader: Reader) -> Mapping[str, str]:
+    """Dotted path -> default, where the command has one of its own."""
+    if not reader.recipe:
+        return {}
+    tree = Tree()
+    tree.merge_file(read_tree_file(Path(str(files("rlsdk.trainer") / "recipes" / reader.recipe))))
+    return {".".join(map(str, place)): str(value) for place, value in tree.values()}
 
 
 def _overview(command: str, reader: Reader) -> Iterator[str]:

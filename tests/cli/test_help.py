@@ -71,6 +71,12 @@ def test_help_explains_a_field_by_any_of_its_names(topic: str, shown: str, capsy
     assert f"{shown}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("command", "default"), [("train", "sampled"), ("distill", "exact")])
+def test_help_shows_the_defaults_of_the_command(command: str, default: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main_exits([command, "--help", "algorithm.distillation.objective"], 0)
+    assert f"'sampled' or 'exact' or 'top_k', default {default}\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("topic", "said"),
     [

@@ -160,6 +160,7 @@ DISTILL = Reader(
     fields=(*_ENGINE, *_ACTOR, *_LOOP, *_ANSWERS, "sft", "teachers", "algorithm.distillation"),
     but=("algorithm.distillation.reward_coef",),
     unused=_of_supervised,
+    recipe="distill.yaml",
 )
 REWARD_MODEL = Reader(
     command="reward-model", fields=_PAIRS, but=(*_OF_DPO, *_OF_KTO, *_OF_STEPS, _BETA), unused=_of_pairs

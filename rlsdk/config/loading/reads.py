@@ -35,6 +35,8 @@ class Reader:
     section alone is known to `Section.unused`."""
     instead: Mapping[str, str] = field(default_factory=dict)
     """Field that it never reads -> what it uses in its place."""
+    recipe: str = ""
+    """File in `rlsdk/trainer/recipes` with defaults of its own."""
 
     def may_read(self, path: str) -> bool:
         """Whether it reads this field, or one of this section, with some values of the other fields."""
