@@ -20,6 +20,7 @@ from rlsdk.config.derived.roles import best_of_role, rollout_role
 from rlsdk.config.loading.load import read_config
 from rlsdk.config.loading.reads import Reader, unread
 from rlsdk.interfaces import ConfigError
+from rlsdk.interfaces.spelling import as_given
 from rlsdk.kit.files.adapter_config import holds_adapter, settings_of
 from rlsdk.registry import Registry
 from rlsdk.trainer.inputs.model_config import file_problems, model_fields
@@ -89,6 +90,8 @@ def generate(
     samples_per_prompt: int = 1,
     reward: Reward | None = None,
     keep: str | None = None,
+    log_probs: int | None = None,
+    log_probs_file: str | os.PathLike[str] | None = None,
     checkpoint: str | None = None,
     trust_run: bool = False,
     **fields: Any,
@@ -104,7 +107,11 @@ def generate(
         samples_per_prompt: responses to each.
         reward: as for `rlsdk.train`; with `keep`, grades the responses.
         keep: returns rows to train on, of training prompts, in place of all responses: `best` (of each prompt, for
-            `sft`), `above:0.5` (all with a higher score), or `pairs` (best and worst, for `dpo`).
+            `sft`), `above:0.5` (all with a higher score), `pairs` (best and worst, for `dpo`), or `all`, which needs
+            no reward.
+        log_probs: k, with `keep`: also writes the log-probs of the responses' tokens, and of the k most probable ones
+            in each place, for `distill`.
+        log_probs_file: file that they are written into.
         checkpoint: of a run: `best`, `newest` or a step; None: the newest.
         trust_run: as for `evaluate`.
         fields: of the configuration, as for `rlsdk.train`.
@@ -119,6 +126,8 @@ def generate(
     """
     settings = from_keywords(fields, GENERATE if keep is None else GENERATE_KEPT, config=None, trust_run=trust_run)
     texts = given_prompts(prompts)
+    if (log_probs is None) is not (log_probs_file is None) or (log_probs is not None and keep is None):
+        raise ConfigError("log_probs: k, log_probs_file and keep belong together: keep='all' keeps every response")
     if keep is not None:
         if texts:
             raise ConfigError("prompts: keep samples the prompts of data, of which rows to train on are made")
@@ -130,9 +139,10 @@ def generate(
                 num_prompts=num_prompts,
                 n=samples_per_prompt,
                 checkpoint=checkpoint,
+                log_probs=None if log_probs is None or log_probs_file is None else (log_probs, Path(log_probs_file)),
             )
     if reward is not None:
-        raise ConfigError("reward: nothing is graded without keep; give keep='best', 'above:0.5' or 'pairs'")
+        raise ConfigError("reward: nothing is graded without keep; give keep='best', 'above:0.5', 'pairs' or 'all'")
     with stage_inputs(settings, eval_data=data, eval_argument="data") as given:
         return run_generation(
             Path(model),
@@ -145,7 +155,14 @@ def generate(
 
 
 def run_keeping(
-    path: Path, settings: Settings, keep: str, *, num_prompts: int | None, n: int, checkpoint: str | None
+    path: Path,
+    settings: Settings,
+    keep: str,
+    *,
+    num_prompts: int | None,
+    n: int,
+    checkpoint: str | None,
+    log_probs: tuple[int, Path] | None = None,
 ) -> Table:
     """Rows to train on, made of graded responses to training prompts.
 
@@ -154,10 +171,19 @@ def run_keeping(
     """
     config, registry = configured(path, settings, GENERATE_KEPT, checkpoint=checkpoint, sections=KEEPING)
 
-    from rlsdk.trainer.runs.keep import KeepRule, keep_samples
+    from rlsdk.trainer.runs.keep import keep_samples
+    from rlsdk.trainer.runs.keep_rules import KeepRule
+    from rlsdk.trainer.runs.sampled_log_probs import LogProbs
 
-    rule = KeepRule.parse(keep)
-    kept = keep_samples(config, registry, rule, num_prompts=num_prompts, num_samples=n, notice=_to_stderr)
+    rule, wanted = KeepRule.parse(keep), None
+    if log_probs is not None:
+        count, file = log_probs
+        if count < 0:
+            raise ConfigError(f"{as_given('log_probs', count)}: expected 0 or more tokens in each place")
+        wanted = LogProbs(count=count, path=file)
+    kept = keep_samples(
+        config, registry, rule, num_prompts=num_prompts, num_samples=n, notice=_to_stderr, log_probs=wanted
+    )
     return Table([dict(row) for row in kept])
 
 

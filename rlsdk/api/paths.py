@@ -13,8 +13,8 @@ from rlsdk.config.sections.base import FIELDS_ONLY
 
 FUNCTION = re.compile(r"[^\n{}]*\.py:\w+")
 """Pattern of `file.py:fn`, in any field."""
-FOLDERS = frozenset({"path", "tokenizer"})
-"""Names of fields that hold a folder or a name on the hub."""
+FOLDERS = frozenset({"path", "tokenizer", "log_probs"})
+"""Names of fields that hold a folder or a name on the hub, or a file."""
 SOURCES = frozenset(
     {"data.train", "data.eval", "data.mixture.*.source", "algorithm.ptx.source", "teachers.*.sources.*"}
 )

@@ -25,7 +25,8 @@ from rlsdk.trainer.roles.placement import placed, placement_of
 from rlsdk.trainer.roles.role_group import RoleGroup
 from rlsdk.trainer.runs import keep
 from rlsdk.trainer.runs.build_supervised import read_pairs
-from rlsdk.trainer.runs.keep import KeepRule, keep_samples, kept_rows
+from rlsdk.trainer.runs.keep import keep_samples, kept_rows
+from rlsdk.trainer.runs.keep_rules import KeepRule
 from rlsdk.trainer.runs.run_inputs import build_run_inputs
 
 REWARD = Path(__file__).parent / "rewards.py"
@@ -73,6 +74,18 @@ def test_above_keeps_each_text_once_and_in_order() -> None:
     found = kept("above:0.4", ROW, *SAMPLES)
     assert [(row["answer"], row["score"]) for row in found] == [("2", 1.0), ("3", 0.5)]
     assert kept("above:1", ROW, *SAMPLES) == []  # above, and not equal
+
+
+def test_all_are_kept_without_a_reward_too() -> None:
+    found = kept("all", ROW, *SAMPLES)
+    assert [(row["answer"], row.get("score"), row["truncated"]) for row in found] == [
+        ("1", 0.0, False), ("2", 1.0, False), ("3", 0.5, False), ("2", 1.0, False), ("9", 2.0, True),
+        ("8", None, False),
+    ]  # fmt: skip
+    (given,) = PromptFormat().select([DataRow(row=ROW, source="rows:1", fields=find_fields(ROW))])
+    (row,), report = kept_rows([given], [group(SAMPLES[0])], KeepRule.parse("all"), None, graded=False)
+    assert row == {**ROW, "answer": "1", "reference": "2", "truncated": False}
+    assert "mean score" not in report.line(KeepRule.parse("all"))
 
 
 def test_pairs_are_the_best_and_the_worst_where_they_differ() -> None:

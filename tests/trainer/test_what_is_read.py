@@ -33,13 +33,13 @@ from rlsdk.config.sections.base import unused_in
 from rlsdk.config.sections.role_kinds import ROLLOUT
 from rlsdk.registry import Registry
 from rlsdk.testing.roles.in_process import InProcessStore, start_in_process
-from rlsdk.trainer.inputs.teachers import check_teachers
 from rlsdk.trainer.roles.device_turns import DeviceTurns
 from rlsdk.trainer.roles.placement import placed, placement_of, roles
 from rlsdk.trainer.roles.role_group import RoleGroup
 from rlsdk.trainer.roles.session import Session, start_roles
 from rlsdk.trainer.runs import inference, keep
 from rlsdk.trainer.runs.build_supervised import distill_stage, sft_stage
+from rlsdk.trainer.runs.keep_rules import KeepRule
 from rlsdk.trainer.runs.run_inputs import build_run_inputs
 from rlsdk.trainer.stages.loop import Trainer
 
@@ -111,8 +111,7 @@ def distill(config: RunConfig, registry: Registry, folder: Path) -> None:
     table = [actor.with_optim(sft_optim_spec(config)), teacher]
     groups = start_roles(table, lambda role: start_in_process(role, registry), turns)
     session = Session(roles=groups, turns=turns, cluster=InProcessStore())
-    with closing(build_run_inputs(config, registry, folder, Recorder(), rewarded=False)) as run_inputs:
-        check_teachers(config, run_inputs.train_prompts, run_inputs.tokenizer)
+    with closing(build_run_inputs(config, registry, folder, Recorder(), rewarded=False, taught=True)) as run_inputs:
         stage = distill_stage(config, run_inputs, session, measured=True)
         with closing(stage):
             Trainer(stage, session, tokenizer=run_inputs.tokenizer, config_text="", keep_checkpoints=1).fit()
@@ -199,7 +198,7 @@ def generation(config: RunConfig, registry: Registry, folder: Path) -> None:
 
 
 def kept_generation(config: RunConfig, registry: Registry, folder: Path) -> None:
-    rule = keep.KeepRule.parse("best")
+    rule = KeepRule.parse("best")
     keep.keep_samples(config, registry, rule, num_prompts=2, num_samples=2, notice=lambda text: None)
 
 

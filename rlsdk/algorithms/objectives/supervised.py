@@ -50,30 +50,35 @@ class DistillObjective:
     weighted by `teacher_weight`, and `sft_coef` times the token's negative log-likelihood; both weighted by
     `loss_weight`.
 
-    The output `divergence` is over the whole vocabulary (the batch has `teacher_states`), or over the teacher's top
-    tokens and all others as one (`teacher_top_ids`, `teacher_top_log_probs`).
+    With `sampled` the divergence is log p_teacher - log p_model of the given token: where these are the teacher's own
+    samples, its mean estimates the forward KL(teacher || model), and its gradient is that of the negative
+    log-likelihood. Otherwise the output `divergence` is over the whole vocabulary (the batch has `teacher_states`), or
+    over the teacher's top tokens and all others as one (`teacher_top_ids`, `teacher_top_log_probs`).
 
     Sums for metrics: `divergence` over `teacher_weight`, `nll` over `metric_weight`; `sft_loss`.
     """
 
     coef: float = 1.0
     sft_coef: float = 0.0
+    sampled: bool = False
     whole_groups: bool = False
 
     @property
     def outputs(self) -> Sequence[str]:
-        return ("log_probs", "divergence")
+        return ("log_probs",) if self.sampled else ("log_probs", "divergence")
 
     @property
     def fields(self) -> Sequence[str]:
-        given = ("teacher_states", "teacher_top_ids", "teacher_top_log_probs")
+        top = ("teacher_top_ids", "teacher_top_log_probs")
+        given = ("teacher_log_probs",) if self.sampled else ("teacher_states", *top)
         return ("response_mask", "loss_weight", "teacher_weight", *given)
 
     def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> ObjectiveResult:
         mask = batch["response_mask"]
         weight = torch.where(mask, batch["loss_weight"], 0.0)
         taught = weight * batch["teacher_weight"]
-        divergence = (torch.where(taught > 0, outputs["divergence"], 0.0) * taught).sum()
+        apart = batch["teacher_log_probs"] - outputs["log_probs"] if self.sampled else outputs["divergence"]
+        divergence = (torch.where(taught > 0, apart, 0.0) * taught).sum()
         nll = -(torch.where(mask, outputs["log_probs"], 0.0) * weight).sum()
         loss = self.coef * divergence + self.sft_coef * nll
         return ObjectiveResult(

@@ -43,9 +43,18 @@ def generate(
     keep: Annotated[
         str | None,
         typer.Option(
-            metavar="best|above:X|pairs",
+            metavar="best|above:X|pairs|all",
             help="Grade responses to training prompts by --reward, and print rows for `sft` or `dpo`: the best of each "
-            "prompt, all with a score above X, or pairs of the best and the worst.",
+            "prompt, all with a score above X, pairs of the best and the worst, or all, which needs no --reward.",
+        ),
+    ] = None,
+    log_probs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K",
+            min=0,
+            help="With --keep: also write the log-probs of the responses' tokens, and of the K most probable ones in "
+            "each place, for `distill`, into a file beside --output.",
         ),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="With --keep: write the rows into this JSONL file.")] = None,
@@ -58,11 +67,15 @@ def generate(
     if keep is None:
         if output is not None:
             raise typer.BadParameter("writes rows to train on, which --keep chooses", param_hint="--output")
+        if log_probs is not None:
+            raise typer.BadParameter("is of rows that are kept: add --keep all", param_hint="--log-probs")
         inference.generate(path, prompt or [], num_prompts, n, checkpoint, arguments)
         return
     if prompt:
         raise typer.BadParameter("--keep samples the prompts of --data", param_hint="--prompt")
-    inference.keep(path, keep, num_prompts, n, checkpoint, output, arguments)
+    if log_probs is not None and output is None:
+        raise typer.BadParameter("writes a file beside the rows: name theirs, --output FILE", param_hint="--log-probs")
+    inference.keep(path, keep, num_prompts, n, checkpoint, output, log_probs, arguments)
 
 
 @app.command(help="Upload a model, with its card, to the Hugging Face hub.")

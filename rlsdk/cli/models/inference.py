@@ -33,11 +33,15 @@ def keep(
     n: int,
     checkpoint: str | None,
     output: Path | None,
+    log_probs: int | None,
     args: Sequence[str],
 ) -> None:
-    """Prints rows to train on, or writes them into a file."""
+    """Prints rows to train on, or writes them into a file, and the `log_probs` of their tokens beside it."""
+    wanted = None if log_probs is None or output is None else (log_probs, output.with_suffix(".safetensors"))
     with stdout_aside():
-        rows = run_keeping(path, Settings(flags=args), rule, num_prompts=num_prompts, n=n, checkpoint=checkpoint)
+        rows = run_keeping(
+            path, Settings(flags=args), rule, num_prompts=num_prompts, n=n, checkpoint=checkpoint, log_probs=wanted
+        )
     lines = [json_line(row) for row in rows]
     if output is None:
         print("\n".join(lines))
@@ -45,7 +49,11 @@ def keep(
     with atomic_path(output) as draft:
         draft.write_text("\n".join(lines) + "\n", encoding="utf-8")
     command = "dpo" if rule == "pairs" else "sft"
-    print(f"rows  {output}\n\nnext:\n  {command_here()} {command} --data {quoted(output)} ...")
+    print(f"rows  {output}")
+    if wanted is not None:
+        print(f"log-probs  {wanted[1]}")
+        command = f"distill --teachers '[{{log_probs: {quoted(wanted[1])}}}]'"
+    print(f"\nnext:\n  {command_here()} {command} --data {quoted(output)} ...")
 
 
 def evaluate(

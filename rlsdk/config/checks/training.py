@@ -11,7 +11,7 @@ from rlsdk.config.derived.roles import Role, roles, sft_optim_spec
 from rlsdk.config.loading.reads import Reader
 from rlsdk.config.problem import Problem
 from rlsdk.config.sections.role_kinds import ACTOR, teacher_role
-from rlsdk.config.sections.schema import RunConfig
+from rlsdk.config.sections.schema import RunConfig, SftConfig
 from rlsdk.interfaces.spelling import Setting
 
 
@@ -72,6 +72,9 @@ def training_problems(training: Training, config: RunConfig) -> Iterator[Problem
     own = config.preferences
     if training is Training.DISTILL:
         yield from _distill_problems(config)
+    for at, teacher in enumerate(config.teachers if training is Training.RL else ()):
+        if teacher.log_probs is not None:
+            yield Problem(f"teachers.{at}.log_probs", "a file has log-probs of given answers only: see `rlsdk distill`")
     if training in (Training.SFT, Training.DISTILL) and not config.sft.is_asked:
         yield Problem(
             "sft.steps", f"0: trains nothing; give {Setting('sft.steps', 'N')} or {Setting('sft.epochs', 'N')}"
@@ -91,19 +94,30 @@ def _distill_problems(config: RunConfig) -> Iterator[Problem]:
     own, path = config.algorithm.distillation, "algorithm.distillation.objective"
     if not config.teachers:
         yield Problem("teachers", f"at least one is required: {Setting('teachers', 'MODEL')}")
-    if own.objective == "sampled":
+    files = [at for at, teacher in enumerate(config.teachers) if teacher.log_probs is not None]
+    if own.objective == "sampled" and len(files) < len(config.teachers):
         yield Problem(
             path,
             value="sampled",
-            expected="'exact' or 'top_k': given answers are not the policy's samples, of which its gap is an estimate",
+            expected="'exact' or 'top_k': given answers are not samples of the policy or of a teacher, of which a gap "
+            "is an estimate; those of a file of log-probs are",
             commands=(Setting(path, "exact"),),
         )
+    if own.objective == "exact" and files:
+        yield Problem(
+            path,
+            value="exact",
+            expected=f"'top_k' or 'sampled', because teachers.{files[0]} is a file of log-probs, without hidden states",
+            commands=(Setting(path, "top_k"), Setting(path, "sampled")),
+        )
+    if files and config.sft.answer_template != SftConfig.model_fields["answer_template"].default:
+        yield Problem("sft.answer_template", f"the tokens of teachers.{files[0]}.log_probs are learned as they are")
     if not own.coef or (config.teachers and not any(teacher.weight for teacher in config.teachers)):
         yield Problem("algorithm.distillation.coef", "0, or every teacher's weight: teaches nothing; see `rlsdk sft`")
     for at, teacher in enumerate(config.teachers):
         if teacher.is_served or teacher.is_policy or teacher.prompt_template is not None or teacher.align == "text":
             yield Problem(
                 f"teachers.{at}",
-                "of `rlsdk distill` is a model in a train engine that reads what the policy reads: leave out rollout, "
-                "url, prompt_template and align, and give its path",
+                "of `rlsdk distill` is a model in a train engine that reads what the policy reads, or a file of "
+                "log-probs: leave out rollout, url, prompt_template and align, and give its path, or log_probs",
             )

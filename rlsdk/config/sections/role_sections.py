@@ -170,8 +170,9 @@ class TeacherConfig(NamedModelConfig):
     computes them, or a rollout engine of the run (`rollout`), or a service (`url`). A string is short for `path`."""
 
     path: str | None = None
-    """Folder in Hugging Face format, or a name on the hub; null without a `url`: the policy itself, at the weights with
-    which the step begins. It then reads a `prompt_template` of its own, and there is no second model."""
+    """Folder in Hugging Face format, or a name on the hub; null without a `url` or `log_probs`: the policy itself, at
+    the weights with which the step begins. It then reads a `prompt_template` of its own, and there is no second
+    model."""
     weights: Literal["now", "start"] = "now"
     """Of the policy itself. now: the weights with which the step begins; start: those with which reinforcement learning
     began, which are below an adapter (`model.lora`), at no second model; it needs no prompt of its own."""
@@ -183,6 +184,9 @@ class TeacherConfig(NamedModelConfig):
     `path`: `http://127.0.0.1:8000/v1`."""
     model: str | None = None
     """Name of the model at the service."""
+    log_probs: str | None = None
+    """`rlsdk distill`: a file that `rlsdk generate --log-probs` wrote, in place of a model: its log-probs of the
+    answers of the rows. The student learns the tokens of the file, and of a conversation the answer alone."""
     remote: RemoteRewardConfig | None = None
     """Settings of requests to the service; null: the defaults."""
     name: str | None = None
@@ -227,6 +231,14 @@ class TeacherConfig(NamedModelConfig):
         if self.is_policy and self.rollout is not None:
             yield Problem("rollout", "belongs to a teacher with a path; the policy itself is served with its own")
         yield from self._of_service()
+        if self.log_probs is not None:
+            for name in ("path", "rollout", "url", "prompt_template"):
+                if getattr(self, name) is not None:
+                    yield Problem(name, f"and log_probs {self.log_probs!r}: a file has its log-probs without it")
+            if self.temperature not in (None, 1.0):
+                yield Problem(
+                    "temperature", value=self.temperature, expected="1.0: a file has log-probs at temperature 1"
+                )
 
     def _of_service(self) -> Iterator[Problem]:
         if self.url is None:
@@ -247,7 +259,7 @@ class TeacherConfig(NamedModelConfig):
     @property
     def is_policy(self) -> bool:
         """Whether it is the policy itself, with another prompt."""
-        return self.path is None and self.url is None
+        return self.path is None and self.url is None and self.log_probs is None
 
     @property
     def has_engine(self) -> bool:
@@ -265,6 +277,8 @@ class TeacherConfig(NamedModelConfig):
         if self.is_policy:
             names = ("revision", "dtype", *of_train, "tokenizer")
             yield from fields_of(names, "path is null, so that it is the policy itself")
+        elif self.log_probs is not None:
+            yield from fields_of(("revision", "dtype", *of_train, "tokenizer", "align"), "it is a file of log-probs")
         elif self.is_served:
             names = of_train if self.url is None else ("revision", "dtype", *of_train)
             yield from fields_of(names, "a rollout engine serves it" if self.url is None else "it is a service")

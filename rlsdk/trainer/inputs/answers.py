@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from rlsdk.data import (
@@ -31,6 +32,7 @@ Learned = tuple[PromptDataset, Sequence[Sequence[int]]]
 """Prompts, and the answer tokens that are trained on after each."""
 Conversations = tuple[PromptDataset, Sequence[Sequence[LearnedRow]]]
 """Prompts, and for each the rows that are trained on: one, unless the chat template changes earlier turns."""
+NOTHING: Mapping[int, LearnedRow] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,13 @@ def learned_answers(
 
 
 def learned_conversations(
-    prompts: PromptDataset, tokenizer: Any, settings: AnswerSettings, notice: Callable[[str], None], *, every: bool
+    prompts: PromptDataset,
+    tokenizer: Any,
+    settings: AnswerSettings,
+    notice: Callable[[str], None],
+    *,
+    every: bool,
+    given: Mapping[int, LearnedRow] = NOTHING,
 ) -> Conversations:
     """Returns the prompts to train on with the rows of each; `long_answers` decides which turns are not learned.
 
@@ -76,6 +84,23 @@ def learned_conversations(
         settings: how answers are tokenized.
         notice: shows a line.
         every: learn every turn of the assistant, rather than the answer alone.
+        given: rows whose tokens are known, by index of the prompt; they are learned as they are.
+
+    Raises:
+        DataError: a row has no answer, or all answers are too long.
+    """
+    others = [at for at in range(len(prompts)) if at not in given]
+    encoded = _conversations(prompts.subset(others), tokenizer, settings, notice, every=every) if others else []
+    rest = iter(encoded)
+    made = [[given[at]] if at in given else next(rest) for at in range(len(prompts))]
+    kept = [at for at, rows in enumerate(made) if rows]
+    return prompts.subset(kept), [made[at] for at in kept]
+
+
+def _conversations(
+    prompts: PromptDataset, tokenizer: Any, settings: AnswerSettings, notice: Callable[[str], None], *, every: bool
+) -> list[list[LearnedRow]]:
+    """The rows of each conversation, as they are tokenized here; none where nothing of it is learned.
 
     Raises:
         DataError: a row has no answer, or all answers are too long.
@@ -91,15 +116,14 @@ def learned_conversations(
     first, made = iter(turns[: len(earlier)]), []
     for rows, last in zip(before, turns[len(earlier) :], strict=True):
         made.append(learned_rows([*itertools.islice(first, len(rows)), last]))
-    kept = [at for at, rows in enumerate(made) if rows]
-    if not kept:
+    if not any(made):
         raise _all_too_long(report, settings)
     if earlier:
         text = f"{len(earlier):,} earlier turns of the assistant are learned, too ({settings.section}.turns)"
         apart = sum(len(rows) > 1 for rows in made)
         more = f"; {counted(apart, 'conversation')} in several rows each, as the chat template changes earlier turns"
         notice(f"{settings.section}: {text}{more if apart else ''}")
-    return prompts.subset(kept), [made[at] for at in kept]
+    return made
 
 
 def _encoded(

@@ -12,15 +12,17 @@ from torch import Tensor
 from rlsdk.config import RunConfig, TeacherConfig
 from rlsdk.config.sections.rewards import RemoteRewardConfig
 from rlsdk.config.sections.role_kinds import teacher_role
-from rlsdk.data import PromptDataset, PromptFormat
+from rlsdk.data import LearnedRow, PromptDataset, PromptFormat
 from rlsdk.interfaces import Batch, BatchError, ConfigError, RlsdkError
 from rlsdk.interfaces.spelling import Setting
 from rlsdk.kit.model.hf import load_tokenizer
 from rlsdk.rewards import applies_to, check_routes
 from rlsdk.rollouts import Group
+from rlsdk.trainer.inputs.given_log_probs import GivenLogProbs
+from rlsdk.trainer.inputs.log_prob_files import LogProbFile
 from rlsdk.trainer.inputs.prompt_formats import prompt_format
 from rlsdk.trainer.inputs.prompt_scorers import ServiceScorer, run_apart
-from rlsdk.trainer.inputs.teacher_tokenizers import check_tokenizer
+from rlsdk.trainer.inputs.teacher_tokenizers import check_meanings, check_tokenizer
 from rlsdk.trainer.inputs.text_alignment import OwnText, TextReader
 from rlsdk.trainer.inputs.tokenizer import answer_ends, run_ends
 
@@ -37,19 +39,25 @@ class Taught:
     """Index of a prompt -> the tokens that it reads in its place; None: it reads what the policy reads."""
     reader: TextReader | None = None
     """How it reads responses in tokens of its own; None: it reads the policy's tokens."""
+    given: GivenLogProbs | None = None
+    """What its file has of the prompts; None: it is no file."""
 
     @classmethod
     def of_run(cls, config: RunConfig, prompts: PromptDataset, tokenizer: Any) -> list[Taught]:
         """Of each teacher of a run with these training prompts; `tokenizer` is the policy's.
 
         Raises:
-            DataError: a row lacks a field of a teacher's prompt template.
+            DataError: a row lacks a field of a teacher's prompt template, or a file lacks a row.
         """
         made = []
-        for one in config.teachers:
+        for at, one in enumerate(config.teachers):
             taught = cls(role=teacher_role(one.name), teacher=one, indices=_indices(one.sources, prompts))
             form = replace(prompt_format(config), prompt_template=one.prompt_template or config.data.prompt_template)
-            if one.align == "text":
+            if one.log_probs is not None:
+                own = [prompt for prompt in prompts if taught.teaches_row(prompt.index, prompt.row)]
+                given = GivenLogProbs.of(LogProbFile(one.log_probs), own, f"teachers.{at}.log_probs")
+                taught = replace(taught, given=given)
+            elif one.align == "text":
                 taught = taught._reading(config, prompts, tokenizer, form)
             elif one.prompt_template is not None:
                 taught = replace(taught, own_prompts=taught._tokenized(prompts, tokenizer, form))
@@ -166,8 +174,14 @@ def row_field(role: str) -> str:
     return f"taught_by.{role}"
 
 
-def check_teachers(config: RunConfig, prompts: PromptDataset, tokenizer: Any) -> list[str]:
+def check_teachers(config: RunConfig, prompts: PromptDataset, tokenizer: Any, *, on_answers: bool = False) -> list[str]:
     """Checks the teachers of a run against its training rows and the policy's tokenizer. Returns notices.
+
+    Args:
+        config: of the run.
+        prompts: its training rows.
+        tokenizer: the policy's.
+        on_answers: they teach the answers of the rows, which may be learned themselves, too.
 
     Raises:
         ConfigError: an id means other bytes in a teacher's tokenizer; no row has a field or value of a teacher's
@@ -176,28 +190,46 @@ def check_teachers(config: RunConfig, prompts: PromptDataset, tokenizer: Any) ->
     if not config.teachers:
         return []
     for at, teacher in enumerate(config.teachers):
-        if not teacher.is_policy and teacher.align == "tokens":
+        if teacher.log_probs is not None:
+            named = f"teachers.{at}.log_probs {teacher.log_probs!r}"
+            check_meanings(config, tokenizer, LogProbFile(teacher.log_probs).meanings(), named)
+        elif not teacher.is_policy and teacher.align == "tokens":
             check_tokenizer(config, teacher, f"teachers.{at}", tokenizer)
     check_routes(config.teachers, ((row.source, row.row) for row in prompts.rows), whole=False, field="teachers")
     everyone = Taught.of_run(config, prompts, tokenizer)
-    notices = list(_check_shares(config, prompts, everyone))
-    if config.learns_by_divergence:
-        _check_alone(prompts, everyone)
+    notices = list(_check_shares(config, prompts, everyone, on_answers=on_answers))
+    if config.learns_by_divergence or any(one.given is not None for one in everyone):
+        _check_alone(config, prompts, everyone)
     for at, one in enumerate(everyone):
         _check_room(config, one, f"teachers.{at}")
         _check_service(config, one, f"teachers.{at}", prompts)
     return notices
 
 
-def _check_alone(prompts: PromptDataset, everyone: Sequence[Taught]) -> None:
-    """Raises `ConfigError` where two teachers teach a row by a divergence: a token has one teacher's distribution."""
+def _check_alone(config: RunConfig, prompts: PromptDataset, everyone: Sequence[Taught]) -> None:
+    """Raises `ConfigError` where two teachers teach a row by a divergence, or from files: a token has one teacher's
+    distribution, and a row the tokens of one file."""
+    way_out = ", or use 'sampled'" if config.algorithm.distillation.objective != "sampled" else ""
     for index, row in enumerate(prompts.rows):
         teaching = [one.role for one in everyone if one.teaches_row(index, row.row)]
         if len(teaching) > 1:
             raise ConfigError(
                 f"teachers: {' and '.join(teaching)} teach {row.source}, and with algorithm.distillation.objective "
-                "'top_k' a row may have one: say which rows each teaches (`rows`, `sources`), or use 'sampled'"
+                f"{config.algorithm.distillation.objective!r} a row may have one: say which rows each teaches (`rows`, "
+                f"`sources`){way_out}"
             )
+
+
+def given_rows(config: RunConfig, prompts: PromptDataset, tokenizer: Any) -> dict[int, LearnedRow]:
+    """The rows whose tokens the file of a teacher has, by index of the prompt.
+
+    Raises:
+        ConfigError, DataError: a file cannot be used, or lacks a row.
+    """
+    if all(one.log_probs is None for one in config.teachers):
+        return {}
+    files = [one.given for one in Taught.of_run(config, prompts, tokenizer) if one.given is not None]
+    return {at: given.learned(prompts[at]) for given in files for at in given.places}
 
 
 def _check_room(config: RunConfig, taught: Taught, field: str) -> None:
@@ -230,17 +262,23 @@ def _check_service(config: RunConfig, taught: Taught, field: str, prompts: Promp
         raise ConfigError(f"{field}.url {teacher.url!r}: {error}") from error
 
 
-def _check_shares(config: RunConfig, prompts: PromptDataset, everyone: Sequence[Taught]) -> Iterator[str]:
+def _check_shares(
+    config: RunConfig, prompts: PromptDataset, everyone: Sequence[Taught], *, on_answers: bool
+) -> Iterator[str]:
     """Yields how many of the rows each teacher teaches, where that is not all of them."""
     lost: list[str] = []
     counts = [0] * len(config.teachers)
-    everywhere = bool(config.reward_models) or any(reward.weight and not reward.rows for reward in config.rewards)
+    rewards = () if on_answers else config.rewards
+    if on_answers:
+        everywhere = config.algorithm.distillation.sft_coef > 0
+    else:
+        everywhere = bool(config.reward_models) or any(reward.weight and not reward.rows for reward in rewards)
     for index, row in enumerate(prompts.rows):
         teaching = [at for at, one in enumerate(everyone) if one.teaches_row(index, row.row)]
         for at in teaching:
             counts[at] += 1
         learned = everywhere or any(config.teachers[at].weight for at in teaching)
-        if not learned and not any(reward.weight and applies_to(reward.rows, row.row) for reward in config.rewards):
+        if not learned and not any(reward.weight and applies_to(reward.rows, row.row) for reward in rewards):
             lost.append(row.source)
     for at, count in enumerate(counts):
         if not count:
@@ -251,10 +289,12 @@ def _check_shares(config: RunConfig, prompts: PromptDataset, everyone: Sequence[
         if count < len(prompts.rows):
             yield f"{everyone[at].role} teaches {count:,} of {len(prompts.rows):,} training rows"
     if lost:
+        without = "no teacher" if on_answers else "neither a teacher nor a reward"
+        answers = Setting("algorithm.distillation.sft_coef", 0.5)
+        instead = f"learn their answers (`{answers}`)" if on_answers else f"a reward (`{Setting('rewards', 'NAME')}`)"
         raise ConfigError(
-            f"teachers: {len(lost)} of {len(prompts.rows)} training rows have neither a teacher nor a reward of "
-            f"non-zero weight, the first is {lost[0]}; add their values to the `rows` of a teacher, or add a teacher "
-            f"without `rows`, or a reward (`{Setting('rewards', 'NAME')}`)"
+            f"teachers: {len(lost)} of {len(prompts.rows)} training rows have {without} of non-zero weight, the first "
+            f"is {lost[0]}; add their values to the `rows` of a teacher, or add a teacher without `rows`, or {instead}"
         )
 
 

@@ -139,6 +139,22 @@ def _check_complete(batch: Batch, role: str, found: torch.Tensor) -> None:
         )
 
 
+def with_sampled(batch: Batch, teachers: Mapping[str, TeacherConfig]) -> Batch:
+    """Adds what `DistillObjective.sampled` reads: the log-prob of each taught token by the teacher of its row, and its
+    weight.
+
+    Args:
+        batch: with each teacher's log-probs (`with_teacher`).
+        teachers: by role; a row has at most one.
+    """
+    found, weight = torch.zeros(batch.num_tokens), torch.zeros(batch.num_tokens)
+    for role, teacher in teachers.items():
+        mine = _taught_tokens(batch, role)
+        found = torch.where(mine, batch[kind_of(role).field_of(role)], found)
+        weight += teacher.weight * mine
+    return batch.with_tokens(teacher_log_probs=found, teacher_weight=weight)
+
+
 def learn_from_teachers(
     batch: Batch, teachers: Mapping[str, TeacherConfig], settings: DistillationConfig
 ) -> tuple[Batch, dict[str, float]]:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,19 +14,21 @@ from rlsdk.config import RunConfig
 from rlsdk.config.sections.evaluation import HELD_OUT
 from rlsdk.data import DataRow, PromptDataset, PromptStream
 from rlsdk.data.rows import JsonValue
-from rlsdk.interfaces import ConfigError, DataError, nearest
-from rlsdk.interfaces.spelling import Setting, as_given
+from rlsdk.interfaces import ConfigError, DataError
+from rlsdk.interfaces.spelling import Setting
 from rlsdk.rollouts import Group, Sample, request_seed
 from rlsdk.system.temporary import held_folder
 from rlsdk.trainer.checkpoints.run_folder import Notice
 from rlsdk.trainer.generation.sampler import Draw, sample_all
 from rlsdk.trainer.inputs.data import load_prompts
 from rlsdk.trainer.inputs.prompt_formats import prompt_format
-from rlsdk.trainer.inputs.run_rewards import start_run_rewards
+from rlsdk.trainer.inputs.run_rewards import RunRewards, start_run_rewards
 from rlsdk.trainer.inputs.tokenizer import load_run_tokenizer, sampling_params
 from rlsdk.trainer.roles.placement import resolve_device
 from rlsdk.trainer.runs.build_stream import open_stream
 from rlsdk.trainer.runs.inference import check_no_judges, known_ends, open_rollout
+from rlsdk.trainer.runs.keep_rules import Keeping, KeepRule
+from rlsdk.trainer.runs.sampled_log_probs import LogProbs
 from rlsdk.trainer.tracking.events import RunView
 
 if TYPE_CHECKING:
@@ -35,44 +36,6 @@ if TYPE_CHECKING:
 
 REFERENCE = "reference"
 """Field of a kept row with the answer that the data had; its answer field holds the sample."""
-
-
-class Keeping(StrEnum):
-    """Which samples of a prompt are kept."""
-
-    BEST = "best"
-    """The one with the highest score."""
-    ABOVE = "above"
-    """All with a score above a number, equal texts once."""
-    PAIRS = "pairs"
-    """The ones with the highest and the lowest score, where they differ, as a preference pair."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeepRule:
-    """Which samples of a prompt are kept."""
-
-    keeping: Keeping
-    above: float = math.nan
-
-    @classmethod
-    def parse(cls, text: str) -> KeepRule:
-        """Reads `best`, `above:X` or `pairs`.
-
-        Raises:
-            ConfigError: it is something else.
-        """
-        name, _, value = text.partition(":")
-        known = ("best", "above:X", "pairs")
-        try:
-            keeping = Keeping(name)
-            above = float(value) if keeping is Keeping.ABOVE else math.nan
-        except ValueError:
-            near = nearest(name, [one.value for one in Keeping])
-            raise ConfigError(f"{as_given('keep', text)}: expected one of {known}, such as above:0.5{near}") from None
-        if (keeping is Keeping.ABOVE) is not math.isfinite(above) or (value and keeping is not Keeping.ABOVE):
-            raise ConfigError(f"{as_given('keep', text)}: expected one of {known}, with a finite number X")
-        return cls(keeping=keeping, above=above)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,19 +58,21 @@ class KeepReport:
     def line(self, rule: KeepRule) -> str:
         """The report on one line."""
         kept = f"kept {self.num_rows:,} {'pairs' if rule.keeping is Keeping.PAIRS else 'answers'}"
-        sampled = f"{self.num_samples:,} samples of {self.num_prompts:,} prompts, mean score {self.mean_score:.3g}"
-        parts = [f"{kept} of {sampled}"]
+        sampled = f"{self.num_samples:,} samples of {self.num_prompts:,} prompts"
+        score = "" if math.isnan(self.mean_score) else f", mean score {self.mean_score:.3g}"
+        parts = [f"{kept} of {sampled}{score}"]
         if self.num_without:
             parts.append(f"{self.num_without:,} prompts without any")
         if self.num_cut:
-            parts.append(f"{self.num_cut:,} samples cut at rollout.max_response_tokens, never kept")
+            kept = "kept, too" if rule.keeping is Keeping.ALL else "never kept"
+            parts.append(f"{self.num_cut:,} samples cut at rollout.max_response_tokens, {kept}")
         if self.num_failed:
             parts.append(f"{self.num_failed:,} without a score")
         return "; ".join(parts)
 
 
 def kept_rows(
-    rows: Sequence[DataRow], groups: Sequence[Group], rule: KeepRule, answer_field: str | None
+    rows: Sequence[DataRow], groups: Sequence[Group], rule: KeepRule, answer_field: str | None, *, graded: bool = True
 ) -> tuple[list[Mapping[str, JsonValue]], KeepReport]:
     """The rows to train on, by prompt, and the report.
 
@@ -116,14 +81,15 @@ def kept_rows(
         groups: the graded samples of each prompt.
         rule: which are kept.
         answer_field: `data.answer_field`; None: the one that was found in each row's source.
+        graded: rewards gave the samples scores.
     """
-    kept = [list(_kept_of(row, group, rule, answer_field)) for row, group in zip(rows, groups, strict=True)]
+    kept = [list(_kept_of(row, group, rule, answer_field, graded)) for row, group in zip(rows, groups, strict=True)]
     samples = [sample for group in groups for sample in group.samples]
-    scores = [sample.total for sample in samples if not sample.grade.has_failed]
+    scores = [sample.total for sample in samples if graded and not sample.grade.has_failed]
     report = KeepReport(
         num_prompts=len(groups),
         num_samples=len(samples),
-        num_failed=len(samples) - len(scores),
+        num_failed=len(samples) - len(scores) if graded else 0,
         num_cut=sum(sample.truncated for sample in samples),
         num_rows=sum(map(len, kept)),
         num_without=sum(not part for part in kept),
@@ -132,9 +98,14 @@ def kept_rows(
     return list(chain.from_iterable(kept)), report
 
 
-def _kept_of(row: DataRow, group: Group, rule: KeepRule, answer_field: str | None) -> Iterator[Mapping[str, JsonValue]]:
-    graded = [sample for sample in group.samples if sample.rows and not sample.grade.has_failed]
-    usable = [sample for sample in graded if not sample.truncated]
+def _kept_of(
+    row: DataRow, group: Group, rule: KeepRule, answer_field: str | None, graded: bool
+) -> Iterator[Mapping[str, JsonValue]]:
+    made = [sample for sample in group.samples if sample.rows]
+    if rule.keeping is Keeping.ALL:
+        yield from (_answered(row, sample, answer_field, graded) | {"truncated": sample.truncated} for sample in made)
+        return
+    usable = [sample for sample in made if not sample.grade.has_failed and not sample.truncated]
     if not usable:
         return
     best, worst = max(usable, key=_score), min(usable, key=_score)
@@ -157,9 +128,9 @@ def _score(sample: Sample) -> float:
     return sample.total
 
 
-def _answered(row: DataRow, sample: Sample, answer_field: str | None) -> Mapping[str, JsonValue]:
+def _answered(row: DataRow, sample: Sample, answer_field: str | None, graded: bool = True) -> dict[str, JsonValue]:
     """The row with a sample as its answer, in the field where `sft` looks for one."""
-    made = {**row.row, "score": sample.total}
+    made = {**row.row, "score": sample.total} if graded and not sample.grade.has_failed else dict(row.row)
     if row.answer is not None:
         made[REFERENCE] = row.answer
     turns = row.row.get(row.fields.prompt)
@@ -196,6 +167,7 @@ def keep_samples(
     num_prompts: int | None,
     num_samples: int,
     notice: Notice,
+    log_probs: LogProbs | None = None,
 ) -> list[Mapping[str, JsonValue]]:
     """Samples and grades responses to training prompts; returns the rows that are kept. Held-out rows are never used.
 
@@ -206,15 +178,21 @@ def keep_samples(
         num_prompts: of the training prompts, in the order of `data.shuffle` and `trainer.seed`; None: all.
         num_samples: responses per prompt.
         notice: receives the report.
+        log_probs: which log-probs of the samples are written, and where.
 
     Raises:
-        ConfigError: there is no data or no reward, or the samples have several turns.
+        ConfigError: there is no data or no reward, the samples have several turns, or the rollout engine gives no
+            log-probs of prompts.
         DataError: no sample is kept.
     """
     _check(config, rule, num_samples)
+    served = config
+    if log_probs is not None:
+        log_probs.check(config, registry, rule)
+        served = log_probs.with_room(config)
     with held_folder("generate") as folder, ExitStack() as stack:
         logs, form = Path(folder), prompt_format(config)
-        rewards = start_run_rewards(config, registry, logs, ())
+        rewards = start_run_rewards(config, registry, logs, ()) if config.rewards else RunRewards()
         stack.callback(rewards.close)
         check_no_judges(rewards)
         tokenizer = load_run_tokenizer(config.model)
@@ -222,12 +200,14 @@ def keep_samples(
         prompts = _first(train, config, num_prompts)
         sampling = sampling_params(config.rollout, known_ends(config, tokenizer, [prompts], notice))
         rewards.wait_ready()
-        rollout = open_rollout(config, registry, device=resolve_device(config.placement), log_dir=logs)
-        stream = open_stream(config, registry, stack.enter_context(rollout).group, tokenizer, rewards, notice)
-        stack.enter_context(closing(stream))
+        rollout = open_rollout(served, registry, device=resolve_device(config.placement), log_dir=logs)
+        group = stack.enter_context(rollout).group
         draw = Draw(source="train", num_samples=num_samples, sampling=sampling)
-        groups = sample_all(stream, list(prompts), draw, seed=(config.trainer.seed, "keep"))
-    rows, report = kept_rows(prompts.rows, groups, rule, form.answer_field)
+        with closing(open_stream(config, registry, group, tokenizer, rewards, notice)) as stream:
+            groups = sample_all(stream, list(prompts), draw, seed=(config.trainer.seed, "keep"))
+        rows, report = kept_rows(prompts.rows, groups, rule, form.answer_field, graded=bool(config.rewards))
+        if log_probs is not None and rows:
+            log_probs.write(config, rule, groups, group, tokenizer)
     notice(report.line(rule))
     if not rows:
         limit = config.rollout.max_response_tokens
@@ -251,8 +231,11 @@ def _first(train: PromptDataset, config: RunConfig, count: int | None) -> Prompt
 def _check(config: RunConfig, rule: KeepRule, num_samples: int) -> None:
     if config.data.train is None and not config.data.mixture:
         raise ConfigError(f"data.train: expected the prompts to sample; give {Setting('data.train', 'SOURCE')}")
-    if not config.rewards:
-        raise ConfigError(f"rewards: expected what grades the samples; give {Setting('rewards', '[{name: NAME}]')}")
+    if not config.rewards and rule.keeping is not Keeping.ALL:
+        raise ConfigError(
+            f"rewards: expected what grades the samples; give {Setting('rewards', '[{name: NAME}]')}, or keep all "
+            f"({Setting('keep', 'all')})"
+        )
     if not config.rollout.is_single_turn:
         made = config.rollout.environment or config.rollout.rollouter
         raise ConfigError(

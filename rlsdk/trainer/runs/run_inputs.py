@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlsdk.config import Measure, Role, RunConfig
 from rlsdk.config.sections.evaluation import HELD_OUT
 from rlsdk.config.sections.role_kinds import teacher_role
-from rlsdk.data import AnswerEnds, PromptDataset
+from rlsdk.data import AnswerEnds, LearnedRow, PromptDataset
 from rlsdk.interfaces import (
     Example,
     SamplingParams,
@@ -21,12 +21,12 @@ from rlsdk.interfaces import (
 )
 from rlsdk.registry import ComponentKind, Registry
 from rlsdk.trainer.checkpoints.checkpoint import step_of
-from rlsdk.trainer.inputs.answers import AnswerSettings, Conversations, learned_conversations
+from rlsdk.trainer.inputs.answers import NOTHING, AnswerSettings, Conversations, learned_conversations
 from rlsdk.trainer.inputs.data import load_examples, load_prompts, with_sft_steps, with_steps
 from rlsdk.trainer.inputs.prompt_formats import prompt_format
 from rlsdk.trainer.inputs.rewards import check_rows
 from rlsdk.trainer.inputs.run_rewards import RunRewards, start_run_rewards
-from rlsdk.trainer.inputs.teachers import check_teachers
+from rlsdk.trainer.inputs.teachers import check_teachers, given_rows
 from rlsdk.trainer.inputs.tokenizer import load_run_tokenizer, run_ends, sampling_params
 from rlsdk.trainer.inputs.vocabulary import Vocabulary, odd_ends, read_vocabulary
 from rlsdk.trainer.tracking.run_output import RunOutput
@@ -70,6 +70,7 @@ def build_run_inputs(
     *,
     rewarded: bool = True,
     supervised: bool = True,
+    taught: bool = False,
     of_pairs: bool = False,
     of_steps: bool = False,
     table: Sequence[Role] = (),
@@ -85,6 +86,7 @@ def build_run_inputs(
         rewarded: start the grading processes.
         supervised: prepare supervised training if `sft` configures it; False: the run has completed it, or it is not
             part of the run.
+        taught: teachers teach the answers of the rows.
         of_pairs: rows are preference pairs.
         of_steps: rows are solutions in steps.
         table: roles of the run, whose models must know every token.
@@ -113,13 +115,15 @@ def build_run_inputs(
         if rewarded:
             for text in check_rows(config, registry, prompts.train, prompts.sets, measures):
                 view.notice(text)
-        for text in check_teachers(config, prompts.train, tokenizer) if rewarded else ():
-            view.notice(text)
+        if rewarded or taught:
+            for text in check_teachers(config, prompts.train, tokenizer, on_answers=taught):
+                view.notice(text)
         config = with_steps(config, len(prompts.train))
         # A run that is resumed after its warm start still needs its number of steps.
         supervised = supervised or (rewarded and config.sft.epochs is not None)
         asks_sft = supervised and config.sft.is_asked
-        learned = learned_of(config, prompts.train, tokenizer, ends, view) if asks_sft else None
+        given = given_rows(config, prompts.train, tokenizer) if taught else NOTHING
+        learned = learned_of(config, prompts.train, tokenizer, ends, view, given) if asks_sft else None
         config = config if learned is None else with_sft_steps(config, len(learned[0]))
         examples = load_examples(config, registry, tokenizer, prompts.train, view, ends) if rewarded else []
         if learned is not None:
@@ -165,9 +169,14 @@ def _say_end(ends: AnswerEnds, tokenizer: Any, view: RunView) -> None:
 
 
 def learned_of(
-    config: RunConfig, prompts: PromptDataset, tokenizer: Any, ends: AnswerEnds, view: RunView
+    config: RunConfig,
+    prompts: PromptDataset,
+    tokenizer: Any,
+    ends: AnswerEnds,
+    view: RunView,
+    given: Mapping[int, LearnedRow] = NOTHING,
 ) -> Conversations:
-    """The prompts and rows of supervised training."""
+    """The prompts and rows of supervised training; `given`: see `learned_conversations`."""
     settings = AnswerSettings(
         template=config.sft.answer_template,
         max_tokens=config.rollout.max_response_tokens,
@@ -175,7 +184,9 @@ def learned_of(
         form=prompt_format(config),
         ends=ends,
     )
-    return learned_conversations(prompts, tokenizer, settings, view.notice, every=config.sft.turns == "all")
+    return learned_conversations(
+        prompts, tokenizer, settings, view.notice, every=config.sft.turns == "all", given=given
+    )
 
 
 def build_trackers(

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlsdk.config import PairTraining
-from rlsdk.trainer.inputs.teachers import check_teachers
 from rlsdk.trainer.runs.build_supervised import distill_stage, pair_stage, read_pairs, sft_stage
 from rlsdk.trainer.runs.start import RunResult, SessionStart, export_final_model, result_of, train_stage
 
@@ -27,8 +26,6 @@ def train_sft(start: SessionStart, run_inputs: RunInputs, cluster: Cluster) -> R
 
 def train_distill(start: SessionStart, run_inputs: RunInputs, cluster: Cluster) -> RunResult:
     """Distillation on given answers; writes the Hugging Face folder `model/` into the run's folder."""
-    for text in check_teachers(start.config, run_inputs.train_prompts, run_inputs.tokenizer):
-        start.view.notice(text)
     session = start.start_all(cluster)
     stage = distill_stage(start.config, run_inputs, session, measured=True)
     trainer = train_stage(start, run_inputs, stage, session, field="sft.steps")

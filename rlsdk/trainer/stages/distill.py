@@ -12,8 +12,9 @@ from rlsdk.algorithms import DistillObjective
 from rlsdk.config import DistillationConfig, ForwardPass
 from rlsdk.data import Prompt
 from rlsdk.interfaces import Batch
+from rlsdk.trainer.inputs.given_log_probs import GivenLogProbs
 from rlsdk.trainer.inputs.teachers import Taught, row_field
-from rlsdk.trainer.learner.teaching import with_teacher
+from rlsdk.trainer.learner.teaching import with_sampled, with_teacher
 from rlsdk.trainer.stages.sft import SftStage
 
 if TYPE_CHECKING:
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainedTeachers:
-    """Teachers in train engines, as `with_teacher` calls them."""
+    """Teachers in train engines, and files, as `with_teacher` calls them."""
 
     session: Session
     timeout_s: float | None
+    given: Mapping[str, GivenLogProbs]
+    """By role, the teachers that are files."""
 
     def forward(self, role: str, batch: Batch, output: str) -> Tensor:
         """One output of a teacher."""
@@ -36,6 +39,8 @@ class TrainedTeachers:
 
     def outputs(self, role: str, batch: Batch, names: Sequence[str]) -> Mapping[str, Tensor]:
         """Several outputs of a teacher."""
+        if (given := self.given.get(role)) is not None:
+            return given.outputs(batch, names)
         group, method = self.session.computing(role)
         needed = self.session.put(batch.keep(("input_ids", "response_mask", "uid")))
         with self.session.turns.using(group.name):
@@ -67,8 +72,11 @@ class DistillStage(SftStage):
         self.taught = taught
         self.passes = passes
         self.distillation = distillation
-        self.objective = DistillObjective(coef=distillation.coef, sft_coef=distillation.sft_coef)
-        self._teachers = TrainedTeachers(self.session, self.update_timeout_s)
+        self.objective = DistillObjective(
+            coef=distillation.coef, sft_coef=distillation.sft_coef, sampled=distillation.objective == "sampled"
+        )
+        given = {one.role: one.given for one in taught if one.given is not None}
+        self._teachers = TrainedTeachers(self.session, self.update_timeout_s, given)
 
     def begin(self) -> None:
         if self.distillation.objective == "exact":
@@ -84,6 +92,8 @@ class DistillStage(SftStage):
             is_taught = torch.tensor([one.teaches_row(prompt.index, prompt.row) for prompt in owners])
             batch = batch.with_rows(**{row_field(one.role): is_taught})
             batch = with_teacher(batch, self._teachers, each, one.teacher, self.distillation)
+        if self.distillation.objective == "sampled":
+            batch = with_sampled(batch, {one.role: one.teacher for one in self.taught})
         return batch
 
     def _figures(self, result: MiniBatchResult) -> Mapping[str, float]:
