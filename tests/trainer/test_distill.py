@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +17,7 @@ from rlsdk.api.resolve import resolve
 from rlsdk.api.settings import Settings
 from rlsdk.config import RunConfig, load_config, with_dtype
 from rlsdk.config.checks.training import Training, table_of, training_problems
-from rlsdk.interfaces import Batch
+from rlsdk.interfaces import Batch, ConfigError
 from rlsdk.registry import Registry
 from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.testing.roles.in_process import InProcessStore, start_in_process
@@ -49,6 +50,10 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+ANSWERS = ("--algorithm.distillation.sft_coef", "0.1")
+"""Rows without a teacher learn their answers."""
+
+
 def config_of(models: tuple[str, str], rows: str, registry: Registry, *extra: str) -> RunConfig:
     flags = [
         "--model", models[0], "--teachers", models[1], "--data", rows, "--data.max_prompt_tokens", "32",
@@ -66,7 +71,7 @@ def stage_of(config: RunConfig, registry: Registry, folder: Path) -> DistillStag
     turns = DeviceTurns()
     groups = start_roles(table, lambda role: start_in_process(role, registry), turns)
     session = Session(roles=groups, turns=turns, cluster=InProcessStore())
-    with closing(build_run_inputs(config, registry, folder, Recorder(), rewarded=False)) as run_inputs:
+    with closing(build_run_inputs(config, registry, folder, Recorder(), rewarded=False, taught=True)) as run_inputs:
         return distill_stage(config, run_inputs, session)
 
 
@@ -85,7 +90,7 @@ def logits(folder: str, batch: Batch) -> tuple[Any, torch.Tensor]:
     [
         ("exact", "forward", ("--teachers", "TEMPERATURE")),
         ("exact", "reverse", ("--algorithm.distillation.sft_coef", "0.5", "--algorithm.distillation.coef", "2.0")),
-        ("exact", "jsd", ("--algorithm.distillation.beta", "0.3")),
+        ("exact", "jsd", ("--algorithm.distillation.beta", "0.3", "--algorithm.distillation.sft_coef", "0.2")),
         ("top_k", "forward", ("--algorithm.distillation.top_k", "5", "--algorithm.distillation.sft_coef", "0.5")),
     ],
 )
@@ -101,7 +106,7 @@ def test_loss_and_gradient_are_those_of_the_plain_formula(
     """In float64, by transformers: nothing of this project. One of two tasks has a teacher."""
     temperature = 2.0 if "TEMPERATURE" in extra else 1.0
     teacher = f"[{{path: {models[1]}, temperature: {temperature}, weight: 0.7, rows: {{task: [a]}}}}]"
-    extra = ("--teachers", teacher, *(() if "TEMPERATURE" in extra else extra))
+    extra = ("--teachers", teacher, *(ANSWERS if "TEMPERATURE" in extra else extra))
     config = config_of(
         models, rows, registry, "--algorithm.distillation.objective", objective,
         "--algorithm.distillation.divergence", divergence, *extra,
@@ -190,10 +195,27 @@ def test_the_command_learns_exactly_unless_something_else_is_chosen(
     assert prepared.config.algorithm.distillation.objective == chosen
 
 
+def test_another_tokenizer_and_rows_are_refused_when_the_run_is_prepared(
+    models: tuple[str, str], rows: str, tmp_path: Path
+) -> None:
+    """Before Ray or a device, and before torch."""
+    flags = ["--model", models[0], "--data", rows, "--sft.steps", "1", "--teachers"]
+    tokenizer = json.loads((Path(models[0]) / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["3"], vocabulary["7"] = vocabulary["7"], vocabulary["3"]
+    shutil.copytree(models[1], tmp_path / "other")
+    (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match=r"teachers.0.path: .*token \d+ is '3' here and is '7' there"):
+        resolve(Settings(flags=[*flags, str(tmp_path / "other")]), Training.DISTILL, device="cpu")
+    wrong = json.dumps([{"path": models[1], "rows": {"tsk": ["a"]}}])
+    with pytest.raises(ConfigError, match=r"teachers.0.rows.tsk: no data row has a field 'tsk'; did you mean 'task'"):
+        resolve(Settings(flags=[*flags, wrong]), Training.DISTILL, device="cpu")
+
+
 @pytest.mark.parametrize(
     ("extra", "said"),
     [
-        (("--algorithm.distillation.objective", "sampled"), "given answers are not the policy's samples"),
+        (("--algorithm.distillation.objective", "sampled"), "given answers are not samples of the policy"),
         (("--teachers", "[{path: T, rollout: {}}]", "--algorithm.distillation.objective", "top_k"), "a train engine"),
         (("--teachers", "[]"), "at least one"),
         (("--sft.steps", "0"), "trains nothing"),

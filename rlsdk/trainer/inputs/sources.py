@@ -21,6 +21,7 @@ from rlsdk.data.files import existing_file
 from rlsdk.interfaces import ConfigError, DataError, PluginError
 from rlsdk.interfaces.spelling import under
 from rlsdk.registry import ComponentKind, Registry
+from rlsdk.rewards import check_routes
 from rlsdk.trainer.inputs.prompt_formats import hold_out, prompt_format
 from rlsdk.trainer.inputs.reward_preflight import check_gradable, rationale_notices
 
@@ -50,6 +51,7 @@ def check_rows(
     of_pairs: bool = False,
     of_steps: bool = False,
     rewarded: bool = False,
+    taught: bool = False,
     learned: bool = False,
     has_template: bool = True,
 ) -> Sequence[str]:
@@ -64,6 +66,7 @@ def check_rows(
         of_steps: every row must hold a solution in steps, and their labels.
         learned: the answers are trained on, so at least one row must have an answer.
         rewarded: rewards grade the rows; checks whether rlsdk's own rewards can grade them.
+        taught: teachers teach them; checks whether the rows have the fields and values of their `rows`.
         has_template: whether the tokenizer has a chat template, as far as is known.
 
     Returns:
@@ -103,6 +106,8 @@ def check_rows(
         except DataError as error:
             prefix = "data.mixture: " if data.train is None else under("data.train", data.train)
             raise DataError(f"{prefix}{error}") from error
+    if taught and rows and is_whole:
+        check_routes(config.teachers, ((row.source, row.row) for row in rows), whole=False, field="teachers")
     notices = [said] if said else []
     if not (rewarded and rows and is_whole):
         return notices

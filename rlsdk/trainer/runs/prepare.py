@@ -29,6 +29,7 @@ from rlsdk.registry import Registry
 from rlsdk.system.processors import usable_processors
 from rlsdk.trainer.checkpoints.run_folder import check_run_name
 from rlsdk.trainer.inputs.environments import check_response_template, load_environment
+from rlsdk.trainer.inputs.log_prob_files import log_prob_problems
 from rlsdk.trainer.inputs.model_config import (
     chat_template_known,
     file_problems,
@@ -39,6 +40,7 @@ from rlsdk.trainer.inputs.model_config import (
 from rlsdk.trainer.inputs.option_trials import refused_options
 from rlsdk.trainer.inputs.reward_preflight import inspect_rewards
 from rlsdk.trainer.inputs.sources import check_rows, source_checks
+from rlsdk.trainer.inputs.teacher_tokenizers import tokenizer_problems
 from rlsdk.trainer.learner.watch import rate_notices
 from rlsdk.trainer.roles.placement import placed, placement_of, processors_of_device, resolve_device, role_devices
 
@@ -254,8 +256,13 @@ class _Checks:
         )
 
     def files(self) -> None:
-        """Weights and tokenizers."""
+        """Weights, tokenizers and log-probs."""
         self.found.add(self.found.run_check(lambda: list(file_problems(self.config, self.table)), []))
+        if self.training in (Training.RL, Training.DISTILL) and self.config.teachers:
+            if damaged := list(log_prob_problems(self.config)):
+                self.found.add(damaged)
+            else:
+                self.found.add(tokenizer_problems(self.config))
 
     def data(self) -> Sequence[str]:
         """The data; returns notices on the rows."""
@@ -266,6 +273,7 @@ class _Checks:
             return ()
         own = self.training
         kinds = {"of_pairs": own.reads_pairs, "of_steps": own.reads_steps, "rewarded": own is Training.RL}
+        kinds["taught"] = own in (Training.RL, Training.DISTILL)
         learned = own in (Training.SFT, Training.DISTILL, Training.KTO)
         has_template = chat_template_known(self.config) is not False
         return self.found.run_check(
