@@ -86,7 +86,7 @@ def measure(name: str, folder: Path, rounds: int) -> dict[str, float]:
     specs = [ModelSpec(path=str(folder / one), dtype="float32") for one in ("policy", "other")]
     policy, other = (OutputModel(build_model(spec)) for spec in specs)
     if name == "exact":
-        policy.teacher = TeacherHead(load_teacher_head(specs[1], torch.device("cpu")))
+        policy.teachers[0] = TeacherHead(load_teacher_head(specs[1], torch.device("cpu")))
     objective = PolicyObjective(
         kl_coef=0.1 if name == "GRPO, reference" else 0.0,
         divergence_coef=1.0 if name in ("exact", f"top_k {TOP_K}") else 0.0,

@@ -48,7 +48,13 @@ SCHEMA: Mapping[str, FieldSpec] = {
     "teacher_log_probs": _token(
         "float32", "Under the frozen teacher; NaN on rows that it does not teach. `teacher_log_probs.NAME` of several."
     ),
-    "teacher_states": _token("float32", "`[N, H]`: hidden states of the teacher, for the output `divergence`."),
+    "teacher_states": _token(
+        "float32",
+        "`[N, H]`: hidden states of the teacher, for the output `divergence`; padded to the widest of several.",
+    ),
+    "teacher_index": _token(
+        "int64", "Number of the teacher of the token's row (`TrainEngine.load_teacher`), equal in a row; -1: none."
+    ),
     "teacher_top_ids": _token("int64", "`[N, k]`: the teacher's most probable tokens, for the output `divergence`."),
     "teacher_top_log_probs": _token("float32", "`[N, k]`: their log-probs, at the teacher's temperature."),
     "teacher_weight": _token("float32", "Weight of the token's divergence from the teacher; 0 where it has none."),

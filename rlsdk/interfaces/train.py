@@ -31,10 +31,12 @@ With `Capability.DISTILLATION`, masked as log-probs are: `hidden_states` `[N, H]
 last hidden state of which the logits of token t are made. `divergence` `[N]` float32, nats: of this model's
 distribution at t from that of the teacher (`TrainEngine.load_teacher`), over the whole vocabulary
 (`rlsdk.kit.model.divergence`). It reads the teacher's `hidden_states` from the batch's `teacher_states`, and
-`teacher_temperature` and `divergence_beta` from its `meta`. `top_ids` int64 and `top_log_probs` float32 `[N, k]`,
-without gradient: the k most probable tokens at t and their log-probs, the most probable one first; k is `top_k` in
-`meta`. Of a batch with the teacher's `teacher_top_ids` and `teacher_top_log_probs` (at its temperature) in place of its
-states, `divergence` is that between the distributions over these tokens and one more category, all others."""
+`teacher_temperature` and `divergence_beta` from its `meta`. A batch of several teachers says by `teacher_index` which
+one teaches a row; the temperature of number I above 0 is `teacher_temperature.I`. `top_ids` int64 and `top_log_probs`
+float32 `[N, k]`, without gradient: the k most probable tokens at t and their log-probs, the most probable one first; k
+is `top_k` in `meta`. Of a batch with the teacher's `teacher_top_ids` and `teacher_top_log_probs` (at its temperature)
+in place of its states, `divergence` is that between the distributions over these tokens and one more category, all
+others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,9 +261,13 @@ class TrainEngine(ABC):
         in bfloat16, small changes are lost by rounding. Collective; equal on every rank."""
         raise UnsupportedCapabilityError(f"{type(self).__name__} does not support {Capability.LORA.value!r}")
 
-    def load_teacher(self, spec: ModelSpec) -> None:
+    def load_teacher(self, spec: ModelSpec, number: int = 0) -> None:
         """Loads the head of a teacher, the layers above its backbone, for the output `divergence`. The head stays; a
         later call replaces it.
+
+        Args:
+            spec: the teacher.
+            number: which of several; `teacher_index` of its rows.
 
         Raises:
             ConfigError: its checkpoint cannot be read.

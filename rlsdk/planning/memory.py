@@ -61,7 +61,7 @@ class CountedRole:
     passes: str = "log_probs"
     """Outputs of its passes without gradient."""
     teacher_bytes: int = 0
-    """Head of a teacher on each of its devices, which always stays there."""
+    """Heads of teachers on each of its devices, which always stay there."""
 
     @property
     def name(self) -> str:

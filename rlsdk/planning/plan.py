@@ -91,8 +91,9 @@ def make_plan(run: PreparedRun, *, hardware: Hardware | None = None, calibration
         for name, role in found.table.items()
     }
     if config.learns_exactly:
-        (teacher,) = (role for name, role in found.table.items() if base_role(name) == TEACHER)
-        counted[ACTOR] = replace(counted[ACTOR], teacher_bytes=teacher_head_bytes(teacher.model))
+        teachers = [role for name, role in found.table.items() if base_role(name) == TEACHER]
+        heads = sum(teacher_head_bytes(teacher.model) for teacher in teachers)
+        counted[ACTOR] = replace(counted[ACTOR], teacher_bytes=heads)
     devices = found.places.devices
     blocks = reshard.sending_bytes if reshard is not None else 0
     memory = by_phase(devices, counted, kind=hardware.device, block_bytes=blocks, source=ACTOR)

@@ -129,8 +129,8 @@ class TorchTrainEngine(TrainEngine):
                 found[name][rows if name == "scores" else batch.token_index(rows)] = values
         return found
 
-    def load_teacher(self, spec: ModelSpec) -> None:
-        self.outputs.teacher = TeacherHead(load_teacher_head(spec, self.device))
+    def load_teacher(self, spec: ModelSpec, number: int = 0) -> None:
+        self.outputs.teachers[number] = TeacherHead(load_teacher_head(spec, self.device))
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         """See `TrainEngine`. If the objective raises, the gradients accumulated so far are dropped."""

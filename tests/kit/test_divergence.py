@@ -110,7 +110,7 @@ def test_a_teachers_head_and_hidden_states_give_the_divergence_of_both_models(
     model = OutputModel(build_model(policy))
     with pytest.raises(ConfigError, match="no teacher was loaded"):
         model(taught, ("divergence",))
-    model.teacher = TeacherHead(load_teacher_head(teacher, torch.device("cpu")))
+    model.teachers[0] = TeacherHead(load_teacher_head(teacher, torch.device("cpu")))
     weight = torch.rand(batch.num_tokens, generator=generator)
     found = model(taught, ("log_probs", "divergence"))
     (weight * (found["divergence"] + 0.1 * found["log_probs"])).sum().backward()

@@ -435,9 +435,37 @@ def test_an_exact_teacher_is_resumed_number_for_number_and_teaches_its_rows_only
     assert [*view.steps, *rest.steps] == whole.steps
 
 
+def test_two_exact_teachers_teach_their_own_rows(
+    model: str, teachers: list[str], registry: Registry, tmp_path: Path
+) -> None:
+    """Of other weights, vocabularies and temperatures; the loss is that of plain transformers, row by row."""
+    rows = [{"question": f"{at} + {at} =", "answer": str(2 * at), "task": "ab"[at % 2]} for at in range(24)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given = [
+        {"path": teachers[0], "name": "a", "rows": {"task": ["a"]}, "weight": 0.5},
+        {"path": teachers[2], "name": "b", "rows": {"task": ["b"]}, "temperature": 1.5},
+    ]
+    flags = ["--data", str(tmp_path / "rows.jsonl"), "--algorithm.distillation.objective", "exact", *ONE_UPDATE]
+    flags += ["--data.shuffle", "false"]
+    view, (batch, *_) = trained(alone(model, registry, 2, given, *flags), registry, tmp_path / "run")
+    mask, of_a = batch["response_mask"], batch[row_field("teacher.a")][batch.row_of_token]
+    expected = torch.where(
+        of_a,
+        0.5 * plain_divergence(model, teachers[0], batch, 1.0),
+        plain_divergence(model, teachers[2], batch, 1.0, 1.5),
+    )
+    assert 0 < int((mask & of_a).sum()) < int(mask.sum())
+    assert view.steps[0]["policy/divergence_loss"] == pytest.approx(float(expected[mask].mean()), rel=1e-4)
+    assert view.steps[0]["teacher/a/tokens"] == int((mask & of_a).sum())
+    everywhere = [{**one, "rows": {}} for one in given]
+    with pytest.raises(ConfigError, match="objective 'exact' a row may have one: say which rows each teaches"):
+        trained(alone(model, registry, 1, everywhere, *flags), registry, tmp_path / "twice")
+
+
+ONE_UPDATE = ("--trainer.updates_per_step", "1")
+
+
 def test_what_cannot_be_exact_is_refused(model: str, registry: Registry) -> None:
     exact = ("--algorithm.distillation.objective", "exact")
-    with pytest.raises(ConfigError, match="expected 'sampled', because there are 2 teachers"):
-        alone(model, registry, 1, [{"path": "a", "name": "a"}, {"path": "b", "name": "b"}], *exact)
     with pytest.raises(ConfigError, match="expected 'sampled', because a teacher has a prompt_template of its own"):
         alone(model, registry, 1, [{"path": "a", "prompt_template": "{prompt}"}], *exact)

@@ -45,8 +45,8 @@ class PolicyObjective:
     whose gradient is not that of a KL (k1) is refused."""
     divergence_coef: float = 0.0
     """Weight of the divergence from a teacher; other than 0 needs `Capability.DISTILLATION`, and a batch with
-    `teacher_weight`, and with `teacher_states`, or `teacher_top_ids` and `teacher_top_log_probs`. It has no ratio and
-    no correction."""
+    `teacher_weight`, and with `teacher_states`, or `teacher_top_ids` and `teacher_top_log_probs`; with `teacher_index`
+    where rows differ in their teacher. It has no ratio and no correction."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus; other than 0 needs `Capability.ENTROPY`."""
     on_policy: bool = False
@@ -73,7 +73,7 @@ class PolicyObjective:
         teacher those that it does not give."""
         base = ("response_mask", "loss_weight", "advantages", "old_log_probs", "rollout_log_probs", "rollout_weight")
         ref = ("ref_log_probs",) if self.kl_coef else ()
-        given = ("teacher_states", "teacher_top_ids", "teacher_top_log_probs")
+        given = ("teacher_states", "teacher_top_ids", "teacher_top_log_probs", "teacher_index")
         teacher = (*given, "teacher_weight") if self.divergence_coef else ()
         group = ("uid",) if self.whole_groups else ()
         sample = ("uid", "sample", "has_advantage") if self.several_rows else ()

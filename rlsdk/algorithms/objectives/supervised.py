@@ -69,7 +69,7 @@ class DistillObjective:
 
     @property
     def fields(self) -> Sequence[str]:
-        top = ("teacher_top_ids", "teacher_top_log_probs")
+        top = ("teacher_top_ids", "teacher_top_log_probs", "teacher_index")
         given = ("teacher_log_probs",) if self.sampled else ("teacher_states", *top)
         return ("response_mask", "loss_weight", "teacher_weight", *given)
 

@@ -137,10 +137,10 @@ class DistillationConfig(Section):
     objective: Literal["sampled", "exact", "top_k"] = "sampled"
     """sampled: each response token has the advantage log p_teacher - log p_policy of the token that was sampled: the
     policy gradient of the reverse KL at that token. Ratio, clipping and correction are those of the algorithm. exact:
-    the divergence over the whole vocabulary at each response token is a term of the loss, without ratio; one teacher,
-    whose hidden states travel. top_k: the same over the teacher's `top_k` most probable tokens and all others as one
-    more category, a lower bound of it; their ids and log-probs travel, so that the teacher may be a rollout engine or a
-    service; a row may have one teacher. The default of `rlsdk distill` is `exact`."""
+    the divergence over the whole vocabulary at each response token is a term of the loss, without ratio; the
+    teachers' hidden states travel. top_k: the same over the teacher's `top_k` most probable tokens and all others as
+    one more category, a lower bound of it; their ids and log-probs travel, so that the teacher may be a rollout engine
+    or a service. With both a row may have one teacher. The default of `rlsdk distill` is `exact`."""
     top_k: PositiveInt = 32
     """The teacher's most probable tokens of objective `top_k`."""
     divergence: Literal["reverse", "forward", "jsd"] = "reverse"

@@ -325,12 +325,6 @@ def teacher_problems(
             "at least one is required, because algorithm.distillation.reward_coef is 0, so that rewards teach "
             f"nothing: {Setting('teachers', 'MODEL')}",
         )
-    if distillation.objective == "exact" and len(teachers) > 1:
-        yield Problem(
-            "algorithm.distillation.objective",
-            value="exact",
-            expected=f"'sampled', because there are {len(teachers)} teachers, and one can be exact",
-        )
     if distillation.objective == "exact" and any(one.prompt_template is not None for one in teachers):
         yield Problem(
             "algorithm.distillation.objective",

@@ -64,9 +64,9 @@ class GuardedTrainEngine(TrainEngine):
         self._check_here("forward_backward", "weights", "gradients")
         return self.engine.forward_backward(batch, Advancing(objective))
 
-    def load_teacher(self, spec: ModelSpec) -> None:
+    def load_teacher(self, spec: ModelSpec, number: int = 0) -> None:
         self._check_trained("load_teacher")
-        self.engine.load_teacher(spec)
+        self.engine.load_teacher(spec, number)
 
     def optim_step(self) -> OptimStepResult:
         self._check_trained("optim_step")

@@ -6,6 +6,7 @@ import copy
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ _OF_LOGITS = ("log_probs", "entropy", "divergence", *_TOP)
 """Outputs that are made of logits, in the order in which they are computed."""
 
 
+NO_TEACHERS: Mapping[int, TeacherHead] = MappingProxyType({})
+
+
 class OutputModel(nn.Module):
     """A transformers model whose forward pass computes `OUTPUTS`. A single module, so that wrappers (FSDP, compile)
     apply to all of it."""
@@ -39,8 +43,8 @@ class OutputModel(nn.Module):
         self.head = head
         self.split = split
         self.steady = steady
-        self.teacher: TeacherHead | None = None
-        """Head of the teacher of the output `divergence`; not a part of this module."""
+        self.teachers: dict[int, TeacherHead] = {}
+        """Heads of the teachers of the output `divergence`, by number; not a part of this module."""
 
     def forward(
         self, batch: Batch, names: Sequence[str], packed: bool | None = None, *, plan: PassPlan | None = None
@@ -54,7 +58,7 @@ class OutputModel(nn.Module):
             names,
             plan=plan,
             packed=packed,
-            teacher=self.teacher,
+            teachers=self.teachers,
             steady=self.steady,
         )
 
@@ -76,9 +80,15 @@ class TeacherHead:
 
     model: nn.Module
 
+    @property
+    def width(self) -> int:
+        """H: size of its hidden states."""
+        return int(self.model.config.get_text_config().hidden_size)  # type: ignore[union-attr, operator]
+
     def logits(self, hidden: Tensor, temperature: float) -> Tensor:
-        """`[m, V]` float32, divided by the temperature, of the teacher's hidden states `[m, H]`."""
-        head = vocabulary_head(self.model, temperature)
+        """`[m, V]` float32, divided by the temperature, of hidden states `[m, W]`: the teacher's `[m, H]`, and zeros
+        where others are wider."""
+        head, hidden = vocabulary_head(self.model, temperature), hidden[:, : self.width]
         return head.logits(hidden if head.weight is None else hidden.to(head.weight.dtype))
 
 
@@ -90,7 +100,7 @@ def compute_outputs(
     *,
     plan: PassPlan | None = None,
     packed: bool | None = None,
-    teacher: TeacherHead | None = None,
+    teachers: Mapping[int, TeacherHead] = NO_TEACHERS,
     steady: bool = False,
 ) -> dict[str, Tensor]:
     """Computes `names` of `OUTPUTS`; differentiable.
@@ -106,7 +116,7 @@ def compute_outputs(
         names: of `OUTPUTS`.
         plan: of the pass over this batch, on the model's device. None: made here, which waits for an accelerator.
         packed: without a plan: whether to pack; None: the cheaper form.
-        teacher: of the output `divergence`, where the batch has its states.
+        teachers: of the output `divergence`, by number, where the batch has their states.
         steady: see `VocabularyHead`.
 
     Returns:
@@ -121,7 +131,7 @@ def compute_outputs(
     _check_names(names, head)
     if not batch.temperature > 0:
         raise ConfigError(f"temperature {batch.temperature} of the batch: log-probs need one above 0")
-    if "divergence" in names and teacher is None and "teacher_top_ids" not in batch:
+    if "divergence" in names and not teachers and "teacher_top_ids" not in batch:
         raise ConfigError("output 'divergence': no teacher was loaded (`load_teacher`)")
     if plan is None:
         device = batch.lengths.device
@@ -132,7 +142,7 @@ def compute_outputs(
     # come on a CPU, so that two runs of the same seeds differ in their last bits, and it takes four times as long.
     states = hidden.flatten(0, 1).index_select(0, plan.states)
     if head is Head.LM:
-        outputs = _of_tokens(model, batch, plan, names, states, teacher, steady=steady)
+        outputs = _of_tokens(model, batch, plan, names, states, teachers, steady=steady)
     elif head is Head.SCORE:
         outputs = {"scores": plan.outputs(head_numbers(model, states))}
     else:
@@ -176,7 +186,7 @@ def _of_tokens(
     plan: PassPlan,
     names: Sequence[str],
     states: Tensor,
-    teacher: TeacherHead | None,
+    teachers: Mapping[int, TeacherHead],
     *,
     steady: bool,
 ) -> dict[str, Tensor]:
@@ -187,13 +197,14 @@ def _of_tokens(
     assert targets is not None  # language models have all three
     found, given = {"hidden_states": states.detach().float()}, [targets]
     if "divergence" in names:
-        # Rows that share a prefix have equal hidden states of the teacher, too: any of them will do.
+        # Rows that share a prefix have the same teacher (`distinct_prefixes`), and so its hidden states: any will do.
         at = plan.own(places.new_zeros(plan.num_states).scatter(0, index, places))
-        fields = TOP_FIELDS if TOP_FIELDS[0] in batch else ("teacher_states",)
+        several = ("teacher_index",) if len(teachers) > 1 else ()
+        fields = TOP_FIELDS if TOP_FIELDS[0] in batch else ("teacher_states", *several)
         given += [batch[field].index_select(0, at) for field in fields]
     if set(names) - found.keys():
         asked = [name for name in _OF_LOGITS if name == "log_probs" or name in names]
-        compute = functools.partial(_of_logits, asked, teacher, batch.meta)
+        compute = functools.partial(_of_logits, asked, teachers, batch.meta)
         values = head_outputs(model, compute, states, given, batch.temperature, steady=steady)
         found |= dict(zip(asked, values, strict=True))
     return {name: _at(plan, plan.outputs(found[name])) for name in names}
@@ -201,32 +212,48 @@ def _of_tokens(
 
 def _of_logits(
     names: Sequence[str],
-    teacher: TeacherHead | None,
+    teachers: Mapping[int, TeacherHead],
     meta: Mapping[str, float],
     logits: Tensor,
     targets: Tensor,
     *of_teacher: Tensor,
 ) -> tuple[Tensor, ...]:
-    """What is needed of the logits of a chunk of tokens; an `OfLogits`. `of_teacher`: its states, or `TOP_FIELDS`."""
+    """What is needed of the logits of a chunk of tokens; an `OfLogits`. `of_teacher`: its states, with its number
+    where there are several teachers, or `TOP_FIELDS`."""
     found = log_probs(logits, targets, entropy="entropy" in names)
     if "divergence" in names:
-        found = *found, _divergence_of(teacher, meta, logits, *of_teacher)
+        found = *found, _divergence_of(teachers, meta, logits, *of_teacher)
     if "top_ids" in names or "top_log_probs" in names:
         ids, log_probs_of = most_probable(logits, int(meta["top_k"]))
         found = *found, *(one for name, one in zip(_TOP, (ids, log_probs_of), strict=True) if name in names)
     return found
 
 
-def _divergence_of(teacher: TeacherHead | None, meta: Mapping[str, float], logits: Tensor, *given: Tensor) -> Tensor:
+def _divergence_of(
+    teachers: Mapping[int, TeacherHead], meta: Mapping[str, float], logits: Tensor, *given: Tensor
+) -> Tensor:
     beta = meta["divergence_beta"]
-    if len(given) == len(TOP_FIELDS):
+    if not given[0].is_floating_point():
         ids, top = given
         return top_divergence(logits, ids, top, beta)
-    assert teacher is not None
-    (states,) = given
-    with torch.no_grad():
-        others = teacher.logits(states, meta["teacher_temperature"])
-    return divergence(logits, others, beta)
+    if len(given) == 1:
+        ((number, teacher),) = teachers.items()
+        with torch.no_grad():
+            others = teacher.logits(given[0], _temperature(meta, number))
+        return divergence(logits, others, beta)
+    states, numbers = given
+    found = logits.new_zeros(len(logits))
+    for number, teacher in teachers.items():
+        # Teachers differ in width and in vocabulary, so that each reads its own tokens.
+        mine = (numbers == number).nonzero()[:, 0]
+        with torch.no_grad():
+            others = teacher.logits(states[mine], _temperature(meta, number))
+        found = found.index_add(0, mine, divergence(logits.index_select(0, mine), others, beta))
+    return found
+
+
+def _temperature(meta: Mapping[str, float], number: int) -> float:
+    return meta[f"teacher_temperature.{number}" if number else "teacher_temperature"]
 
 
 def head_outputs(

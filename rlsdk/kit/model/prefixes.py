@@ -34,9 +34,11 @@ def distinct_prefixes(batch: Batch) -> Prefixes:
     """Finds distinct prefixes by hash, and verifies that no two different ones collide: if they do, none is shared.
 
     Args:
-        batch: `input_ids`, on any device.
+        batch: `input_ids`, on any device. Rows of different teachers (`teacher_index`) share none.
     """
     token, position = batch["input_ids"], batch.position_ids
+    if (teacher := batch.tokens.get("teacher_index")) is not None:
+        token = token + (teacher + 1) * _IDS
     codes = _mixed(_prefix_sums(_mixed(token) * _mixed(position + _SALT), batch) + position)
     _, index = torch.unique(codes, return_inverse=True)
     place = torch.arange(len(token), device=token.device)
@@ -50,6 +52,8 @@ def distinct_prefixes(batch: Batch) -> Prefixes:
     return Prefixes(first, index) if bool(same.all()) else Prefixes(place, place)
 
 
+_IDS = 1 << 40
+"""Above every token id."""
 _SALT = 0x5851F42D
 _MULTIPLIERS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
 """Multipliers of splitmix64's finalizer (Steele et al., 2014), as signed numbers."""

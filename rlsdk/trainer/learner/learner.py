@@ -54,7 +54,7 @@ class LearnerOptions:
     taught: Sequence[Taught] = ()
     """What each teacher teaches."""
     exact_teachers: Sequence[str] = ()
-    """Roles of teachers whose heads the policy's workers need."""
+    """Roles of teachers whose heads the policy's workers need, in the order of the configuration."""
     scorers: Mapping[str, PromptScorer] = field(default_factory=dict)
     """By role, the teachers that are rollout engines or services."""
     update_timeout_s: float | None = None
@@ -203,10 +203,10 @@ class PolicyLearner:
             )
 
     def _load_teachers(self) -> None:
-        """Gives the policy's workers the head of the teacher whose distribution they compare with."""
-        for role in self.options.exact_teachers:
+        """Gives the policy's workers the heads of the teachers whose distributions they compare with."""
+        for number, role in enumerate(self.options.exact_teachers):
             spec = self.session[role].role.model
-            self.session.actor.run("load_teacher", spec, timeout_s=self.options.update_timeout_s)
+            self.session.actor.run("load_teacher", spec, number, timeout_s=self.options.update_timeout_s)
 
     def _check_role(self, role: str) -> None:
         if role not in self.roles:

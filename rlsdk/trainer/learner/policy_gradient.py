@@ -89,7 +89,8 @@ class PolicyGradient(Algorithm):
             batch = batch.with_tokens(old_log_probs=batch["rollout_log_probs"])
         for each in made.passes:
             if (teacher := self._teachers.get(each.role)) is not None:
-                batch = with_teacher(batch, models, each, teacher, self.config.distillation)
+                number = [*self._teachers].index(each.role)
+                batch = with_teacher(batch, models, each, teacher, self.config.distillation, number)
                 continue
             given = models.forward(each.role, batch, each.output)
             if each.field == "scores":

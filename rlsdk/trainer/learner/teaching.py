@@ -27,7 +27,12 @@ class Computes(Protocol):
 
 
 def with_teacher(
-    batch: Batch, models: Computes, each: ForwardPass, teacher: TeacherConfig, settings: DistillationConfig
+    batch: Batch,
+    models: Computes,
+    each: ForwardPass,
+    teacher: TeacherConfig,
+    settings: DistillationConfig,
+    number: int = 0,
 ) -> Batch:
     """Adds what a teacher computes of the rows that it teaches: its log-probs `[N]`, NaN on all other rows; or its
     hidden states `[N, H]`, or its most probable tokens `[N, k]`, 0 on rows without a teacher, with the settings of the
@@ -39,6 +44,7 @@ def with_teacher(
         each: the teacher's pass.
         teacher: its configuration.
         settings: of distillation.
+        number: of the teacher in the configuration.
 
     Raises:
         BatchError: a sampled token of these rows has no finite log-prob, or no finite hidden state.
@@ -66,8 +72,14 @@ def with_teacher(
     if each.output == "log_probs":
         return batch
     weight = teacher.weight * _taught_tokens(batch, each.role).float()
-    batch = batch.with_tokens(teacher_weight=batch.tokens.get("teacher_weight", 0.0) + weight)
-    return batch.with_meta(teacher_temperature=temperature, divergence_beta=_share_of_teacher(settings))
+    numbers = batch.tokens.get("teacher_index", torch.full((batch.num_tokens,), -1))
+    mine = batch[row_field(each.role)][batch.row_of_token]
+    batch = batch.with_tokens(
+        teacher_weight=batch.tokens.get("teacher_weight", 0.0) + weight,
+        teacher_index=torch.where(mine, number, numbers),
+    )
+    name = f"teacher_temperature.{number}" if number else "teacher_temperature"
+    return batch.with_meta(**{name: temperature, "divergence_beta": _share_of_teacher(settings)})
 
 
 def _placed(batch: Batch, rows: torch.Tensor, role: str, field: str, values: torch.Tensor) -> Batch:
@@ -75,6 +87,9 @@ def _placed(batch: Batch, rows: torch.Tensor, role: str, field: str, values: tor
     0 for several."""
     before = batch.tokens.get(field)
     fill = float("nan") if values.dim() == 1 else 0
+    if before is not None and values.dim() > 1 and values.shape[1] != before.shape[1]:
+        width = max(values.shape[1], before.shape[1])  # of the hidden states of the widest teacher
+        before, values = (torch.nn.functional.pad(one, (0, width - one.shape[1])) for one in (before, values))
     found = values.new_full((batch.num_tokens, *values.shape[1:]), fill) if before is None else before.clone()
     at = batch.token_index(rows)
     mine = _taught_tokens(batch, role)[at]
@@ -170,6 +185,9 @@ def learn_from_teachers(
     metrics = {"teacher/tokens": float(taught.sum()), "teacher/share": _share(taught, batch["response_mask"])}
     learned = batch.with_tokens(advantages=settings.reward_coef * batch["advantages"])
     if settings.objective == "exact":
+        for role in teachers:
+            if role != TEACHER:
+                metrics[f"{role.replace('.', '/')}/tokens"] = float(_taught_tokens(batch, role).sum())
         return learned, metrics
     policy = batch["rollout_log_probs"] if "old_log_probs" not in batch else batch["old_log_probs"]
     found = {

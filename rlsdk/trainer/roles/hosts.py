@@ -145,8 +145,8 @@ class TrainHost:
         return self.engine.forward_backward(batch, objective)
 
     @dispatch(split=Split.ALL, join=Join.NONE)
-    def load_teacher(self, spec: ModelSpec) -> None:
-        self.engine.load_teacher(spec)
+    def load_teacher(self, spec: ModelSpec, number: int = 0) -> None:
+        self.engine.load_teacher(spec, number)
 
     @dispatch(split=Split.ALL, join=Join.NONE)
     def reset_optimizer(self, optim: OptimSpec) -> None:

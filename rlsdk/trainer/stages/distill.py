@@ -80,18 +80,18 @@ class DistillStage(SftStage):
 
     def begin(self) -> None:
         if self.distillation.objective == "exact":
-            for one in self.taught:
+            for number, one in enumerate(self.taught):
                 spec = self.session[one.role].role.model
-                self.session.actor.run("load_teacher", spec, timeout_s=self.update_timeout_s)
+                self.session.actor.run("load_teacher", spec, number, timeout_s=self.update_timeout_s)
         super().begin()
 
     def _prepared(self, batch: Batch, drawn: Sequence[Prompt]) -> Batch:
         owners = [prompt for prompt in drawn for _ in self.rows[prompt.index]]
         batch = batch.with_rows(uid=torch.tensor([prompt.index for prompt in owners]))
-        for one, each in zip(self.taught, self.passes, strict=True):
+        for number, (one, each) in enumerate(zip(self.taught, self.passes, strict=True)):
             is_taught = torch.tensor([one.teaches_row(prompt.index, prompt.row) for prompt in owners])
             batch = batch.with_rows(**{row_field(one.role): is_taught})
-            batch = with_teacher(batch, self._teachers, each, one.teacher, self.distillation)
+            batch = with_teacher(batch, self._teachers, each, one.teacher, self.distillation, number)
         if self.distillation.objective == "sampled":
             batch = with_sampled(batch, {one.role: one.teacher for one in self.taught})
         return batch

@@ -175,8 +175,8 @@ class DeepSpeedTrainEngine(TrainEngine):
         assert self.adapter is not None
         return self.adapter.moved_share()
 
-    def load_teacher(self, spec: ModelSpec) -> None:
-        self.outputs.teacher = TeacherHead(load_teacher_head(spec, self.device))
+    def load_teacher(self, spec: ModelSpec, number: int = 0) -> None:
+        self.outputs.teachers[number] = TeacherHead(load_teacher_head(spec, self.device))
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         """See `TrainEngine`. If the objective raises on any rank, all gradients are dropped and every rank raises."""
