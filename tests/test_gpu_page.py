@@ -71,7 +71,7 @@ def test_the_script_for_slurm_is_bash_that_gives_each_raylet_its_processors() ->
     assert script.index("export SRUN_CPUS_PER_TASK=") < script.index("srun --"), "or a raylet has one (Slurm 22.05)"
 
 
-def test_the_page_has_one_command_for_each_size() -> None:
-    assert len(COMMANDS) == 4
+def test_the_pages_have_a_command_for_each_size_and_one_for_long_rows() -> None:
+    assert len(COMMANDS) == 5
     assert sum("srun" in block for block in BLOCKS) == sum("rayClusterSpec" in block for block in BLOCKS) == 1
     assert PAGE.count("Not run") >= 4
