@@ -46,7 +46,9 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
         own = sum(ends[layout.rank][1] - ends[layout.rank][0] for ends in step_ranges.values())
         below = sum(box.numel for _, box in layout.boxes) * held.itemsize
         if low:  # whole, as passes compute with it; and this rank's part, where the whole is split
-            copies = 4 * (num_stepped + (own if stage else 0))
+            # With ZeRO 3 twice: that which is stepped, and that which passes gather the whole from.
+            parts = 2 if stage == 3 and trained and len(contexts) > 1 else 1
+            copies = 4 * (num_stepped + (parts * own if stage else 0))
         else:
             copies = _copies(num_stepped, own, stage, computed, trained)
         memory.append(
