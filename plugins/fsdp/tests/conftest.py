@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from worlds import Case, run_world
+from worlds import WORLD_S, Case, run_world
 
 from rlsdk.testing.process.models import write_tiny_model
 
@@ -123,3 +123,10 @@ def results(worlds: Mapping[int, list[Case]], folder: Path) -> Results:
             damage_checkpoints(folder)
         found |= {(world, name): ranks for name, ranks in run_world(world, chosen, folder).items()}
     return found
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test that asks for a world waits for all of its cases."""
+    for item in items:
+        if "results" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(2 * WORLD_S))

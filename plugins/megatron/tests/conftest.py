@@ -13,7 +13,7 @@ import cases
 import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
-from worlds import Case, run_world
+from worlds import WORLD_S, Case, run_world
 
 from rlsdk.interfaces import AdapterSpec
 from rlsdk.testing.process.models import write_tiny_model
@@ -166,3 +166,10 @@ class Results:
 @pytest.fixture(scope="session")
 def results(worlds: Mapping[int, list[Case]], folder: Path) -> Results:
     return Results(worlds, folder)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test that asks for a world waits for all of its cases."""
+    for item in items:
+        if "results" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(2 * WORLD_S))
