@@ -1,5 +1,5 @@
-"""The engine holds all that it claims: with ZeRO 2, and with the other stages what ranks, shards, checkpoints and
-adapters are asked for."""
+"""The engine holds all that it claims: with ZeRO 2, and with the other stages what ranks, shards and checkpoints are
+asked for. Adapters of ZeRO 1, which holds weights as ZeRO 2 does, are in `test_adapter`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ class TestDeepSpeed(TrainConformance):
 
 
 class OnRanks(
-    AdapterRequirements,
     CheckpointRequirements,
     ParallelismRequirements,
     RankRequirements,
@@ -54,7 +53,7 @@ class TestZero1OnRanks(OnRanks):
 
 
 @pytest.mark.filterwarnings("ignore")
-class TestZero3OnRanks(OnRanks, DistillationRequirements):
+class TestZero3OnRanks(OnRanks, AdapterRequirements, DistillationRequirements):
     options: ClassVar[Mapping[str, object]] = {"zero_stage": 3}
 
 
