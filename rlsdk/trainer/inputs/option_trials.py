@@ -67,7 +67,8 @@ def _said(call: Callable[[], object], path: str, options: Mapping[str, Any]) -> 
 
 
 def _batch() -> Batch:
-    """Two prompts with two responses of two tokens each, with every field that the trainer may add."""
+    """Two prompts with two responses of two tokens each, with every field that the trainer may add to samples of one
+    chain; estimators may refuse scores of several."""
     import torch
 
     batch = Batch.from_rows([[1, 2, 3]] * 4)
@@ -81,6 +82,7 @@ def _batch() -> Batch:
     rows["scores"] = torch.tensor([1.0, 0.0] * 2, dtype=torch.float64)
     rows["uid"], rows["sample"] = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1])
     rows["row_id"] = torch.arange(4)
+    del rows["chain_scores"]
     return batch.with_tokens(**tokens).with_rows(**rows)
 
 
