@@ -50,7 +50,8 @@ SCHEMA: Mapping[str, FieldSpec] = {
     ),
     "teacher_states": _token(
         "float32",
-        "`[N, H]`: hidden states of the teacher, for the output `divergence`; padded to the widest of several.",
+        "`[N, H]`: hidden states of the teacher, for the output `divergence`; H is the largest of several teachers', "
+        "with zeros behind the states of the others.",
     ),
     "teacher_index": _token(
         "int64", "Number of the teacher of the token's row (`TrainEngine.load_teacher`), equal in a row; -1: none."

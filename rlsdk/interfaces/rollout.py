@@ -127,8 +127,11 @@ class RolloutEngine(ABC):
         older adapter is never read for samples that begin later.
 
         With `Capability.ADAPTER_VERSIONS` the newest `RolloutSpec.adapter_versions` adapters stay: requests may name
-        each of them, and none is refused because samples of those run. A version that comes again replaces the one of
-        its name. `update_weights` drops them all, and an engine may refuse it while samples run, also paused ones.
+        each of them, and none is refused because samples of those run. It is called as before, between two turns of the
+        engine's loop, with all shards at hand: decoding stops for as long as it takes. A sample of an older version may
+        still run when that version makes room for a new one; it finishes. A version that comes again replaces the
+        adapter of that version. `update_weights` drops them all, and an engine may refuse it while samples run, also
+        paused ones.
 
         Returns:
             A receipt with a fingerprint of every tensor of `adapter_layout`, over the memory that the model computes

@@ -263,11 +263,11 @@ class TrainEngine(ABC):
 
     def load_teacher(self, spec: ModelSpec, number: int = 0) -> None:
         """Loads the head of a teacher, the layers above its backbone, for the output `divergence`. The head stays; a
-        later call replaces it.
+        later call with the same number replaces it. Collective; called before the first batch that needs it.
 
         Args:
             spec: the teacher.
-            number: which of several; `teacher_index` of its rows.
+            number: of the teacher, from 0 on: `teacher_index` of the rows that it teaches. 0 where there is one.
 
         Raises:
             ConfigError: its checkpoint cannot be read.

@@ -69,7 +69,7 @@ PACKED = {"auto": None, "always": True, "never": False}
 
 class FsdpTrainEngine(TrainEngine):
     """Ranks process different rows, also those of different replicas (hybrid sharding); only `context_parallel`
-    neighbours share theirs. Weights are sharded over all of them alike.
+    neighbours share theirs. Weights are sharded over all ranks.
 
     Weights are float32 shards along dimension 0, unless the model is frozen or `mixed_precision` is `none`. All ranks
     run the same number of micro-batches; a rank with fewer rows runs a token without weight instead.
