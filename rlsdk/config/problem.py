@@ -68,6 +68,9 @@ class Problem:
 
 def unknown_key(path: str, key: str, valid: Sequence[str], value: object = ...) -> Problem:
     """The problem of a key that does not exist beside `valid`."""
+    name, _, rest = key.partition(":")
+    if name in valid:  # `{name:value}` is one key without a value
+        return Problem(path, UNKNOWN_KEY, expected=f"`{name}: {rest}`, with a space behind the colon")
     if close := closest(key, valid):
         return Problem(path, UNKNOWN_KEY, value=value, suggestions=(close,))
     return Problem(path, UNKNOWN_KEY, value=value, expected=f"one of {', '.join(sorted(valid)) or 'none'}")

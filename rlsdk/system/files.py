@@ -6,14 +6,16 @@ A pipe in a file's place would block the reader, a device has no end, and an edi
 from __future__ import annotations
 
 import errno
+import json
 import os
 import select
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 TEXT_BYTES = 64 << 20
 """Largest file that is read as a whole, if the reader names no other limit: a configuration, a record, an index."""
@@ -214,3 +216,17 @@ def _check_kind(path: str | os.PathLike[str], mode: int) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if not stat.S_ISREG(mode):
         raise UnfitFileError(path, f"is {_KINDS.get(stat.S_IFMT(mode), 'no file')}, expected a regular file")
+
+
+def read_json_lines(file: Path) -> list[Mapping[str, Any]]:
+    """The objects in a file of JSON lines; other lines are left out. Empty if there is no such file."""
+    found = []
+    if file.exists():
+        for text in read_regular_text(file, errors="replace").splitlines():
+            try:
+                line = json.loads(text)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(line, Mapping):
+                found.append(line)
+    return found

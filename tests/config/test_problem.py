@@ -72,3 +72,8 @@ def test_one_problem_is_the_whole_message() -> None:
     error = config_error([Problem("a", "b")])
     assert str(error) == "a: b"
     assert error.problems == (Problem("a", "b"),)
+
+
+def test_a_key_and_value_without_a_space_between_them_are_told_so() -> None:
+    found = str(unknown_key("teachers.0.log_probs:x", "log_probs:x", ["log_probs", "model"]))
+    assert found == "teachers.0.log_probs:x: unknown key; expected `log_probs: x`, with a space behind the colon"

@@ -57,9 +57,9 @@ def rl_stage(
 ) -> RlStage:
     """Builds the reinforcement learning stage on a running session; `algorithm`: None: built now."""
     view = run_inputs.output.view
-    fleet = _fleet(config, registry, session, view)
-    weights = fleet or ServedWeights(session, timeout_s=config.deadlines.sync_s)
     by_version = samples_by_version(config, session.rollout.spec.capabilities)
+    fleet = _fleet(config, registry, session, view, by_version=by_version)
+    weights = fleet or ServedWeights(session, timeout_s=config.deadlines.sync_s)
     stream = open_stream(
         config, registry, session.rollout.group, run_inputs.tokenizer, run_inputs.rewards, view.notice, fleet
     )
@@ -165,11 +165,10 @@ def _average(config: RunConfig, session: Session) -> PolicyAverage | None:
     return PolicyAverage(session, decay, timeout_s=deadlines.save_s, update_timeout_s=deadlines.update_s)
 
 
-def _fleet(config: RunConfig, registry: Registry, session: Session, view: RunView) -> Fleet | None:
+def _fleet(config: RunConfig, registry: Registry, session: Session, view: RunView, *, by_version: bool) -> Fleet | None:
     """The fleet that restarts lost replicas; None where they cannot be restarted."""
     actor = replace(session.actor, group=RememberedLayouts(session.actor.group))
     timeout_s = config.deadlines.sync_s
-    by_version = samples_by_version(config, session.rollout.spec.capabilities)
     return fleet_of(
         session,
         lambda rollout: sharding_manager(config.sharding, registry, actor, rollout, timeout_s=timeout_s),

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rlsdk.interfaces import ConfigError
-from rlsdk.system.files import check_inside, read_regular_text
+from rlsdk.kit.files.write_errors import writing
+from rlsdk.system.files import check_inside, read_json_lines
 from rlsdk.trainer.checkpoints.run_folder import CONFIG_FILE
 from rlsdk.trainer.tracking.trackers import read_metrics
 from rlsdk.views.report.markup import escaped, number_of
@@ -43,6 +44,7 @@ def add_note(run_dir: Path, text: str) -> Note:
     Raises:
         ConfigError: the folder holds no run, or the text is empty or too long.
         UnfitFileError: the file of notes is a link.
+        OutputError: the note cannot be written.
     """
     if not (run_dir / CONFIG_FILE).is_file():
         raise ConfigError(f"{str(run_dir)!r} holds no run: there is no {CONFIG_FILE}; give a run's folder (runs/NAME)")
@@ -52,11 +54,12 @@ def add_note(run_dir: Path, text: str) -> Note:
     check_inside(run_dir, run_dir / NOTES_FILE)
     note = Note(text=line, time=time.strftime("%Y-%m-%dT%H:%M:%S%z"), step=_newest_step(run_dir))
     record = json.dumps({"time": note.time, "step": note.step, "text": note.text}) + "\n"
-    handle = os.open(run_dir / NOTES_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    try:
-        os.write(handle, record.encode("utf-8"))  # one write, so that two notes at once are two lines
-    finally:
-        os.close(handle)
+    with writing("the note", run_dir):
+        handle = os.open(run_dir / NOTES_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            os.write(handle, record.encode("utf-8"))  # one write, so that two notes at once are two lines
+        finally:
+            os.close(handle)
     return note
 
 
@@ -93,21 +96,7 @@ def read_notes(run_dir: Path) -> list[Note]:
     """
     file = run_dir / NOTES_FILE
     check_inside(run_dir, file)
-    return notes_of(json_lines(file))
-
-
-def json_lines(file: Path) -> list[Mapping[str, Any]]:
-    """The objects in a file of JSON lines; other lines are left out. Empty if there is no such file."""
-    found = []
-    if file.exists():
-        for text in read_regular_text(file, errors="replace").splitlines():
-            try:
-                line = json.loads(text)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(line, Mapping):
-                found.append(line)
-    return found
+    return notes_of(read_json_lines(file))
 
 
 def notes_section(notes: Sequence[Note]) -> str:

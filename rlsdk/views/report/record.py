@@ -9,13 +9,13 @@ from typing import Any
 
 from rlsdk.config.loading.yaml_text import read_yaml
 from rlsdk.interfaces import ConfigError
-from rlsdk.system.files import check_inside, read_regular_text
+from rlsdk.system.files import check_inside, read_json_lines, read_regular_text
 from rlsdk.trainer.checkpoints.run_end import is_locked
 from rlsdk.trainer.checkpoints.run_folder import CONFIG_FILE, END_FILE, HISTORY_FILE
 from rlsdk.trainer.tracking.pool_times import FILE as TIMELINE_FILE
 from rlsdk.trainer.tracking.trackers import METRICS_FILE, SAMPLES_FILE, read_lines, read_metrics
 from rlsdk.views.report.markup import number_of
-from rlsdk.views.report.notes import NOTES_FILE, Note, json_lines, notes_of
+from rlsdk.views.report.notes import NOTES_FILE, Note, notes_of
 
 FILES = (METRICS_FILE, SAMPLES_FILE, CONFIG_FILE, HISTORY_FILE, TIMELINE_FILE, END_FILE, NOTES_FILE)
 """Files of a run that a page shows. The page may be shared, so it shows nothing that such a file only links to."""
@@ -85,9 +85,9 @@ def read_run(run_dir: Path) -> RunRecord:
         samples=read_lines(run_dir / SAMPLES_FILE),
         config_text=text,
         settings=settings_of(text),
-        starts=json_lines(run_dir / HISTORY_FILE),
-        end=next(iter(json_lines(run_dir / END_FILE)), {}),
-        notes=notes_of(json_lines(run_dir / NOTES_FILE)),
+        starts=read_json_lines(run_dir / HISTORY_FILE),
+        end=next(iter(read_json_lines(run_dir / END_FILE)), {}),
+        notes=notes_of(read_json_lines(run_dir / NOTES_FILE)),
         is_locked=is_locked(run_dir),
         updated=(run_dir / METRICS_FILE).stat().st_mtime,
     )
