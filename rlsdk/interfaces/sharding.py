@@ -135,10 +135,12 @@ class WeightSourceHost(Protocol):
         """What this rank holds."""
         ...
 
-    def export_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
+    def export_weights(self, buckets: Sequence[Bucket], sync: str = "") -> Sequence[Mapping[str, Any]]:
         """Makes the bytes of one target's buckets available to it; all use one transport. The target calls this through
         `Peer.call` while the engine works: only once per sync if the transport sends a bucket while the previous one is
-        being received. Returns the transport's plain handle for each."""
+        being received. `sync` is the unique name of the sync (`Relay.sync`): weights that were made available for an
+        earlier one, which some target never fetched, are not those of this one. Returns the transport's plain handle
+        for each."""
         ...
 
     def weight_fingerprints(self, transfers: Sequence[Transfer]) -> Mapping[str, int]:
@@ -177,8 +179,8 @@ class WeightTargetHost(Protocol):
         relay: Relay | None = None,
     ) -> SyncReceipt:
         """Fetches its buckets from the sources and loads them; `peers` by index into the source layouts. `relay` names
-        the replica to fetch from instead, and the replicas to forward to; None: fetch from the sources, forward to
-        none. `timeout_s`: maximum time without progress, for any single answer or part of the data."""
+        the sync, the replica to fetch from instead, and the replicas to forward to; None: fetch from the sources,
+        forward to none. `timeout_s`: maximum time without progress, for any single answer or part of the data."""
         ...
 
     def pass_on_weights(self, buckets: Sequence[Bucket], sync: str, timeout_s: float) -> Sequence[Mapping[str, Any]]:
@@ -242,7 +244,7 @@ class Peer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Relay:
-    """A replica's part in forwarding weights."""
+    """A replica's part in a sync: its name, and whom the replica receives from and forwards to."""
 
     parent: Peer | None = None
     """The replica that it receives everything from; None: the sources."""

@@ -4,7 +4,7 @@ Pull model: the manager in the controller plans and checks; each rollout replica
 ranks (`WeightSource`) for the boxes it wants, in bounded rounds. The hosts of the two roles must serve:
 
 - train: `weight_layout()`, `weight_fingerprints(transfers)`, and, even while the engine's own thread is busy,
-  `export_weights(buckets)`: the methods `layout`, `fingerprints` and `export` of its `WeightSource`; if replicas
+  `export_weights(buckets, sync)`: the methods `layout`, `fingerprints` and `export` of its `WeightSource`; if replicas
   quantize weights, `weight_block_maxima` and `weight_block_fingerprints` too
 - rollout: `target_layouts()` and `pull_weights(buckets, peers, version, timeout_s, relay)`, and, during a pull,
   `pass_on_weights(buckets, sync, timeout_s)`: the methods `layouts`, `pull` and `pass_on` of its `WeightTarget`

@@ -184,7 +184,8 @@ class GenericShardingManager(ShardingManager):
     def pull(self, plan: ReshardPlan, version: int) -> list[SyncReceipt]:
         """Lets every replica pull its buckets. It only transfers: `sync_weights` verifies."""
         ends, peers = self.ends(), self.train.peers()
-        relays = self._relays(plan)
+        sync = f"{self._name}-{next(self._syncs)}"
+        relays = self._relays(plan, sync)
         arguments: list[tuple[Any, ...]] = []
         for at in ends.targets_of_replica:
             # All replicas of a chain receive the buckets of its first one, in the same pieces.
@@ -192,23 +193,22 @@ class GenericShardingManager(ShardingManager):
             taking = [part for part, target in zip(parts, at, strict=True) if target not in plan.relays]
             used = sorted(set().union(*map(sources_of, taking)))
             buckets = parts[0] if len(parts) == 1 else [bucket for part in parts for bucket in part]
-            relay = self._relay_of(at, relays)
+            relay = self._relay_of(at, relays, sync)
             arguments.append((buckets, {source: peers[source] for source in used}, version, self.timeout_s, relay))
         return call_each(self.rollout, WeightTargetHost.pull_weights, arguments, timeout_s=self.timeout_s + GRACE_S)
 
-    def _relay_of(self, at: range, relays: Mapping[int, Relay]) -> Relay | None:
+    def _relay_of(self, at: range, relays: Mapping[int, Relay], sync: str) -> Relay:
         """A replica's part in chains, from those of its places."""
         mine = tuple(relays[target] for target in at if target in relays)
-        if not mine or self.ends().target[at[0]].worker is None:
-            return mine[0] if mine else None
-        return Relay(manager=self._name, sync=mine[0].sync, places=mine)
+        if mine and self.ends().target[at[0]].worker is None:
+            return mine[0]
+        return Relay(manager=self._name, sync=sync, places=mine)
 
-    def _relays(self, plan: ReshardPlan) -> dict[int, Relay]:
+    def _relays(self, plan: ReshardPlan, sync: str) -> dict[int, Relay]:
         """For each target in a chain, the information that its replica needs."""
         if not plan.relays:
             return {}
         ends, replicas = self.ends(), self.rollout.peers()
-        sync = f"{self._name}-{next(self._syncs)}"
         replica_of = {target: at for at, targets in enumerate(ends.targets_of_replica) for target in targets}
         found = {}
         for target in {*plan.relays, *plan.relays.values()}:

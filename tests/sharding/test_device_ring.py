@@ -167,7 +167,7 @@ def test_memory_that_cannot_be_opened_leaves_the_way_over_the_host(
         def local(self) -> Any:
             return None
 
-        def call(self, method: str, buckets: Any, timeout_s: float) -> Any:
+        def call(self, method: str, buckets: Any, sync: str, *, timeout_s: float) -> Any:
             asked.append(buckets[0].transport)
             return train.export(buckets)
 

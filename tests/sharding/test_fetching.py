@@ -25,9 +25,9 @@ class Rank(LocalPeer):
     """A source that knows one transport only."""
 
     def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        (buckets,) = args
+        buckets, *sync = args
         by_call = [replace(bucket, transport="object_store") for bucket in buckets]
-        return super().call(method, by_call, timeout_s=timeout_s)
+        return super().call(method, by_call, *sync, timeout_s=timeout_s)
 
 
 class BreaksOff(TensorRolloutEngine):

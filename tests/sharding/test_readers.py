@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,14 +13,14 @@ import pytest
 import torch
 from sharding_cases import dim0_sharded, random_tensors, train_group, whole_target
 
-from rlsdk.interfaces import Box, SyncReceipt, WeightLayout, WeightShard, WeightSyncError
+from rlsdk.interfaces import Box, Bucket, SyncReceipt, WeightLayout, WeightShard, WeightSyncError
 from rlsdk.kit.ranks.shared_memory import AttachError
 from rlsdk.sharding import TRANSPORTS, GenericShardingManager, plan_reshard
 from rlsdk.sharding.transports import ring as ring_module
 from rlsdk.sharding.transports.ring import PipeGoneError
 from rlsdk.sharding.transports.ring_transport import RingTransport
 from rlsdk.sharding.transports.transport import Outgoing
-from rlsdk.testing.sharding.local_groups import LocalGroup, LocalPeer, RolloutHost
+from rlsdk.testing.sharding.local_groups import LocalGroup, LocalPeer, RolloutHost, TrainHost
 from rlsdk.testing.sharding.tensor_engines import TensorRolloutEngine
 
 SHAPES = {"embed": (400, 8), "layer.w": (160, 24), "layer.b": (24,), "norm": (8,)}
@@ -177,6 +178,41 @@ def test_a_replica_that_breaks_off_does_not_hold_the_others_up_and_the_next_sync
     groups.close()
 
 
+def test_a_replica_that_never_asked_before_it_broke_off_gets_the_next_weights_even_if_it_asks_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second source, whose buckets fit into the slots, waited for nobody, and still offered it what the others had
+    fetched in the sync before."""
+    groups = Groups(monkeypatch, [TensorRolloutEngine([layout]) for layout in replicas(3)])
+    manager, export = groups.manager(), TrainHost.export_weights
+    asked = threading.Event()
+
+    def refused(host: TrainHost, buckets: Sequence[Bucket], sync: str = "") -> Sequence[Mapping[str, Any]]:
+        if (buckets[0].target, buckets[0].source) == (1, 1):
+            raise OSError("the line is dead")
+        return export(host, buckets, sync)
+
+    def it_first(host: TrainHost, buckets: Sequence[Bucket], sync: str = "") -> Sequence[Mapping[str, Any]]:
+        if buckets[0].target != 1 and buckets[0].source == 1:
+            assert asked.wait(20)
+        handles = export(host, buckets, sync)
+        if (buckets[0].target, buckets[0].source) == (1, 1):
+            asked.set()
+        return handles
+
+    monkeypatch.setattr(TrainHost, "export_weights", refused)
+    with pytest.raises(WeightSyncError, match="the line is dead"):
+        manager.sync(1)
+    groups.check_served(0, 2)
+    groups.step()
+    monkeypatch.setattr(TrainHost, "export_weights", it_first)
+    start = time.monotonic()
+    manager.sync(2)
+    assert time.monotonic() - start < 10
+    groups.check_served()
+    groups.close()
+
+
 def test_a_replica_that_cannot_open_the_ring_takes_another_way_and_the_others_keep_it(
     three: Groups, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -263,6 +299,23 @@ def test_a_pull_of_a_sync_that_was_broken_off_may_come_late_and_delays_the_next_
     assert sum(float(tensor.mean()) for tensor in second.fetch(ask(source, 1, 4.0), METAS)) == 36.0
     for end in (source, first, second):
         end.close()
+
+
+def test_a_thread_of_a_pull_that_broke_off_does_not_start_its_sync_once_more() -> None:
+    source = RingTransport(2)
+
+    def ask_in(sync: str, reader: int) -> Mapping[str, Any]:
+        (handle,) = source.export([Outgoing.of(shards(1.0)[:1], ["float32"])], reader, sync)
+        return handle
+
+    first = ask_in("first", 0)
+    assert ask_in("first", 1)["stream"] == first["stream"]
+    second = ask_in("second", 1)
+    assert second["stream"] > first["stream"]
+    with pytest.raises(WeightSyncError, match="of a sync that is over"):
+        ask_in("first", 1)
+    assert ask_in("second", 0)["stream"] == second["stream"]
+    source.close()
 
 
 def test_readers_of_a_ring_that_ask_for_different_buckets_are_refused() -> None:

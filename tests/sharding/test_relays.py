@@ -94,9 +94,9 @@ def far_groups(nodes: Sequence[str], sources: int = 2) -> tuple[LocalGroup, Loca
     sent: dict[int, list[int]] = {rank: [] for rank in range(sources)}
     for rank, host in enumerate(train.hosts):
 
-        def export(buckets: Sequence[Bucket], host: Any = host, mine: list[int] = sent[rank]) -> Any:
+        def export(buckets: Sequence[Bucket], sync: str, host: Any = host, mine: list[int] = sent[rank]) -> Any:
             mine.append(sum(bucket.num_bytes for bucket in buckets))
-            return host.source.export(buckets)
+            return host.source.export(buckets, sync)
 
         host.export_weights = export
     for group in (train, rollout):

@@ -389,10 +389,10 @@ def test_each_source_is_called_once_in_a_sync_however_many_buckets_there_are(par
         step(manager)
 
 
-def counted(call: Callable[[Sequence[Bucket]], Any], asked: list[int]) -> Callable[[Sequence[Bucket]], Any]:
-    def export(buckets: Sequence[Bucket]) -> Any:
+def counted(call: Callable[[Sequence[Bucket], str], Any], asked: list[int]) -> Callable[[Sequence[Bucket], str], Any]:
+    def export(buckets: Sequence[Bucket], sync: str = "") -> Any:
         asked.append(len(buckets))
-        return call(buckets)
+        return call(buckets, sync)
 
     return export
 

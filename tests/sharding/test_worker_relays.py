@@ -45,9 +45,9 @@ class Groups:
         self.sent = dict.fromkeys(range(sources), 0)
         for rank, host in enumerate(self.train.hosts):
 
-            def export(buckets: Sequence[Bucket], host: object = host, rank: int = rank) -> object:
+            def export(buckets: Sequence[Bucket], sync: str, host: object = host, rank: int = rank) -> object:
                 self.sent[rank] += sum(bucket.num_bytes for bucket in buckets)
-                return host.source.export(buckets)  # type: ignore[attr-defined]
+                return host.source.export(buckets, sync)  # type: ignore[attr-defined]
 
             host.export_weights = export
         for group in (self.train, self.rollout):

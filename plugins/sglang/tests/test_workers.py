@@ -79,8 +79,8 @@ def test_a_source_that_breaks_off_is_an_error_that_names_the_scheduler(replica: 
     class Breaks(CountedHost):
         broken = True
 
-        def export_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
-            handles = super().export_weights(buckets)
+        def export_weights(self, buckets: Sequence[Bucket], sync: str = "") -> Sequence[Mapping[str, Any]]:
+            handles = super().export_weights(buckets, sync)
             return [*handles[:-1], {}] if self.broken else handles
 
     train, rollout = row_ranks(plain.state, Breaks), LocalGroup([RolloutHost(engine)])

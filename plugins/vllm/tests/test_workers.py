@@ -98,8 +98,8 @@ def test_workers_that_may_not_open_a_sources_memory_get_it_through_their_host(
     plain, engine = replica
 
     class Hidden(CountedHost):
-        def export_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
-            handles = super().export_weights(buckets)
+        def export_weights(self, buckets: Sequence[Bucket], sync: str = "") -> Sequence[Mapping[str, Any]]:
+            handles = super().export_weights(buckets, sync)
             hides = {"path": "/proc/0/fd/0"} if buckets[0].transport == "ring" else {}
             return [{**handle, **hides} for handle in handles]
 
@@ -119,8 +119,8 @@ def test_a_source_that_breaks_off_is_an_error_that_names_the_worker_and_the_next
     class Breaks(CountedHost):
         broken = True
 
-        def export_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
-            handles = super().export_weights(buckets)
+        def export_weights(self, buckets: Sequence[Bucket], sync: str = "") -> Sequence[Mapping[str, Any]]:
+            handles = super().export_weights(buckets, sync)
             return [*handles[:-1], {}] if self.broken else handles
 
     train, rollout = row_ranks(plain.state, Breaks), LocalGroup([RolloutHost(engine)])

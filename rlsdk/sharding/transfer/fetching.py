@@ -21,9 +21,9 @@ from rlsdk.sharding.transports.table import make_transport, named_transports
 from rlsdk.sharding.transports.transport import Transport, use_device
 
 EXPORT_METHOD = "export_weights"
-"""Method of a train engine's host: `export_weights(buckets) -> handles`, served while its engine thread is busy."""
+"""Method of a train engine's host: `export_weights(buckets, sync) -> handles`, served while its engine is busy."""
 PASS_ON_METHOD = "pass_on_weights"
-"""The same method of a rollout engine's host."""
+"""Method of a rollout engine's host: `pass_on_weights(buckets, sync, timeout_s) -> handles`."""
 NEXT_BEST = {
     DeviceRingTransport.name: RingTransport.name,
     RingTransport.name: ObjectStoreTransport.name,
@@ -107,8 +107,8 @@ class Feed:
     handles: deque[Mapping[str, Any]] = field(default_factory=deque)
     method: str = EXPORT_METHOD
     """Method of the peer's host to call."""
-    sync: str | None = None
-    """If the peer is a replica: name of the sync that it forwards."""
+    sync: str = ""
+    """Unique name of the sync. Empty: not known; then readers of a ring are told apart by who has asked."""
     in_place: bool = False
     """Read the weights of the peer, which is in this process, in place, by whatever transport they were planned."""
     anew: bool = False
@@ -168,7 +168,7 @@ class Feed:
             handles: Sequence[Mapping[str, Any]] = getattr(host, EXPORT_METHOD)([self.left[0]])
             return handles
         buckets = [self._chosen(bucket) for bucket in window(self.left, named_transports([name])[0].most_bytes())]
-        which = () if self.sync is None else (self.sync, self.timeout_s)
+        which = (self.sync,) if self.method == EXPORT_METHOD else (self.sync, self.timeout_s)
         handles = self.peer.call(self.method, buckets, *which, timeout_s=self.timeout_s)
         if len(handles) != len(buckets):
             raise WeightSyncError(f"{len(buckets)} buckets were asked for, and the source answered {len(handles)}")

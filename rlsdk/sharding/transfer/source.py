@@ -113,9 +113,9 @@ class WeightSource:
             self._places = dict(places)
         return self._layout
 
-    def export(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
+    def export(self, buckets: Sequence[Bucket], sync: str = "") -> Sequence[Mapping[str, Any]]:
         """Makes the bytes of one target's buckets available through their transport; returns the handle of each for
-        `Transport.fetch`."""
+        `Transport.fetch`. `sync`: its unique name; targets that share a ring are served together within one."""
         with self._lock:
             transport = self._transport(buckets[0])
             pieces = iter(self._pieces([transfer for bucket in buckets for transfer in bucket.transfers]))
@@ -124,7 +124,7 @@ class WeightSource:
                 for bucket in buckets
             ]
             if isinstance(transport, RingTransport) and transport.num_readers > 1:
-                return transport.export(outgoing, buckets[0].readers.index(buckets[0].target))
+                return transport.export(outgoing, buckets[0].readers.index(buckets[0].target), sync)
             return transport.export(outgoing)
 
     def _transport(self, bucket: Bucket) -> Transport:

@@ -103,9 +103,9 @@ class WeightTarget:
             source = mine[0].source
             if source not in givers:
                 raise WeightSyncError(f"the plan takes weights from source rank {source}, which was not given")
-            made = Feed(mine, givers[source], self._transports, self._instead, timeout_s)
+            made = Feed(mine, givers[source], self._transports, self._instead, timeout_s, sync=relay.sync)
             if source in parents:
-                made.method, made.sync = PASS_ON_METHOD, relay.sync
+                made.method = PASS_ON_METHOD
             return made
 
         workers = [layout for layout in self.layouts() if layout.worker is not None]

@@ -39,10 +39,10 @@ class CountedHost(TrainHost):
     calls = 0
     buckets = 0
 
-    def export_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
+    def export_weights(self, buckets: Sequence[Bucket], sync: str = "") -> Sequence[Mapping[str, Any]]:
         self.calls += 1
         self.buckets += len(buckets)
-        return super().export_weights(buckets)
+        return super().export_weights(buckets, sync)
 
 
 class FarGroup(LocalGroup):

@@ -84,13 +84,13 @@ class WatchedTrainHost(TrainHost):
     proof_s = 0.0
     """Seconds that it takes to compute fingerprints."""
 
-    def export_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
+    def export_weights(self, buckets: Sequence[Bucket], sync: str = "") -> Sequence[Mapping[str, Any]]:
         there = buckets[: max(self.left, 0)]
         self.left -= len(buckets)
         if not there:
             raise OSError("the line is dead")
         # The remaining buckets fail later.
-        return [*super().export_weights(there), *({} for _ in buckets[len(there) :])]
+        return [*super().export_weights(there, sync), *({} for _ in buckets[len(there) :])]
 
     def weight_fingerprints(self, transfers: Sequence[Transfer]) -> Mapping[str, int]:
         if self.proof_error is not None:

@@ -206,8 +206,8 @@ class TrainHost:
         return self.source.layout()
 
     @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
-    def export_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
-        return self.source.export(buckets)
+    def export_weights(self, buckets: Sequence[Bucket], sync: str = "") -> Sequence[Mapping[str, Any]]:
+        return self.source.export(buckets, sync)
 
     @dispatch(split=Split.ALL, join=Join.NONE)
     def hold_weights(self, adapter: bool = False, keep: int = 1) -> None:
