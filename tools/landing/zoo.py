@@ -2,8 +2,8 @@
 
 A broken engine shows that a requirement sees a defect. That changes with the defect, the requirement and the labs: it
 reaches what its module and the modules of its requirements import of those. What they stand on (the kit, the built-in
-engines) changes it seldom; the eighth sees that, and `make zoo`. A change of the suites that none of them reaches
-selects them all.
+engines) changes it seldom; the eighth sees that, and `make zoo`. What none of them reaches puts suites together: one
+broken engine for each module of requirements shows that all are still asked for.
 """
 
 from __future__ import annotations
@@ -56,19 +56,34 @@ def select(root: Path, engines: Collection[Broken], parent: Parent) -> Selection
     files = changed(blobs_at(root, parent.commit, WATCHED), blobs_now(root, WATCHED))
     homes = requirement_modules(root)
     reach = {engine: reached(root, engine, homes) for engine in everything}
-    if unreached := files - frozenset().union(*reach.values()):
-        return Selection(chosen=everything, why=f"changed since {parent.short}: {summary(unreached)}")
     commit = head_of(root)
     hit = {engine for engine in everything if reach[engine] & files}
-    drawn = {engine for engine in everything - hit if is_drawn(commit, engine)}
     why = f"{len(hit)} reach what changed since {parent.short}{f' ({summary(files)})' if files else ''}"
+    if unreached := files - frozenset().union(*reach.values()):
+        each = one_each(everything, homes, commit)
+        why += f", {len(each - hit)} more stand for the modules of requirements ({summary(unreached)})"
+        hit |= each
+    drawn = {engine for engine in everything - hit if is_drawn(commit, engine)}
     return Selection(chosen=frozenset(hit | drawn), why=f"{why}, {len(drawn)} are the eighth that {commit[:8]} draws")
 
 
 def is_drawn(commit: str, engine: Broken) -> bool:
     """Whether it is in the eighth of a commit: another one for each, and none misses its turn for long."""
+    return _draw(commit, engine) % SHARE == 0
+
+
+def _draw(commit: str, engine: Broken) -> int:
     text = f"{commit} {engine.kind} {engine.name}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) % SHARE == 0
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
+
+
+def one_each(engines: Collection[Broken], homes: Mapping[str, str], commit: str) -> set[Broken]:
+    """One broken engine for each kind of engine and module of requirements; another one for each commit."""
+    found: dict[tuple[str, str], Broken] = {}
+    for engine in sorted(engines, key=lambda engine: _draw(commit, engine)):
+        for name in sorted(engine.requirements):
+            found.setdefault((engine.kind, homes.get(name.partition("[")[0], "")), engine)
+    return set(found.values())
 
 
 def requirement_modules(root: Path) -> dict[str, str]:
