@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_architecture import ROOMS
@@ -325,6 +327,15 @@ def test_broken_engines_run_that_a_change_can_reach_and_an_eighth_of_the_others(
         assert len(hit) == 3
     assert found.chosen == drawn | hit
     assert found == select(repository.root, ENGINES, Parent(commit=repository.first))
+
+
+def test_broken_engines_run_last_and_no_more_than_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_tests, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    zoo_suite, other = (run_tests.Suite(name=name, paths=[ROOT / name]) for name in (run_tests.APART[0], "tests/cli"))
+    assert run_tests.in_time(other, 0.0) == other
+    assert run_tests.in_time(zoo_suite, math.inf).most is None
+    assert run_tests.in_time(zoo_suite, 100.0 + 60 * run_tests.ZOO_SECONDS).most == 60
+    assert run_tests.in_time(zoo_suite, 0.0).most == run_tests.ZOO_LEAST
 
 
 def test_each_commit_draws_another_eighth_and_none_is_forgotten() -> None:

@@ -6,8 +6,9 @@ run once more when nothing else runs. What then passes is named at the end, and 
 stands in `tests/unsteady.txt` with a date and a reason.
 
 Where the commit before a landing is known (`--since`, `tools/landing`), engines whose inputs are unchanged run only the
-basic requirements of their suites, and of the broken engines that no change reaches an eighth runs. What was left out
-is named at the end, with the command that runs it. `--whole` leaves nothing out.
+basic requirements of their suites, and of the broken engines that no change reaches an eighth runs. With `--minutes`
+broken engines run last, as many as these minutes leave time for. What was left out is named at the end, with the
+command that runs it. `--whole` leaves nothing out.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ DURATIONS = ROOT / "tests" / "durations.txt"
 """A line each: seconds, suite. The longest begin first, so that none is left to run alone at the end."""
 APART = ("tests/testing/test_broken_rollout.py", "tests/testing/test_broken_train.py")
 """Files that run apart from their folder, which would take too long as one."""
+ZOO_SECONDS = 4.5
+"""Of one broken engine, beside other suites."""
+ZOO_LEAST = 20
+"""Broken engines of a file that run however late it is."""
 JOBS = min(3, 1 + (os.cpu_count() or 1))
 """Folders at a time."""
 ENGINE_JOBS = 2
@@ -75,11 +80,13 @@ class Suite:
     """Engines of which only the basic requirements run."""
     since: str = ""
     """Commit before the landing: broken engines that nothing since reaches run by eighths. Empty: all run."""
+    most: int | None = None
+    """Most broken engines that run."""
 
     @property
     def timed_as(self) -> str:
         """Its name in the list of durations: a part takes less than the whole."""
-        return f"{self.name} in part" if self.basic or self.since else self.name
+        return f"{self.name} in part" if self.basic or self.since or self.most is not None else self.name
 
     @property
     def engines(self) -> list[str]:
@@ -129,6 +136,7 @@ def main() -> None:
     args = read_arguments()
     listed = unsteady(UNSTEADY)
     chosen = [s for s in suites() if not args.only or any(word in s.name for word in args.only)]
+    until = math.inf if args.whole or args.minutes is None else time.monotonic() + 60 * args.minutes
     parent = Parent(commit=None, why="--whole") if args.whole else find_parent(ROOT, args.since)
     tiers = {name: tier_of(ROOT, name, parent) for suite in chosen for name in suite.engines}
     for tier in tiers.values():
@@ -140,7 +148,9 @@ def main() -> None:
         _ = suite.python  # Says at once when an environment is missing.
     start = time.monotonic()
     outcomes: list[Outcome] = []
-    for outcome in run_side_by_side(chosen, args.jobs, covered=args.coverage):
+    if until < math.inf:
+        chosen.sort(key=lambda suite: suite.name in APART)
+    for outcome in run_side_by_side(chosen, args.jobs, until, covered=args.coverage):
         outcomes.append(show(outcome))
     if args.record:
         record(DURATIONS, outcomes)
@@ -170,21 +180,39 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--since", metavar="COMMIT", help=f"the commit before the landing; unset: ${VARIABLE}, or "
                         "where this branch left origin's; nothing is left out where neither is known")  # fmt: skip
     parser.add_argument("--whole", action="store_true", help="leave nothing out")
+    minutes = "broken engines run last, and as many as fit into these minutes from now; unset: all that are to run"
+    parser.add_argument("--minutes", type=float, help=minutes)
     return parser.parse_args()
 
 
-def run_side_by_side(chosen: Sequence[Suite], jobs: int, *, covered: bool) -> Iterator[Outcome]:
-    """Runs the suites in this order, save that a plugin's waits while `ENGINE_JOBS` others run; as they end."""
+def run_side_by_side(
+    chosen: Sequence[Suite], jobs: int, until: float = math.inf, *, covered: bool
+) -> Iterator[Outcome]:
+    """Runs the suites in this order, save that a plugin's waits while `ENGINE_JOBS` others run; as they end.
+
+    Args:
+        chosen: the suites.
+        jobs: suites at a time.
+        until: moment of `time.monotonic` by which the broken engines should have run.
+        covered: count which lines run.
+    """
     waiting = list(chosen)
     running: dict[Future[Outcome], Suite] = {}
     with ThreadPoolExecutor(jobs) as pool:
         while waiting or running:
             while len(running) < jobs and (suite := next_suite(waiting, running.values())):
                 waiting.remove(suite)
-                running[pool.submit(run, suite, covered=covered)] = suite
+                running[pool.submit(run, in_time(suite, until), covered=covered)] = suite
             for done in wait(running, return_when=FIRST_COMPLETED).done:
                 del running[done]
                 yield done.result()
+
+
+def in_time(suite: Suite, until: float) -> Suite:
+    """The suite, of whose broken engines no more run than there is time for."""
+    if suite.name not in APART or until == math.inf:
+        return suite
+    return replace(suite, most=max(ZOO_LEAST, int((until - time.monotonic()) / ZOO_SECONDS)))
 
 
 def next_suite(waiting: Sequence[Suite], running: Collection[Suite]) -> Suite | None:
@@ -299,7 +327,7 @@ def run(suite: Suite, only: Sequence[str] = (), *, covered: bool = False) -> Out
         "--durations=6", "--durations-min=5", "-rfEs",
     ]  # fmt: skip
     # One thread each: what runs side by side shares few cores, and idle threads of torch spin.
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "ZOO_SINCE": suite.since}
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "ZOO_SINCE": suite.since, "ZOO_MOST": str(suite.most or "")}
     if covered:
         environment |= {"COVERED_SOURCES": ",".join(suite.sources), "COVERED_FOLDER": str(LINES)}
     # Environments for tests are not compiled ahead: what one process had to compile, the next finds compiled.

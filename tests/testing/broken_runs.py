@@ -1,10 +1,12 @@
-"""Runs broken engines through their suites: all, or those that a landing has to run (`ZOO_SINCE`)."""
+"""Runs broken engines through their suites: all, or those that a landing has to run (`ZOO_SINCE`) and has time for
+(`ZOO_MOST`)."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -19,14 +21,16 @@ from rlsdk.testing.suites.report import Outcome, SuiteReport, read_reports
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
-from landing.changes import find_parent  # noqa: E402
-from landing.zoo import Broken, Selection, select  # noqa: E402
+from landing.changes import find_parent, head_of  # noqa: E402
+from landing.zoo import Broken, Selection, draw, select  # noqa: E402
 
 TIMEOUT_S = 2400.0
 BROKEN: Mapping[str, Mapping[str, Defect]] = MappingProxyType({"rollout": ROLLOUT, "train": TRAIN, MANAGER: SHARDING})
 """Kind, as reports name it -> the broken engines of it."""
 SINCE = os.environ.get("ZOO_SINCE", "")
 """Commit before the landing; empty: all engines run."""
+MOST = int(os.environ.get("ZOO_MOST") or sys.maxsize)
+"""Most engines that run of the kinds of one file."""
 
 
 @cache
@@ -41,17 +45,23 @@ def _broken(kind: str, name: str) -> Broken:
     return Broken(kind, name, frozenset(defect.fails), defect.engine.__module__)
 
 
+@cache
 def chosen(*kinds: str) -> list[tuple[str, str]]:
-    """Kind and name of each broken engine that runs."""
+    """Kind and name of each broken engine that runs. If there is no time for all, others stay out for each commit."""
     every = [(kind, name) for kind in kinds for name in BROKEN[kind]]
-    return [one for one in every if not SINCE or _broken(*one) in selection().chosen]
+    found = [one for one in every if not SINCE or _broken(*one) in selection().chosen]
+    commit = head_of(ROOT)
+    kept = set(sorted(found, key=lambda one: draw(commit, _broken(*one)))[:MOST])
+    return [one for one in found if one in kept]
 
 
 def left_out(*kinds: str) -> Iterator[str]:
     """What `tools/run_tests.py` reads of those that do not run."""
+    ran, late = Counter(kind for kind, _ in chosen(*kinds)), len(chosen(*kinds)) == MOST
     for kind in kinds:
-        if number := len(BROKEN[kind]) - len(chosen(kind)):
-            yield f"LEFT OUT: {number} of {len(BROKEN[kind])} broken engines ({kind}): of all, {selection().why}"
+        if number := len(BROKEN[kind]) - ran[kind]:
+            why = f"of all, {selection().why}{f'; there was time for {MOST}' if late else ''}"
+            yield f"LEFT OUT: {number} of {len(BROKEN[kind])} broken engines ({kind}): {why}"
 
 
 def asked_for(request: pytest.FixtureRequest) -> dict[str, list[str]]:

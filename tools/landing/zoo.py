@@ -69,10 +69,11 @@ def select(root: Path, engines: Collection[Broken], parent: Parent) -> Selection
 
 def is_drawn(commit: str, engine: Broken) -> bool:
     """Whether it is in the eighth of a commit: another one for each, and none misses its turn for long."""
-    return _draw(commit, engine) % SHARE == 0
+    return draw(commit, engine) % SHARE == 0
 
 
-def _draw(commit: str, engine: Broken) -> int:
+def draw(commit: str, engine: Broken) -> int:
+    """Number by which a commit orders broken engines."""
     text = f"{commit} {engine.kind} {engine.name}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
 
@@ -80,7 +81,7 @@ def _draw(commit: str, engine: Broken) -> int:
 def one_each(engines: Collection[Broken], homes: Mapping[str, str], commit: str) -> set[Broken]:
     """One broken engine for each kind of engine and module of requirements; another one for each commit."""
     found: dict[tuple[str, str], Broken] = {}
-    for engine in sorted(engines, key=lambda engine: _draw(commit, engine)):
+    for engine in sorted(engines, key=lambda engine: draw(commit, engine)):
         for name in sorted(engine.requirements):
             found.setdefault((engine.kind, homes.get(name.partition("[")[0], "")), engine)
     return set(found.values())
