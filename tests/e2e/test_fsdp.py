@@ -35,9 +35,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
-def alone(model: str, folder: Path, *more: str) -> list[Mapping[str, float]]:
-    """Two steps of the built-in engine, in this process."""
-    task = [*TASK, *STEPS, *more, "--trainer.steps", "2", "--placement.device", "cpu"]
+def alone(model: str, folder: Path, *more: str, steps: int = 2) -> list[Mapping[str, float]]:
+    """Steps of the built-in engine, in this process."""
+    task = [*TASK, *STEPS, *more, "--trainer.steps", f"{steps}", "--placement.device", "cpu"]
     return in_one_process(model, task, folder).steps
 
 
@@ -48,45 +48,36 @@ def assert_same_step(found: dict[str, Any], expected: Mapping[str, float]) -> No
     assert found["parity/log_prob_diff_max"] < 2e-5
 
 
-def assert_planned(run: Path) -> None:
-    """What `rlsdk plan` says of a run's configuration is what the run recorded."""
+def assert_planned(run: Path, at: int = 1) -> None:
+    """What `rlsdk plan` says of a run's configuration is what the run recorded of a step."""
     registry = Registry.discover()
     config = load_config([run / "config.yaml"], ["--trust-run"], registry)
     plan = make_plan(PreparedRun.of(config, registry, "cpu"))
-    step = read_metrics(run)[0]
+    step = read_metrics(run)[at - 1]
     assert plan.reshard is not None
     assert (plan.reshard.num_bytes, plan.reshard.moved_bytes) == (step["sync/bytes"], step["sync/moved_bytes"])
     sizes = {size.what: size for size in plan.batches}
-    assert len(read_lines(run / "samples.jsonl")) <= (sizes["step"].samples or 0)
+    assert len(read_lines(run / "samples.jsonl")) <= at * (sizes["step"].samples or 0)
     updates = config.trainer.samples_per_step // (sizes["update"].samples or 1)
-    assert step["policy/version"] == updates
+    assert step["policy/version"] == at * updates
     rows, mine = sizes["micro-batch"].samples or 0, sizes["update, each rank"].samples or 0
     # Rows are taken to be full, so a rank may need fewer passes.
     assert updates <= step["policy/micro_batches"] <= updates * -(-mine // rows)
 
 
-def test_two_sharded_ranks_take_the_same_step_as_one_process_and_one_goes_on(folder: Path, model: str) -> None:
-    sharded = [*STEPS, "--train-backend", "fsdp", "--placement.devices_per_node"]
-    rlsdk(*train_arguments(model, "run", 1, [*sharded, "2"]), cwd=folder)
-    assert_planned(folder / "runs" / "run")
-    rlsdk(*train_arguments(model, "run", 2, [*sharded, "1"]), cwd=folder)
-    run, one = read_metrics(folder / "runs" / "run"), alone(model, folder / "one")
-    assert len(run) == len(one) == 2
-    assert_same_step(run[0], one[0])
-    assert_same_step(run[1], one[1])
-
-
-def test_two_ranks_that_split_rows_take_the_same_step_as_one_process_and_go_on_without(
+def test_two_sharded_ranks_take_the_steps_of_one_process_also_with_split_rows_and_one_goes_on(
     folder: Path, model: str
 ) -> None:
-    two = [*STEPS, "--train-backend", "fsdp", "--placement.devices_per_node", "2", "--train.fsdp.context_parallel"]
-    rlsdk(*train_arguments(model, "split", 1, [*two, "2"]), cwd=folder)
-    assert_planned(folder / "runs" / "split")
-    rlsdk(*train_arguments(model, "split", 2, [*two, "1"]), cwd=folder)
-    run, one = read_metrics(folder / "runs" / "split"), alone(model, folder / "of split")
-    assert len(run) == len(one) == 2
-    assert_same_step(run[0], one[0])
-    assert_same_step(run[1], one[1])
+    ranks = (("2",), ("2", "--train.fsdp.context_parallel", "2"), ("1",))
+    for step, given in enumerate(ranks, 1):
+        task = [*STEPS, "--train-backend", "fsdp", "--placement.devices_per_node", *given]
+        rlsdk(*train_arguments(model, "run", step, task), cwd=folder)
+        if step < 3:
+            assert_planned(folder / "runs" / "run", step)
+    run, one = read_metrics(folder / "runs" / "run"), alone(model, folder / "one", steps=3)
+    assert len(run) == len(one) == 3
+    for mine, expected in zip(run, one, strict=True):
+        assert_same_step(mine, expected)
 
 
 def test_two_copies_on_devices_of_their_own_take_the_same_steps_of_ppo_as_one_process(folder: Path, model: str) -> None:
