@@ -12,8 +12,10 @@ from sharding_cases import export, random_tensors, rollout_group, whole_target
 from sharding_processes import cable_to, train_processes
 
 from rlsdk.interfaces import Box, ConfigError, WeightShard, WeightSyncError
-from rlsdk.sharding import GenericShardingManager
+from rlsdk.sharding import GenericShardingManager, WeightSource, WeightTarget, plan_reshard
+from rlsdk.sharding.transfer.fetching import OpenTransports
 from rlsdk.sharding.transports.process_group import ProcessGroupTransport
+from rlsdk.testing.sharding.tensor_engines import TensorRolloutEngine, TensorTrainEngine
 
 SHAPES = {"embed": (1000, 64), "layer.w": (300, 200), "norm": (64,)}
 
@@ -50,7 +52,7 @@ def test_a_source_that_is_killed_ends_the_sync_soon() -> None:
 
 
 def test_a_source_that_never_sends_is_an_error_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ProcessGroupTransport, "_send", lambda self, buckets, device, before: None)
+    monkeypatch.setattr(ProcessGroupTransport, "_send", lambda self, pair, buckets, device, before: None)
     source, target = ProcessGroupTransport(), ProcessGroupTransport()
     target.timeout_s = 1.0
     handle = export(source, [WeightShard(name="w", box=Box.whole((4,)), tensor=torch.ones(4))], ["float32"])
@@ -99,6 +101,27 @@ def test_a_target_goes_over_to_a_source_that_was_made_anew() -> None:
     target.close()
 
 
+def test_what_was_asked_for_and_never_fetched_is_not_taken_for_what_is_asked_for_next() -> None:
+    """Every later sync served the weights of the one before."""
+    target = WeightTarget(TensorRolloutEngine([whole_target(SHAPES, process="target")]))
+    held = TensorTrainEngine(random_tensors(SHAPES), whole_target(SHAPES, process="source"))
+    source, transports = WeightSource(held), OpenTransports()
+    plan = plan_reshard(
+        [source.layout()], list(target.layouts()), bucket_bytes=1 << 20, transports=[ProcessGroupTransport]
+    )
+    source.hold(keep=3)
+    source.export(plan.buckets, "broken off")
+    for step in range(3):
+        held.optim_step()
+        source.hold(keep=3)
+        handles = source.export(plan.buckets, f"{step}")
+        for bucket, handle in zip(plan.buckets, handles, strict=True):
+            for shard in transports.fetch(bucket, handle, 20.0):
+                assert torch.equal(shard.tensor, next(t for name, _, t in held.held if name == shard.name))
+    transports.close()
+    source.close()
+
+
 def test_a_source_that_no_address_leads_to_is_said_to_be_so() -> None:
     source, target = ProcessGroupTransport(), ProcessGroupTransport()
     handle = export(source, [WeightShard(name="w", box=Box.whole((4,)), tensor=torch.ones(4))], ["float32"])
@@ -112,12 +135,12 @@ def test_many_pairs_open_their_groups_one_at_a_time_and_wait_in_no_circle(monkey
     opening, most = [0, 0], [0, 0]
     meet = ProcessGroupTransport._meet
 
-    def watched(self: ProcessGroupTransport, name: str, rank: int, *args: Any) -> Any:
+    def watched(self: ProcessGroupTransport, pair: Any, rank: int, *args: Any) -> Any:
         opening[rank] += 1
         most[rank] = max(most[rank], opening[rank])
         time.sleep(0.02)
         try:
-            return meet(self, name, rank, *args)
+            return meet(self, pair, rank, *args)
         finally:
             opening[rank] -= 1
 

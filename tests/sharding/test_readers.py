@@ -301,21 +301,18 @@ def test_a_pull_of_a_sync_that_was_broken_off_may_come_late_and_delays_the_next_
         end.close()
 
 
-def test_a_thread_of_a_pull_that_broke_off_does_not_start_its_sync_once_more() -> None:
-    source = RingTransport(2)
-
-    def ask_in(sync: str, reader: int) -> Mapping[str, Any]:
-        (handle,) = source.export([Outgoing.of(shards(1.0)[:1], ["float32"])], reader, sync)
-        return handle
-
-    first = ask_in("first", 0)
-    assert ask_in("first", 1)["stream"] == first["stream"]
-    second = ask_in("second", 1)
-    assert second["stream"] > first["stream"]
+def test_a_thread_of_a_pull_that_broke_off_does_not_start_its_sync_once_more(three: Groups) -> None:
+    manager = three.manager()
+    ends = manager.ends()
+    (first, *_) = (part for part in manager.plan(ends.source, ends.target).parts if part)
+    source = three.train.hosts[first[0].source]
+    buckets = [bucket for bucket in first if bucket.source == first[0].source]
+    source.export_weights(buckets, "first")
+    source.export_weights(buckets, "second")
     with pytest.raises(WeightSyncError, match="of a sync that is over"):
-        ask_in("first", 1)
-    assert ask_in("second", 0)["stream"] == second["stream"]
-    source.close()
+        source.export_weights(buckets, "first")
+    manager.sync(1)
+    three.check_served()
 
 
 def test_readers_of_a_ring_that_ask_for_different_buckets_are_refused() -> None:

@@ -66,6 +66,8 @@ class RelaySource:
             self.close()
             self._manager = relay.manager
         with self._changed:
+            for transport in self._transports.values():
+                transport.start_sync()
             self._sync = relay.sync
             self._forwarders, self._left = made, {child: deque(f.outgoing) for child, f in made.items()}
             self._changed.notify_all()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from rlsdk.interfaces import (
     Transfer,
     WeightLayout,
     WeightShard,
+    WeightSyncError,
     fingerprint,
 )
 from rlsdk.kit.ranks.progress import advance
@@ -54,6 +56,9 @@ class WeightSource:
         self._places: dict[str, list[int]] = {}
         self._transports: dict[tuple[int, ...], Transport] = {}
         """By the targets that each serves."""
+        self._sync_of: WeakKeyDictionary[Transport, str] = WeakKeyDictionary()
+        self._over: deque[str] = deque(maxlen=16)
+        """Syncs after which another one began."""
         self._copies: list[WeightShard] = []
         """One per box of the layout, kept from sync to sync: the copy that syncs use."""
         self._kept: deque[list[WeightShard]] = deque()
@@ -115,17 +120,37 @@ class WeightSource:
 
     def export(self, buckets: Sequence[Bucket], sync: str = "") -> Sequence[Mapping[str, Any]]:
         """Makes the bytes of one target's buckets available through their transport; returns the handle of each for
-        `Transport.fetch`. `sync`: its unique name; targets that share a ring are served together within one."""
+        `Transport.fetch`.
+
+        Args:
+            buckets: buckets of one target and transport.
+            sync: unique name of the sync; empty: not known.
+
+        Raises:
+            WeightSyncError: another sync has begun since this one.
+        """
         with self._lock:
             transport = self._transport(buckets[0])
+            self._begin_sync(transport, sync)
             pieces = iter(self._pieces([transfer for bucket in buckets for transfer in bucket.transfers]))
             outgoing = [
                 Outgoing.of(list(islice(pieces, len(bucket.transfers))), [t.dtype for t in bucket.transfers])
                 for bucket in buckets
             ]
             if isinstance(transport, RingTransport) and transport.num_readers > 1:
-                return transport.export(outgoing, buckets[0].readers.index(buckets[0].target), sync)
+                return transport.export(outgoing, buckets[0].readers.index(buckets[0].target))
             return transport.export(outgoing)
+
+    def _begin_sync(self, transport: Transport, sync: str) -> None:
+        """Nothing of a sync that was broken off stays where a target could take it for the next one's."""
+        if sync in self._over:
+            raise WeightSyncError("a target that broke off asked for weights of a sync that is over")
+        before = self._sync_of.get(transport, "")
+        if sync and before not in ("", sync):
+            if before not in self._over:
+                self._over.append(before)
+            transport.start_sync()
+        self._sync_of[transport] = sync or before
 
     def _transport(self, bucket: Bucket) -> Transport:
         """The transport to a bucket's target, or to all that share its ring."""

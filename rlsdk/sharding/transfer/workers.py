@@ -181,6 +181,7 @@ class WorkerPull:
         rounds = merged_rounds(buckets, order)
         forwarder = Forwarder(rounds, timeout_s)
         way.timeout_s = timeout_s
+        way.start_sync()
         handles = way.export(forwarder.outgoing)
         arguments = gathering, [forwarder, *onward]
         thread = threading.Thread(target=_drain, args=arguments, name="rlsdk-pass-on", daemon=True)

@@ -32,9 +32,29 @@ from rlsdk.sharding.transports.wire import (
 
 CONNECT_S = 5.0
 """Timeout, in seconds, for trying one of several addresses."""
+LEFT_S = 1.0
+"""Seconds in which what the sync before sent is done with, if its target has taken all of it."""
 _SIOCGIFADDR = 0x8915
 _AS_TARGET, _AS_SOURCE = threading.Lock(), threading.Lock()
 """Locks of this process: a worker may be a source and a target at the same time."""
+
+
+class _Pair:
+    """One end of a group of two, and its staging memory."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.group: Any = None
+        self.store: Any = None
+        self._staging = [torch.empty(0, dtype=torch.uint8)] * 2
+        self._turn = 0
+
+    def buffer(self, num_bytes: int, device: torch.device) -> Tensor:
+        """The staging buffer to use next."""
+        self._turn = 1 - self._turn
+        if len(self._staging[self._turn]) < num_bytes or self._staging[self._turn].device != device:
+            self._staging[self._turn] = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        return self._staging[self._turn][:num_bytes]
 
 
 class ProcessGroupTransport(Transport):
@@ -57,14 +77,9 @@ class ProcessGroupTransport(Transport):
     call_bytes = None
 
     def __init__(self) -> None:
-        self._group: Any = None
-        self._store: Any = None
-        self._id = uuid.uuid4().hex
-        self._joined = ""
-        """On a target's end: the source whose group it has joined."""
-        self._staging: list[Tensor] = [torch.empty(0, dtype=torch.uint8)] * 2
+        self._pair: _Pair | None = None
+        """On a target's end: that of the source whose group it has joined."""
         self._sending: threading.Thread | None = None
-        self._turn = 0
 
     @classmethod
     def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
@@ -74,33 +89,43 @@ class ProcessGroupTransport(Transport):
         apart = on_cpus or (source.node != target.node and "cpu" not in (source.device, target.device))
         return source.process != target.process and dist.is_available() and apart
 
+    def start_sync(self) -> None:
+        """A target that never took what it asked for would get it now: it and the next ones join another group."""
+        if self._sending is not None:
+            self._sending.join(LEFT_S)
+            if self._sending.is_alive():
+                self._pair = self._sending = None
+
     def export(self, buckets: Sequence[Outgoing]) -> list[Mapping[str, Any]]:
-        if self._store is None:
-            self._store = dist.TCPStore(  # type: ignore[attr-defined]
+        if self._pair is None:
+            self._pair = _Pair(uuid.uuid4().hex)
+            self._pair.store = dist.TCPStore(  # type: ignore[attr-defined]
                 "0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=self.timeout_s)
             )
         device = _device_of(buckets)
         thread = threading.Thread(
-            target=self._send, args=(buckets, device, self._sending), daemon=True, name="rlsdk-send"
+            target=self._send, args=(self._pair, buckets, device, self._sending), daemon=True, name="rlsdk-send"
         )
         self._sending = thread
         thread.start()
-        way = {"hosts": addresses(), "port": self._store.port, "group": self._id, "device": device.type}
+        pair = self._pair
+        way = {"hosts": addresses(), "port": pair.store.port, "group": pair.name, "device": device.type}
         return [{**way, **announcement(bucket_offsets(bucket.metas)[1])} for bucket in buckets]
 
     def fetch(self, handle: Mapping[str, Any], metas: Metas) -> Iterator[Tensor]:
         num_bytes = check_announcement(handle, metas)
         num_groups = len(groups(*bucket_offsets(metas)))
         device = self._own_device(handle["device"])
-        data = self._buffer(num_bytes + _trailer_bytes(num_groups), device)
-        if handle["group"] != self._joined:
-            self._group, self._joined = None, handle["group"]  # Another source, or a new group of the same one.
+        if self._pair is None or handle["group"] != self._pair.name:
+            self._pair = _Pair(handle["group"])  # Another source, or a new group of the same one.
+        pair = self._pair
+        data = pair.buffer(num_bytes + _trailer_bytes(num_groups), device)
         try:
-            if self._group is None:
+            if pair.group is None:
                 with _one_at_a_time(_AS_TARGET, self.timeout_s):
-                    self._group = self._open(handle, device)
+                    self._open(pair, handle, device)
             if len(data):
-                self._group.recv([data], 0, 0).wait(timedelta(seconds=self.timeout_s))
+                pair.group.recv([data], 0, 0).wait(timedelta(seconds=self.timeout_s))
         except (RuntimeError, dist.DistError) as error:
             raise WeightSyncError(
                 f"the source at {handle['hosts'][0]}:{handle['port']} did not send {num_bytes} bytes in "
@@ -110,51 +135,36 @@ class ProcessGroupTransport(Transport):
         return checked(data, {**handle, "checksums": sums}, metas)
 
     def close(self) -> None:
-        self._group = self._store = self._sending = None
-        self._staging = [torch.empty(0, dtype=torch.uint8)] * 2
+        self._pair = self._sending = None
 
-    def _buffer(self, num_bytes: int, device: torch.device) -> Tensor:
-        """The staging buffer to use next."""
-        self._turn = 1 - self._turn
-        if len(self._staging[self._turn]) < num_bytes or self._staging[self._turn].device != device:
-            self._staging[self._turn] = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-        return self._staging[self._turn][:num_bytes]
-
-    def _send(self, buckets: Sequence[Outgoing], device: torch.device, before: threading.Thread | None) -> None:
+    def _send(
+        self, pair: _Pair, buckets: Sequence[Outgoing], device: torch.device, before: threading.Thread | None
+    ) -> None:
         """On a thread: connects to the target the first time, then sends after earlier transfers. Errors are reported
         by the target, which does not get its bytes."""
         if before is not None:
             before.join()
         with use_device(device):
-            self._send_all(buckets, device)
+            self._send_all(pair, buckets, device)
 
-    def _send_all(self, buckets: Sequence[Outgoing], device: torch.device) -> None:
+    def _send_all(self, pair: _Pair, buckets: Sequence[Outgoing], device: torch.device) -> None:
         limit, leaving = timedelta(seconds=self.timeout_s), None
         try:
-            if self._group is None:
+            if pair.group is None:
                 # Before waiting for shards: forwarded weights may have to arrive in this process by the same transport.
                 # The target records by which of this host's addresses it connected.
-                host = self._store.get(f"{self._id}/host").decode()
+                host = pair.store.get(f"{pair.name}/host").decode()
                 with _one_at_a_time(_AS_SOURCE, self.timeout_s):
-                    self._group = self._meet(self._id, 0, device, host)
+                    pair.group = self._meet(pair, 0, device, host)
             for bucket in buckets:
-                data = self._fill(bucket, device)
+                data = _fill(pair, bucket, device)
                 if leaving is not None:
                     leaving.wait(limit)
-                leaving = self._group.send([data], 1, 0) if len(data) else None
+                leaving = pair.group.send([data], 1, 0) if len(data) else None
             if leaving is not None:
                 leaving.wait(limit)
         except Exception:
-            self._group = None  # Closes the connection: the target notices immediately.
-
-    def _fill(self, bucket: Outgoing, device: torch.device) -> Tensor:
-        """A bucket in staging memory, with its checksums after it."""
-        offsets, num_bytes = bucket_offsets(bucket.metas)
-        num_groups = len(groups(offsets, num_bytes))
-        data = self._buffer(num_bytes + _trailer_bytes(num_groups), device)
-        sums = fill(data[:num_bytes], offsets, bucket.take(), bucket.dtypes)
-        data[num_bytes:].view(torch.int64)[:num_groups] = torch.tensor(sums, dtype=torch.int64)
-        return data
+            pair.group = None  # Closes the connection: the target notices immediately.
 
     def _own_device(self, kind: str) -> torch.device:
         """This end's device of a kind: a bare "cuda" would be device 0, also in a process that serves another."""
@@ -162,18 +172,18 @@ class ProcessGroupTransport(Transport):
             return self.device
         return torch.device(kind) if kind != "cuda" else torch.device(kind, torch.cuda.current_device())
 
-    def _open(self, handle: Mapping[str, Any], device: torch.device) -> Any:
-        """The target's end of the group."""
+    def _open(self, pair: _Pair, handle: Mapping[str, Any], device: torch.device) -> None:
+        """Joins the group on the target's end."""
         host, own = _reach(handle["hosts"], handle["port"], self.timeout_s)
-        self._store = dist.TCPStore(  # type: ignore[attr-defined]
+        pair.store = dist.TCPStore(  # type: ignore[attr-defined]
             host, handle["port"], is_master=False, timeout=timedelta(seconds=self.timeout_s)
         )
-        self._store.set(f"{handle['group']}/host", host)
-        return self._meet(handle["group"], 1, device, own)
+        pair.store.set(f"{pair.name}/host", host)
+        pair.group = self._meet(pair, 1, device, own)
 
-    def _meet(self, name: str, rank: int, device: torch.device, host: str) -> Any:
+    def _meet(self, pair: _Pair, rank: int, device: torch.device, host: str) -> Any:
         limit = timedelta(seconds=self.timeout_s)
-        store = dist.PrefixStore(name, self._store)  # type: ignore[attr-defined]
+        store = dist.PrefixStore(pair.name, pair.store)  # type: ignore[attr-defined]
         if device.type == "cpu":
             gloo: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             gloo._timeout = limit
@@ -186,6 +196,16 @@ class ProcessGroupTransport(Transport):
         byte = torch.zeros(1, dtype=torch.uint8, device=device)
         (group.send([byte], 1, 0) if rank == 0 else group.recv([byte], 0, 0)).wait(limit)
         return group
+
+
+def _fill(pair: _Pair, bucket: Outgoing, device: torch.device) -> Tensor:
+    """A bucket in staging memory, with its checksums after it."""
+    offsets, num_bytes = bucket_offsets(bucket.metas)
+    num_groups = len(groups(offsets, num_bytes))
+    data = pair.buffer(num_bytes + _trailer_bytes(num_groups), device)
+    sums = fill(data[:num_bytes], offsets, bucket.take(), bucket.dtypes)
+    data[num_bytes:].view(torch.int64)[:num_groups] = torch.tensor(sums, dtype=torch.int64)
+    return data
 
 
 def _trailer_bytes(num_groups: int) -> int:

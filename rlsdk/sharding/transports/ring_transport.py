@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -54,10 +53,6 @@ class RingTransport(Transport):
         self.num_readers = num_readers
         self._asked: set[int] = set()
         """Readers that have asked for the current buckets."""
-        self._sync = ""
-        """The sync that the current buckets are of."""
-        self._over: deque[str] = deque(maxlen=8)
-        """Syncs before it."""
         self._left: set[int] = set()
         """Readers that take their weights otherwise."""
         self._metas: list[Metas] = []
@@ -75,26 +70,25 @@ class RingTransport(Transport):
     def reaches(cls, source: WeightLayout, target: WeightLayout) -> bool:
         return source.node == target.node and hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
 
-    def export(self, buckets: Sequence[Outgoing], reader: int = 0, sync: str = "") -> list[Mapping[str, Any]]:
+    def start_sync(self) -> None:
+        """A reader that did not ask in the sync before may be the first to ask in this one."""
+        self._drop_unasked_ring()
+        self._asked = set()
+
+    def export(self, buckets: Sequence[Outgoing], reader: int = 0) -> list[Mapping[str, Any]]:
         """As `Transport.export`, for one of the readers. The first one that asks starts the stream; a reader that asks
-        again, or for another `sync`, asks for the next buckets: a reader that never asked in a sync that was broken off
-        may be the first to ask in the next one.
+        again asks for the next buckets.
 
         Raises:
-            WeightSyncError: readers of one ring ask for different buckets, or for those of an earlier sync.
+            WeightSyncError: readers of one ring ask for different buckets.
         """
         if self._ring is not None:
             self._left |= self._ring.excused
-        if sync in self._over:
-            raise WeightSyncError("a target that broke off asked for weights of a sync that is over")
         if reader in self._left:
             raise PipeGoneError("this target takes its weights from a ring of its own")
-        if not self._asked or reader in self._asked or sync != self._sync:
-            if len(self._asked | self._left) < self.num_readers:
-                self._drop_ring()  # The last sync was broken off: some reader never asked for its buckets.
-            if self._sync and sync != self._sync:
-                self._over.append(self._sync)
-            self._asked, self._sync, self._metas = {reader}, sync, [bucket.metas for bucket in buckets]
+        if not self._asked or reader in self._asked:
+            self._drop_unasked_ring()
+            self._asked, self._metas = {reader}, [bucket.metas for bucket in buckets]
             self._handles = self._begin(buckets)
         elif [bucket.metas for bucket in buckets] != self._metas:
             raise WeightSyncError("targets that share a ring asked for different buckets")
@@ -186,6 +180,13 @@ class RingTransport(Transport):
         """Bytes of a slot that fits every group of a bucket."""
         parts = groups(*bucket_offsets(bucket.metas), self.group_bytes)
         return max((span.stop - span.start for _, span in parts), default=0)
+
+    def _drop_unasked_ring(self) -> None:
+        """Drops the ring of buckets for which some reader never asked: their sync was broken off."""
+        if self._ring is not None:
+            self._left |= self._ring.excused
+        if self._asked and len(self._asked | self._left) < self.num_readers:
+            self._drop_ring()
 
     def _drop_ring(self) -> None:
         """Makes room for another ring. Readers that still read from this one get all that they asked for."""

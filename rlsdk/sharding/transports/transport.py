@@ -72,6 +72,10 @@ class Transport(ABC):
         """Whether it can transfer between these two places. May depend only on whether process, node and device are the
         same, and on the kinds of the devices."""
 
+    def start_sync(self) -> None:  # noqa: B027 - where a handle says all, nothing stays behind
+        """Source side, before the first export of a sync: what was exported in an earlier one and never fetched is not
+        for anybody any more."""
+
     @abstractmethod
     def export(self, buckets: Sequence[Outgoing]) -> list[Mapping[str, Any]]:
         """Source side: makes the bytes of these buckets available, each shard converted to its dtype on the wire.
