@@ -21,14 +21,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rlsdk.interfaces import CheckpointError
-from rlsdk.kit.files.atomic_files import atomic_write_json, atomic_write_tensors
+from rlsdk.kit.files import engine_progress
+from rlsdk.kit.files.atomic_files import atomic_write_tensors
+from rlsdk.kit.files.engine_progress import read_progress, write_progress
 from rlsdk.kit.model.adapters import check_base
 from rlsdk.kit.ranks.error_agreement import raise_on_all_ranks
 from rlsdk.kit.ranks.progress import advance
+from rlsdk.kit.ranks.random_states import random_states, set_random_states
 from rlsdk_deepspeed.shards import Piece, Range
 
-STATE = "engine.json"
-FORMAT = 1
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's moments, laid out as the weights that it steps."""
 RANGES = "ranges"
@@ -36,21 +37,13 @@ RANGES = "ranges"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class Progress(engine_progress.Progress):
     """Content of a checkpoint besides tensors."""
 
-    num_steps: int
-    """Steps of the schedule."""
     adam_steps: float | None
     """AdamW's step count; None: it has not stepped, and there are no moments."""
-    world_size: int
-    """Number of ranks that saved it, each with a file."""
     shapes: Mapping[str, Sequence[int]]
     """Canonical name -> shape."""
-    base: str | None = None
-    """Fingerprint of the frozen weights below an adapter."""
-    has_reference: bool = False
-    """Whether it has the adapter of the reference."""
 
     @property
     def kinds(self) -> Sequence[str]:
@@ -96,7 +89,7 @@ def save(
             if len(piece.held)
         }
     tensors |= {f"reference/{piece.name}": reference[piece.name] for piece in pieces if reference and len(piece.held)}
-    tensors |= {f"random/{device}": state for device, state in _random_states().items()}
+    tensors |= {f"random/{device}": state for device, state in random_states().items()}
     ranges = {piece.name: piece.range for piece in pieces if len(piece.held)}
     progress = Progress(
         num_steps=num_steps,
@@ -112,7 +105,7 @@ def save(
         atomic_write_tensors(folder / file_of(rank, world), copies, {RANGES: json.dumps(ranges)})
     with raise_on_all_ranks(f"{folder} cannot be written"):
         if rank == 0:
-            atomic_write_json(folder / STATE, {"format": FORMAT, **vars(progress)})
+            write_progress(folder, progress)
 
 
 def load(
@@ -128,7 +121,7 @@ def load(
         CheckpointError: the folder is incomplete or of another model; raised on all ranks, which keep their state.
     """
     with raise_on_all_ranks(f"{folder} cannot be loaded"):
-        progress = _read_progress(folder)
+        progress = read_progress(folder, "deepspeed", _progress_of)
         check_base(folder, progress.base, base)
         _check_model(folder, progress, pieces)
         files = _read_headers(folder, progress)
@@ -141,7 +134,7 @@ def load(
             piece.held.copy_(read["weight"][piece.name])
         if optimizer is not None:
             _set_moments(optimizer, pieces, progress.adam_steps, read)
-    _set_random_states(random)
+    set_random_states(random)
     reference = {piece.name: values.to(piece.flat.device) for piece in pieces
                  if (values := read.get("reference", {}).get(piece.name)) is not None}  # fmt: skip
     return progress.num_steps, reference
@@ -178,24 +171,13 @@ def _set_moments(
             piece.of(optimizer.state[piece.flat][moment]).copy_(read[moment][piece.name])
 
 
-def _read_progress(folder: Path) -> Progress:
-    try:
-        found = json.loads((folder / STATE).read_text())
-        if found["format"] != FORMAT:
-            raise ValueError(f"{STATE} has format {found['format']!r}, expected {FORMAT}")
-        steps = found["adam_steps"]
-        return Progress(
-            num_steps=int(found["num_steps"]),
-            adam_steps=None if steps is None else float(steps),
-            world_size=int(found["world_size"]),
-            shapes={str(name): [int(size) for size in shape] for name, shape in found["shapes"].items()},
-            base=found.get("base"),
-            has_reference=bool(found.get("has_reference", False)),
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"{folder} is not a complete checkpoint of backend 'deepspeed': {type(error).__name__}: {error}"
-        ) from error
+def _progress_of(found: Mapping[str, Any], common: Mapping[str, Any]) -> Progress:
+    steps = found["adam_steps"]
+    return Progress(
+        **common,
+        adam_steps=None if steps is None else float(steps),
+        shapes={str(name): [int(size) for size in shape] for name, shape in found["shapes"].items()},
+    )
 
 
 def _check_model(folder: Path, progress: Progress, pieces: Iterable[Piece]) -> None:
@@ -278,19 +260,4 @@ def _read_random(folder: Path, progress: Progress) -> dict[str, Tensor]:
         return {}
     with safe_open(folder / file_of(rank, progress.world_size), framework="pt") as file:
         names = set(file.keys())
-        return {kind: file.get_tensor(f"random/{kind}") for kind in _random_states() if f"random/{kind}" in names}
-
-
-def _random_states() -> dict[str, Tensor]:
-    """Random states of this rank, by kind of device."""
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def _set_random_states(states: Mapping[str, Any]) -> None:
-    if "cpu" in states:
-        torch.set_rng_state(states["cpu"])
-    if "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"])
+        return {kind: file.get_tensor(f"random/{kind}") for kind in random_states() if f"random/{kind}" in names}

@@ -7,10 +7,9 @@ resharding and raising errors on every rank are done by torch.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,31 +24,23 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_distribu
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from rlsdk.interfaces import CheckpointError
-from rlsdk.kit.files.atomic_files import atomic_write_json
+from rlsdk.kit.files import engine_progress
+from rlsdk.kit.files.engine_progress import STATE, read_progress, write_progress
 from rlsdk.kit.model.adapters import check_base
 from rlsdk.kit.ranks.error_agreement import raise_on_all_ranks
+from rlsdk.kit.ranks.random_states import random_states, set_random_states
 from rlsdk_fsdp.shards import Piece
 
-STATE = "engine.json"
-FORMAT = 1
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's moments, with the shape of a parameter; it also counts steps."""
 
 
-@dataclass
-class Progress:
+@dataclass(frozen=True, kw_only=True)
+class Progress(engine_progress.Progress):
     """Content of a checkpoint besides tensors."""
 
-    num_steps: int = 0
-    """Steps of the schedule."""
-    adam_steps: dict[str, float] = field(default_factory=dict)
+    adam_steps: Mapping[str, float]
     """Name -> AdamW's step count; parameters without any gradient so far have none."""
-    world_size: int = 1
-    """Number of ranks that saved it, each with a random state."""
-    base: str | None = None
-    """Fingerprint of the frozen weights below an adapter."""
-    has_reference: bool = False
-    """Whether it has the adapter of the reference."""
 
 
 def save(
@@ -76,24 +67,27 @@ def save(
         CheckpointError: some rank could not write; raised on all.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    progress = Progress(num_steps=num_steps, world_size=world_size, base=base, has_reference=bool(reference))
     tensors: dict[str, Tensor] = {}
+    steps: dict[str, float] = {}
     for piece in pieces:
         tensors[f"weight/{piece.name}"] = piece.like(piece.held.detach())
         state = optimizer.state.get(piece.held) if optimizer is not None else None
         if state:
-            progress.adam_steps[piece.name] = float(state["step"])
+            steps[piece.name] = float(state["step"])
             tensors |= {f"{moment}/{piece.name}": piece.like(state[moment]) for moment in MOMENTS}
         if reference:
             tensors[f"reference/{piece.name}"] = piece.like(reference[piece.name])
-    tensors |= {_random_key(device, rank): state for device, state in _random_states().items()}
+    tensors |= {_random_key(device, rank): state for device, state in random_states().items()}
     try:
         save_distributed(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
     except CheckpointException as error:
         raise CheckpointError(f"{folder} cannot be written: {_first_line(error)}") from error
+    progress = Progress(
+        num_steps=num_steps, world_size=world_size, base=base, has_reference=bool(reference), adam_steps=steps
+    )
     with raise_on_all_ranks(f"{folder} cannot be written"):
         if rank == 0:
-            atomic_write_json(folder / STATE, {"format": FORMAT, **vars(progress)})
+            write_progress(folder, progress)
 
 
 def load(
@@ -112,26 +106,26 @@ def load(
     pieces = list(pieces)
     reader = _Reader(str(folder))
     with raise_on_all_ranks(f"{folder} cannot be loaded"):
-        progress = _read_progress(folder)
+        progress = read_progress(folder, "fsdp", _progress_of)
         check_base(folder, progress.base, base)
         if dist.get_rank() == 0:
             reader.read_headers()
     reader.share()
     with raise_on_all_ranks(f"{folder} cannot be loaded"):
         metadata = reader.read_metadata()
-        _check_fit(folder, metadata, pieces, progress if optimizer is not None else Progress())
+        _check_fit(folder, metadata, pieces, progress, moments=optimizer is not None)
         _check_moments(folder, metadata, progress)
     tensors = {f"weight/{piece.name}": piece.like(piece.held.detach()) for piece in pieces}
     if optimizer is not None:
         tensors |= _fresh_moments(optimizer, pieces, progress.adam_steps)
     reference = {piece.name: torch.zeros_like(piece.held) for piece in pieces if progress.has_reference}
     tensors |= {f"reference/{piece.name}": piece.like(reference[piece.name]) for piece in pieces if reference}
-    random = {device: state for device, state in _random_states().items() if _key_of(device) in _names(metadata)}
+    random = {device: state for device, state in random_states().items() if _key_of(device) in _names(metadata)}
     try:
         load_distributed(tensors | {_key_of(device): state for device, state in random.items()}, storage_reader=reader)
     except CheckpointException as error:
         raise CheckpointError(f"{folder} cannot be loaded: {_first_line(error)}") from error
-    _set_random_states(random)
+    set_random_states(random)
     return progress.num_steps, reference
 
 
@@ -175,22 +169,8 @@ def _fresh_moments(
     return tensors
 
 
-def _read_progress(folder: Path) -> Progress:
-    try:
-        found = json.loads((folder / STATE).read_text())
-        if found["format"] != FORMAT:
-            raise ValueError(f"{STATE} has format {found['format']!r}, expected {FORMAT}")
-        return Progress(
-            num_steps=int(found["num_steps"]),
-            adam_steps={str(name): float(step) for name, step in found["adam_steps"].items()},
-            world_size=int(found["world_size"]),
-            base=found.get("base"),
-            has_reference=bool(found.get("has_reference", False)),
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"{folder} is not a complete checkpoint of backend 'fsdp': {type(error).__name__}: {error}"
-        ) from error
+def _progress_of(found: Mapping[str, Any], common: Mapping[str, Any]) -> Progress:
+    return Progress(**common, adam_steps={str(name): float(step) for name, step in found["adam_steps"].items()})
 
 
 def _check_moments(folder: Path, metadata: Metadata, progress: Progress) -> None:
@@ -203,7 +183,7 @@ def _check_moments(folder: Path, metadata: Metadata, progress: Progress) -> None
         )
 
 
-def _check_fit(folder: Path, metadata: Metadata, pieces: Iterable[Piece], progress: Progress) -> None:
+def _check_fit(folder: Path, metadata: Metadata, pieces: Iterable[Piece], progress: Progress, *, moments: bool) -> None:
     """Checks names and shapes: torch silently skips parts that no file contains, and checks only shapes of shards."""
     weights = {piece.name: piece.shape for piece in pieces}
     saved = {key.removeprefix("weight/") for key in _names(metadata) if key.startswith("weight/")}
@@ -230,21 +210,6 @@ def _check_fit(folder: Path, metadata: Metadata, pieces: Iterable[Piece], progre
 
 def _names(metadata: Metadata) -> set[str]:
     return set(metadata.state_dict_metadata)
-
-
-def _random_states() -> dict[str, Tensor]:
-    """Random states of this rank, by kind of device."""
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def _set_random_states(states: Mapping[str, Tensor]) -> None:
-    if "cpu" in states:
-        torch.set_rng_state(states["cpu"])
-    if "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"])
 
 
 def _random_key(device: str, rank: int) -> str:
