@@ -7,7 +7,7 @@ Names: a layer `NAME` (`model.layers.0.self_attn.q_proj`) with weight `NAME.weig
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -261,9 +261,11 @@ class KeptReference:
 
     adapter: Switch
     held: Mapping[str, Tensor]
-    """A and B that the engine trains, by name: what the model computes with."""
+    """A and B that the engine trains, by name."""
     values: dict[str, Tensor] = field(default_factory=dict)
     """Empty: nothing was kept."""
+    filled: Callable[[], None] = lambda: None
+    """Called after `held` got other values: for an engine whose passes compute with copies of them."""
 
     def keep(self) -> None:
         """Copies the current values."""
@@ -277,8 +279,8 @@ class KeptReference:
                 yield
             return
         own = {name: tensor.detach().clone() for name, tensor in self.held.items()}
-        self._fill(self.values)
         try:
+            self._fill(self.values)
             yield
         finally:
             self._fill(own)
@@ -287,6 +289,7 @@ class KeptReference:
     def _fill(self, values: Mapping[str, Tensor]) -> None:
         for name, tensor in self.held.items():
             tensor.copy_(values[name])
+        self.filled()
 
 
 def base_digest(fingerprints: Mapping[str, int], spec: AdapterSpec) -> str:

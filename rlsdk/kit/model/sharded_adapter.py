@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -33,8 +33,55 @@ class Piece(piece_layouts.Piece, Protocol):
 P = TypeVar("P", bound=Piece)
 
 
-class ShardedAdapter(ABC, Generic[P]):
+class RankAdapter(ABC):
     """One rank's part of an adapter, float32, and of the frozen weights below it."""
+
+    adapter: ModelAdapter
+    reference: KeptReference
+    copies = 1
+    """How often `base_sums` of all ranks count each element of a frozen weight."""
+    _digest: str | None = None
+
+    @abstractmethod
+    def adapted(self) -> Iterable[tuple[Tensor, Tensor]]:
+        """This rank's boxes of the weights that have an adapter: without it, and with it added. Every element is on
+        equally many ranks."""
+
+    @abstractmethod
+    def gather(self) -> Mapping[str, Tensor | None]:
+        """A and B by name, whole and float32 on rank 0; None on the others. Collective: every rank must call."""
+
+    @abstractmethod
+    def base_sums(self) -> Mapping[str, int]:
+        """Sum of the fingerprints of this rank's boxes of each frozen weight. Collective: every rank must call."""
+
+    def moved_share(self) -> float:
+        """See `TrainEngine`."""
+        counts = torch.tensor(count_moved(self.adapted()))
+        dist.all_reduce(counts)
+        return float(counts[0] / counts[1])
+
+    def save(self, path: Path, model: Any, spec: ModelSpec) -> None:
+        """Writes PEFT's two files, on rank 0. Collective: every rank must call."""
+        tensors = self.gather()
+        with raise_on_all_ranks(f"{path} cannot be written"):
+            if dist.get_rank() == 0:
+                whole = {name: values for name, values in tensors.items() if values is not None}
+                write_adapter(path, model, self.adapter, whole, spec)
+
+    def base_digest(self) -> str:
+        """Fingerprint of the frozen weights. Collective: every rank must call."""
+        if self._digest is None:
+            mine = self.base_sums()
+            sums = torch.tensor(list(mine.values()))
+            dist.all_reduce(sums)
+            found = dict(zip(mine, (sums // self.copies).tolist(), strict=True))
+            self._digest = base_digest(found, self.adapter.spec)
+        return self._digest
+
+
+class ShardedAdapter(RankAdapter, Generic[P]):
+    """A `RankAdapter` of pieces."""
 
     def __init__(
         self, adapter: ModelAdapter, pieces: Sequence[P], base: Sequence[P], *, copies: int, seed: int
@@ -52,7 +99,6 @@ class ShardedAdapter(ABC, Generic[P]):
         for piece in pieces:
             fill_piece(piece, first[piece.name])
         self.reference = KeptReference(adapter, {piece.name: piece.held for piece in pieces})
-        self._digest: str | None = None
 
     @abstractmethod
     def merged(self, piece: P) -> Sequence[tuple[Box, Tensor]]:
@@ -68,31 +114,14 @@ class ShardedAdapter(ABC, Generic[P]):
             for box, values in self.merged(piece):
                 yield WeightShard(name=piece.name, box=box, tensor=values)
 
-    def moved_share(self) -> float:
-        """See `TrainEngine`."""
-        adapted = [piece for piece in self.base if self.adapter.module_of(piece.name) is not None]
-        pairs = (
-            (before, after)
-            for piece in adapted
-            for (_, before), (_, after) in zip(piece.parts, self.merged(piece), strict=True)
-        )
-        counts = torch.tensor(count_moved(pairs))
-        dist.all_reduce(counts)
-        return float(counts[0] / counts[1])
+    def adapted(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for piece in self.base:
+            if self.adapter.module_of(piece.name) is not None:
+                for (_, before), (_, after) in zip(piece.parts, self.merged(piece), strict=True):
+                    yield before, after
 
-    def save(self, path: Path, model: Any, spec: ModelSpec) -> None:
-        """Writes PEFT's two files, on rank 0. Collective: every rank must call."""
-        tensors = {piece.name: piece.gather(0, torch.float32) for piece in self.pieces}
-        with raise_on_all_ranks(f"{path} cannot be written"):
-            if dist.get_rank() == 0:
-                whole = {name: values for name, values in tensors.items() if values is not None}
-                write_adapter(path, model, self.adapter, whole, spec)
+    def gather(self) -> dict[str, Tensor | None]:
+        return {piece.name: piece.gather(0, torch.float32) for piece in self.pieces}
 
-    def base_digest(self) -> str:
-        """Fingerprint of the frozen weights. Collective: every rank must call."""
-        if self._digest is None:
-            sums = torch.tensor([sum(fingerprint(values, box) for box, values in piece.parts) for piece in self.base])
-            dist.all_reduce(sums)
-            found = dict(zip((piece.name for piece in self.base), (sums // self.copies).tolist(), strict=True))
-            self._digest = base_digest(found, self.adapter.spec)
-        return self._digest
+    def base_sums(self) -> dict[str, int]:
+        return {piece.name: sum(fingerprint(values, box) for box, values in piece.parts) for piece in self.base}

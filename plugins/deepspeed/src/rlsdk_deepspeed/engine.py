@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,32 +17,25 @@ from rlsdk.interfaces import (
     Batch,
     ForwardBackwardResult,
     Head,
-    ModelSpec,
     Objective,
     OptimSpec,
     OptimStepResult,
     Parallel,
     RankContext,
-    TrainEngine,
     TrainSpec,
-    WeightLayout,
-    WeightPart,
-    WeightShard,
 )
-from rlsdk.kit.files.export import ExportedTensor, in_dtype, write_model
 from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
 from rlsdk.kit.memory.offload import HostOffload
 from rlsdk.kit.model.adapters import ModelAdapter, add_adapter
-from rlsdk.kit.model.divergence import load_teacher_head
-from rlsdk.kit.model.hf import build_model, canonical_parameters, persistent_buffers
+from rlsdk.kit.model.hf import build_model, canonical_parameters
 from rlsdk.kit.model.microbatch import check_limits
 from rlsdk.kit.model.optim import adamw, learning_rate, set_learning_rate
-from rlsdk.kit.model.outputs import OutputModel, TeacherHead, layers_above
+from rlsdk.kit.model.outputs import OutputModel, layers_above
 from rlsdk.kit.model.part_loading import load_weights
 from rlsdk.kit.model.pass_plan import PassPlan
-from rlsdk.kit.model.piece_layouts import buffer_shards, piece_layout, piece_shards
+from rlsdk.kit.model.piece_engine import PieceEngine
 from rlsdk.kit.model.rank_passes import collect_outputs, cut_alike, loss_of
-from rlsdk.kit.ranks.error_agreement import raise_objective_errors, raise_on_all_ranks
+from rlsdk.kit.ranks.error_agreement import raise_objective_errors
 from rlsdk.kit.ranks.metric_sums import MetricSums
 from rlsdk.kit.ranks.rendezvous import destroy_process_group, init_process_group
 from rlsdk_deepspeed import checkpoint, library
@@ -53,7 +46,7 @@ from rlsdk_deepspeed.sizes import check_options, dtype_of, options_of
 PACKED = {"auto": None, "always": True, "never": False}
 
 
-class DeepSpeedTrainEngine(TrainEngine):
+class DeepSpeedTrainEngine(PieceEngine[Piece]):
     """Every rank is a data-parallel rank. The optimizer steps float32 weights, of which each rank has a part.
 
     All ranks run the same number of micro-batches; a rank with fewer rows runs a token without weight instead.
@@ -88,11 +81,10 @@ class DeepSpeedTrainEngine(TrainEngine):
         self._start(dtype, adapter)
         load_weights(self.model, self.pieces, self.tied, spec.model, seed=ctx.seed, random=spec.init_from_config)
         copies = 1 if self.stage == 3 else ctx.world_size
-        self.adapter = (
-            None
-            if adapter is None
-            else DeepSpeedAdapter(adapter, self.trained, self.pieces, copies=copies, seed=ctx.seed)
-        )
+        self.adapter: DeepSpeedAdapter | None = None
+        if adapter is not None:
+            self.adapter = DeepSpeedAdapter(adapter, self.trained, self.pieces, copies=copies, seed=ctx.seed)
+            self.adapter.reference.filled = self._refresh
         self._refresh()
         self.host_offload = HostOffload()
         self.num_steps = 0
@@ -143,6 +135,9 @@ class DeepSpeedTrainEngine(TrainEngine):
         plain = [parameter for name, parameter in named.items() if len(shapes[name]) < 2]
         return adamw(decayed, plain, self.spec.optim)
 
+    def device_of(self, pieces: Sequence[Piece]) -> str:
+        return "cpu" if any(piece.flat.device.type == "cpu" for piece in pieces if piece.parts) else self.ctx.device
+
     @property
     def parallel(self) -> Parallel:
         return Parallel(dp_rank=self.ctx.rank, dp_size=self.ctx.world_size)
@@ -153,30 +148,6 @@ class DeepSpeedTrainEngine(TrainEngine):
             found = collect_outputs(batch, cut, outputs, lambda rows: self._run(*self._send(rows), outputs))
             self._gather_adapter()
         return found
-
-    def forward_reference(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
-        assert self.adapter is not None
-        reference = self.adapter.reference
-        if not reference.values:
-            with reference.in_use():
-                return self.forward(batch, outputs)
-        try:
-            with reference.in_use():
-                self._refresh()
-                return self.forward(batch, outputs)
-        finally:
-            self._refresh()
-
-    def keep_reference(self) -> None:
-        assert self.adapter is not None
-        self.adapter.reference.keep()
-
-    def moved_share(self) -> float:
-        assert self.adapter is not None
-        return self.adapter.moved_share()
-
-    def load_teacher(self, spec: ModelSpec, number: int = 0) -> None:
-        self.outputs.teachers[number] = TeacherHead(load_teacher_head(spec, self.device))
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         """See `TrainEngine`. If the objective raises on any rank, all gradients are dropped and every rank raises."""
@@ -210,67 +181,18 @@ class DeepSpeedTrainEngine(TrainEngine):
             self._refresh()  # DeepSpeed has split A and B for the step
         return OptimStepResult(grad_norm=norm, lr=lr, skipped=skipped)
 
-    def layout(self) -> WeightLayout:
-        # Every rank has the full tensors.
-        return self._layout_of(self.pieces, persistent_buffers(self.model), self.tied)
-
-    def shards(self) -> Iterator[WeightShard]:
-        yield from piece_shards(self.pieces) if self.adapter is None else self.adapter.shards()
-        yield from buffer_shards(persistent_buffers(self.model))
-
-    def part_layout(self, part: WeightPart) -> WeightLayout:
-        return self._layout_of(self.trained, {}, {}) if part is WeightPart.ADAPTER else self.layout()
-
-    def part_shards(self, part: WeightPart) -> Iterator[WeightShard]:
-        yield from piece_shards(self.trained if part is WeightPart.ADAPTER else self.pieces)
-        if part is WeightPart.BASE:
-            yield from buffer_shards(persistent_buffers(self.model))
-
-    def _layout_of(
-        self, pieces: Sequence[Piece], buffers: Mapping[str, Tensor], tied: Mapping[str, str]
-    ) -> WeightLayout:
-        on_host = any(piece.flat.device.type == "cpu" for piece in pieces if piece.parts)
-        return piece_layout(self.ctx, pieces, buffers, tied, device="cpu" if on_host else self.ctx.device)
-
     def save_checkpoint(self, path: Path) -> None:
         """See `TrainEngine`. Gradients are not part of a checkpoint: save after `optim_step`."""
-        base, reference = self._base_digest(), {} if self.adapter is None else self.adapter.reference.values
+        base, reference = self.below_adapter()
         checkpoint.save(path, self.trained, self.optimizer, self.num_steps, base=base, reference=reference)
 
     def load_checkpoint(self, path: Path) -> None:
-        base = self._base_digest()
+        base, _ = self.below_adapter()
         self.num_steps, reference = checkpoint.load(path, self.trained, self.optimizer, base=base)
         if self.adapter is not None:
             self.adapter.reference.values = reference
         self._refresh()
         self._drop_gradients()
-
-    def save_pretrained(self, path: Path) -> None:
-        """See `TrainEngine`. Ranks write files concurrently; each tensor is gathered only on its writer."""
-        if self.adapter is not None and self.adapter.adapter.spec.export == "adapter":
-            self.adapter.save(path, self.model, self.spec.model)
-            return
-        pieces = {piece.name: piece for piece in self.pieces}
-        buffers = persistent_buffers(self.model)
-        tensors = in_dtype({piece.name: piece.shape for piece in self.pieces}, getattr(torch, self.spec.model.dtype))
-        tensors += [ExportedTensor(name=name, shape=tuple(b.shape), dtype=b.dtype) for name, b in buffers.items()]
-
-        def fetch(tensor: ExportedTensor, writer: int) -> Tensor | None:
-            if tensor.name in buffers:
-                return buffers[tensor.name]
-            gather = Piece.gather if self.adapter is None else self.adapter.gather_merged
-            return gather(pieces[tensor.name], writer, tensor.dtype)
-
-        with raise_on_all_ranks(f"{path} cannot be written"):
-            write_model(
-                path,
-                self.model.config,
-                tensors,
-                fetch,
-                rank=self.ctx.rank,
-                world_size=self.ctx.world_size,
-                source=self.spec.model.path,
-            )
 
     def offload(self, parts: Sequence[str] = TRAIN_PARTS) -> None:
         """Moves `parts` to the host; on `cpu` they are there."""
@@ -338,10 +260,6 @@ class DeepSpeedTrainEngine(TrainEngine):
         self.pending = False
         if self.optimizer is not None:
             library.drop_gradients(self.engine, self.stage)
-
-    def _base_digest(self) -> str | None:
-        """Fingerprint of the frozen weights below an adapter. Collective."""
-        return None if self.adapter is None else self.adapter.base_digest()
 
     def _tensors_of(self, part: str) -> list[Tensor]:
         if part == "weights":

@@ -56,7 +56,7 @@ def build(ctx: RankContext, spec: TrainSpec, options: MegatronOptions, hf_config
     trained = spec.optim is not None
     for stage in stages:
         stage.requires_grad_(trained).train(trained)
-    adapter = split_adapter(spec, stages, shapes, device, engine=engine)
+    adapter = split_adapter(spec, stages, held, shapes, device, engine=engine)
     # `make_trainable` moves parameters into buffers, so values come after it.
     modules: Sequence[Any] = make_trainable(config, stages, options) if trained else stages
     if device.type == "cpu":

@@ -23,7 +23,6 @@ from rlsdk.interfaces import (
     Parallel,
     RankContext,
     TensorMeta,
-    TrainEngine,
     TrainSpec,
     WeightLayout,
     WeightPart,
@@ -32,10 +31,12 @@ from rlsdk.interfaces import (
 from rlsdk.kit.files.export import in_dtype, write_model
 from rlsdk.kit.memory.memory_parts import TRAIN_PARTS
 from rlsdk.kit.memory.offload import HostOffload
+from rlsdk.kit.model.adapter_engine import AdapterEngine
 from rlsdk.kit.model.device_copies import send_batch
 from rlsdk.kit.model.hf import load_model_config
 from rlsdk.kit.model.microbatch import cut_passes, groups_to_keep
 from rlsdk.kit.model.optim import learning_rate
+from rlsdk.kit.model.sharded_adapter import RankAdapter
 from rlsdk.kit.ranks.error_agreement import raise_objective_errors, raise_on_all_ranks
 from rlsdk.kit.ranks.metric_sums import MetricSums
 from rlsdk.kit.ranks.progress import advance
@@ -51,7 +52,7 @@ from rlsdk_megatron.parts import Held, Part, all_parts
 from rlsdk_megatron.passes import STAND_IN, run_passes
 
 
-class MegatronTrainEngine(TrainEngine):
+class MegatronTrainEngine(AdapterEngine):
     """Ranks are split into tensor, context, data and pipeline parallel groups in Megatron's order: tensor-parallel
     ranks are neighbours, pipeline stages are furthest apart.
 
@@ -100,6 +101,10 @@ class MegatronTrainEngine(TrainEngine):
     def parallel(self) -> Parallel:
         return self.place
 
+    def settled_adapter(self) -> RankAdapter:
+        self._finish_gathers()
+        return super().settled_adapter()
+
     def forward(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
         check_names(outputs, self.spec.model.head)
         found = {name: torch.zeros(batch.num_rows if name == "scores" else batch.num_tokens) for name in outputs}
@@ -117,22 +122,6 @@ class MegatronTrainEngine(TrainEngine):
         with torch.no_grad(), device_scope(self.device):
             run_passes(self.stages, self._parts(batch, cut), at_end, backward=False, packs=self.packs)
         return found if self.place.is_collector else {}
-
-    def forward_reference(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Tensor]:
-        assert self.adapter is not None
-        self._finish_gathers()
-        with self.adapter.reference.in_use():
-            return self.forward(batch, outputs)
-
-    def keep_reference(self) -> None:
-        assert self.adapter is not None
-        self._finish_gathers()
-        self.adapter.reference.keep()
-
-    def moved_share(self) -> float:
-        assert self.adapter is not None
-        self._finish_gathers()
-        return self.adapter.moved_share(self.held)
 
     def forward_backward(self, batch: Batch, objective: Objective) -> ForwardBackwardResult:
         """See `TrainEngine`. If the objective raises on any rank, all gradients are dropped and every rank raises."""
@@ -223,6 +212,7 @@ class MegatronTrainEngine(TrainEngine):
         """See `TrainEngine`. Gradients are not part of a checkpoint: save after `optim_step`."""
         self._finish_gathers()
         with device_scope(self.device):
+            base, reference = self.below_adapter()
             checkpoint.save(
                 path,
                 self.trained,
@@ -230,13 +220,13 @@ class MegatronTrainEngine(TrainEngine):
                 self.optimizer,
                 self.num_steps,
                 shared=self.options.distributed_optimizer,
-                base=self._base_digest(),
-                reference={} if self.adapter is None else self.adapter.reference.values,
+                base=base,
+                reference=reference,
             )
 
     def load_checkpoint(self, path: Path) -> None:
         self._finish_gathers()
-        base = self._base_digest()
+        base, _ = self.below_adapter()
         with device_scope(self.device):
             self.num_steps, reference = checkpoint.load(
                 path, self.trained, self.trained_shapes, self.optimizer, base=base
@@ -250,7 +240,7 @@ class MegatronTrainEngine(TrainEngine):
         """See `TrainEngine`. Ranks write files concurrently; each tensor is gathered only on its writer."""
         self._finish_gathers()
         if self.adapter is not None and self.adapter.adapter.spec.export == "adapter":
-            self.adapter.save(path, self.spec.model)
+            self.adapter.save(path, self.adapter.model, self.spec.model)
             return
         gathering = checkpoint.Gathering(self.held, self.shapes, self._served)
         tensors = in_dtype(self.shapes, getattr(torch, self.spec.model.dtype))
@@ -379,10 +369,6 @@ class MegatronTrainEngine(TrainEngine):
         for one in self.trained if self.optimizer is not None else ():
             if slot := slot_of(self.optimizer, one.parameter):
                 yield one, slot
-
-    def _base_digest(self) -> str | None:
-        """Fingerprint of the frozen weights below an adapter. Collective."""
-        return None if self.adapter is None else self.adapter.base_digest(self.held, self.shapes)
 
     def _agree(self, failures: Sequence[Exception]) -> None:
         """Raises an objective's error on every rank if it was raised on one."""
