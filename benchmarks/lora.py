@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlsdk.config import RunConfig
-from rlsdk.config.sections.schema import DataConfig
+from rlsdk.config.sections.data import DataConfig
 from rlsdk.interfaces import AdapterSpec, ModelSpec, OptimSpec, RankContext, TrainSpec, Workload
 from rlsdk.kit.model.adapters import adapter_shapes
 from rlsdk.kit.model.hf import build_model

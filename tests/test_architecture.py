@@ -361,7 +361,9 @@ def test_every_field_of_the_configuration_is_read_by_somebody() -> None:
         CORE / "config" / name
         for name in (
             "sections/old_log_probs.py",
+            "derived/auto_values.py",
             "derived/roles.py",
+            "derived/specs.py",
             "sections/evaluation.py",
             "sections/preferences.py",
         )

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from rlsdk.config.checks.check import check_backend, check_run
 from rlsdk.config.checks.requirements import role_requirements
+from rlsdk.config.derived.auto_values import samples_by_version, with_adapter_sync, with_checkpointing, with_dtype
 from rlsdk.config.derived.pair_roles import PairTraining, pair_roles, preference_optim_spec
-from rlsdk.config.derived.roles import (
-    Role,
-    needed_roles,
-    optim_spec,
-    role_of,
-    roles,
-    samples_by_version,
-    sft_optim_spec,
-    with_adapter_sync,
-    with_checkpointing,
-    with_dtype,
-)
+from rlsdk.config.derived.roles import Role, needed_roles, role_of, roles
+from rlsdk.config.derived.specs import optim_spec, sft_optim_spec
 from rlsdk.config.derived.step_passes import ForwardPass, StepPasses, step_passes
 from rlsdk.config.introspection.options import backend_options, build_options
 from rlsdk.config.loading.load import dump_config, load_config
@@ -28,6 +19,7 @@ from rlsdk.config.sections.algorithm import (
     DynamicSamplingConfig,
     LengthConfig,
 )
+from rlsdk.config.sections.data import DataConfig, MixtureConfig
 from rlsdk.config.sections.engines import (
     ModelConfig,
     OptimConfig,
@@ -57,15 +49,9 @@ from rlsdk.config.sections.rewards import (
 )
 from rlsdk.config.sections.role_sections import CriticConfig, RefConfig, RewardModelConfig, TeacherConfig
 from rlsdk.config.sections.schedule import ScheduleConfig
-from rlsdk.config.sections.schema import (
-    DataConfig,
-    DeadlinesConfig,
-    MixtureConfig,
-    RunConfig,
-    SftConfig,
-    TrackingConfig,
-    TrainerConfig,
-)
+from rlsdk.config.sections.schema import DeadlinesConfig, RunConfig, TrackingConfig
+from rlsdk.config.sections.supervised import SftConfig
+from rlsdk.config.sections.training_loop import TrainerConfig
 
 __all__ = [
     "AlgorithmConfig",

@@ -27,7 +27,7 @@ from rlsdk.chaos.faults import Fault, strike
 from rlsdk.chaos.run import ChaosRun, JournalTail
 from rlsdk.cli.training.chaos import check_files, table_of
 from rlsdk.config import RunConfig, dump_config
-from rlsdk.config.derived.roles import with_dtype
+from rlsdk.config.derived.auto_values import with_dtype
 from rlsdk.interfaces import ConfigError
 from rlsdk.rollouts.journal.journal import Journal
 from rlsdk.rollouts.journal.segments import segments

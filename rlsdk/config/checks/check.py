@@ -11,7 +11,8 @@ from rlsdk.config.checks.agents import agent_problems
 from rlsdk.config.checks.context import context_problems
 from rlsdk.config.checks.requirements import device_of, devices_of, role_requirements
 from rlsdk.config.checks.watched import reported_in_rl, watch_problems
-from rlsdk.config.derived.roles import Role, needed_roles, roles, with_dtype
+from rlsdk.config.derived.auto_values import with_dtype
+from rlsdk.config.derived.roles import Role, needed_roles, roles
 from rlsdk.config.introspection.options import backend_options, options_problems
 from rlsdk.config.introspection.parameters import option_problems
 from rlsdk.config.problem import Problem, shown, unknown_key

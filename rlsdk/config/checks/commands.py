@@ -14,7 +14,8 @@ from rlsdk.config.sections.evaluation import OF_UNNAMED
 from rlsdk.config.sections.old_log_probs import choose_old_log_probs
 from rlsdk.config.sections.role_kinds import ROLE_KINDS
 from rlsdk.config.sections.schedule import beside_rollout
-from rlsdk.config.sections.schema import RunConfig, SftConfig
+from rlsdk.config.sections.schema import RunConfig
+from rlsdk.config.sections.supervised import SftConfig
 from rlsdk.interfaces.spelling import Setting
 
 _ENGINE = ("model", "placement", "deadlines.start_s", "deadlines.collective_s", "trainer.seed")

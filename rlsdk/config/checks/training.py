@@ -7,11 +7,13 @@ from enum import StrEnum
 
 from rlsdk.config.checks.commands import READERS
 from rlsdk.config.derived.pair_roles import PairTraining, pair_roles
-from rlsdk.config.derived.roles import Role, roles, sft_optim_spec
+from rlsdk.config.derived.roles import Role, roles
+from rlsdk.config.derived.specs import sft_optim_spec
 from rlsdk.config.loading.reads import Reader
 from rlsdk.config.problem import Problem
 from rlsdk.config.sections.role_kinds import ACTOR, teacher_role
-from rlsdk.config.sections.schema import RunConfig, SftConfig
+from rlsdk.config.sections.schema import RunConfig
+from rlsdk.config.sections.supervised import SftConfig
 from rlsdk.interfaces.spelling import Setting
 
 

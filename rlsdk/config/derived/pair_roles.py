@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from rlsdk.config.derived.roles import Role, optim_spec, with_own_rate
+from rlsdk.config.derived.roles import Role
+from rlsdk.config.derived.specs import optim_spec, with_own_rate
 from rlsdk.config.sections.role_kinds import ACTOR, REF
 from rlsdk.config.sections.schema import RunConfig
 from rlsdk.interfaces import Head, OptimSpec

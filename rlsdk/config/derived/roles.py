@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from rlsdk.config.derived.specs import adapter_spec, model_spec, optim_spec
 from rlsdk.config.sections.base import Options
-from rlsdk.config.sections.engines import OptimConfig
-from rlsdk.config.sections.preferences import PreferencesConfig
 from rlsdk.config.sections.rewards import JudgeEngineConfig, RewardConfig
 from rlsdk.config.sections.role_kinds import (
     ACTOR,
@@ -29,9 +27,9 @@ from rlsdk.config.sections.role_sections import (
     TeacherRolloutConfig,
     TrainedRoleConfig,
 )
-from rlsdk.config.sections.schema import RunConfig, SftConfig
-from rlsdk.interfaces import AdapterSpec, BackendKind, Capability, Head, ModelSpec, OptimSpec, RolloutSpec, TrainSpec
-from rlsdk.interfaces.settings import AdapterSettings, OptimSettings, PassLimits, ReplicaSize, TrainPasses, shared
+from rlsdk.config.sections.schema import RunConfig
+from rlsdk.interfaces import BackendKind, Capability, Head, ModelSpec, OptimSpec, RolloutSpec, TrainSpec
+from rlsdk.interfaces.settings import PassLimits, ReplicaSize, TrainPasses, shared
 
 HEAD_CAPABILITY = {Head.VALUE: Capability.VALUE_HEAD, Head.SCORE: Capability.SCORE_HEAD}
 """Capability that a backend needs for this head."""
@@ -358,103 +356,3 @@ def _train_role(config: RunConfig, name: str, section: str, model: ModelSpec, op
             "dtype": "model.dtype",
         },
     )
-
-
-CHECKPOINTED_PARAMETERS = 1_000_000_000
-"""From this size on, activations of 16,384 tokens, the default limit of a pass, take tens of GB."""
-
-
-def with_dtype(config: RunConfig, device: str | None) -> RunConfig:
-    """The same with `model.dtype: auto` decided.
-
-    Args:
-        config: of the run.
-        device: `cpu` or `cuda`, what `placement.device: auto` came out as; None: as for a CPU, where it is auto.
-    """
-    if config.model.dtype != "auto":
-        return config
-    pool = config.placement.pools.get(config.placement.roles.get(ACTOR, ""))
-    kind = config.placement.device if pool is None or pool.device == "auto" else pool.device
-    dtype = "bfloat16" if (device if kind == "auto" else kind) == "cuda" else "float32"
-    return config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
-
-
-def with_checkpointing(config: RunConfig, device: str, num_parameters: int | None) -> RunConfig:
-    """The same with `train.activation_checkpointing: auto` decided.
-
-    Args:
-        config: of the run.
-        device: `cpu` or `cuda`, which the actor runs on.
-        num_parameters: of the policy; None: unknown, as for a small one.
-    """
-    if config.train.activation_checkpointing != "auto":
-        return config
-    chosen = device == "cuda" and (num_parameters or 0) >= CHECKPOINTED_PARAMETERS
-    return config.model_copy(update={"train": config.train.model_copy(update={"activation_checkpointing": chosen})})
-
-
-def with_adapter_sync(config: RunConfig, capabilities: Collection[frozenset[Capability]]) -> RunConfig:
-    """The same with `model.lora.sync: auto` decided.
-
-    Args:
-        config: of the run.
-        capabilities: of the train and the rollout backend.
-    """
-    if config.model.lora.sync != "auto" or not config.model.lora.rank:
-        return config
-    able = all(Capability.ADAPTER_SYNC in found for found in capabilities) and not goes_on_under_new_weights(config)
-    lora = config.model.lora.model_copy(update={"sync": "adapter" if able else "merged"})
-    return config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
-
-
-def samples_by_version(config: RunConfig, capabilities: Collection[Capability]) -> bool:
-    """Whether the groups of each step are sampled under a version of the adapter that they name, while newer ones are
-    published.
-
-    Args:
-        config: of the run.
-        capabilities: of the rollout backend.
-    """
-    apart = config.schedule.overlaps and config.model.lora.rank and config.model.lora.sync == "adapter"
-    return bool(apart) and Capability.ADAPTER_VERSIONS in capabilities
-
-
-def goes_on_under_new_weights(config: RunConfig) -> bool:
-    """Whether samples go on under weights that came while they ran, which an adapter's never do."""
-    return config.schedule.on_new_weights != "drain"
-
-
-def model_spec(config: RunConfig) -> ModelSpec:
-    """The policy."""
-    config = with_dtype(config, None)
-    return ModelSpec(
-        path=config.model.path or "",
-        revision=config.model.revision,
-        dtype=config.model.dtype,
-        trust_remote_code=config.model.trust_remote_code,
-    )
-
-
-def adapter_spec(config: RunConfig) -> AdapterSpec | None:
-    """The adapter that is trained; None: all weights are."""
-    lora = config.model.lora
-    return AdapterSpec(**shared(lora, AdapterSettings)) if lora.rank else None
-
-
-def optim_spec(optim: OptimConfig, total_steps: int) -> OptimSpec:
-    """Optimizer specification whose schedule ends after `total_steps` optimizer steps."""
-    spec = OptimSpec(**shared(optim, OptimSettings), total_steps=max(total_steps, 1))
-    if optim.warmup_ratio is None:
-        return spec
-    return replace(spec, warmup_steps=math.ceil(optim.warmup_ratio * total_steps))
-
-
-def sft_optim_spec(config: RunConfig) -> OptimSpec:
-    """Optimizer specification of supervised training: that of the run with its own learning rate and schedule."""
-    return optim_spec(with_own_rate(config.train.optim, config.sft), config.sft.steps)
-
-
-def with_own_rate(optim: OptimConfig, own: SftConfig | PreferencesConfig) -> OptimConfig:
-    """The run's optimizer with the learning rate and schedule of another training."""
-    names = ("lr", "warmup_steps", "warmup_ratio", "schedule")
-    return optim.model_copy(update={name: getattr(own, name) for name in names})

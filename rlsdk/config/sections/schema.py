@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat
 
 from rlsdk.config.problem import Problem
 from rlsdk.config.sections.agents import GatewayConfig
 from rlsdk.config.sections.algorithm import POLICY_GRADIENT, AlgorithmConfig
-from rlsdk.config.sections.base import Options, Section, empty_mapping, empty_tuple, steps_of_share, unused_revision
+from rlsdk.config.sections.base import Options, Section, empty_mapping, empty_tuple, unused_revision
+from rlsdk.config.sections.data import DataConfig
 from rlsdk.config.sections.engines import ModelConfig, PlacementConfig, RolloutConfig, ShardingConfig, TrainConfig
 from rlsdk.config.sections.environments import environment_problems
 from rlsdk.config.sections.evaluation import CheckpointConfig, EvalConfig
@@ -39,6 +40,8 @@ from rlsdk.config.sections.role_sections import (
     teacher_problems,
 )
 from rlsdk.config.sections.schedule import ScheduleConfig, schedule_problems
+from rlsdk.config.sections.supervised import SftConfig
+from rlsdk.config.sections.training_loop import TrainerConfig
 from rlsdk.interfaces import ENVIRONMENT_REWARD
 from rlsdk.interfaces.settings import NO_INFLUENCE
 from rlsdk.interfaces.spelling import Setting
@@ -47,165 +50,6 @@ NEEDS_GROUP = frozenset({"grpo", "dr_grpo", "grpo_passk", "rloo", "opo", "gpg", 
 """Built-in estimators that compare the samples of one prompt, and need at least two."""
 NEEDS_VALUES = frozenset({"gae"})
 """Built-in estimators that read the values of a critic."""
-
-
-OWN_TEMPLATE_ARGUMENTS = frozenset({"conversation", "messages", "tokenize", "add_generation_prompt", "return_dict"})
-"""Arguments of `apply_chat_template` that rlsdk sets itself."""
-
-
-class MixtureConfig(Section):
-    """One source of a mixture."""
-
-    source: str
-    """Data source, in the form of `data.train`."""
-    weight: PositiveFloat = 1.0
-    """Share of the prompts that are drawn from this source, relative to the other weights."""
-    options: Options = empty_mapping()
-    """Parameters of the source."""
-    num_rows: PositiveInt | None = None
-    """Number of rows: the first ones, or as many generated ones; null: all."""
-    fields: Options = empty_mapping()
-    """Fields that are added to every row of this source, `{task: gsm8k}`, for instance for the `rows` of a reward."""
-
-
-class DataConfig(Section):
-    """Where prompts come from."""
-
-    train: str | None = None
-    """`SOURCE:REST` of a source in `rlsdk plugins list`, a file (.jsonl, .jsonl.gz, .ndjson, .json, .parquet, .csv,
-    .tsv), or a data set's folder or hub name."""
-    mixture: tuple[MixtureConfig, ...] = empty_tuple()
-    """Several sources in place of `train`; prompts are drawn from them by weight. Each source has its own epochs."""
-    eval: str | None = None
-    """Source of evaluation rows, in the form of `train`; null: `num_eval_rows` rows are held out of `train`."""
-    options: Options = empty_mapping()
-    """Parameters of the train source, for instance `split` of a hub data set, or those of a generated task."""
-    eval_options: Options = empty_mapping()
-    """Parameters of the eval source."""
-    prompt_field: str | None = None
-    """Field of a row that holds the prompt: a text, or a list of chat messages. If they end in the assistant's
-    turn, that one is the answer. null: the first of `question`, `prompt`, `problem`, `instruction`, `input`, `query`,
-    `messages` and `conversations` that the first row of a source has; the run says which."""
-    answer_field: str | None = None
-    """Field of a row that holds the reference answer, a text or one message of the assistant; it may be missing. null:
-    the first of `answer`, `solution`, `completion`, `response`, `ground_truth`, `reward_model.ground_truth`, `label`,
-    `target` and `output` that the first row has."""
-    system_prompt: str | None = None
-    """Text of the system message; used with a chat template only."""
-    prompt_template: str = "{prompt}"
-    """Text of the user message; `{prompt}` and `{any_field_of_the_row}` are filled in."""
-    chat_template: Literal["auto", "always", "never"] = "auto"
-    """auto: uses the tokenizer's chat template if it has one."""
-    chat_template_kwargs: Options = empty_mapping()
-    """Variables of the chat template, for instance `{enable_thinking: false}` for models with optional thinking."""
-    allow_special_tokens: bool = False
-    """True: special tokens in the text of a row act as control tokens, so a row can end its turn and open another.
-    False: they are encoded as plain text, and counted. Those in `system_prompt` and `prompt_template` always act."""
-    max_prompt_tokens: PositiveInt = 1024
-    """Most tokens of a prompt; longer prompts are dropped, and their number is reported. 1024 is lowered where the
-    model has fewer positions."""
-    shuffle: bool = True
-    """Shuffles rows with `trainer.seed`, in another order in each epoch."""
-    num_train_rows: PositiveInt | None = None
-    """Number of training rows: the first ones, or as many generated ones; null: all (if rows are generated, the
-    source's own default)."""
-    num_eval_rows: PositiveInt | None = 256
-    """Number of evaluation rows; null: all. Where 256 would leave no question to train on, an eighth of the questions
-    is held out."""
-
-    def problems(self) -> Iterator[Problem]:
-        if self.system_prompt is not None and self.chat_template == "never":
-            yield Problem(
-                "system_prompt", f"{self.system_prompt!r} needs a chat template, but chat_template is 'never'"
-            )
-        if self.chat_template_kwargs and self.chat_template == "never":
-            yield Problem(
-                "chat_template_kwargs", f"{self.chat_template_kwargs!r} has no effect: chat_template is 'never'"
-            )
-        for name in sorted(OWN_TEMPLATE_ARGUMENTS & self.chat_template_kwargs.keys()):
-            yield Problem(f"chat_template_kwargs.{name}", "is set by rlsdk itself; leave it out")
-        if self.eval_options and self.eval is None:
-            yield Problem("eval_options", f"{self.eval_options!r} has no effect without data.eval")
-        if self.mixture and self.train is not None:
-            yield Problem("mixture", f"replaces data.train, which is {self.train!r}; give one of the two")
-        for field in ("options", "num_train_rows") if self.mixture else ():
-            if getattr(self, field):
-                yield Problem(field, "belongs to data.train; each source of data.mixture has its own")
-        if self.eval is None and (self.train is not None or self.mixture) and self.num_eval_rows is None:
-            yield Problem("num_eval_rows", "null needs data.eval; held-out rows must be a number")
-
-
-class TrainerConfig(Section):
-    """The training loop."""
-
-    steps: Annotated[NonNegativeInt, NO_INFLUENCE] = 200
-    """Trainer steps; each samples once, then makes its updates."""
-    epochs: Annotated[PositiveFloat | None, NO_INFLUENCE] = None
-    """Passes over the training prompts, in place of `steps`; rounded up to whole steps. For a mixture: draws of as many
-    prompts as all sources have. null: `steps` is used."""
-    prompts_per_step: PositiveInt = 64
-    """Prompts in one step."""
-    samples_per_prompt: PositiveInt = 8
-    """Responses to each prompt (group size)."""
-    updates_per_step: PositiveInt = 1
-    """Mini-batches (optimizer steps) into which a step's samples are split, per epoch of the step."""
-    epochs_per_step: PositiveInt = 1
-    """Epochs over the samples of one step."""
-    seed: NonNegativeInt = 0
-    """Seed of data order, sampling and random initial weights."""
-    run_dir: Annotated[str, NO_INFLUENCE] = "runs"
-    """Folder that contains a folder for every run."""
-    run_name: Annotated[str | None, NO_INFLUENCE] = None
-    """Name of the run's folder; null: date and time."""
-    save_every_steps: Annotated[PositiveInt | None, NO_INFLUENCE] = 50
-    """Trainer steps between checkpoints; the last step is always saved. null: no checkpoints."""
-    export_every_steps: Annotated[PositiveInt | None, NO_INFLUENCE] = None
-    """Trainer steps between checkpoints that also contain the model in Hugging Face format; a multiple of
-    `save_every_steps`. The last and the best checkpoint always contain it. null: every checkpoint."""
-    keep_checkpoints: Annotated[PositiveInt, NO_INFLUENCE] = 3
-    """Number of newest checkpoints to keep; the newest one that contains the model is kept as well."""
-    resume: Annotated[str, NO_INFLUENCE] = "auto"
-    """auto: from the newest complete checkpoint of this run's folder, if any; never; or the path of a checkpoint or
-    run."""
-    parity_threshold: Annotated[PositiveFloat, NO_INFLUENCE] = 0.05
-    """Largest mean difference in nats between log-probs of the rollout and the train engine for the same tokens."""
-    parity_action: Annotated[Literal["warn", "error"], NO_INFLUENCE] = "warn"
-    """Action if `parity_threshold` is exceeded."""
-    callbacks: Annotated[tuple[str, ...], NO_INFLUENCE] = empty_tuple()
-    """Registered step callbacks, `pkg.mod:fn`, or `file.py:fn`."""
-
-    @property
-    def samples_per_step(self) -> int:
-        """Samples in one step."""
-        return self.prompts_per_step * self.samples_per_prompt
-
-    @property
-    def optimizer_steps(self) -> int:
-        """Optimizer steps of the whole run."""
-        return self.steps * self.updates_per_step * self.epochs_per_step
-
-    def problems(self) -> Iterator[Problem]:
-        if self.updates_per_step > self.samples_per_step:
-            samples = f"{self.prompts_per_step} prompts x {self.samples_per_prompt} samples = {self.samples_per_step}"
-            yield Problem("updates_per_step", f"{self.updates_per_step} is more than a step's samples ({samples})")
-        if self.export_every_steps is not None:
-            yield from self._export_problems(self.export_every_steps)
-
-    def unused(self) -> Iterator[Problem]:
-        if self.epochs is not None:
-            yield Problem("steps", f"trainer.epochs is {self.epochs:g}")
-
-    def _export_problems(self, every: int) -> Iterator[Problem]:
-        saves = self.save_every_steps
-        if saves is None:
-            yield Problem("export_every_steps", f"{every} has no effect: save_every_steps is null, nothing is saved")
-        elif every % saves:
-            fitting = max(1, round(every / saves)) * saves
-            yield Problem(
-                "export_every_steps",
-                f"{every} is no multiple of save_every_steps, which is {saves}: a model is exported with a checkpoint; "
-                f"the nearest that fits is {fitting}",
-            )
 
 
 class DeadlinesConfig(Section):
@@ -224,50 +68,6 @@ class DeadlinesConfig(Section):
     """Writing or reading one role's part of a checkpoint, or one tensor of an exported model."""
     collective_s: PositiveFloat = 600.0
     """Each collective between the ranks of an engine."""
-
-
-class SftConfig(Section):
-    """Supervised training on the reference answers: the warm start of `rlsdk train`, and all of `rlsdk sft`."""
-
-    steps: NonNegativeInt = 0
-    """Optimizer steps; 0: no supervised training."""
-    epochs: PositiveFloat | None = None
-    """Passes over the rows, in place of `steps`; rounded up to whole steps. null: `steps` is used."""
-    rows_per_step: PositiveInt = 64
-    """Rows in one optimizer step."""
-    lr: PositiveFloat = 1e-5
-    """Peak learning rate. The other settings are those of `train.optim`; the optimizer is reset afterwards."""
-    warmup_steps: NonNegativeInt = 0
-    """Optimizer steps of linear warm-up."""
-    warmup_ratio: float | None = Field(default=None, ge=0.0, lt=1.0)
-    """Share of the optimizer steps that are warm-up, in place of `warmup_steps`; rounded up. null: `warmup_steps`."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate after the warm-up: constant, or a linear or cosine decay to `train.optim.min_lr_ratio`."""
-    save_every_steps: PositiveInt | None = 100
-    """Optimizer steps between checkpoints, from which an interrupted run resumes; null: no checkpoints."""
-    turns: Literal["all", "last"] = "all"
-    """Turns of the assistant that are learned of a conversation: all, in one row where the chat template keeps earlier
-    turns as they are and in a row each where it changes them; or the last one, to which the others are the prompt."""
-    answer_template: str = "{answer}"
-    """Text that is learned; `{answer}` and `{any_field_of_the_row}` are filled in."""
-    long_answers: Literal["drop", "cut"] = "drop"
-    """Answers longer than `rollout.max_response_tokens`. drop: the row is dropped, and counted; cut: trains on the
-    first tokens, without the token that ends a turn, so that the model does not learn to stop early."""
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether supervised training is configured."""
-        return self.steps > 0 or self.epochs is not None
-
-    def problems(self) -> Iterator[Problem]:
-        known = self.epochs is None  # otherwise the steps depend on the data; checked again once it is read
-        if known and self.warmup_ratio is None and self.schedule != "constant" and self.warmup_steps >= self.steps > 0:
-            yield Problem("warmup_steps", value=self.warmup_steps, expected=f"fewer than sft.steps {self.steps}")
-
-    def unused(self) -> Iterator[Problem]:
-        if self.epochs is not None:
-            yield Problem("steps", f"sft.epochs is {self.epochs:g}")
-        yield from steps_of_share(self.warmup_ratio)
 
 
 class TrackingConfig(Section):
