@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,20 @@ from rlsdk.testing.process.models import random_batch
 OPTIM = OptimSpec(lr=1e-2, weight_decay=0.1, eps=1e-3, max_grad_norm=None)
 """A large eps. Adam divides by the root of the squared gradient: where this is 0 except for rounding, rounding would
 determine the sign of the step. And a step that ignores the gradient's size would hide a wrongly scaled gradient."""
+SETTINGS = {
+    "short memory": replace(OPTIM, betas=(0.5, 0.7)),
+    "long memory": replace(OPTIM, betas=(0.95, 0.9999), lr=3e-2),
+    "no memory": replace(OPTIM, betas=(0.0, 0.9)),
+    "large eps": replace(OPTIM, eps=0.3, lr=0.2),
+    "no decay": replace(OPTIM, weight_decay=0.0),
+    "strong decay": replace(OPTIM, weight_decay=5.0),
+    "all at once": OptimSpec(
+        lr=2e-2, betas=(0.7, 0.8), eps=1e-2, weight_decay=1.0, max_grad_norm=0.05, schedule="cosine", warmup_steps=1,
+        total_steps=4, min_lr_ratio=0.3,
+    ),
+}  # fmt: skip
+EVERYTHING = SETTINGS["all at once"]
+"""Every field is another than by default."""
 
 PLAIN_TEACHER = "plain_teacher_logits"
 """Field `[N, V]` of a batch that plain torch reads in place of a teacher: its logits, divided by its temperature."""

@@ -34,11 +34,11 @@ from rlsdk.testing.train.call_sequences import (
     save,
     step,
 )
-from rlsdk.testing.train.cases import OPTIM, Case, Driven, Weighted, rows_of
+from rlsdk.testing.train.cases import EVERYTHING, OPTIM, SETTINGS, Case, Driven, Weighted, rows_of
 from rlsdk.testing.train.lab import TrainLab, claimed_heads, furthest_weight, whole_of
 from rlsdk.testing.train.plain_engine import PlainTrainEngine
-from rlsdk.testing.train.requirements.random_calls import plainly
-from rlsdk.testing.train.requirements.settings import EVERYTHING, SETTINGS, script_of, three_batches
+from rlsdk.testing.train.random_life import plainly
+from rlsdk.testing.train.requirements.settings import script_of, three_batches
 
 PICKLE = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")
 """First bytes of pickles and of torch's archives."""

@@ -12,11 +12,11 @@ from rlsdk.testing.process.worlds import Seat
 from rlsdk.testing.suites.requirements import Measured, requirement
 from rlsdk.testing.train.call_sequences import Act, learn, load, look, save, step
 from rlsdk.testing.train.case_runner import record_final_state, whole
-from rlsdk.testing.train.cases import OPTIM, Case, Driven, Weighted, rows_of
+from rlsdk.testing.train.cases import EVERYTHING, OPTIM, Case, Driven, Weighted, rows_of
 from rlsdk.testing.train.comparison import compared
 from rlsdk.testing.train.lab import TrainLab, furthest_weight, whole_of
 from rlsdk.testing.train.requirements.ranks import FEW, data_case, steps_of
-from rlsdk.testing.train.requirements.settings import EVERYTHING, three_batches
+from rlsdk.testing.train.requirements.settings import three_batches
 
 
 class IsolationRequirements:

@@ -13,12 +13,11 @@ from rlsdk.interfaces import Batch, Capability, Head, OptimSpec
 from rlsdk.testing.suites.requirements import Measured, requirement
 from rlsdk.testing.train.call_sequences import Act, learn, look, skip, step
 from rlsdk.testing.train.case_runner import by_row, whole
-from rlsdk.testing.train.cases import OPTIM, Driven, Weighted, rows_of
+from rlsdk.testing.train.cases import EVERYTHING, OPTIM, SETTINGS, Driven, Weighted, rows_of
 from rlsdk.testing.train.lab import TrainLab, claimed_heads, largest, seen_at, whole_of
 from rlsdk.testing.train.objectives import Unfit
-from rlsdk.testing.train.requirements.random_calls import plainly
+from rlsdk.testing.train.random_life import plainly
 from rlsdk.testing.train.requirements.ranks import data_case
-from rlsdk.testing.train.requirements.settings import EVERYTHING, SETTINGS
 
 LENGTHS = (8, 3, 13, 5, 1, 9, 21, 2)
 NUM_STEPS = 3

@@ -22,13 +22,13 @@ from rlsdk.testing.process.worlds import Seat
 from rlsdk.testing.suites.requirements import Measured, requirement
 from rlsdk.testing.train.call_sequences import Act, learn, load, read, refused, reset, save, skip, step
 from rlsdk.testing.train.case_runner import drive, share, whole
-from rlsdk.testing.train.cases import Case, Driven, Weighted, rows_of
+from rlsdk.testing.train.cases import EVERYTHING, Case, Driven, Weighted, rows_of
 from rlsdk.testing.train.lab import TrainLab, claimed_heads, furthest_weight, whole_of
 from rlsdk.testing.train.objectives import Comparing, RaisedHereError, Raising, Unfit
 from rlsdk.testing.train.plain_steps import drive_plain, plain_model_of, plain_numbers
 from rlsdk.testing.train.requirements.models import LINEAR, moved
 from rlsdk.testing.train.requirements.ranks import FEW, data_case, steps_of
-from rlsdk.testing.train.requirements.settings import EVERYTHING, infinite_slope
+from rlsdk.testing.train.requirements.settings import infinite_slope
 
 DEADLINE_S, DEADLINE_SLACK_S = 5.0, 10.0
 """`timeout_s` of an engine, and seconds after it in which its call must have ended."""

@@ -14,14 +14,13 @@ from rlsdk.kit.model.hf import canonical_parameters
 from rlsdk.testing.suites.requirements import Measured, requirement
 from rlsdk.testing.train.call_sequences import Act, learn, load, look, offload, onload, read, refused, save, skip, step
 from rlsdk.testing.train.case_runner import whole
-from rlsdk.testing.train.cases import OPTIM, Case, Driven, Weighted, rows_of
+from rlsdk.testing.train.cases import EVERYTHING, OPTIM, Case, Driven, Weighted, rows_of
 from rlsdk.testing.train.lab import TrainLab, claimed_heads, furthest_weight, largest, whole_of
 from rlsdk.testing.train.objectives import RaisedHereError, Raising, Reporting, Unfit
 from rlsdk.testing.train.plain_steps import drive_plain, plain_model_of
 from rlsdk.testing.train.requirements.exports import ill_fitting
 from rlsdk.testing.train.requirements.models import LINEAR, TENSOR_TOLERANCE, worst_tensor
 from rlsdk.testing.train.requirements.parallelism import split_case
-from rlsdk.testing.train.requirements.settings import EVERYTHING
 
 UNLIKE = (260, 2, 3, 1, 140, 5, 4, 2, 9)
 """Lengths of rows: the first of two ranks has a hundred times as many tokens as the other."""

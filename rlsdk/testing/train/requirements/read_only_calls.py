@@ -34,12 +34,12 @@ from rlsdk.testing.train.call_sequences import (
     skip,
     step,
 )
-from rlsdk.testing.train.cases import Case, Driven, rows_of
+from rlsdk.testing.train.cases import EVERYTHING, Case, Driven, rows_of
 from rlsdk.testing.train.lab import TrainLab, furthest_weight, whole_of
 from rlsdk.testing.train.objectives import RaisedHereError, Raising, Unfit
 from rlsdk.testing.train.plain_steps import drive_plain
 from rlsdk.testing.train.requirements.outputs import numbers
-from rlsdk.testing.train.requirements.settings import EVERYTHING, three_batches
+from rlsdk.testing.train.requirements.settings import three_batches
 
 SPARE_HANDLES = 3
 """Number of threads or files that a library may open once, late."""

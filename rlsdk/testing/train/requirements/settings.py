@@ -8,29 +8,15 @@ from typing import Any
 
 import torch
 
-from rlsdk.interfaces import OptimSpec
 from rlsdk.testing.suites.requirements import Measured, requirement
 from rlsdk.testing.train.call_sequences import learn, reset, skip, step
 from rlsdk.testing.train.case_runner import drive
-from rlsdk.testing.train.cases import OPTIM, rows_of
+from rlsdk.testing.train.cases import EVERYTHING, OPTIM, SETTINGS, rows_of
 from rlsdk.testing.train.lab import TrainLab, furthest_weight, whole_of
 from rlsdk.testing.train.objectives import LossAlone, Unfit
 from rlsdk.testing.train.plain_steps import drive_plain, plain_model_of, plain_numbers, scheduled
 
 LENGTHS = (8, 3, 13, 5, 1, 9)
-SETTINGS = {
-    "short memory": replace(OPTIM, betas=(0.5, 0.7)),
-    "long memory": replace(OPTIM, betas=(0.95, 0.9999), lr=3e-2),
-    "no memory": replace(OPTIM, betas=(0.0, 0.9)),
-    "large eps": replace(OPTIM, eps=0.3, lr=0.2),
-    "no decay": replace(OPTIM, weight_decay=0.0),
-    "strong decay": replace(OPTIM, weight_decay=5.0),
-    "all at once": OptimSpec(
-        lr=2e-2, betas=(0.7, 0.8), eps=1e-2, weight_decay=1.0, max_grad_norm=0.05, schedule="cosine", warmup_steps=1,
-        total_steps=4, min_lr_ratio=0.3,
-    ),
-}  # fmt: skip
-EVERYTHING = SETTINGS["all at once"]
 
 
 def three_batches(seed: int = 90) -> list[Any]:
