@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from numpy.typing import NDArray
-
 from rlsdk.interfaces import (
     BackendSpec,
-    Bucket,
     Capability,
     Delivery,
     Peer,
-    QuantizedPiece,
     ReshardPlan,
     RolloutEngine,
     RolloutSpec,
@@ -23,7 +19,6 @@ from rlsdk.interfaces import (
     SyncReceipt,
     SyncReport,
     TrainEngine,
-    Transfer,
     WeightLayout,
     WeightPart,
     WeightShard,
@@ -31,27 +26,16 @@ from rlsdk.interfaces import (
     WeightSyncError,
     WeightTargetHost,
 )
-from rlsdk.sharding import WeightSource
 
-Names = Mapping[str, tuple[Any, ...]]
-"""Method of a host -> the method that does the same for a part of the weights, with its first arguments."""
-PART_LAYOUT = "part_layout"
-"""Method of a train host: `part_layout(part) -> WeightLayout`."""
-SOURCE_METHODS = ("export_weights", "weight_fingerprints", "weight_block_maxima", "weight_block_fingerprints")
-ADAPTER_METHODS: Names = {
-    WeightTargetHost.target_layouts.__name__: ("adapter_layouts",),
-    WeightTargetHost.pull_weights.__name__: ("pull_adapter",),
-    WeightTargetHost.pass_on_weights.__name__: ("pass_on_adapter",),
-}
-"""Of rollout hosts."""
-BESIDE_METHODS: Names = {**ADAPTER_METHODS, WeightTargetHost.pull_weights.__name__: ("pull_adapter_beside",)}
-"""Of rollout hosts whose engine keeps several versions: the adapter arrives while samples run."""
-
-
-def source_methods(part: WeightPart) -> Names:
-    """Of train hosts."""
-    calls = {name: ("call_part", part, name) for name in SOURCE_METHODS}
-    return {WeightSourceHost.weight_layout.__name__: (PART_LAYOUT, part), **calls}
+CALL, CALL_BESIDE = "call_part", "call_part_beside"
+"""Methods of hosts: `call_part(part, method, *args)`, on the engine's thread or while the engine works."""
+ON_THREAD = frozenset(
+    method.__name__
+    for method in (WeightSourceHost.weight_layout, WeightTargetHost.target_layouts, WeightTargetHost.pull_weights)
+)
+"""Methods of a part that are called on the engine's thread."""
+BESIDE = ON_THREAD - {WeightTargetHost.pull_weights.__name__}
+"""The same where the engine keeps several versions: the adapter arrives while samples run."""
 
 
 def keeps_versions(backend: BackendSpec, spec: RolloutSpec) -> bool:
@@ -107,40 +91,14 @@ class RolloutAdapter:
 
 
 @dataclass(frozen=True)
-class PartSource:
-    """`WeightSourceHost` of one part."""
-
-    source: WeightSource
-
-    def weight_layout(self) -> WeightLayout:
-        return self.source.layout()
-
-    def export_weights(self, buckets: Sequence[Bucket], sync: str = "") -> Sequence[Mapping[str, Any]]:
-        return self.source.export(buckets, sync)
-
-    def weight_fingerprints(self, transfers: Sequence[Transfer]) -> Mapping[str, int]:
-        return self.source.fingerprints(transfers)
-
-    def weight_block_maxima(self, pieces: Sequence[QuantizedPiece]) -> Sequence[NDArray[Any]]:
-        return self.source.block_maxima(pieces)
-
-    def weight_block_fingerprints(
-        self, pieces: Sequence[QuantizedPiece], maxima: Sequence[NDArray[Any]]
-    ) -> Mapping[str, int]:
-        return self.source.block_fingerprints(pieces, maxima)
-
-
-@dataclass(frozen=True)
 class PartPeer:
     """A rank of another role, asked for a part of its weights; satisfies `rlsdk.interfaces.Peer`."""
 
     peer: Peer
-    names: Names
     part: WeightPart
 
     def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        name, *first = self.names[method]
-        return self.peer.call(name, *first, *args, timeout_s=timeout_s)
+        return self.peer.call(CALL_BESIDE, self.part, method, *args, timeout_s=timeout_s)
 
     def local(self) -> Any | None:
         host = self.peer.local()
@@ -170,8 +128,8 @@ class PartGroup:
     """The ranks of a role as a sharding manager of one part sees them; satisfies `rlsdk.interfaces.EngineGroup`."""
 
     group: CalledRanks
-    names: Names
     part: WeightPart
+    on_thread: frozenset[str] = ON_THREAD
 
     @property
     def backend(self) -> str:
@@ -182,16 +140,19 @@ class PartGroup:
         return self.group.capabilities
 
     def run(self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> list[Any]:
-        name, *first = self.names[method]
-        found: list[Any] = self.group.run(name, *first, *args, timeout_s=timeout_s, **kwargs)
+        call = self._call(method)
+        found: list[Any] = self.group.run(call, self.part, method, *args, timeout_s=timeout_s, **kwargs)
         return found
 
     def run_each(self, method: str, arguments: Sequence[tuple[Any, ...]], timeout_s: float | None = None) -> list[Any]:
-        name, *first = self.names[method]
-        return self.group.run_each(name, [(*first, *args) for args in arguments], timeout_s)
+        whole = [(self.part, method, *args) for args in arguments]
+        return self.group.run_each(self._call(method), whole, timeout_s)
 
     def peers(self) -> Sequence[Peer]:
-        return [PartPeer(peer, self.names, self.part) for peer in self.group.peers()]
+        return [PartPeer(peer, self.part) for peer in self.group.peers()]
+
+    def _call(self, method: str) -> str:
+        return CALL if method in self.on_thread else CALL_BESIDE
 
 
 class AdapterSync(ShardingManager):

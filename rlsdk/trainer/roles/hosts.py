@@ -15,16 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from rlsdk.cluster import Join, Split, dispatch
 from rlsdk.cluster.workers.engine_thread import call_on
 from rlsdk.config import build_options, config_error
 from rlsdk.interfaces import (
     BackendSpec,
     Batch,
-    Bucket,
     Capability,
     ForwardBackwardResult,
     GenerationRequest,
@@ -33,29 +29,23 @@ from rlsdk.interfaces import (
     OptimSpec,
     OptimStepResult,
     Parallel,
-    QuantizedPiece,
     RankContext,
-    Relay,
     RolloutEngine,
     RolloutSpec,
-    SyncReceipt,
     TrainEngine,
     TrainSpec,
-    Transfer,
-    WeightLayout,
     WeightPart,
 )
 from rlsdk.kit.guards.guarded_rollout import GuardedRolloutEngine
 from rlsdk.kit.guards.guarded_train import GuardedTrainEngine
 from rlsdk.rollouts import Collected, Pump
 from rlsdk.sharding import WeightSource, WeightTarget
-from rlsdk.trainer.roles.adapter_sync import PartSource, RolloutAdapter, TrainPart, keeps_versions
+from rlsdk.trainer.roles.adapter_sync import RolloutAdapter, TrainPart, keeps_versions
 from rlsdk.trainer.roles.average import WeightAverage
+from rlsdk.trainer.roles.weight_hosts import SourceHost, TargetHost
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from rlsdk.interfaces import Peer
 
 
 def import_class(path: str) -> Any:
@@ -98,15 +88,14 @@ class MiniBatchResult:
     """Results of the gradients that were accumulated before it, in order."""
 
 
-class TrainHost:
+class TrainHost(SourceHost):
     """One rank of a train engine."""
 
     def __init__(self, ctx: RankContext, engine: str, spec: TrainSpec, options: EngineOptions) -> None:
         self.engine: TrainEngine = GuardedTrainEngine(import_class(engine)())
         self.engine.initialize(ctx, replace(spec, options=options.build()))
-        self.source = WeightSource(self.engine, ctx.accelerators)
-        self.parts = {p: PartSource(WeightSource(TrainPart(self.engine, p), ctx.accelerators)) for p in WeightPart}
-        """Sources of a sync of the adapter alone."""
+        parts = {p: SourceHost(WeightSource(TrainPart(self.engine, p), ctx.accelerators)) for p in WeightPart}
+        super().__init__(WeightSource(self.engine, ctx.accelerators), parts)
         self.rank = ctx.rank
         self.average: WeightAverage | None = None
 
@@ -201,24 +190,16 @@ class TrainHost:
     def onload(self, parts: Sequence[str]) -> None:
         self.engine.onload(parts)
 
-    @dispatch(split=Split.ALL, join=Join.LIST)
-    def weight_layout(self) -> WeightLayout:
-        return self.source.layout()
-
-    @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
-    def export_weights(self, buckets: Sequence[Bucket], sync: str = "") -> Sequence[Mapping[str, Any]]:
-        return self.source.export(buckets, sync)
-
     @dispatch(split=Split.ALL, join=Join.NONE)
     def hold_weights(self, adapter: bool = False, keep: int = 1) -> None:
         """Copies the current weights, or the adapter alone; syncs use this copy while training continues. The newest
         `keep` copies are kept."""
-        (self.parts[WeightPart.ADAPTER].source if adapter else self.source).hold(keep)
+        (self._adapter if adapter else self.source).hold(keep)
 
     @dispatch(split=Split.ALL, join=Join.NONE, concurrent=True)
     def use_adapter_copy(self, back: int) -> None:
         """Lets syncs use an older copy of the adapter; 0: the newest one."""
-        self.parts[WeightPart.ADAPTER].source.use_copy(back)
+        self._adapter.use_copy(back)
 
     @dispatch(split=Split.ALL, join=Join.NONE, concurrent=True)
     def release_weights(self) -> None:
@@ -232,48 +213,29 @@ class TrainHost:
         for source in self._sources():
             source.close()
 
-    @dispatch(split=Split.ALL, join=Join.LIST)
-    def part_layout(self, part: WeightPart) -> WeightLayout:
-        return self.parts[part].weight_layout()
-
-    @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
-    def call_part(self, part: WeightPart, method: str, *args: Any) -> Any:
-        """Calls a method of `SOURCE_METHODS` of one part."""
-        return getattr(self.parts[part], method)(*args)
+    @property
+    def _adapter(self) -> WeightSource:
+        return self.parts[WeightPart.ADAPTER].source
 
     def _sources(self) -> list[WeightSource]:
         return [self.source, *(part.source for part in self.parts.values())]
-
-    @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
-    def weight_fingerprints(self, transfers: Sequence[Transfer]) -> dict[str, int]:
-        return self.source.fingerprints(transfers)
-
-    @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
-    def weight_block_maxima(self, pieces: Sequence[QuantizedPiece]) -> list[NDArray[np.float32]]:
-        return self.source.block_maxima(pieces)
-
-    @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
-    def weight_block_fingerprints(
-        self, pieces: Sequence[QuantizedPiece], maxima: Sequence[NDArray[np.float32]]
-    ) -> dict[str, int]:
-        return self.source.block_fingerprints(pieces, maxima)
 
     def close(self) -> None:
         self.close_transports()
         self.engine.close()
 
 
-class RolloutHost:
+class RolloutHost(TargetHost):
     """One replica of a rollout engine."""
 
     def __init__(self, ctx: RankContext, engine: str, spec: RolloutSpec, options: EngineOptions) -> None:
         self.parallel = Parallel(dp_rank=ctx.rank, dp_size=ctx.world_size)
         self.engine: RolloutEngine = GuardedRolloutEngine(import_class(engine)())
         self.engine.initialize(ctx, replace(spec, options=options.build()))
-        self.target = WeightTarget(self.engine, ctx.accelerators)
-        on_thread = functools.partial(call_on, asyncio.get_running_loop())
-        adapter = RolloutAdapter(self.engine, on_thread if keeps_versions(options.spec, spec) else None)
-        self.adapter_target = WeightTarget(adapter, ctx.accelerators)
+        on_thread, beside = functools.partial(call_on, asyncio.get_running_loop()), keeps_versions(options.spec, spec)
+        adapter = WeightTarget(RolloutAdapter(self.engine, on_thread if beside else None), ctx.accelerators)
+        parts = {WeightPart.ADAPTER: TargetHost(adapter, beside=beside)}
+        super().__init__(WeightTarget(self.engine, ctx.accelerators), parts)
         self.pump = Pump(self.engine, shares=Capability.ABORT in options.spec.capabilities)
 
     @dispatch(split=Split.ALL, join=Join.NONE, concurrent=True)
@@ -285,59 +247,6 @@ class RolloutHost:
     def collect(self, wait_s: float) -> Collected:
         """Samples that finished since the last call; waits at most `wait_s` seconds for the first."""
         return self.pump.collect(wait_s)
-
-    @dispatch(split=Split.ALL, join=Join.LIST)
-    def target_layouts(self) -> Sequence[WeightLayout]:
-        return self.target.layouts()
-
-    @dispatch(split=Split.ALL, join=Join.LIST)
-    def pull_weights(
-        self,
-        buckets: Sequence[Bucket],
-        peers: Mapping[int, Peer],
-        version: int,
-        timeout_s: float,
-        relay: Relay | None = None,
-    ) -> SyncReceipt:
-        return _paused(self.target.pull(buckets, peers, version, timeout_s, relay))
-
-    @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
-    def pass_on_weights(self, buckets: Sequence[Bucket], sync: str, timeout_s: float) -> Sequence[Mapping[str, Any]]:
-        return self.target.pass_on(buckets, sync, timeout_s)
-
-    @dispatch(split=Split.ALL, join=Join.LIST)
-    def adapter_layouts(self) -> Sequence[WeightLayout]:
-        """As `target_layouts`, of the adapter."""
-        return self.adapter_target.layouts()
-
-    @dispatch(split=Split.ALL, join=Join.LIST)
-    def pull_adapter(
-        self,
-        buckets: Sequence[Bucket],
-        peers: Mapping[int, Peer],
-        version: int,
-        timeout_s: float,
-        relay: Relay | None = None,
-    ) -> SyncReceipt:
-        """As `pull_weights`, of the adapter."""
-        return _paused(self.adapter_target.pull(buckets, peers, version, timeout_s, relay))
-
-    @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
-    def pull_adapter_beside(
-        self,
-        buckets: Sequence[Bucket],
-        peers: Mapping[int, Peer],
-        version: int,
-        timeout_s: float,
-        relay: Relay | None = None,
-    ) -> SyncReceipt:
-        """As `pull_adapter`, while the engine decodes; where it keeps several versions."""
-        return self.adapter_target.pull(buckets, peers, version, timeout_s, relay)
-
-    @dispatch(split=Split.ALL, join=Join.LIST, concurrent=True)
-    def pass_on_adapter(self, buckets: Sequence[Bucket], sync: str, timeout_s: float) -> Sequence[Mapping[str, Any]]:
-        """As `pass_on_weights`, of the adapter."""
-        return self.adapter_target.pass_on(buckets, sync, timeout_s)
 
     @dispatch(split=Split.ALL, join=Join.NONE, concurrent=True)
     def abort(self, request_ids: Sequence[str] | None = None) -> None:
@@ -364,10 +273,6 @@ class RolloutHost:
 
     def close(self) -> None:
         self.target.close()
-        self.adapter_target.close()
+        for part in self.parts.values():
+            part.target.close()
         self.engine.close()
-
-
-def _paused(receipt: SyncReceipt) -> SyncReceipt:
-    """The receipt of an update that took the engine's thread from its first to its last byte."""
-    return replace(receipt, pause_s=receipt.seconds)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlsdk.interfaces import DeadlineError, Peer, RlsdkError, WeightSourceHost
-from rlsdk.trainer.roles.adapter_sync import PART_LAYOUT
+from rlsdk.trainer.roles.adapter_sync import CALL
 from rlsdk.trainer.roles.role_group import PendingResult, Ranks
 
 DEATH_S = 2.0
@@ -103,7 +103,8 @@ class RememberedLayouts:
         return self._group.world_size
 
     def run(self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
-        if method not in (WeightSourceHost.weight_layout.__name__, PART_LAYOUT):
+        layout = WeightSourceHost.weight_layout.__name__
+        if method != layout and not (method == CALL and args[1] == layout):
             return self._group.run(method, *args, timeout_s=timeout_s, **kwargs)
         if (method, *args) not in self._layouts:
             self._layouts[(method, *args)] = self._group.run(method, *args, timeout_s=timeout_s)

@@ -26,12 +26,11 @@ from rlsdk.interfaces import (
 from rlsdk.sharding.transports.table import allowed_transports
 from rlsdk.trainer.checkpoints.checkpoint import older_whole
 from rlsdk.trainer.roles.adapter_sync import (
-    ADAPTER_METHODS,
-    BESIDE_METHODS,
+    BESIDE,
+    ON_THREAD,
     AdapterSync,
     PartGroup,
     keeps_versions,
-    source_methods,
 )
 from rlsdk.trainer.roles.device_turns import DeviceTurns
 from rlsdk.trainer.roles.devices import HOSTS
@@ -246,8 +245,8 @@ def sharding_manager(
 
     if rollout.role.model.adapter is None:
         return manager(train, rollout)
-    base, adapter = (PartGroup(train, source_methods(part), part) for part in WeightPart)
+    base, adapter = (PartGroup(train, part) for part in WeightPart)
     spec = rollout.role.spec
     assert isinstance(spec, RolloutSpec)
-    methods = BESIDE_METHODS if keeps_versions(rollout.spec, spec) else ADAPTER_METHODS
-    return AdapterSync(manager(base, rollout), manager(adapter, PartGroup(rollout, methods, adapter.part)))
+    on_thread = BESIDE if keeps_versions(rollout.spec, spec) else ON_THREAD
+    return AdapterSync(manager(base, rollout), manager(adapter, PartGroup(rollout, adapter.part, on_thread)))
