@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlsdk.interfaces import ConfigError, RankContext, TrainSpec, Workload
+from rlsdk.interfaces import AdapterSpec, ConfigError, RankContext, TrainSpec, Workload
 from rlsdk.kit.memory.kv_cache import bytes_per_token
 from rlsdk.kit.model.hf import load_model_config
 from rlsdk_sglang.config import SglangOptions
@@ -25,6 +25,18 @@ def test_the_engine_asks_for_the_weights_that_were_foreseen(lab: Any) -> None:
     assert replace(foreseen, process=real.process, worker=real.worker, host=real.host) == real
     assert found.memory[0].weights_bytes == 4 * sum(box.numel for _, box in real.boxes)
     assert found.memory[0].cache_bytes == 64 << 20
+
+
+def test_an_adapter_that_is_sent_alone_is_counted_and_so_are_its_versions(lab: Any) -> None:
+    served = lab.inner
+    adapter = AdapterSpec(rank=8, alpha=8.0, targets=("q_proj", "v_proj"))
+    spec = replace(served.spec, model=replace(served.spec.model, adapter=adapter), adapter_versions=2)
+    config = load_model_config(spec.model).get_text_config()
+    groups = config.hidden_size // config.num_attention_heads * config.num_key_value_heads
+    rows_and_columns = 2 * config.hidden_size + config.hidden_size + groups
+    assert forecast([served.ctx], spec, WORK).adapter_bytes == 4 * 8 * rows_and_columns * config.num_hidden_layers
+    with pytest.raises(ConfigError, match=r"rollout\.sglang\.max_adapters 2: expected 3 or more, as 2 versions"):
+        forecast([served.ctx], replace(spec, options=SglangOptions(max_adapters=2)), WORK)
 
 
 def test_unasked_a_cpu_keeps_room_for_all_running_samples(lab: Any) -> None:

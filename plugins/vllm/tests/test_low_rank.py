@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,19 @@ from rlsdk.interfaces import (
     ConfigError,
     GenerationOutput,
     GenerationRequest,
+    ModelSpec,
+    RankContext,
+    RolloutSpec,
     SamplingParams,
     WeightSyncError,
 )
 from rlsdk.kit.guards.guarded_rollout import GuardedRolloutEngine
+from rlsdk.kit.model.adapters import probe_tokens
 from rlsdk.testing.process.models import write_tiny_model
 from rlsdk.testing.rollout.lab import collect, whole_shards
 from rlsdk_vllm import low_rank
+from rlsdk_vllm.config import VllmOptions
+from rlsdk_vllm.engine import VllmRolloutEngine
 
 SPEC = AdapterSpec(rank=3, alpha=5.0, scaling="rslora", targets=("q_proj", "v_proj", "up_proj", "down_proj"))
 PROMPT = tuple(range(9, 40))
@@ -55,9 +62,18 @@ def peft_of(folder: Path, seed: int) -> tuple[Any, dict[str, Tensor]]:
     return model, values
 
 
-def ask(name: str, max_tokens: int = 24) -> GenerationRequest:
+def ask(name: str, max_tokens: int = 24, n: int = 2) -> GenerationRequest:
     sampling = SamplingParams(max_tokens=max_tokens, temperature=1.0, seed=3)
-    return GenerationRequest(request_id=name, prompt_ids=PROMPT, n=2, sampling=sampling)
+    return GenerationRequest(request_id=name, prompt_ids=PROMPT, n=n, sampling=sampling)
+
+
+@torch.no_grad()
+def effect_of(model: Any) -> float:
+    """Difference that the adapter of a model of PEFT makes to the most probable token after the probe."""
+    ids = torch.tensor([probe_tokens(model.config.vocab_size)])
+    with_it = model(ids).logits[0, -1].log_softmax(-1).max()
+    with model.disable_adapter():
+        return abs(float(with_it - model(ids).logits[0, -1].log_softmax(-1).max()))
 
 
 @torch.no_grad()
@@ -82,10 +98,11 @@ def test_log_probs_are_pefts_and_a_running_sample_keeps_its_version(engine: Guar
             await asyncio.sleep(0)
         receipt = engine.update_adapter(whole_shards(two), 2)
         assert receipt.num_tensors == len(two)
+        assert receipt.effect == pytest.approx(effect_of(second), abs=1e-5)
         assert not running.done()
         later = asyncio.create_task(collect(engine, [ask("later", 80)]))
         await asyncio.sleep(0)
-        with pytest.raises(WeightSyncError, match=r"samples of 2 older versions run.*max_adapters is 2"):
+        with pytest.raises(WeightSyncError, match=r"2 older ones are in use.*max_adapters 2"):
             engine.update_adapter(iter(()), 3)
         return await running, await later
 
@@ -93,6 +110,25 @@ def test_log_probs_are_pefts_and_a_running_sample_keeps_its_version(engine: Guar
     assert [output.versions[0].version for output in (*running, *later)] == [1, 1, 2, 2]
     assert worst(first, running) < 1e-5 < worst(second, running)
     assert worst(second, later) < 1e-5 < worst(first, later)
+
+
+def test_an_engine_that_is_full_takes_an_adapter_and_waits_for_nobody(
+    engine: GuardedRolloutEngine, folder: Path
+) -> None:
+    """A probe of the adapter's effect would wait until a sample ends. Samples that wait, too, are of their version."""
+
+    async def run() -> list[GenerationOutput]:
+        engine.update_adapter(whole_shards(peft_of(folder, 1)[1]), 1)
+        running, before = asyncio.create_task(collect(engine, [ask("full", 80, n=20)])), engine.num_decoded() or 0
+        while (engine.num_decoded() or 0) < before + 40:
+            await asyncio.sleep(0)
+        assert engine.update_adapter(whole_shards(peft_of(folder, 2)[1]), 2).effect is None
+        engine.abort()
+        return await running
+
+    outputs = asyncio.run(run())
+    assert {len(output.token_ids) > 0 for output in outputs} == {True, False}
+    assert {run.version for output in outputs for run in output.versions} == {1}
 
 
 def test_only_what_a_slot_holds_is_proven(engine: GuardedRolloutEngine, folder: Path) -> None:
@@ -110,6 +146,21 @@ def test_only_what_a_slot_holds_is_proven(engine: GuardedRolloutEngine, folder: 
 
 
 def test_ranks_beyond_vllms_are_refused() -> None:
-    assert low_rank.lora_arguments(AdapterSpec(rank=9), 2)["max_lora_rank"] == 16
+    assert low_rank.lora_arguments(AdapterSpec(rank=9), 2, on_cpu=True)["max_lora_rank"] == 16
     with pytest.raises(ConfigError, match=r"model\.lora\.rank 513.*model\.lora\.sync merged"):
-        low_rank.lora_arguments(AdapterSpec(rank=513), 2)
+        low_rank.lora_arguments(AdapterSpec(rank=513), 2, on_cpu=True)
+
+
+@pytest.mark.parametrize(
+    ("versions", "given", "slots"), [(1, None, 2), (1, 1, 1), (3, None, 4), (3, 4, 4), (3, 3, None)]
+)
+def test_versions_that_have_no_memory_are_refused_before_anything_starts(
+    versions: int, given: int | None, slots: int | None
+) -> None:
+    spec = RolloutSpec(model=ModelSpec(path="x", adapter=SPEC), adapter_versions=versions)
+    options = VllmOptions(max_adapters=given)
+    if slots is not None:
+        assert low_rank.adapter_slots(spec, options) == slots
+        return
+    with pytest.raises(ConfigError, match=r"rollout\.vllm\.max_adapters 3: expected 4 or more, as 3 versions"):
+        VllmRolloutEngine().initialize(RankContext(role="rollout"), replace(spec, options=VllmOptions(max_adapters=3)))

@@ -54,6 +54,28 @@ def check_rollout_spec(spec: RolloutSpec, options: type | None = None) -> None:
         raise ConfigError(f"ep_size {spec.ep_size}: {problem}")
 
 
+def count_adapter_slots(spec: RolloutSpec, max_adapters: int | None, field: str) -> int:
+    """Adapters that an engine has memory for: one more than requests may name, for samples of the one that goes.
+
+    Args:
+        spec: as `RolloutEngine.initialize` gets it.
+        max_adapters: the option; None: as many as are needed.
+        field: its name in messages.
+
+    Raises:
+        ConfigError: fewer than `spec.adapter_versions` need.
+    """
+    needed = spec.adapter_versions + 1
+    least = needed if spec.adapter_versions > 1 else 1
+    if max_adapters is not None and max_adapters < least:
+        raise ConfigError(
+            f"{field} {max_adapters}: expected {least} or more, as {spec.adapter_versions} versions of the adapter are "
+            "served side by side, and samples of an older one may still run when the next arrives; leave it out, or "
+            "lower schedule.max_staleness"
+        )
+    return needed if max_adapters is None else max_adapters
+
+
 def tensor_metas(
     shapes: Mapping[str, tuple[int, ...]], dtype: str, dtypes: Mapping[str, str], scales: Mapping[str, BlockScales]
 ) -> tuple[TensorMeta, ...]:
@@ -153,6 +175,10 @@ class RunningSample:
     seed: int
     limit: int
     """Most new tokens."""
+    version: int = 0
+    """Version that was served when it was added, or that its request names."""
+    adapter: int | None = None
+    """Number of the adapter that samples it, from its first token to its last; None: the model alone."""
     token_ids: list[int] = field(default_factory=list)
     """New tokens, without the request's `response_ids`."""
     log_probs: list[float] = field(default_factory=list)

@@ -6,9 +6,10 @@ import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from rlsdk.interfaces import (
+    AdapterSpec,
     ConfigError,
     Delivery,
     GenerationRequest,
@@ -16,20 +17,23 @@ from rlsdk.interfaces import (
     RolloutEngine,
     RolloutSpec,
     SyncReceipt,
+    WeightLayout,
     WeightShard,
     WeightSyncError,
     WorkerReceipt,
 )
 from rlsdk.kit.files.weight_files import check_whole
 from rlsdk.kit.generation.requests import check_requests
-from rlsdk.kit.generation.serving import RunningSample
+from rlsdk.kit.generation.serving import RunningSample, whole_layout
 from rlsdk.kit.generation.stop_text import StopText
+from rlsdk.kit.model.adapters import adapter_shapes, probe_tokens
 from rlsdk.kit.model.hf import build_model, canonical_tensors
 from rlsdk.kit.weights.file_tensors import file_tensors
 from rlsdk.kit.weights.weight_fit import check_fits
-from rlsdk.kit.weights.weight_updates import Fingerprints, check_shards, make_receipt
+from rlsdk.kit.weights.weight_updates import Fingerprints, check_shards, gathered, make_receipt
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
 
 
@@ -47,6 +51,19 @@ class Library(Protocol):
     def fingerprints(self) -> list[Fingerprints]:
         """Fingerprints of what each worker serves."""
 
+    def put_adapter(
+        self, number: int, tensors: Mapping[str, Tensor], spec: AdapterSpec, keep: Sequence[int]
+    ) -> list[Fingerprints]:
+        """Puts an adapter beside the weights, under a number that was never used; returns fingerprints of what each
+        worker computes with.
+
+        Args:
+            number: of the adapter.
+            tensors: A and B by canonical name.
+            spec: of the adapter.
+            keep: numbers of those that stay; all others are dropped.
+        """
+
     def serve(self, version: int) -> None:
         """Sets the version of tokens sampled from now on."""
 
@@ -59,14 +76,17 @@ class SharedBatchEngine(RolloutEngine):
     Weights are written directly into the parameters that the model computes with, where the library's own loaders would
     put them, and fingerprints are read back from there. Updates are refused while requests run, unless they are paused;
     their KV cache is then recomputed.
+
+    Each version of an adapter has a number of its own, which is never used again: the library keeps caches apart by it,
+    and no running sample is moved to other values.
     """
 
     library: ClassVar[str]
     """Its name in messages."""
     scores_prompts: ClassVar[bool] = False
     """Whether it claims `Capability.PROMPT_LOG_PROBS`."""
-    keeps_versions: ClassVar[bool] = False
-    """Whether it claims `Capability.ADAPTER_VERSIONS`."""
+    max_adapters: int
+    """Adapters that the library has memory for (`serving.count_adapter_slots`)."""
     engine: Library
     samples: Mapping[str, RunningSample]
     """Running samples by key."""
@@ -95,9 +115,12 @@ class SharedBatchEngine(RolloutEngine):
         if spec.load_weights:
             check_fits(spec.model, skeleton, self.shapes, self.tied, self.sources)
         self.stop_text = StopText(spec.model)
-        self.version = self.num_calls = 0
-        self.kept: dict[int, Any] = {}
-        """Versions of the adapter that requests may name, oldest first, and what the library calls each."""
+        adapter = spec.model.adapter
+        self.low = {} if adapter is None else adapter_shapes(skeleton, adapter)
+        """Shapes of the adapter's tensors."""
+        self.version = self.num_calls = self.num_adapters = 0
+        self.kept: dict[int, int] = {}
+        """Versions of the adapter that requests may name, oldest first, and the number of each."""
         self.paused = False
         self.lock = threading.RLock()
         """Held while samples are started or weights are changed."""
@@ -122,15 +145,19 @@ class SharedBatchEngine(RolloutEngine):
             max_model_tokens=self.spec.max_model_tokens,
             vocabulary=self.engine.vocabulary,
             scores_prompts=self.scores_prompts,
-            adapters=self.kept if self.keeps_versions and self.spec.model.adapter is not None else None,
+            adapters=self.kept if self.low else None,
         )
         for request in requests:
             self.stop_text.prepare(request.sampling.stop_strings)
 
-    def staying(self, version: int) -> dict[int, Any]:
-        """Those of `kept` that stay when this version comes."""
-        others = [(name, known) for name, known in self.kept.items() if name != version]
-        return dict(others[max(len(others) + 1 - self.spec.adapter_versions, 0) :])
+    def adapter_of(self, request: GenerationRequest) -> tuple[int, int | None]:
+        """The version that samples a request, and the number of its adapter."""
+        version = self.version if request.adapter_version is None else request.adapter_version
+        return version, self.kept.get(version)
+
+    def version_of(self, sample: RunningSample) -> int:
+        """Version of the weights that sample its next token."""
+        return sample.version if self.low else self.version
 
     def extend_until_stop(
         self, sample: RunningSample, token_ids: Sequence[int], log_probs: Sequence[float], versions: Sequence[int]
@@ -154,6 +181,29 @@ class SharedBatchEngine(RolloutEngine):
             self._check_idle(version)
             return self._serve(version, self.engine.receive(deliveries, version))
 
+    def adapter_layout(self) -> Sequence[WeightLayout]:
+        return [whole_layout(self.ctx, self.spec.model.dtype, self.low, {}, on_host=True)]
+
+    def update_adapter(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
+        """See `RolloutEngine`. Adapters that no request may name any more make room when their last sample has
+        ended."""
+        spec = self.spec.model.adapter
+        assert spec is not None
+        with self.lock:
+            staying, keep = self._room_for(version)
+            tensors = gathered(self.low, check_shards(self.low, shards, version), self.spec.model.dtype)
+            self.num_adapters += 1
+            self.kept = staying
+            served = self.engine.put_adapter(self.num_adapters, tensors, spec, keep)
+            receipt = make_receipt(self.low, self.spec.model.dtype, served, version)
+            self.engine.serve(version)
+            self.version, self.kept = version, {**staying, version: self.num_adapters}
+            return replace(receipt, effect=self._effect())
+
+    @abstractmethod
+    def first_log_prob(self, ids: Sequence[int], adapter: int | None) -> float:
+        """Log-prob of the most probable token after these, under the adapter of this number."""
+
     def num_decoded(self) -> int:
         return self.num_tokens
 
@@ -164,6 +214,32 @@ class SharedBatchEngine(RolloutEngine):
     def engine_checksum(self) -> str | None:
         """The library's own checksum of its weights, for the receipt of an update; None: it makes none."""
         return None
+
+    def _room_for(self, version: int) -> tuple[dict[int, int], list[int]]:
+        """Those of `kept` that stay when this version comes, and the numbers of all adapters that are then in use.
+
+        Raises:
+            WeightSyncError: there is no memory for one more.
+        """
+        others = [(name, number) for name, number in self.kept.items() if name != version]
+        staying = dict(others[max(len(others) + 1 - self.spec.adapter_versions, 0) :])
+        running = {sample.adapter for sample in list(self.samples.values()) if sample.adapter is not None}
+        keep = sorted(running | {*staying.values()})
+        if len(keep) >= self.max_adapters:
+            raise WeightSyncError(
+                f"the adapter of version {version} arrived while {len(keep)} older ones are in use, and {self.library} "
+                f"has memory for max_adapters {self.max_adapters}; finish or abort their samples first, or raise it"
+            )
+        return staying, keep
+
+    def _effect(self) -> float | None:
+        """Difference that the newest adapter makes to the log-prob of the most probable token after a probe; None while
+        paused, or while so many samples run that a probe would wait for one of them."""
+        if self.paused or len(self.samples) >= self.spec.max_running:
+            return None
+        ids = probe_tokens(self.engine.vocabulary)[: self.spec.max_model_tokens - 1]
+        with_it, without = (self.first_log_prob(ids, adapter) for adapter in (self.num_adapters, None))
+        return abs(with_it - without)
 
     def _check_idle(self, version: int) -> None:
         # Paused samples continue under new weights, but never under another adapter.

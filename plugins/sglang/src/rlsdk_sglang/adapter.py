@@ -64,6 +64,8 @@ class ServedModel:
                 self._answer_server.close()
             raise
         self._front = self._home.front
+        self._adapters: list[int] = []
+        """Numbers of the adapters that are loaded."""
         self.workers: list[dict[str, Any]] = []
         """Description of each scheduler (boxes and location); set by `prepare`."""
         self.vocabulary: int = load_model_config(spec.model).get_text_config().vocab_size
@@ -90,7 +92,7 @@ class ServedModel:
             sampling_params=sampling_params(sample),
             return_logprob=True,
             stream=True,
-            lora_path=sample.adapter,
+            lora_path=low_rank.name_of(sample.adapter),
             **({} if (count := sample.request.prompt_log_probs) is None else prompt_fields(count)),
         )
         seen = 0
@@ -173,22 +175,17 @@ class ServedModel:
             return self._command("fingerprints")
 
     def put_adapter(
-        self, name: str, tensors: Mapping[str, Tensor], spec: AdapterSpec, gone: Sequence[str]
+        self, number: int, tensors: Mapping[str, Tensor], spec: AdapterSpec, keep: Sequence[int]
     ) -> list[Fingerprints]:
-        """Loads an adapter from memory under a new name; fingerprints by scheduler, see `low_rank.held`.
-
-        Args:
-            name: of the adapter.
-            tensors: A and B by canonical name.
-            spec: of the adapter.
-            gone: names of adapters that are dropped first; no sample uses them.
-        """
+        """Loads an adapter from memory, and drops all but those of `keep` before; fingerprints by scheduler, see
+        `low_rank.held`."""
         from sglang.srt.managers.io_struct import LoadLoRAAdapterFromTensorsReqInput, UnloadLoRAAdapterReqInput
 
         front: Any = self._front  # no server, which `low_rank.check_adapter` refuses
-        for old in gone:
-            self._loaded(front.unload_lora_adapter(UnloadLoRAAdapterReqInput(lora_name=old), None))
-        modules = sorted({tensor.rpartition(".lora_")[0] for tensor in tensors})
+        for old in [one for one in self._adapters if one not in keep]:
+            self._loaded(front.unload_lora_adapter(UnloadLoRAAdapterReqInput(lora_name=low_rank.name_of(old)), None))
+            self._adapters.remove(old)
+        name, modules = low_rank.name_of(number), sorted({tensor.rpartition(".lora_")[0] for tensor in tensors})
         named = {f"base_model.model.{tensor}": values for tensor, values in tensors.items()}
         asked = LoadLoRAAdapterFromTensorsReqInput(
             lora_name=name,
@@ -196,13 +193,14 @@ class ServedModel:
             serialized_named_tensors=[pickle.dumps(named)] * self._home.num_ranks,
         )
         self._loaded(front.load_lora_adapter_from_tensors(asked, None))
+        self._adapters.append(number)
         said = {"rank": spec.rank, "scale": spec.scale}
         with self._session():
             return self._command(
                 "adapter", adapter=name, spec=said, shapes={n: list(values.shape) for n, values in tensors.items()}
             )
 
-    def first_log_prob(self, ids: Sequence[int], adapter: str | None) -> float:
+    def first_log_prob(self, ids: Sequence[int], adapter: int | None) -> float:
         """Log-prob of the most probable token after these."""
         from sglang.srt.managers.io_struct import GenerateReqInput
 
@@ -211,7 +209,7 @@ class ServedModel:
                 input_ids=list(ids),
                 sampling_params={"max_new_tokens": 1, "temperature": 0.0},
                 return_logprob=True,
-                lora_path=adapter,
+                lora_path=low_rank.name_of(adapter),
             )
             async with aclosing(self._front.generate_request(asked)) as reports:
                 return [float(report["meta_info"]["output_token_logprobs"][0][0]) async for report in reports][-1]

@@ -27,8 +27,9 @@ class SglangOptions:
     stream_interval: int = 1
     """Tokens between two reports of a running sample. Aborts return, and stop strings are searched in, the reported
     tokens: a value above 1 means fewer messages, and some tokens that are computed and discarded."""
-    max_adapters: int = 2
-    """With `model.lora`, if syncs send the adapter alone: versions of it that are served at once. An adapter that
-    arrives while samples of as many versions run is refused."""
+    max_adapters: int | None = None
+    """With `model.lora`, if syncs send the adapter alone: number of adapters that have memory. One that arrives while
+    as many are in use is refused. None: one more than the versions that are served side by side, which are
+    `schedule.max_staleness` + 1, because samples of the version that goes may still run."""
     log_level: str = "error"
     """Level of SGLang's own messages: debug, info, warning or error."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 
 import numpy as np
 
@@ -17,23 +16,18 @@ from rlsdk.interfaces import (
     RankContext,
     RlsdkError,
     RolloutSpec,
-    SyncReceipt,
     WeightLayout,
-    WeightShard,
-    WeightSyncError,
 )
 from rlsdk.kit.generation.requests import response_limit
 from rlsdk.kit.generation.sampling import mixed_seed, row_keys
-from rlsdk.kit.generation.serving import check_rollout_spec, whole_layout, worker_layouts
+from rlsdk.kit.generation.serving import check_rollout_spec, worker_layouts
 from rlsdk.kit.generation.shared_batch import SharedBatchEngine
 from rlsdk.kit.memory.memory_parts import ROLLOUT_PARTS
-from rlsdk.kit.model.adapters import adapter_shapes, probe_tokens
 from rlsdk.kit.model.hf import load_model_config
 from rlsdk.kit.ranks.waiting import LOOK_S
-from rlsdk.kit.weights.weight_updates import check_shards, gathered, make_receipt
 from rlsdk_sglang.adapter import ServedModel
 from rlsdk_sglang.config import SglangOptions
-from rlsdk_sglang.low_rank import check_adapter, name_of
+from rlsdk_sglang.low_rank import adapter_slots, check_adapter
 from rlsdk_sglang.reports import Progress
 from rlsdk_sglang.samples import Call, Sample
 
@@ -59,15 +53,10 @@ class SglangRolloutEngine(SharedBatchEngine):
                 f"which SGLang does not apply to {text.model_type!r}: log-probs would be wrong. Run it with another "
                 "rollout backend: rollout.backend vllm"
             )
-        model, adapter_spec = self.read_model(ctx, spec, loads_silently=True), spec.model.adapter
-        self.low = {} if adapter_spec is None else adapter_shapes(model, adapter_spec)
-        """Shapes of the adapter's tensors."""
+        self.max_adapters = adapter_slots(spec, options)
+        self.read_model(ctx, spec, loads_silently=True)
         if self.low:
             check_adapter(spec, options, sorted({name.rpartition(".lora_")[0] for name in self.low}))
-        self.max_adapters = options.max_adapters
-        self.adapters: list[str] = []
-        """Names of those that SGLang has, the newest last."""
-        self.num_adapters = 0
         self.engine: ServedModel = ServedModel(ctx, spec, options)
         self.check_servable(self.engine.prepare(self.shapes, self.sources))
         self.samples: dict[str, Sample] = {}
@@ -80,9 +69,9 @@ class SglangRolloutEngine(SharedBatchEngine):
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[GenerationOutput]:
         self._check_alive()
-        self.check_call(requests)
-        call = Call(sum(request.n for request in requests))
         with self.lock:
+            self.check_call(requests)
+            call = Call(sum(request.n for request in requests))
             self.num_calls += 1
             samples = [s for at, request in enumerate(requests) for s in self._samples(call, at, request)]
             self.engine.call(self._begin, samples)
@@ -98,33 +87,8 @@ class SglangRolloutEngine(SharedBatchEngine):
         apart = self.engine.spans_nodes
         return worker_layouts(self.ctx, self.engine.workers, self.shapes, self.tied, spans_nodes=apart)
 
-    def adapter_layout(self) -> Sequence[WeightLayout]:
-        return [whole_layout(self.ctx, self.spec.model.dtype, self.low, {}, on_host=True)]
-
-    def update_adapter(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
-        """See `RolloutEngine`. Running samples keep the adapter that they began with; versions of which no sample runs
-        any more make room."""
-        spec = self.spec.model.adapter
-        assert spec is not None
-        with self.lock:
-            used = {sample.adapter for sample in list(self.samples.values())}
-            if self.paused or len(used) >= self.max_adapters:
-                raise WeightSyncError(
-                    f"the adapter of version {version} arrived while samples of {len(used)} older versions run or are "
-                    f"paused, and rollout.sglang.max_adapters is {self.max_adapters}; finish or abort them first, or "
-                    "raise it"
-                )
-            tensors = gathered(self.low, check_shards(self.low, shards, version), self.spec.model.dtype)
-            self.num_adapters += 1
-            name, gone = name_of(self.num_adapters), [old for old in self.adapters if old not in used]
-            self.adapters = [*(old for old in self.adapters if old in used), name]
-            served = self.engine.put_adapter(name, tensors, spec, gone)
-            receipt = make_receipt(self.low, self.spec.model.dtype, served, version)
-            self.engine.serve(version)
-            self.version = version
-            ids = probe_tokens(self.engine.vocabulary)[: self.spec.max_model_tokens - 1]
-            with_it, without = (self.engine.first_log_prob(ids, one) for one in (name, None))
-            return replace(receipt, effect=abs(with_it - without))
+    def first_log_prob(self, ids: Sequence[int], adapter: int | None) -> float:
+        return self.engine.first_log_prob(ids, adapter)
 
     def drop_outdated_caches(self) -> None:
         self.engine.drop_caches(paused=self.paused)
@@ -182,6 +146,7 @@ class SglangRolloutEngine(SharedBatchEngine):
         indices = np.arange(request.first_sample, request.first_sample + request.n)
         keys = row_keys(np.full(request.n, seed % 2**64, np.uint64), indices).view(np.int64)
         limit = response_limit(request, self.spec.max_model_tokens)
+        version, adapter = self.adapter_of(request)
         return [
             Sample(
                 key=f"{self.num_calls}-{at}-{index}.",
@@ -190,8 +155,8 @@ class SglangRolloutEngine(SharedBatchEngine):
                 index=index,
                 seed=key,
                 limit=limit,
-                version=self.version,
-                adapter=self.adapters[-1] if self.adapters else None,
+                version=version,
+                adapter=adapter,
             )
             for index, key in zip(indices.tolist(), keys.tolist(), strict=True)
         ]
@@ -232,8 +197,7 @@ class SglangRolloutEngine(SharedBatchEngine):
         self.num_tokens += len(progress.token_ids)
         if sample.prompt_log_probs is None:
             sample.prompt_log_probs = progress.prompt
-        # Under an adapter, a sample stays with the version that it began with.
-        versions = [sample.version if self.low else self.version] * len(progress.token_ids)
+        versions = [self.version_of(sample)] * len(progress.token_ids)
         if self.extend_until_stop(sample, progress.token_ids, progress.log_probs, versions):
             self._end(sample, FinishReason.STOP)
             return
@@ -249,7 +213,7 @@ class SglangRolloutEngine(SharedBatchEngine):
         except RlsdkError as error:
             sample.call.fail(error)
         else:
-            sample.finish(reason, self.version)
+            sample.finish(reason, self.version_of(sample))
 
     def _withdraw(self, samples: Sequence[Sample]) -> None:
         """Removes samples; SGLang aborts those that are still running."""

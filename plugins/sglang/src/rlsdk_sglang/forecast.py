@@ -15,11 +15,12 @@ from rlsdk.interfaces import (
     WeightLayout,
     Workload,
 )
-from rlsdk.kit.memory.forecast import ModelTensors, cache_bytes, rollout
+from rlsdk.kit.memory.forecast import ModelTensors, adapter_numel, cache_bytes, rollout
 from rlsdk.kit.memory.worker_forecast import worker_layouts
 from rlsdk.kit.model.hf import load_model_config
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.launch import MAX_SHARE, RESERVED_TOKENS
+from rlsdk_sglang.low_rank import adapter_slots
 
 FRONT_BYTES, SCHEDULER_BYTES = 150 << 20, 450 << 20
 """Host memory in bytes of SGLang's modules in the worker, and of each of its schedulers. Proportional set sizes of
@@ -35,6 +36,7 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
     memory). The KV cache of a separately started server is not known."""
     spec = rollout(spec, "sglang")
     options = spec.options if isinstance(spec.options, SglangOptions) else SglangOptions()
+    adapter_slots(spec, options)
     tensors = ModelTensors.read(spec)
     weights = tensors.replica_numel(spec) * DTYPE_BYTES[spec.model.dtype]
     cache: int | None = None
@@ -55,7 +57,8 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
     if own and contexts[0].device != "cpu":
         memory = replace(memory, asleep_bytes=CONTEXT_BYTES + GRAPH_BYTES * options.cuda_graphs)
     layouts = tuple(_layouts(tensors, ctx, spec, own_server=own) for ctx in contexts)
-    return Forecast(layouts=layouts, memory=(memory,) * len(contexts))
+    low = adapter_numel(spec.model) * DTYPE_BYTES[spec.model.dtype]
+    return Forecast(layouts=layouts, memory=(memory,) * len(contexts), adapter_bytes=low)
 
 
 def _layouts(

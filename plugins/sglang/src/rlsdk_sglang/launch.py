@@ -30,7 +30,7 @@ from rlsdk_sglang import weights
 from rlsdk_sglang.client import ClientThread
 from rlsdk_sglang.config import SglangOptions
 from rlsdk_sglang.contained_engine import ContainedEngine
-from rlsdk_sglang.low_rank import adapter_modules, lora_arguments
+from rlsdk_sglang.low_rank import adapter_modules, adapter_slots, lora_arguments
 from rlsdk_sglang.nodes import FOLLOWER, NEIGHBOURS, NodePlace, check_nodes, peers
 
 OWNED = {
@@ -180,7 +180,7 @@ def engine_arguments(
     }
     if spec.model.adapter is not None:
         modules = adapter_modules(spec.model)
-        arguments |= lora_arguments(spec.model.adapter, modules, options.max_adapters, on_cpu=on_cpu)
+        arguments |= lora_arguments(spec.model.adapter, modules, adapter_slots(spec, options), on_cpu=on_cpu)
     if place is not None:
         arguments |= place.arguments(ctx.timeout_s)
     if not on_cpu:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from rlsdk.interfaces import AdapterSpec, Box, ConfigError, ModelSpec, RolloutSpec, fingerprint
+from rlsdk.kit.generation.serving import count_adapter_slots
 from rlsdk.kit.model.adapters import adapter_shapes
 from rlsdk.kit.model.hf import build_model, load_model_config
 from rlsdk.kit.weights.weight_updates import Fingerprints
@@ -27,9 +28,14 @@ NEEDED = {"k_proj": ("q_proj", "v_proj"), "q_proj": ("v_proj",), "v_proj": ("q_p
 LAYER = re.compile(r"^model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)$")
 
 
-def name_of(number: int) -> str:
-    """A new name for every version, as a name that exists cannot be loaded again."""
-    return f"rlsdk-{number}"
+def name_of(number: int | None) -> str | None:
+    """A new name for every version, as a name that exists cannot be loaded again. None: the model alone."""
+    return None if number is None else f"rlsdk-{number}"
+
+
+def adapter_slots(spec: RolloutSpec, options: SglangOptions) -> int:
+    """Adapters that have memory. Raises `ConfigError` if these are too few."""
+    return count_adapter_slots(spec, options.max_adapters, "rollout.sglang.max_adapters")
 
 
 def adapter_modules(model: ModelSpec) -> list[str]:

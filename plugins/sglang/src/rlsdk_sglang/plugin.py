@@ -28,6 +28,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
                     Capability.TENSOR_PARALLEL,
                     Capability.SHARDED_UPDATE,
                     Capability.ADAPTER_SYNC,
+                    Capability.ADAPTER_VERSIONS,
                 }
             ),
             log_prob_kind=LogProbKind.AFTER_TEMPERATURE,

@@ -61,10 +61,6 @@ class Sample(RunningSample):
     number."""
 
     call: Call
-    version: int = 0
-    """Version that was served when it was added."""
-    adapter: str | None = None
-    """Name of the adapter that it is sampled with, from its first token to its last."""
 
     def finish(self, reason: FinishReason, version: int) -> None:
         """Passes the finished sample to its call. `version` is used for a sample without tokens."""

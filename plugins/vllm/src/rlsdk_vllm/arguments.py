@@ -16,7 +16,7 @@ from rlsdk.kit.ranks.replica_devices import check_devices
 from rlsdk.kit.weights.tensor_origins import Source
 from rlsdk_vllm.config import VllmOptions
 from rlsdk_vllm.environment import has_copies_apart, has_own_process, has_workers_apart
-from rlsdk_vllm.low_rank import lora_arguments
+from rlsdk_vllm.low_rank import adapter_slots, lora_arguments
 from rlsdk_vllm.memory import kv_cache_bytes
 from rlsdk_vllm.nodes import CopiesHere, check_copies
 
@@ -149,7 +149,7 @@ def engine_args(
         # Samples share their prompt in whole blocks: the smallest size with fast attention, instead of 128.
         arguments["block_size"] = CPU_BLOCK_TOKENS
     if spec.model.adapter is not None:
-        arguments |= lora_arguments(spec.model.adapter, options.max_adapters)
+        arguments |= lora_arguments(spec.model.adapter, adapter_slots(spec, options), on_cpu=on_cpu)
     if place is not None:
         arguments |= place.arguments()
     if options.max_batched_tokens is not None:

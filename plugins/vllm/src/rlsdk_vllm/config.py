@@ -30,8 +30,9 @@ class VllmOptions:
     """Lets vLLM compute its own SHA-256 of every parameter after each update (as its `/weight_checker` does). It is
     part of the receipt, and must be equal on all replicas. From 0.32 on; costs a copy to the host and about a second
     per GB."""
-    max_adapters: int = 2
-    """With `model.lora`, if syncs send the adapter alone: versions of it that are served at once. An adapter that
-    arrives while samples of as many versions run is refused."""
+    max_adapters: int | None = None
+    """With `model.lora`, if syncs send the adapter alone: number of adapters that have memory. One that arrives while
+    as many are in use is refused. None: one more than the versions that are served side by side, which are
+    `schedule.max_staleness` + 1, because samples of the version that goes may still run."""
     log_level: str = "ERROR"
     """Level of vLLM's own messages: DEBUG, INFO, WARNING or ERROR."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Sequence
 
 from rlsdk.interfaces import (
     ConfigError,
@@ -17,23 +16,19 @@ from rlsdk.interfaces import (
     RlsdkError,
     RolloutSpec,
     SamplingParams,
-    SyncReceipt,
     WeightLayout,
-    WeightShard,
-    WeightSyncError,
 )
 from rlsdk.kit.generation.requests import response_limit
 from rlsdk.kit.generation.sampling import mixed_seed
 from rlsdk.kit.generation.serving import check_rollout_spec, whole_layout, worker_layouts
 from rlsdk.kit.generation.shared_batch import SharedBatchEngine
-from rlsdk.kit.model.adapters import adapter_shapes, probe_tokens
 from rlsdk.kit.model.hf import dtype_names, persistent_buffers
-from rlsdk.kit.weights.weight_updates import check_shards, gathered, make_receipt
 from rlsdk_vllm.adapter import VllmEngine
 from rlsdk_vllm.asynchronous import AsyncEngine
 from rlsdk_vllm.config import VllmOptions
 from rlsdk_vllm.environment import has_own_process
 from rlsdk_vllm.in_process import InProcessEngine
+from rlsdk_vllm.low_rank import adapter_slots
 from rlsdk_vllm.requests import Progress
 from rlsdk_vllm.samples import Abort, Call, Sample
 
@@ -51,14 +46,9 @@ class VllmRolloutEngine(SharedBatchEngine):
     def initialize(self, ctx: RankContext, spec: RolloutSpec) -> None:
         check_rollout_spec(spec, VllmOptions)
         options = spec.options if isinstance(spec.options, VllmOptions) else VllmOptions()
-        model, adapter = self.read_model(ctx, spec), spec.model.adapter
-        self.dtypes = dtype_names(persistent_buffers(model))
+        self.max_adapters = adapter_slots(spec, options)
+        self.dtypes = dtype_names(persistent_buffers(self.read_model(ctx, spec)))
         """Dtypes of buffers, which keep their own."""
-        self.low = {} if adapter is None else adapter_shapes(model, adapter)
-        """Shapes of the adapter's tensors."""
-        self.max_adapters = options.max_adapters
-        self.num_adapters = 0
-        """Adapters so far; the newest one's id."""
         kind = AsyncEngine if has_own_process(ctx, spec, options) else InProcessEngine
         self.engine: VllmEngine = kind(ctx, spec, options, self.shapes, self.sources)
         self.check_servable(self.engine.prepare(self.shapes))
@@ -94,29 +84,6 @@ class VllmRolloutEngine(SharedBatchEngine):
             workers, apart = self.engine.describe_workers(), self.engine.spans_nodes
             return worker_layouts(self.ctx, workers, self.shapes, self.tied, spans_nodes=apart)
         return [whole_layout(self.ctx, self.spec.model.dtype, self.shapes, self.tied, dtypes=self.dtypes)]
-
-    def adapter_layout(self) -> Sequence[WeightLayout]:
-        return [whole_layout(self.ctx, self.spec.model.dtype, self.low, {}, on_host=True)]
-
-    def update_adapter(self, shards: Iterable[WeightShard], version: int) -> SyncReceipt:
-        """See `RolloutEngine`. Running samples keep the adapter that they began with; versions of which no sample runs
-        any more make room."""
-        spec = self.spec.model.adapter
-        assert spec is not None
-        with self.lock:
-            keep = sorted({sample.adapter for sample in self.samples.values() if sample.adapter is not None})
-            if len(keep) >= self.max_adapters:
-                raise WeightSyncError(
-                    f"the adapter of version {version} arrived while samples of {len(keep)} older versions run, and "
-                    f"rollout.vllm.max_adapters is {self.max_adapters}; finish or abort them first, or raise it"
-                )
-            tensors = gathered(self.low, check_shards(self.low, shards, version), self.spec.model.dtype)
-            self.num_adapters += 1
-            served = self.engine.put_adapter(self.num_adapters, tensors, spec, keep)
-            receipt = make_receipt(self.low, self.spec.model.dtype, served, version)
-            self.engine.serve(version)
-            self.version = version
-            return replace(receipt, effect=self._effect())
 
     def drop_outdated_caches(self) -> None:
         if "kv_cache" not in self.asleep:
@@ -185,6 +152,7 @@ class VllmRolloutEngine(SharedBatchEngine):
     def _add(self, call: Call, at: int, request: GenerationRequest) -> None:
         """Adds all samples of a request."""
         asked = request.sampling
+        version, adapter = self.adapter_of(request)
         base = (asked.seed,) if asked.seed is not None else (self.ctx.seed, self.ctx.rank, call.number, at)
         limit = response_limit(request, self.spec.max_model_tokens)
         for index in range(request.first_sample, request.first_sample + request.n):
@@ -195,8 +163,8 @@ class VllmRolloutEngine(SharedBatchEngine):
                 index=index,
                 seed=mixed_seed(*base, index) >> 1,
                 limit=limit,
-                version=self.version,
-                adapter=self.num_adapters if self.low else None,
+                version=version,
+                adapter=adapter,
             )
             self.engine.add(sample)
             self.samples[sample.key] = sample
@@ -232,7 +200,7 @@ class VllmRolloutEngine(SharedBatchEngine):
         if finished is not None:
             sample.check_finite()
             del self.samples[sample.key]
-            sample.finish(finished, self.version)
+            sample.finish(finished, self.version_of(sample))
 
     def _prepare_adapter(self) -> None:
         """Refuses an adapter that vLLM would accept and not compute with."""
@@ -247,20 +215,10 @@ class VllmRolloutEngine(SharedBatchEngine):
                 "merged"
             )
 
-    def _effect(self) -> float | None:
-        """Difference that the newest adapter makes to the log-prob of the most probable token after a probe; None while
-        paused."""
-        if self.paused:
-            return None
-        ids = tuple(probe_tokens(self.engine.vocabulary))[: self.spec.max_model_tokens - 1]
-        request = GenerationRequest(
-            request_id="probe", prompt_ids=ids, sampling=SamplingParams(max_tokens=1, temperature=0.0)
-        )
-        with_it, without = (self._probed(request, adapter) for adapter in (self.num_adapters, None))
-        return abs(with_it - without)
-
-    def _probed(self, request: GenerationRequest, adapter: int | None) -> float:
-        """Log-prob of one token, alone if no sample runs, so that equal weights give equal numbers."""
+    def first_log_prob(self, ids: Sequence[int], adapter: int | None) -> float:
+        """See `SharedBatchEngine`. Alone if no sample runs, so that equal weights give equal numbers."""
+        greedy = SamplingParams(max_tokens=1, temperature=0.0)
+        request = GenerationRequest(request_id="probe", prompt_ids=tuple(ids), sampling=greedy)
         key = f"probe-{self.num_adapters}-{adapter}"
         self.engine.add(Sample(key=key, call=Call(), request=request, index=0, seed=0, limit=1, adapter=adapter))
         while True:
@@ -283,7 +241,7 @@ class VllmRolloutEngine(SharedBatchEngine):
                 except RlsdkError as error:
                     sample.call.error = error
                 else:
-                    sample.finish(FinishReason.ABORT, self.version)
+                    sample.finish(FinishReason.ABORT, self.version_of(sample))
 
     def _withdraw(self, keys: Sequence[str]) -> None:
         if keys:

@@ -20,6 +20,7 @@ from rlsdk.kit.memory.worker_forecast import worker_layouts
 from rlsdk.kit.model.hf import load_model_config
 from rlsdk_vllm.config import VllmOptions
 from rlsdk_vllm.environment import has_own_process
+from rlsdk_vllm.low_rank import adapter_slots
 from rlsdk_vllm.memory import BLOCK_TOKENS, MAX_SHARE
 
 OWN_BYTES, CORE_BYTES, WORKER_BYTES = 250 << 20, 450 << 20, 500 << 20
@@ -37,6 +38,7 @@ def forecast(contexts: Sequence[RankContext], spec: TrainSpec | RolloutSpec, wor
     """
     spec = rollout(spec, "vllm")
     options = spec.options if isinstance(spec.options, VllmOptions) else VllmOptions()
+    adapter_slots(spec, options)
     tensors = ModelTensors.read(spec)
     weights = tensors.replica_numel(spec) * DTYPE_BYTES[spec.model.dtype]
     blocks = -(-spec.max_model_tokens // BLOCK_TOKENS) + 1

@@ -12,8 +12,10 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from rlsdk.interfaces import AdapterSpec, Box, ConfigError, fingerprint
+from rlsdk.interfaces import AdapterSpec, Box, ConfigError, RolloutSpec, fingerprint
+from rlsdk.kit.generation.serving import count_adapter_slots
 from rlsdk.kit.weights.weight_updates import Fingerprints
+from rlsdk_vllm.config import VllmOptions
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks for which vLLM makes slots."""
@@ -21,7 +23,12 @@ PREFIX = "base_model.model."
 """What names in PEFT's files begin with."""
 
 
-def lora_arguments(spec: AdapterSpec, max_adapters: int) -> dict[str, Any]:
+def adapter_slots(spec: RolloutSpec, options: VllmOptions) -> int:
+    """Adapters that have memory. Raises `ConfigError` if these are too few."""
+    return count_adapter_slots(spec, options.max_adapters, "rollout.vllm.max_adapters")
+
+
+def lora_arguments(spec: AdapterSpec, max_adapters: int, *, on_cpu: bool) -> dict[str, Any]:
     """Arguments of vLLM for this adapter.
 
     Raises:
@@ -32,12 +39,15 @@ def lora_arguments(spec: AdapterSpec, max_adapters: int) -> dict[str, Any]:
             f"model.lora.rank {spec.rank}: vLLM serves ranks up to {RANKS[-1]}; give a lower one, or model.lora.sync "
             "merged"
         )
+    # On a CPU a request without an adapter, such as a probe, is computed with the last slot where it shares a pass with
+    # others: that one stays empty, as the first free slot is taken and `max_adapters` are never exceeded.
+    slots = max_adapters + on_cpu
     return {
         "enable_lora": True,
         "max_lora_rank": next(rank for rank in RANKS if rank >= spec.rank),
-        "max_loras": max_adapters,
+        "max_loras": slots,
         # vLLM would drop an adapter of a running request in favour of a newer one.
-        "max_cpu_loras": max_adapters,
+        "max_cpu_loras": slots,
     }
 
 
@@ -63,7 +73,7 @@ def put(manager: Any, number: int, values: bytes, spec: Mapping[str, Any], keep:
         number: its id, a new one for every version.
         values: A and B by canonical name, whole, as safetensors.
         spec: `rank`, `alpha` and whether `rslora`.
-        keep: ids of adapters that running requests use; all others are dropped.
+        keep: ids of adapters that stay; all others are dropped.
 
     Returns:
         Fingerprint of every tensor whose slot holds exactly these values, B multiplied by the scale.

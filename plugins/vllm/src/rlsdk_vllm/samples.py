@@ -43,10 +43,6 @@ class Sample(RunningSample):
     """One sample of one request."""
 
     call: Call
-    version: int = 0
-    """Version that was served when it was added."""
-    adapter: int | None = None
-    """Id of the adapter that it is sampled with, from its first token to its last."""
 
     def finish(self, reason: FinishReason, version: int) -> None:
         """Passes the finished sample to its call. `version` is used for a sample without tokens."""
