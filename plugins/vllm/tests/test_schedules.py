@@ -9,10 +9,20 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
 from test_train import ROOT, TASK
 
 APART = ["--placement.preset", "disaggregated", "--placement.devices_per_node", "2"]
 TIMED = ("time/", "throughput/", "sync/moved_bytes")
+REWARD = """
+import zlib
+from rlsdk.interfaces import RewardRecord
+
+def digits(sample):
+    share = sum(c.isdigit() for c in sample.response) / max(len(sample.response), 1)
+    return RewardRecord(score=share, metrics={"ids": zlib.crc32(sample.response.encode())})
+"""
+"""Its mean over a step's samples tells whether any of them differs."""
 
 
 def train(model: Path, folder: Path, *extra: str) -> list[Mapping[str, float]]:
@@ -45,3 +55,22 @@ def test_staleness_0_on_pools_of_its_own_is_the_synchronous_run_and_1_trains_wha
     assert stale[0]["reward/mean"] == together[0]["reward/mean"]
     assert stale[2]["policy/grad_norm"] != together[2]["policy/grad_norm"]
     assert max(step["parity/log_prob_diff_max"] for step in stale[:1]) < 2e-5
+
+
+def test_an_adapter_at_staleness_1_gives_the_same_samples_whatever_runs_beside_them(
+    qwen2: Path, tmp_path: Path
+) -> None:
+    """In the worker's process and in one of its own, where versions meet in other passes."""
+    (reward := tmp_path / "reward.py").write_text(REWARD)
+    adapter = ["--model.lora.rank", "4", "--train.optim.lr", "1e-2", "--reward", f"{reward}:digits"]
+    more = [*APART, *adapter, "--schedule.max_staleness", "1", "--rollout.max_response_tokens", "48"]
+    here, beside = (
+        train(qwen2, tmp_path / value, *more, "--rollout.vllm.asynchronous", value) for value in ("false", "true")
+    )
+    assert [step["schedule/staleness_mean"] for step in here] == [0, 1, 1, 1]
+    assert max(step["sync/bytes"] for step in here[1:]) < here[0]["sync/bytes"] / 20
+    assert len({step["reward/digits/ids"] for step in here}) == 4
+    for name in ("reward/digits/ids", "reward/mean", "response/tokens_mean", "schedule/staleness_max"):
+        assert [step[name] for step in beside] == [step[name] for step in here], name
+    norms = [[step["policy/grad_norm"] for step in steps] for steps in (here, beside)]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-3)
