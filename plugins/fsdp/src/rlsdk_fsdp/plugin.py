@@ -33,7 +33,7 @@ def rlsdk_register_backends(register: RegisterBackend) -> None:
                 }
             ),
             dtypes=frozenset({"float32", "bfloat16"}),
-            engine_requires={"torch": ">=2.11,<2.15"},
+            engine_requires={"torch": ">=2.11,<2.16"},
             install_hint="pip install rlsdk-fsdp",
         )
     )

@@ -159,7 +159,8 @@ def regain(outputs: nn.Module) -> None:
         for group in _param_groups(module):
             group._partial_reduce_output = None
             for parameter in group.fsdp_params:
-                parameter.unsharded_accumulated_grad = None
+                if not hasattr(type(parameter), "unsharded_accumulated_grad"):  # torch 2.15: a view of `grad` below
+                    parameter.unsharded_accumulated_grad = None
                 if hasattr(parameter, "_unsharded_param"):
                     parameter.unsharded_param.grad = None
 
