@@ -74,6 +74,8 @@ def main_exits_with(code: int, arguments: list[str]) -> None:
         (["--data.prompt_template", "{promt} hi"], ["no field 'promt'", "did you mean 'prompt'?"]),
         (["--data.prompts_per_step", "4"], ["unknown key; did you mean trainer.prompts_per_step?"]),
         (["--trainer.steps"], ["trainer.steps: no value was given", "--trainer.steps VALUE"]),
+        (["--eval"], ["eval: no value was given", "--eval.FIELD VALUE"]),
+        (["--plan"], ["plan: unknown key", "`rlsdk plan` with the same arguments"]),
         (["--train.device", "cuda"], ["train.device: unknown key", "did you mean placement.device?"]),
         (["--optim.lr", "0.1"], ["optim: unknown key; did you mean train.optim or critic.optim?"]),
         (["--lr", "0.1"], ["lr: unknown key", "did you mean train.optim.lr or "]),

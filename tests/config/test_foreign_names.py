@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import typer
 
 import rlsdk
 from rlsdk.api.settings import from_keywords
 from rlsdk.cli import main
-from rlsdk.config import load_config
+from rlsdk.cli.commands import app
+from rlsdk.config import RunConfig, load_config
 from rlsdk.config.checks.commands import READERS
-from rlsdk.config.loading.foreign_names import CLASSES, COMMANDS, FOREIGN_NAMES, NOT_FIELDS
+from rlsdk.config.loading.foreign_names import CLASSES, COMMANDS, FOREIGN_NAMES, NOT_FIELDS, answer
 from rlsdk.config.loading.load import read_config
+from rlsdk.config.loading.overrides import ALIASES
 from rlsdk.interfaces import ConfigError
 from rlsdk.registry import Registry
 
@@ -84,6 +87,22 @@ def test_commands_of_others_are_answered(name: str, capsys: pytest.CaptureFixtur
         main([name])
     assert left.value.code == 2
     assert "Here:" in " ".join(capsys.readouterr().err.split())
+
+
+def test_every_command_that_is_typed_as_an_option_is_answered(registry: Registry) -> None:
+    commands = set(typer.main.get_command(app).commands) - {"config"}  # type: ignore[attr-defined]  # --config is a file
+    fields = {*RunConfig.model_fields, *ALIASES}
+    typed = [*(commands - fields), "verbose", "export", "dry-run"]
+    assert len(typed) > 20
+    for name in typed:
+        for word in (f"--{name}", f"--{name.replace('-', '_')}"):
+            loaded = read_config((), [word], registry, reader=READERS["train"])
+            assert [problem.hint for problem in loaded.problems] == [answer(name)], name
+            assert answer(name), name
+
+
+def test_the_word_of_a_command_inside_a_section_is_no_command(registry: Registry) -> None:
+    assert "did you mean model.lora.init?" in problems_of("model.init", registry)
 
 
 @pytest.mark.parametrize("name", CLASSES)

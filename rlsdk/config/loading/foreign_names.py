@@ -232,7 +232,7 @@ _FOUR_BIT = "weights are not quantized: with an adapter (`model.lora.rank`) they
 _WHOLE = "batches are whole: `trainer.prompts_per_step` (sft: `sft.rows_per_step`) is split over the devices by itself"
 _ENGINE = "the train engine does this itself, with options of its own: `rlsdk plugins list`, `rlsdk plugins info NAME`"
 _LOGS = "every step is logged, into the run's folder; see `tracking` in docs/metrics.md"
-_PLAN = "`rlsdk plan` with the same arguments shows the run without starting it"
+_PLAN = "`rlsdk plan` with the same arguments shows a run of `rlsdk train` without starting it"
 NOT_FIELDS: Mapping[str, str] = {
     "gradient_accumulation_steps": _WHOLE,
     "steps_per_generation": _WHOLE + "; `trainer.updates_per_step` is the number of optimizer steps for it",
@@ -276,6 +276,27 @@ NOT_FIELDS: Mapping[str, str] = {
     "actor": "the trained model is `model`, its engine `train`, its sampling `rollout`",
 }
 """Name -> what to do where there is no field of this meaning."""
+_ARGUMENTS = "with the same arguments"
+VERBS: Mapping[str, str] = {
+    "plan": _PLAN,
+    **{name: f"`rlsdk {name}` {_ARGUMENTS}" for name in ("chaos", "distill", "dpo", "kto")},
+    **{name.replace("-", "_"): f"`rlsdk {name}` {_ARGUMENTS}" for name in ("process-reward", "reward-model")},
+    **{name: f"afterwards: `rlsdk {name} RUN`" for name in ("generate", "inspect", "note", "replay", "report")},
+    **dict.fromkeys(("export", "upload", "push"), "afterwards: `rlsdk push RUN org/name`"),
+    "compare": "afterwards: `rlsdk compare RUN OTHER_RUN`",
+    **dict.fromkeys(("watch", "ui", "dashboard"), "while the run trains: `rlsdk watch RUN`"),
+    "init": "before: `rlsdk init FILE` writes a run file, which `--config FILE` reads",
+    "migrate": "before: `rlsdk migrate SCRIPT` writes a run file, which `--config FILE` reads",
+    "doctor": "before: `rlsdk doctor`",
+    "make_model": "before: `rlsdk make-model FOLDER`, then `--model FOLDER`",
+    "plugins": "`rlsdk plugins list` shows what is installed",
+    "algorithms": "`rlsdk algorithms list` shows what `--algorithm NAME` takes",
+    "environments": "`rlsdk environments check FILE.py:Class`; a run takes one by `--rollout.environment`",
+    "evaluate": "`--eval.every_steps N`; afterwards: `rlsdk eval RUN`",
+    "version": "`rlsdk --version`",
+    **dict.fromkeys(("verbose", "debug"), "`--traceback` prints tracebacks; logs are in the run's folder"),
+}
+"""Commands, ours and others', that are typed as an option of a run -> what to type instead."""
 PAGE = "docs/coming_from.md"
 COMMANDS: Mapping[str, str] = {
     **{name: f"`rlsdk train --algorithm {name}`" for name in ("grpo", "ppo", "rloo", "dapo", "gspo", "remax")},
@@ -315,6 +336,8 @@ CLASSES: Mapping[str, str] = {
 
 def answer(name: str) -> str:
     """What to do instead of a setting that has no counterpart; empty if it has one, or is not known."""
+    if (verb := name.replace("-", "_")) in VERBS:
+        return VERBS[verb]
     last, first = name.rpartition(".")[2], name.partition(".")[0]
     for known in (name, last):
         if known in FOREIGN_NAMES:

@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rlsdk.config.introspection.fields import annotation_at, keys_at, members
+from rlsdk.config.introspection.fields import annotation_at, keys_at, members, section_of
 from rlsdk.config.introspection.options import build_options
 from rlsdk.config.introspection.validation_errors import dotted, explain
-from rlsdk.config.loading.foreign_names import NOT_FIELDS, answer
+from rlsdk.config.loading.foreign_names import NOT_FIELDS, VERBS, answer
 from rlsdk.config.loading.other_names import Reads, every, known_elsewhere, meant_by
 from rlsdk.config.loading.overrides import RECIPE, Override, split_arguments
 from rlsdk.config.loading.reads import Given, Idle, Reader
@@ -287,7 +287,9 @@ def _apply(flag: Override, tree: Tree, backends: Sequence[_Backend]) -> list[Pro
         if place[1] == "options" and backend.options is not None:
             annotation = annotation_at(backend.options, place[2:])
     if flag.text is None and not {bool, Any, object} & set(members(annotation)):
-        return [Problem(dotted(place), f"no value was given: expected {flag.flag} VALUE", origin=flag.flag)]
+        inside = section_of(annotation) is not None
+        expected = f"a field of it, {flag.flag}.FIELD VALUE" if inside else f"{flag.flag} VALUE"
+        return [Problem(dotted(place), f"no value was given: expected {expected}", origin=flag.flag)]
     problem = tree.put(place, _typed(flag.text, annotation), flag.flag)
     return [problem] if problem else []
 
@@ -339,7 +341,8 @@ def _as_written(problem: Problem, tree: Tree, backends: Sequence[_Backend], read
     if problem.is_unknown_key:
         key = path.rpartition(".")[2]
         elsewhere = tuple(meant_by(path, reads))
-        instead = "" if elsewhere and key not in NOT_FIELDS else answer(path)
+        is_answered = key in NOT_FIELDS or path.replace("-", "_") in VERBS
+        instead = "" if elsewhere and not is_answered else answer(path)
         if instead:
             return replace(problem, path=path, expected="", suggestions=(), hint=instead, origin=_of_recipe(origin))
         # A field of this very name in another section is likelier than a similar one here.
