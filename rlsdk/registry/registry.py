@@ -29,6 +29,8 @@ from rlsdk.registry.row import ComponentKind, Isolation, Kind, Row, Source, Stat
 from rlsdk.system.printable import described, shown
 
 logger = logging.getLogger(__name__)
+_warned: list[Row] = []
+"""Untested engines that this process has warned about."""
 
 TAKES: Mapping[ComponentKind, Sequence[str]] = {
     ComponentKind.ALGORITHM: ("context",),
@@ -105,7 +107,8 @@ class Registry:
     def backend(self, kind: BackendKind, name: str) -> BackendSpec:
         """The specification of a usable backend; raises as `row` does. Warns about an untested engine version."""
         row = self.row(kind, name)
-        if row.state is State.UNTESTED:
+        if row.state is State.UNTESTED and row not in _warned:
+            _warned.append(row)
             logger.warning("%s backend %r (%s): %s", kind, name, row.source, row.reason)
         if not isinstance(row.spec, BackendSpec):
             raise PluginLoadError(f"{kind} {name!r} is not a backend")
