@@ -8,6 +8,7 @@ from typing import Any
 
 from rlsdk.config.loading.yaml_text import read_yaml
 from rlsdk.interfaces import BackendKind
+from rlsdk.migrate.common import SHARDED
 from rlsdk.migrate.draft import Draft, Fate, Setting
 from rlsdk.registry import FIRST_PARTY
 
@@ -21,6 +22,8 @@ OPTIONS: Mapping[str, tuple[str, Mapping[Any, Any]]] = {
     "fsdp_config.fsdp_reshard_after_forward": ("train.fsdp.reshard_after_forward", {False: False, True: True}),
 }
 """Name in the file -> option of the backend of that name, and the values that both have."""
+SPLITS_ROWS = ("parallelism_config.parallelism_config_cp_size", "parallelism_config.parallelism_config_sp_size")
+"""Devices that split a row: by a ring, and by heads."""
 SPLITS = ("cp_size", "sp_size", "tp_size", "dp_replicate_size")
 """Ends of names for sizes that split a row or a model, or keep several copies of it."""
 
@@ -59,6 +62,9 @@ def put_launcher(draft: Draft) -> None:
     if not shards and engine not in ("no", "multi_gpu"):
         return
     split = [name for name, value in held.items() if name.endswith(SPLITS) and isinstance(value, int) and value > 1]
+    rows = [name for name in split if name in SPLITS_ROWS and engine == SHARDED]
+    if len(rows) == 1:
+        split.remove(rows[0])
     options = {name: held[name] for name, (path, _) in OPTIONS.items() if name in held and f".{engine}." in path}
     odd = [name for name, value in options.items() if value not in OPTIONS[name][1]]
     for name in (*split, *odd):
@@ -69,6 +75,10 @@ def put_launcher(draft: Draft) -> None:
     fields = ["train.backend"] if shards else []
     if shards:
         draft.put("train.backend", engine, note=f"{draft.script.peer}: distributed_type of {draft.value(FILE)}")
+    if len(rows) == 1:
+        path, why = f"train.{engine}.context_parallel", f"{why}; rows are split over devices by a ring"
+        draft.put(path, held[rows[0]], note=f"{draft.script.peer}: {rows[0].rpartition('.')[2]} of the launcher's file")
+        fields.append(path)
     for name, value in options.items():
         path, values = OPTIONS[name]
         draft.put(path, values[value], note=f"{draft.script.peer}: {name} of the launcher's file")

@@ -207,6 +207,7 @@ def _part(draft: Draft, name: str, value: Any, which: str, *, is_file: bool) -> 
 
 
 def _devices(draft: Draft) -> int:
+    """Devices and nodes of the launcher; returns the number of devices, or groups of them, that hold different rows."""
     name = draft.gives("devices", "accelerate.num_processes", "torchrun.nproc_per_node")
     held = draft.script.launch
     total = draft.value(name) if name else held.get("num_processes", 1)
@@ -219,7 +220,7 @@ def _devices(draft: Draft) -> int:
     if found > 1:
         draft.put("train.backend", SHARDED, note="shards the model over the devices")
     put_launcher(draft)
-    return found
+    return found // int(draft.fields.get(f"train.{SHARDED}.context_parallel", 1))
 
 
 def _sampled(draft: Draft) -> None:

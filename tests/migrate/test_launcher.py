@@ -40,7 +40,11 @@ def test_a_launcher_file_names_the_backend_and_the_devices(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("held", "named"),
     [
-        ("distributed_type: FSDP\nnum_processes: 2\nparallelism_config:\n  parallelism_config_cp_size: 2\n", "cp_size"),
+        ("distributed_type: FSDP\nnum_processes: 2\nparallelism_config:\n  parallelism_config_tp_size: 2\n", "tp_size"),
+        (
+            "distributed_type: DEEPSPEED\nnum_processes: 2\nparallelism_config:\n  parallelism_config_sp_size: 2\n",
+            "sp_size",
+        ),
         ("distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config:\n  zero_stage: 0\n", "zero_stage 0"),
     ],
 )
@@ -50,6 +54,18 @@ def test_what_a_launcher_file_has_alone_is_refused(tmp_path: Path, held: str, na
     assert row.fate is Fate.REFUSED
     assert named in row.why
     assert named in run_file(draft)
+
+
+@pytest.mark.parametrize("kind", ["cp", "sp"])
+def test_a_launcher_files_split_of_rows_is_taken_over(tmp_path: Path, kind: str) -> None:
+    held = f"num_processes: 4\nparallelism_config:\n  parallelism_config_{kind}_size: 2\n"
+    draft = launched(tmp_path, f"distributed_type: FSDP\n{held}  parallelism_config_dp_shard_size: 2\n")
+    (row,) = [row for row in draft.rows if row.name == "accelerate.config_file"]
+    assert row.fate is Fate.OTHERWISE
+    assert "train.fsdp.context_parallel: 2" in row.fields
+    assert draft.fields["train.fsdp.context_parallel"] == 2
+    # Only those that hold different rows count: 8 rows of TRL's default x 2 of 4 devices x 2 accumulated.
+    assert draft.fields["sft.rows_per_step"] == 8 * 2 * 2
 
 
 def test_a_launcher_file_that_is_not_there_is_named_with_what_is_not_known(tmp_path: Path) -> None:
