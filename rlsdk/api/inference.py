@@ -23,6 +23,7 @@ from rlsdk.interfaces import ConfigError
 from rlsdk.interfaces.spelling import as_given
 from rlsdk.kit.files.adapter_config import holds_adapter, settings_of
 from rlsdk.registry import Registry
+from rlsdk.system.quantities import counted
 from rlsdk.trainer.inputs.model_config import file_problems, model_fields
 
 if TYPE_CHECKING:
@@ -201,7 +202,14 @@ def given_prompts(prompts: object) -> list[str] | list[Messages]:
     texts = [one for one in found if isinstance(one, str)]
     conversations = [one for one in found if _is_conversation(one)]
     if len(found) not in (len(texts), len(conversations)):
-        odd = next((one for one in found if not isinstance(one, str) and not _is_conversation(one)), found)
+        odd = next((one for one in found if not isinstance(one, str) and not _is_conversation(one)), None)
+        if odd is None and len(found) == len(texts) + len(conversations):
+            both = f"{counted(len(texts), 'text')} and {counted(len(conversations), 'conversation')}"
+            raise ConfigError(
+                f"prompts: {both}: expected one kind in a call; "
+                'a text is a conversation as [{"role": "user", "content": TEXT}], without the prompt '
+                "template of the run"
+            )
         raise ConfigError(
             f"prompts: {repr(odd)[:200]}: expected a text or a list of texts, or else messages "
             '[{"role": "user", "content": TEXT}, ...] or a list of such conversations'

@@ -168,10 +168,16 @@ def test_prompts_are_texts_or_conversations(prompts: Any, expected: list[Any]) -
     assert [one if isinstance(one, str) else list(one) for one in found] == expected
 
 
-@pytest.mark.parametrize("prompts", [3, ["a", 3], ["a", [TURN]], [[]], [TURN, "a"], None])
+@pytest.mark.parametrize("prompts", [3, ["a", 3], [[]], [TURN, "a"], None])
 def test_other_prompts_are_refused_with_what_is_expected(prompts: Any) -> None:
     with pytest.raises(ConfigError, match=r"prompts: .*expected a text or a list of texts, or else messages"):
         given_prompts(prompts)
+
+
+def test_texts_and_conversations_in_one_call_are_named_and_counted() -> None:
+    talk = [{"role": "user", "content": "b"}]
+    with pytest.raises(ConfigError, match=r"prompts: 2 texts and 1 conversation: expected one kind"):
+        given_prompts(["a", talk, "c"])
 
 
 def test_the_best_checkpoint_is_taken_by_name(model: Path, tmp_path: Path) -> None:
