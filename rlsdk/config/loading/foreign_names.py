@@ -292,7 +292,7 @@ VERBS: Mapping[str, str] = {
     "plugins": "`rlsdk plugins list` shows what is installed",
     "algorithms": "`rlsdk algorithms list` shows what `--algorithm NAME` takes",
     "environments": "`rlsdk environments check FILE.py:Class`; a run takes one by `--rollout.environment`",
-    "evaluate": "`--eval.every_steps N`; afterwards: `rlsdk eval RUN`",
+    "evaluate": "`eval.every_steps` says how often; afterwards: `rlsdk eval RUN`",
     "version": "`rlsdk --version`",
     **dict.fromkeys(("verbose", "debug"), "`--traceback` prints tracebacks; logs are in the run's folder"),
 }
