@@ -88,18 +88,18 @@ def links(plan: ReshardPlan, source: list[WeightLayout], target: list[WeightLayo
     parts = plan.parts
     if not isinstance(parts, PackedParts):
         raise TypeError(f"the planner gave {type(parts).__name__}: expected columns")
-    columns = parts.columns
-    width = np.array([DTYPE_BYTES[meta.dtype] for meta in parts.tensors])
-    num_bytes = columns.size.prod(axis=1) * width[columns.name]
-    to = np.repeat(np.arange(len(target)), np.diff(parts.start))
+    routes = parts.routes
     numbers: dict[str, int] = {}
     nodes = [np.array([numbers.setdefault(layout.node, len(numbers)) for layout in side]) for side in (source, target)]
-    inside = nodes[0][columns.source] == nodes[1][to]
+    inside = nodes[0][routes.source] == nodes[1][routes.target]
     busiest = {
-        kind: max(float(np.bincount(ranks[rows], num_bytes[rows]).max(initial=0)) for ranks in (columns.source, to))
+        kind: max(
+            float(np.bincount(ranks[rows], routes.num_bytes[rows]).max(initial=0))
+            for ranks in (routes.source, routes.target)
+        )
         for kind, rows in (("intra", inside), ("inter", ~inside))
     }
-    return busiest, len(num_bytes)
+    return busiest, sum(len(parts[at].columns.source) for at in range(len(parts)))
 
 
 def starts(shape: MoeShape, rollout_tp: int, rollout_ep: int) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from rlsdk.interfaces import DTYPE_BYTES, Bucket, Forecast, RankContext, ReshardPlan, WeightLayout
 from rlsdk.sharding.plan.holders import distinct_tensors
-from rlsdk.sharding.plan.packed_plan import PackedBuckets, bytes_by_route
+from rlsdk.sharding.plan.packed_plan import PackedBuckets, PackedParts, bytes_by_route
 from rlsdk.sharding.plan.planner import plan_reshard
 from rlsdk.sharding.plan.relays import INTER_NODE_BYTES_S, INTRA_NODE_BYTES_S
 from rlsdk.sharding.transfer.devices import on_physical_device
@@ -129,27 +129,40 @@ def block_bytes(plan: ReshardPlan) -> tuple[int, int]:
     """(bytes of the source, of the target with the largest need): memory between two processes during a transfer."""
     by_source: dict[int, int] = {}
     most = looked = seen = 0
-    for part in plan.parts:
+    known: dict[tuple[int, bytes], Mapping[int, int]] = {}
+    for target, part in enumerate(plan.parts):
         if seen > MAX_BYTES:
             break
-        largest = largest_buckets(part)
+        same = plan.parts.sharing(target) if isinstance(plan.parts, PackedParts) else None
+        if same is None or same not in known:
+            seen += plan.num_bytes // len(plan.parts)
+            largest = largest_buckets(part)
+            if same is not None:
+                known[same] = largest
+        else:
+            largest = known[same]
         looked += 1
-        seen += plan.num_bytes // len(plan.parts)
-        most = max(most, BLOCKS * sum(largest.values()))
-        for source, num_bytes in largest.items():
+        away = [(source, num_bytes) for source, num_bytes in largest.items() if not _is_in_process(part, source)]
+        most = max(most, BLOCKS * sum(num_bytes for _, num_bytes in away))
+        for source, num_bytes in away:
             by_source[source] = by_source.get(source, 0) + BLOCKS * num_bytes
     return max(by_source.values(), default=0) * len(plan.parts) // max(looked, 1), most
 
 
-def largest_buckets(part: Sequence[Bucket]) -> dict[int, int]:
-    """Bytes of the largest bucket that each source sends to another process."""
+def largest_buckets(part: Sequence[Bucket]) -> Mapping[int, int]:
+    """Bytes of the largest bucket of each source."""
     if isinstance(part, PackedBuckets):
-        return part.largest_by_source(InProcessTransport.name)
+        return part.largest_by_source()
     largest: dict[int, int] = {}
     for bucket in part:
-        if bucket.transport != InProcessTransport.name:
-            largest[bucket.source] = max(largest.get(bucket.source, 0), bucket.num_bytes)
+        largest[bucket.source] = max(largest.get(bucket.source, 0), bucket.num_bytes)
     return largest
+
+
+def _is_in_process(part: Sequence[Bucket], source: int) -> bool:
+    if isinstance(part, PackedBuckets):
+        return part.transports[source] == InProcessTransport.name
+    return any(bucket.source == source and bucket.transport == InProcessTransport.name for bucket in part)
 
 
 def num_parameters(plan: ReshardPlan) -> int:

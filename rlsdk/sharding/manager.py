@@ -25,7 +25,7 @@ from rlsdk.interfaces import (
     WeightTargetHost,
 )
 from rlsdk.sharding.plan.cache import PlanCache
-from rlsdk.sharding.plan.packed_plan import sources_of, transports_of
+from rlsdk.sharding.plan.packed_plan import JoinedBuckets, sources_of, transports_of
 from rlsdk.sharding.plan.planner import choose_transport
 from rlsdk.sharding.plan.relays import first_of, passing_place
 from rlsdk.sharding.transfer.calls import call, call_each
@@ -192,7 +192,7 @@ class GenericShardingManager(ShardingManager):
             parts = [plan.parts[first_of(plan.relays, target)] for target in at]
             taking = [part for part, target in zip(parts, at, strict=True) if target not in plan.relays]
             used = sorted(set().union(*map(sources_of, taking)))
-            buckets = parts[0] if len(parts) == 1 else [bucket for part in parts for bucket in part]
+            buckets = parts[0] if len(parts) == 1 else JoinedBuckets(tuple(parts))
             relay = self._relay_of(at, relays, sync)
             arguments.append((buckets, {source: peers[source] for source in used}, version, self.timeout_s, relay))
         return call_each(self.rollout, WeightTargetHost.pull_weights, arguments, timeout_s=self.timeout_s + GRACE_S)

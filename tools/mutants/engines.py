@@ -65,10 +65,8 @@ ENGINES = {
         settings=f"backend = '*+*'\n    {MANAGER}",
         files=[
             "rlsdk/sharding/manager.py",
-            *_named(
-                "rlsdk/sharding/plan", "balance", "box_table", "boxes", "cache", "holders", "packed_plan", "planner"
-            ),
-            *_named("rlsdk/sharding/plan", "relays", "scales"),
+            *_named("rlsdk/sharding/plan", "balance", "box_table", "boxes", "cache", "holders", "matching"),
+            *_named("rlsdk/sharding/plan", "packed_plan", "planner", "readers", "relays", "routes", "scales"),
             *_named("rlsdk/sharding/transfer", "calls", "fetching", "forwarding", "gathering", "receiving"),
             *_named("rlsdk/sharding/transfer", "relay_source", "source", "target", "verify", "worker_progress"),
             *_named("rlsdk/sharding/transports", "ring", "ring_memory", "ring_transport", "table", "transport", "wire"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,58 +64,60 @@ def _fill_up(loads: NDArray[np.float64], amount: float) -> NDArray[np.float64]:
     return filled
 
 
-def take_turns(
-    boxes: BoxTable, element_bytes: Ints, which: Ints, sets: RankSets, num_ranks: int, *, shift: int = 0
-) -> tuple[BoxTable, Ints, Ints]:
-    """Assigns a source to every box; a box is split between rows where the turn of one replica ends.
+@dataclass(frozen=True)
+class Turns:
+    """Which of several sources sends what.
 
-    All boxes of a set are concatenated on a line. The line is split into equal cycles, and in each cycle every member
-    sends its share, so that the load is even in every part of the plan and not only in total. The number of cycles is
-    coprime to the number of targets, so that targets start with different members.
-
-    Args:
-        boxes: `[N]`; `rank` is the target. In the order in which targets receive them.
-        element_bytes: `[N]`: bytes per element.
-        which: `[N]`: index of the set of sources that may send each box.
-        sets: sets of source ranks.
-        num_ranks: number of source ranks.
-        shift: each source takes the turn of the source `shift` places before it in its set.
-
-    Returns:
-        Pieces in the same order, the row of `boxes` that each belongs to, and the source of each.
+    All boxes of a set of sources are concatenated on a line, by target. The line is split into equal cycles, and in
+    each cycle every member sends its share, so that the load is even in every part of the plan and not only in total.
+    The number of cycles is coprime to the number of targets, so that targets start with different members. The lines of
+    all sets follow one another.
     """
-    sizes = boxes.numel * element_bytes
-    totals = np.bincount(which, sizes, minlength=len(sets)).astype(np.int64)
-    given = quotas(totals, sets, num_ranks)
-    by_set = np.argsort(which, kind="stable")
-    line_end = np.cumsum(sizes[by_set])
-    line_start = line_end - sizes[by_set]
-    bounds, owner = _turns(totals, given, sets, _num_targets(boxes.rank, which, len(sets)), shift)
-    first = np.searchsorted(bounds, line_start, side="right") - 1
-    count = np.searchsorted(bounds, line_end, side="left") - first
-    at, turn = np.repeat(np.arange(len(boxes)), count), np.repeat(first, count) + ragged(count)
-    axis, row = first_axis(boxes)
-    axis, rows, row_bytes = (
-        values[by_set][at] for values in (axis, boxes.size[np.arange(len(boxes)), axis], row * element_bytes)
-    )
-    begin, end = (
-        np.clip((bounds[edge] - line_start[at] + row_bytes // 2) // row_bytes, 0, rows) for edge in (turn, turn + 1)
-    )
-    kept = np.flatnonzero(end > begin)
-    origin = by_set[at[kept]]
-    order = np.lexsort((begin[kept], origin))
-    kept, origin = kept[order], origin[order]
-    pieces = boxes.take(origin)
-    where = (np.arange(len(kept)), axis[kept])
-    pieces.offset[where] += begin[kept]
-    pieces.size[where] = end[kept] - begin[kept]
-    return pieces, origin, owner[turn[kept]]
 
+    bounds: Ints
+    """`[turns + 1]`: bounds of the turns on the line, in bytes."""
+    owner: Ints
+    """`[turns]`: the source of each turn."""
 
-def _num_targets(targets: Ints, which: Ints, num_sets: int) -> Ints:
-    """`[sets]`: number of targets that receive something from each set."""
-    pairs = np.unique(which * (int(targets.max(initial=0)) + 1) + targets)
-    return np.bincount(pairs // (int(targets.max(initial=0)) + 1), minlength=num_sets)
+    @classmethod
+    def of(cls, totals: Ints, num_targets: Ints, sets: RankSets, num_ranks: int, *, shift: int = 0) -> Turns:
+        """Divides the lines into turns.
+
+        Args:
+            totals: `[sets]`: bytes of each line.
+            num_targets: `[sets]`: number of targets that receive something from each set.
+            sets: sets of source ranks.
+            num_ranks: number of source ranks.
+            shift: each source takes the turn of the source `shift` places before it in its set.
+        """
+        return cls(*_turns(totals, quotas(totals, sets, num_ranks), sets, num_targets, shift))
+
+    def cut(self, boxes: BoxTable, num_bytes: Ints, begin: Ints) -> tuple[BoxTable, Ints, Ints]:
+        """Assigns a source to every box; a box is split between rows where the turn of one source ends.
+
+        Args:
+            boxes: `[N]`
+            num_bytes: `[N]`
+            begin: `[N]`: where each box begins on the line.
+
+        Returns:
+            Pieces in the same order, the row of `boxes` that each belongs to, and the source of each.
+        """
+        first = np.searchsorted(self.bounds, begin, side="right") - 1
+        count = np.searchsorted(self.bounds, begin + num_bytes, side="left") - first
+        at, turn = np.repeat(np.arange(len(boxes)), count), np.repeat(first, count) + ragged(count)
+        axis, row = first_axis(boxes)
+        rows = boxes.size[np.arange(len(boxes)), axis]
+        axis, row_bytes, rows, begin = (values[at] for values in (axis, num_bytes // boxes.numel * row, rows, begin))
+        low, high = (
+            np.clip((self.bounds[edge] - begin + row_bytes // 2) // row_bytes, 0, rows) for edge in (turn, turn + 1)
+        )
+        kept = np.flatnonzero(high > low)
+        pieces = boxes.take(at[kept])
+        where = (np.arange(len(kept)), axis[kept])
+        pieces.offset[where] += low[kept]
+        pieces.size[where] = (high - low)[kept]
+        return pieces, at[kept], self.owner[turn[kept]]
 
 
 def _turns(

@@ -20,7 +20,8 @@ def distinct_tensors(layouts: Sequence[WeightLayout]) -> list[TensorMeta]:
     """The distinct tensors of all layouts, in the order of their first occurrence."""
     # Uses `map` with C functions: a large plan has millions, and comparing two of these objects runs in Python.
     what = attrgetter("name", "shape", "dtype", "scales")
-    seen = dict.fromkeys(chain.from_iterable(map(what, layout.tensors) for layout in layouts))
+    lists = {id(layout.tensors): layout.tensors for layout in layouts}  # forecasts of equal ranks share them
+    seen = dict.fromkeys(chain.from_iterable(map(what, tensors) for tensors in lists.values()))
     return [TensorMeta(name=name, shape=shape, dtype=dtype, scales=scales) for name, shape, dtype, scales in seen]
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from operator import eq
 from typing import Any, overload
 
 import numpy as np
@@ -12,35 +13,13 @@ from numpy.typing import NDArray
 
 from rlsdk.interfaces import DTYPE_BYTES, Box, Bucket, ReshardPlan, TensorMeta, Transfer
 from rlsdk.sharding.plan.box_table import BoxTable, Ints, cut_rows
-from rlsdk.sharding.plan.holders import SAME_PROCESS
-
-PIECE_BYTES = 2 << 20
-"""Largest piece of a box in bytes: small enough for a cache, and for replicas to share the work evenly."""
-
-
-@dataclass(frozen=True)
-class Pieces:
-    """Boxes with the source of each; `boxes.rank` is the target. Ordered by target, then by the target's order."""
-
-    boxes: BoxTable
-    source: Ints
-    element_bytes: Ints
-    distance: Ints
-
-    @property
-    def num_bytes(self) -> Ints:
-        return self.boxes.numel * self.element_bytes
-
-    def moved_by_source(self, num_sources: int) -> Ints:
-        """`[num_sources]`: bytes that each source sends to other processes."""
-        away = self.distance != SAME_PROCESS
-        sent = np.bincount(self.source[away], self.num_bytes[away], minlength=num_sources)
-        return sent.astype(np.int64)
+from rlsdk.sharding.plan.matching import PIECE_BYTES, Matching, Pieces
+from rlsdk.sharding.plan.routes import Routes
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Transfers of one or all targets, not yet split into pieces, in the order in which targets receive them."""
+    """Transfers of one target, not yet split into pieces, in the order in which it receives them."""
 
     source: NDArray[np.int32]
     name: NDArray[np.int32]
@@ -49,7 +28,6 @@ class Columns:
     """`[N, D]`."""
     size: Ints
     """`[N, D]`."""
-    transport: NDArray[np.int8]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Columns) and all(
@@ -58,22 +36,32 @@ class Columns:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __getitem__(self, rows: slice) -> Columns:
-        return Columns(*(column[rows] for column in vars(self).values()))
+    @classmethod
+    def of(cls, pieces: Pieces) -> Columns:
+        boxes = pieces.boxes
+        return cls(pieces.source.astype(np.int32), boxes.name.astype(np.int32), boxes.offset, boxes.size)
 
 
 @dataclass(frozen=True, eq=False)
 class PackedBuckets(Sequence[Bucket]):
-    """The buckets of one target, created on first access. Only the columns are pickled."""
+    """The buckets of one target, created on first access. Only the columns are pickled, and made for it."""
 
     target: int
-    columns: Columns
-    tensors: Mapping[int, TensorMeta]
-    """The tensors that `columns.name` indexes, as far as they are used."""
-    transports: tuple[str, ...]
+    contents: Columns | Callable[[], Columns]
+    tensors: Sequence[TensorMeta] | Mapping[int, TensorMeta]
+    """The tensors that `columns.name` indexes; once pickled, as far as they are used."""
+    transports: Mapping[int, str]
+    """By source."""
     bucket_bytes: int
     readers: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """By source: `Bucket.readers`."""
+
+    @cached_property
+    def columns(self) -> Columns:
+        return self._contents()
+
+    def _contents(self) -> Columns:
+        return self.contents if isinstance(self.contents, Columns) else self.contents()
 
     def __len__(self) -> int:
         return len(self._made)
@@ -91,7 +79,16 @@ class PackedBuckets(Sequence[Bucket]):
     __hash__ = None  # type: ignore[assignment]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key != "_made"}
+        # Not kept: the controller pickles the columns of each target, and reads none.
+        columns = vars(self).get("columns") or self._contents()
+        return {
+            "target": self.target,
+            "contents": columns,
+            "tensors": {at: self.tensors[at] for at in np.unique(columns.name).tolist()},
+            "transports": self.transports,
+            "bucket_bytes": self.bucket_bytes,
+            "readers": self.readers,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -101,19 +98,17 @@ class PackedBuckets(Sequence[Bucket]):
         """The buckets: rounds of at most `bucket_bytes`, with one bucket for each source of the round."""
         rounds: list[dict[int, list[Transfer]]] = [{}]
         filled = 0
-        routes: dict[int, str] = {}
-        for giver, route, transfer in self.transfers():
+        for giver, transfer in self.transfers():
             if filled + transfer.num_bytes > self.bucket_bytes:
                 rounds.append({})
                 filled = 0
             rounds[-1].setdefault(giver, []).append(transfer)
-            routes[giver] = self.transports[route]
             filled += transfer.num_bytes
         return tuple(
             Bucket(
                 source=giver,
                 target=self.target,
-                transport=routes[giver],
+                transport=self.transports[giver],
                 transfers=tuple(transfers),
                 num_bytes=sum(transfer.num_bytes for transfer in transfers),
                 round=number,
@@ -123,42 +118,39 @@ class PackedBuckets(Sequence[Bucket]):
             for giver, transfers in sorted(by_source.items())
         )
 
-    def largest_by_source(self, transport: str) -> dict[int, int]:
-        """Bytes of the largest bucket of each source, over all transports except this one, without creating buckets."""
+    def largest_by_source(self) -> dict[int, int]:
+        """Bytes of the largest bucket of each source, without creating buckets."""
         boxes, origin, element_bytes = self._pieces()
         num_bytes = boxes.numel * element_bytes[origin]
         rounds = _rounds(num_bytes, self.bucket_bytes)
-        key = rounds * (int(boxes.rank.max(initial=0)) + 1) + boxes.rank
-        _, first, which = np.unique(key, return_index=True, return_inverse=True)
+        key, which = np.unique(rounds * (int(boxes.rank.max(initial=0)) + 1) + boxes.rank, return_inverse=True)
         totals = np.bincount(which.reshape(-1), num_bytes).astype(np.int64)
-        names = np.array([name != transport for name in self.transports], bool)
-        found: dict[int, int] = {}
-        counted = names[self.columns.transport[origin[first]]]
-        for source, total in zip(boxes.rank[first][counted].tolist(), totals[counted].tolist(), strict=True):
-            found[source] = max(found.get(source, 0), total)
-        return found
+        source = key % (int(boxes.rank.max(initial=0)) + 1)
+        largest = np.zeros(int(source.max(initial=-1)) + 1, np.int64)
+        np.maximum.at(largest, source, totals)
+        return {at: int(largest[at]) for at in np.flatnonzero(largest).tolist()}
 
     def _pieces(self) -> tuple[BoxTable, Ints, Ints]:
         """(pieces that are sent at once, with sources as ranks; row of `columns` of each piece; bytes per element of
         each row)."""
         columns = self.columns
-        widths = {at: DTYPE_BYTES[meta.dtype] for at, meta in self.tensors.items()}
-        element_bytes = np.array([widths[at] for at in columns.name.tolist()], np.int64)
+        names, which = np.unique(columns.name, return_inverse=True)
+        widths = np.array([DTYPE_BYTES[self.tensors[at].dtype] for at in names.tolist()], np.int64)
+        element_bytes = widths[which.reshape(-1)]
         limit = min(self.bucket_bytes, PIECE_BYTES) // element_bytes
         whole = BoxTable(columns.source.astype(np.int64), columns.name.astype(np.int64), columns.offset, columns.size)
         boxes, origin = cut_rows(whole, limit)
         return boxes, origin, element_bytes
 
-    def transfers(self) -> Iterator[tuple[int, int, Transfer]]:
-        """(source, index of its transport, transfer) of every piece, in order."""
+    def transfers(self) -> Iterator[tuple[int, Transfer]]:
+        """(source, transfer) of every piece, in order."""
         boxes, origin, element_bytes = self._pieces()
-        widths = element_bytes[origin]
-        lists = (boxes.rank, self.columns.transport[origin], boxes.name, boxes.offset, boxes.size, boxes.numel * widths)
-        for giver, route, at, offset, size, num_bytes in zip(*(column.tolist() for column in lists), strict=True):
+        lists = (boxes.rank, boxes.name, boxes.offset, boxes.size, boxes.numel * element_bytes[origin])
+        for giver, at, offset, size, num_bytes in zip(*(column.tolist() for column in lists), strict=True):
             meta = self.tensors[at]
             dims = len(meta.shape)
             box = Box(tuple(offset[:dims]), tuple(size[:dims]))
-            yield giver, route, Transfer(name=meta.name, box=box, dtype=meta.dtype, num_bytes=num_bytes)
+            yield giver, Transfer(name=meta.name, box=box, dtype=meta.dtype, num_bytes=num_bytes)
 
 
 def _rounds(num_bytes: Ints, limit: int) -> Ints:
@@ -173,43 +165,54 @@ def _rounds(num_bytes: Ints, limit: int) -> Ints:
     return np.cumsum(begins[:-1])
 
 
-@dataclass(frozen=True)
-class PackedParts(Sequence[Sequence[Bucket]]):
-    """A whole plan: one entry per target."""
+@dataclass(frozen=True, eq=False)
+class JoinedBuckets(Sequence[Bucket]):
+    """The buckets of several targets, one target after the other, created on first access."""
 
-    start: tuple[int, ...]
-    """`[targets + 1]`: where each target's rows begin."""
-    columns: Columns
-    tensors: tuple[TensorMeta, ...]
+    parts: tuple[Sequence[Bucket], ...]
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    @overload
+    def __getitem__(self, at: int) -> Bucket: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Bucket]: ...
+    def __getitem__(self, at: int | slice) -> Bucket | Sequence[Bucket]:
+        return self._made[at]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, JoinedBuckets) and self.parts == other.parts
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"parts": self.parts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+    @cached_property
+    def _made(self) -> tuple[Bucket, ...]:
+        return tuple(bucket for part in self.parts for bucket in part)
+
+
+@dataclass(frozen=True, eq=False)
+class PackedParts(Sequence[Sequence[Bucket]]):
+    """A whole plan: one entry per target, made when it is read."""
+
+    matching: Matching
+    routes: Routes
+    chosen: Ints
+    """`[routes]`: index into `transports`."""
     transports: tuple[str, ...]
+    tensors: tuple[TensorMeta, ...]
     bucket_bytes: int
     readers: Mapping[int, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
     """By target, then by source: `Bucket.readers`."""
 
-    @classmethod
-    def of(
-        cls,
-        pieces: Pieces,
-        transport: Ints,
-        transports: tuple[str, ...],
-        tensors: tuple[TensorMeta, ...],
-        num_targets: int,
-        bucket_bytes: int,
-        readers: Mapping[int, Mapping[int, tuple[int, ...]]] | None = None,
-    ) -> PackedParts:
-        boxes = pieces.boxes
-        start = np.searchsorted(boxes.rank, np.arange(num_targets + 1))
-        columns = Columns(
-            source=pieces.source.astype(np.int32),
-            name=boxes.name.astype(np.int32),
-            offset=boxes.offset,
-            size=boxes.size,
-            transport=transport.astype(np.int8),
-        )
-        return cls(tuple(start.tolist()), columns, tensors, transports, bucket_bytes, readers or {})
-
     def __len__(self) -> int:
-        return len(self.start) - 1
+        return len(self.matching.wants)
 
     @overload
     def __getitem__(self, at: int) -> PackedBuckets: ...
@@ -219,15 +222,38 @@ class PackedParts(Sequence[Sequence[Bucket]]):
         if isinstance(at, slice):
             return [self[i] for i in range(*at.indices(len(self)))]
         at = range(len(self))[at]
-        mine = self.columns[self.start[at] : self.start[at + 1]]
-        used = {i: self.tensors[i] for i in np.unique(mine.name).tolist()}
-        return PackedBuckets(at, mine, used, self.transports, self.bucket_bytes, self.readers.get(at, {}))
+        first, last = np.searchsorted(self.routes.target, (at, at + 1)).tolist()
+        ways = zip(self.routes.source[first:last].tolist(), self.chosen[first:last].tolist(), strict=True)
+        return PackedBuckets(
+            target=at,
+            contents=partial(self._columns, at),
+            tensors=self.tensors,
+            transports={source: self.transports[way] for source, way in ways},
+            bucket_bytes=self.bucket_bytes,
+            readers=self.readers.get(at, {}),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PackedParts) and len(self) == len(other) and all(map(eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _columns(self, target: int) -> Columns:
+        return Columns.of(self.matching.pieces(target))
+
+    def sharing(self, target: int) -> tuple[int, bytes] | None:
+        """Equal for targets that receive the same pieces from the same sources. None: unknown."""
+        matching = self.matching
+        if matching.is_cut[target]:
+            return None
+        pairs = slice(matching.pair_start[target], matching.pair_start[target + 1])
+        return int(matching.wants[target]), matching.pair_source[pairs].tobytes()
 
 
 def sources_of(buckets: Sequence[Bucket]) -> set[int]:
     """The sources that send something, without creating buckets."""
     if isinstance(buckets, PackedBuckets):
-        return set(np.unique(buckets.columns.source).tolist())
+        return set(buckets.transports)
     return {bucket.source for bucket in buckets}
 
 
@@ -236,7 +262,7 @@ def transports_of(plan: ReshardPlan) -> tuple[str, ...]:
     parts = plan.parts
     if not isinstance(parts, PackedParts):
         return tuple(dict.fromkeys(bucket.transport for bucket in plan.buckets))
-    used = np.bincount(parts.columns.transport, minlength=len(parts.transports))
+    used = np.bincount(parts.chosen, minlength=len(parts.transports))
     return tuple(name for name, count in zip(parts.transports, used.tolist(), strict=True) if count)
 
 
@@ -249,16 +275,8 @@ def bytes_by_route(plan: ReshardPlan) -> dict[tuple[int, int, str], int]:
             route = bucket.source, bucket.target, bucket.transport
             found[route] = found.get(route, 0) + bucket.num_bytes
         return found
-    columns = parts.columns
-    width = np.array([DTYPE_BYTES[meta.dtype] for meta in parts.tensors], np.int64)
-    num_bytes = columns.size.prod(axis=1) * width[columns.name]
-    target = np.repeat(np.arange(len(parts)), np.diff(parts.start))
-    num_ways, num_targets = len(parts.transports), len(parts)
-    key = (columns.source.astype(np.int64) * num_targets + target) * num_ways + columns.transport
-    routes, which = np.unique(key, return_inverse=True)
-    sums = np.zeros(len(routes), np.int64)
-    np.add.at(sums, which.reshape(-1), num_bytes)
-    for route, total in zip(routes.tolist(), sums.tolist(), strict=True):
-        pair, way = divmod(route, num_ways)
-        found[*divmod(pair, num_targets), parts.transports[way]] = total
+    routes = parts.routes
+    columns = (routes.source, routes.target, parts.chosen, routes.num_bytes)
+    for source, target, way, num_bytes in zip(*(column.tolist() for column in columns), strict=True):
+        found[source, target, parts.transports[way]] = num_bytes
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,22 +17,14 @@ from rlsdk.interfaces import (
     TensorMeta,
     WeightLayout,
 )
-from rlsdk.sharding.plan.balance import take_turns
-from rlsdk.sharding.plan.box_table import BoxTable, Ints, cut_rows, distinct, first_axis, pack, ragged
+from rlsdk.sharding.plan.box_table import BoxTable, Ints, overlaps, ragged
 from rlsdk.sharding.plan.boxes import covered_elements
-from rlsdk.sharding.plan.holders import (
-    SAME_PROCESS,
-    Atoms,
-    Places,
-    RankSets,
-    SourceTensors,
-    distinct_tensors,
-    find_atoms,
-    tied_to,
-)
-from rlsdk.sharding.plan.packed_plan import PIECE_BYTES, PackedParts, Pieces
+from rlsdk.sharding.plan.holders import SourceTensors, distinct_tensors, tied_to
+from rlsdk.sharding.plan.matching import Sides, match
+from rlsdk.sharding.plan.packed_plan import PackedParts
 from rlsdk.sharding.plan.readers import shared_rings
 from rlsdk.sharding.plan.relays import plan_relays, predict_seconds, relayed_load
+from rlsdk.sharding.plan.routes import Routes
 from rlsdk.sharding.plan.scales import check_scales
 from rlsdk.sharding.transports.in_process import InProcessTransport
 from rlsdk.sharding.transports.transport import Transport
@@ -48,7 +40,8 @@ def plan_reshard(
     """Plans the transfers that bring every target the boxes it wants: each byte once, from the nearest holder.
 
     Equally near holders take turns, so that the load is even, as far as their boxes allow. Equal layouts give equal
-    plans. Plans are computed and stored as columns: buckets are created on access.
+    plans. Targets of equal boxes share one table of their parts; the pieces of a target and its buckets are created on
+    access.
 
     Args:
         source: one layout per training rank.
@@ -68,22 +61,23 @@ def plan_reshard(
     check_scales(target, wanted)
     _check_all_wanted(held, wire, target)
     sides = Sides.of(source, target, held, wire)
-    pieces = match(sides)
-    load = pieces.moved_by_source(len(source))
-    relays = plan_relays(target, sides.wanted, pieces)
-    names, chosen = choose_transports(pieces, source, target, transports)
-    shared = shared_rings(pieces, np.array([t.shares_slots for t in transports], bool)[chosen], chosen, target)
+    matching = match(sides)
+    routes = matching.routes()
+    load = routes.moved_by_source(len(source))
+    relays = plan_relays(target, sides, routes)
+    names, chosen = choose_transports(routes, source, target, transports)
+    shared = shared_rings(matching, routes, np.array([t.shares_slots for t in transports], bool), chosen, target)
     return ReshardPlan(
         tensors=wire,
-        parts=PackedParts.of(pieces, chosen, names, tuple(wire.values()), len(target), bucket_bytes, shared),
-        num_bytes=int(pieces.num_bytes.sum()),
-        lower_bound_bytes=_lacking(sides, source, target),
+        parts=PackedParts(matching, routes, chosen, names, tuple(wire.values()), bucket_bytes, shared),
+        num_bytes=int(routes.num_bytes.sum()),
+        lower_bound_bytes=_lacking(sides),
         moved_bytes=int(load.sum()),
         bucket_bytes=bucket_bytes,
         source_load=dict(enumerate(load.tolist())),
         relays=relays,
-        relayed_load=dict(enumerate(relayed_load(pieces, relays, len(source)).tolist())),
-        predicted_s=predict_seconds(pieces, relays, target, len(source), bucket_bytes),
+        relayed_load=dict(enumerate(relayed_load(routes, relays, len(source)).tolist())),
+        predicted_s=predict_seconds(routes, relays, target, len(source), bucket_bytes),
     )
 
 
@@ -93,149 +87,63 @@ def wire_dtype(held: str, wanted: str) -> str:
     return held if DTYPE_BYTES[wanted] > DTYPE_BYTES[held] else wanted
 
 
-@dataclass(frozen=True)
-class Sides:
-    """Both sides as columns."""
-
-    held: BoxTable
-    """Boxes of the sources; `name` is an index into `tensors`."""
-    wanted: BoxTable
-    """Boxes of the targets, in the order in which each receives them; `name` is an index into `wire`."""
-    held_name: Ints
-    """`[wire]`: position in `tensors` of the source's tensor for each wanted name."""
-    tensors: tuple[TensorMeta, ...]
-    """Tensors as the sources hold them."""
-    element_bytes: Ints
-    """`[wire]`: bytes of an element on the wire."""
-    places: tuple[Places, Places]
-
-    @classmethod
-    def of(
-        cls,
-        source: Sequence[WeightLayout],
-        target: Sequence[WeightLayout],
-        held: SourceTensors,
-        wire: Mapping[str, TensorMeta],
-    ) -> Sides:
-        position = {name: at for at, name in enumerate(held.tensors)}
-        num_dims = max((len(meta.shape) for meta in held.tensors.values()), default=1) or 1
-        return cls(
-            held=pack(source, held.tensors, num_dims),
-            wanted=_in_order(pack(target, wire, num_dims)),
-            held_name=np.array([position[held.resolve(name)] for name in wire], np.int64),
-            tensors=tuple(held.tensors.values()),
-            element_bytes=np.array([DTYPE_BYTES[meta.dtype] for meta in wire.values()], np.int64),
-            places=Places.of(source, target),
-        )
-
-
-def _in_order(table: BoxTable) -> BoxTable:
-    """Sorted by target, then by the position of the name in its layout, then by box."""
-    if not len(table):
-        return table
-    key = table.rank * (int(table.name.max()) + 1) + table.name
-    _, first, which = np.unique(key, return_index=True, return_inverse=True)
-    dims = range(table.offset.shape[1])
-    sizes, offsets = [table.size[:, d] for d in dims], [table.offset[:, d] for d in dims]
-    order = np.lexsort((*reversed(sizes), *reversed(offsets), first[which.reshape(-1)]))
-    return table.take(order)
-
-
-def match(sides: Sides, *, shift: int = 0) -> Pieces:
-    """Assigns a source to every part of every wanted box. Pieces are ordered by target, then by the target's order.
-
-    `shift`: chooses, among the holders of a piece, the one this many places after the holder whose turn it is.
-    """
-    wanted = sides.wanted
-    first, which = distinct(wanted)
-    few = wanted.take(first)
-    held_as = BoxTable(np.arange(len(few)), sides.held_name[few.name], few.offset, few.size)
-    atoms = _fine_enough(find_atoms(held_as, sides.held, sides.tensors), sides.element_bytes[few.name])
-    per_box = np.bincount(atoms.boxes.rank, minlength=len(few))
-    counts = per_box[which]
-    rows = np.repeat(np.arange(len(wanted)), counts)
-    atom = (np.cumsum(per_box) - per_box)[which[rows]] + ragged(counts)
-    taken = BoxTable(wanted.rank[rows], wanted.name[rows], atoms.boxes.offset[atom], atoms.boxes.size[atom])
-    choice, sets, distance = _nearest(atoms.holders[atom], atoms.sets, taken.rank, sides.places)
-    element_bytes = sides.element_bytes[taken.name]
-    at_home = distance == SAME_PROCESS
-    stay, go = np.flatnonzero(at_home), np.flatnonzero(~at_home)
-    moved, origin, giver = take_turns(
-        taken.take(go), element_bytes[go], choice[go], sets, len(sides.places[0].node), shift=shift
-    )
-    origin = np.concatenate((stay, go[origin]))
-    order = np.argsort(origin, kind="stable")
-    return Pieces(
-        boxes=taken.take(stay).joined(moved).take(order),
-        source=np.concatenate((sets.members[sets.start[choice[stay]]], giver))[order],
-        element_bytes=element_bytes[origin][order],
-        distance=distance[origin][order],
-    )
-
-
-def _fine_enough(atoms: Atoms, element_bytes: Ints) -> Atoms:
-    """Splits atoms whose rows are too long for replicas to share evenly."""
-    if not len(atoms.boxes):
-        return atoms
-    limit = np.maximum(PIECE_BYTES // element_bytes[atoms.boxes.rank], 1)
-    _, row = first_axis(atoms.boxes)
-    boxes, origin = cut_rows(atoms.boxes, np.where(row > limit, limit, np.iinfo(np.int64).max))
-    return Atoms(boxes, atoms.holders[origin], atoms.sets)
-
-
-def _nearest(holders: Ints, sets: RankSets, target: Ints, places: tuple[Places, Places]) -> tuple[Ints, RankSets, Ints]:
-    """For each piece, the sources that hold it and are nearest to its target.
-
-    Args:
-        holders: `[N]`: index into `sets` of the holders of each piece.
-        sets: sets of source ranks.
-        target: `[N]`: target of each piece.
-        places: places of the sources, places of the targets.
-
-    Returns:
-        `[N]` index into the returned sets, these sets, and `[N]` their distance.
-    """
-    source, wanting = places
-    reachable = np.isin(wanting.node, source.node) | np.isin(wanting.process, source.process)
-    # Every source is equally far from all targets on nodes without sources: these share one result.
-    spot = np.where(reachable, np.arange(len(reachable)) + 1, 0)[target]
-    key = holders * (len(reachable) + 1) + spot
-    _, first, which = np.unique(key, return_index=True, return_inverse=True)
-    if not len(first):
-        return which.reshape(-1), sets, which.reshape(-1)
-    asked = sets.take(holders[first])
-    far = source.distance(asked.members, wanting, np.repeat(target[first], asked.counts))
-    least = np.minimum.reduceat(far, asked.start[:-1])
-    kept = far == np.repeat(least, asked.counts)
-    ends = np.concatenate(([0], np.cumsum(kept)))[asked.start]
-    few, again = RankSets(ends, asked.members[kept]).distinct()
-    which = which.reshape(-1)
-    return again[which], few, least[which]
-
-
 def lower_bound_bytes(source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> int:
     """Bytes that targets lack in their own process, counted without planning."""
     held = SourceTensors(source)
-    return _lacking(Sides.of(source, target, held, wire_tensors(held, distinct_tensors(target))), source, target)
+    return _lacking(Sides.of(source, target, held, wire_tensors(held, distinct_tensors(target))))
 
 
-def _lacking(sides: Sides, source: Sequence[WeightLayout], target: Sequence[WeightLayout]) -> int:
+def _lacking(sides: Sides) -> int:
     """The wanted bytes that no source in the target's own process holds."""
-    wanted = sides.wanted
-    total = int((wanted.numel * sides.element_bytes[wanted.name]).sum())
-    sources = {layout.process for layout in source}
-    shared = [at for at, layout in enumerate(target) if layout.process in sources]
-    if not shared:
-        return total
-    here: dict[tuple[int, int], list[Box]] = defaultdict(list)
     givers, takers = sides.places
-    held = sides.held.take(np.isin(givers.process[sides.held.rank], takers.process[shared]))
+    wanted_bytes = sides.wanted.numel * sides.element_bytes[sides.wanted.name]
+    of_list = np.bincount(sides.wanted.rank, wanted_bytes, minlength=int(sides.wants.max(initial=-1)) + 1)
+    total = int(of_list.astype(np.int64)[sides.wants].sum())
+    num_ranks = np.bincount(givers.process, minlength=int(takers.process.max(initial=0)) + 1)
+    # Boxes of one rank do not overlap: what it covers is the sum of its intersections.
+    one, several = num_ranks[takers.process] == 1, num_ranks[takers.process] > 1
+    return total - _covered_by_one(sides, np.flatnonzero(one)) - _covered_by_several(sides, np.flatnonzero(several))
+
+
+def _covered_by_one(sides: Sides, target: Ints) -> int:
+    """The wanted bytes of these targets that the one source in their process holds."""
+    givers, takers = sides.places
+    if not len(target):
+        return 0
+    source = np.argsort(givers.process)[np.searchsorted(np.sort(givers.process), takers.process[target])]
+    num_lists, num_names = int(sides.wants.max()) + 1, len(sides.tensors)
+    couples, count = np.unique(source * num_lists + sides.wants[target], return_counts=True)
+    here = sides.held.take(np.isin(sides.held.rank, source))
+    by_rank = np.argsort(here.rank, kind="stable")
+    first, last = (np.searchsorted(here.rank[by_rank], couples // num_lists, side=side) for side in ("left", "right"))
+    couple = np.repeat(np.arange(len(couples)), last - first)
+    rows = by_rank[first[couple] + ragged(last - first)]
+    held, wanted = here.take(rows), sides.wanted
+    held = replace(held, name=couples[couple] % num_lists * num_names + held.name)
+    wanted = replace(wanted, name=wanted.rank * num_names + sides.held_name[wanted.name])
+    total = 0
+    for left, right, shared in overlaps(held, wanted):
+        width = sides.element_bytes[sides.wanted.name[right]]
+        total += int((shared.numel * width * count[couple[left]]).sum())
+    return total
+
+
+def _covered_by_several(sides: Sides, target: Ints) -> int:
+    """The wanted bytes of these targets that any of several sources in their process holds."""
+    givers, takers = sides.places
+    if not len(target):
+        return 0
+    here: dict[tuple[int, int], list[Box]] = defaultdict(list)
+    held = sides.held.take(np.isin(givers.process[sides.held.rank], takers.process[target]))
     for process, name, box in zip(givers.process[held.rank].tolist(), held.name.tolist(), _boxes(held), strict=True):
         here[process, name].append(box)
-    mine = wanted.take(np.isin(wanted.rank, shared))
-    for process, name, box in zip(takers.process[mine.rank].tolist(), mine.name.tolist(), _boxes(mine), strict=True):
-        covered = covered_elements(box, here.get((process, int(sides.held_name[name])), ()))
-        total -= covered * int(sides.element_bytes[name])
+    total = 0
+    for at in target.tolist():
+        mine = sides.wanted.take(sides.wanted.rank == sides.wants[at])
+        process = int(takers.process[at])
+        for name, box in zip(mine.name.tolist(), _boxes(mine), strict=True):
+            covered = covered_elements(box, here.get((process, int(sides.held_name[name])), ()))
+            total += covered * int(sides.element_bytes[name])
     return total
 
 
@@ -298,12 +206,12 @@ def _wire_tensor(held: TensorMeta, wanted: TensorMeta) -> TensorMeta:
 
 
 def choose_transports(
-    pieces: Pieces,
+    routes: Routes,
     source: Sequence[WeightLayout],
     target: Sequence[WeightLayout],
     transports: Sequence[type[Transport]],
 ) -> tuple[tuple[str, ...], Ints]:
-    """For each pair of ranks, the first transport that works: (names, index of the name for each piece).
+    """For each pair of ranks, the first transport that works: (names, index of the name for each route).
 
     Computed once for each kind of pair: their distance (same process, device, node, or none of these), and the kind of
     device of each.
@@ -314,20 +222,20 @@ def choose_transports(
         np.array([kinds.setdefault(layout.device.partition(":")[0], len(kinds)) for layout in side], np.int64)
         for side in (source, target)
     ]
-    stand = pieces.distance
-    for kind, ranks in zip(of_kind, (pieces.source, pieces.boxes.rank), strict=True):
+    stand = routes.distance
+    for kind, ranks in zip(of_kind, (routes.source, routes.target), strict=True):
         stand = stand * len(kinds) + kind[ranks]
     _, first, which = np.unique(stand, return_index=True, return_inverse=True)
     chosen = [
-        names.index(choose_transport(source[pieces.source[at]], target[pieces.boxes.rank[at]], transports))
+        names.index(choose_transport(source[routes.source[at]], target[routes.target[at]], transports))
         for at in first.tolist()
     ]
-    by_piece = np.array(chosen, np.int64)[which.reshape(-1)]
-    return names, _in_place_for_hosts(pieces, by_piece, source, target, transports)
+    by_route = np.array(chosen, np.int64)[which.reshape(-1)]
+    return names, _in_place_for_hosts(routes, by_route, source, target, transports)
 
 
 def _in_place_for_hosts(
-    pieces: Pieces,
+    routes: Routes,
     chosen: Ints,
     source: Sequence[WeightLayout],
     target: Sequence[WeightLayout],
@@ -340,10 +248,13 @@ def _in_place_for_hosts(
     if not workers.any() or InProcessTransport.name not in names:
         return chosen
     unreached = ~np.array([transport.reaches_workers() for transport in transports], bool)
-    for rank in np.unique(pieces.boxes.rank[workers[pieces.boxes.rank] & unreached[chosen]]).tolist():
-        here = [at for at, layout in enumerate(source) if layout.process == target[rank].host]
-        chosen[(pieces.boxes.rank == rank) & np.isin(pieces.source, here)] = names.index(InProcessTransport.name)
-    return chosen
+    fetched = np.zeros(len(target), bool)
+    fetched[routes.target[workers[routes.target] & unreached[chosen]]] = True
+    numbers = {layout.process: at for at, layout in enumerate(source)}
+    process = np.array([numbers[layout.process] for layout in source], np.int64)
+    host = np.array([numbers.get(layout.host or "", -1) for layout in target], np.int64)
+    here = fetched[routes.target] & (process[routes.source] == host[routes.target])
+    return np.where(here, names.index(InProcessTransport.name), chosen)
 
 
 def choose_transport(source: WeightLayout, target: WeightLayout, transports: Sequence[type[Transport]]) -> str:

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from rlsdk.interfaces import WeightLayout
 from rlsdk.sharding.plan.box_table import BoxTable, Ints, mix
 from rlsdk.sharding.plan.holders import ELSEWHERE, SAME_PROCESS
-from rlsdk.sharding.plan.packed_plan import Pieces
+from rlsdk.sharding.plan.matching import Sides
+from rlsdk.sharding.plan.routes import Routes
 
 INTER_NODE_BYTES_S = 50e9
 """Bytes per second of one rank's link between nodes, one way (400 Gbit/s). For predictions."""
@@ -42,36 +43,36 @@ def passing_place(layout: WeightLayout) -> WeightLayout:
     return layout if layout.worker is None else replace(layout, device="cpu")
 
 
-def plan_relays(target: Sequence[WeightLayout], wanted: BoxTable, pieces: Pieces) -> dict[int, int]:
+def plan_relays(target: Sequence[WeightLayout], sides: Sides, routes: Routes) -> dict[int, int]:
     """For each target that receives from another target, that other target.
 
     Args:
         target: all targets.
-        wanted: their boxes, by target.
-        pieces: the pieces that each would receive from the sources.
+        sides: what they want.
+        routes: what each would receive from the sources.
     """
     count = len(target)
-    chains = _chains(target, wanted, pieces)
+    chains = _chains(target, sides, routes)
     relays = {late: early for group in chains for chain in group for early, late in pairwise(chain)}
-    far = pieces.distance == ELSEWHERE
-    direct = _direct(pieces, relays)
-    sent = np.bincount(pieces.source[far & direct], pieces.num_bytes[far & direct])
-    taken = np.bincount(pieces.boxes.rank[far], pieces.num_bytes[far], minlength=count)
+    far = routes.distance == ELSEWHERE
+    direct = _direct(routes, relays)
+    sent = np.bincount(routes.source[far & direct], routes.num_bytes[far & direct])
+    taken = np.bincount(routes.target[far], routes.num_bytes[far], minlength=count)
     if sent.max(initial=0) > taken.max(initial=0):
         for group in chains:
             relays |= {late[0]: early[0] for early, late in pairwise(group)}
     return relays
 
 
-def _chains(target: Sequence[WeightLayout], wanted: BoxTable, pieces: Pieces) -> list[list[list[int]]]:
+def _chains(target: Sequence[WeightLayout], sides: Sides, routes: Routes) -> list[list[list[int]]]:
     """Groups of targets that want the same boxes, each as one chain per node. Targets that cannot forward are excluded:
     several places of one process, targets next to a source, which read from it, and workers on another node than their
     replica's process. Workers of one replica have different names and are never in one chain."""
-    near = set(np.unique(pieces.boxes.rank[pieces.distance != ELSEWHERE]).tolist())
+    near = set(np.unique(routes.target[routes.distance != ELSEWHERE]).tolist())
     processes: dict[str, int] = {}
     for layout in target:
         processes[layout.process] = processes.get(layout.process, 0) + 1
-    keys = _wants(wanted, len(target))
+    keys = _wants(sides.wanted, int(sides.wants.max(initial=-1)) + 1)[sides.wants]
     groups: dict[tuple[int, str, str | None], dict[str, list[int]]] = {}
     for at, layout in enumerate(target):
         if at not in near and processes[layout.process] == 1 and not layout.is_apart:
@@ -81,8 +82,8 @@ def _chains(target: Sequence[WeightLayout], wanted: BoxTable, pieces: Pieces) ->
 
 
 def _wants(wanted: BoxTable, count: int) -> NDArray[np.uint64]:
-    """`[count]`: hash, equal for targets that want the same boxes in the same order; collisions have a probability near
-    2**-64."""
+    """`[count]`: hash of each list of boxes, equal for the same boxes in the same order; collisions have a probability
+    near 2**-64."""
     sums = np.zeros(count, np.uint64)
     if len(wanted):
         first = np.searchsorted(wanted.rank, np.arange(count + 1))
@@ -93,21 +94,21 @@ def _wants(wanted: BoxTable, count: int) -> NDArray[np.uint64]:
     return sums
 
 
-def _direct(pieces: Pieces, relays: Mapping[int, int]) -> NDArray[np.bool_]:
-    """`[pieces]`: whether the piece's target receives from the sources."""
+def _direct(routes: Routes, relays: Mapping[int, int]) -> NDArray[np.bool_]:
+    """`[routes]`: whether the target receives from the sources."""
     if not relays:
-        return np.ones(len(pieces.source), bool)
-    return np.isin(pieces.boxes.rank, list(relays), invert=True)
+        return np.ones(len(routes.source), bool)
+    return np.isin(routes.target, list(relays), invert=True)
 
 
-def relayed_load(pieces: Pieces, relays: Mapping[int, int], num_sources: int) -> Ints:
+def relayed_load(routes: Routes, relays: Mapping[int, int], num_sources: int) -> Ints:
     """`[num_sources]`: bytes that each source sends to other processes, with relays."""
-    direct = (pieces.distance != SAME_PROCESS) & _direct(pieces, relays)
-    return np.bincount(pieces.source[direct], pieces.num_bytes[direct], minlength=num_sources).astype(np.int64)
+    direct = (routes.distance != SAME_PROCESS) & _direct(routes, relays)
+    return np.bincount(routes.source[direct], routes.num_bytes[direct], minlength=num_sources).astype(np.int64)
 
 
 def predict_seconds(
-    pieces: Pieces,
+    routes: Routes,
     relays: Mapping[int, int],
     target: Sequence[WeightLayout],
     num_sources: int,
@@ -118,14 +119,14 @@ def predict_seconds(
 ) -> float:
     """Predicted seconds: the busiest link of any rank, in or out, at full rate, plus one bucket for each stage of the
     longest chain. Without latency, contention in switches, loading and fingerprints."""
-    direct = _direct(pieces, relays)
-    per_target = np.bincount(pieces.boxes.rank, pieces.num_bytes, minlength=len(target))
-    far = pieces.distance == ELSEWHERE
-    near = ~far & (pieces.distance != SAME_PROCESS)
+    direct = _direct(routes, relays)
+    per_target = np.bincount(routes.target, routes.num_bytes, minlength=len(target))
+    far = routes.distance == ELSEWHERE
+    near = ~far & (routes.distance != SAME_PROCESS)
     seconds = 0.0
     for rows, speed, within in ((far, inter_node_bytes_s, False), (near, intra_node_bytes_s, True)):
-        sends = np.bincount(pieces.source[rows & direct], pieces.num_bytes[rows & direct], minlength=num_sources)
-        takes = np.bincount(pieces.boxes.rank[rows & direct], pieces.num_bytes[rows & direct], minlength=len(target))
+        sends = np.bincount(routes.source[rows & direct], routes.num_bytes[rows & direct], minlength=num_sources)
+        takes = np.bincount(routes.target[rows & direct], routes.num_bytes[rows & direct], minlength=len(target))
         passes = np.zeros(len(target))
         for child, parent in relays.items():
             if (target[child].node == target[parent].node) == within:

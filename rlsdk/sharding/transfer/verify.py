@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-import numpy as np
-
 from rlsdk.interfaces import (
     FINGERPRINT_MODULUS,
     BlockScales,
@@ -21,8 +19,8 @@ from rlsdk.interfaces import (
 )
 from rlsdk.sharding.plan.boxes import subtract
 from rlsdk.sharding.plan.holders import SourceTensors
-from rlsdk.sharding.plan.packed_plan import PackedParts
-from rlsdk.sharding.plan.planner import Sides, match
+from rlsdk.sharding.plan.matching import Sides, match
+from rlsdk.sharding.plan.packed_plan import Columns, PackedBuckets
 from rlsdk.sharding.plan.scales import QuantizedProof, SharedBlocks
 
 MAX_NAMED = 5
@@ -139,10 +137,9 @@ def _spread(
         boxes=tuple((name, box) for name, _, _, box in served),
     )
     # Not the source that sends it: a replica that receives everything from one copy would be compared with that copy.
-    pieces = match(Sides.of(source, [nowhere], held, metas), shift=1)
-    parts = PackedParts.of(pieces, np.zeros_like(pieces.source), ("",), tuple(metas.values()), 1, piece_bytes)
+    columns = Columns.of(match(Sides.of(source, [nowhere], held, metas), shift=1).pieces(0))
     mine: list[list[Transfer]] = [[] for _ in source]
-    for giver, _, transfer in parts[0].transfers():
+    for giver, transfer in PackedBuckets(0, columns, tuple(metas.values()), {}, piece_bytes).transfers():
         mine[giver].append(transfer)
     return tuple(map(tuple, mine))
 
