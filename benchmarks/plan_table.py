@@ -3,11 +3,9 @@
     python -m benchmarks.plan_table                     # six models on 1 to 512 GPUs of 80 GB
     python -m benchmarks.plan_table --models qwen2.5-7b --devices 1 8
 
-A row begins with the defaults of `fsdp` and `vllm`, which share all devices, and rows of 8,192 tokens. Above 64 GPUs
-each 64 hold the whole model (`train.fsdp.replicate_size`): else every target would get a part of each tensor from every
-GPU, and the plan of that alone takes tens of gigabytes. What does not fit gets the smallest change that does, as `rlsdk
-plan` names it; where there is none, an adapter (LoRA) in place of all weights, and then the smallest change beside it.
-Backends that refuse a model's family are named below the table.
+A row begins with the defaults of `fsdp` and `vllm`, which share all devices, and rows of 8,192 tokens. What does not
+fit gets the smallest change that does, as `rlsdk plan` names it; where there is none, an adapter (LoRA) in place of all
+weights, and then the smallest change beside it. Backends that refuse a model's family are named below the table.
 """
 
 from __future__ import annotations
@@ -33,8 +31,6 @@ DEVICES = (1, 8, 64, 512)
 NODE = 8
 """GPUs of a node."""
 GIB = 1 << 30
-SHARDS = 64
-"""Most GPUs that a copy of the model is sharded over."""
 SAMPLES = 8
 """Samples of a prompt."""
 ADAPTER: Mapping[str, object] = {"model.lora.rank": 32}
@@ -67,8 +63,6 @@ class Given:
             "data.max_prompt_tokens": 1024,
             **change,
         }
-        if train == "fsdp" and devices > SHARDS:
-            fields["train.fsdp.replicate_size"] = devices // SHARDS
         with contextlib.redirect_stderr(io.StringIO()):
             return rlsdk.plan(f"shape:{model}", str(self.data), "exact", hardware=f"h100:{nodes}x{per_node}", **fields)
 
