@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlsdk.config.sections.schema import NEEDS_GROUP
@@ -47,6 +47,8 @@ class AdapterNames:
     usual_rank: int = 0
     usual_alpha: float = 16.0
     usual_dropout: float = 0.0
+    modules: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The peer's name of a module -> names of those that it stands for in the model's own code."""
 
 
 def put_adapter(draft: Draft, names: AdapterNames, *switches: str, scaling: str = "") -> None:
@@ -64,8 +66,10 @@ def put_adapter(draft: Draft, names: AdapterNames, *switches: str, scaling: str 
     draft.put("model.lora.rank", rank, names.rank, *switches)
     draft.put("model.lora.alpha", float(draft.value(names.alpha, names.usual_alpha)), names.alpha)
     if draft.gives(names.targets):
-        targets = draft.value(names.targets)
-        draft.put("model.lora.targets", [targets] if isinstance(targets, str) else targets, names.targets)
+        given = draft.value(names.targets)
+        targets = [given] if isinstance(given, str) else given
+        own = [module for name in targets for module in names.modules.get(name, (name,))]
+        draft.put("model.lora.targets", own, names.targets)
     if scaling and draft.value(scaling):
         draft.put("model.lora.scaling", "rslora", scaling)
     if draft.gives(names.dropout) or names.usual_dropout:

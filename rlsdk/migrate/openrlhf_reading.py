@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rlsdk.migrate.draft import Script, Setting
 from rlsdk.migrate.flags import flags
-from rlsdk.migrate.openrlhf_tables import MODULES, OLD
+from rlsdk.migrate.openrlhf_tables import MODULES, OLD, OLD_SWITCHES
 
 PEER = "OpenRLHF"
 _MODULE = re.compile(r"(?:openrlhf\.cli\.|(?:\S*/)?)(train_(?:ppo_ray|ppo|sft|dpo|rm))(?:\.py)?")
@@ -22,6 +22,9 @@ def of_command(words: Sequence[str], source: str) -> Script:
     """The settings of `python -m openrlhf.cli.train_ppo_ray --flags`, whatever starts it."""
     at, module = next((at, found[1]) for at, word in enumerate(words) if (found := _MODULE.fullmatch(word)))
     settings = flags(words[at + 1 :], source, OLD, dashes=False)
+    for switch, (name, value) in OLD_SWITCHES.items():
+        if (one := settings.pop(switch, None)) is not None:
+            settings[name] = Setting(name=name, value=value, where=one.where)
     command = MODULES[module]
     if command != "train":
         own = {"actor.model_name_or_path": "model.model_name_or_path",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rlsdk.config.loading.foreign_names import NOT_FIELDS
 from rlsdk.migrate.common import NO_LORA
 
 MODULES: Mapping[str, str] = {
@@ -188,6 +189,8 @@ OLD: Mapping[str, str] = {
     "enable_vllm_is_correction": "algo.advantage.is_correction_enable",
 }
 """Flat name of a setting before the nested ones -> its name of today."""
+OLD_SWITCHES: Mapping[str, tuple[str, str]] = {"use_kl_estimator_k3": ("algo.kl.estimator", "k3")}
+"""Flat switch -> the setting of today, and its value."""
 CORRECTIONS: Mapping[str, tuple[str, str]] = {
     "tis": ("truncate", "token"),
     "icepop": ("mask", "token"),
@@ -284,7 +287,8 @@ DECIDED: Mapping[str, str] = {
     "launcher.*": "the run starts its own processes",
 }
 REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(("ds.lora.*", "ds.load_in_4bit"), NO_LORA),
+    **dict.fromkeys(("ds.lora.*",), NO_LORA),
+    "ds.load_in_4bit": NOT_FIELDS["load_in_4bit"],
     **dict.fromkeys(
         ("train.agent_func_path",),
         "turns and tools are a rollouter of yours: rollout.rollouter file.py:fn, see docs/rollouters.md",

@@ -30,6 +30,7 @@ from rlsdk.migrate.verl_tables import (
     DECIDED,
     DEFAULTS,
     ENGINE_SFT,
+    MEGATRON_MODULES,
     REFUSED,
     SAME,
     TAKEN,
@@ -50,6 +51,7 @@ def draft_of(script: Script) -> Draft:
     else:
         _sampled(draft)
     put_adapter(draft, ADAPTER if script.command == "train" else ADAPTER_OF_SFT)
+    put_adapter(draft, ADAPTER_OF_MEGATRON)
     _saving(draft)
     _as_the_policy(draft)
     draft.same(SAME)
@@ -69,6 +71,14 @@ def _adapter_names(section: str) -> AdapterNames:
 
 
 ADAPTER, ADAPTER_OF_SFT = _adapter_names("actor_rollout_ref.model"), _adapter_names("model")
+ADAPTER_OF_MEGATRON = AdapterNames(
+    rank="actor_rollout_ref.model.lora.rank",
+    alpha="actor_rollout_ref.model.lora.alpha",
+    targets="actor_rollout_ref.model.lora.target_modules",
+    dropout="actor_rollout_ref.model.lora.dropout",
+    usual_alpha=32.0,
+    modules=MEGATRON_MODULES,
+)
 
 
 AS_POLICY: Mapping[str, str] = {

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlsdk.migrate.common import NO_LORA, SAMPLER
+from rlsdk.migrate.common import NO_DROPOUT, NO_LORA, SAMPLER
 
 A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 ENGINE_SFT = "sft_trainer"
@@ -160,8 +160,23 @@ SAME: Mapping[str, tuple[Any, ...]] = {
     "trainer.resume_mode": ("auto",),
     "*.fsdp_config.fsdp_size": (-1,),
     f"{R}.load_format": ("dummy", "auto", "safetensors"),
+    "actor_rollout_ref.model.lora.type": ("lora", "canonical_lora"),
+    "actor_rollout_ref.model.lora.lora_A_init_method": ("kaiming",),
+    "actor_rollout_ref.model.lora.lora_B_init_method": ("zero",),
 }
 """Settings that mean what is done here anyway, with these values."""
+MEGATRON_MODULES: Mapping[str, Sequence[str]] = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_q": ("q_proj",),
+    "linear_k": ("k_proj",),
+    "linear_v": ("v_proj",),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc1_gate": ("gate_proj",),
+    "linear_fc1_up": ("up_proj",),
+    "linear_fc2": ("down_proj",),
+}
+"""Megatron's name of a module -> names of those that it holds in transformers."""
 _PASSES = "passes without a gradient have the limits of the update"
 _MEMORY = "roles that share devices offload by turns; `rlsdk plan` shows the peak"
 _DATA = "rows are read by the run's own reader"
@@ -275,6 +290,17 @@ DECIDED: Mapping[str, str] = {
     **dict.fromkeys(
         ("critic.model.enable_gradient_checkpointing", "critic.model.trust_remote_code"), "as the policy's"
     ),
+    "trainer.val_only": "`rlsdk eval` evaluates a model or a run",
+    **dict.fromkeys(
+        ("trainer.remove_previous_ckpt_in_save", "trainer.remove_previous_ckpt"),
+        "the newest checkpoints stay: trainer.keep_checkpoints",
+    ),
+    "actor_rollout_ref.model.lora.merge": "adapters are sent alone where the rollout engine serves them, else merged",
+    **dict.fromkeys(
+        ("actor_rollout_ref.model.lora.lora_A_init_method", "actor_rollout_ref.model.lora.lora_B_init_method"),
+        "A begins as Kaiming's, B with zeros, as in PEFT",
+    ),
+    "actor_rollout_ref.model.lora.dropout_position": NO_DROPOUT,
     "trainer.resume_mode": "a run of the same name is resumed: trainer.run_name, trainer.resume",
     "reward_model.reward_manager": "rewards are named one by one: rewards",
     "reward_model.reward_kwargs.max_resp_len": "rollout.max_response_tokens",

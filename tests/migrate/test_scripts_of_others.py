@@ -209,3 +209,31 @@ def test_each_of_verls_supervised_trainers_has_its_own_defaults(module: str, sch
     draft = draft_of(f"torchrun -m verl.trainer.{module} data.train_files=a.parquet model.path=m\n", "run.sh")
     assert (draft.fields["sft.schedule"], draft.fields["sft.lr"]) == (schedule, rate)
     assert draft.fields.get("sft.warmup_ratio", 0.0) == (0.1 if module.startswith("fsdp") else 0.0)
+
+
+def test_an_adapter_of_megatron_names_the_modules_of_the_models_own_code() -> None:
+    settings = {
+        "algorithm.adv_estimator": "grpo",
+        "actor_rollout_ref.model.path": "org/base",
+        "actor_rollout_ref.model.lora.rank": "8",
+        "actor_rollout_ref.model.lora.target_modules": '\'["linear_qkv","linear_fc1_up"]\'',
+        "actor_rollout_ref.model.lora.lora_A_init_method": "kaiming",
+        "actor_rollout_ref.model.lora.dropout": "0.1",
+        "trainer.val_only": "False",
+    }
+    words = " ".join(f"{name}={value}" for name, value in settings.items())
+    draft = draft_of(f"python3 -m verl.trainer.main_ppo {words}\n", "run.sh")
+    lora = {name: value for name, value in draft.fields.items() if name.startswith("model.lora.")}
+    assert lora == {"model.lora.rank": 8, "model.lora.alpha": 32.0,
+                    "model.lora.targets": ["q_proj", "k_proj", "v_proj", "up_proj"]}  # fmt: skip
+    assert "no dropout here" in why(draft, "actor_rollout_ref.model.lora.dropout")
+    refused = {row.name for row in draft.rows if row.fate is Fate.REFUSED}
+    assert refused == {"actor_rollout_ref.model.lora.dropout", "data.train_files"}
+
+
+def test_the_old_switch_of_an_estimator_is_the_setting_of_today() -> None:
+    switches = "--use_kl_loss --use_kl_estimator_k3 --load_in_4bit"
+    command = f"python -m openrlhf.cli.train_ppo_ray --pretrain org/base --init_kl_coef 0.1 {switches}\n"
+    draft = draft_of(command, "run.sh")
+    assert draft.fields["algorithm.kl_estimator"] == "k3"
+    assert "not quantized" in why(draft, "ds.load_in_4bit")
