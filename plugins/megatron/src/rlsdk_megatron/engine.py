@@ -290,6 +290,10 @@ class MegatronTrainEngine(AdapterEngine):
         if "ctx" in vars(self):
             groups.leave(self.ctx)
             destroy_process_group(self.ctx)
+        # Hooks lead from parameters back to their modules: weights, and the groups' threads, would live until Python
+        # looks for such circles.
+        for part in [part for module in vars(self).get("modules", ()) for part in module.modules()]:
+            vars(part).clear()
         vars(self).clear()  # frees model, optimizer and graphs, which lose their last reference
 
     def _stepped(self) -> tuple[Any, OptimSpec]:
