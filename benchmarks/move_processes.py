@@ -96,8 +96,8 @@ class TrainProcess(Watched):
     def weight_layout(self) -> WeightLayout:
         return self.source.layout()
 
-    def export_weights(self, buckets: Sequence[Bucket]) -> Sequence[Mapping[str, Any]]:
-        return self.source.export(buckets)
+    def export_weights(self, buckets: Sequence[Bucket], sync: str = "") -> Sequence[Mapping[str, Any]]:
+        return self.source.export(buckets, sync)
 
     def weight_fingerprints(self, transfers: Sequence[Transfer]) -> Mapping[str, int]:
         return self.source.fingerprints(transfers)

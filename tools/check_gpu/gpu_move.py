@@ -60,8 +60,7 @@ class Ask:
         return None
 
     def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        (buckets,) = args
-        self._pipe.send(buckets)
+        self._pipe.send(args)
         if not self._pipe.poll(timeout_s):
             raise TimeoutError(f"no answer to {method} in {timeout_s:g} s")
         answer = self._pipe.recv()
@@ -91,9 +90,9 @@ def serve(pipe: Connection, device: str, mib: int) -> None:
     pipe.send(layout)
     try:
         while True:
-            buckets = pipe.recv()
+            asked = pipe.recv()
             try:
-                pipe.send(source.export(buckets))
+                pipe.send(source.export(*asked))
             except Exception as error:  # such as memory that cannot be exported: the sync continues by another way
                 pipe.send(error)
     except (EOFError, ConnectionError):
