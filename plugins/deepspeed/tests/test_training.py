@@ -76,11 +76,13 @@ def test_the_run_goes_on_with_zero_3_and_vllm(place: Path, models: dict[str, str
 def test_an_adapter_of_zero_3_is_served_alone_by_vllm(place: Path, models: dict[str, str]) -> None:
     """Only A and B are sent after the first sync, and vLLM computes with them."""
     options = ("--train.deepspeed.zero_stage", "3", "--rollout-backend", "vllm", "--rollout.tp_size", "2")
+    save = ("--trainer.save_every_steps", "2")
     adapter = ("--model.lora.rank", "8", "--model.lora.sync", "adapter", "--trainer.run_name", "adapter")
-    rlsdk("train", "--model", models["plain"], *adapter, *TASK, *options, "--trainer.steps", "2", cwd=place)
+    rlsdk("train", "--model", models["plain"], *adapter, *TASK, *options, "--trainer.steps", "2", *save, cwd=place)
     lines = steps(place, "adapter")
     assert [line["step"] for line in lines] == [1, 2]
     assert all(line["parity/log_prob_diff_max"] < 5e-5 for line in lines)
     assert lines[-1]["sync/adapter_effect"] > 0
-    written = {path.name for path in (place / "runs" / "adapter" / "model").iterdir()}
+    exported = place / "runs" / "adapter" / "checkpoints" / "step_00000002" / "model"
+    written = {path.name for path in exported.iterdir()}
     assert {"adapter_model.safetensors", "adapter_config.json"} <= written
