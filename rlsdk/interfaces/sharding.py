@@ -139,8 +139,12 @@ class WeightSourceHost(Protocol):
         """Makes the bytes of one target's buckets available to it; all use one transport. The target calls this through
         `Peer.call` while the engine works: only once per sync if the transport sends a bucket while the previous one is
         being received. `sync` is the unique name of the sync (`Relay.sync`): weights that were made available for an
-        earlier one, which some target never fetched, are not those of this one. Returns the transport's plain handle
-        for each."""
+        earlier one, which some target never fetched, are not those of this one. Empty: not known. Returns the
+        transport's plain handle for each.
+
+        Raises:
+            WeightSyncError: another sync has begun since this one.
+        """
         ...
 
     def weight_fingerprints(self, transfers: Sequence[Transfer]) -> Mapping[str, int]:

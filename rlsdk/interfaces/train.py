@@ -296,7 +296,9 @@ class TrainEngine(ABC):
 
     def close(self) -> None:  # noqa: B027 - a working default: many engines hold nothing that needs closing
         """Leaves the process group and frees what the engine holds: processes, threads, ports, files, shared and device
-        memory. Safe to call twice, before `initialize`, and after an `initialize` that raised.
+        memory. All is free when it returns: weights in a circle of references, as hooks from parameters to their
+        modules make, would stay until Python collects garbage. Safe to call twice, before `initialize`, and after an
+        `initialize` that raised.
 
         Leave the group with `rlsdk.kit.ranks.rendezvous.destroy_process_group`:
         `torch.distributed.destroy_process_group` would also destroy the groups of other engines in the process.

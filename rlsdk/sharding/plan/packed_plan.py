@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -42,8 +43,29 @@ class Columns:
         return cls(pieces.source.astype(np.int32), boxes.name.astype(np.int32), boxes.offset, boxes.size)
 
 
+class LazyBuckets(Sequence[Bucket]):
+    """Buckets that are created on first access."""
+
+    @property
+    @abstractmethod
+    def _made(self) -> tuple[Bucket, ...]: ...
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    @overload
+    def __getitem__(self, at: int) -> Bucket: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Bucket]: ...
+    def __getitem__(self, at: int | slice) -> Bucket | Sequence[Bucket]:
+        return self._made[at]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
 @dataclass(frozen=True, eq=False)
-class PackedBuckets(Sequence[Bucket]):
+class PackedBuckets(LazyBuckets):
     """The buckets of one target, created on first access. Only the columns are pickled, and made for it."""
 
     target: int
@@ -63,16 +85,6 @@ class PackedBuckets(Sequence[Bucket]):
     def _contents(self) -> Columns:
         return self.contents if isinstance(self.contents, Columns) else self.contents()
 
-    def __len__(self) -> int:
-        return len(self._made)
-
-    @overload
-    def __getitem__(self, at: int) -> Bucket: ...
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[Bucket]: ...
-    def __getitem__(self, at: int | slice) -> Bucket | Sequence[Bucket]:
-        return self._made[at]
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PackedBuckets) and self.__getstate__() == other.__getstate__()
 
@@ -89,9 +101,6 @@ class PackedBuckets(Sequence[Bucket]):
             "bucket_bytes": self.bucket_bytes,
             "readers": self.readers,
         }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
 
     @cached_property
     def _made(self) -> tuple[Bucket, ...]:
@@ -166,20 +175,10 @@ def _rounds(num_bytes: Ints, limit: int) -> Ints:
 
 
 @dataclass(frozen=True, eq=False)
-class JoinedBuckets(Sequence[Bucket]):
+class JoinedBuckets(LazyBuckets):
     """The buckets of several targets, one target after the other, created on first access."""
 
     parts: tuple[Sequence[Bucket], ...]
-
-    def __len__(self) -> int:
-        return len(self._made)
-
-    @overload
-    def __getitem__(self, at: int) -> Bucket: ...
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[Bucket]: ...
-    def __getitem__(self, at: int | slice) -> Bucket | Sequence[Bucket]:
-        return self._made[at]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, JoinedBuckets) and self.parts == other.parts
@@ -188,9 +187,6 @@ class JoinedBuckets(Sequence[Bucket]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {"parts": self.parts}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
 
     @cached_property
     def _made(self) -> tuple[Bucket, ...]:

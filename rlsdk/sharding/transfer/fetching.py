@@ -108,7 +108,7 @@ class Feed:
     method: str = EXPORT_METHOD
     """Method of the peer's host to call."""
     sync: str = ""
-    """Unique name of the sync. Empty: not known; then readers of a ring are told apart by who has asked."""
+    """Unique name of the sync. Empty: not known."""
     in_place: bool = False
     """Read the weights of the peer, which is in this process, in place, by whatever transport they were planned."""
     anew: bool = False
